@@ -2,7 +2,7 @@
 
 import struct
 
-_HEADER = struct.Struct("<QQQQQQQIIHHhhh2xI16s")
+_HEADER = struct.Struct("<8Q4I2H3h2xI16s")
 
 
 def pack_record(
@@ -17,6 +17,9 @@ def pack_record(
     span=0,
     tgid=3,
     tid=4,
+    exec_id=0,
+    owner=0xFFFFFFFF,
+    stack_start=0,
     cpu=0,
     kernel=None,
     user=-32768,
@@ -28,7 +31,7 @@ def pack_record(
     kernel = 8 * len(frames) if kernel is None else kernel
     return _HEADER.pack(
         time_ns, start_ns, cgroup, trace >> 64, trace & (1 << 64) - 1, span, value,
-        tgid, tid, cpu, kind, kernel, user, python, labels, comm,
+        stack_start, tgid, tid, exec_id, owner, cpu, kind, kernel, user, python, labels, comm,
     ) + struct.pack(f"<{len(frames)}Q", *frames)  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from otel_kprofiler.bpf.layout import (
     ONLY_CGROUPS,
     ONLY_COMMS,
     ONLY_TARGETS,
+    PROGRAM_AND_OWNER,
     RECORD_HEADER_BYTES,
     RECORD_VERSION,
     SPAN_LINKS,
@@ -85,6 +86,7 @@ from otel_kprofiler.bpf.ring import (
     ring_bytes,
 )
 from otel_kprofiler.bpf.spans import SpanLayout, SpanSlots
+from otel_kprofiler.bpf.task_offsets import ProgramOffsets, TaskOffsets, find_task_offsets
 from otel_kprofiler.bpf.unwind import (
     DEFAULT_MAX_WORK,
     PROCESSORS,
@@ -141,6 +143,7 @@ __all__ = [
     "PLACES",
     "PROCESSORS",
     "PROGRAMS",
+    "PROGRAM_AND_OWNER",
     "PYTHON_CFRAME",
     "PYTHON_IS_ENTRY",
     "PYTHON_OUTCOMES",
@@ -178,6 +181,7 @@ __all__ = [
     "ProgramBtf",
     "ProgramConfig",
     "ProgramCounts",
+    "ProgramOffsets",
     "PythonLayout",
     "PythonMaps",
     "PythonOffsets",
@@ -189,6 +193,7 @@ __all__ = [
     "SpanLayout",
     "SpanPath",
     "SpanSlots",
+    "TaskOffsets",
     "ThreadTable",
     "WaitConfig",
     "WaitCounts",
@@ -205,6 +210,7 @@ __all__ = [
     "find_kernel_offsets",
     "find_member_offsets",
     "find_python_offsets",
+    "find_task_offsets",
     "find_wait_offsets",
     "get_loader",
     "pack_unwind_config",

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf.map_calls import MMAPABLE, MapShape
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.bpf.spans import SLOT_BYTES, SpanLayout
+from otel_kprofiler.bpf.task_offsets import ProgramOffsets
 from otel_kprofiler.bpf.waits import (
     THREAD_ENDED,
     WAIT_END_BYTES,
@@ -54,12 +55,16 @@ DESCENDANTS: Final = 128
 A64: Final = 256
 ONLY_COMMS: Final = 512
 ONLY_CGROUPS: Final = 1024
+PROGRAM_AND_OWNER: Final = 2048
 COMM_BYTES: Final = 16
 MAX_CGROUP_LEVEL: Final = 15
 
+_NO_PROGRAM: Final = (0,) * len(ProgramOffsets._fields)
 _NO_SPANS: Final = (0,) * len(SpanLayout._fields)
-_CONFIG: Final = struct.Struct(f"={14 + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q")
-_RECORD: Final = struct.Struct("=QQQQQQQIIHHhhhHI16s")
+_CONFIG: Final = struct.Struct(
+    f"={14 + len(_NO_PROGRAM) + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q"
+)
+_RECORD: Final = struct.Struct("=8Q4I2H3hHI16s")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
 _USER_STACK_BYTES: Final = 1536
@@ -67,6 +72,7 @@ _USER_STACK_BYTES: Final = 1536
 _PYTHON_STACK_BYTES: Final = 2048
 _RECORD_BYTES: Final = RECORD_HEADER_BYTES + STACK_BYTES + _USER_STACK_BYTES + _PYTHON_STACK_BYTES
 _NOT_COLLECTED: Final = -32768
+_NO_OWNER: Final = 0xFFFFFFFF
 _KINDS: Final = (KERNEL_SIDE, USER_SIDE)
 
 _CPU_LINE_BYTES: Final = 64
@@ -95,13 +101,20 @@ class ProgramConfig(NamedTuple):
     cgroup_levels: int = 0
     period_ns: int = 0
     regular_since_ns: int = 0
+    program: ProgramOffsets | None = None
     spans: SpanLayout | None = None
 
     def pack(self) -> bytes:
         """The struct as the program reads it; half-open ranges become start and size."""
         words = [word for start, end in self.interrupt_ranges for word in (start, end - start)]
         words += [0] * (2 * MAX_INTERRUPT_RANGES - len(words))
-        return _CONFIG.pack(*self[:6], *self[7:-1], *(self.spans or _NO_SPANS), *words)
+        return _CONFIG.pack(
+            *self[:6],
+            *self[7:-2],
+            *(self.program or _NO_PROGRAM),
+            *(self.spans or _NO_SPANS),
+            *words,
+        )
 
 
 MAPS: Final = {
@@ -198,7 +211,8 @@ def parse_records(
             raise ValueError(f"the record at byte {start} is too short")
         (
             time_ns, start_time_ns, cgroup_id, trace_high, trace_low, span_id, value,
-            tgid, tid, cpu, number, kernel_bytes, user_bytes, python_bytes,
+            stack_start, tgid, tid, exec_id, owner, cpu, number,
+            kernel_bytes, user_bytes, python_bytes,
             phase, labels, comm,
         ) = unpack(chunk, start)  # fmt: skip
         kernel = start + RECORD_HEADER_BYTES
@@ -252,6 +266,9 @@ def parse_records(
             _link(trace_high, trace_low, span_id) if span_id else None,
             labels,
             None,
+            exec_id,
+            owner if owner != _NO_OWNER else None,
+            stack_start,
         )
         sample = new(RawSample, fields)  # a third of the time of RawSample(*fields)
         if phase:

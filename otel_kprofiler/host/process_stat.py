@@ -21,6 +21,8 @@ class ProcessStat(NamedTuple):
         start_ticks: start time in clock ticks since boot.
         is_kernel_thread: whether it runs in the kernel alone.
         name: of its main thread (``comm``).
+        stack_start: address at which the main thread's stack starts, which differs between the
+            programs that a process executes; 0 for readers who may not trace it.
     """
 
     parent: int
@@ -28,15 +30,16 @@ class ProcessStat(NamedTuple):
     start_ticks: int
     is_kernel_thread: bool = False
     name: bytes = b""
+    stack_start: int = 0
 
 
 def parse_stat(stat: bytes) -> ProcessStat:
-    """Fields 2, 3, 4, 9 and 22 of proc_pid_stat(5); the name may contain blanks and ) too.
+    """Fields 2, 3, 4, 9, 22 and 28 of proc_pid_stat(5); the name may contain blanks and ) too.
 
     Raises ``ValueError`` on malformed input.
     """
     end = stat.rindex(b")")
-    fields = stat[end + 2 :].split(b" ", 20)
+    fields = stat[end + 2 :].split(b" ", 26)
     if len(fields) < 21:
         raise ValueError("too few fields in a stat line")
     return ProcessStat(
@@ -45,6 +48,7 @@ def parse_stat(stat: bytes) -> ProcessStat:
         int(fields[19]),
         bool(int(fields[6]) & _PF_KTHREAD),
         stat[stat.find(b"(") + 1 : end],
+        int(fields[25]) if len(fields) > 25 else 0,
     )
 
 

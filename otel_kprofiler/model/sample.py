@@ -72,6 +72,10 @@ class RawSample(NamedTuple):
         link: the span that was current in the thread, if it is known.
         labels: number of the set of labels that was current likewise; 0 for none.
         wait: what is known of the wait; None for kinds that are no waits.
+        exec_id: see :class:`ProcessKey`.
+        owner: likewise.
+        stack_start: address at which the stack of the program's main thread starts, which
+            ``/proc/PID/stat`` shows, too; 0 if that is unknown, and during execve(2).
     """
 
     kind: ProfileKind
@@ -88,11 +92,14 @@ class RawSample(NamedTuple):
     link: SpanLink | None
     labels: int = 0
     wait: Wait | None = None
+    exec_id: int = 0
+    owner: int | None = None
+    stack_start: int = 0
 
     @property
     def process(self) -> ProcessKey:
         """The process that was sampled."""
-        return ProcessKey(self.tgid, self.start_time_ns)
+        return ProcessKey(self.tgid, self.start_time_ns, self.exec_id, self.owner)
 
     @property
     def sides(self) -> tuple[RawSide, ...]:
@@ -106,7 +113,23 @@ class RawSample(NamedTuple):
 
 
 class ProcessKey(NamedTuple):
-    """Identity of a process; the start time tells apart two users of one pid."""
+    """Identity of a process while it runs one program as one user.
+
+    Attributes:
+        tgid: its process id.
+        start_time_ns: ``CLOCK_BOOTTIME`` at which it started, which tells apart two users of one
+            process id; None if unknown.
+        exec_id: ``self_exec_id`` of its ``task_struct``, which grows with each execve(2); a child
+            starts with its parent's.
+        owner: effective user id; None if neither is known, or of no matter.
+    """
 
     tgid: int
     start_time_ns: int | None
+    exec_id: int = 0
+    owner: int | None = None
+
+    @property
+    def process(self) -> tuple[int, int | None]:
+        """The process, whatever it runs."""
+        return self.tgid, self.start_time_ns

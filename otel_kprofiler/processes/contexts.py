@@ -28,7 +28,7 @@ from otel_kprofiler.host import (
     HostFiles,
     parse_mappings,
     read_maps,
-    read_start_ticks,
+    read_stat,
 )
 from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey
 from otel_kprofiler.otlp import ProcessContext, decode_process_context
@@ -223,6 +223,7 @@ class ProcessContexts:
         self._not_before: dict[int, float] = {}
         self._expected: deque[tuple[float, ProcessKey]] = deque(maxlen=_CAPACITY)
         self._asked: deque[ProcessKey] = deque()
+        self._stack_starts: OrderedDict[ProcessKey, int] = OrderedDict()
         self._gone: set[ProcessKey] = set()  # exited since the last look()
         self._changed = threading.Condition()
         self._busy = False
@@ -230,13 +231,23 @@ class ProcessContexts:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def expect(self, key: ProcessKey) -> None:
-        """Schedule the first read of a process that was sampled for the first time."""
+    def expect(self, key: ProcessKey, stack_start: int = 0) -> None:
+        """Schedule the first read of a process that was sampled for the first time.
+
+        Args:
+            key: the process.
+            stack_start: of the program that was sampled, as in :class:`RawSample`: once the process
+                executes another one, it is as if it had exited. 0: not checked.
+        """
         if not key.tgid or key.start_time_ns is None:
             return
         with self._changed:
             if self._closed or (self._thread is None and not self._start()):
                 return
+            if stack_start:
+                self._stack_starts[key] = stack_start
+                if len(self._stack_starts) > _CAPACITY:
+                    self._stack_starts.popitem(last=False)
             self._expected.append((time.monotonic() + self._first_look_s, key))
             if len(self._expected) == 1:  # otherwise the thread is scheduled already
                 self._changed.notify_all()
@@ -340,8 +351,7 @@ class ProcessContexts:
         claims = Claims(published, {})
         if "service.name" not in claims.attributes:
             claims = Claims(published, read_environment(self._files, key.tgid))
-            if not self._is_running(key):
-                return None
+            self._check(key)
         took = time.monotonic() - started
         # A process with very many mappings must not keep the thread busy.
         if len(self._not_before) > _CAPACITY:
@@ -352,8 +362,7 @@ class ProcessContexts:
     def _read_context(self, key: ProcessKey, known: Published | None) -> Published | None:
         with _opened(self._files, f"/proc/{key.tgid}/mem") as memory:
             # The open descriptor is bound to one process: check that it is the sampled one.
-            if not self._is_running(key):
-                return None
+            self._check(key)
             found = _find(self._files, key.tgid, memory, known)
         if found and found is not known:
             claims = filter_claims(found.context.resource)
@@ -363,5 +372,11 @@ class ProcessContexts:
             found = found._replace(context=ProcessContext(claims, kept))
         return found
 
-    def _is_running(self, key: ProcessKey) -> bool:
-        return read_start_ticks(self._files, key.tgid) == (key.start_time_ns or 0) // TICK_NS
+    def _check(self, key: ProcessKey) -> None:
+        """Raise ``ProcessLookupError`` if the pid is another process's, or runs another program."""
+        stat = read_stat(self._files, key.tgid)
+        if stat is None or stat.start_ticks != (key.start_time_ns or 0) // TICK_NS:
+            raise ProcessLookupError(f"process {key.tgid} has exited")
+        expected = self._stack_starts.get(key)
+        if expected and stat.stack_start and stat.stack_start != expected:
+            raise ProcessLookupError(f"process {key.tgid} has executed another program")

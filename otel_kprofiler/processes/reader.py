@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
-from otel_kprofiler.host import TICK_NS, HostFiles, read_stat
-from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey
+from otel_kprofiler.host import TICK_NS, HostFiles, ProcessStat, read_stat
+from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey, RawSample
 from otel_kprofiler.otlp import KERNEL_THREAD
 from otel_kprofiler.processes.owners import Owners
 from otel_kprofiler.processes.places import Places
 from otel_kprofiler.text import decode_name, escape_surrogates
 
 _DELETED: Final = " (deleted)"
+_MOST_PROGRAMS: Final = 1024
+
+
+class Reading(NamedTuple):
+    """Attributes of a process; ``is_sure``: with those of the program that was sampled."""
+
+    attributes: dict[str, AttributeValue]
+    is_sure: bool
 
 
 class ProcessReader:
@@ -28,49 +37,110 @@ class ProcessReader:
         self._files = files
         self._owners = Owners(files, monotonic)
         self._places = Places(files, monotonic)
+        self._programs: OrderedDict[tuple[int, int], tuple[bytes, Mapping[str, AttributeValue]]] = (
+            OrderedDict()
+        )
 
-    def read(self, key: ProcessKey, cgroup_id: int) -> dict[str, AttributeValue] | None:
+    def read(self, key: ProcessKey, sample: RawSample | None) -> Reading | None:
         """Attributes of a process; None if it has exited or its pid was reused.
 
         Args:
             key: the process.
-            cgroup_id: the cgroup of version 2 that its sample was taken in; 0: unknown.
+            sample: one of its samples; None: whatever it runs at this moment.
         """
         try:
-            attributes = self._places.read(key.tgid, cgroup_id)
+            attributes = self._places.read(key.tgid, sample.cgroup_id if sample else 0)
         except OSError:
             return None
-        uid = self._owners.find_owner(key.tgid)
-        try:
-            link = self._files.read_link(f"/proc/{key.tgid}/exe")
-            path = escape_surrogates(link.removesuffix(_DELETED))
-            attributes["process.executable.path"] = path
-            attributes["process.executable.name"] = path.rpartition("/")[2]
-        except OSError:
-            pass  # a kernel thread, or no permission
+        owner = self._owners.find_owner(key.tgid) if key.owner is None else key.owner
+        program = self._read_program(key.tgid)
         # Read last: the data above is of the sampled process only if the pid still has its start
-        # time, to the tick that /proc shows.
+        # time, to the tick that /proc shows, and of its program only if the stack is that one's.
         stat = read_stat(self._files, key.tgid)
         if stat is None or key.start_time_ns is None:
             return None
         if stat.start_ticks != key.start_time_ns // TICK_NS:
             return None
         if stat.is_kernel_thread:
-            return attributes | {KERNEL_THREAD: group_kernel_thread(decode_name(stat.name))}
+            name = group_kernel_thread(decode_name(stat.name))
+            return Reading(attributes | {KERNEL_THREAD: name}, is_sure=True)
         attributes["process.parent_pid"] = stat.parent
-        if uid is not None:
-            # Names of users in a container are those of its image; the host's would mislead.
-            owner = self._owners.find(uid) if not uid or "container.id" not in attributes else ""
-            attributes |= {"process.owner": owner} if owner else {"process.user.id": uid}
-        return attributes
+        attributes |= self.describe_owner(owner, attributes)
+        is_sure = sample is None or _is_of(stat, sample)
+        if is_sure:
+            attributes |= program
+            self._keep(sample, stat, program)
+        return Reading(attributes, is_sure)
 
-    def find(self, cgroup_id: int) -> dict[str, AttributeValue]:
+    def find(self, sample: RawSample) -> dict[str, AttributeValue]:
         """Attributes of a process that has exited, by the cgroup of version 2 that it was in."""
-        return self._places.find(cgroup_id)
+        attributes = self._places.find(sample.cgroup_id)
+        owner = sample.owner if sample.stack_start else None  # not of kernel threads
+        return attributes | self.describe_owner(owner, attributes)
+
+    def find_program(self, sample: RawSample) -> Mapping[str, AttributeValue]:
+        """Attributes of the program that was sampled, if another process ran it, too.
+
+        A child runs its parent's until it executes its own: often for less time than it takes to
+        read of it.
+        """
+        comm, program = self._programs.get(_identify(sample), (b"", {}))
+        return program if sample.tid != sample.tgid or sample.comm == comm else {}
+
+    def describe_owner(self, uid: int | None, attributes: Attributes) -> dict[str, AttributeValue]:
+        """Attributes of the user of a process.
+
+        Args:
+            uid: effective user id; None if unknown.
+            attributes: of the process: its container, if it has any.
+        """
+        if uid is None:
+            return {}
+        # Names of users in a container are those of its image; the host's would mislead.
+        owner = self._owners.find(uid) if not uid or "container.id" not in attributes else ""
+        return {"process.owner": owner} if owner else {"process.user.id": uid}
+
+    def find_owner(self, pid: int) -> int | None:
+        """Effective user id of a running process; None if it has exited."""
+        return self._owners.find_owner(pid)
+
+    def _read_program(self, pid: int) -> dict[str, AttributeValue]:
+        try:
+            link = self._files.read_link(f"/proc/{pid}/exe")
+        except OSError:
+            return {}  # a kernel thread, or no permission
+        path = escape_surrogates(link.removesuffix(_DELETED))
+        return {
+            "process.executable.path": path,
+            "process.executable.name": path.rpartition("/")[2],
+        }
+
+    def _keep(
+        self, sample: RawSample | None, stat: ProcessStat, program: Mapping[str, AttributeValue]
+    ) -> None:
+        if sample is None or not sample.stack_start or not program:
+            return
+        self._programs[_identify(sample)] = stat.name, program
+        if len(self._programs) > _MOST_PROGRAMS:
+            self._programs.popitem(last=False)
 
     def name(self, attributes: Attributes) -> Mapping[str, AttributeValue]:
         """Names of the container in these attributes, if they are known by now."""
         return self._places.name(attributes)
+
+
+def _identify(sample: RawSample) -> tuple[int, int]:
+    """What tells the program of a sample from others: it is the same in forked children."""
+    return sample.exec_id, sample.stack_start
+
+
+def _is_of(stat: ProcessStat, sample: RawSample) -> bool:
+    """Whether a process still runs the program that was sampled."""
+    if sample.owner is None:
+        return True  # the sampler cannot tell programs apart
+    if stat.stack_start:
+        return stat.stack_start == sample.stack_start
+    return sample.tid != sample.tgid or stat.name == sample.comm
 
 
 def group_kernel_thread(comm: str) -> str:

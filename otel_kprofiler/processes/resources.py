@@ -22,7 +22,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import ENDED_PROCESSES, KERNEL_THREAD, SCHEMA_URL, UNIT, USER_UNIT
 from otel_kprofiler.processes.contexts import ProcessContexts
-from otel_kprofiler.processes.reader import ProcessReader
+from otel_kprofiler.processes.reader import ProcessReader, Reading
 from otel_kprofiler.text import decode_name
 
 _IDLE: Final = "swapper"  # of all CPUs; not in /proc
@@ -32,6 +32,7 @@ _SOURCES: Final[Mapping[str, Sequence[str]]] = {
     "unit": (USER_UNIT, UNIT),
     "executable": (KERNEL_THREAD, "process.executable.name"),
 }
+_OWNER: Final = ("process.owner", "process.user.id")
 _WORKER: Final = re.compile(rb"(kworker/\w+:\w+)[-+].*", re.DOTALL)
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm32"}
 
@@ -87,20 +88,27 @@ def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """A process in one cgroup; ``own`` are its attributes without those that it publishes."""
+    """A process in one cgroup; ``own`` are its attributes without those that it publishes.
+
+    ``tried`` is where the stack starts in the sample for which its program was not found; None if
+    it was.
+    """
 
     key: ProcessKey
     own: Attributes
     resource: Resource
     places: int = 0
+    tried: int | None = None
 
 
 class ProcessResources:
     """One Resource per process, read from ``/proc`` when the process is first seen.
 
-    A process is (pid, start time), so a reused pid gets a new Resource, as does a process that
-    moves to another container. A process that exits before it can be read gets a Resource with
-    what its sample contains. Not thread-safe; an LRU cache of ``capacity`` entries.
+    A process is a :class:`ProcessKey`, so a reused pid gets a new Resource, as does a process that
+    executes another program, drops its rights, or moves to another container. A process that exits
+    or executes another program before it can be read gets a Resource with what its sample contains,
+    and what is known of others that run the same. Not thread-safe; an LRU cache of
+    ``capacity`` entries.
 
     Args:
         files: the host's files.
@@ -134,51 +142,58 @@ class ProcessResources:
         self._on_new = on_new
         self._known = known or {}
         self._service_sources = tuple(service_sources)
-        self._resources: OrderedDict[tuple[int, int | None, int], _Process] = OrderedDict()
+        self._resources: OrderedDict[tuple[ProcessKey, int], _Process] = OrderedDict()
         self._checked: dict[int, ProcessKey] = {}
         self._contexts = contexts
         self._latest: dict[ProcessKey, _Process] = {}
+        self._newest: dict[tuple[int, int | None], _Process] = {}  # whatever program it runs
         self._running: dict[Resource, _Process] = {}  # those whose attributes may change
-        self._fixed: dict[int, Resource] = {}
+        self._fixed: dict[int, dict[int | None, Resource]] = {}  # by pid and owner
         self._ended: Resource | None = None
         self._reader = ProcessReader(files)
 
     def fix(self, pid: int, resource: Resource) -> None:
-        """Set the Resource of a process that outlives the profiler."""
-        self._fixed[pid] = resource
+        """Set the Resource of a process that outlives the profiler; its owner may change."""
+        self._fixed[pid] = {None: resource}
 
     def describe(self, pid: int) -> Attributes:
         """Attributes of a running process from ``/proc``."""
         key = self._key_from_proc(pid)
-        return {**self._identity(key), **(self._reader.read(key, 0) or {})}
+        found = self._reader.read(key, None)
+        return {**self._identity(key), **(found.attributes if found else {})}
 
     def get(self, sample: RawSample) -> Resource:
         """The Resource of the sample's process."""
-        tgid, start_ns = sample.tgid, sample.start_time_ns
-        if self._fixed and (fixed := self._fixed.get(tgid)):
-            return fixed
-        if start_ns is None and tgid:
-            start_ns = self._key_from_proc(tgid).start_time_ns
-        place = (tgid, start_ns, sample.cgroup_id)
+        if self._fixed and (fixed := self._fixed.get(sample.tgid)):
+            return fixed.get(sample.owner) or self._fix_owner(fixed, sample.owner)
+        key = sample.process
+        if key.start_time_ns is None and key.tgid:
+            key = self._key_from_proc(key.tgid)
+        place = (key, sample.cgroup_id)
         process = self._resources.get(place)
         if process is not None:
             self._resources.move_to_end(place)
+            if process.tried is not None and sample.stack_start not in (0, process.tried):
+                self._read_again(process, sample)
             return process.resource
-        process = self._resources[place] = self._find(ProcessKey(tgid, start_ns), sample)
+        process = self._resources[place] = self._find(key, sample)
+        self._newest[key.process] = process
         process.places += 1
         if len(self._resources) > self._capacity:
             self._forget(self._resources.popitem(last=False)[1])
         return process.resource
 
     def get_of(self, process: ProcessKey, *, has_ended: bool = False) -> Resource:
-        """The Resource of a process that may have no sample.
+        """The Resource of a process that may have no sample; of one without program, the newest.
 
         Those that have ended before they had one share a Resource: there may be hundreds a second.
         """
         latest = self._latest.get(process)
+        if latest is None and process.owner is None:
+            latest = self._newest.get(process.process)
         if latest is not None:
             return latest.resource
-        tgid, start_ns = process
+        tgid, start_ns = process.process
         if has_ended and process not in self._known and tgid not in self._fixed:
             return self._get_ended()
         comm = b""
@@ -187,7 +202,8 @@ class ProcessResources:
             # /proc adds what a worker does: kworker/0:1-events
             comm = _WORKER.sub(rb"\1", stat.name)
         tid = tgid if comm or not tgid else 0  # 0: not the thread that a process is named after
-        return self.get(RawSample(OFF_CPU, 0, 0, 0, tgid, tid, start_ns, 0, comm, (), (), None))
+        sample = RawSample(OFF_CPU, 0, 0, 0, tgid, tid, start_ns, 0, comm, (), (), None)
+        return self.get(sample._replace(exec_id=process.exec_id, owner=process.owner))
 
     def _get_ended(self) -> Resource:
         if self._ended is None:
@@ -200,9 +216,9 @@ class ProcessResources:
         attributes = self._known.get(key)
         if attributes is not None:
             return self._latest.get(key) or self._add(key, attributes)
-        latest = self._latest.get(key)
-        found = self._reader.read(key, sample.cgroup_id) if key.tgid else None
-        if found is None and latest is not None:
+        latest = self._latest.get(key) or self._latest.get(ProcessKey(*key.process))
+        found = self._reader.read(key, sample) if key.tgid else None
+        if found is None and latest is not None and latest.key == key:
             return latest
         own = {**self._base, **self._attributes(key, sample, found)}
         if latest is not None and latest.own == own:
@@ -210,9 +226,33 @@ class ProcessResources:
         process = self._add(key, own)
         if found is not None:
             self._running[process.resource] = process
-            if self._contexts:
-                self._contexts.expect(key)
+            if not found.is_sure:
+                process.tried = sample.stack_start
+            elif self._contexts:
+                self._contexts.expect(key, sample.stack_start)
         return process
+
+    def _read_again(self, process: _Process, sample: RawSample) -> None:
+        """Look for the program of a process whose first sample was taken in execve(2)."""
+        found = self._reader.read(process.key, sample)
+        if found is None or not found.is_sure:
+            process.tried = sample.stack_start
+            return
+        process.tried = None
+        process.own = {**self._base, **self._attributes(process.key, sample, found)}
+        if self._contexts:
+            self._contexts.expect(process.key, sample.stack_start)
+
+    def _fix_owner(self, fixed: dict[int | None, Resource], owner: int | None) -> Resource:
+        """The Resource of a process that runs as another user than when it was set."""
+        resource = fixed[None]
+        known = {name: resource.attributes[name] for name in _OWNER if name in resource.attributes}
+        now = self._reader.describe_owner(owner, resource.attributes)
+        if known and known != now:
+            rest = {name: value for name, value in resource.attributes.items() if name not in known}
+            resource = Resource({**rest, **now}, resource.schema_url)
+        fixed[owner] = resource
+        return resource
 
     def _add(self, key: ProcessKey, own: Attributes) -> _Process:
         resource = Resource(self._complete(own, {}), SCHEMA_URL)
@@ -227,6 +267,8 @@ class ProcessResources:
             self._running.pop(process.resource, None)
             if self._latest.get(process.key) is process:
                 del self._latest[process.key]
+            if self._newest.get(process.key.process) is process:
+                del self._newest[process.key.process]
 
     def _complete(self, own: Attributes, published: Attributes) -> Attributes:
         if not self._service_sources or "service.name" in own or "service.name" in published:
@@ -242,7 +284,8 @@ class ProcessResources:
         """
         running = {old: found for old in resources if (found := self._running.get(old))}
         contexts = self._contexts
-        published = contexts.look({one.key for one in running.values()}) if contexts else {}
+        asked = {one.key for one in running.values() if one.tried is None}
+        published = contexts.look(asked) if contexts else {}
         renewed = {}
         for old, process in running.items():
             if "container.id" in process.own:
@@ -267,7 +310,7 @@ class ProcessResources:
         """Replace the common attributes of all Resources, and how services are named."""
         self._base = dict(base)
         self._service_sources = tuple(service_sources)
-        for known in (self._resources, self._latest, self._running):
+        for known in (self._resources, self._latest, self._newest, self._running):
             known.clear()
         self._ended = None
 
@@ -289,11 +332,13 @@ class ProcessResources:
         return key
 
     def _attributes(
-        self, key: ProcessKey, sample: RawSample, found: Attributes | None
+        self, key: ProcessKey, sample: RawSample, found: Reading | None
     ) -> dict[str, AttributeValue]:
-        attributes = {**self._identity(key), **(found or {})}
+        attributes = {**self._identity(key), **(found.attributes if found else {})}
         if found is None and key.tgid:
-            attributes |= self._reader.find(sample.cgroup_id)
+            attributes |= self._reader.find(sample)
+        if key.tgid and not (found and found.is_sure):
+            attributes |= self._reader.find_program(sample)
         if "process.executable.name" not in attributes and sample.tid == sample.tgid:
             # The process exited, or is a kernel thread or the idle task without an executable.
             comm = decode_name(sample.comm)

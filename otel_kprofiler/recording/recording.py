@@ -58,6 +58,7 @@ from otel_kprofiler.recording.user_names import (
     RecordedNames,
     UserNameCollector,
     parse_code_names,
+    parse_process_key,
     parse_user_names,
 )
 from otel_kprofiler.sampling import DAMAGED, MAX_JSON_BYTES, Archive, SamplerCounts
@@ -156,7 +157,7 @@ class RecordingWriter:
 
     def add_resources(self, resources: Mapping[ProcessKey, Attributes]) -> None:
         """Add the attributes of processes; call once."""
-        rows = [[key.tgid, key.start_time_ns, dict(value)] for key, value in resources.items()]
+        rows = [[*key, dict(value)] for key, value in resources.items()]
         self._write_json("resources.json", rows)
 
     def add_user_files(self, known: KnownFiles) -> None:
@@ -321,10 +322,10 @@ class Recording:
             return {}
         rows = self._archive.read_json("resources.json")
         return {
-            ProcessKey(checked_number(tgid), None if start is None else checked_number(start)): {
+            parse_process_key(key): {
                 name: _parse_attribute(value) for name, value in attributes.items()
             }
-            for tgid, start, attributes in rows
+            for *key, attributes in rows
         }
 
 
@@ -433,12 +434,13 @@ def _parse_facts(header: dict[str, Any]) -> RecordingFacts:
 
 
 def _parse_waits(row: list[Any]) -> tuple[ProcessKey, WaitTotals]:
-    tgid, start, states, switches, below = row
+    *key, states, switches, below = row
     if len(states) != len(WaitState):
         raise ValueError(f"{len(states)} states of threads")
     by_state = tuple([checked_number(part) for part in states])
-    process = ProcessKey(checked_number(tgid), None if start is None else checked_number(start))
-    return process, WaitTotals(by_state, checked_number(switches), checked_number(below))
+    return parse_process_key(key), WaitTotals(
+        by_state, checked_number(switches), checked_number(below)
+    )
 
 
 def _parse_counts(counts: dict[str, Any]) -> SamplerCounts:

@@ -169,15 +169,23 @@ def parse_user_names(rows: Iterable[Any]) -> dict[Place, NamedAddress]:
 def parse_code_names(rows: Iterable[Any]) -> dict[CodePlace, list[NamedRun]]:
     """The inverse of :meth:`CodeNameCollector.rows`; raises as :func:`parse_user_names` does."""
     code = {}
-    for tgid, start_ns, address, runs in rows:
-        process = ProcessKey(
-            checked_number(tgid), None if start_ns is None else checked_number(start_ns)
-        )
-        code[process, checked_number(address)] = [
+    for *key, address, runs in rows:
+        code[parse_process_key(key), checked_number(address)] = [
             NamedRun(checked_number(since), checked_number(until), _parse(*rest))
             for since, until, *rest in runs
         ]
     return code
+
+
+def parse_process_key(row: Iterable[Any]) -> ProcessKey:
+    """A process key from its JSON array; raises as :func:`parse_user_names` does."""
+    tgid, start_ns, exec_id, owner = row
+    return ProcessKey(
+        checked_number(tgid),
+        None if start_ns is None else checked_number(start_ns),
+        checked_number(exec_id),
+        None if owner is None else checked_number(owner),
+    )
 
 
 def _pack(named: NamedAddress) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ from otel_kprofiler.bpf import (
     ONLY_CGROUPS,
     ONLY_COMMS,
     ONLY_TARGETS,
+    PROGRAM_AND_OWNER,
     RECORD_HEADER_BYTES,
     RECORD_OVERHEAD,
     SAMPLER_OBJECT,
@@ -40,8 +41,9 @@ from otel_kprofiler.bpf import (
     RingMemory,
     RingReader,
     SpanSlots,
+    TaskOffsets,
     WaitOffsets,
-    find_member_offsets,
+    find_task_offsets,
     python_map_entries,
     ring_bytes,
     set_span_path,
@@ -161,7 +163,7 @@ class Attachment:
             self.stack_limit = _find_stack_limit(config, files)
             self._pack_config = functools.partial(
                 _pack_config,
-                offsets=_find_task_offsets(files),
+                offsets=plans.task,
                 wakeup_bytes=size // 2,
                 stack_limit=self.stack_limit,
             )
@@ -282,12 +284,13 @@ class _Choice(NamedTuple):
 
 
 class _Plans(NamedTuple):
-    """How to unwind, to read Python frames (``problem``: why not) and to follow waits here."""
+    """How to unwind, read Python frames (``problem``: why not), follow waits, identify tasks."""
 
     unwinding: UnwindPlan | None
     python: PythonOffsets | None
     problem: str | None
     waits: WaitOffsets | None
+    task: TaskOffsets | None
 
 
 def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
@@ -297,6 +300,7 @@ def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
         plan_unwinding(config, read_types, loader),
         *plan_python(config, read_types, loader),
         plan_waits(config, read_types, loader),
+        _find_task_offsets(read_types),
     )
 
 
@@ -382,7 +386,7 @@ def _load_program(
 def _pack_config(
     config: SamplerConfig,
     *,
-    offsets: tuple[int, ...] | None,
+    offsets: TaskOffsets | None,
     wakeup_bytes: int,
     stack_limit: int,
     regular_since_ns: int,
@@ -395,6 +399,7 @@ def _pack_config(
     flags |= ONLY_CGROUPS if config.target_cgroups else 0
     flags |= SPAN_LINKS if config.span_layout else 0
     flags |= START_TIME if offsets else 0
+    flags |= PROGRAM_AND_OWNER if offsets and offsets.program else 0
     flags |= NAMESPACE if config.target_namespace else 0
     flags |= DESCENDANTS if config.target_descendants else 0
     flags |= A64 if platform.machine() == "aarch64" else 0
@@ -403,13 +408,14 @@ def _pack_config(
             "following the descendants of a process needs BTF",
             hint="the kernel must be built with CONFIG_DEBUG_INFO_BTF, or profile one process",
         )
-    leader, start, parent, tgid, comm = offsets or (0, 0, 0, 0, 0)
+    leader, start, parent, tgid, comm, program = offsets or (0, 0, 0, 0, 0, None)
     device, inode = config.target_namespace or (0, INITIAL_NAMESPACE)
     levels = {1 << level for level, _ in config.target_cgroups}
     return ProgramConfig(
         flags, config.min_process_age_ns, leader, start, wakeup_bytes, stack_limit,
         config.interrupt_ranges, _kernel_device(device), inode, parent, tgid, comm, sum(levels),
-        config.period_ns if config.child_pid is None else 0, regular_since_ns, config.span_layout,
+        config.period_ns if config.child_pid is None else 0, regular_since_ns,
+        program, config.span_layout,
     ).pack()  # fmt: skip
 
 
@@ -418,14 +424,11 @@ def _kernel_device(device: int) -> int:
     return os.major(device) << 20 | os.minor(device)
 
 
-def _find_task_offsets(files: HostFiles) -> tuple[int, ...] | None:
-    """Offsets of leader, start time, parent, process id and name in a task; None without BTF."""
+def _find_task_offsets(read_types: Callable[[], KernelTypes]) -> TaskOffsets | None:
     try:
-        btf = files.read_bytes(VMLINUX_BTF)
-    except OSError:
+        return find_task_offsets(read_types())
+    except (OSError, ValueError):  # no BTF: processes are told apart by what /proc shows
         return None
-    members = ("group_leader", "start_boottime", "real_parent", "tgid", "comm")
-    return find_member_offsets(btf, "task_struct", members)
 
 
 def _events(

@@ -38,7 +38,7 @@ HEADER = {
 TEXTS = {
     "recording.json": HEADER,
     "errors.json": {"/sys/kernel/notes": 13},
-    "resources.json": [[3, 1, {"process.pid": 3, "tags": ["a", "b"]}]],
+    "resources.json": [[3, 1, 0, None, {"process.pid": 3, "tags": ["a", "b"]}]],
     "user_files.json": [[5, 6, 7, "/bin/a", "ab" * 20, "cd" * 16, [[0, 4096, 4096]], False]],
 }
 SYMBOL = [0xFFFF_FFFF_C100_0000, 64, "bpf_prog_1", "bpf", 1, 7]

@@ -62,6 +62,33 @@ def test_process_start_time_is_read_through_btf():
     assert {s.start_time_ns // 10_000_000 for s in spin} == {ticks}
 
 
+def test_programs_of_a_process_are_told_apart():
+    """Samples carry the count of execve(2), the stack's start as /proc has it, and the owner."""
+    processes = [subprocess.Popen([*shim, *BUSY], stderr=-3) for shim in ((), ("env",))]
+    pids = [process.pid for process in processes]
+    try:
+        with sampler() as running:
+            samples = drain_until(
+                running,
+                lambda found: set(pids) <= {s.tgid for s in found if s.comm == b"dd"},
+                120,
+            )
+            finish(running)
+        stacks = []
+        for pid in pids:
+            with open(f"/proc/{pid}/stat") as stat:
+                stacks.append(int(stat.read().rpartition(")")[2].split()[25]))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    first, second = [{s for s in samples if s.tgid == pid and s.comm == b"dd"} for pid in pids]
+    assert [{s.stack_start for s in one} for one in (first, second)] == [{at} for at in stacks]
+    (once,), (twice,) = [{s.exec_id for s in one} for one in (first, second)]
+    assert twice == once + 1
+    assert {s.owner for s in first | second} == {0}
+
+
 def test_sampling_works_without_root():
     """The sampler runs as nobody with CAP_BPF and CAP_PERFMON, if perf_event_paranoid is 2."""
     with spinning(), sysctl("kernel.perf_event_paranoid", 2):

@@ -20,6 +20,7 @@ enum {
 	STACK_BYTES = MAX_FRAMES * 8, /* 0x3f8: as a mask it keeps every length up to itself */
 	PYTHON_STACK_BYTES = 2048, /* more than the largest; a power of two */
 	NOT_COLLECTED = -32768,
+	NO_OWNER = -1, /* as for chown(2), no user's id */
 	MAX_RANGES = 4,
 	LONGEST_GAP_NS = 500000000, /* of a CPU that was online, with two periods */
 	ON_CPU = 1, /* kind of the samples, as in model/kind.py */
@@ -39,6 +40,7 @@ enum flags {
 	A64 = 256,	   /* the processor's calls are those of arm64 */
 	ONLY_COMMS = 512,
 	ONLY_CGROUPS = 1024,
+	PROGRAM_AND_OWNER = 2048, /* of tasks can be read */
 };
 
 /* How the programs of this object find user frames. */
@@ -59,6 +61,15 @@ struct range {
 	u64 size;
 };
 
+/* Of what tells the programs and users of a task apart. */
+struct program_offsets {
+	u64 exec_id;	 /* of task_struct.self_exec_id */
+	u64 mm;		 /* of task_struct.mm */
+	u64 stack_start; /* of mm_struct.start_stack */
+	u64 credentials; /* of task_struct.real_cred */
+	u64 owner;	 /* of cred.euid */
+};
+
 struct config {
 	u64 flags;
 	u64 min_age_ns;
@@ -74,6 +85,7 @@ struct config {
 	u64 cgroup_levels; /* bits: the depths of the cgroups */
 	u64 period_ns;	   /* between two runs on a CPU; 0: they are not regular */
 	u64 regular_since_ns; /* no run is missing from before */
+	struct program_offsets program;
 	struct span_layout spans;
 	struct range interrupt_text[MAX_RANGES];
 };
@@ -106,8 +118,11 @@ struct record {
 	u64 cgroup_id;
 	struct span span;
 	u64 value; /* in the unit of the kind */
+	u64 stack_start; /* of the program's main thread, as field 28 of /proc/PID/stat; 0: unknown */
 	u32 tgid;
 	u32 tid;
+	u32 exec_id; /* grows with each execve(2), and is inherited by fork(2) */
+	u32 owner;   /* effective user id; NO_OWNER: neither is known */
 	u16 cpu;
 	u16 kind;
 	s16 kernel_bytes; /* or a negative errno, or NOT_COLLECTED */
@@ -167,6 +182,28 @@ INLINE u64 start_time(const struct config *options)
 	if (bpf_probe_read_kernel(&start, sizeof(start), (void *)(leader + options->start_offset)))
 		return 0;
 	return start;
+}
+
+/*
+ * Which program a task runs, and as whom. In the midst of execve(2) the new program's stack has no
+ * start yet, and at the end of a process it is gone; the id changes in one step.
+ */
+INLINE void note_program(const struct config *options, struct record *record, u64 task)
+{
+	u64 mm = 0, cred = 0;
+
+	record->stack_start = 0;
+	record->exec_id = 0;
+	record->owner = NO_OWNER;
+	if (!(options->flags & PROGRAM_AND_OWNER) ||
+	    READ_KERNEL(cred, task + options->program.credentials) ||
+	    READ_KERNEL(record->owner, cred + options->program.owner)) {
+		record->owner = NO_OWNER;
+		return;
+	}
+	READ_KERNEL(record->exec_id, task + options->program.exec_id);
+	if (!READ_KERNEL(mm, task + options->program.mm) && mm)
+		READ_KERNEL(record->stack_start, mm + options->program.stack_start);
 }
 
 /* Whether an interrupt was being handled: a frame of its entry is on the stack. */
@@ -304,6 +341,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	}
 #endif
 
+	note_program(options, record, bpf_get_current_task());
 	record->cgroup_id = bpf_get_current_cgroup_id();
 	bpf_get_current_comm(record->comm, sizeof(record->comm));
 	record->span.trace_id[0] = record->span.trace_id[1] = record->span.span_id = 0;

@@ -411,6 +411,7 @@ INLINE void prepare_end(const struct config *options, struct record *record,
 	struct wait_end *end = (struct wait_end *)record->frames;
 
 	record->start_time_ns = thread->start_time_ns;
+	note_program(options, record, thread->task);
 	record->cgroup_id = 0;
 	record->span.trace_id[0] = record->span.trace_id[1] = record->span.span_id = 0;
 	record->labels = 0;
@@ -800,6 +801,7 @@ PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 	record->kind = OFF_CPU;
 	record->phase = WAIT_BEGUN;
 	record->value = since;
+	note_program(options, record, thread->task);
 	if (options->comm_offset)
 		bpf_probe_read_kernel_str(record->comm, sizeof(record->comm),
 					  (void *)(thread->task + options->comm_offset));

@@ -11,6 +11,7 @@ from otel_kprofiler.bpf import (
     PROGRAMS,
     RECORD_HEADER_BYTES,
     ProgramConfig,
+    ProgramOffsets,
     SpanClass,
     SpanLayout,
     SpanPath,
@@ -152,17 +153,20 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     btf = object_btf()
     assert find_member_offsets(
         btf, "record",
-        ("time_ns", "start_time_ns", "cgroup_id", "span", "value", "tgid", "tid", "cpu", "kind",
+        ("time_ns", "start_time_ns", "cgroup_id", "span", "value", "stack_start",
+         "tgid", "tid", "exec_id", "owner", "cpu", "kind",
          "kernel_bytes", "user_bytes", "python_bytes", "phase", "labels", "comm", "frames"),
     ) == (
-        0, 8, 16, 24, 48, 56, 60, 64, 66, 68, 70, 72, 74, 76, 80, RECORD_HEADER_BYTES
+        0, 8, 16, 24, 48, 56, 64, 68, 72, 76, 80, 82, 84, 86, 88, 90, 92, 96, RECORD_HEADER_BYTES
     )  # fmt: skip
     assert find_member_offsets(btf, "span", ("trace_id", "span_id")) == (0, 16)
     numbers = tuple(name for name in ProgramConfig._fields if name != "interrupt_ranges")
-    assert find_member_offsets(btf, "config", numbers) == tuple(range(0, 120, 8))
+    assert find_member_offsets(btf, "config", numbers) == (*range(0, 120, 8), 152)
     layout = find_member_offsets(btf, "span_layout", SpanLayout._fields)
     assert layout == tuple(range(0, 8 * len(SpanLayout._fields), 8))
-    assert find_member_offsets(btf, "config", ("interrupt_text",)) == (112 + 8 * len(layout),)
+    program = find_member_offsets(btf, "program_offsets", ProgramOffsets._fields)
+    assert program == tuple(range(0, 40, 8))
+    assert find_member_offsets(btf, "config", ("interrupt_text",)) == (152 + 8 * len(layout),)
     counters = find_member_offsets(btf, "cpu_line", ProgramCounts._fields)
     assert counters == (*range(0, 8 * _COUNTERS, 8), 8 * _MISSED_WORD)
     assert find_member_offsets(btf, "cpu_line", ("in_flight",)) == (8 * _IN_FLIGHT_WORD,)
@@ -182,10 +186,11 @@ def test_the_path_to_spans_is_packed_with_its_classes():
 
 
 def test_interrupt_ranges_are_packed_as_start_and_size():
-    spans = SpanLayout(*range(15, 26))
+    program = ProgramOffsets(*range(15, 20))
+    spans = SpanLayout(*range(20, 31))
     numbers = 1, 2, 3, 4, 5, 6
-    packed = ProgramConfig(*numbers, [(100, 130), (200, 201)], *range(7, 15), spans).pack()
-    assert struct.unpack("<33Q", packed) == (*range(1, 26), 100, 30, 200, 1, *[0] * 4)
+    packed = ProgramConfig(*numbers, [(100, 130), (200, 201)], *range(7, 15), program, spans).pack()
+    assert struct.unpack("<38Q", packed) == (*range(1, 31), 100, 30, 200, 1, *[0] * 4)
 
 
 @pytest.mark.skipif(

@@ -127,8 +127,8 @@ def test_threads_are_parsed():
 def in_phase(phase):
     record = bytearray(pack_record(3, (), start_ns=0, kernel=0, user=0))
     struct.pack_into("=Q", record, 48, 1000)
-    struct.pack_into("=H", record, 66, 2)
-    struct.pack_into("=H", record, 74, phase)
+    struct.pack_into("=H", record, 82, 2)
+    struct.pack_into("=H", record, 90, phase)
     return bytes(record)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access, parse_stat
-from otel_kprofiler.model import ON_CPU, ProcessKey, RawSample
+from otel_kprofiler.model import ON_CPU, ProcessKey, RawSample, Resource
 from otel_kprofiler.processes import SERVICE_SOURCES, ProcessResources, read_host_attributes
 from otel_kprofiler.processes.owners import parse_user_name
 from otel_kprofiler.processes.resources import find_service_name
@@ -37,10 +37,11 @@ def raw(tgid, start_ns, comm=b"main", tid=None):
 def proc(tmp_path):
     """A /proc tree; call it to add a process."""
 
-    def add(pid, ticks, exe="/usr/bin/server", cgroup="0::/\n", comm="a ) b", *, flags=0):
+    def add(pid, ticks, exe="/usr/bin/server", cgroup="0::/\n", comm="a ) b", *, flags=0, stack=0):
         directory = tmp_path / "proc" / str(pid)
         directory.mkdir(parents=True, exist_ok=True)
-        rest = " ".join(["S", "1", *["0"] * 4, str(flags), *["0"] * 12, str(ticks), *["0"] * 30])
+        rest = " ".join(["S", "1", *["0"] * 4, str(flags), *["0"] * 12, str(ticks)])
+        rest = " ".join([rest, *["0"] * 5, str(stack), *["0"] * 24])
         (directory / "stat").write_text(f"{pid} ({comm}) {rest}\n")
         (directory / "cgroup").write_text(cgroup)
         if exe:
@@ -55,6 +56,13 @@ def proc(tmp_path):
 def passwd(root, text):
     (Path(root) / "etc").mkdir(exist_ok=True)
     (Path(root) / "etc/passwd").write_text(text)
+
+
+def users(root):
+    """Names of two users, on a host that is no container."""
+    passwd(root, "root:x:0:0::/:/bin/sh\nweb:x:33:33::/:/bin/sh\n")
+    (Path(root) / "proc/self").mkdir(parents=True)
+    (Path(root) / "proc/self/cgroup").write_text("0::/user.slice\n")
 
 
 def resources(proc, **kwargs):
@@ -81,6 +89,83 @@ def test_two_users_of_a_pid_never_share_a_resource(proc):
     assert old.attributes["process.executable.name"] == "gone"
     assert "process.executable.path" not in old.attributes
     assert new.attributes["process.executable.name"] == "server"
+
+
+def program(exec_id, stack_start, comm=b"main", owner=0, tgid=5):
+    """A sample of process 5, or of another one that started at the same time."""
+    sample = raw(tgid, 300 * TICK_NS, comm)
+    return sample._replace(exec_id=exec_id, stack_start=stack_start, owner=owner)
+
+
+def test_each_program_that_a_process_executes_has_a_resource(proc):
+    found = resources(proc)
+    proc(5, 300, exe="/bin/first", stack=0x7000)
+    first = found.get(program(1, 0x7000))
+    proc(5, 300, exe="/bin/second", stack=0x9000)
+    second = found.get(program(2, 0x9000))
+    assert first.attributes["process.executable.path"] == "/bin/first"
+    assert second.attributes["process.executable.path"] == "/bin/second"
+    assert found.get(program(1, 0x7000)) is first
+    assert found.get(program(2, 0)) is second  # at its end, the stack is gone
+    assert found.get_of(ProcessKey(5, 300 * TICK_NS)) is second
+
+
+def test_a_program_that_is_gone_before_it_is_read_has_the_name_of_its_thread(proc):
+    proc(5, 300, exe="/bin/second", stack=0x9000)
+    attributes = resources(proc).get(program(1, 0x7000, b"first")).attributes
+    assert attributes["process.executable.name"] == "first"
+    assert "process.executable.path" not in attributes
+    assert attributes["process.parent_pid"] == 1
+
+
+def test_what_a_child_ran_before_it_executed_is_its_parents_program(proc):
+    found = resources(proc)
+    proc(4, 300, exe="/bin/shell", comm="sh", stack=0x7000)
+    found.get(program(1, 0x7000, b"sh", tgid=4))
+    proc(5, 300, exe="/bin/second", stack=0x9000)
+    child = found.get(program(1, 0x7000, b"sh"))
+    assert child.attributes["process.executable.path"] == "/bin/shell"
+    exited = found.get(program(1, 0x7000, b"sh", tgid=6))
+    assert exited.attributes["process.executable.path"] == "/bin/shell"
+    other = found.get(program(1, 0x7000, b"other", tgid=7))  # the same numbers by chance
+    assert other.attributes["process.executable.name"] == "other"
+
+
+def test_a_program_first_sampled_in_execve_is_read_again(proc):
+    new = []
+    found = resources(proc, on_new=lambda *one: new.append(one))
+    proc(5, 300, exe="/bin/second", stack=0x9000)
+    resource = found.get(program(2, 0x8FF0, b"second"))
+    assert found.renew([resource]) == {}
+    assert found.get(program(2, 0x9000, b"second")) is resource
+    renewed = found.renew([resource])[resource]
+    assert renewed.attributes["process.executable.path"] == "/bin/second"
+    assert [one for _, one in new] == [resource, renewed]
+    assert found.get(program(2, 0x9000, b"second")) is renewed
+
+
+def test_a_process_that_drops_its_rights_has_another_owner(proc):
+    users(proc.root)
+    proc(5, 300, stack=0x7000)
+    found = resources(proc)
+    before = found.get(program(1, 0x7000, owner=0))
+    after = found.get(program(1, 0x7000, owner=33))
+    gone = found.get(program(1, 0x7000, owner=33, tgid=6))
+    owners = [one.attributes["process.owner"] for one in (before, after, gone)]
+    assert owners == ["root", "web", "web"]
+
+
+def test_a_resource_that_was_set_follows_the_owner_alone(proc):
+    users(proc.root)
+    found = resources(proc)
+    for attributes in ({"service.name": "a", "process.owner": "root"}, {"service.name": "a"}):
+        resource = Resource(attributes)
+        found.fix(5, resource)
+        assert found.get(program(1, 0x7000, owner=0)) is resource
+        after = found.get(program(9, 0x9000, owner=33))
+        assert after.attributes.get("process.owner") in ("web", None)
+        assert after.attributes.keys() == resource.attributes.keys()
+        assert found.get(program(1, 0x7000, owner=33)) is after
 
 
 def test_a_process_that_has_exited_keeps_the_data_of_the_sample(proc):
@@ -287,7 +372,7 @@ def test_resources_known_in_advance_are_not_looked_up(proc):
     proc(5, 300)
     known = {ProcessKey(5, 300 * TICK_NS): {"process.pid": 5, "host.name": "elsewhere"}}
     found = resources(proc, known=known)
-    assert found.get(raw(5, 300 * TICK_NS)).attributes == known[5, 300 * TICK_NS]
+    assert found.get(raw(5, 300 * TICK_NS)).attributes == known[ProcessKey(5, 300 * TICK_NS)]
 
 
 def test_the_own_process_matches_proc():

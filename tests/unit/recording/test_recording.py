@@ -57,7 +57,7 @@ def recorded(tmp_path, tree):
     writer.add_records(ring_record(100, [1, 2]) + ring_record(90, [3]), 150)
     writer.add_event("modules", 160, b"add loop")
     writer.add_records(ring_record(200, [4, 5, 6]), 250)
-    writer.add_resources({ProcessKey(3, 1): {"process.pid": 3, "tags": ("a", "b")}})
+    writer.add_resources({ProcessKey(3, 1, 7, 33): {"process.pid": 3, "tags": ("a", "b")}})
     assert not os.path.exists(path), "a recording appears when it is whole"
     writer.finish(FACTS)
     assert sorted(os.listdir(tmp_path)) == ["a.kprofile", "host"]
@@ -113,7 +113,7 @@ def test_missing_and_unreadable_files_are_so_in_the_replay_too(recorded):
 def test_events_and_resources_survive_a_round_trip(recorded):
     recording = Recording(recorded)
     assert list(recording.blocks("events/modules")) == [(160, b"add loop")]
-    assert recording.resources == {ProcessKey(3, 1): {"process.pid": 3, "tags": ("a", "b")}}
+    assert recording.resources == {ProcessKey(3, 1, 7, 33): {"process.pid": 3, "tags": ("a", "b")}}
     assert recording.facts == FACTS
     recording.close()
 

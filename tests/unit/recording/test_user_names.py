@@ -126,9 +126,9 @@ def test_code_that_never_had_a_name_is_not_kept():
         lambda row: row.pop(),
         lambda row: row.__setitem__(0, "7"),
         lambda row: row.__setitem__(2, -1),
-        lambda row: row[3][0].pop(),
-        lambda row: row[3][0].__setitem__(0, None),
-        lambda row: row[3][0].__setitem__(4, []),
+        lambda row: row[5][0].pop(),
+        lambda row: row[5][0].__setitem__(0, None),
+        lambda row: row[5][0].__setitem__(4, []),
     ],
 )
 def test_damaged_rows_of_code_are_refused(damage):

@@ -1,0 +1,66 @@
+"""Offsets of what the sampler reads of tasks, in the kernel's structs."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from otel_kprofiler.bpf.kernel_types import KernelTypes
+
+
+class ProgramOffsets(NamedTuple):
+    """``struct program_offsets``; see there for the meaning of each field."""
+
+    exec_id: int
+    mm: int
+    stack_start: int
+    credentials: int
+    owner: int
+
+
+class TaskOffsets(NamedTuple):
+    """Offsets in bytes.
+
+    Attributes:
+        leader: of the main thread in a task.
+        start: of the start time.
+        parent: of the parent.
+        tgid: of the process id.
+        comm: of the name.
+        program: of what tells programs and users apart; None if the kernel has other structs.
+    """
+
+    leader: int
+    start: int
+    parent: int
+    tgid: int
+    comm: int
+    program: ProgramOffsets | None
+
+
+_TASK: Final = tuple(
+    ("task_struct", name)
+    for name in ("group_leader", "start_boottime", "real_parent", "tgid", "comm")
+)
+_PROGRAM: Final = (
+    ("task_struct", "self_exec_id"),
+    ("task_struct", "mm"),
+    ("mm_struct", "start_stack"),
+    ("task_struct", "real_cred"),
+    ("cred", "euid"),
+)
+
+
+def find_task_offsets(types: KernelTypes) -> TaskOffsets | None:
+    """What the program must know of a kernel's tasks, None if it has other structs."""
+    task = _find(types, _TASK)
+    if task is None:
+        return None
+    leader, start, parent, tgid, comm = task
+    found = _find(types, _PROGRAM)
+    program = ProgramOffsets(*found) if found else None
+    return TaskOffsets(leader, start, parent, tgid, comm, program)
+
+
+def _find(types: KernelTypes, paths: tuple[tuple[str, str], ...]) -> list[int] | None:
+    found = [offset for path in paths if (offset := types.offset(*path)) is not None]
+    return found if len(found) == len(paths) else None

@@ -1,0 +1,199 @@
+"""A process that executes another program, or drops its rights: its samples are of what it was."""
+
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import OFF_CPU
+from otel_kprofiler.processes import ProcessContexts, ProcessResources
+from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+from tests.public import NOBODY
+
+pytestmark = pytest.mark.live
+
+NOBODY_ID = 65534
+TWO_CAPABILITIES = ["--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon"]
+SPIN = "i=0; while [ $i -lt {rounds} ]; do i=$((i + 1)); done"
+
+
+@pytest.fixture
+def shells(tmp_path):
+    """Two programs, which name their processes."""
+    found = [shutil.copy("/bin/dash", tmp_path / name) for name in ("first", "second")]
+    return [str(path) for path in found]
+
+
+def sample(command, resources, *, go=None, **settings):
+    """Samples of a command with their Resources, which are asked for as late as windows do.
+
+    The file ``go`` is made once its first program was read.
+    """
+    settings = {"samples_per_second": 999, "stacks": "both", **settings}
+    sampler = EbpfSampler(SamplerConfig(**settings))
+    pairs = []
+    try:
+        sampler.start()
+        process = subprocess.Popen(command)
+        end = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.2)
+            pairs += [(one, resources.get(one)) for one in sampler.drain()]
+            if go and any(one.comm == b"first" for one, _ in pairs):
+                go.touch()
+        process.kill()
+        process.wait()
+        pairs += [(one, resources.get(one)) for one in sampler.drain()]
+    finally:
+        sampler.close()
+    renewed = resources.renew({resource for _, resource in pairs})
+    return process.pid, [
+        (one, renewed.get(resource, resource).attributes) for one, resource in pairs
+    ]
+
+
+@pytest.fixture
+def resources():
+    found = ProcessResources(Access(), Clock(), {})
+    yield found
+    found.close()
+
+
+def name(attributes):
+    return attributes.get("process.executable.name")
+
+
+def test_samples_before_and_after_an_exec_have_the_names_of_their_programs(
+    shells, resources, tmp_path
+):
+    first, second = shells
+    go = tmp_path / "go"
+    after = SPIN.format(rounds=600_000)
+    script = f"while [ ! -e {go} ]; do :; done; exec {second} -c '{after}'"
+    pid, pairs = sample([first, "-c", script], resources, go=go)
+    own = [
+        (one, attributes)
+        for one, attributes in pairs
+        if one.tgid == pid and one.comm in (b"first", b"second")
+    ]
+    found = Counter((one.comm.decode(), name(attributes)) for one, attributes in own)
+    assert {names for names in found if len(set(names)) > 1} == set(), found
+    assert min(found["first", "first"], found["second", "second"]) > 5
+    paths = {attributes.get("process.executable.path") for _, attributes in own}
+    assert first in paths
+    assert paths <= {first, second, None}  # the second may have exited before it was read
+
+
+def test_children_have_their_parents_name_until_they_execute(shells, resources):
+    first, second = shells
+    child = f"{SPIN.format(rounds=1000)}; exec {second} -c '{SPIN.format(rounds=3000)}'"
+    script = f"n=0; while [ $n -lt 150 ]; do n=$((n + 1)); ({child}); done"
+    pid, pairs = sample([first, "-c", script], resources)
+    found = Counter(
+        (one.comm.decode(), name(attributes))
+        for one, attributes in pairs
+        if one.comm in (b"first", b"second") and one.tgid != pid
+    )
+    assert {names for names in found if len(set(names)) > 1} == set(), found
+    assert min(found["first", "first"], found["second", "second"]) > 20
+
+
+def test_the_owner_is_the_user_at_the_time_of_the_sample(resources):
+    spin = "end = time.monotonic() + 1\nwhile time.monotonic() < end: pass\n"
+    drop = f"import os, time\n{spin}os.setuid({NOBODY_ID})\n{spin}"
+    pid, pairs = sample([sys.executable, "-S", "-c", drop], resources)
+    own = [
+        (one.owner, attributes.get("process.owner")) for one, attributes in pairs if one.tgid == pid
+    ]
+    assert set(own) == {(0, "root"), (NOBODY_ID, "nobody")}
+    assert own == sorted(own)
+
+
+def test_waits_have_the_name_of_the_program_that_waited(shells, resources):
+    first, second = shells
+    nap = "for i in 1 2 3 4 5 6 7 8; do sleep 0.05; done"
+    command = [first, "-c", f"{nap}; exec {second} -c '{nap}'"]
+    config = OffCpuConfig(samples_per_second=1000)
+    pid, pairs = sample(command, resources, off_cpu=config, on_cpu=False)
+    found = Counter(
+        (one.comm.decode(), name(attributes))
+        for one, attributes in pairs
+        if one.tgid == pid and one.kind is OFF_CPU
+    )
+    assert {names for names in found if len(set(names)) > 1} == set(), found
+    assert min(found["first", "first"], found["second", "second"]) > 2
+
+
+def test_each_program_has_the_service_of_its_environment(shells):
+    first, second = shells
+    after = SPIN.format(rounds=100_000_000)
+    changed = f"exec env OTEL_SERVICE_NAME=new {second} -c '{after}'"
+    script = f"{SPIN.format(rounds=1_500_000)}; {changed}"
+    command = ["env", "OTEL_SERVICE_NAME=old", first, "-c", script]
+    contexts = ProcessContexts(Access(), first_look_s=0.1, answer_timeout_s=2)
+    found = ProcessResources(Access(), Clock(), {}, contexts=contexts)
+    sampler = EbpfSampler(SamplerConfig(samples_per_second=499, stacks="both"))
+    pairs = []
+    try:
+        sampler.start()
+        process = subprocess.Popen(command)
+        end = time.monotonic() + 30
+        while {one.comm for one, _ in pairs} < {b"first", b"second"} and time.monotonic() < end:
+            time.sleep(0.2)
+            own = [one for one in sampler.drain() if one.tgid == process.pid]
+            pairs += [(one, found.get(one)) for one in own if one.comm in (b"first", b"second")]
+        time.sleep(1)
+        renewed = found.renew({resource for _, resource in pairs})
+        process.kill()
+        process.wait()
+    finally:
+        sampler.close()
+        found.close()
+    services = Counter(
+        (one.comm, renewed.get(resource, resource).attributes.get("service.name"))
+        for one, resource in pairs
+    )
+    assert set(services) == {(b"first", "old"), (b"second", "new")}
+
+
+WATCH = """
+import sys, time
+from collections import Counter
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import Access
+from otel_kprofiler.processes import ProcessResources
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+resources = ProcessResources(Access(), Clock(), {})
+sampler = EbpfSampler(SamplerConfig(samples_per_second=999, stacks="both"))
+sampler.start()
+print("started", flush=True)
+found, end = Counter(), time.monotonic() + 30
+while time.monotonic() < end and len({comm for comm, _ in found} & {b"first", b"second"}) < 2:
+    time.sleep(0.5)
+    for one in sampler.drain():
+        name = resources.get(one).attributes.get("process.executable.name")
+        found[one.comm, name] += 1
+print([(comm.decode(), name) for comm, name in found if comm in (b"first", b"second")])
+"""
+
+
+def test_names_are_right_without_the_right_to_trace(shells, public_python):
+    """Then /proc shows neither the file nor the stack of other users' processes."""
+    first, second = shells
+    spin = SPIN.format(rounds=1_500_000)
+    watcher = subprocess.Popen(
+        [*NOBODY, *TWO_CAPABILITIES, public_python.command, "-c", WATCH],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watcher.stdout.readline() == "started\n"
+    subprocess.run([first, "-c", f"{spin}; exec {second} -c '{spin}'"], check=True)
+    told, _ = watcher.communicate(timeout=60)
+    assert "('first', 'first')" in told
+    assert "('second', 'second')" in told
+    assert told.count("'first'") == told.count("'second'") == 2, told
