@@ -8,12 +8,15 @@ from otel_kprofiler.analysis.groups import (
     GROUPINGS,
     LABEL,
     SERVICE,
+    SORTS,
     WAIT_GROUPINGS,
     Group,
+    endpoints,
     find_grouping,
     group_samples,
     merge_groups,
     select_group,
+    sort_groups,
 )
 from otel_kprofiler.analysis.occurrences import NO_PROGRAM, NO_STACK, OF_STACKS, Key
 from otel_kprofiler.analysis.samples import Origin, Samples, load_samples
@@ -33,6 +36,7 @@ __all__ = [
     "OF_STACKS",
     "PART",
     "SERVICE",
+    "SORTS",
     "WAIT_GROUPINGS",
     "Amount",
     "Change",
@@ -47,6 +51,7 @@ __all__ = [
     "callees",
     "callers",
     "compare",
+    "endpoints",
     "endpoints_of_spans",
     "find_grouping",
     "find_span_parts",
@@ -56,6 +61,7 @@ __all__ = [
     "merge_groups",
     "select_group",
     "select_sides",
+    "sort_groups",
     "spans_with_lines",
     "summarize_waits",
 ]

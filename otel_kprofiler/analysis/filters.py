@@ -26,7 +26,8 @@ class Filter:
     Names may be patterns with ``*``, ``?`` and ``[…]``.
 
     Attributes:
-        processes: names or ids of processes.
+        processes: ids of processes, or names: of the executable, of the script that an interpreter
+            runs, or of one of the threads.
         threads: names (``comm``) or ids of threads.
         containers: names of containers, or the first characters of their ids.
         services: names of services.
@@ -92,7 +93,7 @@ class Filter:
     def _thread_tests(self, samples: Samples) -> Iterator[Callable[[Thread], bool]]:
         resources = samples.tables.resources
         if self.processes:
-            yield _process_test(resources, self.processes)
+            yield _process_test(samples, self.processes)
         if self.threads:
             named = matcher(self.threads)
             yield lambda thread: named(thread.name) or named(str(thread.tid))
@@ -141,16 +142,29 @@ def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
     return cache(lambda name: any(name == one or fnmatchcase(name, one) for one in wanted))
 
 
-def _process_test(
-    resources: Sequence[Resource], processes: Sequence[str]
-) -> Callable[[Thread], bool]:
+def _process_test(samples: Samples, processes: Sequence[str]) -> Callable[[Thread], bool]:
     named = matcher(processes)
+    resources, threads = samples.tables.resources, samples.tables.threads
+    wanted = [any(map(named, _names_of_process(one, ""))) for one in resources]
+    for thread in threads:
+        if not wanted[thread.resource]:
+            names = _names_of_process(resources[thread.resource], thread.name)
+            wanted[thread.resource] = any(map(named, names)) or named(thread.name)
+    return lambda thread: wanted[thread.resource]
 
-    def test(thread: Thread) -> bool:
-        resource = resources[thread.resource]
-        return named(process_name(resource, thread.name)) or named(str(process_id(resource)))
 
-    return test
+def _names_of_process(resource: Resource, thread_name: str) -> Iterator[str]:
+    """By what people name a process: its id, and its name with the parts of that.
+
+    ``gunicorn (python3.11)`` is also ``gunicorn`` and ``python3.11``.
+    """
+    name = process_name(resource, thread_name)
+    script, bracket, executable = name.removesuffix(")").partition(" (")
+    yield from (name, script, executable) if bracket else (name,)
+    if file := resource.attributes.get("process.executable.name"):
+        yield str(file)
+    if (pid := process_id(resource)) is not None:
+        yield str(pid)
 
 
 def _attribute_test(

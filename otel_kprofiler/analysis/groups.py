@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import starmap
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from otel_kprofiler.analysis.occurrences import OF_STACKS, Key, Occurrence, only
+from otel_kprofiler.analysis.occurrences import NO_LINE, OF_STACKS, Key, Occurrence, only
 from otel_kprofiler.analysis.samples import Samples, Thread
 from otel_kprofiler.formats import process_id, process_name
 from otel_kprofiler.model import KERNEL_SIDE, AttributeValue, SpanLink, Stack, WindowWait
@@ -178,7 +178,7 @@ def assign(samples: Samples, by: str) -> Assignment:
 
 
 def group_samples(samples: Samples, by: str) -> list[Group]:
-    """Samples in groups, those with most of their own first; of lines those of the kernel's time.
+    """Samples in groups, those with most of their own first; lines by their total.
 
     Args:
         samples: what to group.
@@ -189,9 +189,23 @@ def group_samples(samples: Samples, by: str) -> list[Group]:
         groups = collect(samples, of_stacks())
     else:
         groups = _collect_column(samples, assign(samples, by))
-    if by == "line":
-        groups.sort(key=lambda group: (-group.kernel, -group.own, -group.total, group.key))
-    return groups
+    return sort_groups(groups, "total") if by == "line" else groups
+
+
+SORTS: Final[dict[str, Callable[[Group], Any]]] = {
+    "self": lambda group: (-group.own, -group.total),
+    "total": lambda group: (-group.total, -group.own),
+    "kernel": lambda group: (-group.kernel, -group.own),
+    "samples": lambda group: (-group.samples, -group.total),
+    "name": lambda group: group.key.name,
+}
+"""Orders of groups, by their names."""
+
+
+def sort_groups(groups: Iterable[Group], order: str) -> list[Group]:
+    """Groups in an order of ``SORTS``; what has no line is behind all lines."""
+    sort = SORTS[order]
+    return sorted(groups, key=lambda group: (group.key == NO_LINE, sort(group), group.key))
 
 
 GROUPINGS: Final[dict[str, Callable[[Samples], list[Group]]]] = {

@@ -19,6 +19,7 @@ from otel_kprofiler.analysis import (
 from otel_kprofiler.cli import report
 from otel_kprofiler.cli.diff_table import Way, as_dict, summary, table
 from otel_kprofiler.cli.moments import Moment, MomentType
+from otel_kprofiler.cli.no_match import check_matches
 from otel_kprofiler.cli.output import Output, reveals_addresses
 from otel_kprofiler.cli.profiles import load_profiles
 from otel_kprofiler.cli.report import GroupingType, drop_idle, show, terminal_width
@@ -121,6 +122,7 @@ def command(
         second, time_second = _load(after or before, chosen, time_after, need, idle=idle)
     else:
         second, time_second = first, time_after
+    check_matches(chosen, first, second)
     grouping = find_grouping(by)
     found = [
         (kind, parts, compare(*parts, grouping, per_second=way is Way.TIME))

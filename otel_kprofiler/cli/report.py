@@ -14,18 +14,21 @@ import click
 from otel_kprofiler.analysis import (
     GROUPINGS,
     PART,
+    SORTS,
     WAIT_GROUPINGS,
     Filter,
     Samples,
     find_span_parts,
 )
 from otel_kprofiler.cli.moments import Moment, MomentType
+from otel_kprofiler.cli.no_match import check_matches
 from otel_kprofiler.cli.output import Output
 from otel_kprofiler.cli.report_text import Report, span_part_lines, span_parts_as_dict
 from otel_kprofiler.cli.sources import Choice, load_choice
 from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.cli.types import CpuListType
 from otel_kprofiler.clickhouse import ALL, need_of
+from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.formats import FORMATS
 
 _FORMATS: Final = [row.name for row in FORMATS]
@@ -61,6 +64,10 @@ class GroupingType(click.ParamType[str]):
 @click.option(
     "-n", "--limit", type=click.IntRange(0), default=40, show_default=True,
     help="Rows to show; 0 for all.",
+)  # fmt: skip
+@click.option(
+    "--sort", "order", type=click.Choice(list(SORTS)),
+    help="Order of the rows. Default: self, of lines total.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("-o", "--output", "path", metavar="OUT", help="Write OUT instead, as record does.")
@@ -121,6 +128,7 @@ def command(
     callers_of: str | None,
     callees_of: str | None,
     limit: int,
+    order: str | None,
     as_json: bool,
     path: str | None,
     form: str | None,
@@ -157,13 +165,14 @@ def command(
     of_stacks = bool(callers_of or callees_of or sides)
     need = ALL if is_written else need_of(chosen, by, of_stacks=of_stacks)
     loaded, samples = load_choice(paths, Choice(chosen, start, end, sides), need)
+    check_matches(chosen, loaded)
     if is_written:
         with Output(path or "-", form, force=force) as output:
             output.write(samples.windows(), idle=idle)
         return
     # Totals are of whole windows.
     processes = None if start or end else chosen.find_processes(loaded)
-    report = Report(processes, by, callers_of, callees_of, idle=idle)
+    report = Report(processes, by, callers_of, callees_of, idle=idle, order=order)
     parts = [
         (kind, part)
         for kind in samples.kinds
@@ -190,7 +199,14 @@ def _report_parts(
 ) -> None:
     """Print what the time of spans went to; of what their threads did meanwhile all is needed."""
     around = replace(chosen, spans=(), endpoints=(), functions=(), modules=())
-    every = load_choice(paths, Choice(around, start, end), need_of(chosen, PART)).chosen
+    loaded, every = load_choice(paths, Choice(around, start, end), need_of(chosen, PART))
+    check_matches(chosen, loaded)
+    if not any(every.tables.links):
+        raise KProfilerError(
+            "no sample is of a span, and --by part is about the time of spans",
+            hint="record a service that profiles itself with span links, and its waits with "
+            "OTEL_KPROFILER_OFF_CPU=true: see docs/embedding.md",
+        )
     found = find_span_parts(chosen.apply(every), every)
     if as_json:
         click.echo(json.dumps(span_parts_as_dict(found), indent=1))

@@ -20,6 +20,7 @@ from otel_kprofiler.analysis import (
     callers,
     endpoints_of_spans,
     find_grouping,
+    sort_groups,
     spans_with_lines,
     summarize_waits,
 )
@@ -42,6 +43,7 @@ class Report:
         callers_of: if not None, groups are the callers of this function instead.
         callees_of: likewise what it calls.
         idle: whether to show waits of threads without work.
+        order: a name of :data:`SORTS`; None for that of the grouping.
     """
 
     processes: Sequence[bool] | None
@@ -49,6 +51,7 @@ class Report:
     callers_of: str | None = None
     callees_of: str | None = None
     idle: bool = False
+    order: str | None = None
 
     def lines(
         self, kind: ProfileKind, samples: Samples, limit: int, width: int | None
@@ -68,7 +71,7 @@ class Report:
         yield from self._beside(kind, every, samples)
         if not samples:
             return
-        groups, lines_of_spans = self._groups(samples)
+        groups, lines_of_spans = self._sorted(samples)
         if function:
             part = sum(group.own for group in groups)
             share = f"{part / whole:.1%}" if whole else "0"
@@ -92,7 +95,7 @@ class Report:
     def as_dict(self, kind: ProfileKind, samples: Samples) -> dict[str, Any]:
         """The report as plain values, with all groups."""
         every, samples = samples, self._shown(samples)
-        groups, lines_of_spans = self._groups(samples)
+        groups, lines_of_spans = self._sorted(samples)
         endpoints = self._endpoints(samples)
         found = summarize_waits(every, kind, self.processes)
         return {
@@ -144,6 +147,10 @@ class Report:
                 f"idle waits, not shown without --idle: {left:,} "
                 f"sample{'s' * (left != 1)}, {amount(weight, unit)} {unit_name(unit)}"
             )
+
+    def _sorted(self, samples: Samples) -> tuple[Sequence[Group], dict[Group, list[Group]]]:
+        groups, lines_of_spans = self._groups(samples)
+        return sort_groups(groups, self.order) if self.order else groups, lines_of_spans
 
     def _groups(self, samples: Samples) -> tuple[Sequence[Group], dict[Group, list[Group]]]:
         """The groups; of spans also their lines."""

@@ -42,10 +42,12 @@ def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
         rows: table and condition of the time, for a query in the query.
     """
     if chosen.processes:
-        name, thread = _resource("process.executable.name"), _sample("thread.name")
+        pid = _resource("process.pid")
+        named = _matches(_sample("thread.name"), chosen.processes)
         yield _any(
-            _matches(f"if({name} != '', {name}, {thread})", chosen.processes),
-            _matches(_resource("process.pid"), chosen.processes),
+            _matches(_resource("process.executable.name"), chosen.processes),
+            _matches(pid, chosen.processes),
+            f"{pid} IN (SELECT {pid} FROM {rows} AND {named})",  # noqa: S608 - literals
         )
     if chosen.threads:
         yield _any(*(_matches(_sample(f"thread.{one}"), chosen.threads) for one in ("name", "id")))

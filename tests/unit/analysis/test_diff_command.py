@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from otel_kprofiler.cli.diff import command
+from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
@@ -115,8 +116,9 @@ def test_gains_that_may_be_chance_do_not_fail(files):
 
 def test_filters_leave_nothing_to_compare(files):
     done = run(*files, "--process", "nobody")
-    assert done.exit_code == 0
-    assert done.output == "no samples on one side, or none of the same kind\n"
+    assert done.exit_code == 1
+    assert isinstance(done.exception, KProfilerError)
+    assert str(done.exception) == "no sample matches --process nobody"
 
 
 @pytest.mark.parametrize(

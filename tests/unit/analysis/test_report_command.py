@@ -15,6 +15,7 @@ from otel_kprofiler.formats import html
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
+    PYTHON_SIDE,
     USER_SIDE,
     FileId,
     Frame,
@@ -83,6 +84,13 @@ def report(*arguments):
     return done.output
 
 
+def fails(*arguments):
+    """Message and fix of the command that ends with an error."""
+    done = CliRunner().invoke(command, [str(one) for one in arguments])
+    assert done.exit_code == 1, done.output
+    return str(done.exception), done.exception.hint
+
+
 def rows(*arguments):
     """Names with self and total weight."""
     (kind,) = json.loads(report("--json", *arguments))["kinds"]
@@ -147,7 +155,9 @@ def test_samples_of_an_endpoint_are_selected(profile):
     assert rows("--endpoint", "GET *", "--by", "syscall", profile) == {
         "read": (3 * SECOND, 3 * SECOND)
     }
-    assert "no samples match" in report("--endpoint", "POST *", profile)
+    assert fails("--endpoint", "POST *", profile) == (
+        "no sample matches --endpoint POST *", "there are GET /\\x1b"
+    )  # fmt: skip
 
 
 def test_callers_and_callees_have_shares_of_the_function(profile):
@@ -201,7 +211,77 @@ def test_files_are_merged_and_filtered(profile):
     assert rows("-p", "nginx", "--by", "syscall", profile, profile) == {
         "read": (6 * SECOND, 6 * SECOND), "user mode": (2 * SECOND, 2 * SECOND)
     }  # fmt: skip
-    assert report("-p", "sshd", profile) == "no samples match\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (("-p", "ngnix"), "--process ngnix", "there are nginx, dd, dd\\x1b[2J"),
+        (("-p", "sshd", "-p", "cron"), "--process sshd or --process cron", "there are nginx, "),
+        (("--function", "vfs_raed"), "--function vfs_raed", "there are vfs_read, vfs_write, main"),
+        (("--module", "ext4"), "--module ext4", "there are libc.so.6, vmlinux"),
+        (("--thread", "9"), "--thread 9", "there are nginx, dd"),
+        (("--cpus", "7"), "--cpus 7", "there are 0, 1"),
+        (("--kind", "off_cpu"), "--kind off_cpu", "there are on_cpu"),
+        (("--span", "ff"), "--span ff", "there are " + "02" * 8),
+        (("--service", "shop"), "--service shop", "no sample has anything that --service could"),
+        (("--attribute", "tenant.id=x"), "--attribute tenant.id=x", "there are tenant.id=acme"),
+        (("-p", "nginx", "--function", "vfs_write"), "all of --process, --function together",
+         "leave one of them out"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("more", [(), ("--json",), ("-f", "folded"), ("--by", "part")])
+def test_a_filter_that_matches_nothing_fails_with_what_would_match(
+    profile, words, message, hint, more
+):
+    found, fix = fails(*words, *more, profile)
+    assert message in found
+    assert fix.startswith(hint)
+
+
+def test_processes_are_selected_by_names_of_threads_and_parts_of_their_name(tmp_path):
+    server = Resource({"process.executable.name": "gunicorn (python3.11)", "process.pid": 7})
+    threads = [
+        WindowSample(READ, tid, name, 0, None, [START])
+        for tid, name in ((7, "master"), (8, "pool-1"))
+    ]
+    other = ResourceSamples(
+        Resource({"process.executable.name": "sh", "process.pid": 9}),
+        [WindowSample(WRITE, 9, "sh", 0, None, [START])],
+    )
+    groups = [ResourceSamples(server, threads), other]
+    window = Window(START, START + SECOND, [Profile(ON_CPU, SECOND, groups, taken=3)])
+    path = tmp_path / "server.otlp"
+    path.write_bytes(encode_window(window).batches[0].payload)
+    for name in ("gunicorn", "python3.11", "gunicorn (python3.11)", "pool-*", "7"):
+        assert rows("-p", name, "--by", "comm", path) == {
+            "master": (SECOND, SECOND),
+            "pool-1": (SECOND, SECOND),
+        }, name
+
+
+def test_tables_are_sorted_as_wanted_and_lines_by_their_total(tmp_path):
+    def stack(name, line, kernel):
+        frames = [Frame(VMLINUX, 1, (Line("vfs_read"),), 0, KERNEL_SIDE)] if kernel else []
+        lines = (Line(name, file="/srv/app.py", line=line),) if name else ()
+        return Stack.from_frames([*frames, Frame(None, 2, lines, 0, PYTHON_SIDE)])
+
+    samples = [
+        WindowSample(stack("busy", 1, False), 7, "app", 0, None, [START] * 5),
+        WindowSample(stack("reads", 2, True), 7, "app", 0, None, [START] * 3),
+        WindowSample(stack("", 0, False), 7, "app", 0, None, [START] * 9),
+    ]
+    groups = [ResourceSamples(Resource({"process.pid": 7}), samples)]
+    window = Window(START, START + SECOND, [Profile(ON_CPU, SECOND, groups, taken=17)])
+    path = tmp_path / "lines.otlp"
+    path.write_bytes(encode_window(window).batches[0].payload)
+
+    def order(*words):
+        return list(rows("--by", "line", *words, path))
+
+    assert order() == ["busy (app.py:1)", "reads (app.py:2)", "[no line]"]
+    assert order("--sort", "kernel") == ["reads (app.py:2)", "busy (app.py:1)", "[no line]"]
+    assert list(rows("--by", "comm", "--sort", "name", path)) == ["app"]
 
 
 def test_what_is_kept_is_written_in_every_format_of_record(profile, tmp_path, capfd):

@@ -157,7 +157,9 @@ def test_the_table(synchronous):
 def test_without_spans_it_says_so(tmp_path):
     path = write(tmp_path / "none.otlp", (0, None, "user", 5))
     done = CliRunner().invoke(command, ["--by", "part", path])
-    assert done.output == "no samples of spans match\n"
+    assert done.exit_code == 1
+    assert "no sample is of a span" in str(done.exception)
+    assert "OTEL_KPROFILER_OFF_CPU" in done.exception.hint
 
 
 def test_only_a_table_can_be_made(synchronous, tmp_path):

@@ -1,0 +1,159 @@
+"""Filters that match nothing: which of them, and what would match."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from typing import Final
+
+from otel_kprofiler.analysis import CONTAINER, SERVICE, Filter, Samples, endpoints
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.formats import module_names, process_name, stack_entries
+from otel_kprofiler.text import escape_controls
+
+_MOST: Final = 6
+_CLOSE: Final = 0.6
+
+_Values = Iterator[tuple[str, int]]
+
+
+def check_matches(chosen: Filter, *sources: Samples) -> None:
+    """Check that samples of one source at least match a filter, unless there are none at all.
+
+    Raises:
+        KProfilerError: none matches; the fix names what is there.
+    """
+    filled = [source for source in sources if source.count]
+    if not filled or any(chosen.apply(source).count for source in filled):
+        return
+    given = [field.name for field in fields(chosen) if getattr(chosen, field.name)]
+    for name in given:
+        wanted = tuple(map(str, getattr(chosen, name)))
+        alone = replace(Filter(), **{name: getattr(chosen, name)})
+        if not any(alone.apply(source).count for source in filled):
+            option = OPTIONS[name]
+            shown = " or ".join(f"{option} {escape_controls(value)}" for value in wanted)
+            raise KProfilerError(
+                f"no sample matches {shown}", hint=_describe_values(name, wanted, filled)
+            )
+    options = ", ".join(OPTIONS[name] for name in given)
+    raise KProfilerError(
+        f"no sample matches all of {options} together, though each matches some",
+        hint="leave one of them out",
+    )
+
+
+def _describe_values(name: str, wanted: Iterable[str], sources: Iterable[Samples]) -> str:
+    counts = Counter[str]()
+    for source in sources:
+        for value, count in _VALUES[name](source, tuple(wanted)):
+            counts[value] += count
+    counts.pop("", None)
+    if not counts:
+        return f"no sample has anything that {OPTIONS[name]} could match"
+    close = [found for one in wanted for found in get_close_matches(one, counts, cutoff=_CLOSE)]
+    common = sorted(counts, key=lambda value: (-counts[value], value))
+    shown = list(dict.fromkeys([*close, *common]))[:_MOST]
+    more = f", and {len(counts) - len(shown):,} more" if len(counts) > len(shown) else ""
+    return f"there are {', '.join(map(escape_controls, shown))}{more}"
+
+
+def _of_threads(samples: Samples, find: Callable[[int], Iterable[str]]) -> _Values:
+    """Values of the threads of rows, by the index of a thread."""
+    rows = Counter[int]()
+    for thread, count in zip(samples.threads, samples.counts(), strict=True):
+        rows[thread] += count
+    for thread, count in rows.items():
+        for value in find(thread):
+            yield value, count
+
+
+def _processes(samples: Samples, _: tuple[str, ...]) -> _Values:
+    tables = samples.tables
+
+    def find(at: int) -> Iterable[str]:
+        thread = tables.threads[at]
+        return {process_name(tables.resources[thread.resource], thread.name), thread.name}
+
+    return _of_threads(samples, find)
+
+
+def _attributes(samples: Samples, names: Iterable[str], prefix: str = "") -> _Values:
+    tables = samples.tables
+
+    def find(at: int) -> Iterable[str]:
+        thread = tables.threads[at]
+        found = {**dict(thread.labels), **tables.resources[thread.resource].attributes}
+        return {f"{prefix}{found[name]}" for name in names if name in found}
+
+    return _of_threads(samples, find)
+
+
+def _named_attributes(samples: Samples, wanted: tuple[str, ...]) -> _Values:
+    for name in dict.fromkeys(pair.partition("=")[0] for pair in wanted):
+        yield from _attributes(samples, [name], f"{name}=")
+
+
+def _of_stacks(samples: Samples, find: Callable[[int], Iterable[str]]) -> _Values:
+    for stack, count in zip(samples.stacks, samples.counts(), strict=True):
+        for value in find(stack):
+            yield value, count
+
+
+def _modules(samples: Samples, _: tuple[str, ...]) -> _Values:
+    stacks = samples.tables.stacks
+    found = [{name for frame in one.frames for name in module_names(frame)} for one in stacks]
+    return _of_stacks(samples, found.__getitem__)
+
+
+def _functions(samples: Samples, _: tuple[str, ...]) -> _Values:
+    found = [{entry.name for entry in stack_entries(one)} for one in samples.tables.stacks]
+    return _of_stacks(samples, found.__getitem__)
+
+
+def _column(column: Iterable[int], values: list[str], samples: Samples) -> _Values:
+    for at, count in zip(column, samples.counts(), strict=True):
+        yield values[at], count
+
+
+_VALUES: Final[dict[str, Callable[[Samples, tuple[str, ...]], _Values]]] = {
+    "processes": _processes,
+    "threads": lambda samples, _: _of_threads(
+        samples, lambda at: [samples.tables.threads[at].name]
+    ),
+    "containers": lambda samples, _: _attributes(samples, CONTAINER),
+    "services": lambda samples, _: _attributes(samples, SERVICE),
+    "attributes": _named_attributes,
+    "cpus": lambda samples, _: _column(samples.cpus, list(map(str, samples.tables.cpus)), samples),
+    "modules": _modules,
+    "functions": _functions,
+    "spans": lambda samples, _: _column(
+        samples.links,
+        [link.span_id.hex() if link else "" for link in samples.tables.links],
+        samples,
+    ),
+    "endpoints": lambda samples, _: _column(
+        samples.links, endpoints(samples.tables.links), samples
+    ),
+    "kinds": lambda samples, _: _column(
+        samples.origins, [one.profile.kind.name for one in samples.tables.origins], samples
+    ),
+}
+"""What is there, by the fields of :class:`Filter`: values with numbers of samples."""
+
+OPTIONS: Final = {
+    "processes": "--process",
+    "threads": "--thread",
+    "containers": "--container",
+    "services": "--service",
+    "attributes": "--attribute",
+    "cpus": "--cpus",
+    "modules": "--module",
+    "functions": "--function",
+    "spans": "--span",
+    "endpoints": "--endpoint",
+    "kinds": "--kind",
+}
+"""Options of the fields."""
