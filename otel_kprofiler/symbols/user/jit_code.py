@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.host import ReferableFiles
+from otel_kprofiler.host import ReferableFiles, parse_mappings, read_maps
 from otel_kprofiler.model import Line, ProcessKey
 from otel_kprofiler.symbols.user.file import NamedAddress
 from otel_kprofiler.symbols.user.jit_file import JitCounts, JitFile, MadeFunction
+from otel_kprofiler.symbols.user.jit_memory import Range, find_memory, subtract
 from otel_kprofiler.symbols.user.jitdump import JitDump
 from otel_kprofiler.symbols.user.perf_map import PerfMap
 
 LOOK_AGAIN_NS: Final = 5_000_000_000
 """After this, a file that was not there is looked for again."""
+CHECK_NS: Final = 1_000_000_000
+"""After this, memory is compared with what it was."""
 
 
 class ProcessCode:
     """Code of one process. Thread-safe; ``update`` is for one thread.
 
-    Where the jitdump has anything, it counts, since it has times; elsewhere the perf map does.
+    Where the jitdump has anything, it counts, since it has times; elsewhere the perf map does. A
+    name ends with the memory of its code: when that is unmapped, or a file is mapped over it.
 
     Args:
         process: with its start time.
@@ -33,6 +38,9 @@ class ProcessCode:
         self._files: tuple[JitFile[Any], ...] = (self._dump, self._map)
         self._look_ns = dict.fromkeys(self._files, 0)  # when one that is not there is looked for
         self._read_ns = -1
+        self._process, self._host = process, files
+        self._memory: list[Range] = []
+        self._checked_ns = -CHECK_NS
 
     def update(self, now_ns: int) -> bool:
         """As :meth:`JitFile.update`, of both files; one that appears later is read, too.
@@ -55,8 +63,22 @@ class ProcessCode:
             self._look_ns = dict.fromkeys(self._files, 0)  # the caller waits
             raise missing
         if not has_more:
+            if now_ns >= self._checked_ns + CHECK_NS:
+                with suppress(OSError):  # it has ended, and maps nothing any more
+                    self._end_unmapped(now_ns)
             self._read_ns = now_ns
         return has_more
+
+    def _end_unmapped(self, now_ns: int) -> None:
+        """End functions in memory that has gone since it was looked at last."""
+        mappings = parse_mappings(read_maps(self._host, self._process.tgid))
+        memory = find_memory(mappings)
+        if not memory:
+            return
+        for start, end in subtract(self._memory, memory):
+            for file in self._files:
+                file.end_in(start, end, self._checked_ns)
+        self._memory, self._checked_ns = memory, now_ns
 
     def lookup(self, address: int, at_ns: int) -> MadeFunction | None:
         """As :meth:`JitFile.lookup`."""

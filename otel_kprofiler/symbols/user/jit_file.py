@@ -141,6 +141,11 @@ class JitFile(ABC, Generic[EventT]):
         with self._lock:
             return self._table.has_code_at(address)
 
+    def end_in(self, start: int, end: int, gone_ns: int) -> None:
+        """End the functions in ``[start, end)``, which were there until then, as far as known."""
+        with self._lock:
+            self._table.end_in(start, end, gone_ns)
+
     @property
     def read_ns(self) -> int:
         """Times up to this one can be looked up; -1 before the first complete read."""

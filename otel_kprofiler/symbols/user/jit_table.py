@@ -103,8 +103,15 @@ class JitTable:
 
     def end_all(self, gone_ns: int) -> None:
         """All functions were at their addresses until then, as far as known, if not added again."""
-        for index, seen_ns in enumerate(self._seen):
-            if seen_ns <= gone_ns:
+        self._end_rows(range(len(self._seen)), gone_ns)
+
+    def end_in(self, start: int, end: int, gone_ns: int) -> None:
+        """As :meth:`end_all`, of the functions that overlap ``[start, end)``."""
+        self._end_rows(range(*self._overlapped(JitCode(start, end, b""))), gone_ns)
+
+    def _end_rows(self, rows: range, gone_ns: int) -> None:
+        for index in rows:
+            if self._seen[index] <= gone_ns:
                 self._until[index] = min(self._until[index], gone_ns)
             else:
                 self._names[index] = b""

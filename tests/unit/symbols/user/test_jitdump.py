@@ -1,5 +1,6 @@
 """Functions of JIT compilers: jitdumps, and what they say about addresses at a time."""
 
+import ctypes
 import mmap
 import os
 import struct
@@ -15,8 +16,9 @@ from hypothesis import strategies as st
 from otel_kprofiler.clock import Clock, suspended_ns
 from otel_kprofiler.host import TICK_NS, Access, read_start_ticks
 from otel_kprofiler.model import ProcessKey
-from otel_kprofiler.symbols.user.jit_code import LOOK_AGAIN_NS, ProcessCode
+from otel_kprofiler.symbols.user.jit_code import CHECK_NS, LOOK_AGAIN_NS, ProcessCode
 from otel_kprofiler.symbols.user.jit_file import MAX_NAME_BYTES, MAX_UPDATE_BYTES
+from otel_kprofiler.symbols.user.jit_memory import subtract
 from otel_kprofiler.symbols.user.jitdump import JitDump, JitDumpParser, Loaded, find_place
 
 PID = os.getpid()
@@ -389,6 +391,56 @@ def test_a_perf_map_names_what_the_dump_does_not():
     finally:
         path.unlink()
         code.close()
+
+
+@pytest.mark.parametrize("then", ["nothing", "a file", "other permissions"])
+def test_a_name_ends_with_the_memory_of_its_code(then):
+    path = Path(f"/tmp/perf-{PID}.map")
+    if path.exists():
+        pytest.skip("this process has a perf map")
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    read, code_bits, private, anonymous, fixed = 1, 5, 2, 0x20, 0x10
+    at = libc.mmap(None, 4096, code_bits, private | anonymous, -1, 0)
+    now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    later = now + CHECK_NS
+    code = ProcessCode(ME, Access(), Clock())
+    path.write_bytes(b"%x 10 made\n" % at)
+    path.chmod(0o600)
+    try:
+        assert not code.update(now)
+        assert code.lookup(at, now).name == "made"
+        if then == "nothing":
+            libc.munmap(at, 4096)
+        elif then == "a file":
+            with open(__file__, "rb") as file:
+                assert libc.mmap(at, 4096, code_bits, private | fixed, file.fileno(), 0) == at
+        else:
+            libc.mprotect(at, 4096, read)
+        assert not code.update(later)
+        assert code.lookup(at, now).name == "made", "the sample was before"
+        found = code.lookup(at, later)
+        assert (found is not None) == (then == "other permissions")
+    finally:
+        libc.munmap(at, 4096)
+        path.unlink()
+        code.close()
+
+
+RANGES = st.lists(st.integers(0, 40), max_size=8, unique=True).map(
+    lambda edges: list(zip(*[iter(sorted(edges))] * 2, strict=False))
+)
+
+
+@given(RANGES, RANGES)
+def test_what_is_left_of_memory_equals_brute_force(ranges, others):
+    def points(some):
+        return {at for start, end in some for at in range(start, end)}
+
+    assert points(subtract(ranges, others)) == points(ranges) - points(others)
 
 
 def test_a_file_that_appears_later_is_read_too():
