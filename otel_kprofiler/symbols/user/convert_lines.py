@@ -63,8 +63,10 @@ def _convert() -> None:
     from symbolic.debuginfo import Archive  # noqa: PLC0415
     from symbolic.symcache import SymCache  # noqa: PLC0415
 
+    ffi = FFI()
+    kind = ffi.typeof("uint8_t[]")  # imports the parser, which may be in a user's directory
     give_up_capabilities()
-    data = FFI().from_buffer("uint8_t[]", mmap.mmap(0, 0, prot=mmap.PROT_READ))
+    data = ffi.from_buffer(kind, mmap.mmap(0, 0, prot=mmap.PROT_READ))
     made = SymCache.from_object(next(Archive.from_bytes(data).iter_objects()))
     if made.version != VERSION:
         raise ValueError(f"symbolic writes version {made.version}, not {VERSION}")

@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from otel_kprofiler.symbols.user import lines as module
 from otel_kprofiler.symbols.user.demangle import demangle
 from otel_kprofiler.symbols.user.lines import ConversionLimits, LinesError, SymbolicLines
 from otel_kprofiler.symbols.user.symcache import SymCache
+from tests.public import copy_environment
 
 SOURCE = Path(__file__).parents[3] / "data" / "symbols" / "inlines.cc"
 ADDRESSES = int(os.environ.get("KPROFILER_LINES", "300"))
@@ -216,15 +218,28 @@ def test_the_missing_library_is_named_with_its_fix(monkeypatch):
     assert "pip install 'otel-kprofiler[dwarf]'" in caught.value.hint
 
 
-def test_the_library_is_not_loaded_into_this_process(build, tmp_path):
-    program = (
-        "import os, sys; from otel_kprofiler.elf import FileSource\n"
-        "from otel_kprofiler.symbols.user.lines import SymbolicLines\n"
-        f"fd = os.open({build('pie')!r}, os.O_RDONLY)\n"
-        "SymbolicLines(None).open(FileSource(fd, os.fstat(fd).st_size))\n"
-        "print('symbolic' in sys.modules)"
-    )
-    assert run(sys.executable, "-c", program) == "False\n"
+CONVERT = """
+import os, sys; from otel_kprofiler.elf import FileSource
+from otel_kprofiler.symbols.user.lines import SymbolicLines
+fd = os.open(sys.argv[1], os.O_RDONLY)
+SymbolicLines(None).open(FileSource(fd, os.fstat(fd).st_size))
+print("symbolic" in sys.modules)
+"""
+
+
+def test_the_library_is_not_loaded_into_this_process(build):
+    assert run(sys.executable, "-c", CONVERT, build("pie")) == "False\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a directory of another user")
+def test_the_library_is_loaded_before_the_right_to_read_it_is_given_up(build):
+    """By root, from the closed home directory of a user."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:
+        os.chmod(home, 0o755)
+        words = copy_environment(Path(home)).words
+        os.chown(home, 65534, 65534)
+        os.chmod(home, 0o700)
+        assert run(*words, "-c", CONVERT, build("pie")) == "False\n"
 
 
 def test_damaged_symcaches_answer_or_are_refused(build, cache, opened):
