@@ -59,7 +59,7 @@ PACKAGES = {
     ),
     "export": Package(
         "Sends encoded batches to receivers: queue, retry, spool, transports",
-        "abortable errors host model redact text version",
+        "abortable errors host model otlp redact text version",
     ),
     "config": Package(
         "Loads and validates the YAML configuration", "errors export host model redact text"

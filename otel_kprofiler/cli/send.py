@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Final
 
@@ -12,11 +12,11 @@ import click
 from otel_kprofiler.cli.output import DEFAULT_NAME
 from otel_kprofiler.cli.profiles import read_otlp_file
 from otel_kprofiler.cli.receivers import open_receiver
-from otel_kprofiler.cli.sending import describe_failure
+from otel_kprofiler.cli.sending import describe_failure, find_change
 from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.cli.unsent import UnsentFile
 from otel_kprofiler.errors import ExportError, PayloadError
-from otel_kprofiler.export import ExportResult, OtlpSender, is_wholly_lost
+from otel_kprofiler.export import ExportResult, OtlpSender, Part, is_wholly_lost
 from otel_kprofiler.model import Batch, LossCause
 from otel_kprofiler.otlp import encode_message, parse_payloads
 from otel_kprofiler.redact import redact_address
@@ -44,7 +44,7 @@ def command(paths: tuple[str, ...], address: str) -> None:
     for path in paths:
         if path != _STDIN:
             read_otlp_file(path, lambda _: None)  # before anything is sent
-    with closing(_Delivery(open_receiver(address), address)) as delivery:
+    with closing(_Delivery(open_receiver(address), address, paths)) as delivery:
         for path in paths:
             delivery.send(path)
         delivery.check()
@@ -56,10 +56,13 @@ class _Delivery:
     Args:
         exporter: sends to the receiver.
         address: of the receiver, for messages and commands.
+        paths: of all files.
     """
 
-    def __init__(self, exporter: OtlpSender, address: str) -> None:
+    def __init__(self, exporter: OtlpSender, address: str, paths: Sequence[str]) -> None:
         self._exporter = exporter
+        self._paths = paths
+        self._causes: set[LossCause] = set()
         self._address = redact_address(address)
         self._stopped: LossCause | None = None
         self._status = 1
@@ -76,13 +79,14 @@ class _Delivery:
         taken = 0
         with closing(UnsentFile(_name(path), self._exporter.form)) as unsent:
             for batch in self._encode(path, data):
-                result = self._export(batch)
-                self._sent += result.exported
-                self._lost += batch.sample_count - result.exported
-                if is_wholly_lost(result):
-                    unsent.add(batch, next(iter(result.lost)))
-                else:
-                    taken += 1
+                for part, result in self._export(batch):
+                    self._sent += result.exported
+                    self._lost += part.sample_count - result.exported
+                    self._causes.update(result.lost)
+                    if is_wholly_lost(result):
+                        unsent.add(part, next(iter(result.lost)))
+                    else:
+                        taken += 1
             is_whole = taken == 0 and path != _STDIN
             if is_whole:
                 unsent.discard()
@@ -115,9 +119,11 @@ class _Delivery:
     def _find_fix(self) -> str:
         if not self._again:
             return "it cannot be sent again alone: the receiver took the rest of these requests"
-        return "to send it again: " + shlex.join(
-            ["otel-kprofiler", "send", *self._again, self._address]
-        )
+        change = find_change(self._causes)
+        if self._again == list(self._paths):  # the command that has just failed
+            return f"{change or 'nothing was sent'}, then send the same again"
+        command = shlex.join(["otel-kprofiler", "send", *self._again, self._address])
+        return f"{change}, then {command}" if change else f"to send the rest: {command}"
 
     def _encode(self, path: str, data: bytes) -> Iterator[Batch]:
         """Requests with what can be read of a file."""
@@ -135,23 +141,25 @@ class _Delivery:
                 continue
             if too_large:
                 self._lost += sum(too_large.values())
+                self._causes.add(LossCause.TOO_LARGE)
                 self._said = f"a sample alone is larger than {self._exporter.max_bytes:,} bytes"
             yield from batches
 
-    def _export(self, batch: Batch) -> ExportResult:
+    def _export(self, batch: Batch) -> Sequence[Part]:
         """Send a request, unless the receiver has gone or nobody wants to wait any more."""
         if self._stopped:
-            return ExportResult.failure(batch, self._stopped, self._said)
+            return [Part(batch, ExportResult.failure(batch, self._stopped, self._said))]
         try:
-            result = self._exporter.export(batch)
+            parts = self._exporter.export_parts(batch)
         except KeyboardInterrupt:
             self._stopped, self._said, self._status = LossCause.SHUTDOWN, "interrupted", 130
-            return ExportResult.failure(batch, self._stopped, self._said)
-        if LossCause.RETRIES_EXHAUSTED in result.lost:
-            self._stopped = LossCause.RETRIES_EXHAUSTED
-        if result.lost:
-            self._said = describe_failure(result)
-        return result
+            return [Part(batch, ExportResult.failure(batch, self._stopped, self._said))]
+        for _, result in parts:
+            if LossCause.RETRIES_EXHAUSTED in result.lost:
+                self._stopped = LossCause.RETRIES_EXHAUSTED
+            if result.lost:
+                self._said = describe_failure(result)
+        return parts
 
     def _tell_damage(self, problem: str) -> None:
         self._is_readable = False

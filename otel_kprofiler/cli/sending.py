@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Final, Self
 
@@ -18,6 +19,19 @@ from otel_kprofiler.redact import redact_address
 SCHEDULE: Final = WindowSchedule(5_000_000_000, first_ns=FIRST_WINDOW_NS)
 """Windows as long as the agent's."""
 _TIMEOUT_MILLIS: Final = 10_000
+
+
+_CHANGES: Final = {
+    LossCause.TOO_LARGE: "raise the receiver's limit on requests (a Collector's otlp receiver: "
+    "max_recv_msg_size_mib for gRPC, max_request_body_size for HTTP; nginx: client_max_body_size)",
+    LossCause.REJECTED: "see the receiver's log for why it refuses them",
+    LossCause.RETRIES_EXHAUSTED: "wait until the receiver answers again",
+}
+
+
+def find_change(causes: Iterable[LossCause]) -> str:
+    """Returns what to change before samples lost by these causes are sent again; may be empty."""
+    return "; ".join(_CHANGES[cause] for cause in _CHANGES if cause in set(causes))
 
 
 def describe_failure(result: ExportResult) -> str:
@@ -78,7 +92,8 @@ class Sending:
         if not kept:
             return "see the warning above, and the log of the receiver"
         which = "they are" if kept == lost else f"{kept:,} of them are"
-        return f"{which} in {self._unsent.path}: {self._command}"
+        change = find_change(self.kept)
+        return f"{which} in {self._unsent.path}: {f'{change}, then ' * bool(change)}{self._command}"
 
     @property
     def _command(self) -> str:

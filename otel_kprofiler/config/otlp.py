@@ -216,7 +216,8 @@ class _Client(Exporter):
         ge=_MIN_MESSAGE_BYTES,
         le=_MAX_MESSAGE_BYTES,
         description="Maximum size of a request in bytes before compression; larger batches are "
-        "split. The default is just below the 4 MiB limit of gRPC receivers.",
+        "split, also where the receiver takes less. The default is just below the 4 MiB limit of "
+        "gRPC receivers.",
     )
     attributes: AttributesKey = "inline"
     unnamed_frames: Literal["addresses", "names"] = Field(

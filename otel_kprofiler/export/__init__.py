@@ -1,7 +1,7 @@
 """Exporters of encoded profiles: gRPC, HTTP, files, standard output; and their sending queues.
 
-Exporters see bytes and counts, never stacks. Importing this package loads neither gRPC nor
-requests; each is loaded when its exporter is first used.
+Exporters see bytes and counts, never stacks; ``otlp`` divides requests for them. Importing this
+package loads neither gRPC nor requests; each is loaded when its exporter is first used.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from otel_kprofiler.export.base import (
     ExportOutcome,
     ExportResult,
     KindResult,
+    Part,
     ProfileExporter,
     is_wholly_lost,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "OtlpHttpExporter",
     "OtlpSender",
     "OtlpSettings",
+    "Part",
     "ProfileExporter",
     "QueueCounts",
     "QueueSettings",

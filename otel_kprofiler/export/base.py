@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from otel_kprofiler.model import (
@@ -96,6 +97,38 @@ class ExportResult(NamedTuple):
         return cls(ExportOutcome.FAILURE, kinds, message, error_type or cause.value)
 
 
+class Part(NamedTuple):
+    """A request that was sent of a batch, which may be all of it.
+
+    Attributes:
+        batch: the request.
+        result: its outcome.
+    """
+
+    batch: Batch
+    result: ExportResult
+
+
+def sum_results(parts: Sequence[Part]) -> ExportResult:
+    """The result of a batch from those of its parts, at least one.
+
+    It succeeds if a part does; its message and error are those of the first part that fails.
+    """
+    results = [part.result for part in parts]
+    if len(results) == 1:
+        return results[0]
+    kinds: dict[str, KindResult] = {}
+    for name, one in chain.from_iterable(result.kinds.items() for result in results):
+        before = kinds.get(name, KindResult(0, {}))
+        kinds[name] = KindResult(
+            before.exported + one.exported, sum_losses([before.lost, one.lost])
+        )
+    failed = next((result for result in results if result.lost), results[0])
+    if all(result.outcome is ExportOutcome.FAILURE for result in results):
+        return failed._replace(kinds=kinds)
+    return ExportResult(ExportOutcome.SUCCESS, kinds, failed.message)
+
+
 def is_wholly_lost(result: ExportResult) -> bool:
     """Whether nothing arrived for certain: counts of rejected profiles name no kind."""
     is_exact = result.outcome is ExportOutcome.FAILURE or len(result.kinds) == 1
@@ -112,6 +145,7 @@ class ProfileExporter(abc.ABC):
         name: component id for logs and metrics, such as ``otlp_grpc/backup``.
         form: required form of batches.
         max_bytes: largest payload that this exporter sends, before compression; None for no limit.
+            It falls when the receiver turns out to take less.
         attributes: how resource and scope attributes are written in batches for this exporter.
         unnamed_frames: how frames without a function name are written in them.
     """
@@ -139,6 +173,13 @@ class ProfileExporter(abc.ABC):
         Receiver and network failures are results, not exceptions. After ``shutdown`` the result
         is a failure with the cause ``SHUTDOWN``.
         """
+
+    def export_parts(self, batch: Batch) -> Sequence[Part]:
+        """Like :meth:`export`, but with each request on its own.
+
+        There are several if the receiver takes only smaller ones.
+        """
+        return [Part(batch, self.export(batch))]
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Wait for a running export; False on timeout."""

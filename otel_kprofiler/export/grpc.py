@@ -6,6 +6,7 @@ closing the channel aborts them. gRPC's own retries are off; :mod:`.retry` decid
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final, cast
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ import grpc
 from grpc import StatusCode
 
 from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.partial_success import parse_partial_success
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
 from otel_kprofiler.export.sender import (
     DEFAULT_MAX_BYTES,
@@ -22,7 +24,6 @@ from otel_kprofiler.export.sender import (
     OtlpSender,
     Tls,
     checked_headers,
-    parse_partial_success,
     user_agent,
 )
 from otel_kprofiler.model import AttributeForm, Batch, Form, UnnamedFrames
@@ -40,6 +41,27 @@ RETRYABLE: Final = frozenset(
     }
 )
 """Codes that the OTLP specification calls retryable; RESOURCE_EXHAUSTED only with RetryInfo."""
+_TOO_LARGE: Final = re.compile(
+    r"message[ \w]*? larger than max|message exceeds (the )?(configured )?max|larger than max size"
+    r"|message length too large|status: 413|(payload|entity) too large",
+    re.IGNORECASE,
+)
+"""Texts of errors for requests that are too large.
+
+In order: gRPC for Go and the core of C++, Python and Ruby (in either direction, before or after
+decompression); Java and .NET; tonic; and proxies that speak HTTP.
+"""
+_TOO_LARGE_CODES: Final = frozenset(
+    {
+        StatusCode.RESOURCE_EXHAUSTED,
+        StatusCode.OUT_OF_RANGE,
+        StatusCode.INVALID_ARGUMENT,
+        StatusCode.INTERNAL,
+        StatusCode.UNKNOWN,
+    }
+)
+_MIN_LIMIT_BYTES: Final = 1024
+"""Smaller numbers in such a text are no limit."""
 _LARGE_RESPONSE: Final = "CLIENT: Received message larger than max"
 """How gRPC's core says that a response is above our limit; servers respond to what they have."""
 COMPRESSIONS: Final = {"none": grpc.Compression.NoCompression, "gzip": grpc.Compression.Gzip}
@@ -204,11 +226,23 @@ def _failed(error: grpc.RpcError) -> Answer:
             delay = parse_retry_delay(value)
     if code is StatusCode.RESOURCE_EXHAUSTED and _LARGE_RESPONSE in message:
         return Answer(Verdict.ACCEPTED, "OK", unreadable=message)
+    if code in _TOO_LARGE_CODES and delay is None and (found := _TOO_LARGE.search(message)):
+        limit = parse_limit(message[found.start() :])
+        return Answer(Verdict.TOO_LARGE, code.name, message, max_bytes=limit)
     if code in RETRYABLE or (code is StatusCode.RESOURCE_EXHAUSTED and delay is not None):
         return Answer(Verdict.RETRY, code.name, message, delay_s=delay)
     if code is StatusCode.UNIMPLEMENTED:
         message = f"{NO_PROFILES_PIPELINE} ({message})"
     return Answer(Verdict.REFUSED, code.name, message)
+
+
+def parse_limit(text: str) -> int:
+    """The limit in an error text, in bytes; 0 if there is none.
+
+    Some texts have the size of the message, too, before the limit or after it: the size is larger.
+    """
+    numbers = [int(digits) for digits in re.findall(r"\d{1,18}", text)]
+    return min((number for number in numbers if number >= _MIN_LIMIT_BYTES), default=0)
 
 
 def parse_retry_delay(details: bytes) -> float | None:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import email.utils
 import json
+import re
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Final, NamedTuple
 
+from otel_kprofiler.export.partial_success import PartialSuccess, parse_partial_success
 from otel_kprofiler.export.retry import Answer, Verdict
-from otel_kprofiler.export.sender import (
-    MAX_RESPONSE_BYTES,
-    NO_PROFILES_PIPELINE,
-    PartialSuccess,
-    parse_partial_success,
-)
+from otel_kprofiler.export.sender import MAX_RESPONSE_BYTES, NO_PROFILES_PIPELINE
 from otel_kprofiler.model import Form
 
 RETRYABLE: Final = frozenset({429, 502, 503, 504})
@@ -34,6 +32,13 @@ _FORMS: Final = {
     "text/json": Form.JSON,
 }
 """Types of answers: those of OTLP, and other names of the same formats."""
+_TOO_LARGE: Final = re.compile(
+    r"(body|entity|payload|request|message) (is )?too large|larger than max"
+)
+"""Texts of receivers that refuse a request for its size with another status than 413.
+
+A Collector answers with 400 and the error of Go's ``http.MaxBytesReader``.
+"""
 _GZIP_WINDOW_BITS: Final = 47
 """Both gzip and zlib, of any window (zlib manual, inflateInit2)."""
 
@@ -72,6 +77,8 @@ def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Fo
         delay = parse_retry_after(headers.get("Retry-After", ""), time.time())
         return Answer(Verdict.RETRY, name, _explanation(headers, content), delay_s=delay)
     message = _explanation(headers, content)
+    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or _TOO_LARGE.search(message):
+        return Answer(Verdict.TOO_LARGE, name, message)
     if 300 <= status < 400:
         message = "redirects are not followed; give the final address as the endpoint"
     elif status == 404:

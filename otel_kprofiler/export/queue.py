@@ -20,7 +20,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from otel_kprofiler.errors import describe_error
-from otel_kprofiler.export.base import ExportResult, ProfileExporter, is_wholly_lost
+from otel_kprofiler.export.base import (
+    Part,
+    ProfileExporter,
+    is_wholly_lost,
+)
+from otel_kprofiler.export.exports import OnExport, export_all, is_temporary
 from otel_kprofiler.export.ledger import Ledgers, QueueCounts
 from otel_kprofiler.export.recovery import Stored
 from otel_kprofiler.export.spool import Spool
@@ -36,8 +41,6 @@ _POLL_S = 0.1
 _FINAL_REQUEST_SHARE: Final = 0.2
 """Share of the shutdown timeout reserved for the final request, which reports losses."""
 
-_TEMPORARY: Final = frozenset({LossCause.RETRIES_EXHAUSTED, LossCause.SHUTDOWN})
-
 _log = logging.getLogger(__name__)
 
 
@@ -46,12 +49,21 @@ OnLost = Callable[[Batch, LossCause], None]
 
 
 class _Held(NamedTuple):
-    """A waiting batch, in memory or in the spool."""
+    """A waiting batch, in memory or in the spool.
+
+    Attributes:
+        number: in the order of the queue.
+        samples: not exported or lost yet, by kind.
+        size: bytes of the batch.
+        batches: the batch, if it is in memory; or the parts of it that were not delivered yet.
+        stored: where it is in the spool.
+        carried: an earlier run left it.
+    """
 
     number: int
     samples: SampleCounts
     size: int
-    batch: Batch | None
+    batches: tuple[Batch, ...]
     stored: Stored | None
     carried: bool = False
 
@@ -77,7 +89,7 @@ class ExportQueue:
         *,
         size: int = DEFAULT_QUEUE_SIZE,
         max_bytes: int = DEFAULT_QUEUE_BYTES,
-        on_export: Callable[[ExportResult, float], None] | None = None,
+        on_export: OnExport | None = None,
         spool: Spool | None = None,
         on_lost: OnLost | None = None,
     ) -> None:
@@ -175,14 +187,14 @@ class ExportQueue:
             self._closing = True
             self._changed.notify_all()
             self._wait_settled(deadline - kept_s)
-            self._drop([held for held in self._waiting if held.batch], LossCause.SHUTDOWN)
+            self._drop(self._in_memory(), LossCause.SHUTDOWN)
             self._wait_settled(deadline - kept_s / 2)
         if final_request and (final := final_request()):
             self._append(final)
         with self._changed:
             self._wait_settled(deadline)
             self._stopping = True
-            self._drop([held for held in self._waiting if held.batch], LossCause.SHUTDOWN)
+            self._drop(self._in_memory(), LossCause.SHUTDOWN)
             self._changed.notify_all()
         self.exporter.shutdown(0)
         with self._changed:
@@ -195,9 +207,23 @@ class ExportQueue:
             elif held:
                 self._lose(held, LossCause.SHUTDOWN)
         if self._spool:
+            self._keep_parts()
             if final_request and (final := final_request()):
                 self._store(final)
             self._spool.close()
+
+    def _keep_parts(self) -> None:
+        """Replace a stored batch of which parts arrived by the others, for the next run."""
+        with self._changed:
+            first = self._waiting[0] if self._waiting else None
+            if first is None or first.stored is None or not first.batches:
+                return
+            self._settling += 1
+        if all(self._store(part) for part in first.batches):
+            self._settle(first.stored)
+        else:  # the next run sends all of it again
+            with self._changed:
+                self._settling -= 1
 
     def find_storage_error(self) -> str:
         """Why the last write to the spool failed; empty if it succeeded."""
@@ -210,7 +236,7 @@ class ExportQueue:
             return
         for stored in spool.waiting:
             self._last += 1
-            held = _Held(self._last, stored.samples, stored.size, None, stored, carried=True)
+            held = _Held(self._last, stored.samples, stored.size, (), stored, carried=True)
             self._waiting.append(held)
             self._ledgers.carry(stored.samples)
         self._ledgers.carry(spool.damaged)
@@ -235,7 +261,7 @@ class ExportQueue:
             self._last += 1
             if stored is None:
                 self._free_memory(size)
-            kept = None if stored else batch
+            kept = () if stored else (batch,)
             self._waiting.append(_Held(self._last, batch.sample_counts, size, kept, stored))
             self._changed.notify_all()
 
@@ -272,20 +298,23 @@ class ExportQueue:
                 count, cause = self._spool.count_overdue(waiting, more)
                 if cause is None or self._stopping:
                     break
-                last = waiting[count - 1]
-                dropped = [h for h in self._waiting if h.stored and h.stored.number <= last.number]
+                last = waiting[count - 1].number
+                dropped = [h for h in self._waiting if h.stored and h.stored.number <= last]
                 self._drop(dropped, cause)
                 self._settling += 1
-            self._settle(last, _sum_samples(dropped))
+            self._settle(*[held.stored for held in dropped if held.stored])
 
     def _free_memory(self, more: int) -> None:
-        waiting = deque(held for held in self._waiting if held.batch)
+        waiting = deque(self._in_memory())
         size = sum(held.size for held in waiting)
         dropped = []
         while waiting and (len(waiting) >= self._size or size + more > self._max_bytes):
             dropped.append(waiting.popleft())
             size -= dropped[-1].size
         self._drop(dropped, LossCause.QUEUE_FULL)
+
+    def _in_memory(self) -> list[_Held]:
+        return [held for held in self._waiting if not held.stored]
 
     def _drop(self, dropped: Sequence[_Held], cause: LossCause) -> None:
         """Remove waiting batches and count them as lost."""
@@ -299,18 +328,20 @@ class ExportQueue:
 
     def _lose(self, held: _Held, cause: LossCause) -> None:
         self._ledgers.lose(held.samples, cause, carried=held.carried)
-        if self._on_lost and held.batch:
-            self._on_lost(held.batch, cause)
+        if self._on_lost and not held.stored:
+            for batch in held.batches:
+                self._on_lost(batch, cause)
 
-    def _settle(self, stored: Stored, samples: SampleCounts) -> None:
-        """Record in the spool that this batch and all before it are settled.
+    def _settle(self, *stored: Stored) -> None:
+        """Record in the spool that these batches, the oldest of it, are settled.
 
         The caller increments ``_settling`` when it removes them from the queue, so that the spool
         is not closed in between.
         """
         try:
             if self._spool:
-                self._spool.settle(stored.number, samples)
+                samples = sum((one.samples for one in stored), SampleCounts())
+                self._spool.settle(stored[-1].number, samples)
                 self._note_storage("")
         except OSError as error:
             self._note_storage(error.strerror or str(error), "a crash would resend some data")
@@ -344,76 +375,62 @@ class ExportQueue:
                     continue
                 held = self._in_flight = self._waiting.popleft()
                 exporter = self.exporter
-            batch = self._load(held)
-            result = self._export(exporter, batch) if batch else None
+            parts = export_all(exporter, self._load(held), self._on_export)
             with self._changed:
                 # Shutdown may have counted this batch already.
                 if self._in_flight is not held:
                     continue
                 self._in_flight = None
-                done = self._conclude(held, result, replaced=exporter is not self.exporter)
+                done = self._conclude(held, parts, replaced=exporter is not self.exporter)
                 self._settling += bool(done and held.stored)
                 self._changed.notify_all()
             if done and held.stored:
-                self._settle(held.stored, held.samples)
+                self._settle(held.stored)
 
-    def _load(self, held: _Held) -> Batch | None:
-        if held.stored is None or self._spool is None:
-            return held.batch
+    def _load(self, held: _Held) -> tuple[Batch, ...]:
+        """The batch, or the rest of it; nothing if it cannot be read."""
+        if held.batches or held.stored is None or self._spool is None:
+            return held.batches
         try:
-            return self._spool.read(held.stored)
+            return (self._spool.read(held.stored),)
         except (OSError, ValueError) as error:
             _log.warning("%s: %s", self.exporter.name, describe_error(error))
-            return None
+            return ()
 
-    def _conclude(self, held: _Held, result: ExportResult | None, *, replaced: bool) -> bool:
-        """Count the outcome of a batch, or requeue it; returns whether it is settled."""
+    def _conclude(self, held: _Held, parts: Sequence[Part], *, replaced: bool) -> bool:
+        """Count the outcome of a batch, and requeue what is left of it; whether it is settled."""
         gone = held.stored and self._spool and not self._spool.holds(held.stored)
-        if result is None:
-            cause = LossCause.SPOOL_FULL if gone else LossCause.SPOOL_DAMAGED
-            self._lose(held, cause)
-        elif replaced and LossCause.SHUTDOWN in result.lost:
-            # Abandoned because the exporter was replaced; none of it was accepted.
-            self._waiting.appendleft(held)
-            return False
-        elif held.stored and not result.exported and _is_temporary(result):
-            if not gone:
-                self._waiting.appendleft(held)
-                self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
-                return False
-            # Its segment was dropped during the export.
-            self._lose(held, LossCause.SPOOL_FULL)
-        else:
-            self._ledgers.conclude(result, carried=held.carried)
-            self._dropping.clear()
-            if self._on_lost and held.batch and is_wholly_lost(result):
-                self._on_lost(held.batch, next(iter(result.lost)))
-        self._pause_s = 0.0
-        return True
-
-    def _export(self, exporter: ProfileExporter, batch: Batch) -> ExportResult:
-        started = time.monotonic()
-        try:
-            result = exporter.export(batch)
-            counted, there = result.counts(), batch.sample_counts
-            if counted != there:
-                raise ValueError(f"accounts for {dict(counted)} of {dict(there)} samples")  # noqa: TRY301
-        except Exception as error:  # noqa: BLE001 -- counted and logged
-            _log.exception("%s: the exporter raised an exception", exporter.name)
-            message = f"{type(error).__name__}: {error}"
-            result = ExportResult.failure(batch, LossCause.INTERNAL, message)
-        if self._on_export:
-            try:
-                self._on_export(result, time.monotonic() - started)
-            except Exception:  # noqa: BLE001 -- logged; the account does not depend on it
-                _log.exception("%s: the on_export callback failed", exporter.name)
-        return result
+        if not parts:
+            self._lose(held, LossCause.SPOOL_FULL if gone else LossCause.SPOOL_DAMAGED)
+        left = []
+        is_abandoned = False
+        for batch, result in parts:
+            if replaced and LossCause.SHUTDOWN in result.lost:
+                # Abandoned because the exporter was replaced; none of it was accepted.
+                is_abandoned = True
+                left.append(batch)
+            elif held.stored and not result.exported and is_temporary(result):
+                if not gone:
+                    left.append(batch)
+                    continue
+                # Its segment was dropped during the export.
+                self._ledgers.lose(batch.sample_counts, LossCause.SPOOL_FULL, carried=held.carried)
+            else:
+                self._ledgers.conclude(result, carried=held.carried)
+                self._dropping.clear()
+                if self._on_lost and not held.stored and is_wholly_lost(result):
+                    self._on_lost(batch, next(iter(result.lost)))
+        if not left:
+            self._pause_s = 0.0
+            return True
+        if not is_abandoned:
+            self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
+        if len(left) < len(parts):
+            samples = sum((batch.sample_counts for batch in left), SampleCounts())
+            held = held._replace(samples=samples, batches=tuple(left))
+        self._waiting.appendleft(held)
+        return False
 
 
 def _sum_samples(held: Iterable[_Held]) -> SampleCounts:
     return sum((one.samples for one in held), SampleCounts())
-
-
-def _is_temporary(result: ExportResult) -> bool:
-    """Whether a batch, even one without samples, may be retried."""
-    return bool(result.lost) and _TEMPORARY.issuperset(result.lost)

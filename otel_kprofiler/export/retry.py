@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from otel_kprofiler.model import LossCause
 
@@ -28,6 +28,16 @@ class Verdict(enum.Enum):
     ACCEPTED = "accepted"
     RETRY = "retry"
     REFUSED = "refused"
+    TOO_LARGE = "too_large"
+    """Refused for its size: parts of it may be accepted."""
+
+
+_SETTLED: Final = {
+    Verdict.ACCEPTED: None,
+    Verdict.REFUSED: LossCause.REJECTED,
+    Verdict.TOO_LARGE: LossCause.TOO_LARGE,
+}
+"""Verdicts that end the attempts, with the cause of the loss."""
 
 
 class Answer(NamedTuple):
@@ -39,6 +49,7 @@ class Answer(NamedTuple):
         message: the receiver's or the library's explanation.
         rejected_profiles: profiles that the receiver rejected from an accepted request.
         delay_s: how long the receiver asked to wait before the next attempt.
+        max_bytes: the largest request that the receiver says it takes; 0 if it does not say.
         unreadable: why the answer to an accepted request could not be read; empty if it could.
     """
 
@@ -48,6 +59,7 @@ class Answer(NamedTuple):
     rejected_profiles: int = 0
     delay_s: float | None = None
     unreadable: str = ""
+    max_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +119,8 @@ def attempt_until_settled(
     allowance = min(timeout_s, left_s())
     while True:
         answer = attempt(allowance)
-        if answer.verdict is Verdict.ACCEPTED:
-            return answer, None
-        if answer.verdict is Verdict.REFUSED:
-            return answer, LossCause.REJECTED
+        if answer.verdict in _SETTLED:
+            return answer, _SETTLED[answer.verdict]
         if stop.is_set():
             return answer, LossCause.SHUTDOWN
         failures += 1

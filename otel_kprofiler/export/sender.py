@@ -5,16 +5,17 @@ from __future__ import annotations
 import abc
 import contextlib
 import logging
+import math
 import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export.base import ExportResult, ProfileExporter
+from otel_kprofiler.export.base import ExportResult, Part, ProfileExporter, sum_results
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict, attempt_until_settled
 from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause, SampleCounts, UnnamedFrames
 from otel_kprofiler.redact import Secrets
@@ -23,6 +24,9 @@ from otel_kprofiler.version import __version__
 
 DEFAULT_MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024
 """Just under the 4 MiB that gRPC servers accept by default, after decompression."""
+MIN_LEARNED_BYTES = 64 * 1024
+"""Windows are encoded in requests of this size at least, whatever receivers refuse. Each batch is
+divided further if need be, and the next one shows whether the receiver takes more again."""
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 """Largest response that is read (OTLP specification, "Response size limits")."""
 DEVELOPMENT_VERSION_HEADER = "otlp-profiles-development-version"
@@ -122,6 +126,10 @@ class OtlpSender(ProfileExporter, abc.ABC):
     ``rejected``, so ``exported`` is a lower bound for each kind (exact if none or all are rejected,
     or if the batch has one profile). The rejected part is never resent.
 
+    **Size.** A batch that the receiver refuses for its size is divided until it takes the parts,
+    and ``max_bytes`` falls to what it takes, so that later batches are made that small. A sample
+    that it refuses alone is counted as ``too_large``.
+
     Args:
         name: component id.
         endpoint: receiver, for messages; without credentials.
@@ -160,7 +168,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self._busy = threading.Lock()
         self._closed = False
         self._warned: set[str] = set()
-        self._is_unreadable = False  # logged
+        self._noted: set[str] = set()  # logged, once for good
         self._failures = 0
         self._failing_since = 0.0
         self._outage = ""
@@ -184,24 +192,78 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     def export(self, batch: Batch) -> ExportResult:
         """Send a batch, with retries; see :class:`OtlpSender` for the accounting."""
-        if self.max_bytes is not None and len(batch.payload) > self.max_bytes:
-            message = f"a batch of {len(batch.payload)} bytes is above {self.max_bytes} bytes"
-            return ExportResult.failure(batch, LossCause.TOO_LARGE, message)
+        return sum_results(self.export_parts(batch))
+
+    def export_parts(self, batch: Batch) -> Sequence[Part]:
+        """Send a batch, divided if the receiver takes only smaller ones."""
         with self._busy, _instrumentation_suppressed():
-            if self._stop.is_set():
-                return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
-            body = self._prepare(batch)
-            answer, cause = attempt_until_settled(
-                lambda timeout_s: self._note(self._attempt_safely(body, timeout_s)),
-                policy=self._retry,
-                timeout_s=self._timeout_s,
-                stop=self._stop,
-            )
-            if cause is LossCause.RETRIES_EXHAUSTED:
-                self._warn_once("given up", f"{answer.status} until time was up; giving up")
-        if cause is not None:
-            return ExportResult.failure(batch, cause, answer.message, answer.status)
-        return _accepted(batch, answer)
+            return self._send_parts(batch)
+
+    def _send_parts(self, batch: Batch) -> list[Part]:
+        pending, parts = deque([batch]), []
+        aim, message = self.max_bytes, "it is above max_message_bytes"
+        # From this size on the receiver refuses requests, or we do.
+        refused = math.inf if aim is None else aim + 1
+        while pending:
+            part = pending.popleft()
+            size = len(part.payload)
+            if aim is not None and size > aim and (smaller := _divide(part, aim)):
+                pending.extendleft(reversed(smaller))
+                continue
+            if size >= refused:
+                text = f"a sample alone takes {size} bytes: {message}"
+                self._note_once("too large", f"{text}; dropping")
+                parts.append(Part(part, ExportResult.failure(part, LossCause.TOO_LARGE, text)))
+                continue
+            answer, cause = self._send(part)
+            if cause is LossCause.TOO_LARGE:
+                known = answer.max_bytes if answer.max_bytes < size else 0
+                refused = min(refused, known + 1 if known else size)
+                aim, message = known or max(size // 2, 1), f"{answer.status}: {answer.message}"
+                self._learn(size, aim, message)
+                pending.appendleft(part)
+                continue
+            if cause is None:
+                parts.append(Part(part, _accepted(part, answer)))
+                continue
+            failing = [part]
+            if cause is not LossCause.REJECTED:  # it affects all others, too
+                failing += pending
+                pending.clear()
+            parts += [
+                Part(one, ExportResult.failure(one, cause, answer.message, answer.status))
+                for one in failing
+            ]
+        return parts
+
+    def _send(self, batch: Batch) -> tuple[Answer, LossCause | None]:
+        """Send a request, with retries."""
+        if self._stop.is_set():
+            answer = Answer(Verdict.RETRY, LossCause.SHUTDOWN.value, "already shut down")
+            return answer, LossCause.SHUTDOWN
+        body = self._prepare(batch)
+        answer, cause = attempt_until_settled(
+            lambda timeout_s: self._note(self._attempt_safely(body, timeout_s)),
+            policy=self._retry,
+            timeout_s=self._timeout_s,
+            stop=self._stop,
+        )
+        if cause is LossCause.RETRIES_EXHAUSTED:
+            self._warn_once("given up", f"{answer.status} until time was up; giving up")
+        return answer, cause
+
+    def _learn(self, size: int, aim: int, why: str) -> None:
+        """Make later batches as small as the receiver wants them."""
+        before = self.max_bytes
+        least = MIN_LEARNED_BYTES if before is None else min(before, MIN_LEARNED_BYTES)
+        learned = max(aim, least)
+        if before is None or learned < before:
+            self.max_bytes = learned
+            _log.warning(
+                "%s: %s: takes no request of %d bytes (%s): it is divided, and later ones have at"
+                " most %d bytes", self.name, self.endpoint, size, why, learned,
+                extra={"subject": f"{self.name} size"},
+            )  # fmt: skip
 
     def probe(self, request: bytes, timeout_s: float) -> Answer:
         """Send a request once, to see whether the receiver takes profiles; logs nothing.
@@ -229,6 +291,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
         message = answer.message
         self._track_outage(answer)
         self._warn_unreadable(answer.unreadable)
+        if answer.verdict is Verdict.TOO_LARGE:
+            return answer
         if answer.verdict is not Verdict.ACCEPTED:
             then = "retrying" if answer.verdict is Verdict.RETRY else "dropping"
             self._warn_once(answer.status, f"{answer.status}: {message}; {then}")
@@ -249,13 +313,18 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     def _warn_unreadable(self, problem: str) -> None:
         """Log once that partial success cannot be read from this receiver's answers."""
-        if problem and not self._is_unreadable:
-            self._is_unreadable = True
-            _log.warning(
-                "%s: %s: accepts data, but its answer cannot be read: %s; whether it rejects parts"
-                " of requests is unknown (logged once)",
-                self.name, self.endpoint, problem, extra={"subject": f"{self.name} unreadable"},
-            )  # fmt: skip
+        if problem:
+            text = (
+                f"accepts data, but its answer cannot be read: {problem}; whether it rejects parts"
+            )
+            self._note_once("unreadable", f"{text} of requests is unknown")
+
+    def _note_once(self, key: str, text: str) -> None:
+        """Log once per key and exporter."""
+        if key not in self._noted:
+            self._noted.add(key)
+            subject = {"subject": f"{self.name} {key}"}
+            _log.warning("%s: %s: %s (logged once)", self.name, self.endpoint, text, extra=subject)
 
     def _track_outage(self, answer: Answer) -> None:
         """Track unreachability; any non-retryable answer proves that the receiver is reachable."""
@@ -311,6 +380,12 @@ def advise_plain_text(message: str) -> str:
     return f"{_NO_TLS} ({message})" if speaks_no_tls(message) else message
 
 
+def _divide(batch: Batch, aim: int) -> Sequence[Batch]:
+    from otel_kprofiler.otlp import divide_batch  # noqa: PLC0415 - loads protobuf
+
+    return divide_batch(batch, aim)
+
+
 def _profiles(answer: Answer) -> str:
     return describe_count(answer.rejected_profiles, "profile")
 
@@ -343,37 +418,3 @@ def _instrumentation_suppressed() -> Iterator[None]:
         yield
     finally:
         context.detach(token)
-
-
-class PartialSuccess(NamedTuple):
-    """What an accepted request has lost (OTLP specification, "Partial Success").
-
-    Attributes:
-        rejected: number of rejected profiles.
-        message: why, or a warning; possibly empty.
-    """
-
-    rejected: int = 0
-    message: str = ""
-
-
-def parse_partial_success(response: bytes) -> PartialSuccess:
-    """The partial success of a serialized ``ExportProfilesServiceResponse``.
-
-    Raises:
-        ValueError: the bytes are not such a message.
-    """
-    # Full success is an absent or an empty ``partial_success``: skip loading protobuf.
-    if response in (b"", b"\x0a\x00"):
-        return PartialSuccess()
-    from google.protobuf.message import DecodeError  # noqa: PLC0415
-    from opentelemetry.proto.collector.profiles.v1development import (  # noqa: PLC0415
-        profiles_service_pb2,
-    )
-
-    try:
-        parsed = profiles_service_pb2.ExportProfilesServiceResponse.FromString(response)
-    except DecodeError as error:
-        raise ValueError("not an ExportProfilesServiceResponse") from error
-    partial = parsed.partial_success
-    return PartialSuccess(partial.rejected_profiles, partial.error_message)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.otlp.nameless import Nameless, NamelessFile, Naming, name_locations
     from otel_kprofiler.otlp.payloads import DamagedProfilesError, parse_payloads, read_file
     from otel_kprofiler.otlp.sample_attributes import SampleAttributes, read_sample_attributes
-    from otel_kprofiler.otlp.split import encode_message
+    from otel_kprofiler.otlp.split import divide_batch, encode_message
 
 __all__ = [
     "BOOLEAN_ATTRIBUTES",
@@ -78,6 +78,7 @@ __all__ = [
     "check_payload",
     "decode_process_context",
     "decode_windows",
+    "divide_batch",
     "encode_empty",
     "encode_message",
     "encode_process_context",
@@ -102,6 +103,7 @@ _LATE: Final = {
     "check_file": "check",
     "check_payload": "check",
     "decode_windows": "decode",
+    "divide_batch": "split",
     "encode_message": "split",
     "find_profile_kind": "decode",
     "name_locations": "nameless",

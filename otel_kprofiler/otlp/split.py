@@ -8,25 +8,35 @@ until the parts fit; each part has its own dictionary, which holds only what its
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError
 
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import Batch, Form, ProfileSamples, SampleCounts
 from otel_kprofiler.otlp.encode import Encoded
 from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
+from otel_kprofiler.otlp.payloads import parse_payloads
 from otel_kprofiler.otlp.references import STRINGS, find_references, renumber_references
 from otel_kprofiler.otlp.rules import Contents
 from otel_kprofiler.otlp.rules_dictionary import index_range
+from otel_kprofiler.otlp.shared_account import (
+    KindKey,
+    kind_key,
+    spread_accounts,
+    thin_accounts,
+)
 
 _KIND: Final = "samples"
-"""Kind of all samples in the counts of batches."""
+"""Kind of all samples in the counts of batches made of messages of any producer."""
 _ID_BYTES: Final = 16
 _MARGIN: Final = 1.1
 """Parts are larger than their share of the samples: they have entries in common."""
@@ -74,6 +84,50 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
     return Encoded(tuple(_split(message, form, max_bytes, too_large)), too_large)
 
 
+def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
+    """Divide a request into at least two with fewer samples each.
+
+    Every sample is in exactly one part, and each part carries the account of the samples.
+
+    Args:
+        batch: its form and its kinds stay.
+        max_bytes: intended size of the parts; some may be larger.
+
+    Returns:
+        The parts in order; none if the request has one sample at one time, or cannot be read.
+    """
+    try:
+        message = _parse(batch)
+        _check_indices(message)
+    except (DecodeError, PayloadError):
+        return ()
+    profiles = [profile for _, profile in _profiles(message)]
+    strings = message.dictionary.string_table
+    kinds = {
+        kind_key(profile, strings): counted.kind
+        for profile, counted in zip(profiles, batch.profiles, strict=False)
+    }
+    count = max(2, math.ceil(len(batch.payload) * _MARGIN / max_bytes))
+    parts = tuple(
+        replace(
+            _make_batch(part, _serialize(part, batch.form), batch.form, kinds),
+            start_unix_ns=batch.start_unix_ns,
+            end_unix_ns=batch.end_unix_ns,
+        )
+        for part in _divide(message, count)
+    )
+    # The account must not depend on how others count.
+    counts = sum((part.sample_counts for part in parts), SampleCounts())
+    return parts if counts == batch.sample_counts else ()
+
+
+def _parse(batch: Batch) -> Any:
+    if batch.form is Form.PROTOBUF:
+        return ExportProfilesServiceRequest.FromString(batch.payload)
+    (payload,) = parse_payloads(batch.payload)
+    return payload.message
+
+
 def _check_indices(message: Any) -> None:
     if any(index_range(Contents(message))):
         raise PayloadError(
@@ -102,9 +156,18 @@ def _write_ids_hexadecimal(node: dict[str, Any], *names: str) -> None:
             node[name] = base64.b64decode(node[name]).hex()
 
 
-def _make_batch(message: Any, payload: bytes, form: Form) -> Batch:
+def _make_batch(
+    message: Any, payload: bytes, form: Form, kinds: Mapping[KindKey, str] = MappingProxyType({})
+) -> Batch:
+    """A request; its kinds are by the types of their profiles."""
     profiles = [profile for _, profile in _profiles(message)]
-    counts = [ProfileSamples(_KIND, sum(map(_count, profile.samples))) for profile in profiles]
+    strings = message.dictionary.string_table
+    counts = [
+        ProfileSamples(
+            kinds.get(kind_key(profile, strings), _KIND), sum(map(_count, profile.samples))
+        )
+        for profile in profiles
+    ]
     start = min((profile.time_unix_nano for profile in profiles), default=0)
     ends = (profile.time_unix_nano + profile.duration_nano for profile in profiles)
     return Batch(payload, form, tuple(counts), start, max(ends, default=0))
@@ -182,6 +245,14 @@ def _split(message: Any, form: Form, max_bytes: int, too_large: SampleCounts) ->
 
 def _divide(message: Any, parts: int) -> list[Any]:
     """Messages with about as many samples each; none if there is one sample at one time."""
+    spread_accounts(message)
+    divided = _divide_samples(message, parts)
+    for part in divided:
+        thin_accounts(part)
+    return divided
+
+
+def _divide_samples(message: Any, parts: int) -> list[Any]:
     slices = _slices(message)
     count = sum(one.end - one.start for one in slices)
     if count <= 1:
@@ -223,7 +294,12 @@ def _renew_ids(message: Any) -> None:
     """Give profiles ids of their own, as far as they have one."""
     for _, profile in _profiles(message):
         if profile.profile_id:
-            profile.profile_id = os.urandom(_ID_BYTES)
+            profile.profile_id = _derive_id(profile.profile_id, 1)
+
+
+def _derive_id(whole: bytes, start: int) -> bytes:
+    """Id of a part of a profile, the same each time that it is divided there."""
+    return hashlib.blake2b(start.to_bytes(8, "big"), key=whole[:64], digest_size=_ID_BYTES).digest()
 
 
 def _take(message: Any, slices: Sequence[_Slice]) -> Any:
@@ -246,7 +322,7 @@ def _take(message: Any, slices: Sequence[_Slice]) -> Any:
                 del new.samples[end:]
                 del new.samples[:start]
                 if start and new.profile_id:
-                    new.profile_id = os.urandom(_ID_BYTES)
+                    new.profile_id = _derive_id(new.profile_id, start)
     _copy_dictionary(message.dictionary, part)
     return part
 

@@ -6,9 +6,9 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 
-def check_account(account, arrived):
+def check_account(account, arrived, exporter="otlp_grpc"):
     """Check the agent's account: samples taken equal samples arrived plus losses by cause."""
-    exporter = account["exporters"]["otlp_grpc"]
+    exporter = account["exporters"][exporter]
     lost_before, lost_later = sum(account["lost"].values()), sum(exporter["lost"].values())
     assert account["taken"] == account["received"] + lost_before
     assert exporter["exported"] + lost_later + exporter["pending"] == (

@@ -1,12 +1,15 @@
 """A real agent process, and a receiver that can go down and come back."""
 
 import contextlib
+import gzip
+import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from concurrent import futures
@@ -34,9 +37,9 @@ receivers:
     reporter_interval: {interval}
     monitor_interval: 1s
 exporters:
-  otlp_grpc:
+  {exporter}:
     endpoint: "{endpoint}"
-    tls: {{insecure: true}}
+    {tls}
     timeout: 2s
     retry_on_failure: {{initial_interval: 100ms, max_interval: 500ms}}
     sending_queue: {queue}
@@ -44,7 +47,7 @@ service:
   telemetry: {{metrics: {{level: none}}}}
   health: {{endpoint: "{health}"}}
   {more}
-  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grpc]}}}}
+  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [{exporter}]}}}}
 """
 
 
@@ -67,11 +70,13 @@ class Receiver:
     Attributes:
         payloads: accepted requests.
         answer: called first with request and context; may abort.
+        max_bytes: the largest request that it takes.
     """
 
     def __init__(self):
         self.payloads = []
         self.answer = lambda request, context: b""
+        self.max_bytes = 4 << 20
         self.endpoint = f"127.0.0.1:{free_port()}"
         self._server = None
 
@@ -81,7 +86,7 @@ class Receiver:
         return answer
 
     def up(self):
-        options = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 4 << 20))
+        options = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", self.max_bytes))
         self._server = grpc.server(futures.ThreadPoolExecutor(2), options=options)
         handler = grpc.unary_unary_rpc_method_handler(self._export)
         self._server.add_generic_rpc_handlers(
@@ -94,6 +99,36 @@ class Receiver:
         if self._server:
             self._server.stop(0).wait()
             self._server = None
+
+
+class HttpReceiver:
+    """An HTTP receiver that answers 413 to what is larger, unpacked, than it takes."""
+
+    def __init__(self, max_bytes):
+        self.payloads = []
+        receiver = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                body = gzip.decompress(self.rfile.read(int(self.headers["Content-Length"])))
+                if len(body) <= max_bytes:
+                    receiver.payloads.append(body)
+                self.send_response(200 if len(body) <= max_bytes else 413)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def down(self):
+        self.server.shutdown()
+        self.server.server_close()
 
 
 class Arrived:
@@ -145,6 +180,7 @@ class Agent:
         directory,
         endpoint,
         *,
+        exporter="otlp_grpc",
         queue="{}",
         rate=199,
         stacks="both",
@@ -164,6 +200,8 @@ class Agent:
                 stacks=stacks,
                 interval=interval,
                 endpoint=endpoint,
+                exporter=exporter,
+                tls="tls: {insecure: true}" if exporter == "otlp_grpc" else "",
                 queue=queue,
                 health=self.health,
                 more=more,
@@ -240,6 +278,25 @@ def open_receiver():
 @pytest.fixture
 def receiver(open_receiver):
     return open_receiver()
+
+
+@pytest.fixture
+def limited_receiver():
+    """Starts receivers that take only small requests, over gRPC or HTTP."""
+    receivers = []
+
+    def start(exporter, max_bytes):
+        if exporter == "otlp_http":
+            receivers.append(HttpReceiver(max_bytes))
+            return receivers[-1]
+        receivers.append(Receiver())
+        receivers[-1].max_bytes = max_bytes
+        receivers[-1].up()
+        return receivers[-1]
+
+    yield start
+    for receiver in receivers:
+        receiver.down()
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ SENDER, RETRY = "otel_kprofiler/export/sender.py", "otel_kprofiler/export/retry.
 GRPC, HTTP = "otel_kprofiler/export/grpc.py", "otel_kprofiler/export/http.py"
 ANSWERS = "otel_kprofiler/export/http_answer.py"
 QUEUE, SPOOL = "otel_kprofiler/export/queue.py", "otel_kprofiler/export/spool.py"
+EXPORTS = "otel_kprofiler/export/exports.py"
 SEGMENTS = "otel_kprofiler/export/segments.py"
 RECOVERY = "otel_kprofiler/export/recovery.py"
 REPORTING, PIPELINE = "otel_kprofiler/delivery.py", "otel_kprofiler/pipeline/pipeline.py"
@@ -61,14 +62,20 @@ MUTATIONS = [
     Mutation("receiver sending garbage", ANSWERS, "        return Answer(Verdict.ACCEPTED, name, unreadable=body.problem)\n    kind", "        return Answer(Verdict.REFUSED, name, body.problem)\n    kind", f"{RECEIVERS}::test_what_is_delivered_with_an_unreadable_answer_is_exported_once"),
     Mutation("receiver answering with a page", ANSWERS, "    return Answer(Verdict.ACCEPTED, name, unreadable=problem)\n", "    return Answer(Verdict.REFUSED, name, problem)\n", f"{RECEIVERS}::test_what_is_delivered_with_an_unreadable_answer_is_exported_once"),
     Mutation("receiver hanging up within its success", HTTP, "                if not is_delivered(status):\n                    raise\n", "                raise\n", f"{RECEIVERS}::test_what_is_delivered_with_an_unreadable_answer_is_exported_once"),
-    Mutation("many unreadable answers", SENDER, "            self._is_unreadable = True\n", "", f"{RECEIVERS}::test_what_is_delivered_with_an_unreadable_answer_is_exported_once"),
+    Mutation("many unreadable answers", SENDER, "            self._noted.add(key)\n", "", f"{RECEIVERS}::test_what_is_delivered_with_an_unreadable_answer_is_exported_once"),
     Mutation("endless response", HTTP, '            return Body(b"", f"it is above {MAX_RESPONSE_BYTES} bytes")\n', "            pass\n", "tests/unit/export/test_http_exporter.py::test_the_body_of_a_redirect_is_read_to_the_limit_only"),
     Mutation("RESOURCE_EXHAUSTED with RetryInfo", GRPC, "            delay = parse_retry_delay(value)\n", "            pass\n", f"{RECEIVERS}::test_transient_grpc_faults_lose_nothing"),
     Mutation("RESOURCE_EXHAUSTED without RetryInfo", GRPC, "(code is StatusCode.RESOURCE_EXHAUSTED and delay is not None)", "code is StatusCode.RESOURCE_EXHAUSTED", f"{RECEIVERS}::test_grpc_refusals_are_counted_and_not_retried"),
     Mutation("429 with Retry-After", ANSWERS, "        return float(value)\n", "        return None\n", f"{RECEIVERS}::test_transient_http_faults_lose_nothing"),
     Mutation("Retry-After as a date", ANSWERS, "    return max(0.0, moment - now_unix_s)\n", "    return None\n", "tests/unit/export/test_http_exporter.py"),
     Mutation("partial success", SENDER, "    if answer.rejected_profiles <= 0:\n", "    if True:\n", f"{RECEIVERS}::test_partial_success_counts_the_rejected_part"),
-    Mutation("4 MiB limit", SENDER, "len(batch.payload) > self.max_bytes:", "False:", f"{RECEIVERS}::test_batches_above_4_mib_are_not_sent_or_refused_once"),
+    Mutation("4 MiB limit", SENDER, "            if size >= refused:\n", "            if False:\n", f"{RECEIVERS}::test_batches_above_4_mib_are_not_sent_or_refused_once"),
+    Mutation("413 from the receiver", ANSWERS, "    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or _TOO_LARGE.search(message):\n", "    if False:\n", "tests/faults/test_agent_and_receiver.py::test_a_receiver_of_small_requests_gets_every_sample_once"),
+    Mutation("larger than the receiver's gRPC takes", GRPC, "(found := _TOO_LARGE.search(message))", "(found := _TOO_LARGE.match('', 1))", "tests/faults/test_agent_and_receiver.py::test_a_receiver_of_small_requests_gets_every_sample_once"),
+    Mutation("limit of the receiver: remembered", SENDER, "            self.max_bytes = learned\n", "            pass\n", "tests/unit/export/test_request_size.py::test_later_batches_are_made_as_small_as_the_receiver_wants_them"),
+    Mutation("account in divided requests", "otel_kprofiler/otlp/split.py", "    spread_accounts(message)\n", "", "tests/unit/otlp/test_split.py"),
+    Mutation("divided batch while the receiver is down", QUEUE, "            held = held._replace(samples=samples, batches=tuple(left))\n", "            pass\n", "tests/unit/export/test_request_size.py"),
+    Mutation("divided batch left to the next run", QUEUE, "            self._keep_parts()\n", "", "tests/unit/export/test_request_size.py"),
     Mutation("TLS: wrong CA", HTTP, "not tls.insecure_skip_verify and (tls.ca_file or True)", "False", f"{RECEIVERS}::test_only_verified_receivers_with_tls_1_2_or_newer_get_data"),
     Mutation("DNS failing", HTTP, "    requests.ConnectionError,\n", "", f"{RECEIVERS}::test_a_failed_name_lookup_is_retried"),
     Mutation("disk full: memory takes over", QUEUE, '        except OSError as error:\n            self._note_storage(error.strerror or str(error), "batches', '        except ValueError as error:\n            self._note_storage(error.strerror or str(error), "batches', f"{DISKS}::test_a_full_disk_loses_nothing_while_memory_suffices"),
@@ -96,7 +103,7 @@ MUTATIONS = [
     Mutation("disk hanging", REPORTING, "                queue.put(batch)\n", "                with self._changed:\n                    queue.put(batch)\n", f"{DISKS}::test_a_hanging_disk_delays_neither_the_drain_nor_other_exporters"),
     Mutation("SIGKILL: unclean end", RECOVERY, "0 if self._closed else max(totals.end_unix_ns, 1)", "0", f"{STORED} {DURABLE}"),
     Mutation("SIGKILL: position", SPOOL, "                    self._write(Kind.MARK, self._totals.pack())\n            except", "                    pass\n            except", f"{STORED} {DURABLE}"),
-    Mutation("batch dropped despite a spool", QUEUE, "bool(result.lost) and _TEMPORARY.issuperset(result.lost)", "False", f"{DURABLE}"),
+    Mutation("batch dropped despite a spool", EXPORTS, "bool(result.lost) and _TEMPORARY.issuperset(result.lost)", "False", f"{DURABLE}"),
     Mutation("spool closed before settling", QUEUE, "not self._in_flight and not self._settling, _INT", "not self._in_flight, _INT", f"{DURABLE}::test_dropped_batches_are_settled_before_the_spool_is_closed"),
     Mutation("clock stepped back", CLOCK, "        start = max(self._clock.to_unix_ns(start_boot_ns), self._end_unix_ns)\n", "        start = self._clock.to_unix_ns(start_boot_ns)\n", "tests/property/test_clock.py"),
     Mutation("clock stepped: followed", CLOCK, "        self._clock.follow()\n", "", "tests/property/test_clock.py"),

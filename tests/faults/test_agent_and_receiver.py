@@ -95,6 +95,30 @@ def test_the_next_run_delivers_what_the_last_one_could_not(run_agent, receiver, 
         check_stream(got, stream)
 
 
+@pytest.mark.parametrize("storage", [False, True], ids=["memory", "storage"])
+@pytest.mark.parametrize("exporter", ["otlp_grpc", "otlp_http"])
+def test_a_receiver_of_small_requests_gets_every_sample_once(
+    *, run_agent, limited_receiver, arrived, tmp_path, exporter, storage
+):
+    """What it refuses for its size is divided; the account stays exact."""
+    queue = f"{{storage: '{tmp_path}/spool'}}" if storage else "{queue_size: 1000}"
+    receiver = limited_receiver(exporter, 3000)
+    agent = run_agent(receiver.endpoint, exporter=exporter, queue=queue, interval="1s")
+    agent.wait_until(lambda: len(receiver.payloads) > 20)
+    account = agent.stop()
+    assert "takes no request of" in agent.log.read_text()
+    assert max(map(len, receiver.payloads)) <= 3000
+    got = arrived(receiver.payloads)
+    assert got.in_order
+    assert got.twice == 0
+    lost = check_account(account, got, exporter)["lost"]
+    # A deep stack with its names may be larger alone.
+    assert lost.keys() <= {LossCause.TOO_LARGE.value}
+    assert sum(lost.values()) < account["received"] / 2
+    (stream,) = got.totals
+    check_stream(got, stream)
+
+
 def test_refused_samples_are_counted_as_rejected(run_agent, receiver, arrived):
     refuse = iter([False, True, False, True, True])
 

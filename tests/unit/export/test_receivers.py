@@ -12,6 +12,7 @@ from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import exporter_from_environment
 from otel_kprofiler.model import (
     ON_CPU,
+    LossCause,
     Profile,
     Resource,
     ResourceSamples,
@@ -19,7 +20,7 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
-from otel_kprofiler.otlp import check_payload, encode_empty, read_profiles
+from otel_kprofiler.otlp import check_payload, decode_windows, encode_empty, read_profiles
 
 SECOND = 1_000_000_000
 
@@ -157,11 +158,41 @@ def test_what_is_refused_is_kept_and_named_with_the_command(grpc_receiver, tmp_p
         f"3 of 9 samples did not arrive at {address}: INVALID_ARGUMENT: I do not like it"
     )
     assert raised.value.hint == (
-        f"they are in x.unsent.otlp: otel-kprofiler send x.unsent.otlp {address}"
+        "they are in x.unsent.otlp: see the receiver's log for why it refuses them, then "
+        f"otel-kprofiler send x.unsent.otlp {address}"
     )
     assert starts("x.unsent.otlp") == [1]
     assert (tmp_path / "x.unsent.otlp").stat().st_mode & 0o777 == 0o600
     assert sending.kept.total() == 3
+
+
+def test_what_is_too_large_is_divided_and_what_stays_so_is_kept(http_receiver):
+    """The hint names what to change before the samples are sent again."""
+    taken = []
+    never = ((1_700_000_000 + 1) * SECOND).to_bytes(8, "little")  # start of the second window
+
+    def answer(handler):
+        body = http_receiver.requests[-1][2]
+        fits = len(body) < 1000 and never not in body
+        if fits:
+            taken.append(body)
+        handler.send_response(200 if fits else 413)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    http_receiver.answer(answer)
+    address = http_receiver.endpoint
+    sending = send(address, [window(number, samples=100) for number in range(3)])
+    (account,) = sending.accounts()
+    assert (account.exported, account.lost) == (200, {LossCause.TOO_LARGE: 100})
+    assert sum(one.sample_count for one in decode_windows(taken)) == 200
+    assert sum(one.sample_count for one in read_profiles("x.unsent.otlp")) == 100
+    with pytest.raises(ExportError) as raised:
+        sending.check()
+    assert raised.value.hint.startswith(
+        "they are in x.unsent.otlp: raise the receiver's limit on requests"
+    )
+    assert raised.value.hint.endswith(f"then otel-kprofiler send x.unsent.otlp {address}")
 
 
 def test_what_a_receiver_that_has_gone_does_not_take_is_kept_in_its_form(

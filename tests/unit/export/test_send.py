@@ -23,6 +23,7 @@ from otel_kprofiler.otlp import check_payload, decode_windows, encode_window, re
 
 SECOND = 1_000_000_000
 ZIP = b"PK\x03\x04 a raw recording"
+REFUSED = "see the receiver's log for why it refuses them"
 PPROF = b"\x0a\x04\x08\x01\x10\x02\x32\x00"
 
 
@@ -37,7 +38,7 @@ def requests(count, form=Form.PROTOBUF, samples=3):
 
 
 def request(number, form, samples):
-    start = (1_700_000_000 + number) * SECOND
+    start = (1_700_000_000 + (number if isinstance(number, int) else 0)) * SECOND
     sample = [
         WindowSample(Stack(()), 7, f"{number} {at}", 0, None, [start + at]) for at in range(samples)
     ]
@@ -134,6 +135,40 @@ def test_what_is_above_the_limit_of_messages_is_split(grpc_receiver, tmp_path, c
     assert all(len(body) < 4 << 20 for body, _ in grpc_receiver.requests)
 
 
+def test_what_a_receiver_finds_too_large_is_divided(http_receiver, tmp_path, capsys):
+    """Of every file, as small as it wants them; what it never takes is kept."""
+    taken = []
+
+    def answer(handler):
+        body = http_receiver.requests[-1][2]
+        fits = len(body) < 3000 and b"x" * 1000 not in body
+        if fits:
+            taken.append(body)
+        handler.send_response(200 if fits else 413)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    http_receiver.answer(answer)
+    (tmp_path / "x.otlp").write_bytes(request(0, Form.PROTOBUF, 500))
+    address = http_receiver.endpoint
+    status, out, err = run(capsys, "x.otlp", address)
+    assert (status, err) == (0, [])
+    assert out[0].startswith("x.otlp: sent 500 samples in ")
+    assert sum(window.sample_count for window in decode_windows(taken)) == 500
+    (tmp_path / "y.otlp").write_bytes(
+        prefixed([request(1, Form.PROTOBUF, 2), request("x" * 1000, Form.PROTOBUF, 1)])
+    )
+    status, out, err = run(capsys, "y.otlp", address)
+    assert status == 1
+    assert "1 of 3 samples did not arrive" in err[-2]
+    assert "a sample alone takes" in err[-2]
+    assert err[-1].startswith("fix: raise the receiver's limit on requests")
+    assert err[-1].endswith(f"then otel-kprofiler send y.unsent.otlp {address}")
+    status, _, err = run(capsys, "y.unsent.otlp", address)
+    assert status == 1
+    assert "otel-kprofiler send" not in err[-1], "the command that failed"
+
+
 def test_standard_input_is_sent(http_receiver, monkeypatch, capsys, tmp_path):
     (tmp_path / "x").write_bytes(prefixed(requests(2)))
     with open(tmp_path / "x") as file:
@@ -187,7 +222,7 @@ def test_refused_requests_are_kept_and_can_be_sent_again(grpc_receiver, tmp_path
     assert out == [f"x.otlp: sent 6 samples in 2 requests to {address}"]
     assert err[-2:] == [
         f"error: 3 of 9 samples did not arrive at {address}: INVALID_ARGUMENT: bad time",
-        f"fix: to send it again: otel-kprofiler send x.unsent.otlp {address}",
+        f"fix: {REFUSED}, then otel-kprofiler send x.unsent.otlp {address}",
     ]
     grpc_receiver.requests.clear()
     assert run(capsys, "x.unsent.otlp", address)[0] == 0
@@ -201,7 +236,10 @@ def test_a_receiver_that_goes_away_is_not_waited_for_again(http_receiver, tmp_pa
     address = http_receiver.endpoint
     status, _, err = run(capsys, "x.otlp", "y.otlp", address)
     assert status == 1
-    assert err[-1] == (f"fix: to send it again: otel-kprofiler send x.unsent.otlp y.otlp {address}")
+    assert err[-1] == (
+        "fix: wait until the receiver answers again, then "
+        f"otel-kprofiler send x.unsent.otlp y.otlp {address}"
+    )
     assert sum(window.sample_count for window in read_profiles("x.unsent.otlp")) == 3 * 49
     assert sorted(os.listdir()) == ["x.otlp", "x.unsent.otlp", "y.otlp"]
 
@@ -213,7 +251,7 @@ def test_a_file_of_which_nothing_was_taken_is_not_copied(http_receiver, tmp_path
     status, out, err = run(capsys, "x.otlp", address)
     assert status == 1
     assert out == [f"x.otlp: sent 0 samples in 0 requests to {address}"]
-    assert err[-1] == f"fix: to send it again: otel-kprofiler send x.otlp {address}"
+    assert err[-1] == f"fix: {REFUSED}, then send the same again"
     assert os.listdir() == ["x.otlp"]
 
 

@@ -6,13 +6,17 @@ import pytest
 
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import (
+    OFF_CPU,
     ON_CPU,
     AttributeForm,
+    Batch,
     Form,
     LossCause,
     Profile,
+    ProfileSamples,
     Resource,
     ResourceSamples,
+    SampleCounts,
     SpanLink,
     Stack,
     StreamTotals,
@@ -22,6 +26,7 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import (
     check_payload,
     decode_windows,
+    divide_batch,
     encode_message,
     encode_window,
     parse_payloads,
@@ -169,3 +174,71 @@ def test_samples_that_carry_the_account_alone_are_none():
         message(Window(START, START + 10**9, [profile])), Form.PROTOBUF, None
     )
     assert [one.samples for one in again.profiles] == [0]
+
+
+def two_kinds(samples=40):
+    """A window of two kinds and three processes, with an account."""
+    totals = StreamTotals("stream", 1000, 1010, {LossCause.RING_FULL: 10})
+    groups = [
+        ResourceSamples(Resource({"process.pid": pid}), [sample(one) for one in range(samples)])
+        for pid in (1, 2, 3)
+    ]
+    profiles = [Profile(kind, 10, groups, taken=250, totals=totals) for kind in (ON_CPU, OFF_CPU)]
+    return Window(START, START + 10**9, profiles)
+
+
+def divided(batch, limit):
+    """The parts of a batch, each divided until it is small enough or one sample."""
+    parts = divide_batch(batch, limit) if len(batch.payload) > limit else ()
+    return [one for part in parts for one in divided(part, limit)] or [batch]
+
+
+@pytest.mark.parametrize("attributes", list(AttributeForm))
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("limit", [1, 3_000, 9_000])
+def test_a_divided_batch_has_all_samples_once_and_its_account_in_each_part(form, limit, attributes):
+    (batch,) = encode_window(two_kinds(), form=form, attributes=attributes).batches
+    parts = divided(batch, limit)
+    if limit == 1:
+        assert [part.sample_count for part in parts] == [1] * 480
+    else:
+        assert all(len(part.payload) <= limit for part in parts)
+    counts = sum((part.sample_counts for part in parts), SampleCounts())
+    assert counts == batch.sample_counts == {"on_cpu": 240, "off_cpu": 240}
+    assert contents([part.payload for part in parts]) == contents([batch.payload])
+    assert {(part.form, part.start_unix_ns, part.end_unix_ns) for part in parts} == {
+        (form, batch.start_unix_ns, batch.end_unix_ns)
+    }
+    for part in parts:
+        assert check_payload(part.payload) == []
+        (decoded,) = decode_windows(part.payload)
+        for profile in decoded.profiles:
+            assert (profile.totals.stream_id, profile.totals.samples) == ("stream", 1000)
+            assert profile.taken == 250
+        kinds = [profile.kind for profile in decoded.profiles]
+        assert len(kinds) == len(set(kinds))
+
+
+def test_a_batch_is_divided_alike_each_time():
+    (batch,) = encode_window(two_kinds()).batches
+    first, second = (
+        [part.payload for part in divide_batch(batch, len(batch.payload) // 2)] for _ in range(2)
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        encode_window(window([sample(1, times=1)])).batches[0],
+        Batch(b"\xff no message", Form.PROTOBUF, (ProfileSamples("on_cpu", 5),), 0, 1),
+        Batch(b"{", Form.JSON, (ProfileSamples("on_cpu", 5),), 0, 1),
+        Batch(
+            encode_window(window([sample(1), sample(2)])).batches[0].payload,
+            Form.PROTOBUF, (ProfileSamples("on_cpu", 5),), 0, 1,
+        ),
+    ],
+    ids=["one sample", "no protobuf", "no JSON", "another count"],
+)  # fmt: skip
+def test_what_cannot_be_divided_exactly_stays_whole(batch):
+    assert divide_batch(batch, 100) == ()

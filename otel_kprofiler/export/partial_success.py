@@ -1,0 +1,39 @@
+"""Partial success: what an OTLP receiver says of a request that it accepted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class PartialSuccess(NamedTuple):
+    """What an accepted request has lost (OTLP specification, "Partial Success").
+
+    Attributes:
+        rejected: number of rejected profiles.
+        message: why, or a warning; possibly empty.
+    """
+
+    rejected: int = 0
+    message: str = ""
+
+
+def parse_partial_success(response: bytes) -> PartialSuccess:
+    """The partial success of a serialized ``ExportProfilesServiceResponse``.
+
+    Raises:
+        ValueError: the bytes are not such a message.
+    """
+    # Full success is an absent or an empty ``partial_success``: skip loading protobuf.
+    if response in (b"", b"\x0a\x00"):
+        return PartialSuccess()
+    from google.protobuf.message import DecodeError  # noqa: PLC0415
+    from opentelemetry.proto.collector.profiles.v1development import (  # noqa: PLC0415
+        profiles_service_pb2,
+    )
+
+    try:
+        parsed = profiles_service_pb2.ExportProfilesServiceResponse.FromString(response)
+    except DecodeError as error:
+        raise ValueError("not an ExportProfilesServiceResponse") from error
+    partial = parsed.partial_success
+    return PartialSuccess(partial.rejected_profiles, partial.error_message)

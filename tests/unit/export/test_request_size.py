@@ -1,0 +1,366 @@
+"""Receivers that take only small requests: batches are divided, and later ones are made small."""
+
+import contextlib
+import gzip
+import itertools
+import time
+from collections import Counter
+from concurrent import futures
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import RetryInfo
+
+from otel_kprofiler.export import (
+    ExportOutcome,
+    ExportQueue,
+    OtlpGrpcExporter,
+    OtlpHttpExporter,
+    RetryPolicy,
+    Spool,
+)
+from otel_kprofiler.export.grpc import parse_limit
+from otel_kprofiler.model import (
+    OFF_CPU,
+    ON_CPU,
+    LossCause,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import decode_windows, encode_window
+
+START = 1_700_000_000_000_000_000
+COUNT = 300
+"""Samples of each kind in a batch."""
+METHOD_SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
+
+
+def make(number=0, count=COUNT, name="thread", max_bytes=None):
+    """Batches with samples of two kinds."""
+    start = START + number * 10**9
+    profiles = []
+    for kind in (ON_CPU, OFF_CPU):
+        samples = [
+            WindowSample(Stack(()), at + 1, f"{name} {at}", 0, None, [start + at])
+            for at in range(count)
+        ]
+        groups = [
+            ResourceSamples(Resource({"process.pid": pid}), samples[pid::2]) for pid in (0, 1)
+        ]
+        profiles.append(Profile(kind, 10, groups))
+    window = Window(start, start + 10**9, profiles)
+    return encode_window(window, max_bytes=max_bytes).batches
+
+
+def stamps(payloads):
+    """How often each sample is in these requests."""
+    return Counter(
+        (profile.kind.name, sample.thread_name, stamp)
+        for decoded in decode_windows(payloads)
+        for profile in decoded.profiles
+        for _, sample in profile.samples
+        for stamp in sample.timestamps_unix_ns
+    )
+
+
+class LimitedGrpc:
+    """A gRPC server with a limit of its own; keeps the requests that it takes."""
+
+    def __init__(self, limit, answer=lambda *_: b""):
+        self.taken, self.answer = [], answer
+        options = (("grpc.max_receive_message_length", limit), ("grpc.so_reuseport", 0))
+        self.server = grpc.server(futures.ThreadPoolExecutor(2), options=options)
+        handler = grpc.unary_unary_rpc_method_handler(self.export)
+        self.server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(METHOD_SERVICE, {"Export": handler})]
+        )
+        self.endpoint = f"http://127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def export(self, request, context):
+        answer = self.answer(request, context)
+        self.taken.append(request)
+        return answer
+
+
+@pytest.fixture
+def limited():
+    servers = []
+
+    def start(limit, **more):
+        servers.append(LimitedGrpc(limit, **more))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.server.stop(0).wait()
+
+
+@contextlib.contextmanager
+def opened(exporter):
+    try:
+        yield exporter
+    finally:
+        exporter.shutdown(0)
+
+
+def limit_http(receiver, limit, status=413, body=b""):
+    """Let the receiver refuse what is larger, unpacked; returns what it takes."""
+    taken = []
+
+    def answer(handler):
+        _, headers, content = receiver.requests[-1]
+        if headers["Content-Encoding"] == "gzip":
+            content = gzip.decompress(content)
+        fits = len(content) <= limit
+        if fits:
+            taken.append(content)
+        handler.send_response(200 if fits else status)
+        handler.send_header("Content-Type", "text/plain")
+        handler.send_header("Content-Length", str(0 if fits else len(body)))
+        handler.end_headers()
+        handler.wfile.write(b"" if fits else body)
+
+    receiver.answer(answer)
+    return taken
+
+
+def check_all_arrived(exporter, batches, taken):
+    """Export; every sample must have arrived once and be in the account."""
+    for batch in batches:
+        result = exporter.export(batch)
+        assert result.counts() == batch.sample_counts
+        assert (result.outcome, result.lost) == (ExportOutcome.SUCCESS, {})
+    assert stamps(taken) == stamps([batch.payload for batch in batches])
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_a_grpc_receivers_limit_is_learned(limited, quick, compression, caplog):
+    (batch,) = make()
+    limit = len(batch.payload) // 3
+    server = limited(limit)
+    with opened(
+        OtlpGrpcExporter(server.endpoint, retry=quick, compression=compression)
+    ) as exporter:
+        check_all_arrived(exporter, make(), server.taken)
+        assert exporter.encoding.max_bytes == exporter.max_bytes >= 64 << 10
+    assert "takes no request of" in caplog.text
+    assert "dropping" not in caplog.text
+
+
+@pytest.mark.parametrize(("status", "body"), [(413, b""), (400, b"http: request body too large")])
+def test_an_http_receivers_limit_is_learned(http_receiver, quick, status, body):
+    """A Collector answers with 400; nginx and others with 413."""
+    (batch,) = make()
+    taken = limit_http(http_receiver, len(batch.payload) // 3, status, body)
+    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
+        check_all_arrived(exporter, make(), taken)
+
+
+def test_later_batches_are_made_as_small_as_the_receiver_wants_them(limited, quick):
+    server = limited(100_000)
+    asked = []
+
+    class Noting(OtlpGrpcExporter):
+        def _attempt(self, body, timeout_s):
+            asked.append(len(body))
+            return super()._attempt(body, timeout_s)
+
+    with opened(Noting(server.endpoint, retry=quick, compression="none")) as exporter:
+        assert exporter.export(*make(count=4000)).lost == {}
+        assert max(asked) > 100_000
+        assert exporter.max_bytes == 100_000, "as it said"
+        asked.clear()
+        for batch in make(1, 4000, max_bytes=exporter.encoding.max_bytes):
+            assert exporter.export(batch).lost == {}
+        assert max(asked) <= 100_000
+        # One that was made before, such as in a queue, is divided before it is sent.
+        asked.clear()
+        assert exporter.export(*make(2, 4000)).lost == {}
+        assert max(asked) <= 100_000
+    assert sum(stamps(server.taken).values()) == 3 * 2 * 4000
+
+
+def test_a_sample_that_alone_is_too_large_is_counted_under_its_own_cause(limited, quick, caplog):
+    (small,) = make()
+    (huge,) = make(1, count=2, name="x" * 3000)
+    server = limited(len(small.payload) // 5)
+    with opened(OtlpGrpcExporter(server.endpoint, retry=quick)) as exporter:
+        result = exporter.export(small)
+        assert (result.exported, result.lost) == (2 * COUNT, {})
+        server = limited(2000)
+    with opened(OtlpGrpcExporter(server.endpoint, retry=quick)) as exporter:
+        result = exporter.export(huge)
+        assert (result.outcome, result.exported) == (ExportOutcome.FAILURE, 0)
+        assert result.kinds == {
+            kind: (0, {LossCause.TOO_LARGE: 2}) for kind in ("on_cpu", "off_cpu")
+        }
+        assert "a sample alone takes" in result.message
+        assert exporter.export(*make(2, count=5)).lost == {}
+    assert caplog.text.count("a sample alone takes") == 1
+
+
+def test_a_receiver_that_refuses_every_size_is_not_flooded_and_recovers(http_receiver, quick):
+    (batch,) = make()
+    http_receiver.answer((413, {}, b""))
+    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
+        assert exporter.export(batch).lost == {LossCause.TOO_LARGE: 2 * COUNT}
+        assert len(http_receiver.requests) < 60
+        http_receiver.script.clear()
+        assert exporter.export(*make(1)).lost == {}
+        assert exporter.max_bytes >= 64 << 10
+
+
+MESSAGE = "message larger than max"
+UNPACKED = "message after decompression larger than max"
+TONIC = "decoded message length too large: found 5000 bytes, the limit is: 4096 bytes"
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "limit"),
+    [
+        ("RESOURCE_EXHAUSTED", f"grpc: received {MESSAGE} (5000000 vs. 4194304)", 4194304),
+        ("RESOURCE_EXHAUSTED", f"grpc: {UNPACKED} (5000 vs. 4096)", 4096),
+        ("RESOURCE_EXHAUSTED", f"grpc: received {UNPACKED} 4096", 4096),
+        ("RESOURCE_EXHAUSTED", "trying to send message larger than max (5000 vs. 4096)", 4096),
+        ("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (2000 vs. 1500)", 1500),
+        ("RESOURCE_EXHAUSTED", "CLIENT: Sent message larger than max (2000 vs. 1500)", 1500),
+        ("RESOURCE_EXHAUSTED", "Decompressed message larger than max", 0),
+        ("RESOURCE_EXHAUSTED", "gRPC message exceeds maximum size 4096: 5000", 4096),
+        ("RESOURCE_EXHAUSTED", "Decompressed gRPC message exceeds maximum size 4096", 4096),
+        ("RESOURCE_EXHAUSTED", "Received message exceeds the maximum configured message size.", 0),
+        ("OUT_OF_RANGE", f"Error, {TONIC}", 4096),
+        ("UNKNOWN", "Received http2 header with status: 413", 0),
+        ("UNKNOWN", "Payload Too Large", 0),
+    ],
+)  # fmt: skip
+def test_the_texts_of_grpc_libraries(grpc_receiver, quick, code, text, limit):
+    (batch,) = make()
+
+    def refuse(_, context):
+        context.abort(grpc.StatusCode[code], text)
+
+    grpc_receiver.answer(refuse, b"")
+    with opened(OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", retry=quick)) as exporter:
+        result = exporter.export(batch)
+        assert (result.exported, result.lost) == (2 * COUNT, {})
+    assert len(grpc_receiver.requests) > 2
+    assert parse_limit(text) == limit
+
+
+def test_throttling_is_no_matter_of_size(grpc_receiver, quick, status_details):
+    """RESOURCE_EXHAUSTED with RetryInfo is sent again as it is; another text is a refusal."""
+    (batch,) = make()
+
+    def throttle(_, context):
+        details = status_details(RetryInfo())
+        context.set_trailing_metadata((("grpc-status-details-bin", details),))
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests")
+
+    def refuse(_, context):
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the quota is used up")
+
+    grpc_receiver.answer(throttle, b"", refuse)
+    with opened(OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", retry=quick)) as exporter:
+        assert exporter.export(batch).lost == {}
+        assert exporter.export(batch).lost == {LossCause.REJECTED: 2 * COUNT}
+    assert [body for body, _ in grpc_receiver.requests] == [batch.payload] * 3
+
+
+@pytest.mark.parametrize("is_spooled", [False, True])
+def test_the_rest_of_a_divided_batch_waits_while_the_receiver_is_down(
+    limited, tmp_path, monkeypatch, is_spooled
+):
+    """With a spool nothing is lost or sent twice; without one the account is exact."""
+    monkeypatch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.02)
+    (batch,) = make()
+    calls = itertools.count(1)
+
+    def answer(_, context):
+        if next(calls) in range(3, 9):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "down")
+        return b""
+
+    server = limited(len(batch.payload) // 6, answer=answer)
+    never = RetryPolicy(enabled=False)
+    spool = Spool(str(tmp_path / "spool"), fsync=False) if is_spooled else None
+    queue = ExportQueue(OtlpGrpcExporter(server.endpoint, retry=never), spool=spool)
+    for number in range(3):
+        queue.put(*make(number))
+    assert queue.force_flush(30_000)
+    queue.shutdown()
+    counts = queue.counts()
+    arrived = stamps(server.taken)
+    assert max(arrived.values()) == 1
+    assert counts.exported == sum(arrived.values())
+    assert counts.exported + sum(counts.lost.values()) == 3 * 2 * COUNT
+    for kind in ("on_cpu", "off_cpu"):
+        of_kind = counts.kinds[kind]
+        assert of_kind.exported + sum(of_kind.lost.values()) == 3 * COUNT
+    if is_spooled:
+        assert counts.lost == {}
+        with contextlib.closing(Spool(str(tmp_path / "spool"), fsync=False)) as again:
+            assert not again.waiting
+    else:
+        assert counts.lost.keys() == {LossCause.RETRIES_EXHAUSTED}
+        assert counts.exported > 0
+
+
+def test_the_rest_of_a_divided_batch_is_left_to_the_next_run(limited, tmp_path):
+    (batch,) = make()
+    calls = itertools.count(1)
+
+    def answer(_, context):
+        if next(calls) > 2:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "down")
+        return b""
+
+    server = limited(len(batch.payload) // 6, answer=answer)
+    never = RetryPolicy(enabled=False)
+    queue = ExportQueue(
+        OtlpGrpcExporter(server.endpoint, retry=never),
+        spool=Spool(str(tmp_path / "spool"), fsync=False),
+    )
+    for number in range(2):
+        queue.put(*make(number))
+    deadline = time.monotonic() + 30
+    while not queue.counts().exported:  # two parts, as soon as the third one fails
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    queue.shutdown(500)
+    first = queue.counts()
+    assert first.exported == sum(stamps(server.taken).values()) > 0
+    assert (first.exported + first.queued, first.lost) == (2 * 2 * COUNT, {})
+    server.answer = lambda *_: b""
+    queue = ExportQueue(
+        OtlpGrpcExporter(server.endpoint, retry=never),
+        spool=Spool(str(tmp_path / "spool"), fsync=False),
+    )
+    assert queue.force_flush(30_000)
+    queue.shutdown()
+    second = queue.counts()
+    assert (second.carried, second.exported, second.lost) == (first.queued, first.queued, {})
+    arrived = stamps(server.taken)
+    assert sum(arrived.values()) == len(arrived) == 2 * 2 * COUNT
+
+
+def test_what_is_lost_of_a_divided_batch_is_handed_over(http_receiver, quick):
+    """As files of unsent batches need it."""
+    lost = []
+    (batch,) = make()
+    taken = limit_http(http_receiver, 4000)
+    (with_huge,) = make(1, count=1, name="x" * 5000)
+    exporter = OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")
+    queue = ExportQueue(exporter, on_lost=lambda batch, cause: lost.append((batch, cause)))
+    for one in (batch, with_huge):
+        queue.put(one)
+    assert queue.force_flush(30_000)
+    queue.shutdown()
+    assert queue.counts().lost == {LossCause.TOO_LARGE: 2}
+    assert [cause for _, cause in lost] == [LossCause.TOO_LARGE] * len(lost)
+    assert stamps([batch.payload for batch, _ in lost]) == stamps([with_huge.payload])
+    assert stamps(taken) == stamps([batch.payload])
