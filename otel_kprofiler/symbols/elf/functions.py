@@ -14,7 +14,7 @@ from otel_kprofiler.model import FileId, Line
 from otel_kprofiler.symbols.elf.image import ElfImage, Section, find_debug_file, open_elf
 from otel_kprofiler.symbols.kernel.build import END_TYPE, TableBuilder
 from otel_kprofiler.symbols.kernel.identity import make_file_id
-from otel_kprofiler.symbols.kernel.names import make_line
+from otel_kprofiler.symbols.kernel.names import fold_preamble, make_line
 from otel_kprofiler.symbols.kernel.table import SymbolTable
 
 STT_NOTYPE, STT_FUNC = 0, 2
@@ -96,10 +96,11 @@ class ElfSymbols:
         at = bisect_right(self._sections, rva, key=lambda pair: pair[0]) - 1
         if at < 0 or rva >= self._sections[at][0] + self._sections[at][1].size:
             return None
-        found = self._table.lookup(rva)
+        base, section = self._sections[at]
+        # Sizes prove where a function ends, which may be where its section does.
+        found = self._table.lookup(rva, (base, base + section.size + 1))
         if found is None:
             return None
-        base, section = self._sections[at]
         name, start = found
         names = (other.decode("utf-8", "backslashreplace") for other in self._table.names_at(start))
         return ElfMatch(make_line(name), tuple(names), start, section.name, rva - base)
@@ -175,7 +176,7 @@ def _make_table(symbols: list[ElfSymbol], base: int) -> SymbolTable:
     A label inside a function names the code from there on, as in kallsyms.
     """
     rows = [
-        (symbol.rva, _LETTERS.get(symbol.binding, b"t"), symbol.name)
+        (symbol.rva, _LETTERS.get(symbol.binding, b"t"), fold_preamble(symbol.name))
         for symbol in symbols
         if not is_mapping_symbol(symbol.name)
     ]

@@ -33,6 +33,11 @@ _CLONE_SUFFIX = re.compile(
 )
 
 
+def fold_preamble(name: bytes) -> bytes:
+    """A name as that of padding, if what it names precedes a function."""
+    return PREAMBLE.sub(b" " + PAD_PREFIX, b" %b\n" % name)[1:-1]
+
+
 def is_marker(name: bytes) -> bool:
     """Whether a name is a boundary marker of the linker script, not a function.
 

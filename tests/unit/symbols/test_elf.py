@@ -113,6 +113,28 @@ def test_module_sections_are_laid_out_in_order_without_init(module, rva, name, s
     assert not match or match.section == section
 
 
+def test_preambles_and_long_functions_are_named_as_in_running_code(tmp_path):
+    path = tmp_path / "cfi.ko"
+    path.write_bytes(make_elf(
+        ET_REL,
+        [(".text", CODE, 0, 0x6_0000, 16), (".text.more", CODE, 0, 0x10, 16)],
+        [
+            ("__cfi_f", 1, 0, 16, 0), ("f", 1, 0x10, 0x10, 1), ("__cfi_check", 1, 0x20, 0x10, 0),
+            ("long", 1, 0x1_0000, 0x2_0000, 1), ("last", 1, 0x4_0000, 0x2_0000, 1),
+            ("more", 2, 0, 0x10, 1),
+        ],
+    ))  # fmt: skip
+    symbols = ElfSymbols(str(path))
+    found = {
+        rva: (match := symbols.find(rva)) and match.line.function
+        for rva in (0, 0xF, 0x10, 0x20, 0x30, 0x2_FFFF, 0x3_0000, 0x5_FFFF, 0x6_0000)
+    }
+    assert found == {
+        0: "f", 0xF: "f", 0x10: "f", 0x20: "__cfi_check", 0x30: None, 0x2_FFFF: "long",
+        0x3_0000: None, 0x5_FFFF: "last", 0x6_0000: "more",
+    }  # fmt: skip
+
+
 def test_the_file_id_is_that_of_the_running_module(module):
     symbols = ElfSymbols(str(module))
     assert (symbols.name, symbols.build_id) == ("snd_test", BUILD_ID)
