@@ -14,7 +14,7 @@ from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.errors import KProfilerError, PayloadError
 from otel_kprofiler.formats import is_pprof, parse_pprof
 from otel_kprofiler.model import Window
-from otel_kprofiler.otlp import decode_windows, read_file
+from otel_kprofiler.otlp import decode_windows, read_file, refuse_negative_values
 from otel_kprofiler.pipeline import WindowSchedule, replay
 from otel_kprofiler.recording import Recording
 
@@ -131,11 +131,14 @@ def _unpack_profile(data: bytes, tell: Tell) -> bytes:
 def _parse(data: bytes, tell: Tell) -> list[Window]:
     data = _unpack_profile(data, tell)
     if is_pprof(data):
-        return parse_pprof(data)
+        windows = parse_pprof(data)
+        refuse_negative_values(windows)
+        return windows
     problems: list[PayloadError] = []
     windows = decode_windows(data, on_damage=problems.append)
     if not windows:
         raise problems[0] if problems else PayloadError("no profiles in the file")
+    refuse_negative_values(windows)
     for problem in problems[:1]:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         tell(f"left out what is damaged: {problem.message}{more}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
@@ -19,8 +19,8 @@ from otel_kprofiler.clickhouse.queries import Range
 from otel_kprofiler.clickhouse.rows import Kind, RowReader
 from otel_kprofiler.clickhouse.stacks import Stacks
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.model import KINDS, Profile
-from otel_kprofiler.otlp import parse_account
+from otel_kprofiler.model import KINDS, Profile, Window
+from otel_kprofiler.otlp import parse_account, refuse_negative_values
 
 MAX_STACKS: Final = 1_000_000
 """Limit of different stacks that are read; each takes about a kilobyte."""
@@ -116,7 +116,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         stacks = self._stacks(queries.stacks(rows, conditions, times)) if need.stacks else None
         reader = RowReader(Range(start, end), stacks, has_times=need.times and not step)
         query = queries.samples(rows, conditions, times, need, step)
-        samples = load_samples(map(reader.window, self._connection.blocks(query)))
+        samples = load_samples(_refuse_negative(map(reader.window, self._connection.blocks(query))))
         counted = {
             Kind(*kind): counts
             for *kind, counts in self._connection.rows(queries.accounts(rows, found))
@@ -147,6 +147,12 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
                     hint="name a shorter time by --from and --to, one --service or one --process",
                 )
         return stacks
+
+
+def _refuse_negative(windows: Iterable[Window]) -> Iterator[Window]:
+    for window in windows:
+        refuse_negative_values((window,))
+        yield window
 
 
 def _order(kind: Kind) -> tuple[int, Kind]:

@@ -80,12 +80,13 @@ def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40)
 
 def _table(kind: ProfileKind, profiles: Sequence[Profile], width: int, limit: int | None) -> str:
     count = sum(profile.weight for profile in profiles)
+    whole = count or 1  # of no time, nothing has a share
     rows = function_rows(profiles)
     shown = rows[:limit]
     names = max(width, 40) - _NUMBERS - _MODULE - 2
     lines = [f"{'self':>7} {'total':>7}  {'function':<{names}}  module"]
     lines += [
-        f"{row.self_count / count:7.1%} {row.total_count / count:7.1%}  "
+        f"{row.self_count / whole:7.1%} {row.total_count / whole:7.1%}  "
         f"{_cut(row.function, names):<{names}}  {_cut(row.module, _MODULE)}"
         for row in shown
     ]

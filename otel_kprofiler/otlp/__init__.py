@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.otlp.check import RULES, Violation, check_file, check_payload
     from otel_kprofiler.otlp.decode import decode_windows, find_profile_kind, read_profiles
     from otel_kprofiler.otlp.nameless import Nameless, NamelessFile, Naming, name_locations
+    from otel_kprofiler.otlp.negative import refuse_negative_values
     from otel_kprofiler.otlp.payloads import DamagedProfilesError, parse_payloads, read_file
     from otel_kprofiler.otlp.sample_attributes import SampleAttributes, read_sample_attributes
     from otel_kprofiler.otlp.split import divide_batch, encode_message
@@ -90,6 +91,7 @@ __all__ = [
     "read_file",
     "read_profiles",
     "read_sample_attributes",
+    "refuse_negative_values",
 ]
 
 _LATE: Final = {
@@ -110,6 +112,7 @@ _LATE: Final = {
     "parse_payloads": "payloads",
     "read_file": "payloads",
     "read_profiles": "decode",
+    "refuse_negative_values": "negative",
     "read_sample_attributes": "sample_attributes",
 }
 

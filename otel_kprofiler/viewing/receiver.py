@@ -25,7 +25,7 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 
 from otel_kprofiler.errors import HostError, KProfilerError, PayloadError
 from otel_kprofiler.model import Window
-from otel_kprofiler.otlp import DamagedProfilesError, decode_windows
+from otel_kprofiler.otlp import DamagedProfilesError, decode_windows, refuse_negative_values
 from otel_kprofiler.serving import HttpServer
 from otel_kprofiler.text import describe_count
 from otel_kprofiler.viewing.store import Added
@@ -118,6 +118,7 @@ class Intake:
             windows = decode_windows(body, on_damage=problems.append)
             if problems and not windows:
                 raise problems[0]
+            refuse_negative_values(windows)
             added = self._add(windows)
         except PayloadError:
             self.counts.refused += 1

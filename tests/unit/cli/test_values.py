@@ -1,0 +1,101 @@
+"""Values of zero have shares of zero, and negative ones are refused, in every report."""
+
+import gzip
+import random
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from otel_kprofiler.cli.main import cli
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.formats import FORMATS
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    FileId,
+    Frame,
+    Line,
+    Module,
+    ModuleKind,
+    Profile,
+    ProfileKind,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import encode_window
+
+START = 10**18
+KIND = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
+KERNEL = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("ab" * 16), 0xFFFFFFFF81000000)
+GROUPS = [
+    "function", "line", "module", "syscall", "process", "thread", "comm", "container", "cpu",
+    "span", "endpoint", "service", "kind", "cause", "state", "waker",
+]  # fmt: skip
+
+
+def write(path, values, kind=KIND):
+    """A file of profiles: one sample of each value."""
+    rows = []
+    for number, value in enumerate(values):
+        names = (f"leaf{number % 5}", f"caller{number % 3}", "root")
+        frames = [
+            Frame(KERNEL, 0x100 * at, (Line(name),), 0, KERNEL_SIDE)
+            for at, name in enumerate(names, 1 + 10 * number)
+        ]
+        stack = Stack.from_frames(frames)
+        rows.append(WindowSample(stack, number % 4, "dd", 0, None, [START + number], [value]))
+    resource = Resource({"process.pid": 7, "process.executable.name": "dd"})
+    profile = Profile(kind, 0, [ResourceSamples(resource, rows)])
+    path.write_bytes(encode_window(Window(START, START + 1000, [profile])).batches[0].payload)
+    return path
+
+
+def run(*words):
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_shares_are_between_none_and_all(tmp_path, seed):
+    rng = random.Random(seed)
+    highest = rng.choice([0, 0, 1, 10**6, 10**15])
+    values = [rng.randrange(highest + 1) for _ in range(rng.randrange(1, 12))]
+    before, after = (write(tmp_path / name, values) for name in ("before.otlp", "after.otlp"))
+    for by in GROUPS:
+        shown = run("report", "--idle", "--by", by, before)
+        assert shown.exit_code == 0, (by, shown.output, shown.exception)
+        shares = [float(share) for share in re.findall(r"(-?[0-9.]+)%", shown.output)]
+        assert all(0 <= share <= 100 for share in shares), (by, shown.output)
+        assert "nan" not in shown.output
+        changes = run("diff", "--idle", "--by", by, before, after)
+        assert changes.exit_code == 0, (by, changes.output, changes.exception)
+        assert "nan" not in changes.output
+        assert "nothing changed" in changes.output
+
+
+@pytest.mark.parametrize("suffix", [row.suffix for row in FORMATS])
+@pytest.mark.parametrize("values", [[0], [0, 0, 0], [0, 5]])
+def test_every_format_shows_values_of_zero(tmp_path, suffix, values):
+    path = write(tmp_path / "zero.otlp", values)
+    done = run("report", "--idle", path, "-o", tmp_path / f"out{suffix}")
+    assert done.exit_code == 0, (done.output, done.exception)
+    content = (tmp_path / f"out{suffix}").read_bytes()
+    text = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+    assert b"NaN" not in text
+    assert b"nan%" not in text
+
+
+@pytest.mark.parametrize("command", [["report"], ["diff"], ["view", "--no-browser"]])
+@pytest.mark.parametrize("kind", [KIND, ON_CPU])
+def test_negative_values_are_refused_with_what_to_do(tmp_path, command, kind):
+    path = write(tmp_path / "difference.otlp", [5, -10, -1], kind)
+    files = [path, path] if command == ["diff"] else [path]
+    done = run(*command, *files)
+    assert done.exit_code == 1
+    error = done.exception
+    assert isinstance(error, KProfilerError)
+    assert error.message == f"{path}: 2 values below 0: the difference of two profiles"
+    assert "otel-kprofiler diff BEFORE AFTER" in error.hint
