@@ -189,12 +189,20 @@ def command(
             # arguments may be secret, so that the page shows the program's name alone
             title = os.path.basename(words[0]) if words else ""
             output.write(windows, title, idle=sampling.idle)
+    _say_remarks(session.pipeline)
     if output:
         say(summarize(session, output, windows), err=True)
     if sending:
         say(summarize_sent(session, sending), err=True)
+    if sending:
         sending.check()
     sys.exit(session.exit_status)
+
+
+def _say_remarks(pipeline: Pipeline[Any]) -> None:
+    """Say which Python frames were not read, and why."""
+    for remark in pipeline.python.remarks() if pipeline.python else ():
+        say(remark, err=True)
 
 
 class Sinks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os.path import basename
 from typing import Final
 
@@ -88,6 +88,7 @@ class Status:
         own_share: CPU time of this process, in shares of one CPU; None before it is measured.
         has_ended: whether no more samples come, since what is sampled has ended.
         is_stale: whether the last try to read new samples failed.
+        remarks: what is not read of the samples, and why.
     """
 
     host: str
@@ -96,6 +97,7 @@ class Status:
     own_share: float | None = None
     has_ended: bool = False
     is_stale: bool = False
+    remarks: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,8 @@ def _head_parts(shown: Shown, status: Status) -> Iterator[tuple[str, str, int]]:
     yield f"lost {_losses(shown.lost)}", f"lost {lost:,}", 8 if lost else 6
     own = "-" if status.own_share is None else f"{status.own_share:.1%}"
     yield f"own {own}", f"own {own}", 7
+    for remark in status.remarks:
+        yield remark, "", 0
 
 
 def _losses(lost: Losses) -> str:

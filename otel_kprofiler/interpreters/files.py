@@ -46,14 +46,15 @@ class InterpreterFiles:
     ) -> None:
         self._files = files
         self._on_found = on_found
-        self._found: OrderedDict[_Key, Interpreter | None] = OrderedDict()
+        self._found: OrderedDict[_Key, Interpreter | Refusal | None] = OrderedDict()
+        self._logged: set[tuple[str, Refusal]] = set()
         self.refused: Counter[Refusal] = Counter()
         """Files with an interpreter whose frames are not read, by reason."""
 
     def find(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
-    ) -> Interpreter | None:
-        """The interpreter in a file; None if there is none, or its frames must not be read.
+    ) -> Interpreter | Refusal | None:
+        """The interpreter in a file; None if there is none; why, if its frames must not be read.
 
         Args:
             pid: a process that has the file mapped.
@@ -68,25 +69,31 @@ class InterpreterFiles:
             file = self._open(pid, mapping, build_id)
         except (OSError, MappedFileError) as error:
             if _PYTHON in mapping.path.rpartition("/")[2]:
-                self._refuse(mapping, InterpreterRefused(Refusal.NOT_OPENED, describe_error(error)))
+                refused = InterpreterRefused(Refusal.NOT_OPENED, describe_error(error))
+                return self._refuse(mapping, refused)
             return None  # not kept: it may be opened for another process
+        found: Interpreter | Refusal | None
         try:
             found = find_interpreter(FileSource(file.fd, file.size))
         except InterpreterRefused as error:
-            self._refuse(mapping, error)
-            found = None
+            found = self._refuse(mapping, error)
         finally:
             os.close(file.fd)
-        if found is not None and self._on_found:
+        if isinstance(found, Interpreter) and self._on_found:
             self._on_found(found)
         self._found[key] = found
         if len(self._found) > MAX_FILES:
             self._found.popitem(last=False)
         return found
 
-    def _refuse(self, mapping: MemoryMapping, error: InterpreterRefused) -> None:
+    def _refuse(self, mapping: MemoryMapping, error: InterpreterRefused) -> Refusal:
+        """Count a refusal, and log it once per path and reason."""
         self.refused[error.refusal] += 1
-        _log.info("no Python frames of %s: %s", mapping.path, error)
+        line = mapping.path, error.refusal
+        if line not in self._logged and len(self._logged) < MAX_FILES:
+            self._logged.add(line)
+            _log.warning("no Python frames of %s: %s", mapping.path, error)
+        return error.refusal
 
     def _open(self, pid: int, mapping: MemoryMapping, build_id: BuildId | None) -> OpenFile:
         """Open the file; raises ``OSError`` or ``MappedFileError`` if that is not possible."""

@@ -68,6 +68,7 @@ _V3_11: Final = PythonLayout(
     thread_next=8,
     thread_interpreter=16,
     thread_native=160,
+    thread_status=0,
     thread_frame=56,
     thread_chunk=296,
     cframe_frame=8,
@@ -101,6 +102,7 @@ _V3_12: Final = PythonLayout(
     thread_next=8,
     thread_interpreter=16,
     thread_native=144,
+    thread_status=0,
     thread_frame=56,
     thread_chunk=232,
     cframe_frame=0,
@@ -173,6 +175,7 @@ def _from_offsets(version: Version, offsets: Mapping[str, int]) -> PythonLayout:
         thread_next=offsets["thread.next"],
         thread_interpreter=offsets["thread.interpreter"],
         thread_native=offsets["thread.native_thread_id"],
+        thread_status=offsets["thread.status"],
         thread_frame=offsets["thread.current_frame"],
         thread_chunk=offsets["thread.datastack_chunk"],
         cframe_frame=0,
@@ -191,7 +194,9 @@ def _from_offsets(version: Version, offsets: Mapping[str, int]) -> PythonLayout:
 
 def _check(layout: PythonLayout) -> None:
     """Refuse what the program could not read whole."""
-    in_thread = max(layout.thread_native, layout.thread_frame, layout.thread_interpreter)
+    in_thread = max(
+        layout.thread_native, layout.thread_status, layout.thread_frame, layout.thread_interpreter
+    )
     in_frame = max(layout.frame_code, layout.frame_previous, layout.frame_instruction)
     if (
         max(layout) > MAX_OFFSET

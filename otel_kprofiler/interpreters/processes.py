@@ -9,6 +9,7 @@ import os
 import select
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
@@ -86,16 +87,21 @@ class PythonCounts(NamedTuple):
         processes: registered now.
         without_room: processes that were not registered because too many are.
         refused: files with interpreters whose frames are not read, by reason.
+        refused_processes: processes that ran these, by reason.
     """
 
     processes: int
     without_room: int
     refused: Mapping[Refusal, int]
+    refused_processes: Mapping[Refusal, int]
 
     def as_dict(self) -> dict[str, object]:
         """As plain values, for JSON."""
-        refused = {reason.name.lower(): count for reason, count in self.refused.items()}
-        return {**self._asdict(), "refused": refused}
+        return {
+            **self._asdict(),
+            "refused": _by_name(self.refused),
+            "refused_processes": _by_name(self.refused_processes),
+        }
 
 
 class PythonProcesses:
@@ -118,6 +124,8 @@ class PythonProcesses:
         self._files = InterpreterFiles(files, on_found)
         self._registered: dict[int, _Registered] = {}
         self._without_room = 0
+        self._refused: set[int] = set()  # processes that have not ended
+        self._refused_count: Counter[Refusal] = Counter()
 
     def inspect(self, seen: ProcessSeen) -> None:
         """Register a process that was sampled, if it runs CPython; else release it.
@@ -141,6 +149,7 @@ class PythonProcesses:
         alive = set(self._host.list_dir("/proc"))
         for pid in [pid for pid in self._registered if str(pid) not in alive]:
             self._release(pid)
+        self._refused = {pid for pid in self._refused if str(pid) in alive}
 
     def apply(self, event: ProcessEvent) -> None:
         """Take an event of a stream that tells of all processes, in its order.
@@ -162,8 +171,12 @@ class PythonProcesses:
 
     def counts(self) -> PythonCounts:
         """What became of interpreters; thread-safe."""
-        refused = dict(self._files.refused)
-        return PythonCounts(len(self._registered), self._without_room, refused)
+        return PythonCounts(
+            len(self._registered),
+            self._without_room,
+            dict(self._files.refused),
+            dict(self._refused_count),
+        )
 
     def _register_mapped(self, event: Mapped) -> None:
         found = self._look(event.process.tgid, event.mapping, event.build_id)
@@ -185,6 +198,11 @@ class PythonProcesses:
         if not mapping.path.startswith("/"):
             return None  # memory, or the vDSO
         found = self._files.find(pid, mapping, build_id)
+        if isinstance(found, Refusal):
+            if pid not in self._refused:
+                self._refused.add(pid)
+                self._refused_count[found] += 1
+            return None
         if found is None:
             return None
         load_bias = found.find_load_bias(mapping.start, mapping.file_offset)
@@ -201,6 +219,10 @@ class PythonProcesses:
     def _release(self, pid: int) -> None:
         if self._registered.pop(pid, None) is not None:
             self._registry.release(pid)
+
+
+def _by_name(counts: Mapping[Refusal, int]) -> dict[str, int]:
+    return {reason.name.lower(): count for reason, count in counts.items()}
 
 
 def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:

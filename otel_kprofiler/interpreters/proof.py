@@ -22,6 +22,9 @@ from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
 _MAX_FRAMES: Final = 100_000
 _TRIES: Final = 100
 """To find the calling thread while others start and end; each takes some 50 µs."""
+_MAX_INTERPRETERS: Final = 10_000
+_IS_THREADS: Final = 8
+"""Of the status; see python_thread.bpf.h."""
 _TYPE, _SIZE, _STATE, _DATA = 8, 16, 32, 32  # in objects
 _POINTER_MASK: Final = ~3
 _OWNER_GENERATOR: Final = 1
@@ -161,12 +164,16 @@ class Proof:
 
     def _look_up_thread(self) -> int:
         layout, read = self._layout, self._read
-        interpreter = read(self._process.runtime_at + layout.interpreters_head)
-        if read(interpreter + layout.interpreter_next):
-            raise InterpreterRefused(Refusal.SUBINTERPRETERS)
         thread = _own_state()
+        interpreter = read(self._process.runtime_at + layout.interpreters_head)
+        for _ in range(_MAX_INTERPRETERS):
+            if interpreter == _own_interpreter():
+                break
+            interpreter = read(interpreter + layout.interpreter_next)
         _require(read(thread + layout.thread_native) == threading.get_native_id(), "thread id")
         _require(read(thread + layout.thread_interpreter) == interpreter, "interpreter")
+        status = read(thread + layout.thread_status, 4) if layout.thread_status else _IS_THREADS
+        _require(bool(status & _IS_THREADS), "status of a thread")
         first = read(interpreter + layout.interpreter_threads)
         _require(read(first + layout.thread_interpreter) == interpreter, "first thread")
         _require(not read(first + layout.thread_previous), "order of threads")
@@ -254,6 +261,13 @@ class Proof:
 def _own_state() -> int:
     """Address of the calling thread's ``PyThreadState``, which the interpreter itself says."""
     get = ctypes.pythonapi.PyThreadState_Get
+    get.restype = ctypes.c_void_p
+    return int(get())
+
+
+def _own_interpreter() -> int:
+    """Address of the calling thread's interpreter."""
+    get = ctypes.pythonapi.PyInterpreterState_Get
     get.restype = ctypes.c_void_p
     return int(get())
 

@@ -16,7 +16,6 @@ class Refusal(enum.Enum):
     OTHER_LAYOUT = "a build of CPython whose objects are not laid out as expected"
     NO_SYMBOLS = "a build of CPython without the symbols that are needed"
     OTHER_MACHINE = "not x86-64"
-    SUBINTERPRETERS = "a process with subinterpreters"
     NOT_PROVED = "what was read of this process's own frames is not what it says itself"
     NOT_OPENED = "a file that this process may not open, or that has gone"
     DAMAGED = "an ELF file that is damaged or cannot be read"

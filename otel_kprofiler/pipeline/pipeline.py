@@ -330,6 +330,8 @@ class Pipeline(Generic[SamplerT]):
     def _close_window(
         self, end_boot_ns: int | None, given_up: Mapping[str, int] = MappingProxyType({})
     ) -> None:
+        if self.python:
+            self.python.look()
         collected = self._collected + self._in_windows
         waits = self._read_waits()
         window = self._get_windows().close(

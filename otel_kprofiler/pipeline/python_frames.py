@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from typing import Final
 
 from otel_kprofiler.bpf import PythonMaps
@@ -12,15 +13,28 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.interpreters import (
     Interpreter,
     InterpreterRefused,
+    PythonCounts,
     PythonTracking,
     open_own,
 )
 from otel_kprofiler.model import KnownLoops
 from otel_kprofiler.sampling import EbpfSampler
+from otel_kprofiler.text import describe_count
 
 NOT_STARTED: Final = "sampling has not started"
 OFF: Final = "python_frames is 0"
 NO_ROOM: Final = "too many processes are registered"
+_REFUSED_STACKS: Final = {
+    "interpreters": "the interpreter of the thread is not certain",
+    "threads": "too many threads",
+}
+_READ_STACKS: Final = {"complete", "truncated"}
+_FAILED_STACKS: Final = (
+    "other_image", "interpreters", "threads", "entering", "unrooted", "unreadable", "not_code",
+    "outside", "not_running", "unused", "not_adjacent",
+)  # fmt: skip
+"""Outcomes of threads that Python knows, all of which cannot be so by chance."""
+_MANY_STACKS: Final = 20
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +58,9 @@ class PythonFrames:
         self._files = files
         self._maps: PythonMaps | None = None
         self._tracking: PythonTracking | None = None
+        self._tracked: PythonCounts | None = None
         self._problem = NOT_STARTED
+        self._is_own = self._warned = False
 
     def start(self) -> None:
         """Register processes; call when the sampler has started. Problems are logged."""
@@ -56,6 +72,7 @@ class PythonFrames:
         config = self._sampler.config
         if config.target_pids == (os.getpid(),) and not config.target_descendants:
             self._problem = self._register_own(self._maps)
+            self._is_own = not self._problem
             if self._problem:
                 _log.warning("stacks have no Python frames: %s", self._problem)
             return
@@ -74,20 +91,62 @@ class PythonFrames:
 
         Keys: ``problem`` (why there are no Python frames, else empty), ``stacks`` (what came of
         Python stacks and of descriptions of code objects, by outcome) and, of several processes,
-        ``processes``, ``without_room`` and ``refused`` (interpreters, by reason).
+        ``processes``, ``without_room``, ``refused`` (interpreters, by reason) and
+        ``refused_processes``.
         """
         found: dict[str, object] = {"problem": self._problem}
         if self._maps is not None:
             found["stacks"] = dict(self._maps.counts())
-        if self._tracking is not None:
-            found |= self._tracking.counts().as_dict()
+        tracked = self._count_tracked()
+        if tracked is not None:
+            found |= tracked.as_dict()
         return found
+
+    def remarks(self) -> list[str]:
+        """Which Python frames were not read, and why, for reports; a line for each reason.
+
+        Thread-safe; also after :meth:`close`.
+        """
+        lines = []
+        tracked = self._count_tracked()
+        if tracked is not None:
+            lines = [
+                f"Python frames of {describe_count(count, 'process', 'processes')} not read: "
+                f"{reason.value}"
+                for reason, count in tracked.refused_processes.items()
+            ]
+            if tracked.without_room:
+                count = describe_count(tracked.without_room, "process", "processes")
+                lines.append(f"Python frames of {count} not read: {NO_ROOM}")
+        stacks = self._maps.counts() if self._maps is not None else {}
+        for outcome, reason in _REFUSED_STACKS.items():
+            if stacks.get(outcome):
+                count = describe_count(stacks[outcome], "stack")
+                lines.append(f"Python frames of {count} not read: {reason}")
+        return lines
+
+    def look(self) -> None:
+        """Warn once if of this process's own stacks not one has had Python frames."""
+        if self._maps is None or not self._is_own or self._warned:
+            return
+        counts = self._maps.counts()
+        failed = Counter({name: counts.get(name, 0) for name in _FAILED_STACKS})
+        if failed.total() >= _MANY_STACKS and not counts.keys() & _READ_STACKS:
+            self._warned = True
+            outcomes = ", ".join(f"{name} {count}" for name, count in failed.items() if count)
+            _log.warning("no stack has Python frames so far (%s)", outcomes)
 
     def close(self) -> None:
         """Look at no further processes; idempotent."""
         tracking, self._tracking = self._tracking, None
         if tracking is not None:
             tracking.close()
+            self._tracked = tracking.counts()
+
+    def _count_tracked(self) -> PythonCounts | None:
+        """What became of interpreters of several processes; None of this process alone."""
+        tracking = self._tracking
+        return self._tracked if tracking is None else tracking.counts()
 
     def _register_own(self, maps: PythonMaps) -> str:
         """Register this process; why it could not be, else empty."""

@@ -1,10 +1,19 @@
 """A service has Python frames whenever it starts, and logs once why if it has none."""
 
 import os
+import subprocess
+import sys
 import textwrap
+from contextlib import closing
 
 import pytest
+from python_frames import LAYOUT, PROCESS, sampling, take
 from services import run
+from unwind_maps import compile_c
+
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import KnownLoops
+from otel_kprofiler.pipeline.python_frames import PythonFrames
 
 pytestmark = pytest.mark.live
 
@@ -64,6 +73,7 @@ def start(code, directory):
     )
 
 
+@pytest.mark.timeout(60 + 20 * STARTS)
 def test_every_start_has_python_frames(tmp_path):
     for number in range(STARTS):
         done = start(SERVICE, tmp_path)
@@ -74,3 +84,43 @@ def test_a_service_whose_frames_are_refused_logs_the_reason_once(tmp_path):
     done = start(REFUSED + SERVICE, tmp_path)
     assert done.stderr.count("stacks have no Python frames") == 1, done.stderr
     assert "Operation not permitted" in done.stderr
+
+
+def test_a_service_none_of_whose_stacks_has_python_frames_logs_it_once(caplog):
+    def work():
+        os.listdir("/proc/self/task")
+
+    with sampling(register=False) as sampler:
+        with closing(PythonFrames(sampler, Access(), KnownLoops())) as frames:
+            frames.start()
+            sampler.python.register(os.getpid(), LAYOUT, PROCESS, image=1)  # of another program
+            take(sampler, work, least=40)
+            frames.look()
+            frames.look()
+        assert caplog.text.count("no stack has Python frames so far (other_image ") == 1
+
+
+def test_record_and_top_say_of_which_processes_no_frames_are_read(tmp_path):
+    """Of a file that has CPython's section, and nothing that is known of its versions."""
+    program = compile_c(
+        tmp_path / "python3.1",
+        """
+        __attribute__((section(".PyRuntime"))) char _PyRuntime[4096] = "other";
+        int main(void) { for (;;); }
+        """,
+    )
+    command = [sys.executable, "-m", "otel_kprofiler"]
+    with subprocess.Popen([program]) as run:
+        try:
+            for arguments in (
+                ["record", "-p", str(run.pid), "-d", "1s", "-o", str(tmp_path / "x.folded")],
+                ["top", "-p", str(run.pid), "--once", "--window", "1s"],
+            ):
+                done = subprocess.run(
+                    [*command, *arguments], capture_output=True, text=True, timeout=60
+                )
+                said = done.stdout + done.stderr
+                assert f"no Python frames of {program}: CPython of another version" in said
+                assert "Python frames of 1 process not read: CPython of another version" in said
+        finally:
+            run.kill()

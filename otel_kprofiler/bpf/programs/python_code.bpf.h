@@ -49,7 +49,7 @@ INLINE u64 code_check(const struct python_work *w, const struct python_layout *l
 	u32 version = l->code_version ? code_half(w, l->code_version) : 0;
 
 	sum = mix(sum, code_word(w, CODE_SIZE_AT) << 32 | code_half(w, l->code_first_line));
-	if (version) /* of this object alone, until the interpreter has no more of them */
+	if (version && !w->several) /* of this object alone, until its interpreter has no more */
 		return mix(sum, version);
 	if (!bpf_probe_read_user(content, 16, (void *)(name + STRING_LENGTH_AT)))
 		sum = mix(mix(sum, content[0]), content[1]);

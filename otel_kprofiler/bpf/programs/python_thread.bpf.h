@@ -5,10 +5,19 @@
  * Not by thread-local storage: there it is only while the thread has the GIL, and the kernel
  * mostly works for threads that have not. Other threads change the list meanwhile, so that what
  * is found counts only if it is of this thread and in the list.
+ *
+ * With subinterpreters, a thread may have states of several interpreters, each with frames. From
+ * 3.13 on a bit says which one it used last, with the GIL or without. Before, a thread may run a
+ * state with the id of another thread, so only states of the main interpreter are looked at, which
+ * is the last in the list.
  */
 #pragma once
 
 #include "python_types.bpf.h"
+
+enum thread_status {
+	IS_THREADS = 8, /* bound_gilstate of PyThreadState._status (Include/cpython/pystate.h) */
+};
 
 INLINE u64 thread_word(const struct python_work *w, u64 at)
 {
@@ -25,11 +34,12 @@ INLINE int read_thread(struct python_work *w, const struct python_layout *l, u64
 	return bpf_probe_read_user(w->thread_head, bytes, (void *)thread);
 }
 
-/* Whether what was copied belongs to the interrupted thread. */
+/* Whether what was copied belongs to the interrupted thread, which used it last. */
 INLINE int is_own(const struct python_work *w, const struct python_layout *l)
 {
 	return thread_word(w, l->thread_native) == w->native &&
-	       thread_word(w, l->thread_interpreter) == w->interpreter;
+	       thread_word(w, l->thread_interpreter) == w->interpreter &&
+	       (!w->several || thread_word(w, l->thread_status) & IS_THREADS);
 }
 
 /* The current frame of the thread state that was copied; 0 on success. */
@@ -65,8 +75,51 @@ INLINE u32 innermost_tid(const struct python_config *c)
 }
 
 /*
+ * Go on in the list of interpreters, up to one of them, 0: the last; 0 on success. Without one of
+ * the wanted address, nothing can be said of memory there: it may be that of an interpreter's past.
+ */
+GLOBAL int go_to_interpreter(u64 wanted)
+{
+	struct python_work *w = get_python_work();
+	const struct python_layout *l;
+	u64 next;
+
+	if (!w)
+		return 1;
+	l = LOOKUP(python_layouts, &w->layout);
+	if (!l)
+		return 1;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < MAX_PYTHON_INTERPRETERS; i++) {
+		if (w->interpreter == wanted)
+			return 0;
+		if (READ_USER(next, w->interpreter + l->interpreter_next))
+			return 1;
+		if (!next)
+			return wanted != 0;
+		w->interpreter = next;
+	}
+	return 1;
+}
+
+/* Go to the next interpreter that has threads; 0 on success, 1: there is none. */
+INLINE int next_interpreter(struct python_work *w, const struct python_layout *l)
+{
+	u64 next;
+
+	if (!w->several)
+		return 1;
+	if (READ_USER(next, w->interpreter + l->interpreter_next) ||
+	    (next && READ_USER(w->next_thread, next + l->interpreter_threads)))
+		w->next_thread = -1; /* not all were looked at */
+	w->interpreter = next;
+	return w->next_thread == -1ULL || !next;
+}
+
+/*
  * Look at one thread of the list; whether the search is over. A state that the thread makes for
- * another one has its id, too (in 3.11), but no frame.
+ * another one has its id, too (in 3.11), but no frame. Where there are several interpreters, all
+ * are searched: two states that the thread seems to have used last are of no use.
  */
 GLOBAL int try_thread(void)
 {
@@ -76,11 +129,17 @@ GLOBAL int try_thread(void)
 	if (!w)
 		return 1;
 	l = LOOKUP(python_layouts, &w->layout);
-	if (!l || !w->next_thread || read_thread(w, l, w->next_thread))
+	if (!l)
+		return 1;
+	if (!w->next_thread)
+		return next_interpreter(w, l);
+	if (read_thread(w, l, w->next_thread))
 		return 1;
 	if (is_own(w, l)) {
+		if (w->several && w->thread)
+			return 1;
 		w->thread = w->next_thread;
-		if (!read_current_frame(w, l) && w->frame)
+		if (!w->several && !read_current_frame(w, l) && w->frame)
 			return 1;
 	}
 	w->next_thread = thread_word(w, l->thread_next);
@@ -94,10 +153,15 @@ INLINE int search_thread(struct python_work *w, const struct python_layout *l)
 
 	if (READ_USER(w->next_thread, w->interpreter + l->interpreter_threads))
 		return PYTHON_UNREADABLE;
+	w->thread = 0;
 #pragma clang loop unroll(disable)
 	for (tried = 0; tried < MAX_PYTHON_THREADS; tried++)
 		if (try_thread())
 			break;
+	if (w->several && (w->next_thread || tried == MAX_PYTHON_THREADS)) { /* not all were looked at, or two are the thread's */
+		w->thread = 0;
+		return PYTHON_INTERPRETERS;
+	}
 	w->found.image = w->image;
 	w->found.time_ns = w->time_ns;
 	w->found.address = w->thread;
@@ -106,6 +170,14 @@ INLINE int search_thread(struct python_work *w, const struct python_layout *l)
 	if (!w->thread)
 		return w->next_thread ? PYTHON_THREADS : PYTHON_NO_THREAD;
 	return read_thread(w, l, w->thread) ? PYTHON_UNREADABLE : PYTHON_COMPLETE;
+}
+
+/* Whether a thread state of one of several interpreters is still this thread's. */
+INLINE int is_current_of_several(struct python_work *w, const struct python_layout *l, u64 thread)
+{
+	return !read_thread(w, l, thread) &&
+	       !go_to_interpreter(thread_word(w, l->thread_interpreter)) &&
+	       is_current(w, l, thread);
 }
 
 /*
@@ -117,7 +189,7 @@ GLOBAL int find_python_thread(void)
 	struct python_work *w = get_python_work();
 	const struct python_layout *l;
 	struct thread_state *known;
-	u64 next, thread;
+	u64 first, next, thread;
 	u32 zero = 0;
 	const struct python_config *c = LOOKUP(python_config, &zero);
 
@@ -128,20 +200,24 @@ GLOBAL int find_python_thread(void)
 		return PYTHON_UNREADABLE;
 	w->native = innermost_tid(c);
 	if (!w->native ||
-	    READ_USER(w->interpreter, w->process.runtime_at + l->interpreters_head) ||
-	    READ_USER(next, w->interpreter + l->interpreter_next))
+	    READ_USER(first, w->process.runtime_at + l->interpreters_head) ||
+	    READ_USER(next, first + l->interpreter_next))
 		return PYTHON_UNREADABLE;
-	if (next)
+	w->interpreter = first;
+	w->several = next && l->thread_status;
+	if (next && !w->several && go_to_interpreter(0))
 		return PYTHON_INTERPRETERS;
 	known = LOOKUP(python_threads, &w->tid);
 	if (known && known->image == w->image) {
 		thread = known->address;
 		if (!thread && w->time_ns - known->time_ns < ASK_AGAIN_NS)
 			return PYTHON_NO_THREAD;
-		if (thread && is_current(w, l, thread)) {
+		if (thread && (w->several ? is_current_of_several(w, l, thread) :
+					    is_current(w, l, thread))) {
 			w->thread = thread;
 			return PYTHON_COMPLETE;
 		}
+		w->interpreter = w->several ? first : w->interpreter;
 	}
 	return search_thread(w, l);
 }

@@ -13,6 +13,7 @@ enum {
 	PYTHON_STACK_VERSION = 1,
 	MAX_PYTHON_LAYOUTS = 64,
 	MAX_PYTHON_THREADS = 512, /* of a process, walked to find one */
+	MAX_PYTHON_INTERPRETERS = 128,
 	CHEAP_SEARCH = 16, /* threads: as many are searched at each sample */
 	THREAD_BYTES = 512,
 	FRAME_BYTES = 128,
@@ -70,6 +71,7 @@ struct python_layout {
 	u64 thread_next;
 	u64 thread_interpreter;
 	u64 thread_native;
+	u64 thread_status; /* has IS_THREADS; 0: there is no such bit */
 	u64 thread_frame;
 	u64 thread_chunk; /* address, then what is in use, then its end */
 	u64 cframe_frame;
@@ -114,7 +116,7 @@ enum python_outcomes {
 	PYTHON_COMPLETE,
 	PYTHON_TRUNCATED,
 	PYTHON_OTHER_IMAGE,  /* the process has executed another program */
-	PYTHON_INTERPRETERS, /* more than one */
+	PYTHON_INTERPRETERS, /* too many, or the thread's one is not certain */
 	PYTHON_NO_THREAD,    /* a thread that Python does not know */
 	PYTHON_THREADS,	     /* too many */
 	PYTHON_NO_FRAME,
@@ -238,6 +240,7 @@ struct python_work {
 	u32 native; /* the thread's id for itself */
 	u32 cpu;
 	u64 interpreter;
+	u64 several; /* interpreters are in the list, so that a thread may have a state of each */
 	u64 thread; /* address of its state; 0: none is found at this interrupt */
 	u64 next_thread;
 	struct thread_state found;

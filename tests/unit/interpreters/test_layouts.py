@@ -29,6 +29,7 @@ COMPILED = {
     "thread_next": (8, 8, 8, 8, 8),
     "thread_interpreter": (16, 16, 16, 16, 16),
     "thread_native": (160, 144, 160, 160, 184),
+    "thread_status": (0, 0, 32, 32, 32),
     "thread_frame": (56, 56, 72, 72, 72),
     "thread_chunk": (296, 232, 232, 232, 256),
     "frame_code": (32, 0, 0, 0, 0),

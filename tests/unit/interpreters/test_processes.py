@@ -209,7 +209,16 @@ def test_files_that_cannot_be_opened_are_counted_if_named_python(processes, own)
     processes.apply(Mapped(1, process(5), gone._replace(path="/gone/libc.so"), None))
     assert processes.counts().as_dict() == {
         "processes": 0, "without_room": 0, "refused": {Refusal.NOT_OPENED.name.lower(): 1},
+        "refused_processes": {Refusal.NOT_OPENED.name.lower(): 1},
     }  # fmt: skip
+
+
+def test_each_process_is_counted_once_and_each_file_logged_once(processes, own, caplog):
+    gone = CODE._replace(path="/gone/python3.12")
+    for pid in (5, 5, 6):
+        processes.apply(Mapped(1, process(pid), gone, None))
+    assert processes.counts().refused_processes == {Refusal.NOT_OPENED: 2}
+    assert caplog.text.count("no Python frames of /gone/python3.12") == 1
 
 
 def test_each_file_is_read_once(processes, files, own):
