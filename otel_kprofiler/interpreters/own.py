@@ -66,12 +66,10 @@ def open_own() -> OwnInterpreter:
 
 
 def _find_mapping(mappings: list[MemoryMapping], address: int) -> MemoryMapping:
-    """Code of the file whose data is at an address."""
-    data = next(one for one in mappings if one.start <= address < one.end)
-    file = data.device, data.inode
-    return next(one for one in mappings if one.is_executable and (one.device, one.inode) == file)
+    """The mapping at an address. Its code may be anywhere: some programs move it to huge pages."""
+    return next(one for one in mappings if one.start <= address < one.end)
 
 
-def _make_request(file: FileKey, code: MemoryMapping) -> FileRequest:
+def _make_request(file: FileKey, one: MemoryMapping) -> FileRequest:
     pid, tid = os.getpid(), threading.get_native_id()
-    return FileRequest(file, code.start, code.end, code.file_offset, pid, tid, 0, 0)
+    return FileRequest(file, one.start, one.end, one.file_offset, pid, tid, 0, 0)

@@ -92,6 +92,7 @@ from otel_kprofiler.model.user_file import (
 )
 from otel_kprofiler.model.user_stack import (
     ADDRESS_BITS,
+    IN_MOVED_TEXT,
     NO_MAPPING,
     SOURCE_BITS,
     STATUS_BY_END,
@@ -126,6 +127,7 @@ from otel_kprofiler.model.window import (
 
 __all__ = [
     "ADDRESS_BITS",
+    "IN_MOVED_TEXT",
     "KERNEL_SIDE",
     "KINDS",
     "MAX_CODE_ID",

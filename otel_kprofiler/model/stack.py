@@ -225,7 +225,8 @@ class Frame:
         builtin: modules that the code of ``vmlinux`` would be in, were it not built in; several
             where they share an object file, mostly none.
         found_by: how the frame was found if that is no proof: ``frame_pointer`` (a callee may be
-            missing) or ``guess``.
+            missing) or ``guess``; how its file was found if not by the mapping: ``moved_text`` (it
+            lies in memory that fills a hole between two mappings of the file).
     """
 
     module: Module | None

@@ -22,6 +22,9 @@ _VERSION: Final = 1
 _MARKER: Final = 0xFFFF
 ADDRESS_BITS: Final = 56
 SOURCE_BITS: Final = 60
+IN_MOVED_TEXT: Final = 8
+"""A bit beside a frame's source: its file is that of the mappings around memory without a file,
+to which the process has copied the file's text."""
 _ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
 NO_MAPPING: Final = 15
 _VDSO_DEVICE: Final = 0xFFFFFFFF
@@ -148,7 +151,7 @@ def parse_user_stack(raw: bytes) -> UserStack:
         tuple(StackMapping(FileKey(*fields[:3]), fields[3]) for fields in mappings),
         tuple(word & _ADDRESS_MASK for word in words),
         tuple(place if place < len(mappings) else None for place in places),
-        tuple(FrameSource(word >> SOURCE_BITS) for word in words),
+        tuple(FrameSource(word >> SOURCE_BITS & ~IN_MOVED_TEXT) for word in words),
     )
 
 
@@ -163,7 +166,11 @@ def find_user_addresses(raw: bytes) -> array[int]:
     words = split_user_stack(raw)[2]
     exact = (FrameSource.REGISTERS, FrameSource.SIGNAL)
     return array(
-        "Q", [(word & _ADDRESS_MASK) - (word >> SOURCE_BITS not in exact) for word in words]
+        "Q",
+        [
+            (word & _ADDRESS_MASK) - (word >> SOURCE_BITS & ~IN_MOVED_TEXT not in exact)
+            for word in words
+        ],
     )
 
 
@@ -201,7 +208,7 @@ def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
     What is known of the words holds for all stacks with equal mappings.
 
     A word is the address in its lower :data:`ADDRESS_BITS`, then four bits of the mapping's index
-    (:data:`NO_MAPPING` for none), and four of the source.
+    (:data:`NO_MAPPING` for none), and four of the source, of which one is :data:`IN_MOVED_TEXT`.
 
     Raises:
         ValueError: the stack is damaged.

@@ -113,8 +113,8 @@ def test_record_and_top_say_of_which_processes_no_frames_are_read(tmp_path):
     with subprocess.Popen([program]) as run:
         try:
             for arguments in (
-                ["record", "-p", str(run.pid), "-d", "1s", "-o", str(tmp_path / "x.folded")],
-                ["top", "-p", str(run.pid), "--once", "--window", "1s"],
+                ["record", "-p", str(run.pid), "-d", "5s", "-o", str(tmp_path / "x.folded")],
+                ["top", "-p", str(run.pid), "--once", "--window", "5s"],
             ):
                 done = subprocess.run(
                     [*command, *arguments], capture_output=True, text=True, timeout=60

@@ -351,7 +351,7 @@ GLOBAL int step(void)
 INLINE void put_frame(struct unwind_work *w)
 {
 	struct mapping *m = &w->kept[w->at & (KEPT_MAPPINGS - 1)];
-	u64 index = NO_MAPPING, frames = w->head.frames;
+	u64 index = NO_MAPPING, frames = w->head.frames, source = w->source;
 	u64 *used;
 
 	if (m->state != NO_FILE && m->executable && m->start != m->end) {
@@ -370,9 +370,11 @@ INLINE void put_frame(struct unwind_work *w)
 					*used = w->time_ns;
 			}
 		}
+		if (m->moved)
+			source |= IN_MOVED_TEXT;
 	}
 	BOUND(frames, MAX_USER_FRAMES);
-	w->frame[frames] = frame_word(w->pc, index, w->source);
+	w->frame[frames] = frame_word(w->pc, index, source);
 	w->head.frames = frames + 1;
 }
 

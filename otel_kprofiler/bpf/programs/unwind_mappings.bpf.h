@@ -89,8 +89,26 @@ INLINE u64 vma_word(const struct unwind_work *w, u32 offset)
 	return w->node[offset >> 3 & (VMA_BYTES / 8 - 1)];
 }
 
-/* Ask user space, once, for a file's table. */
-INLINE u32 request_file(struct unwind_work *w, const struct mapping *m)
+/* Copy the mapping that an address lies in to node[]; 0 if there is one. */
+GLOBAL int find_vma(u64 address)
+{
+	struct unwind_work *w = get_work();
+	struct unwind_config *c = get_unwind_config();
+	u64 vma, start;
+
+	if (!w || !c)
+		return 1;
+	w->spent += WORK_PER_WALK;
+	w->target = address;
+	vma = c->flags & RB_TREE ? walk_rb(w, c) : walk_maple(w, c);
+	if (!vma || bpf_probe_read_kernel(w->node, VMA_BYTES, (void *)vma))
+		return 1;
+	start = vma_word(w, c->vma_start);
+	return vma_word(w, c->vma_mm) != w->mm || address - start >= vma_word(w, c->vma_end) - start;
+}
+
+/* Ask user space, once, for the table of the file that the mapping in node[] is of. */
+INLINE u32 request_file(struct unwind_work *w, const struct unwind_config *c, const struct mapping *m)
 {
 	struct file_state pending = {};
 
@@ -98,9 +116,9 @@ INLINE u32 request_file(struct unwind_work *w, const struct mapping *m)
 	if (bpf_map_update_elem(&files, &m->key, &pending, BPF_NOEXIST))
 		return FILE_PENDING;
 	w->request.key = m->key;
-	w->request.start = m->start;
-	w->request.end = m->end;
-	w->request.file_offset = m->start - m->bias;
+	w->request.start = vma_word(w, c->vma_start);
+	w->request.end = vma_word(w, c->vma_end);
+	w->request.file_offset = w->request.start - m->bias;
 	w->request.tgid = w->tgid;
 	w->request.tid = w->tid;
 	w->request.file_bytes = w->file_bytes;
@@ -111,7 +129,7 @@ INLINE u32 request_file(struct unwind_work *w, const struct mapping *m)
 }
 
 /* What is known about the file of a mapping; with a table, pc gets its address in the ELF file. */
-INLINE u32 find_table(struct unwind_work *w, struct mapping *m, u64 pc)
+INLINE u32 find_table(struct unwind_work *w, const struct unwind_config *c, struct mapping *m, u64 pc)
 {
 	struct file_state *file = LOOKUP(files, &m->key);
 	const struct table_header *header;
@@ -119,7 +137,7 @@ INLINE u32 find_table(struct unwind_work *w, struct mapping *m, u64 pc)
 	u32 zero = 0, i;
 
 	if (!file)
-		return request_file(w, m);
+		return request_file(w, c, m);
 	if (file->state != FILE_LOADED)
 		return file->state;
 	m->slot = file->slot;
@@ -172,8 +190,40 @@ INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struc
 	}
 	m->key.generation ^= seconds ^ ns; /* a file may be overwritten in place */
 	w->file_modified = (u64)seconds << 32 | ns;
-	m->bias = m->start - pages * c->page_bytes;
+	m->bias = vma_word(w, c->vma_start) - pages * c->page_bytes;
 	return 1;
+}
+
+/*
+ * Whether anonymous memory fills a hole between two mappings of one file, which lie to each other
+ * as in the file. It is the file's text then, which the process has copied there, to huge pages.
+ * One of the mappings is left in node[].
+ */
+INLINE int is_moved_text(struct unwind_work *w, const struct unwind_config *c, u64 start, u64 end)
+{
+	u64 file, inode = 0, other = 0, bias;
+
+	if (find_vma(start - 1) || vma_word(w, c->vma_end) != start)
+		return 0;
+	file = vma_word(w, c->vma_file);
+	if (!file || READ_KERNEL(inode, file + c->file_inode))
+		return 0;
+	bias = vma_word(w, c->vma_start) - vma_word(w, c->vma_offset) * c->page_bytes;
+	if (find_vma(end) || vma_word(w, c->vma_start) != end)
+		return 0;
+	file = vma_word(w, c->vma_file);
+	return file && !READ_KERNEL(other, file + c->file_inode) && other == inode &&
+	       vma_word(w, c->vma_start) - vma_word(w, c->vma_offset) * c->page_bytes == bias;
+}
+
+/* Fill in the file of text that was moved to memory without one; whether that is so. */
+INLINE int read_moved(struct unwind_work *w, const struct unwind_config *c, struct mapping *m)
+{
+	if (vma_word(w, c->vma_file) || !is_moved_text(w, c, m->start, m->end))
+		return 0;
+	m->state = FILE_PENDING;
+	m->moved = read_file(w, c, m);
+	return m->moved;
 }
 
 /* Make `at` the mapping that pc lies in; 0 if there is one and it is executable. */
@@ -182,7 +232,6 @@ GLOBAL int find_mapping(u64 pc)
 	struct unwind_work *w = get_work();
 	struct unwind_config *c = get_unwind_config();
 	struct mapping *m;
-	u64 vma;
 	u32 at;
 
 	if (!w || !c)
@@ -198,10 +247,7 @@ GLOBAL int find_mapping(u64 pc)
 			return !m->executable;
 		}
 	}
-	w->spent += WORK_PER_WALK;
-	w->target = pc;
-	vma = c->flags & RB_TREE ? walk_rb(w, c) : walk_maple(w, c);
-	if (!vma || bpf_probe_read_kernel(w->node, VMA_BYTES, (void *)vma))
+	if (find_vma(pc))
 		return 1;
 	at = w->next_kept++ & (KEPT_MAPPINGS - 1);
 	w->at = at;
@@ -209,15 +255,12 @@ GLOBAL int find_mapping(u64 pc)
 	m->start = vma_word(w, c->vma_start);
 	m->end = vma_word(w, c->vma_end);
 	m->sample = 0;
+	m->moved = 0;
 	m->executable = vma_word(w, c->vma_flags) / VM_EXEC & 1;
-	if (vma_word(w, c->vma_mm) != w->mm || pc - m->start >= m->end - m->start) {
-		m->start = m->end = 0;
-		return 1;
-	}
 	if (!m->executable)
 		return 1;
-	if (read_file(w, c, m))
-		m->state = find_table(w, m, pc);
+	if (read_file(w, c, m) || read_moved(w, c, m))
+		m->state = find_table(w, c, m, pc);
 	return 0;
 }
 

@@ -200,6 +200,7 @@ struct mapping {
 	u64 shift; /* pc - shift: address in the ELF file; of FILE_LOADED */
 	struct file_key key;
 	u32 executable;
+	u32 moved; /* text of the file, copied to memory without one */
 	u32 state;
 	u32 slot;
 	u32 serial;

@@ -28,6 +28,7 @@ from otel_kprofiler.model import (
 _EVALUATION: Final = "_PyEval_EvalFrameDefault"
 _TAIL_CALL: Final = "_TAIL_CALL_"
 """Prefix of the functions, one for each instruction, that the loop of some builds runs in."""
+_UNPROVEN: Final = {"frame_pointer", "guess"}
 
 MAX_FRAMES_MARKED: Final = 16_384
 
@@ -138,7 +139,9 @@ def _split(python: Side) -> _Chains:
 def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool:
     """Whether the first loop runs the first chain, and so on."""
     is_whole, is_python_whole = native.status == STACK_OK, python.status == STACK_OK
-    if not (is_whole and is_python_whole) and any(frame.found_by for frame in native.frames):
+    if not (is_whole and is_python_whole) and any(
+        frame.found_by in _UNPROVEN for frame in native.frames
+    ):
         return False  # a loop may be missing among them
     closed = len(chains.closed)
     has_rest = len(chains.rest) > 0

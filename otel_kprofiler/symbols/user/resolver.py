@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, Protocol
 
 from otel_kprofiler.model import (
     ADDRESS_BITS,
+    IN_MOVED_TEXT,
     NO_MAPPING,
     SOURCE_BITS,
     USER_SIDE,
@@ -42,6 +43,7 @@ _FOUND_BY: Final[Mapping[int, str]] = {
     FrameSource.GUESS: "guess",
 }
 """Ways of finding a frame that are no proof."""
+_MOVED_TEXT: Final = "moved_text"
 _PENDING: Final = frozenset({Unresolved.FILE_UNKNOWN, Unresolved.SYMBOLS_PENDING})
 
 
@@ -114,9 +116,9 @@ class _Mapping(NamedTuple):
 
     def frame(self, word: int) -> Frame:
         """The frame that a word of a stack stands for."""
-        source = word >> SOURCE_BITS
+        source, is_moved = word >> SOURCE_BITS & ~IN_MOVED_TEXT, word >> SOURCE_BITS & IN_MOVED_TEXT
         place = (word & _ADDRESS_MASK) - (source not in _EXACT) - self.bias & _WORD_MASK
-        found_by = _FOUND_BY.get(source, "")
+        found_by = _FOUND_BY.get(source, _MOVED_TEXT if is_moved else "")
         if self.file is not None:
             return self.file.frame(place, found_by)
         return Frame(None, place, (), 0, USER_SIDE, self.reason, found_by=found_by)

@@ -5,6 +5,7 @@ import gc
 import pytest
 
 from otel_kprofiler.model import (
+    IN_MOVED_TEXT,
     ON_CPU,
     STACK_OK,
     USER_SIDE,
@@ -134,6 +135,15 @@ def test_what_is_no_proof_is_marked(resolve):
         raw((0x30000, LIBC, REGISTERS), (0x30020, LIBC, GUESS), (0x1900, PROGRAM, POINTER))
     )
     assert [frame.found_by for frame in side.frames] == ["", "guess", "frame_pointer"]
+
+
+def test_moved_text_is_marked_and_found_like_other_text(resolve):
+    moved = resolve(
+        raw((0x30000, LIBC, REGISTERS | IN_MOVED_TEXT), (0x30020, LIBC, GUESS | IN_MOVED_TEXT))
+    )
+    plain = resolve(raw((0x30000, LIBC, REGISTERS), (0x30020, LIBC, GUESS)))
+    assert [frame.found_by for frame in moved.frames] == ["moved_text", "guess"]
+    assert [frame.address for frame in moved.frames] == [frame.address for frame in plain.frames]
 
 
 def test_code_without_a_file_keeps_its_runtime_address(resolve):

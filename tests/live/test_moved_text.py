@@ -1,0 +1,118 @@
+"""Text that a process has moved to anonymous memory has the names and the tables of its file."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from unwind_maps import compile_c
+
+pytestmark = pytest.mark.live
+
+# Copies a page of its text, and maps the copy over it, as libraries for huge pages do. With APART,
+# the copy stays elsewhere, where no file is around it, and runs there.
+MOVES = r"""
+    #define _GNU_SOURCE
+    #include <string.h>
+    #include <sys/mman.h>
+    #include <unistd.h>
+    #define MOVED __attribute__((noinline, section("moved")))
+    MOVED __attribute__((aligned(4096))) void inner(volatile long *n)
+    {
+        for (int i = 0; i < 1000; i++)
+            ++*n;
+    }
+    MOVED void outer(volatile long *n) { inner(n); ++*n; }
+    MOVED void outermost(volatile long *n) { outer(n); ++*n; }
+    MOVED __attribute__((aligned(4096))) void behind(void) {}
+    int main(void)
+    {
+        void (*run)(volatile long *) = outermost;
+        volatile long n = 0;
+        char *copy = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        memcpy(copy, inner, 4096);
+        mprotect(copy, 4096, PROT_READ | PROT_EXEC);
+    #ifdef APART
+        run = (void *)(copy + ((char *)outermost - (char *)inner));
+    #else
+        mremap(copy, 4096, 4096, MREMAP_MAYMOVE | MREMAP_FIXED, inner);
+    #endif
+        write(1, "moved\n", 6);
+        for (;;)
+            run(&n);
+    }
+"""
+WHOLE = ["main", "outermost", "outer", "inner"]
+SPIN = """
+const zlib = require("zlib"), content = Buffer.alloc(1 << 20, "abcdef");
+console.log("moved");
+for (;;) zlib.deflateSync(content);
+"""
+
+
+def record(pid, directory):
+    """Stacks, root first, with how often each was sampled."""
+    output = Path(directory, "profile.folded")
+    command = [sys.executable, "-m", "otel_kprofiler", "record", "-p", str(pid), "-d", "2s"]
+    done = subprocess.run(
+        [*command, "--stacks", "both", "-o", output, "--force"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [line.rpartition(" ") for line in output.read_text().splitlines()]
+    return [(stack.split(";"), int(count)) for stack, _, count in lines]
+
+
+def record_moved(command, directory):
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as run:
+        try:
+            if b"moved" not in run.stdout.readline():
+                return [], ""
+            maps = Path(f"/proc/{run.pid}/maps").read_text()
+            return record(run.pid, directory), maps
+        finally:
+            run.kill()
+
+
+def holes(maps, path):
+    """Executable mappings without a file between two of a file."""
+    lines = [line.split() for line in maps.splitlines()]
+    return [
+        line
+        for before, line, after in zip(lines, lines[1:], lines[2:], strict=False)
+        if "x" in line[1] and len(line) == 5 and before[-1] == after[-1] == path
+    ]
+
+
+def test_text_that_was_moved_has_names_and_whole_stacks(tmp_path):
+    program = compile_c(tmp_path / "moves", MOVES)
+    stacks, maps = record_moved([program], tmp_path)
+    assert holes(maps, str(program)), maps
+    in_text = [(stack, count) for stack, count in stacks if stack[-1] == "inner"]
+    whole = [count for stack, count in in_text if stack[-4:] == WHOLE]
+    # The first samples come before the table does.
+    assert sum(whole) > 0.7 * sum(count for _, count in in_text) > 0, stacks
+    assert sum(count for _, count in in_text) > 0.7 * sum(count for _, count in stacks), stacks
+
+
+def test_memory_that_no_file_is_around_has_no_names(tmp_path):
+    program = compile_c(tmp_path / "apart", MOVES, "-DAPART")
+    stacks, _ = record_moved([program], tmp_path)
+    assert stacks
+    assert not [stack for stack, _ in stacks if {"inner", "outer", "outermost"} & {*stack}]
+
+
+def test_node_with_large_pages_has_the_names_of_its_text(tmp_path):
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node here")
+    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not pages.exists() or "[never]" in pages.read_text():
+        pytest.skip("transparent huge pages are off: node does not move its text")
+    stacks, maps = record_moved([node, "--use-largepages=on", "-e", SPIN], tmp_path)
+    if not holes(maps, str(Path(node).resolve())):
+        pytest.skip("this node does not move its text")
+    assert stacks
+    named = sum(count for stack, count in stacks if not stack[-1].startswith("["))
+    assert named > 0.7 * sum(count for _, count in stacks), stacks
