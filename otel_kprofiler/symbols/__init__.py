@@ -1,4 +1,4 @@
-"""Kernel symbols: runtime addresses to modules, relative addresses and function names.
+"""Symbols of kernel and user code: addresses to modules, addresses in files, functions and lines.
 
 Usable alone, on this host or on captured files::
 
@@ -9,7 +9,9 @@ Usable alone, on this host or on captured files::
         print(hex(match.address), match.module, hex(match.rva))
 
 A :class:`StackResolver` resolves samples, each side of their stacks by its :class:`SideResolver`:
-the kernel's by a :class:`KernelSymbolizer`, user frames by what the caller provides.
+the kernel's by a :class:`KernelSymbolizer`, those of Python by a :class:`PythonResolver`, native
+user code by what the caller provides, which a :class:`SymbolLoader` can name. :class:`Symbolizer`
+resolves single addresses of all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Tracks modules, BPF programs and other kernel symbols while samples are taken."""
+"""Tracks what is loaded while samples are taken: modules, BPF programs and other kernel symbols.
+
+:class:`ProcessEvents` tells what processes execute and map.
+"""
 
 from otel_kprofiler.tracking.kallsyms import IteratedKallsyms, find_hidden_symbols
 from otel_kprofiler.tracking.ksymbol_readers import ReadMethod, find_ksymbol_method

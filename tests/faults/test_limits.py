@@ -58,15 +58,45 @@ def test_memory_stays_within_its_limit_at_the_highest_rate(run_agent, receiver, 
     assert exporter["exported"] > 0
 
 
-def test_health_checks_detect_a_stalled_loop(run_agent, receiver):
-    """SIGSTOP stalls the process; afterwards the loop recovers and every loss is counted."""
+STALL = """
+import signal, time
+from otel_kprofiler.agent import watchdog
+watchdog.Watchdog.__init__.__defaults__ = (2.0,)
+signal.signal(signal.SIGUSR2, lambda *_: time.sleep(8))  # in the main thread
+"""
+
+
+def test_health_checks_detect_a_stalled_loop(run_agent, receiver, arrived, tmp_path):
+    """Only the main thread stalls; then the loop goes on, and every sample is accounted for."""
+    receiver.up()
+    (tmp_path / "sitecustomize.py").write_text(STALL)
+    agent = run_agent(receiver.endpoint, environment={"PYTHONPATH": str(tmp_path)})
+    agent.wait_until(lambda: len(receiver.payloads) > 3)  # the loop goes round, and is watched
+    assert agent.get("/livez")[0] == 200
+    agent.process.send_signal(signal.SIGUSR2)
+    agent.wait_until(lambda: agent.get("/livez")[0] == 503)
+    agent.wait_until(lambda: agent.get("/livez")[0] == 200)
+    assert agent.get("/status")[1]["stalls_of_the_loop"] >= 1
+    assert "the main loop has stalled for" in agent.log.read_text()
+    before = agent.get("/status")[1]["account"]["received"]
+    agent.wait_until(lambda: agent.get("/status")[1]["account"]["received"] > before)
+    check_account(agent.stop(), arrived(receiver.payloads))
+
+
+def test_a_stopped_process_is_no_stall_of_its_loop(run_agent, receiver, arrived):
+    """What SIGSTOP does: nothing answers meanwhile; then it goes on, and losses are counted."""
     receiver.up()
     agent = run_agent(receiver.endpoint)
     agent.process.send_signal(signal.SIGSTOP)
-    time.sleep(3)
-    agent.process.send_signal(signal.SIGCONT)
+    try:
+        assert agent.get("/livez")[0] == 0, "no answer"
+    finally:
+        agent.process.send_signal(signal.SIGCONT)
     agent.wait_until(lambda: agent.get("/livez")[0] == 200)
-    agent.stop()
+    assert agent.get("/status")[1]["stalls_of_the_loop"] == 0
+    before = agent.get("/status")[1]["account"]["received"]
+    agent.wait_until(lambda: agent.get("/status")[1]["account"]["received"] > before)
+    check_account(agent.stop(), arrived(receiver.payloads))
 
 
 def test_a_stop_at_the_highest_rate_ends_within_its_timeout(run_agent, receiver, arrived):

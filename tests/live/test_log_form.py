@@ -168,6 +168,6 @@ def test_recordings_never_show_credentials(address, monkeypatch):
         capture_output=True,
         text=True,
     )
-    assert done.returncode != 0
+    assert done.returncode in (1, 2), done.stderr  # an error that was said, not a signal
     assert "s3cret" not in done.stdout + done.stderr
     assert "bWU6czNjcmV0" not in done.stdout + done.stderr

@@ -94,7 +94,7 @@ def test_the_uppermost_cgroups_of_what_is_named(host, groups, expected):
     (host.tree.parent / f"var/log/pods/default_shop-1_{UID}").mkdir(parents=True)
     follower = host.follow(**groups)
     follower.look()
-    assert set(cgroups(follower)) == {made[path] for path in expected} or NOTHING
+    assert set(cgroups(follower)) == ({made[path] for path in expected} or set(NOTHING))
 
 
 def test_what_comes_and_goes_is_followed_once_a_second(host):

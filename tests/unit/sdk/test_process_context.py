@@ -100,22 +100,25 @@ def test_a_withdrawn_context_is_not_read():
 def test_a_reader_never_sees_a_torn_update():
     """Over 40,000 updates, every context read is one that was published."""
     publish_process_context({"n": "0", "same": "0"})
-    done = threading.Event()
     code = (
         "import os, sys\n"
         "from otel_kprofiler.processes import read_process_context\n"
         "pid, seen = int(sys.argv[1]), set()\n"
         "print('ready', flush=True)\n"
-        "while os.getppid() == pid and len(seen) < 300:\n"
+        "os.set_blocking(0, False)\n"
+        "while os.getppid() == pid and sys.stdin.buffer.raw.read(1) is None:\n"
         "    context = read_process_context(pid)\n"
         "    if context is None: continue\n"
         "    assert context.resource['n'] == context.resource['same'], context\n"
         "    assert set(context.resource['n']) == {context.resource['n'][0]}, context\n"
         "    seen.add(context.resource['n'])\n"
-        "print(len(seen))\n"
+        "print(len(seen), flush=True)\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(os.getpid())], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as reader:
         assert reader.stdout.readline() == "ready\n"
         for update in range(40_000):
@@ -123,10 +126,9 @@ def test_a_reader_never_sees_a_torn_update():
             publish_process_context({"n": text, "same": text})
             if update % 1000 == 0:
                 time.sleep(0.001)  # lets the reader run even on one CPU
-        reader.kill()
-        output = reader.stdout.read()
-    done.set()
-    assert reader.returncode == -9 or int(output) >= 300, output
+        output, _ = reader.communicate()  # the end of its input ends it
+    assert reader.returncode == 0, "an assertion about what it read"
+    assert int(output) >= 50, "it read while contexts changed"
 
 
 def test_a_child_republishes_with_its_own_instance_id():
