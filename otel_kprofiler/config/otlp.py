@@ -228,6 +228,14 @@ class _Client(Exporter):
         "one, such as Pyroscope.",
     )
 
+    development_version: str = Field(
+        default="1",
+        pattern=r"^([1-9][0-9]{0,8})?$",
+        description="Header otlp-profiles-development-version of each request: the version of the "
+        "profiles schema. Collectors from v0.163 on refuse versions that they do not know. Empty "
+        "to send none, which means 1.",
+    )
+
     @field_validator("headers")
     @classmethod
     def _check_headers(cls, value: dict[str, SecretStr]) -> dict[str, SecretStr]:
@@ -281,6 +289,7 @@ class OtlpGrpc(_Client):
             max_bytes=self.max_message_bytes,
             attributes=AttributeForm(self.attributes),
             unnamed_frames=UnnamedFrames(self.unnamed_frames),
+            development_version=self.development_version,
             queue=self.sending_queue.settings(),
         )
 
@@ -323,5 +332,6 @@ class OtlpHttp(_Client):
             max_bytes=self.max_message_bytes,
             attributes=AttributeForm(self.attributes),
             unnamed_frames=UnnamedFrames(self.unnamed_frames),
+            development_version=self.development_version,
             queue=self.sending_queue.settings(),
         )

@@ -27,6 +27,7 @@ from otel_kprofiler.export.sender import (
     user_agent,
 )
 from otel_kprofiler.model import AttributeForm, Batch, Form, UnnamedFrames
+from otel_kprofiler.otlp import DEVELOPMENT_VERSION
 from otel_kprofiler.redact import Secrets, redact_address
 
 METHOD: Final = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
@@ -97,7 +98,7 @@ class OtlpGrpcExporter(OtlpSender):
         max_bytes: largest request, before compression.
         attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
         unnamed_frames: how frames without a function name are written.
-        development_version: send ``otlp-profiles-development-version: 1``.
+        development_version: value of ``otlp-profiles-development-version``; empty to omit it.
         name: component id.
 
     Raises:
@@ -117,7 +118,7 @@ class OtlpGrpcExporter(OtlpSender):
         max_bytes: int | None = DEFAULT_MAX_BYTES,
         attributes: AttributeForm = AttributeForm.INLINE,
         unnamed_frames: UnnamedFrames = UnnamedFrames.ADDRESSES,
-        development_version: bool = False,
+        development_version: str = DEVELOPMENT_VERSION,
         name: str = "otlp_grpc",
     ) -> None:
         tls = tls or Tls()

@@ -18,6 +18,7 @@ from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.base import ExportResult, Part, ProfileExporter, sum_results
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict, attempt_until_settled
 from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause, SampleCounts, UnnamedFrames
+from otel_kprofiler.otlp import DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER
 from otel_kprofiler.redact import Secrets
 from otel_kprofiler.text import describe_count
 from otel_kprofiler.version import __version__
@@ -29,8 +30,6 @@ MIN_LEARNED_BYTES = 64 * 1024
 divided further if need be, and the next one shows whether the receiver takes more again."""
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 """Largest response that is read (OTLP specification, "Response size limits")."""
-DEVELOPMENT_VERSION_HEADER = "otlp-profiles-development-version"
-"""Request metadata with the version of the profiles schema."""
 NO_PROFILES_PIPELINE = (
     "it does not receive OTLP profiles; an OpenTelemetry Collector does when it is started with"
     " --feature-gates=service.profilesSupport and its otlp receiver is in a profiles pipeline"
@@ -99,14 +98,16 @@ def user_agent() -> str:
 
 
 def checked_headers(
-    headers: Mapping[str, str] | None, *, development_version: bool
+    headers: Mapping[str, str] | None, *, development_version: str = DEVELOPMENT_VERSION
 ) -> dict[str, str]:
     """Headers with lower-case names, validated for both transports.
+
+    The version of the schema is among them, unless it is empty or a header has it.
 
     Raises:
         ExportError: a name or a value has invalid characters.
     """
-    checked = {DEVELOPMENT_VERSION_HEADER: "1"} if development_version else {}
+    checked = {DEVELOPMENT_VERSION_HEADER: development_version} if development_version else {}
     for name, value in (headers or {}).items():
         # Values are often secrets, so the message has only the name.
         if not re.fullmatch(r"[0-9A-Za-z_.-]+", name) or not re.fullmatch(r"[ -~]*", value):

@@ -100,6 +100,7 @@ class ClientSettings(ExporterSettings):
     max_bytes: int
     attributes: AttributeForm
     unnamed_frames: UnnamedFrames
+    development_version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,7 @@ class GrpcSettings(ClientSettings):
             max_bytes=self.max_bytes,
             attributes=self.attributes,
             unnamed_frames=self.unnamed_frames,
+            development_version=self.development_version,
             name=name,
         )
 
@@ -151,6 +153,7 @@ class HttpSettings(ClientSettings):
             max_bytes=self.max_bytes,
             attributes=self.attributes,
             unnamed_frames=self.unnamed_frames,
+            development_version=self.development_version,
             name=name,
         )
 

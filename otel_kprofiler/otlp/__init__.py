@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_kprofiler.otlp.account import parse_account
 from otel_kprofiler.otlp.conventions import (
     BOOLEAN_ATTRIBUTES,
+    DEVELOPMENT_VERSION,
+    DEVELOPMENT_VERSION_HEADER,
     ENDED_PROCESSES,
     KERNEL_ENTRY,
     KERNEL_THREAD,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BOOLEAN_ATTRIBUTES",
+    "DEVELOPMENT_VERSION",
+    "DEVELOPMENT_VERSION_HEADER",
     "ENDED_PROCESSES",
     "KERNEL_ENTRY",
     "KERNEL_THREAD",

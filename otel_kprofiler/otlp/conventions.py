@@ -59,6 +59,15 @@ BPF_PROGRAM: Final = tuple(
 )
 """Ours, on mappings of BPF programs, where known: the fields of ``BpfProgram``."""
 
+DEVELOPMENT_VERSION_HEADER: Final = "otlp-profiles-development-version"
+"""Request metadata with the version of the profiles schema, over gRPC and HTTP.
+
+OTLP specification, "Profiles development version": a positive decimal; absent means 1. Receivers
+refuse versions that they do not know, before they decode.
+"""
+DEVELOPMENT_VERSION: Final = "1"
+"""The version that this package encodes and decodes, of ``v1development`` before its first
+incompatible change."""
 WINDOW_PREFIX: Final = "otel_kprofiler.window."
 """Of the names of all that follow which are of one window."""
 WINDOW_SAMPLES: Final = "otel_kprofiler.window.samples"

@@ -25,7 +25,13 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 
 from otel_kprofiler.errors import HostError, KProfilerError, PayloadError
 from otel_kprofiler.model import Window
-from otel_kprofiler.otlp import DamagedProfilesError, decode_windows, refuse_negative_values
+from otel_kprofiler.otlp import (
+    DEVELOPMENT_VERSION,
+    DEVELOPMENT_VERSION_HEADER,
+    DamagedProfilesError,
+    decode_windows,
+    refuse_negative_values,
+)
 from otel_kprofiler.serving import HttpServer
 from otel_kprofiler.text import describe_count
 from otel_kprofiler.viewing.store import Added
@@ -74,6 +80,19 @@ class Counts:
     kept: int = 0
     outdated: int = 0
     repeated: int = 0
+
+
+def find_version_problem(values: Sequence[str]) -> str:
+    """Why the schema of a request is not known here; empty if it is.
+
+    Args:
+        values: all values of its header ``otlp-profiles-development-version``.
+    """
+    if list(values) in ([], [DEVELOPMENT_VERSION]):
+        return ""
+    shown = ", ".join(values)[:40]
+    known = f"only version {DEVELOPMENT_VERSION} is known here"
+    return f"{DEVELOPMENT_VERSION_HEADER} is {shown!r}; {known}"
 
 
 class OverloadedError(KProfilerError):
@@ -205,6 +224,14 @@ class _Methods(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(self._export if is_known else _refuse)
 
     def _export(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        values = [
+            value.decode(errors="replace") if isinstance(value, bytes) else value
+            for key, value in context.invocation_metadata()
+            if key == DEVELOPMENT_VERSION_HEADER
+        ]
+        if problem := find_version_problem(values):
+            self._intake.counts.refused += 1
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
         try:
             return self._intake.take(body, context.is_active).SerializeToString()
         except PayloadError as error:
@@ -292,6 +319,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self._media_type() not in _TYPES:
             text = f"the content type must be {_PROTOBUF} or {_JSON}"
             raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+        if problem := find_version_problem(headers.get_all(DEVELOPMENT_VERSION_HEADER, [])):
+            self.server.intake.counts.refused += 1
+            raise _Refused(HTTPStatus.BAD_REQUEST, problem)
         return _unpack(body, headers.get("Content-Encoding", "identity").strip().lower())
 
     def _media_type(self) -> str:

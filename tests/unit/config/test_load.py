@@ -174,6 +174,14 @@ def test_exporter_mistakes(block, message):
     assert not any("s3cret" in problem for problem in found)
 
 
+@pytest.mark.parametrize("kind", ["otlp_grpc", "otlp_http"])
+@pytest.mark.parametrize("version", ["1", "2", ""])
+def test_the_version_of_the_schema_reaches_the_exporter(kind, version):
+    (name, block) = (f"{kind}/x", "endpoint: 'http://127.0.0.1:4318'")
+    found = exporter(f"  {name}: {{{block}, development_version: '{version}'}}\n")[name]
+    assert found.settings().development_version == version
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

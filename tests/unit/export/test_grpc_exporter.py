@@ -15,7 +15,13 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
     ExportProfilesServiceResponse,
 )
 
-from otel_kprofiler.export import ExportOutcome, OtlpGrpcExporter, RetryPolicy, Tls
+from otel_kprofiler.export import (
+    ExportOutcome,
+    OtlpGrpcExporter,
+    OtlpHttpExporter,
+    RetryPolicy,
+    Tls,
+)
 from otel_kprofiler.model import LossCause
 
 SUCCESS = ExportOutcome.SUCCESS
@@ -71,12 +77,34 @@ def test_user_agent_names_the_product_then_the_otlp_exporter(grpc_receiver, expo
 def test_headers_are_sent_with_lower_case_names(grpc_receiver, batch):
     endpoint = f"http://{grpc_receiver.endpoint}"
     headers = {"Authorization": "Bearer x", "otlp-profiles-development-version": "1"}
-    exporter = OtlpGrpcExporter(endpoint, headers=headers, development_version=True)
+    exporter = OtlpGrpcExporter(endpoint, headers=headers)
     exporter.export(batch())
     exporter.shutdown()
     metadata = grpc_receiver.requests[0][1]
     assert metadata["authorization"] == "Bearer x"
     assert metadata["otlp-profiles-development-version"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        ({}, "1"),
+        ({"development_version": "2"}, "2"),
+        ({"development_version": ""}, None),
+        ({"headers": {"OTLP-Profiles-Development-Version": "3"}}, "3"),
+    ],
+)
+def test_the_version_of_the_schema_is_sent_once(grpc_receiver, http_receiver, batch, options, sent):
+    for exporter in (
+        OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", **options),
+        OtlpHttpExporter(http_receiver.endpoint, proxy_url="", **options),
+    ):
+        assert exporter.export(batch()).outcome is SUCCESS
+        exporter.shutdown()
+    ((_, metadata),) = grpc_receiver.requests
+    ((_, headers, _),) = http_receiver.requests
+    name = "otlp-profiles-development-version"
+    assert (metadata.get(name), headers.get_all(name)) == (sent, [sent] if sent else None)
 
 
 @pytest.mark.parametrize("code", ERRORS, ids=lambda code: code.name)

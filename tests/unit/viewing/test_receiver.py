@@ -150,6 +150,35 @@ def test_other_signals_get_the_reason(receivers):
     assert (status, message(body)) == (404, f"only profiles are received here, at {PATH}")
 
 
+VERSION = "otlp-profiles-development-version"
+
+
+@pytest.mark.parametrize("values", [["2"], ["0"], ["01"], [""], ["1, 1"], ["1", "1"], ["x" * 99]])
+def test_other_versions_of_the_schema_are_refused_before_decoding(intake, receivers, values):
+    """A body that cannot be decoded shows the order."""
+    metadata = [(VERSION, value) for value in values]
+    error = refused(receivers, b"\xff", metadata=metadata)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details().startswith(f"{VERSION} is ")
+    with contextlib.closing(
+        http.client.HTTPConnection("127.0.0.1", receivers[1].port, timeout=30)
+    ) as client:
+        client.putrequest("POST", PATH)
+        for name, value in [*PROTOBUF.items(), *metadata, ("Content-Length", "1")]:
+            client.putheader(name, value)
+        client.endheaders(b"\xff")
+        answered = client.getresponse()
+        assert answered.status == 400
+        assert message(answered.read()).startswith(f"{VERSION} is ")
+    assert (intake.counts.requests, intake.counts.refused) == (0, 2)
+
+
+def test_version_1_of_the_schema_is_accepted(intake, receivers):
+    assert call(receivers, payload(), metadata=[(VERSION, "1")]) == b""
+    assert post(receivers, payload(), **PROTOBUF, **{VERSION: "1"})[0] == 200
+    assert intake.counts.requests == 2
+
+
 @pytest.mark.parametrize(
     "body", [b"\xff" * 50, b"\x0a\xff", b"{" * 10_000, b"GET / HTTP/1.1", b"\0" * 9]
 )
