@@ -11,7 +11,7 @@ from typing import Final
 
 from otel_kprofiler.analysis import CONTAINER, Filter
 from otel_kprofiler.formats import plain_module
-from otel_kprofiler.otlp import LOCAL_ROOT
+from otel_kprofiler.otlp import LOCAL_ROOT, PROGRAM
 
 _WILD: Final = "*?["
 _LIKE_ESCAPES: Final = str.maketrans({"\\": r"\\", "%": r"\%", "_": r"\_"})
@@ -42,10 +42,13 @@ def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
         rows: table and condition of the time, for a query in the query.
     """
     if chosen.processes:
-        pid = _resource("process.pid")
+        pid, file = _resource("process.pid"), _resource("process.executable.name")
+        program = _resource(PROGRAM)
         named = _matches(_sample("thread.name"), chosen.processes)
         yield _any(
-            _matches(_resource("process.executable.name"), chosen.processes),
+            _matches(file, chosen.processes),
+            _matches(program, chosen.processes),
+            _matches(f"concat({program}, ' (', {file}, ')')", chosen.processes),
             _matches(pid, chosen.processes),
             f"{pid} IN (SELECT {pid} FROM {rows} AND {named})",  # noqa: S608 - literals
         )

@@ -9,6 +9,7 @@ from typing import Final
 from otel_kprofiler.analysis import CONTAINER, LABEL, OF_STACKS, PART, SERVICE, Filter
 from otel_kprofiler.otlp import (
     LOCAL_ROOT,
+    PROGRAM,
     WAIT_CAUSE,
     WAIT_STATE,
     WAKER_NAME,
@@ -16,7 +17,7 @@ from otel_kprofiler.otlp import (
     WAKER_TID,
 )
 
-_PROCESS: Final = ("process.executable.name", "process.pid")
+_PROCESS: Final = ("process.executable.name", PROGRAM, "process.pid")
 _THREAD: Final = ("thread.name", "thread.id")
 _CPU: Final = ("cpu.logical_number",)
 

@@ -21,6 +21,9 @@ from otel_kprofiler.model import (
     StackEnd,
     Unresolved,
 )
+from otel_kprofiler.otlp import PROGRAM
+
+_MEMFD: Final = "memfd:"
 
 
 class Entry(NamedTuple):
@@ -118,8 +121,17 @@ def frame_entries(frame: Frame) -> tuple[Entry, ...]:
 
 
 def process_name(resource: Resource, thread_name: str) -> str:
-    """Name of a process: its executable, else the name of the thread that was sampled."""
-    return str(resource.attributes.get("process.executable.name") or thread_name)
+    """Name of a process: what it runs and its executable, else the thread that was sampled.
+
+    An executable without a name, of memfd_create(2), is left out.
+    """
+    executable = str(resource.attributes.get("process.executable.name") or "")
+    program = str(resource.attributes.get(PROGRAM) or "")
+    if executable.startswith(_MEMFD):
+        executable = ""
+    if program and executable:
+        return f"{program} ({executable})"
+    return program or executable or thread_name
 
 
 def process_id(resource: Resource) -> int | None:

@@ -29,6 +29,8 @@ USER_UNIT: Final = "otel_kprofiler.systemd.user_unit.name"
 KERNEL_THREAD: Final = "otel_kprofiler.kernel_thread"
 """Ours, on Resources of kernel threads: what threads of the same purpose have in common, such as
 ``kworker`` of ``kworker/0:1``."""
+PROGRAM: Final = "otel_kprofiler.program"
+"""On Resources of interpreters: the script, module or class that they were started to run."""
 ENDED_PROCESSES: Final = "otel_kprofiler.ended_processes"
 """Ours, on the Resource of all processes that waited, and ended before they had a sample."""
 

@@ -31,9 +31,11 @@ from otel_kprofiler.host import (
     read_stat,
 )
 from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey
-from otel_kprofiler.otlp import ProcessContext, decode_process_context
+from otel_kprofiler.otlp import PROGRAM, ProcessContext, decode_process_context
 from otel_kprofiler.processes.environment import read_environment
+from otel_kprofiler.processes.programs import read_program
 from otel_kprofiler.processes.self_profiled import SELF_PROFILED, TARGET, profiles_itself
+from otel_kprofiler.text import decode_name
 
 CONTEXT_SIGNATURE: Final = b"OTEL_CTX"
 CONTEXT_VERSION: Final = 2
@@ -79,7 +81,8 @@ class Claims(NamedTuple):
 
     Attributes:
         published: its context.
-        environment: attributes from its environment; none if the context names the service.
+        environment: attributes from its environment, unless the context names the service, and
+            what an interpreter runs.
     """
 
     published: Published | None
@@ -351,13 +354,24 @@ class ProcessContexts:
         claims = Claims(published, {})
         if "service.name" not in claims.attributes:
             claims = Claims(published, read_environment(self._files, key.tgid))
-            self._check(key)
+        program = read_program(self._files, key.tgid, self._read_executable(key.tgid))
+        if program:
+            claims = Claims(published, {**claims.environment, PROGRAM: program})
+        self._check(key)
         took = time.monotonic() - started
         # A process with very many mappings must not keep the thread busy.
         if len(self._not_before) > _CAPACITY:
             self._not_before.clear()
         self._not_before[key.tgid] = started + took * _SCAN_SHARE
         return claims if claims.attributes or published else None
+
+    def _read_executable(self, pid: int) -> str:
+        try:
+            link = self._files.read_link(f"/proc/{pid}/exe")
+        except OSError:  # not permitted: scripts that are executed have their names in its place
+            stat = read_stat(self._files, pid)
+            return decode_name(stat.name) if stat else ""
+        return link.removesuffix(" (deleted)").rpartition("/")[2]
 
     def _read_context(self, key: ProcessKey, known: Published | None) -> Published | None:
         with _opened(self._files, f"/proc/{key.tgid}/mem") as memory:

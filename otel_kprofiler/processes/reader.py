@@ -9,9 +9,10 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.host import TICK_NS, HostFiles, ProcessStat, read_stat
 from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey, RawSample
-from otel_kprofiler.otlp import KERNEL_THREAD
+from otel_kprofiler.otlp import KERNEL_THREAD, PROGRAM
 from otel_kprofiler.processes.owners import Owners
 from otel_kprofiler.processes.places import Places
+from otel_kprofiler.processes.programs import read_program
 from otel_kprofiler.text import decode_name, escape_surrogates
 
 _DELETED: Final = " (deleted)"
@@ -31,10 +32,18 @@ class ProcessReader:
     Args:
         files: the host's files.
         monotonic: the clock, in seconds.
+        reads_arguments: also what interpreters run, which can block.
     """
 
-    def __init__(self, files: HostFiles, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        files: HostFiles,
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        reads_arguments: bool = True,
+    ) -> None:
         self._files = files
+        self._reads_arguments = reads_arguments
         self._owners = Owners(files, monotonic)
         self._places = Places(files, monotonic)
         self._programs: OrderedDict[tuple[int, int], tuple[bytes, Mapping[str, AttributeValue]]] = (
@@ -110,10 +119,13 @@ class ProcessReader:
         except OSError:
             return {}  # a kernel thread, or no permission
         path = escape_surrogates(link.removesuffix(_DELETED))
-        return {
+        name = path.rpartition("/")[2]
+        found: dict[str, AttributeValue] = {
             "process.executable.path": path,
-            "process.executable.name": path.rpartition("/")[2],
+            "process.executable.name": name,
         }
+        program = read_program(self._files, pid, name) if self._reads_arguments else ""
+        return found | {PROGRAM: program} if program else found
 
     def _keep(
         self, sample: RawSample | None, stat: ProcessStat, program: Mapping[str, AttributeValue]

@@ -150,7 +150,8 @@ class ProcessResources:
         self._running: dict[Resource, _Process] = {}  # those whose attributes may change
         self._fixed: dict[int, dict[int | None, Resource]] = {}  # by pid and owner
         self._ended: Resource | None = None
-        self._reader = ProcessReader(files)
+        # With contexts, their thread reads memory of processes, which can block.
+        self._reader = ProcessReader(files, reads_arguments=contexts is None)
 
     def fix(self, pid: int, resource: Resource) -> None:
         """Set the Resource of a process that outlives the profiler; its owner may change."""

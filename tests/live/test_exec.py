@@ -1,5 +1,6 @@
 """A process that executes another program, or drops its rights: its samples are of what it was."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -197,3 +198,24 @@ def test_names_are_right_without_the_right_to_trace(shells, public_python):
     assert "('first', 'first')" in told
     assert "('second', 'second')" in told
     assert told.count("'first'") == told.count("'second'") == 2, told
+
+
+def test_a_recording_shows_what_interpreters_run_and_no_other_argument(tmp_path):
+    """In the first row, in tables, and read back from a file."""
+    script = tmp_path / "manage.py"
+    script.write_text(
+        "import time\nend = time.thread_time() + 1\nwhile time.thread_time() < end: pass"
+    )
+    shown = f"manage.py ({os.path.basename(os.path.realpath(sys.executable))})"
+    command = [sys.executable, "-m", "otel_kprofiler"]
+    path = str(tmp_path / "x.otlp")
+    subprocess.run(
+        [*command, "record", "-o", path, "--", sys.executable, "-S", script, "--key", "hunter2"],
+        check=True,
+        capture_output=True,
+    )
+    for words in (["--by", "process"], ["-o", "-", "-f", "folded"]):
+        done = subprocess.run([*command, "report", path, *words], capture_output=True, text=True)
+        assert shown in done.stdout, done
+    with open(path, "rb") as file:
+        assert b"hunter2" not in file.read()

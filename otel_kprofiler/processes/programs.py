@@ -1,0 +1,183 @@
+"""What an interpreter runs: the script, module or class of its command line, and nothing else.
+
+Other arguments may be secrets; they are neither kept nor exported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from otel_kprofiler.host import HostFiles
+from otel_kprofiler.text import decode_name
+
+_MAX_BYTES: Final = 256 * 1024
+"""Limit on what is read of a command line; class paths are long."""
+_NAME: Final = re.compile(rb"[A-Za-z0-9_@+][\w.@+$/-]{0,127}", re.ASCII)
+_TITLE: Final = re.compile(rb"([A-Za-z][\w.-]{0,63}): ", re.ASCII)
+_MEMFD: Final = "memfd:"
+_NO_FILES: Final = (b"/dev/fd/", b"/proc/")
+"""Directories of scripts without a name, as of ``<(command)``."""
+
+
+class _Options(NamedTuple):
+    """Options of an interpreter.
+
+    Attributes:
+        valued: those whose value is the next argument.
+        code: those after which there is code in place of a script, or no script.
+        module: those whose value is what runs.
+        letters: likewise, of single letters that can stand together: with a value.
+        code_letters: likewise with code.
+    """
+
+    valued: frozenset[bytes] = frozenset()
+    code: frozenset[bytes] = frozenset()
+    module: frozenset[bytes] = frozenset()
+    letters: bytes = b""
+    code_letters: bytes = b""
+
+
+_PYTHON: Final = _Options(
+    valued=frozenset([b"--check-hash-based-pycs"]), letters=b"WX", code_letters=b"c"
+)
+_SHELL: Final = _Options(
+    valued=frozenset([b"--rcfile", b"--init-file"]), letters=b"oO", code_letters=b"cs"
+)
+_NODE: Final = _Options(
+    valued=frozenset(
+        b"-r --require --import --loader --experimental-loader -C --conditions --env-file --title "
+        b"--inspect-port --input-type".split()
+    ),
+    code=frozenset(b"-e --eval -p --print -pe -i --interactive --test --run".split()),
+)
+_JAVA: Final = _Options(
+    valued=frozenset(
+        b"-cp -classpath --class-path -p --module-path --upgrade-module-path --add-modules "
+        b"--add-opens --add-exports --add-reads --limit-modules --patch-module --source "
+        b"--enable-native-access".split()
+    ),
+    module=frozenset([b"-jar", b"-m", b"--module"]),
+)
+_INTERPRETERS: Final = (
+    (re.compile(r"(python|pypy)[\d.]*t?d?"), _PYTHON),
+    (re.compile(r"(ba|da|z|k|mk)?sh"), _SHELL),
+    (re.compile(r"node(js)?"), _NODE),
+    (re.compile(r"java"), _JAVA),
+)
+
+
+def find_program(executable: str, arguments: Sequence[bytes]) -> str:
+    """What a program was started to run; empty if it is no known interpreter, or runs no file.
+
+    Args:
+        executable: name of its file.
+        arguments: its command line, from argv[0] on.
+
+    Returns:
+        The name of the script (``manage.py``), ``-m`` and the module (``-m http.server``), the
+        class or the archive (``app.jar``); of an executable without a name (memfd_create(2)),
+        that of argv[0].
+    """
+    if executable.startswith(_MEMFD):
+        return _base_name(arguments[0]) if arguments else ""
+    options = _find_options(executable)
+    if options is None:
+        return ""
+    if arguments and (title := _TITLE.match(arguments[0])):
+        return decode_name(title[1])  # set by the program, as setproctitle does
+    rest = list(reversed(arguments[1:]))
+    found: str | None = None
+    while rest and found is None:
+        found = _read_word(rest.pop(), rest, options)
+    return found or ""
+
+
+def _find_options(executable: str) -> _Options | None:
+    """The options of an interpreter; None if it is none that is known."""
+    found = (options for pattern, options in _INTERPRETERS if pattern.fullmatch(executable))
+    return next(found, None)
+
+
+def _read_word(word: bytes, rest: list[bytes], options: _Options) -> str | None:
+    """What an argument says runs; None: it follows. Takes its value off the rest."""
+    if word == b"--":
+        word = rest.pop() if rest else b""
+    elif word.startswith(b"-") or (options is _SHELL and word.startswith(b"+")):
+        return _read_option(word, rest, options)
+    elif options is _JAVA and word.startswith(b"@"):
+        return None  # a file of arguments
+    return _find_file(word, options)
+
+
+def _read_option(word: bytes, rest: list[bytes], options: _Options) -> str | None:
+    if word in options.code or word == b"-":
+        return ""
+    if word in options.module:
+        return _base_name(rest.pop()) if rest else ""
+    if word in options.valued:
+        del rest[-1:]
+        return None
+    if options.code_letters and not word.startswith(b"--"):
+        return _read_letters(word[1:], rest, options)
+    return None
+
+
+def _read_letters(letters: bytes, rest: list[bytes], options: _Options) -> str | None:
+    """What single letters say runs; None: it follows. Takes their values off the rest."""
+    for at, letter in enumerate(letters, 1):
+        if letter in options.code_letters:
+            return ""
+        if options is _PYTHON and letter == ord("m"):
+            module = letters[at:] or (rest.pop() if rest else b"")
+            return f"-m {decode_name(module)}" if _NAME.fullmatch(module) else ""
+        if letter in options.letters:
+            if options is _SHELL or at == len(letters):
+                del rest[-1:]
+            if options is not _SHELL:
+                return None
+    return None
+
+
+def _find_file(word: bytes, options: _Options) -> str:
+    if options is _PYTHON and word.endswith(b"/__main__.py"):
+        word = word.rpartition(b"/")[0]
+    return _base_name(word)
+
+
+def _base_name(word: bytes) -> str:
+    """Last part of a path, or a name of a class; empty if it is neither."""
+    if word.startswith(_NO_FILES):
+        return ""
+    name = word.rstrip(b"/").rpartition(b"/")[2]
+    return decode_name(name) if _NAME.fullmatch(name) else ""
+
+
+def read_program(files: HostFiles, pid: int, executable: str) -> str:
+    """What a process was started to run, as :func:`find_program` says; empty if unknown.
+
+    Reads memory of the process, which can block, if the executable is an interpreter.
+
+    Args:
+        files: the host's files.
+        pid: the process.
+        executable: name of its executable.
+    """
+    if not executable.startswith(_MEMFD) and _find_options(executable) is None:
+        return ""
+    try:
+        fd = files.open_fd(f"/proc/{pid}/cmdline")
+    except OSError:
+        return ""
+    try:
+        parts, left = [], _MAX_BYTES
+        while left and (part := os.read(fd, left)):
+            parts.append(part)
+            left -= len(part)
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+    return find_program(executable, b"".join(parts).split(b"\0")[:-1])
