@@ -146,12 +146,33 @@ class ProcessMaps:
     def find(self, address: int) -> FoundMapping | None:
         """The mapping at an address as of now; None if there is none.
 
+        Executable memory without a file that fills a hole between two mappings of one file, which
+        lie to each other as in the file, is that file's text, which the process has moved there:
+        it is returned as a mapping of the file.
+
         The kernel reads the build id from the file's first page, which may wait for its disk.
         Kernels before 6.11 write all mappings, and know no build id.
 
         Raises:
             OSError: the kernel refuses.
         """
+        found = self._find(address)
+        if found is None or found.mapping.inode or found.mapping.path:
+            return found
+        mapping = found.mapping
+        if mapping.is_executable:
+            around = self._find(mapping.start - 1), self._find(mapping.end)
+            if around[0] and around[1] and _is_hole(around[0].mapping, mapping, around[1].mapping):
+                before = around[0].mapping
+                offset = before.file_offset + mapping.start - before.start
+                moved = before._replace(
+                    start=mapping.start, end=mapping.end, permissions=mapping.permissions,
+                    file_offset=offset,
+                )  # fmt: skip
+                return FoundMapping(moved, around[0].build_id)
+        return found
+
+    def _find(self, address: int) -> FoundMapping | None:
         if not 0 <= address < 1 << 64:
             return None
         try:
@@ -197,6 +218,16 @@ class ProcessMaps:
         mapping = MemoryMapping(start, end, permissions, offset, device, inode, *_split_path(path))
         build_id = ctypes.string_at(self._buffers[1], id_size).hex()
         return FoundMapping(mapping, BuildId(build_id) if build_id else None)
+
+
+def _is_hole(before: MemoryMapping, hole: MemoryMapping, after: MemoryMapping) -> bool:
+    """Whether memory lies between two mappings of one file as a part of that file would."""
+    return (
+        before.inode != 0
+        and (before.device, before.inode) == (after.device, after.inode)
+        and (before.end, hole.end) == (hole.start, after.start)
+        and after.file_offset - before.file_offset == after.start - before.start
+    )
 
 
 def _split_path(shown: bytes) -> tuple[str, bool]:

@@ -96,6 +96,22 @@ def test_text_that_was_moved_has_names_and_whole_stacks(tmp_path):
     assert sum(count for _, count in in_text) > 0.7 * sum(count for _, count in stacks), stacks
 
 
+def test_an_address_in_moved_text_is_resolved(tmp_path):
+    program = compile_c(tmp_path / "moves", MOVES, "-no-pie")
+    symbols = subprocess.run(["nm", program], capture_output=True, text=True, check=True).stdout
+    start = next(line.split()[0] for line in symbols.splitlines() if line.endswith(" outer"))
+    with subprocess.Popen([program], stdout=subprocess.PIPE) as run:
+        try:
+            assert b"moved" in run.stdout.readline()
+            command = [sys.executable, "-m", "otel_kprofiler", "symbolize", "--pid", str(run.pid)]
+            done = subprocess.run(
+                [*command, f"0x{start}"], capture_output=True, text=True, timeout=60
+            )
+        finally:
+            run.kill()
+    assert "outer" in done.stdout, done.stdout + done.stderr
+
+
 def test_memory_that_no_file_is_around_has_no_names(tmp_path):
     program = compile_c(tmp_path / "apart", MOVES, "-DAPART")
     stacks, _ = record_moved([program], tmp_path)
