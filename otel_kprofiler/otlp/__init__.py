@@ -43,6 +43,7 @@ from otel_kprofiler.otlp.process_context import (
 if TYPE_CHECKING:
     from otel_kprofiler.otlp.check import RULES, Violation, check_file, check_payload
     from otel_kprofiler.otlp.decode import decode_windows, find_profile_kind, read_profiles
+    from otel_kprofiler.otlp.message_limit import refuse_many_messages
     from otel_kprofiler.otlp.nameless import Nameless, NamelessFile, Naming, name_locations
     from otel_kprofiler.otlp.negative import refuse_negative_values
     from otel_kprofiler.otlp.payloads import DamagedProfilesError, parse_payloads, read_file
@@ -97,6 +98,7 @@ __all__ = [
     "read_file",
     "read_profiles",
     "read_sample_attributes",
+    "refuse_many_messages",
     "refuse_negative_values",
 ]
 
@@ -118,6 +120,7 @@ _LATE: Final = {
     "parse_payloads": "payloads",
     "read_file": "payloads",
     "read_profiles": "decode",
+    "refuse_many_messages": "message_limit",
     "refuse_negative_values": "negative",
     "read_sample_attributes": "sample_attributes",
 }

@@ -30,6 +30,7 @@ from otel_kprofiler.otlp import (
     DEVELOPMENT_VERSION_HEADER,
     DamagedProfilesError,
     decode_windows,
+    refuse_many_messages,
     refuse_negative_values,
 )
 from otel_kprofiler.serving import HttpServer
@@ -133,6 +134,7 @@ class Intake:
         try:
             if not is_wanted():
                 raise OverloadedError("the sender has given up")
+            refuse_many_messages(body)
             problems: list[PayloadError] = []
             windows = decode_windows(body, on_damage=problems.append)
             if problems and not windows:
