@@ -37,12 +37,16 @@ def load(line):
         ("stacks: kernel", None),
         ("off_cpu: false", None),
         ("off_cpu: {samples_per_second_per_cpu: 5}", None),
-        ("off_cpu: true", OffCpuConfig()),
-        ("off_cpu: {enabled: true}", OffCpuConfig()),
+        ("off_cpu: true", OffCpuConfig(leaves_out="process")),
+        ("off_cpu: {enabled: true}", OffCpuConfig(leaves_out="process")),
         (
             EVERYTHING,
             OffCpuConfig(
-                samples_per_second=0, min_duration_ns=2_000_000, wakers=True, causes=False
+                samples_per_second=0,
+                min_duration_ns=2_000_000,
+                wakers=True,
+                causes=False,
+                leaves_out="process",
             ),
         ),
     ],
