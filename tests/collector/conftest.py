@@ -10,13 +10,16 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,10 @@ import pytest
 from tests.cache import cache_directory
 
 VERSIONS = ("0.161.0", "0.159.0")
+"""With all components that the tests need; the first has the exporter to ClickHouse."""
+NEWEST = "0.165.0"
+"""Its file exporter needs a module that the proxy does not have: it sends to files by OTLP/HTTP."""
+ALL_VERSIONS = (NEWEST, *VERSIONS)
 GATE = "--feature-gates=service.profilesSupport"
 HERE = Path(__file__).parent
 BUILD_SECONDS = 1500
@@ -78,7 +85,7 @@ def pytest_collection_finish(session):
     is_first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
     if not wanted or not is_first or session.config.option.collectonly:
         return
-    if all(map(is_built, VERSIONS)):
+    if all(map(is_built, ALL_VERSIONS)):
         return
     command = ["nice", "-n", "19", sys.executable, "-m", "tests.collector.conftest"]
     process = subprocess.Popen(
@@ -180,7 +187,12 @@ class Collector:
         pipeline = pipelines if profiles else TRACES_ONLY
         files = {"output": self.output, "traces": self.traces, "metrics": self.metrics}
         settings = {"pipeline": pipeline, "exporters": exporters, "processors": processors, **files}
-        config.write_text(CONFIG.format(grpc=grpc, http=http, **settings))
+        text = CONFIG.format(grpc=grpc, http=http, **settings)
+        self.files = None
+        if "fileexporter" not in read_manifest(version):
+            self.files = FileReceiver({"profiles": self.output, "traces": self.traces})
+            text = self.files.replace_file_exporters(text)
+        config.write_text(text)
         arguments = [build(version), "--config", config, *([GATE] if profiles else [])]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT)
@@ -205,11 +217,63 @@ class Collector:
             self.process.wait(10)
         self.process.kill()
         self.process.wait()
+        if self.files:
+            self.files.close()
+
+
+class FileReceiver(ThreadingHTTPServer):
+    """An OTLP/HTTP receiver that writes each request, as JSON, as a line of a file.
+
+    Args:
+        paths: files by signal.
+    """
+
+    def __init__(self, paths):
+        super().__init__(("127.0.0.1", 0), _FileHandler)
+        self.paths = paths
+        for path in paths.values():
+            path.touch()
+        self._thread = threading.Thread(target=self.serve_forever)
+        self._thread.start()
+
+    def replace_file_exporters(self, config):
+        """The configuration of a Collector, which sends here instead of writing to files."""
+        settings = "compression: none, encoding: json, sending_queue: {enabled: false}"
+        endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+        config = re.sub(
+            r"^  file(/\w+)?: .*$",
+            lambda match: (
+                f"  otlp_http{match[1] or '/file'}: {{endpoint: '{endpoint}', {settings}}}"
+            ),
+            config,
+            flags=re.MULTILINE,
+        )
+        return re.sub(r"\bfile(/\w+)?(?=[,\]])", lambda m: f"otlp_http{m[1] or '/file'}", config)
+
+    def close(self):
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+
+class _FileHandler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with open(self.server.paths[self.path.rpartition("/")[2]], "ab") as file:
+            file.write(body + b"\n")
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_):
+        pass
 
 
 @pytest.fixture
 def collector_program():
-    """Path of the newest Collector's program."""
+    """Path of the program of the Collector with all components."""
     return build(VERSIONS[0])
 
 
@@ -228,7 +292,7 @@ def open_collector(tmp_path_factory):
         collector.stop()
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=ALL_VERSIONS)
 def collector(request, open_collector):
     """A Collector with a profiles pipeline; each test runs with every version."""
     return open_collector(request.param)
@@ -320,5 +384,5 @@ def samples_of():
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves no directory behind
-    for each in VERSIONS:
+    for each in ALL_VERSIONS:
         build(each)

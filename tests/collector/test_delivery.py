@@ -168,12 +168,12 @@ def test_a_batch_at_the_default_size_limit_is_accepted(collector, samples_of):
     assert len(samples_of(collector.requests(len(encoded.batches)))) == window.sample_count
 
 
-def test_a_message_above_4_mib_is_refused_and_not_retried(collector):
+def test_a_message_above_4_mib_is_too_large_and_not_retried(collector):
     exporter = open_exporter("grpc", collector, max_bytes=None)
     result = exporter.export(
         Batch(b"\x00" * (5 << 20), Form.PROTOBUF, (ProfileSamples("on_cpu", 7),), START, START + 1)
     )
-    assert (result.lost, result.error_type) == ({LossCause.REJECTED: 7}, "RESOURCE_EXHAUSTED")
+    assert (result.lost, result.error_type) == ({LossCause.TOO_LARGE: 7}, "too_large")
     exporter.shutdown()
 
 

@@ -89,8 +89,8 @@ def test_what_a_collector_that_dies_does_not_take_is_kept(open_collector, tmp_pa
     assert error.startswith(f"error: {kept:,} of {recorded:,} samples did not arrive at ")
     assert "[Errno" not in errors
     assert fix == (
-        "fix: they are in x.unsent.otlp: "
-        f"otel-kprofiler send x.unsent.otlp {collector.http_endpoint}"
+        "fix: they are in x.unsent.otlp: wait until the receiver answers again, then"
+        f" otel-kprofiler send x.unsent.otlp {collector.http_endpoint}"
     )
 
 

@@ -72,7 +72,8 @@ def test_mistakes_are_told(line, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("true", OffCpuConfig()), ("false", None), ("", None)]
+    ("text", "expected"),
+    [("true", OffCpuConfig(leaves_out="process")), ("false", None), ("", None)],
 )
 def test_services_take_a_word(text, expected):
     plan = make_plan(read_settings({"OTEL_KPROFILER_OFF_CPU": text}))

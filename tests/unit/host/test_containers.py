@@ -75,7 +75,8 @@ def test_mounts_of_a_type_are_found():
 
 def test_a_line_of_stat_with_parentheses_in_the_name():
     line = b"7 (a) (b) Z 3 " + b" ".join(b"%d" % number for number in range(5, 60))
-    assert parse_stat(line) == ProcessStat(3, has_ended=True, start_ticks=22, name=b"a) (b")
+    expected = ProcessStat(3, has_ended=True, start_ticks=22, name=b"a) (b", stack_start=28)
+    assert parse_stat(line) == expected
     with pytest.raises(ValueError, match="too few"):
         parse_stat(b"7 (a) S 3")
 
