@@ -51,7 +51,7 @@ _PROGRAM: Final = (
 
 
 def find_task_offsets(types: KernelTypes) -> TaskOffsets | None:
-    """What the program must know of a kernel's tasks, None if it has other structs."""
+    """Offsets that the program needs of a kernel's tasks; None if the kernel has other structs."""
     task = _find(types, _TASK)
     if task is None:
         return None

@@ -141,7 +141,7 @@ _VALUES: Final[dict[str, Callable[[Samples, tuple[str, ...]], _Values]]] = {
         samples.origins, [one.profile.kind.name for one in samples.tables.origins], samples
     ),
 }
-"""What is there, by the fields of :class:`Filter`: values with numbers of samples."""
+"""Values in a profile with their numbers of samples, by the fields of :class:`Filter`."""
 
 OPTIONS: Final = {
     "processes": "--process",

@@ -19,7 +19,7 @@ OnExport = Callable[[ExportResult, float], None]
 
 
 def is_temporary(result: ExportResult) -> bool:
-    """Whether a batch, even one without samples, may be retried."""
+    """Returns whether a batch, even one without samples, may be retried."""
     return bool(result.lost) and _TEMPORARY.issuperset(result.lost)
 
 

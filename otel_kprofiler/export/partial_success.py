@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class PartialSuccess(NamedTuple):
-    """What an accepted request has lost (OTLP specification, "Partial Success").
+    """Read the loss in an accepted request (OTLP specification, "Partial Success").
 
     Attributes:
         rejected: number of rejected profiles.

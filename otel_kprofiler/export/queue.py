@@ -213,7 +213,7 @@ class ExportQueue:
             self._spool.close()
 
     def _keep_parts(self) -> None:
-        """Replace a stored batch of which parts arrived by the others, for the next run."""
+        """Replace a stored batch that arrived in part by its other parts, for the next run."""
         with self._changed:
             first = self._waiting[0] if self._waiting else None
             if first is None or first.stored is None or not first.batches:

@@ -221,7 +221,7 @@ class ProcessMaps:
 
 
 def _is_hole(before: MemoryMapping, hole: MemoryMapping, after: MemoryMapping) -> bool:
-    """Whether memory lies between two mappings of one file as a part of that file would."""
+    """Returns whether memory lies between two mappings of one file as a part of that file would."""
     return (
         before.inode != 0
         and (before.device, before.inode) == (after.device, after.inode)

@@ -117,7 +117,7 @@ class ProcessKey(NamedTuple):
 
     Attributes:
         tgid: its process id.
-        start_time_ns: ``CLOCK_BOOTTIME`` at which it started, which tells apart two users of one
+        start_time_ns: ``CLOCK_BOOTTIME`` at which it started, which distinguishes two users of one
             process id; None if unknown.
         exec_id: ``self_exec_id`` of its ``task_struct``, which grows with each execve(2); a child
             starts with its parent's.

@@ -33,7 +33,7 @@ _FAILED_STACKS: Final = (
     "other_image", "interpreters", "threads", "entering", "unrooted", "unreadable", "not_code",
     "outside", "not_running", "unused", "not_adjacent",
 )  # fmt: skip
-"""Outcomes of threads that Python knows, all of which cannot be so by chance."""
+"""Outcomes of threads that Python knows; all of them cannot be so by chance."""
 _MANY_STACKS: Final = 20
 
 _log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class PythonFrames:
             self._tracked = tracking.counts()
 
     def _count_tracked(self) -> PythonCounts | None:
-        """What became of interpreters of several processes; None of this process alone."""
+        """Counts of the interpreters of several processes; None for this process alone."""
         tracking = self._tracking
         return self._tracked if tracking is None else tracking.counts()
 

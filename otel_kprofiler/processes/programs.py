@@ -1,4 +1,4 @@
-"""What an interpreter runs: the script, module or class of its command line, and nothing else.
+"""Names the script, module or class that an interpreter runs, by its command line.
 
 Other arguments may be secrets; they are neither kept nor exported.
 """
@@ -70,7 +70,7 @@ _INTERPRETERS: Final = (
 
 
 def find_program(executable: str, arguments: Sequence[bytes]) -> str:
-    """What a program was started to run; empty if it is no known interpreter, or runs no file.
+    """Find the name of what an interpreter was started to run; empty for other programs.
 
     Args:
         executable: name of its file.
@@ -102,7 +102,7 @@ def _find_options(executable: str) -> _Options | None:
 
 
 def _read_word(word: bytes, rest: list[bytes], options: _Options) -> str | None:
-    """What an argument says runs; None: it follows. Takes its value off the rest."""
+    """Read an argument: the name of what runs, or None if that follows. Takes its value, too."""
     if word == b"--":
         word = rest.pop() if rest else b""
     elif word.startswith(b"-") or (options is _SHELL and word.startswith(b"+")):
@@ -126,7 +126,7 @@ def _read_option(word: bytes, rest: list[bytes], options: _Options) -> str | Non
 
 
 def _read_letters(letters: bytes, rest: list[bytes], options: _Options) -> str | None:
-    """What single letters say runs; None: it follows. Takes their values off the rest."""
+    """Read single letters: the name of what runs, or None if that follows. Takes their values."""
     for at, letter in enumerate(letters, 1):
         if letter in options.code_letters:
             return ""
@@ -156,7 +156,7 @@ def _base_name(word: bytes) -> str:
 
 
 def read_program(files: HostFiles, pid: int, executable: str) -> str:
-    """What a process was started to run, as :func:`find_program` says; empty if unknown.
+    """Read the name of what a process was started to run (:func:`find_program`); empty if unknown.
 
     Reads memory of the process, which can block, if the executable is an interpreter.
 

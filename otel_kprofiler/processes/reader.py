@@ -142,14 +142,14 @@ class ProcessReader:
 
 
 def _identify(sample: RawSample) -> tuple[int, int]:
-    """What tells the program of a sample from others: it is the same in forked children."""
+    """Identity of the program of a sample, which forked children share."""
     return sample.exec_id, sample.stack_start
 
 
 def _is_of(stat: ProcessStat, sample: RawSample) -> bool:
-    """Whether a process still runs the program that was sampled."""
+    """Returns whether a process still runs the program that was sampled."""
     if sample.owner is None:
-        return True  # the sampler cannot tell programs apart
+        return True  # the sampler cannot distinguish programs
     if stat.stack_start:
         return stat.stack_start == sample.stack_start
     return sample.tid != sample.tgid or stat.name == sample.comm

@@ -427,7 +427,7 @@ def _kernel_device(device: int) -> int:
 def _find_task_offsets(read_types: Callable[[], KernelTypes]) -> TaskOffsets | None:
     try:
         return find_task_offsets(read_types())
-    except (OSError, ValueError):  # no BTF: processes are told apart by what /proc shows
+    except (OSError, ValueError):  # no BTF: /proc alone distinguishes processes
         return None
 
 

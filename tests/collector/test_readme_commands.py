@@ -69,7 +69,7 @@ def copy_clone(root, home):
 
 
 def run_commands(root, headings, home, user, *path):
-    """What the README's commands below the headings say, of which each works."""
+    """Output of the README's commands below the headings; each works."""
     said = []
     for heading in headings:
         script = (

@@ -100,7 +100,7 @@ def test_the_next_run_delivers_what_the_last_one_could_not(run_agent, receiver, 
 def test_a_receiver_of_small_requests_gets_every_sample_once(
     *, run_agent, limited_receiver, arrived, tmp_path, exporter, storage
 ):
-    """What it refuses for its size is divided; the account stays exact."""
+    """A batch that is refused for its size is divided; the account stays exact."""
     queue = f"{{storage: '{tmp_path}/spool'}}" if storage else "{queue_size: 1000}"
     receiver = limited_receiver(exporter, 3000)
     agent = run_agent(receiver.endpoint, exporter=exporter, queue=queue, interval="1s")

@@ -84,7 +84,7 @@ def test_health_checks_detect_a_stalled_loop(run_agent, receiver, arrived, tmp_p
 
 
 def test_a_stopped_process_is_no_stall_of_its_loop(run_agent, receiver, arrived):
-    """What SIGSTOP does: nothing answers meanwhile; then it goes on, and losses are counted."""
+    """Nothing answers while SIGSTOP holds the agent; then it goes on, and losses are counted."""
     receiver.up()
     agent = run_agent(receiver.endpoint)
     agent.process.send_signal(signal.SIGSTOP)

@@ -106,7 +106,7 @@ print(json.dumps([hidden and hidden.name, files.is_used, files.refused]))
 
 
 def as_nobody(python, capabilities, code, *arguments):
-    """What a program prints in JSON that has these capabilities and no other rights."""
+    """JSON that a program prints with these capabilities and no other rights."""
     listed = ",".join(f"+{name}" for name in capabilities) or "-all"
     done = subprocess.run(
         [*NOBODY, f"--inh-caps={listed}", f"--ambient-caps={listed}", python.command, "-c", code,

@@ -1,4 +1,4 @@
-"""Names of symbol tables are cut and told apart by their form."""
+"""Names of symbol tables are cut and classified by their form."""
 
 import pytest
 
