@@ -281,14 +281,13 @@ c, d = os.pipe()
 child = os.fork()
 if child:
     print(child, flush=True)
-while True:
-    if child:
+    while True:
         os.write(b, b"x")
         os.read(c, 1)
         time.sleep(0.01)
-    else:
-        os.read(a, 1)
-        os.write(d, b"x")
+os.close(b)
+while os.read(a, 1):
+    os.write(d, b"x")
 """
 
 
