@@ -13,10 +13,12 @@ import hashlib
 import os
 import shutil
 import sqlite3
+import stat
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, Self
@@ -58,6 +60,9 @@ _MAX_NUMBER: Final = 1 << 53
 _MAX_CPU: Final = 1 << 30
 _CACHE_KIB: Final = 8192
 _WAL_BYTES: Final = 16 << 20
+_PREFIX: Final = "otel-kprofiler-view-"
+_NAME: Final = "samples.db"
+_STARTING_S: Final = 60.0
 
 _SCHEMA: Final = f"""
 PRAGMA application_id = {_APPLICATION};
@@ -146,7 +151,7 @@ class SampleStore:
         self._own_directory = None if path else _make_directory()
         # What is removed at the end need not survive a crash of the kernel.
         synchronous = "NORMAL" if path else "OFF"
-        self.path = path or os.path.join(self._own_directory or "", "samples.db")
+        self.path = path or os.path.join(self._own_directory or "", _NAME)
         try:
             self._lock_fd = _lock(self.path)
             try:
@@ -403,7 +408,30 @@ def _bounded(number: int) -> int:
 def _make_directory() -> str:
     """A directory that only this user can enter, on a disk if there is a choice."""
     place = None if "TMPDIR" in os.environ else "/var/tmp"  # noqa: S108 - mkdtemp is safe
-    return tempfile.mkdtemp(prefix="otel-kprofiler-view-", dir=place)
+    _remove_abandoned(place or tempfile.gettempdir())
+    return tempfile.mkdtemp(prefix=_PREFIX, dir=place)
+
+
+def _remove_abandoned(place: str) -> None:
+    """Remove directories of this user whose process was killed: nobody holds their locks."""
+    with suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX) and _is_abandoned(entry):
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _is_abandoned(entry: os.DirEntry[str]) -> bool:
+    """Returns whether a directory of ours is in use by no process; not one that just starts."""
+    try:
+        found = entry.stat(follow_symlinks=False)
+        if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+            return False
+        if time.time() - found.st_mtime < _STARTING_S:
+            return False
+        os.close(_lock(os.path.join(entry.path, _NAME)))
+    except (OSError, KProfilerError):
+        return False
+    return True
 
 
 def _lock(path: str) -> int:

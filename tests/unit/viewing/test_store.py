@@ -4,6 +4,7 @@ import os
 import random
 import sqlite3
 import stat
+import time
 from collections import Counter
 
 import pytest
@@ -259,6 +260,23 @@ def test_a_store_of_its_own_is_private_and_removed(monkeypatch, tmp_path):
         assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
         store.add(WINDOWS)
     assert os.listdir(tmp_path) == []
+
+
+def test_directories_of_killed_processes_are_removed(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    others = {"otel-kprofiler-view-new": 0, "otel-kprofiler-view-killed": 3600, "other": 3600}
+    for name, age_s in others.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "samples.db").write_bytes(b"x")
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+    with SampleStore(now_ns=lambda: NOW) as used:
+        mine = os.path.dirname(used.path)
+        os.utime(mine, (time.time() - 3600,) * 2)
+        with SampleStore(now_ns=lambda: NOW) as store:
+            kept = {"otel-kprofiler-view-new", "other"}
+            named = {os.path.basename(os.path.dirname(one.path)) for one in (used, store)}
+            assert set(os.listdir(tmp_path)) == kept | named
 
 
 def test_a_named_store_is_kept_for_its_owner_and_opened_again(tmp_path):
