@@ -127,7 +127,9 @@ class Receiver(Section):
         default=32,
         ge=1,
         le=65_536,
-        description="Memory for the symbols of user files; those not used for a while are evicted.",
+        description="Memory for the symbols of user files; those not used for a while are evicted. "
+        "As much again may be held while files are read, one at a time: a file that needs more is "
+        "refused, and the log gives the size. A table of more than half of it is refused, too.",
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",

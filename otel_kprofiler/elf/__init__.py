@@ -4,10 +4,12 @@ Everything here is for files that others made: what does not fit is an :class:`E
 """
 
 from otel_kprofiler.elf import frame_index
-from otel_kprofiler.elf.content import read_content
+from otel_kprofiler.elf.content import read_content, unpacked_size
 from otel_kprofiler.elf.frame_index import make_pairs, parse_cie
 from otel_kprofiler.elf.headers import (
     MACHINES,
+    SHF_COMPRESSED,
+    SHT_NOBITS,
     ElfFile,
     Section,
     find_address,
@@ -32,6 +34,8 @@ from otel_kprofiler.elf.symbols import ElfSymbol, find_symbols
 __all__ = [
     "MACHINES",
     "MAPPING_SYMBOL",
+    "SHF_COMPRESSED",
+    "SHT_NOBITS",
     "ElfError",
     "ElfFile",
     "ElfProblem",
@@ -58,4 +62,5 @@ __all__ = [
     "read_debug_elf",
     "read_elf",
     "read_sections",
+    "unpacked_size",
 ]

@@ -11,6 +11,8 @@ from otel_kprofiler.elf.problem import ElfError, ElfProblem
 from otel_kprofiler.elf.source import Source
 
 _HEADER: Final = struct.Struct("<I4xQ8x")  # type, unpacked size (Elf64_Chdr)
+_MAX_WINDOW_BYTES: Final = 128 << 20
+_LEAST_WINDOW_BYTES: Final = 8 << 20
 _ELFCOMPRESS_ZLIB, _ELFCOMPRESS_ZSTD = 1, 2
 
 
@@ -26,6 +28,20 @@ def read_content(source: Source, section: Section, limit: int) -> bytes:
         raise ElfError(ElfProblem.TOO_LARGE, f"{_shown(section)} of {section.size} bytes")
     content = source.read(section.offset, section.size)
     return _unpack(section, content, limit) if section.flags & SHF_COMPRESSED else content
+
+
+def unpacked_size(source: Source, section: Section) -> int:
+    """Size of a section when it is decompressed, as its header gives it.
+
+    Raises:
+        ElfError: the section has no header.
+    """
+    if not section.flags & SHF_COMPRESSED:
+        return section.size
+    if section.size < _HEADER.size:
+        raise ElfError(ElfProblem.DAMAGED_SECTION, _shown(section))
+    _, size = _HEADER.unpack(source.read(section.offset, _HEADER.size))
+    return int(size)
 
 
 def _unpack(section: Section, content: bytes, limit: int) -> bytes:
@@ -60,8 +76,10 @@ def _unpack_zstd(section: Section, packed: bytes, size: int) -> bytes:
         raise ElfError(
             ElfProblem.DAMAGED_SECTION, f"{_shown(section)} needs the package zstandard"
         ) from error
+    # Writers need no window larger than the content, but some use theirs for small ones, too.
+    window = min(_MAX_WINDOW_BYTES, max(_LEAST_WINDOW_BYTES, 2 * size))
     try:
-        with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(packed) as reader:
+        with zstandard.ZstdDecompressor(max_window_size=window).stream_reader(packed) as reader:
             unpacked: bytes = reader.read(size)
     except zstandard.ZstdError as error:
         raise ElfError(ElfProblem.DAMAGED_SECTION, f"{_shown(section)}: {error}") from error

@@ -1,12 +1,17 @@
 """Functions named by several sources, against brute force."""
 
+from array import array
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_kprofiler.symbols.user import build as module
+from otel_kprofiler.symbols.user.budget import ReadingBudget
+from otel_kprofiler.symbols.user.static_symbols import find_outside
 from otel_kprofiler.symbols.user.symbol_tables import STB_GLOBAL, STT_FUNC, Symbols
 
 BASE, LIMIT = 0x1000, 64
+BUDGET = ReadingBudget()
 SOURCES = st.lists(
     st.dictionaries(st.integers(0, LIMIT - 9), st.integers(1, 8), max_size=6),
     min_size=1,
@@ -15,13 +20,13 @@ SOURCES = st.lists(
 
 
 def make_symbols(number, functions):
-    names, names_at = b"", []
+    names, names_at = b"", array("I")
     for start in functions:
         names_at.append(len(names))
         names += b"f%d_%d\0" % (number, start)
     starts = [BASE + start for start in functions]
-    kinds = [STB_GLOBAL << 4 | STT_FUNC] * len(starts)
-    return Symbols(starts, [*functions.values()], kinds, names_at, names)
+    kinds = bytes([STB_GLOBAL << 4 | STT_FUNC]) * len(starts)
+    return Symbols(array("Q", starts), array("Q", functions.values()), kinds, names_at, names)
 
 
 class Oracle:
@@ -47,8 +52,8 @@ class Oracle:
 def test_an_earlier_source_counts_at_overlaps_and_a_later_one_in_holes(sources):
     tables = []
     for number, functions in enumerate(sources):
-        tables.append(module._outside(tables, make_symbols(number, functions)))
-    table = module._Columns(tables).make_table(1 << 30, [], module.NO_BOUNDS)
+        tables.append(find_outside(tables, make_symbols(number, functions), BUDGET))
+    table = module._Columns(tables, BUDGET).make_table(1 << 30, [], module.NO_BOUNDS)
     oracle = Oracle(sources)
     for at in range(LIMIT):
         found = table.lookup(BASE + at)

@@ -20,8 +20,8 @@ from otel_kprofiler.elf import (
     find_offset,
     make_pairs,
     parse_cie,
-    read_content,
 )
+from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.functions import Bounds
 
 MAX_INDEXED_BYTES: Final = 16 << 20
@@ -30,25 +30,52 @@ _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
 """What linkers write: pcrel|sdata4, udata4, datarel|sdata4."""
 _PAIR_BYTES: Final = 8
+_PAIR_MEMORY_BYTES: Final = 28
+"""While a pair is read: itself, both columns together and apart, and its size."""
+_BOUND_BYTES: Final = 8
+_INDEXED_FACTOR: Final = 16
+"""Memory to index ``.eh_frame``, by its size: for an entry of 16 bytes, two tuples of numbers."""
 _ENTRY_BYTES: Final = 8  # before the start
 _PROBES: Final = 32
 _PART: Final = 4096  # functions
 
 
-def read_bounds(source: Source, elf: ElfFile, sections: list[Section], limit: int) -> Bounds | None:
+def read_bounds(
+    source: Source,
+    elf: ElfFile,
+    sections: list[Section],
+    limit: int,
+    budget: ReadingBudget | None = None,
+) -> Bounds | None:
     """Bounds of the functions of a file; None if it has none, or they are encoded unusually.
 
     Raises:
-        ElfError: the tables are damaged, or have more than ``limit`` bytes.
+        ElfError: the tables are damaged, have more than ``limit`` bytes, or exceed the budget.
     """
     frames = next((one for one in sections if one.name == b".eh_frame"), None)
     if frames is None or not frames.size:
         return None
-    content = read_content(source, frames, limit)
-    found = _read_search_table(source, elf, limit)
+    budget = budget or ReadingBudget()
+    before = budget.left_bytes
+    bounds = None
+    try:
+        bounds = _read_bounds(source, elf, frames, limit, budget)
+    finally:
+        kept = _BOUND_BYTES * len(bounds.starts) if bounds else 0
+        budget.give_back(before - budget.left_bytes - kept)
+    return bounds
+
+
+def _read_bounds(
+    source: Source, elf: ElfFile, frames: Section, limit: int, budget: ReadingBudget
+) -> Bounds | None:
+    content = budget.read_content(source, frames, limit)
+    found = _read_search_table(source, elf, limit, budget)
     if found is None:
-        if len(content) > MAX_INDEXED_BYTES:
+        taken = _INDEXED_FACTOR * len(content)
+        if len(content) > MAX_INDEXED_BYTES or taken > budget.left_bytes:
             return None
+        budget.take(taken, ".eh_frame")
         try:
             origin, pairs = frames.address, make_pairs(content, frames.address, frames.address)
         except ValueError as error:
@@ -108,7 +135,9 @@ def _size_at(frames: bytes, at: int) -> int | None:
     return _ENTRY_BYTES + form.size
 
 
-def _read_search_table(source: Source, elf: ElfFile, limit: int) -> tuple[int, bytes] | None:
+def _read_search_table(
+    source: Source, elf: ElfFile, limit: int, budget: ReadingBudget
+) -> tuple[int, bytes] | None:
     """The address of ``.eh_frame_hdr`` and its pairs; None if the file has none."""
     if elf.search is None:
         return None
@@ -121,4 +150,5 @@ def _read_search_table(source: Source, elf: ElfFile, limit: int) -> tuple[int, b
         return None
     if not count * _PAIR_BYTES <= min(limit, size - _SEARCH.size):
         raise ElfError(ElfProblem.OUT_OF_BOUNDS, f".eh_frame_hdr of {count} functions")
+    budget.take(count * _PAIR_MEMORY_BYTES, ".eh_frame_hdr")
     return origin, source.read(at + _SEARCH.size, count * _PAIR_BYTES)

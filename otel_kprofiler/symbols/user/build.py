@@ -12,29 +12,23 @@ and without any certainty names its first byte alone.
 
 from __future__ import annotations
 
-import logging
-import lzma
 import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from itertools import accumulate, compress
-from operator import add, itemgetter
+from itertools import compress, islice
+from operator import add
 from typing import Final
 
 from otel_kprofiler.elf import (
     MAPPING_SYMBOL,
-    ElfError,
     ElfFile,
-    ElfProblem,
-    ImageSource,
     Section,
     Source,
-    read_content,
-    read_debug_elf,
     read_sections,
 )
 from otel_kprofiler.symbols.user.bounds import read_bounds
+from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.debug_files import DebugFile
 from otel_kprofiler.symbols.user.functions import (
     MAX_RANKED,
@@ -47,34 +41,36 @@ from otel_kprofiler.symbols.user.functions import (
     make_alias,
     sort_aliases,
 )
-from otel_kprofiler.symbols.user.go import read_go_symbols
+from otel_kprofiler.symbols.user.static_symbols import StaticSymbols, find_outside
 from otel_kprofiler.symbols.user.stubs import Stub, read_stubs
 from otel_kprofiler.symbols.user.symbol_tables import (
     SHF_EXECINSTR,
     SHT_DYNSYM,
-    SHT_SYMTAB,
+    SORT_BYTES,
     STB_LOCAL,
     STT_FUNC,
     STT_NOTYPE,
     Symbols,
-    SymbolTable,
     parse_symbols,
+    pick,
     read_table,
+    sort_symbols,
 )
 
-MAX_TABLE_BYTES: Final = 32 << 20
-"""Of a symbol table: 1.4 million symbols, for which three seconds and 280 MB are taken."""
 MAX_SECTION_BYTES: Final = 256 << 20
 """Of the names of a symbol table, or of ``.eh_frame``."""
-MAX_UNPACKED_BYTES: Final = 64 << 20
-"""Of what is in ``.gnu_debugdata``, and of the memory to unpack it."""
-_MAX_RESOLVERS: Final = 1 << 14  # names of them; libc has some hundred
+_LARGEST_WORD: Final = (1 << 32) - 1
+_SORTED_BYTES: Final = 20
+"""Memory of a symbol while the table is made, besides its columns."""
+_ALIAS_BYTES: Final = 200
+_WANTED_BYTES: Final = 160
+"""Memory of an alias, and of an address with a list of aliases, in collections of Python."""
 _RANKS: Final = bytes((2, 0, 1, 3)[kind >> 4 & 3] << 1 for kind in range(256))
 """By ``st_info``: global before weak before local; the lowest bit is for those without a size."""
-_UNKNOWN: Final = -1
+_UNKNOWN: Final = 1  # not 0 until all others are known
 _NOWHERE: Final = 1 << 64
 _STUB_KIND: Final = STB_LOCAL << 4 | STT_FUNC
-_log: Final = logging.getLogger(__name__)
+_NO_SYMBOLS: Final = Symbols(array("Q"), array("Q"), b"", array("I"), b"")
 _NOT_NAMES: Final = re.compile(rb"\.L|" + MAPPING_SYMBOL + rb"\0")
 """Labels of assemblers, and mapping symbols."""
 
@@ -85,6 +81,7 @@ def read_functions(
     find_debug: Callable[[], DebugFile | None] = lambda: None,
     *,
     max_bytes: int = MAX_SECTION_BYTES,
+    budget: ReadingBudget | None = None,
 ) -> FunctionTable:
     """Read the functions of a file.
 
@@ -94,21 +91,24 @@ def read_functions(
         find_debug: opens its debug file, which the caller closes; called if the file has no
             ``.symtab``, or one that leaves functions without names.
         max_bytes: limit for each section.
+        budget: memory for reading; None: no limit.
 
     Raises:
         ElfError: a section that names functions is damaged or too large, and nothing before it
-            names any.
+            names any; or the budget does not suffice for the rest.
     """
+    budget = budget or ReadingBudget()
     sections = read_sections(source, elf)
-    bounds = read_bounds(source, elf, sections, max_bytes) or NO_BOUNDS
-    tables = _static_symbols(source, elf, sections, find_debug, bounds=bounds, max_bytes=max_bytes)
+    bounds = read_bounds(source, elf, sections, max_bytes, budget) or NO_BOUNDS
+    reader = StaticSymbols(source, elf, sections, max_bytes, budget)
+    tables = reader.read(find_debug, bounds)
     first_dynamic = sum(len(table.values) for table in tables)
-    dynamic = _read_table(source, sections, SHT_DYNSYM, max_bytes)
+    dynamic = read_table(source, sections, SHT_DYNSYM, max_bytes, budget)
     if dynamic is not None:
-        symbols = parse_symbols(dynamic)
-        tables.append(_outside(tables, symbols))
-    columns = _Columns(tables)
-    columns.add_stubs(read_stubs(source, elf, sections, dynamic, max_bytes))
+        tables.append(find_outside(tables, parse_symbols(dynamic, budget), budget))
+    columns = _Columns(tables, budget)
+    del tables
+    columns.add_stubs(read_stubs(source, elf, sections, dynamic, max_bytes, budget=budget))
     code = [one for one in sections if one.flags & SHF_EXECINSTR]
     return columns.make_table(first_dynamic, code, bounds)
 
@@ -116,43 +116,49 @@ def read_functions(
 class _Columns:
     """Columns of symbols of several tables, unsorted."""
 
-    def __init__(self, tables: list[Symbols]) -> None:
-        first = tables[0] if tables else Symbols([], [], [], [], b"")
+    def __init__(self, tables: list[Symbols], budget: ReadingBudget) -> None:
+        self._budget = budget
+        first = tables[0] if tables else _NO_SYMBOLS
         self._values, self._sizes, self._kinds, self._names_at, self._names = first
         for table in tables[1:]:
             self._add(table)
 
     def _add(self, table: Symbols) -> None:
         if table.values:
+            shift = len(self._names) + 1
+            self._budget.take(shift + len(table.names), "its names")
             self._values += table.values
             self._sizes += table.sizes
             self._kinds += table.kinds
-            shift = len(self._names) + 1
-            self._names_at += [at + shift for at in table.names_at]
+            self._names_at.extend(min(at + shift, _LARGEST_WORD) for at in table.names_at)
             self._names = b"\0".join((self._names, table.names))
+            self._budget.give_back(shift)
 
     def add_stubs(self, stubs: list[Stub]) -> None:
         """Add PLT stubs, named after what they call."""
         resolvers = self._named({stub.resolver for stub in stubs if stub.resolver})
-        names, values, sizes, names_at = bytearray(), [], [], []
+        names, values, sizes, names_at = bytearray(), array("Q"), array("Q"), array("I")
         for stub in stubs:
             if name := stub.name or resolvers.get(stub.resolver):
                 values.append(stub.start)
                 sizes.append(stub.size)
                 names_at.append(len(names))
                 names += name + b"@plt\0"
-        kinds = [_STUB_KIND] * len(values)
-        self._add(Symbols(values, sizes, kinds, names_at, bytes(names)))
+        kinds = bytes([_STUB_KIND]) * len(values)
+        self._add(Symbols(values, sizes, kinds, names_at, names))
 
     def _named(self, addresses: set[int]) -> dict[int, bytes]:
         """The best name of each of some functions."""
         if not addresses:
             return {}
+        self._budget.take(_WANTED_BYTES * len(addresses), "its PLT")
         found: dict[int, list[Alias]] = {address: [] for address in addresses}
         for index, value in enumerate(self._values):
             if value in addresses and len(found[value]) < MAX_RANKED:
                 rank = _RANKS[self._kinds[index]] + (not self._sizes[index])
-                found[value].append(make_alias(rank, self._names, self._names_at[index], index))
+                alias = make_alias(rank, self._names, self._names_at[index], index)
+                self._budget.take(_ALIAS_BYTES + len(alias[2]), "names of what its PLT calls")
+                found[value].append(alias)
         return {value: sort_aliases(some)[0][2] for value, some in found.items() if some}
 
     def make_table(self, first_dynamic: int, code: list[Section], bounds: Bounds) -> FunctionTable:
@@ -163,11 +169,19 @@ class _Columns:
             code: sections with code.
             bounds: of functions, by unwind information.
         """
-        order = sorted(range(len(self._values)), key=self._values.__getitem__)
-        starts, sizes, names_at, kinds = _pick(
-            order, self._values, self._sizes, self._names_at, self._kinds
-        )
-        ranks = bytearray(bytes(kinds).translate(_RANKS))
+        taken = _SORTED_BYTES * len(self._values) + SORT_BYTES
+        with self._budget.hold(taken, "its symbols"):
+            return self._make_table(first_dynamic, code, bounds)
+
+    def _make_table(self, first_dynamic: int, code: list[Section], bounds: Bounds) -> FunctionTable:
+        order = sort_symbols(self._values)
+        starts = pick(order, self._values)
+        self._values = array("Q")
+        sizes = pick(order, self._sizes)
+        self._sizes = array("Q")
+        names_at = pick(order, self._names_at)
+        ranks = bytearray(self._kinds.translate(_RANKS))
+        ranks = bytearray(map(ranks.__getitem__, order))
         if 0 in sizes:
             for at in _zeros(sizes):
                 ranks[at] |= 1
@@ -175,24 +189,26 @@ class _Columns:
         if 0 in sizes:
             ranks = bytearray(compress(ranks, sizes))
             starts, names_at, sizes = (
-                list(compress(column, sizes)) for column in (starts, names_at, sizes)
+                array(column.typecode, compress(column, sizes))
+                for column in (starts, names_at, sizes)
             )
         base = starts[0] if starts and starts[-1] >= MAX_SPAN_BYTES else 0
         end = bisect_left(starts, base + MAX_SPAN_BYTES)
         if sizes and max(sizes) >= MAX_SPAN_BYTES:
-            sizes = [min(size, MAX_SPAN_BYTES - 1) for size in sizes]
-        offsets = array("I", [start - base for start in starts[:end]] if base else starts[:end])
-        columns = array("I", sizes[:end]), array("I", names_at[:end])
+            sizes = array("Q", (min(size, MAX_SPAN_BYTES - 1) for size in sizes))
+        offsets = array("I", (start - base for start in islice(starts, end)))
+        del starts
+        columns = array("I", islice(sizes, end)), names_at[:end]
         named = NamedCode(offsets, *columns, self._names, bytes(ranks[:end]))
         return FunctionTable(base, named, bounds)
 
     def _set_sizes(
-        self, starts: list[int], sizes: list[int], order: list[int], limits: _Limits
+        self, starts: array[int], sizes: array[int], order: array[int], limits: _Limits
     ) -> None:
         """Give sizes to symbols without one, as far as they name code; others keep 0."""
         largest = max(sizes)
         before = reach = following = 0
-        waiting = []
+        waiting, followed = array("I"), array("I")
         for at in _zeros(sizes):
             start, index = starts[at], order[at]
             if at >= following:  # those with another start are behind us
@@ -213,10 +229,11 @@ class _Columns:
             elif alias > 0:
                 sizes[at] = alias
             else:
-                waiting.append((at, following))
+                waiting.append(at)
+                followed.append(following)
                 sizes[at] = _UNKNOWN
         seen = end = _NOWHERE
-        for at, following in waiting:
+        for at, following in zip(waiting, followed, strict=True):
             if following != seen:
                 seen = following
                 stop = next((i for i in range(following, len(sizes)) if sizes[i]), None)
@@ -256,131 +273,7 @@ class _Limits:
         return min(end, self._bounds.next_start(start) or end) - start
 
 
-def _static_symbols(
-    source: Source,
-    elf: ElfFile,
-    sections: list[Section],
-    find_debug: Callable[[], DebugFile | None],
-    *,
-    bounds: Bounds,
-    max_bytes: int,
-) -> list[Symbols]:
-    """Symbols that are there for debuggers, each source in the holes of those before it."""
-
-    def read_own() -> Symbols | None:
-        return _parse(_read_table(source, sections, SHT_SYMTAB, max_bytes))
-
-    def read_debug() -> Symbols | None:
-        debug = find_debug()
-        if debug is None:
-            return None
-        found = read_sections(debug.source, debug.elf)
-        return _parse(_read_table(debug.source, found, SHT_SYMTAB, max_bytes))
-
-    def read_packed() -> Symbols | None:
-        packed = next((one for one in sections if one.name == b".gnu_debugdata"), None)
-        if packed is None:
-            return None
-        image = ImageSource(_unpack(read_content(source, packed, max_bytes)))
-        found = read_sections(image, read_debug_elf(image))
-        return _parse(_read_table(image, found, SHT_SYMTAB, max_bytes))
-
-    tables: list[Symbols] = []
-    for read in (read_own, read_debug, read_packed, lambda: read_go_symbols(source, elf, sections)):
-        if tables and not _have_holes(tables, bounds, sections):
-            break
-        try:
-            symbols = read()
-        except ElfError as error:
-            if not tables:
-                raise
-            _log.info("some functions have no names: %s", error)
-            continue
-        if symbols is not None:
-            tables.append(_outside(tables, symbols))
-    return tables
-
-
-def _parse(table: SymbolTable | None) -> Symbols | None:
-    return parse_symbols(table) if table else None
-
-
-class _Covered:
-    """Where the functions of some tables are, as far as they have sizes."""
-
-    def __init__(self, tables: list[Symbols]) -> None:
-        code = sorted(
-            pair for table in tables for pair in zip(table.values, table.sizes, strict=True)
-        )
-        self._starts = [start for start, _ in code]
-        self._ends = list(accumulate((start + size for start, size in code), max))
-
-    def __contains__(self, svma: int) -> bool:
-        at = bisect_right(self._starts, svma) - 1
-        return at >= 0 and svma < self._ends[at]
-
-
-def _have_holes(tables: list[Symbols], bounds: Bounds, sections: list[Section]) -> bool:
-    """Returns whether unwind information knows a function that no symbol is in.
-
-    Stubs of the PLT do not count: they are named after what they call. The middle of a function
-    is compared, because some entries begin a byte before their function.
-    """
-    starts = {bounds.base + start for start in bounds.starts}
-    for table in tables:
-        starts.difference_update(table.values)
-    if not starts:
-        return False
-    covered = _Covered(tables)
-    stubs = [one for one in sections if one.name.startswith(b".plt")]
-    for start in starts:
-        _, end = bounds.around(start) or (start, start)
-        is_stub = any(one.address <= start < one.address + one.size for one in stubs)
-        if not is_stub and (start + end) // 2 not in covered:
-            return True
-    return False
-
-
-def _unpack(packed: bytes) -> bytes:
-    """The content of ``.gnu_debugdata``."""
-    try:
-        decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, MAX_UNPACKED_BYTES)
-        content = decompressor.decompress(packed, MAX_UNPACKED_BYTES)
-    except lzma.LZMAError as error:
-        raise ElfError(ElfProblem.DAMAGED_SECTION, f".gnu_debugdata: {error}") from error
-    if not decompressor.eof:
-        raise ElfError(ElfProblem.DAMAGED_SECTION, ".gnu_debugdata is cut off or too large")
-    return content
-
-
-def _read_table(
-    source: Source, sections: list[Section], kind: int, max_bytes: int
-) -> SymbolTable | None:
-    return read_table(source, sections, kind, min(max_bytes, MAX_TABLE_BYTES), max_bytes)
-
-
-def _outside(tables: list[Symbols], symbols: Symbols) -> Symbols:
-    """The symbols that start where no function of the tables is."""
-    if not tables:
-        return symbols
-    taken = set().union(*(table.values for table in tables))
-    new = [value not in taken for value in symbols.values]
-    if True in new:
-        covered = _Covered(tables)
-        new = [
-            is_new and value not in covered
-            for is_new, value in zip(new, symbols.values, strict=True)
-        ]
-    return Symbols(
-        list(compress(symbols.values, new)),
-        list(compress(symbols.sizes, new)),
-        list(compress(symbols.kinds, new)),
-        list(compress(symbols.names_at, new)),
-        symbols.names,
-    )
-
-
-def _zeros(sizes: list[int]) -> Iterator[int]:
+def _zeros(sizes: array[int]) -> Iterator[int]:
     """Indices of zeros; each may be replaced when it is told."""
     at = -1
     for _ in range(sizes.count(0)):
@@ -388,14 +281,6 @@ def _zeros(sizes: list[int]) -> Iterator[int]:
         yield at
 
 
-def _find_end(starts: list[int], sizes: list[int], span: slice, before: int) -> int:
+def _find_end(starts: array[int], sizes: array[int], span: slice, before: int) -> int:
     """Where the last of some symbols ends, but not below ``before``."""
     return max(before, max(map(add, starts[span], sizes[span]), default=0))
-
-
-def _pick(order: list[int], *columns: list[int]) -> Iterator[list[int]]:
-    """Columns in another order."""
-    if len(order) > 1:
-        pick = itemgetter(*order)  # of one index it returns no tuple
-        return (list(pick(column)) for column in columns)
-    return ([column[at] for at in order] for column in columns)

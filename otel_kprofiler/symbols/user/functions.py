@@ -9,7 +9,8 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from operator import add
+from itertools import islice
+from operator import add, le
 from typing import Final, NamedTuple
 
 MAX_NAME_BYTES: Final = 1 << 16
@@ -56,7 +57,7 @@ class NamedCode(NamedTuple):
     starts: array[int]
     sizes: array[int]
     names_at: array[int]
-    names: bytes
+    names: bytes | bytearray
     ranks: bytes
 
 
@@ -64,9 +65,9 @@ Alias = tuple[int, int, bytes, int]
 """One of several names with one start: rank, length of the name, name, row in a table."""
 
 
-def make_alias(rank: int, names: bytes, at: int, row: int) -> Alias:
+def make_alias(rank: int, names: bytes | bytearray, at: int, row: int) -> Alias:
     """The name at a place of ``names``; a lower rank is better."""
-    name = names[at : at + _MAX_RANKED_BYTES].partition(b"\0")[0]
+    name = bytes(names[at : at + _MAX_RANKED_BYTES].partition(b"\0")[0])
     return rank, len(name), name, row
 
 
@@ -274,11 +275,11 @@ def _columns(functions: list[Function], base: int) -> tuple[array[int], array[in
 
 def _find_outer(starts: array[int], sizes: array[int]) -> Mapping[int, int]:
     """For functions that end inside of an earlier one: the index of the next that goes on."""
-    ends = list(map(add, starts, sizes))
-    if ends == sorted(ends):
+    ends = array("Q", map(add, starts, sizes))
+    if all(map(le, ends, islice(ends, 1, None))):
         return {}
     outer: dict[int, int] = {}
-    open_: list[int] = []  # ends descend
+    open_ = array("I")  # ends descend
     for index, end in enumerate(ends):
         while open_ and ends[open_[-1]] <= end:
             open_.pop()
@@ -288,7 +289,7 @@ def _find_outer(starts: array[int], sizes: array[int]) -> Mapping[int, int]:
     return outer
 
 
-def _places(text: bytes, wanted: bytes) -> Iterator[int]:
+def _places(text: bytes | bytearray, wanted: bytes) -> Iterator[int]:
     at = text.find(wanted)
     while at >= 0:
         yield at

@@ -20,7 +20,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import sub
 from typing import Final, NamedTuple
 
@@ -35,7 +35,8 @@ from otel_kprofiler.elf import (
 )
 from otel_kprofiler.model import Line
 from otel_kprofiler.symbols.cache import BoundedCache
-from otel_kprofiler.symbols.user.symbol_tables import STB_LOCAL, STT_FUNC, Symbols
+from otel_kprofiler.symbols.user.budget import ReadingBudget
+from otel_kprofiler.symbols.user.symbol_tables import COLUMN_BYTES, STB_LOCAL, STT_FUNC, Symbols
 
 MAX_PART_BYTES: Final = 128 << 20
 """Of the names, or of the functions: those of a million functions."""
@@ -55,6 +56,7 @@ _SHT_PROGBITS, _SHF_WRITE = 1, 1
 _HEADER: Final = struct.Struct("<IHBB8Q")
 _FUNCTION: Final = struct.Struct("<8I")
 _WORD: Final = struct.Struct("<I")
+_PART_BYTES: Final = 1 << 20  # of data
 _QUANTA: Final = (1, 2, 4)
 _POINTER_BYTES: Final = 8
 _FOREVER: Final = (1 << 64) - 1
@@ -160,6 +162,7 @@ class GoTable:
         elf: its headers.
         sections: its sections, one of which is ``section``.
         section: the table.
+        budget: memory for its functions and names; None: no limit.
 
     Raises:
         ElfError: the table is damaged or too large; with ``NO_SECTION`` if it is of another
@@ -167,9 +170,15 @@ class GoTable:
     """
 
     def __init__(
-        self, source: Source, elf: ElfFile, sections: list[Section], section: Section
+        self,
+        source: Source,
+        elf: ElfFile,
+        sections: list[Section],
+        section: Section,
+        budget: ReadingBudget | None = None,
     ) -> None:
         self._source, self._elf = source, elf
+        self._budget = budget or ReadingBudget()
         self._at, self._size = section.offset, section.size
         magic, zeros, self._quantum, pointer, *words = _HEADER.unpack(self._read(0, _HEADER.size))
         form = _FORMATS.get(magic)
@@ -196,15 +205,20 @@ class GoTable:
         """The functions; each reaches to the next one."""
         text = self._module.text
         at = self._functions
-        functions = self._read(at, max(self._structs) + self._form.count_at + 1)
-        names = self._read(self._names, self._part_end(self._names) - self._names)
+        functions_bytes = max(self._structs) + self._form.count_at + 1
+        names_bytes = self._part_end(self._names) - self._names
+        self._budget.take(
+            functions_bytes + names_bytes + COLUMN_BYTES * len(self._structs), ".gopclntab"
+        )
+        functions = self._read(at, functions_bytes)
+        names = self._read(self._names, names_bytes)
         field = struct.calcsize(self._form.start)
-        names_at = [_WORD.unpack_from(functions, at + field)[0] for at in self._structs]
+        names_at = array("I", (_WORD.unpack_from(functions, at + field)[0] for at in self._structs))
         if max(names_at, default=0) >= len(names):
             raise _damaged("a name")
-        sizes = list(map(sub, self._starts[1:], self._starts))
-        starts = [text + start for start in self._starts[:-1]]
-        return Symbols(starts, sizes, [_FUNCTION_KIND] * len(starts), names_at, names)
+        sizes = array("Q", map(sub, islice(self._starts, 1, None), self._starts))
+        starts = array("Q", (text + start for start in islice(self._starts, len(sizes))))
+        return Symbols(starts, sizes, bytes([_FUNCTION_KIND]) * len(starts), names_at, names)
 
     def lookup(self, svma: int) -> tuple[Line, ...]:
         """The functions at an address, the innermost inlined one first; empty if it is in none.
@@ -246,6 +260,7 @@ class GoTable:
         size = (2 * count + 1) * struct.calcsize(form)
         if not count or size > MAX_PART_BYTES:
             raise _damaged(f"{count} functions")
+        self._budget.take(3 * size, ".gopclntab")  # itself, and columns together and apart
         columns = array(form, self._read(self._functions, size))
         starts, structs = columns[0::2], columns[1::2]
         if any(low > high for low, high in pairwise(starts)):
@@ -300,13 +315,22 @@ class GoTable:
             left -= section.size
             if left < 0:
                 break
-            data = self._source.read(section.offset, section.size)
-            at = data.find(wanted)
-            if at >= 0 and at + 8 * _MODULE_WORDS <= len(data):
-                words = struct.unpack_from(f"<{_MODULE_WORDS}Q", data, at)
+            words = self._find_words(section, wanted)
+            if words:
                 calls = words[_MODULE_CALLS] if self._form.has_calls else None
                 return _Module(words[_MODULE_TEXT], calls)
         raise ElfError(ElfProblem.NO_SECTION, "it is not known where the code of Go starts")
+
+    def _find_words(self, section: Section, wanted: bytes) -> tuple[int, ...]:
+        """The words of the module that begin so; none if a section does not have them."""
+        size = 8 * _MODULE_WORDS
+        for at in range(0, section.size, _PART_BYTES):
+            part = min(_PART_BYTES + size - 1, section.size - at)
+            data = self._source.read(section.offset + at, part)
+            found = data.find(wanted)
+            if 0 <= found <= len(data) - size:
+                return struct.unpack_from(f"<{_MODULE_WORDS}Q", data, found)
+        return ()
 
     def _part_end(self, start: int) -> int:
         parts = (self._units, self._files, self._pc_tables, self._functions)
@@ -387,17 +411,19 @@ class GoLines(GoTable):
             self.close()
 
 
-def read_go_symbols(source: Source, elf: ElfFile, sections: list[Section]) -> Symbols | None:
+def read_go_symbols(
+    source: Source, elf: ElfFile, sections: list[Section], budget: ReadingBudget
+) -> Symbols | None:
     """The functions of a Go program; None for other programs, and other versions.
 
     Raises:
-        ElfError: its table is damaged or too large.
+        ElfError: its table is damaged, too large, or exceeds the budget.
     """
     section = find_go_section(sections)
     if section is None:
         return None
     try:
-        return GoTable(source, elf, sections, section).symbols()
+        return GoTable(source, elf, sections, section, budget).symbols()
     except ElfError as error:
         if error.problem is not ElfProblem.NO_SECTION:
             raise

@@ -12,6 +12,7 @@ from otel_kprofiler.elf import ElfError, FileSource, ImageSource, Source, hash_f
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access, open_regular
 from otel_kprofiler.model import FileDetails, OpenFile
+from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.file import FileSymbols
 from otel_kprofiler.symbols.user.jit_code import ProcessCode
 from otel_kprofiler.symbols.user.jit_names import JitNames
@@ -34,7 +35,7 @@ class UserSymbolSettings:
 
     Attributes:
         detail: nothing; names of functions; or also source lines and inlined functions.
-        max_bytes: memory for symbols; also the limit for each section of a file.
+        max_bytes: memory for symbols, and as much again while files are read.
         cpu_share: CPU time that reading them may take, in seconds per second.
     """
 
@@ -58,7 +59,8 @@ def open_user_names(
     if settings.detail == "off":
         return None
     sources = SymbolSources.open(lines=True) if settings.detail == "lines" else SymbolSources()
-    sources = replace(sources, max_section_bytes=settings.max_bytes)
+    budget = ReadingBudget(settings.max_bytes)
+    sources = replace(sources, max_section_bytes=settings.max_bytes, budget=budget)
 
     def read(details: FileDetails, content: OpenFile | bytes) -> FileSymbols:
         return read_names(sources, details, content)

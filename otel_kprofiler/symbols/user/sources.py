@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Final, Protocol
 
@@ -14,6 +14,7 @@ from otel_kprofiler.elf import ElfFile, FileSource, Source, read_sections
 from otel_kprofiler.errors import HostError, KProfilerError, describe_error
 from otel_kprofiler.host import Access, CacheDirectory, find_cache_path
 from otel_kprofiler.model import FileDetails
+from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.build import MAX_SECTION_BYTES, read_functions
 from otel_kprofiler.symbols.user.debug_files import (
     DEBUG_DIRECTORIES,
@@ -61,13 +62,15 @@ class SymbolSources:
         lines: reads source lines and inlined functions, such as :class:`LineTables`; None: only
             names of functions are read.
         demangle: makes linkers' names readable.
-        max_section_bytes: limit for each section; reading takes several times as much memory.
+        max_section_bytes: limit for each section.
+        budget: memory for reading names; files are read one at a time. No limit by default.
     """
 
     finders: Sequence[DebugFileFinder] | None = None
     lines: LineReader | None = None
     demangle: Callable[[str], str] = demangle
     max_section_bytes: int = MAX_SECTION_BYTES
+    budget: ReadingBudget = field(default_factory=ReadingBudget)
 
     @classmethod
     def open(
@@ -127,7 +130,9 @@ class SymbolSources:
                     opened.callback(found.close)
                 return found
 
-            functions = read_functions(source, elf, find_debug, max_bytes=self.max_section_bytes)
+            limit, budget = self.max_section_bytes, self.budget
+            with budget.reading():
+                functions = read_functions(source, elf, find_debug, max_bytes=limit, budget=budget)
             lines = self._open_lines(source, elf, details.path)
             is_elsewhere = self.lines is not None and _DEBUG_INFO not in own
             debug = find_debug() if lines is None and is_elsewhere else None

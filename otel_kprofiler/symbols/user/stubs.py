@@ -13,12 +13,17 @@ from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 from otel_kprofiler.elf import MACHINES, ElfFile, Section, Source, read_content
+from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.symbol_tables import SymbolTable
 
 MAX_STUB_BYTES: Final = 1 << 20
 """Of a section of stubs, which has 8 KiB in libLLVM-14."""
 _MAX_NAME_BYTES: Final = 1024
 _PART_BYTES: Final = 24 << 12  # of relocations
+_STUB_MEMORY: Final = 40
+"""Memory for a byte of a section of stubs: for a stub, two tuples of numbers and two keys."""
+_NAME_FACTOR: Final = 3
+"""A name is held itself, among those of all stubs, and in the table."""
 _RELOCATION: Final = struct.Struct("<QIIq")  # slot, type, symbol, addend (Elf64_Rela)
 _SYMBOL: Final = struct.Struct("<I20x")
 _DYNAMIC: Final = struct.Struct("<qQ")
@@ -59,6 +64,8 @@ def read_stubs(
     sections: list[Section],
     symbols: SymbolTable | None,
     limit: int,
+    *,
+    budget: ReadingBudget,
 ) -> list[Stub]:
     """The stubs of a file; none for other machines.
 
@@ -68,9 +75,10 @@ def read_stubs(
         sections: its sections.
         symbols: ``.dynsym``, which the relocations refer to; None if there is none.
         limit: size of a table of relocations in bytes.
+        budget: what stubs and their names are taken from.
 
     Raises:
-        ElfError: a section is damaged or has more than ``limit`` bytes.
+        ElfError: a section is damaged, has more than ``limit`` bytes, or exceeds the budget.
     """
     if elf.machine != MACHINES["x86_64"]:
         return []
@@ -78,7 +86,9 @@ def read_stubs(
     by_slot: dict[int, _Found] = {}
     by_row: dict[int, _Found] = {}
     for section in filter(None, map(by_name.get, _SECTIONS)):
-        for found in _find(read_content(source, section, min(limit, MAX_STUB_BYTES)), section):
+        most = min(limit, MAX_STUB_BYTES)
+        budget.take(_STUB_MEMORY * min(section.size, most), "its PLT")
+        for found in _find(read_content(source, section, most), section):
             if found.slot is not None:
                 by_slot[found.slot] = found
             else:
@@ -87,11 +97,11 @@ def read_stubs(
     if table := by_name.get(b".rela.plt"):
         for row, relocation in _relocations(source, table, 0, by_slot, by_row):
             for stub in (by_slot.pop(relocation[0], None), by_row.pop(row, None)):
-                stubs += _name(stub, relocation, symbols) if stub else ()
+                stubs += _name(stub, relocation, symbols, budget) if stub else ()
     if table := by_name.get(b".rela.dyn"):
         relative = _relative_count(source, by_name.get(b".dynamic"), limit)
         for _, relocation in _relocations(source, table, relative, by_slot, {}):
-            stubs += _name(by_slot.pop(relocation[0]), relocation, symbols)
+            stubs += _name(by_slot.pop(relocation[0]), relocation, symbols, budget)
     return stubs
 
 
@@ -111,7 +121,10 @@ def _relocations(
 
 
 def _name(
-    found: _Found, relocation: tuple[int, int, int, int], symbols: SymbolTable | None
+    found: _Found,
+    relocation: tuple[int, int, int, int],
+    symbols: SymbolTable | None,
+    budget: ReadingBudget,
 ) -> Iterator[Stub]:
     """The stub with what it calls, if that is known."""
     _, kind, symbol, addend = relocation
@@ -121,6 +134,7 @@ def _name(
         (at,) = _SYMBOL.unpack_from(symbols.content, symbol * _SYMBOL.size)
         end = symbols.names.find(0, at, at + _MAX_NAME_BYTES)
         if end > at:
+            budget.take(_NAME_FACTOR * (end - at), "names of its PLT")
             yield Stub(found.start, found.size, symbols.names[at:end], 0)
 
 

@@ -7,9 +7,12 @@ is what makes hundreds of thousands of entries affordable without a library.
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Collection
+from heapq import merge
 from itertools import compress
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from otel_kprofiler.elf import (
@@ -18,14 +21,26 @@ from otel_kprofiler.elf import (
     Section,
     Source,
     cut_versions,
-    read_content,
 )
+from otel_kprofiler.symbols.user.budget import ReadingBudget
 
 STT_NOTYPE, STT_FUNC, STT_GNU_IFUNC = 0, 2, 10
 STB_LOCAL, STB_GLOBAL, STB_WEAK = 0, 1, 2
 SHT_SYMTAB, SHT_DYNSYM = 2, 11
 SHF_EXECINSTR: Final = 4
 ENTRY_BYTES: Final = 24
+MAX_TABLE_BYTES: Final = 32 << 20
+"""Of a symbol table: 1.4 million symbols."""
+COLUMN_BYTES: Final = 21
+"""Memory of a symbol in :class:`Symbols`, without its name."""
+SORT_BYTES: Final = 6 << 20
+"""Memory to sort symbols, besides four bytes for each."""
+_RUN: Final = 1 << 16  # symbols that are sorted in one go
+_PICKED: Final = 1 << 12
+_PART_ENTRIES: Final = 1 << 14
+_PART_BYTES: Final = 3 << 20
+"""Memory to pick the symbols among so many entries."""
+_NAMES_PART_BYTES: Final = 1 << 16
 _CODE_TYPES: Final = (STT_NOTYPE, STT_FUNC, STT_GNU_IFUNC)
 _CODE_KINDS: Final = frozenset(kind for kind in range(256) if kind & 0xF in _CODE_TYPES)
 _KIND_AT, _SECTION_AT = 4, 6
@@ -56,15 +71,15 @@ class Symbols(NamedTuple):
         names: names, each with a zero behind it.
     """
 
-    values: list[int]
-    sizes: list[int]
-    kinds: list[int]
-    names_at: list[int]
-    names: bytes
+    values: array[int]
+    sizes: array[int]
+    kinds: bytes
+    names_at: array[int]
+    names: bytes | bytearray
 
 
 def read_table(
-    source: Source, sections: list[Section], kind: int, limit: int, names_limit: int
+    source: Source, sections: list[Section], kind: int, limit: int, budget: ReadingBudget
 ) -> SymbolTable | None:
     """A symbol table with its names; None if the file has none, or an empty one.
 
@@ -72,39 +87,71 @@ def read_table(
         source: the file.
         sections: its sections.
         kind: ``SHT_SYMTAB`` or ``SHT_DYNSYM``.
-        limit: size of the table in bytes.
-        names_limit: size of its names in bytes.
+        limit: size of the table and of its names, in bytes.
+        budget: what the table is taken from.
 
     Raises:
         ElfError: the table is damaged or too large.
     """
     table = next((one for one in sections if one.kind == kind), None)
-    content = read_content(source, table, limit) if table is not None else b""
+    content = (
+        budget.read_content(source, table, min(limit, MAX_TABLE_BYTES))
+        if table is not None
+        else b""
+    )
     if table is None or not content:
         return None
     if len(content) % ENTRY_BYTES or table.link >= len(sections):
         raise ElfError(ElfProblem.DAMAGED_SECTION, f"a symbol table of {len(content)} bytes")
-    names = read_content(source, sections[table.link], names_limit)
+    names = budget.read_content(source, sections[table.link], limit)
     code = frozenset(index for index, one in enumerate(sections) if one.flags & SHF_EXECINSTR)
     return SymbolTable(content, names, code)
 
 
-def parse_symbols(table: SymbolTable) -> Symbols:
+def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Symbols:
     """The symbols that may name code.
 
     The names are those of the table as a whole: fewer bytes are copied, and more kept, than if
     they were picked. Versions are cut off.
+
+    Args:
+        table: the table as it is in the file.
+        budget: what the columns are taken from, and names without versions if there are any.
+
+    Raises:
+        ElfError: they exceed the budget.
     """
     content, names, code = table
-    words, longs = memoryview(content).cast("I"), memoryview(content).cast("Q")
-    picked = _pick_code(content, code)
-    return Symbols(
-        list(compress(longs[1::3].tolist(), picked)),
-        list(compress(longs[2::3].tolist(), picked)),
-        list(compress(content[_KIND_AT::ENTRY_BYTES], picked)),
-        list(compress(words[0::6].tolist(), picked)),
-        cut_versions(names),
-    )
+    budget = budget or ReadingBudget()
+    most = COLUMN_BYTES * (len(content) // ENTRY_BYTES)
+    values, sizes, names_at, kinds = array("Q"), array("Q"), array("I"), bytearray()
+    budget.take(most, "its symbols")
+    with budget.hold(_PART_BYTES, "its symbols"):
+        for at in range(0, len(content), _PART_ENTRIES * ENTRY_BYTES):
+            part = content[at : at + _PART_ENTRIES * ENTRY_BYTES]
+            words, longs = memoryview(part).cast("I"), memoryview(part).cast("Q")
+            picked = _pick_code(part, code)
+            values.extend(compress(longs[1::3].tolist(), picked))
+            sizes.extend(compress(longs[2::3].tolist(), picked))
+            names_at.extend(compress(words[0::6].tolist(), picked))
+            kinds += bytes(compress(part[_KIND_AT::ENTRY_BYTES], picked))
+        plain = _cut_versions(names, budget)
+    budget.give_back(most - COLUMN_BYTES * len(values))
+    return Symbols(values, sizes, bytes(kinds), names_at, plain)
+
+
+def _cut_versions(names: bytes, budget: ReadingBudget) -> bytes | bytearray:
+    """Cut versions off a part at a time: there may be as many as names."""
+    if b"@" not in names:
+        return names
+    budget.take(len(names), "its names")
+    plain = bytearray()
+    at = 0
+    while at < len(names):
+        end = names.find(b"\0", at + _NAMES_PART_BYTES) + 1 or len(names)
+        plain += cut_versions(names[at:end])
+        at = end
+    return plain
 
 
 def _pick_code(content: bytes, code: frozenset[int]) -> bytes:
@@ -129,3 +176,28 @@ def _one_of(column: bytes, wanted: Collection[int]) -> int:
     for value in wanted:
         flags[value] = 1
     return int.from_bytes(column.translate(flags), "little")
+
+
+def sort_symbols(values: array[int]) -> array[int]:
+    """The indices of symbols by value.
+
+    They are sorted in runs, since a sort takes some 90 bytes for each.
+    """
+    get = values.__getitem__
+    count = len(values)
+    runs = [
+        array("I", sorted(range(at, min(at + _RUN, count)), key=get))
+        for at in range(0, count, _RUN)
+    ]
+    return runs[0] if len(runs) == 1 else array("I", merge(*runs, key=get))
+
+
+def pick(order: array[int], column: array[int]) -> array[int]:
+    """A column in another order."""
+    picked = array(column.typecode, [0]) * len(order)
+    for at in range(0, len(order), _PICKED):  # small tuples, which stay in the CPU's cache
+        part = order[at : at + _PICKED]
+        # An itemgetter of one index returns no tuple.
+        found = itemgetter(*part, part[0])(column)
+        picked[at : at + len(part)] = array(column.typecode, found[:-1])
+    return picked

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from otel_kprofiler.elf import ElfError, ElfProblem, FileSource, read_debug_elf, read_elf
-from otel_kprofiler.symbols.user import build as module
+from otel_kprofiler.symbols.user import static_symbols
 from otel_kprofiler.symbols.user.build import read_functions
 from otel_kprofiler.symbols.user.debug_files import DebugFile
 from otel_kprofiler.symbols.user.functions import Function
@@ -280,7 +280,7 @@ def test_a_small_debug_file_is_not_unpacked_beyond_its_limit(program, folder, mo
     with open(packed, "wb") as file:
         file.write(lzma.compress(bytes(2 << 20)))
     tool("objcopy", "-S", "--add-section", f".gnu_debugdata={packed}", program, path)
-    monkeypatch.setattr(module, "MAX_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(static_symbols, "MAX_UNPACKED_BYTES", 1 << 20)
     with pytest.raises(ElfError, match=r"gnu_debugdata"):
         functions_of(path)
 

@@ -38,8 +38,8 @@ def test_tables_of_all_versions_are_read(version):
     symbols = table.symbols()
     names = [symbols.names[at:].partition(b"\0")[0].decode() for at in symbols.names_at]
     assert names == [function.name for function in FUNCTIONS]
-    assert symbols.values == [TEXT, TEXT + 32, TEXT + 48]
-    assert symbols.sizes == [32, 16, 200]
+    assert list(symbols.values) == [TEXT, TEXT + 32, TEXT + 48]
+    assert list(symbols.sizes) == [32, 16, 200]
     assert table.lookup(TEXT - 1) == table.lookup(TEXT + 248) == ()
     assert table.lookup(TEXT + 9) == (Line("main.first", "", "a.go", 7),)
     assert table.lookup(TEXT + 10) == (Line("main.first", "", "b.go", 9),)

@@ -1,0 +1,204 @@
+"""Reads symbols that files have for debuggers, and where they leave functions without names."""
+
+from __future__ import annotations
+
+import logging
+import lzma
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from itertools import accumulate, chain, compress, islice
+from operator import add
+from typing import Final
+
+from otel_kprofiler.elf import (
+    ElfError,
+    ElfFile,
+    ElfProblem,
+    ImageSource,
+    Section,
+    Source,
+    read_debug_elf,
+    read_sections,
+)
+from otel_kprofiler.symbols.user.budget import ReadingBudget
+from otel_kprofiler.symbols.user.debug_files import DebugFile
+from otel_kprofiler.symbols.user.functions import Bounds
+from otel_kprofiler.symbols.user.go import read_go_symbols
+from otel_kprofiler.symbols.user.symbol_tables import (
+    SHT_SYMTAB,
+    SORT_BYTES,
+    Symbols,
+    parse_symbols,
+    pick,
+    read_table,
+    sort_symbols,
+)
+
+MAX_UNPACKED_BYTES: Final = 64 << 20
+"""Of what is in ``.gnu_debugdata``, and of the memory to unpack it."""
+_LARGEST: Final = (1 << 64) - 1
+_PART: Final = 1 << 15  # functions that are compared in one go
+_COVERED_BYTES: Final = 40
+"""Memory of a symbol in :class:`_Covered` while that is made."""
+_VALUE_BYTES: Final = 160
+"""Memory of an address in two sets."""
+_log: Final = logging.getLogger(__name__)
+
+
+class StaticSymbols:
+    """Reads symbols that are there for debuggers, each source in the holes of those before it."""
+
+    def __init__(
+        self,
+        source: Source,
+        elf: ElfFile,
+        sections: list[Section],
+        max_bytes: int,
+        budget: ReadingBudget,
+    ) -> None:
+        self._source, self._elf, self._sections = source, elf, sections
+        self._max_bytes, self._budget = max_bytes, budget
+
+    def read(self, find_debug: Callable[[], DebugFile | None], bounds: Bounds) -> list[Symbols]:
+        """The symbols of each source that has some. Raises ``ElfError`` if the first cannot."""
+        tables: list[Symbols] = []
+        reads: tuple[Callable[[], Symbols | None], ...] = (
+            lambda: self._read_table(self._source, self._sections),
+            lambda: self._read_debug(find_debug()),
+            self._read_packed,
+            lambda: read_go_symbols(self._source, self._elf, self._sections, self._budget),
+        )
+        for read in reads:
+            before = self._budget.left_bytes
+            try:
+                if tables and not _have_holes(tables, bounds, self._sections, self._budget):
+                    break
+                symbols = read()
+                if symbols is not None:
+                    tables.append(find_outside(tables, symbols, self._budget))
+            except ElfError as error:
+                if not tables:
+                    raise
+                self._budget.give_back(before - self._budget.left_bytes)
+                _log.info("some functions have no names: %s", error)
+        return tables
+
+    def _read_table(self, source: Source, sections: list[Section]) -> Symbols | None:
+        table = read_table(source, sections, SHT_SYMTAB, self._max_bytes, self._budget)
+        if table is None:
+            return None
+        symbols = parse_symbols(table, self._budget)
+        self._budget.give_back(len(table.content))
+        if symbols.names is not table.names:
+            self._budget.give_back(len(table.names))
+        return symbols
+
+    def _read_debug(self, debug: DebugFile | None) -> Symbols | None:
+        if debug is None:
+            return None
+        return self._read_table(debug.source, read_sections(debug.source, debug.elf))
+
+    def _read_packed(self) -> Symbols | None:
+        packed = next((one for one in self._sections if one.name == b".gnu_debugdata"), None)
+        if packed is None:
+            return None
+        content = self._budget.read_content(self._source, packed, self._max_bytes)
+        unpacked = _unpack(content, self._budget)
+        self._budget.give_back(len(content))
+        image = ImageSource(unpacked)
+        symbols = self._read_table(image, read_sections(image, read_debug_elf(image)))
+        self._budget.give_back(len(unpacked))
+        return symbols
+
+
+class _Covered:
+    """Where the functions of some tables are, as far as they have sizes."""
+
+    def __init__(self, tables: list[Symbols]) -> None:
+        starts, sizes = array("Q"), array("Q")
+        for table in tables:
+            starts += table.values
+            sizes += table.sizes
+        order = sort_symbols(starts)
+        self.starts = pick(order, starts)
+        ends = (
+            min(add(*pair), _LARGEST) for pair in zip(self.starts, pick(order, sizes), strict=True)
+        )
+        self._ends = array("Q", accumulate(ends, max))
+
+    def __contains__(self, svma: int) -> bool:
+        at = bisect_right(self.starts, svma) - 1
+        return at >= 0 and svma < self._ends[at]
+
+
+def _covered_bytes(tables: list[Symbols]) -> int:
+    return _COVERED_BYTES * sum(len(table.values) for table in tables) + SORT_BYTES
+
+
+def _have_holes(
+    tables: list[Symbols], bounds: Bounds, sections: list[Section], budget: ReadingBudget
+) -> bool:
+    """Returns whether unwind information knows a function that no symbol is in.
+
+    Stubs of the PLT do not count: they are named after what they call. The middle of a function
+    is compared, because some entries begin a byte before their function.
+    """
+    if not bounds.starts:
+        return False
+    with budget.hold(_covered_bytes(tables), "its symbols"):
+        covered = _Covered(tables)
+        stubs = [one for one in sections if one.name.startswith(b".plt")]
+        for at in range(0, len(bounds.starts), _PART):
+            starts = {bounds.base + start for start in bounds.starts[at : at + _PART]}
+            first = bisect_left(covered.starts, min(starts))
+            last = bisect_right(covered.starts, max(starts))
+            starts.difference_update(islice(covered.starts, first, last))
+            for start in starts:
+                _, end = bounds.around(start) or (start, start)
+                is_stub = any(one.address <= start < one.address + one.size for one in stubs)
+                if not is_stub and (start + end) // 2 not in covered:
+                    return True
+    return False
+
+
+def _unpack(packed: bytes, budget: ReadingBudget) -> bytes:
+    """The content of ``.gnu_debugdata``, which is taken."""
+    # While it is unpacked: the dictionary; what was unpacked in parts, and joined.
+    memory = most = min(MAX_UNPACKED_BYTES, budget.left_bytes // 3)
+    try:
+        decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memory)
+        content = decompressor.decompress(packed, most)
+    except (lzma.LZMAError, MemoryError) as error:
+        raise ElfError(ElfProblem.DAMAGED_SECTION, f".gnu_debugdata: {error}") from error
+    if not decompressor.eof:
+        if len(content) < most:
+            raise ElfError(ElfProblem.DAMAGED_SECTION, ".gnu_debugdata is cut off")
+        budget.take(3 * len(content) + 1, ".gnu_debugdata")
+        raise ElfError(ElfProblem.TOO_LARGE, f".gnu_debugdata of more than {most} bytes")
+    budget.take(len(content), ".gnu_debugdata")
+    return content
+
+
+def find_outside(tables: list[Symbols], symbols: Symbols, budget: ReadingBudget) -> Symbols:
+    """The symbols that start where no function of the tables is."""
+    if not tables:
+        return symbols
+    taken_bytes = _VALUE_BYTES * len(symbols.values) + _covered_bytes(tables)
+    with budget.hold(taken_bytes, "its symbols"):
+        values = set(symbols.values)
+        taken = values.intersection(chain.from_iterable(table.values for table in tables))
+        new = bytearray(value not in taken for value in symbols.values)
+        if 1 in new:
+            covered = _Covered(tables)
+            new = bytearray(
+                is_new and value not in covered
+                for is_new, value in zip(new, symbols.values, strict=True)
+            )
+        return Symbols(
+            array("Q", compress(symbols.values, new)),
+            array("Q", compress(symbols.sizes, new)),
+            bytes(compress(symbols.kinds, new)),
+            array("I", compress(symbols.names_at, new)),
+            symbols.names,
+        )

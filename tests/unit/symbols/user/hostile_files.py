@@ -1,0 +1,183 @@
+"""ELF files that are made to take much memory to read; some MB each."""
+
+import lzma
+import struct
+import zlib
+from array import array
+
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_PROGRAM = struct.Struct("<IIQQQQQQ")
+TEXT = 0x1000
+CODE = (b".text", 8, 6, TEXT, b"", 0, 0)
+
+
+def make_elf(sections, search=None):
+    """An ELF file of sections: name, type, flags, address, content, link, size of an entry.
+
+    Args:
+        search: name of the section that a PT_GNU_EH_FRAME points to.
+    """
+    names, rows, body = b"\0", [(0,) * 10], bytearray(64 + 2 * _PROGRAM.size)
+    found = 0, 0, 0
+    for name, kind, flags, address, content, link, entry_size in [
+        *sections, (b".shstrtab", 3, 0, 0, b"", 0, 0)
+    ]:  # fmt: skip
+        body += bytes(-len(body) % 8)
+        at = len(names)
+        names += name + b"\0"
+        if name == b".shstrtab":
+            content = names  # noqa: PLW2901 - known at the end
+        if name == search:
+            found = len(body), address, len(content)
+        size = len(content)
+        rows.append((at, kind, flags, address, len(body), size, link, 0, 1, entry_size))
+        body += content
+    body += bytes(-len(body) % 8)
+    body[:64] = struct.pack(
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 3, 62, 1, 0, 64, len(body), 0, 64, _PROGRAM.size,
+        2, 64, len(rows), len(rows) - 1,
+    )  # fmt: skip
+    offset, address, size = found
+    programs = _PROGRAM.pack(1, 4, offset, address, address, size, size, 8)
+    kind = 0x6474E550 if search else 0  # PT_NULL
+    programs += _PROGRAM.pack(kind, 4, offset, address, address, size, size, 4)
+    body[64 : 64 + len(programs)] = programs
+    for row in rows:
+        body += _SECTION.pack(*row)
+    return bytes(body)
+
+
+def make_symbols(count, name=b"f%06x"):
+    """Entries and names of functions of 16 bytes, in no order."""
+    width = len(name % 0) + 1
+    rows = array("Q", bytes(24 * count))
+    heads = array("I", bytes(8 * count))
+    heads[::2] = array("I", range(0, width * count, width))
+    heads[1::2] = array("I", [1 << 16 | 0x12]) * count
+    rows[::3] = array("Q", heads.tobytes())
+    rows[1::3] = array("Q", (TEXT + index * 7919 % count * 16 for index in range(count)))
+    rows[2::3] = array("Q", [16]) * count
+    return rows.tobytes(), b"".join(name % index + b"\0" for index in range(count))
+
+
+def symbols(count, kind=2):
+    """A program with a symbol table."""
+    entries, names = make_symbols(count)
+    table = b".symtab", kind, 0, 0, entries, 3, 24
+    return make_elf([CODE, table, (b".strtab", 3, 0, 0, names, 0, 0)])
+
+
+def good():
+    """A small program whose first function is ``good_000000``."""
+    entries, names = make_symbols(3, b"good_%06x")
+    table = b".symtab", 2, 0, 0, entries, 3, 24
+    return make_elf([CODE, table, (b".strtab", 3, 0, 0, names, 0, 0)])
+
+
+def versions():
+    """All names have versions, of as few bytes as possible."""
+    entries, names = make_symbols(2)
+    table = b".symtab", 2, 0, 0, entries, 3, 24
+    return make_elf([CODE, table, (b".strtab", 3, 0, 0, names + b"a@b\0" * (3 << 20), 0, 0)])
+
+
+def compressed():
+    """A compressed symbol table."""
+    entries, names = make_symbols(200_000)
+    entries = entries * 6
+    packed = struct.pack("<IIQQ", 1, 0, len(entries), 8) + zlib.compress(entries, 1)
+    table = b".symtab", 2, 0x800, 0, packed, 3, 24
+    return make_elf([CODE, table, (b".strtab", 3, 0, 0, names, 0, 0)])
+
+
+def frames():
+    """A table of unwind entries that all are one entry."""
+    count = 3 << 20
+    cie = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
+    entry = struct.pack("<IIiI", 12, len(cie) + 4, 0, 1)
+    at = 1 << 30
+    pairs = array("i", bytes(8 * count))
+    pairs[::2] = array("i", range(count))
+    pairs[1::2] = array("i", [at - TEXT + len(cie)]) * count
+    header = struct.pack("<4siI", bytes([1, 0x1B, 3, 0x3B]), 0, count) + pairs.tobytes()
+    return make_elf(
+        [(b".eh_frame_hdr", 1, 2, TEXT, header, 0, 0),
+         (b".eh_frame", 1, 2, at, cie + entry, 0, 0)],
+        b".eh_frame_hdr",
+    )  # fmt: skip
+
+
+def unsorted_frames():
+    """Unwind entries without a search table, as small as they can be."""
+    cie = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
+    count = 700_000
+    backs = range(len(cie) + 4, len(cie) + 4 + 16 * count, 16)
+    entries = b"".join(struct.pack("<IIiI", 12, back, 0, 1) for back in backs)
+    return make_elf([(b".eh_frame", 1, 2, TEXT, cie + entries, 0, 0)])
+
+
+def packed(content):
+    """A program with a packed debug file."""
+    return make_elf([CODE, (b".gnu_debugdata", 1, 0, 0, content, 0, 0)])
+
+
+def packed_zeros():
+    """A packed debug file of zeros."""
+    return packed(lzma.compress(bytes(60 << 20), preset=0))
+
+
+def packed_symbols():
+    """A packed debug file with a symbol table."""
+    entries, names = make_symbols(100_000, b"f%06d")
+    table = b".symtab", 2, 0, 0, entries * 4, 3, 24
+    image = make_elf([CODE, table, (b".strtab", 3, 0, 0, names, 0, 0)])
+    return packed(lzma.compress(image, preset=0))
+
+
+def stubs():
+    """Stubs of a PLT with long names, as many as a section may have."""
+    count = (1 << 20) // 8
+    entry = struct.pack("<IBBHQQ", 1, 0x12, 0, 0, 0, 0)
+    sections = [
+        CODE,
+        (b".dynsym", 11, 0, 0, bytes(24) + entry, 2 + 1, 24),
+        (b".dynstr", 3, 0, 0, b"\0" + b"n" * 1000 + b"\0", 0, 0),
+    ]
+    relocations = array("Q", bytes(24 * 5 * count))
+    slots = range(0x9000_0000, 0x9000_0000 + 8 * 5 * count, 8)
+    relocations[::3] = array("Q", slots)
+    relocations[1::3] = array("Q", [1 << 32 | 7]) * (5 * count)
+    for number, name in enumerate((b".plt", b".plt.sec", b".plt.got", b".plt.bnd", b".iplt")):
+        start = 0x1000_0000 * (number + 1)
+        distance = slots[number * count] - start - 6
+        jump = b"\xff\x25" + struct.pack("<I", distance) + bytes(2)
+        sections.append((name, 1, 6, start, jump * count, 0, 8))
+    sections.append((b".rela.plt", 4, 0, 0, relocations.tobytes(), 0, 24))
+    return make_elf(sections)
+
+
+def go():
+    """A table of Go's runtime of many functions, all of one struct."""
+    count = 3 << 20
+    starts = array("I", bytes(4 * (2 * count + 1)))
+    starts[::2] = array("I", range(count + 1))
+    starts[1::2] = array("I", [4]) * count
+    header_bytes = 8 + 8 * 8
+    words = (count, 0, 0, header_bytes, header_bytes, header_bytes, header_bytes, header_bytes + 8)
+    table = struct.pack("<IHBB8Q", 0xFFFFFFF1, 0, 1, 8, *words) + b"f\0\0\0\0\0\0\0"
+    return make_elf([CODE, (b".gopclntab", 1, 2, 0x2000, table + starts.tobytes(), 0, 0)])
+
+
+KINDS = {
+    "symbols": lambda: symbols(1_390_000),
+    "symbols that fit": lambda: symbols(500_000),
+    "dynamic symbols": lambda: symbols(1_390_000, 11),
+    "versions": versions,
+    "compressed": compressed,
+    "frames": frames,
+    "unsorted frames": unsorted_frames,
+    "packed zeros": packed_zeros,
+    "packed symbols": packed_symbols,
+    "stubs": stubs,
+    "go": go,
+}

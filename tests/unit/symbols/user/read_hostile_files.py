@@ -1,0 +1,54 @@
+"""Reads files as the agent does: what a child process of a test runs, for memory of its own.
+
+Arguments: a good file and a hostile one, a limit in MiB, and how often the hostile one is read.
+"""
+
+import json
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+
+from otel_kprofiler.host import Access, open_regular
+from otel_kprofiler.model import FileDetails, FileId, FileKey
+from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_names
+from tests.unit.symbols.user.hostile_files import TEXT
+
+
+def peak_kib():
+    """Of this process; ru_maxrss would be that of its parent if this is larger."""
+    found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
+    return int(found[1])
+
+
+def main(good, hostile, limit, count):
+    reasons = []
+    handler = logging.Handler()
+    handler.emit = lambda record: reasons.append(record.getMessage())
+    logging.getLogger("otel_kprofiler").addHandler(handler)
+    logging.getLogger("otel_kprofiler").setLevel(logging.INFO)
+    names = open_user_names(UserSymbolSettings(detail="names", max_bytes=int(limit) << 20))
+    files = [good] + [hostile] * int(count)
+    before = peak_kib()
+    found = set()
+    for number, path in enumerate(files):
+        file = open_regular(Access(), path)
+        details = FileDetails(path, None, FileId(f"{number:032x}"))
+        names.add(FileKey(number, 8, 0), details, file)
+        os.close(file.fd)
+        names.finish(60)
+        found.add(tuple(one.function for one in names.name(FileKey(0, 8, 0), TEXT).lines))
+    report = {
+        "before_kib": before,
+        "peak_kib": peak_kib(),
+        "good": list(found),
+        "counts": names.counts()._asdict(),
+        "reasons": reasons[-1:],
+    }
+    names.close()
+    sys.stdout.write(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,67 @@
+"""Memory that files of others can take while their symbols are read."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.elf import ElfError, ElfProblem
+from otel_kprofiler.symbols.user.budget import ReadingBudget
+from tests.unit.symbols.user import read_hostile_files
+from tests.unit.symbols.user.hostile_files import KINDS, good
+
+LIMIT_MIB = 32
+SLACK_MIB = 12  # of the allocator, and of code that is imported when it is needed
+FILES = 20
+SLOW = {"versions", "packed symbols", "symbols that fit"}
+"""Kinds that are read, which takes a third of a second for each."""
+AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+"""Has glibc return what was freed at once, so that memory is what is held (mallopt(3))."""
+
+
+def read(folder, content, limit_mib, count):
+    """What a child process reports that reads a good file and a hostile one some times."""
+    paths = folder / "good", folder / "hostile"
+    for path, data in zip(paths, (good(), content), strict=True):
+        path.write_bytes(data)
+    done = subprocess.run(
+        [sys.executable, "-m", read_hostile_files.__name__, *paths, str(limit_mib), str(count)],
+        env={**os.environ, **AT_ONCE},
+        cwd=Path(__file__).parents[4], check=True, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_are_read_within_the_limit(tmp_path, kind):
+    count = 5 if kind in SLOW else FILES
+    report = read(tmp_path, KINDS[kind](), LIMIT_MIB, count)
+    # Tables that fit are kept besides what reading takes.
+    limit_mib = LIMIT_MIB + report["counts"]["bytes"] / (1 << 20) + SLACK_MIB
+    assert report["peak_kib"] - report["before_kib"] <= limit_mib * 1024, report
+    assert report["good"] == [["good_000000"]], report
+    counts = report["counts"]
+    assert counts["loaded"] + counts["refused"] == 1 + count, report
+
+
+def test_a_refusal_names_the_size_and_the_key(tmp_path):
+    report = read(tmp_path, KINDS["symbols that fit"](), 8, 1)
+    assert report["counts"]["refused"] == 1
+    (reason,) = report["reasons"]
+    assert "the limit is 8; raise max_user_symbol_megabytes" in reason
+
+
+def test_what_is_held_has_a_limit_and_is_given_back():
+    budget = ReadingBudget(100)
+    with budget.reading():
+        budget.take(60, "one")
+        with budget.hold(40, "two"):
+            assert budget.left_bytes == 0
+        with pytest.raises(ElfError, match="other: reading takes") as caught:
+            budget.take(41, "other")
+        assert caught.value.problem is ElfProblem.TOO_LARGE
+        assert budget.left_bytes == 40
+    assert budget.left_bytes == 100
