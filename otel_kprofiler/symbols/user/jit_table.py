@@ -15,6 +15,8 @@ MAX_BYTES: Final = 8 << 20
 """Limit on a process's table: 60,000 functions with names of 64 bytes."""
 MAX_FORMER: Final = 1024
 """Functions of which is still known that they were at an address before another."""
+MAX_FORMER_BYTES: Final = 1 << 20
+"""Memory of these, with their lines; the oldest ones are forgotten."""
 MAX_CODE_BYTES: Final = 1 << 30
 _ROW_BYTES: Final = 96  # of a function without its name: five arrays, two lists, an object
 _FOREVER: Final = (1 << 64) - 1
@@ -53,7 +55,7 @@ class JitTable:
 
     Attributes:
         dropped: functions that did not fit.
-        nbytes: memory in use, about.
+        nbytes: memory of functions that are there, about.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -65,7 +67,8 @@ class JitTable:
         self._seen = array("Q")
         self._names: list[bytes] = []
         self._lines: list[bytes] = []
-        self._former: deque[_Former] = deque(maxlen=MAX_FORMER)
+        self._former: deque[_Former] = deque()
+        self._former_bytes = 0
         self._last_end_ns = -1  # of all former ones
         self.dropped = 0
         self.nbytes = 0
@@ -181,12 +184,18 @@ class JitTable:
             self.nbytes -= _size(code)
             if code.name and self._seen[index] <= gone_ns:
                 until_ns = min(self._until[index], gone_ns)
-                self._former.append(_Former(code, self._since[index], until_ns))
-                self._last_end_ns = max(self._last_end_ns, until_ns)
+                self._keep_former(_Former(code, self._since[index], until_ns))
         columns = (self._starts, self._sizes, self._since, self._until, self._seen,
                    self._names, self._lines)  # fmt: skip
         for column in columns:
             del column[first:last]
+
+    def _keep_former(self, former: _Former) -> None:
+        self._last_end_ns = max(self._last_end_ns, former.until_ns)
+        self._former.append(former)
+        self._former_bytes += _size(former.code)
+        while len(self._former) > MAX_FORMER or self._former_bytes > MAX_FORMER_BYTES:
+            self._former_bytes -= _size(self._former.popleft().code)
 
 
 def _size(code: JitCode) -> int:

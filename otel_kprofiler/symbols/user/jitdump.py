@@ -121,6 +121,11 @@ class JitDumpParser:
         self._shift = 0
         self._lines = b""  # of the code to come: a record's body
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Memory of lines whose code is not known yet."""
+        return len(self._lines)
+
     def parse(self, text: bytes, left: int) -> Parsed[Record]:
         """Parse the next piece.
 
@@ -373,7 +378,7 @@ class JitDump(JitFile[Record]):
 
     @property
     def _nbytes(self) -> int:
-        return self._table.nbytes + self._parser.nbytes
+        return self._table.nbytes + self._parser.nbytes + self._parser.waiting_bytes
 
     def _describe(self, code: JitCode, address: int) -> MadeFunction:
         file, line = find_place(code.lines, address - code.start)

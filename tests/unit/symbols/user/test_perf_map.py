@@ -2,6 +2,7 @@
 
 import os
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import TICK_NS, Access, read_start_ticks
 from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.symbols.user.jit_file import MAX_NAME_BYTES, MAX_UPDATE_BYTES, MadeFunction
-from otel_kprofiler.symbols.user.jit_table import JitCode, JitTable
+from otel_kprofiler.symbols.user.jit_table import MAX_FORMER_BYTES, JitCode, JitTable
 from otel_kprofiler.symbols.user.perf_map import PerfMap, open_perf_map, parse_perf_map
 
 ME = ProcessKey(os.getpid(), read_start_ticks(Access(), "self") * TICK_NS)
@@ -238,3 +239,30 @@ def test_memory_and_time_are_bounded(path, opened):
 def test_a_long_name_is_cut_off():
     (code,) = parse_perf_map(b"1 1 " + b"n" * 10_000 + b"\n").codes
     assert len(code.name) == MAX_NAME_BYTES
+
+
+def test_short_lines_take_little_memory_while_they_are_read(path, opened):
+    path.write_bytes(b"0 1 a\n" * (2 * MAX_UPDATE_BYTES))
+    tracemalloc.start()
+    try:
+        assert opened.update(1)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 20 << 20
+
+
+def test_what_is_kept_of_former_functions_has_a_limit():
+    table = JitTable()
+    tracemalloc.start()
+    try:
+        for at_ns in range(100):
+            code = JitCode(0x10, 0x20, b"f%d" % at_ns, bytes(500_000))
+            table.add(code, since_ns=at_ns, seen_ns=at_ns, gone_ns=at_ns)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < MAX_FORMER_BYTES + 600_000
+    assert table.lookup(0x10, 98).name == b"f98"
+    assert table.lookup(0x10, 99).name == b"f99"
+    assert table.lookup(0x10, 50) is None
