@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 
 import pytest
 
@@ -168,3 +169,20 @@ def test_memory_is_limited(tmp_path):
         )  # fmt: skip
     assert done.returncode == frame_index.FAILED
     assert done.stdout == b"MemoryError"
+
+
+def test_an_entry_takes_little_memory():
+    """Of the shortest entries, in an order that is not that of their functions."""
+    count = 150_000
+    head = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
+    ats = range(len(head), len(head) + 16 * count, 16)
+    frames = head + b"".join(struct.pack("<IIiI", 12, at + 4, -2 * at, 1) for at in ats)
+    tracemalloc.start()
+    try:
+        pairs = make_pairs(frames, 1 << 30, 1 << 30)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 100 * count
+    rows = list(struct.iter_unpack("<ii", pairs))
+    assert rows == sorted((8 - at, at) for at in ats)
