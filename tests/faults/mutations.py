@@ -51,9 +51,16 @@ DURABLE = "tests/unit/export/test_durable_queue.py"
 FREEZES = "tests/faults/test_freezes.py"
 STORED = "tests/unit/export/test_spool.py"
 WRITTEN = "tests/unit/host/test_writing.py"
+BUDGET = "otel_kprofiler/symbols/user/budget.py"
+STATIC = "otel_kprofiler/symbols/user/static_symbols.py"
+JIT_TABLE = "otel_kprofiler/symbols/user/jit_table.py"
+READ_FILES = "tests/unit/symbols/user/test_budget.py"
 
 MUTATIONS = [
     Mutation("window above its memory limit", WINDOWS, "        self.end_boot_ns = min(self.end_boot_ns, next_ns)\n        return True\n", "        return False\n", "tests/unit/pipeline/test_pipeline.py::test_a_full_window_ends_before_the_next_sample_and_loses_none"),
+    Mutation("file that takes much memory to read", BUDGET, "        if count_bytes > self.left_bytes:\n", "        if count_bytes < 0:\n", f"{READ_FILES}::test_files_are_read_within_the_limit[symbols]"),
+    Mutation("packed debug file that takes much memory", STATIC, "self._budget)\n        self._budget.give_back(len(content))\n", "ReadingBudget())\n        self._budget.give_back(len(content))\n", f"{READ_FILES}::test_files_are_read_within_the_limit[packed-zeros]"),
+    Mutation("replaced code with many lines", JIT_TABLE, " or self._former_bytes > MAX_FORMER_BYTES", "", "tests/unit/symbols/user/test_perf_map.py::test_what_is_kept_of_former_functions_has_a_limit"),
     Mutation("receiver down", RETRY, "        failures += 1\n", "        failures += 1\n        return answer, LossCause.REJECTED\n", f"{RECEIVERS}::test_an_unreachable_receiver_is_retried"),
     Mutation("receiver refusing temporarily", GRPC, "        StatusCode.UNAVAILABLE,\n", "", f"{RECEIVERS}::test_transient_grpc_faults_lose_nothing"),
     Mutation("receiver refusing permanently", GRPC, "    return Answer(Verdict.REFUSED, code.name, message)\n", "    return Answer(Verdict.RETRY, code.name, message)\n", f"{RECEIVERS}::test_grpc_refusals_are_counted_and_not_retried"),

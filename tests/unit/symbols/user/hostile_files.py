@@ -170,14 +170,14 @@ def go():
 
 KINDS = {
     "symbols": lambda: symbols(1_390_000),
-    "symbols that fit": lambda: symbols(500_000),
-    "dynamic symbols": lambda: symbols(1_390_000, 11),
+    "symbols-that-fit": lambda: symbols(500_000),
+    "dynamic-symbols": lambda: symbols(1_390_000, 11),
     "versions": versions,
     "compressed": compressed,
     "frames": frames,
-    "unsorted frames": unsorted_frames,
-    "packed zeros": packed_zeros,
-    "packed symbols": packed_symbols,
+    "unsorted-frames": unsorted_frames,
+    "packed-zeros": packed_zeros,
+    "packed-symbols": packed_symbols,
     "stubs": stubs,
     "go": go,
 }

@@ -16,7 +16,7 @@ from tests.unit.symbols.user.hostile_files import KINDS, good
 LIMIT_MIB = 32
 SLACK_MIB = 12  # of the allocator, and of code that is imported when it is needed
 FILES = 20
-SLOW = {"versions", "packed symbols", "symbols that fit"}
+SLOW = {"versions", "packed-symbols", "symbols-that-fit"}
 """Kinds that are read, which takes a third of a second for each."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 """Has glibc return what was freed at once, so that memory is what is held (mallopt(3))."""
@@ -48,7 +48,7 @@ def test_files_are_read_within_the_limit(tmp_path, kind):
 
 
 def test_a_refusal_names_the_size_and_the_key(tmp_path):
-    report = read(tmp_path, KINDS["symbols that fit"](), 8, 1)
+    report = read(tmp_path, KINDS["symbols-that-fit"](), 8, 1)
     assert report["counts"]["refused"] == 1
     (reason,) = report["reasons"]
     assert "the limit is 8; raise max_user_symbol_megabytes" in reason
