@@ -36,7 +36,7 @@ from benchmarks.receiver import METHOD
 from benchmarks.usage import cpu_seconds
 from otel_kprofiler.config import Receiver
 from otel_kprofiler.config.otlp import RetryOnFailure, SendingQueue
-from otel_kprofiler.export import ExportQueue, ExportResult, OtlpGrpcExporter
+from otel_kprofiler.export import ExportQueue, OtlpGrpcExporter, Part
 from otel_kprofiler.model import Attributes, Batch, Resource, Window
 from otel_kprofiler.otlp import encode_window, read_profiles
 from otel_kprofiler.pipeline import WindowSchedule, window_schedule
@@ -119,12 +119,12 @@ class TimedExporter(OtlpGrpcExporter):
         super().__init__(*arguments, **options)
         self.arrivals: list[float] = []
 
-    def export(self, batch: Batch) -> ExportResult:
+    def export_parts(self, batch: Batch) -> Sequence[Part]:
         """Send a batch."""
-        result = super().export(batch)
-        if result.exported:
+        parts = super().export_parts(batch)
+        if any(part.result.exported for part in parts):
             self.arrivals.append(time.monotonic())
-        return result
+        return parts
 
 
 class Host:

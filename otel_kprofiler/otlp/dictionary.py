@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from otel_kprofiler.model import (
     STACK_TRUNCATED,
@@ -66,6 +67,10 @@ def status_text(status: StackStatus) -> str:
     if status in TRUNCATED_STACKS:
         return TRUNCATED_STACKS[status].name.lower()
     return errno.errorcode.get(-status, str(status))
+
+
+_MAX_INTEGER: Final = 1 << 63
+"""Limit of integers in attributes (common.proto, ``AnyValue.int_value``)."""
 
 
 def name_unnamed(module: Module | None, address: int, reason: Unresolved | None) -> str:
@@ -284,7 +289,9 @@ class Dictionary:
 
     def _add_frame(self, frame: Frame) -> Token:
         module, address, lines = frame.module, frame.address, frame.lines
-        start = address - frame.offset if frame.unresolved is Unresolved.NO_NAME else None
+        start = None
+        if frame.unresolved is Unresolved.NO_NAME and address < _MAX_INTEGER:
+            start = address - frame.offset
         if self._names_all and not (lines and all(map(_has_name, lines))):
             place = address if start is None else start
             name = name_unnamed(module, place, frame.unresolved)

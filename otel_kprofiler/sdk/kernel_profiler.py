@@ -116,7 +116,7 @@ class KernelProfiler(ForkAware):
                 max_frames=max_frames,
                 python_frames=python_frames,
                 span_slots=max_threads,
-                off_cpu=OffCpuConfig() if off_cpu else None,
+                off_cpu=OffCpuConfig(leaves_out="process") if off_cpu else None,
             ),
             schedule=WindowSchedule(
                 int(reporter_interval_s * 1e9), jitter=0.2, first_ns=FIRST_WINDOW_NS

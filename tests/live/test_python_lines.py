@@ -204,7 +204,8 @@ def test_report_shows_the_hot_line_of_a_service_under_gunicorn_first(program, ho
     assert (line.function, line.line) == (f"step_{HOT}", hot_line)
     assert count > 20
     shown = subprocess.run(
-        [sys.executable, "-m", "otel_kprofiler", "report", "--by", "line", path],
+        [sys.executable, "-m", "otel_kprofiler", "report", "--by", "line",
+         "--sort", "kernel", path],
         check=True, capture_output=True, text=True,
     ).stdout.splitlines()  # fmt: skip
     assert f"step_{HOT} (shop.py:{hot_line})" in shown[2]

@@ -179,7 +179,7 @@ def test_standard_output_may_be_a_file_that_has_content(tmp_path):
         log.write(b"before\n")
         log.flush()
         done = subprocess.run(
-            [*RECORD, *SHORT, "-f", "folded", "-o", "/dev/stdout"],
+            [*RECORD, *SHORT, "--stacks", "both", "-f", "folded", "-o", "/dev/stdout"],
             stdout=log, stderr=subprocess.PIPE, cwd=tmp_path, timeout=60,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
