@@ -1,0 +1,12 @@
+"""Each mutation of the fault tests finds the code that it removes."""
+
+import pytest
+
+from tests.faults.mutations import MUTATIONS, ROOT
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.fault)
+def test_the_code_to_remove_is_there_once(mutation):
+    assert (ROOT / mutation.path).read_text().count(mutation.old) == 1
+    for test in mutation.test.split():
+        assert (ROOT / test.partition("::")[0]).exists()
