@@ -247,7 +247,8 @@ for _ in range(20):
     threading.Thread(target=work, daemon=True).start()
 time.sleep(60)
 """
-    with running(rate=5) as sampler, program(code) as process:
+    # Of all waits that go on, half as many are sampled as are wanted of others.
+    with running(rate=100) as sampler, program(code) as process:
         found, end = {}, time.monotonic() + 40
         while len(found) < 21:
             assert time.monotonic() < end, found
