@@ -15,6 +15,8 @@ _ANY: Final = 10_000
 _LENGTH_DELIMITED: Final = 2
 _SIZES: Final = {1: 8, 5: 4}
 """Bytes of the values of wire types with a fixed size."""
+_GROUPS: Final = (3, 4)
+"""Wire types that begin and end a group, which the decoder skips: no values of their own."""
 
 
 def refuse_many_messages(data: bytes) -> None:
@@ -67,7 +69,7 @@ def _count(data: bytes, children: dict[int, Any], limit: int) -> int:
                     at += _SIZES[kind]
                 elif kind == 0:
                     _, at = _varint(data, at)
-                else:
+                elif kind not in _GROUPS:
                     break
     except IndexError:  # cut off
         pass
@@ -75,7 +77,7 @@ def _count(data: bytes, children: dict[int, Any], limit: int) -> int:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number and where it ends."""
+    """A number and where it ends. As lenient as the decoder: what that accepts ends no count."""
     value = data[at]
     at += 1
     if value < 0x80:

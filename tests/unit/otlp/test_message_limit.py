@@ -38,6 +38,15 @@ def test_empty_messages_are_refused_at_every_depth(fields, inner):
         refuse_many_messages(data)
 
 
+@pytest.mark.parametrize("field", [b"\x1b\x1c", b"\x1b\n\0\x1c", b"\x18" + b"\xff" * 9 + b"\x7f"])
+def test_unknown_fields_that_the_decoder_skips_hide_no_messages(field):
+    """Groups, and a number above 64 bits."""
+    data = field + b"\n\0" * COUNT
+    assert len(ExportProfilesServiceRequest.FromString(data).resource_profiles) == COUNT
+    with pytest.raises(PayloadError, match="has more than"):
+        refuse_many_messages(data)
+
+
 def test_empty_objects_of_json_are_refused():
     data = json.dumps({"resourceProfiles": [{}] * COUNT}).encode()
     with pytest.raises(PayloadError, match="has more than"):
