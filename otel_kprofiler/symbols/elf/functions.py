@@ -175,16 +175,13 @@ def _make_table(symbols: list[ElfSymbol], base: int) -> SymbolTable:
 
     A label inside a function names the code from there on, as in kallsyms.
     """
-    rows = [
-        (symbol.rva, _LETTERS.get(symbol.binding, b"t"), fold_preamble(symbol.name))
-        for symbol in symbols
-        if not is_mapping_symbol(symbol.name)
-    ]
-    rows += [
-        (symbol.rva, bytes([END_TYPE]), b"")
-        for symbol in symbols
-        if is_mapping_symbol(symbol.name) and marks_data(symbol.name)
-    ]
+    rows = []
+    for symbol in symbols:
+        if not is_mapping_symbol(symbol.name):
+            letter = _LETTERS.get(symbol.binding, b"t")
+            rows.append((symbol.rva, letter, fold_preamble(symbol.name)))
+        elif marks_data(symbol.name):
+            rows.append((symbol.rva, bytes([END_TYPE]), b""))
     covered = 0
     for symbol, following in pairwise([*symbols, ElfSymbol(_ADDRESS_LIMIT, 0, 0, b"")]):
         covered = max(covered, symbol.rva + symbol.size)
