@@ -24,7 +24,7 @@ class PythonLayout(NamedTuple):
         thread_next: the one behind it, likewise.
         thread_interpreter: the interpreter, likewise.
         thread_native: what gettid(2) tells the thread, likewise.
-        thread_status: bits, of which 8 says that its thread used this state last (from 3.13 on),
+        thread_status: bits; that of value 8 is set if its thread used this state last (3.13 on),
             likewise; 0 if there are none.
         thread_frame: the current frame, or ``_PyCFrame``, likewise.
         thread_chunk: the chunk of memory with the newest frames, likewise; behind it, the end of

@@ -1,4 +1,4 @@
-"""Forms of names in symbol tables, by which what is no function's name is recognised."""
+"""Recognises mapping symbols and symbol versions in the names of symbol tables."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _TRIES: Final = 100
 """To find the calling thread while others start and end; each takes some 50 µs."""
 _MAX_INTERPRETERS: Final = 10_000
 _IS_THREADS: Final = 8
-"""Of the status; see python_thread.bpf.h."""
+"""Bit of the status; see python_thread.bpf.h."""
 _TYPE, _SIZE, _STATE, _DATA = 8, 16, 32, 32  # in objects
 _POINTER_MASK: Final = ~3
 _OWNER_GENERATOR: Final = 1

@@ -208,7 +208,7 @@ def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
     What is known of the words holds for all stacks with equal mappings.
 
     A word is the address in its lower :data:`ADDRESS_BITS`, then four bits of the mapping's index
-    (:data:`NO_MAPPING` for none), and four of the source, of which one is :data:`IN_MOVED_TEXT`.
+    (:data:`NO_MAPPING` for none), and four of the source; one bit of that is :data:`IN_MOVED_TEXT`.
 
     Raises:
         ValueError: the stack is damaged.

@@ -55,7 +55,7 @@ _STYLES: Final = {
 _NODES: Final = frozenset({"hamt", "hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"})
 _ATTRIBUTE: Final = sys.intern("_context")
 _FOLLOWED: Final = (NonRecordingSpan, sdk_trace.Span, getattr(sdk_trace, "_Span", NonRecordingSpan))
-"""The API's class, and those of the SDK, of which the last is what tracers make."""
+"""Classes of the API and the SDK; tracers make spans of the last."""
 _MAX_ATTRIBUTES: Final = 30
 """SHARED_KEYS_MAX_SIZE of Objects/dictobject.c: instances share the places of so many."""
 _OLDER_AT: Final = 8

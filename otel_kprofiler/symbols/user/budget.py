@@ -43,7 +43,7 @@ class ReadingBudget:
 
     @property
     def left_bytes(self) -> int:
-        """What can be taken now."""
+        """Bytes that can be taken."""
         return self.limit_bytes - self._held
 
     @contextmanager

@@ -16,7 +16,7 @@ from otel_kprofiler.symbols.user.jit_table import JitCode, JitTable
 MAX_FILE_BYTES: Final = 256 << 20
 """What is behind this is not read: some five million functions of a perf map."""
 MAX_UPDATE_BYTES: Final = 256 << 10
-"""What one update reads: some 5,000 lines of a perf map, 25 ms; 40,000 of 6 bytes take 15 MB."""
+"""Limit of an update: some 5,000 lines of a perf map, 25 ms; 40,000 of 6 bytes take 15 MB."""
 MAX_NAME_BYTES: Final = 1024
 """Longer names are cut off."""
 ADDRESS_LIMIT: Final = 1 << 64

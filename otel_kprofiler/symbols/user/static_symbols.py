@@ -36,7 +36,7 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 )
 
 MAX_UNPACKED_BYTES: Final = 64 << 20
-"""Of what is in ``.gnu_debugdata``, and of the memory to unpack it."""
+"""Limit of the content of ``.gnu_debugdata``, and of the memory to unpack it."""
 _LARGEST: Final = (1 << 64) - 1
 _PART: Final = 1 << 15  # functions that are compared in one go
 _COVERED_BYTES: Final = 40
