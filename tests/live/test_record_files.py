@@ -21,6 +21,8 @@ pytestmark = pytest.mark.live
 
 RECORD = [sys.executable, "-m", "otel_kprofiler", "record"]
 SHORT = ["-d", "0.5s", "--stacks", "kernel", "--idle"]
+# takes samples however long the machine pauses
+BUSY = "import time\nwhile time.process_time() < 0.3: pass"
 
 
 def record(directory, *words, **kwargs):
@@ -200,13 +202,13 @@ def test_links_are_followed_and_stay(tmp_path):
 
 @pytest.mark.parametrize("name", ["x.FOLDED", "x.Folded.GZ", "x.pb.gz", "x.pb", "x.json.gz"])
 def test_suffixes_are_known_in_any_case_and_compressed(tmp_path, name):
-    done = record(tmp_path, "-o", name)
+    done = record(tmp_path, "-o", name, "-d", "1m", "--", sys.executable, "-c", BUSY)
     assert done.returncode == 0, done.stderr
     content = (tmp_path / name).read_bytes()
     if name.lower().endswith("gz") or ".pb" in name:
         content = gzip.decompress(content)
     if "json" in name:
-        assert json.loads(content)["resourceProfiles"]
+        assert json.loads(content)["resourceProfiles"], done.stderr
     if "folded" in name.lower():
         assert all(line.rpartition(b" ")[2].isdigit() for line in content.splitlines())
 
