@@ -137,6 +137,7 @@ Collector's. [`config/agent.yaml`](../config/agent.yaml) shows every key,
   Unknown keys are mistakes.
 - `otel-kprofiler print-config -c agent.yaml` shows the effective values, without secrets; with
   `--origins` also where each one was set.
+- SIGHUP reloads the file without a gap in the samples; an invalid file changes nothing.
 - Durations use Go's syntax: `200ms`, `5s`, `1m30s`. A number without a unit is rejected, except 0.
 - `${env:NAME}` or `${NAME}` inserts an environment variable, `${env:NAME:-default}` has a default
   if that is unset or empty, and `$$` stands for `$`. References work in values, not in keys, and

@@ -177,14 +177,6 @@ def test_symbols_of_the_kernel(capsys):
     assert "vmlinux" in capsys.readouterr().out
 
 
-def test_the_example_of_the_readme(running, capsys):
-    (code,) = examples("../README.md")["Use the parts"]
-    exec(code, {"pid": running["pid"], "addresses": [running["address"]]})
-    first, malloc, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith("hidden ")
-    assert "libc" in malloc
-
-
 def test_every_example_has_a_test():
     with open(__file__) as file, open(os.path.join(os.path.dirname(__file__), "..", "unit",
                                       "symbols", "test_captured.py")) as other:  # fmt: skip

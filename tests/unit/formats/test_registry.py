@@ -13,7 +13,7 @@ from otel_kprofiler.recording import RecordingFacts, RecordingWriter
 from otel_kprofiler.sampling import SamplerCounts
 from tests.records import in_ring, pack_record
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs" / "record.md"
 ANOTHER = """
 from otel_kprofiler.cli.main import main
 from otel_kprofiler.formats import FORMATS, OutputFormat
@@ -70,8 +70,8 @@ def test_a_suffix_stands_for_one_format():
     assert len({row.name for row in FORMATS}) == len(FORMATS)
 
 
-def test_the_readme_lists_the_suffixes():
-    _, _, text = README.read_text().partition("| Suffix | For |\n|---|---|\n")
+def test_the_page_lists_the_suffixes():
+    _, _, text = PAGE.read_text().partition("| Suffix | For |\n|---|---|\n")
     table, _, _ = text.partition("\n\n")
     listed = re.findall(r"`(\.[a-z.]+)`", " ".join(row.split("|")[1] for row in table.splitlines()))
     assert sorted(listed) == sorted(row.suffix for row in FORMATS)
