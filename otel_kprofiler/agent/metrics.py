@@ -28,7 +28,7 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler.agent.memory import read_resident_bytes
-from otel_kprofiler.export import ExportResult, GrpcSettings, HttpSettings, advise_plain_text
+from otel_kprofiler.export import ClientSettings, ExportResult, advise_plain_text
 from otel_kprofiler.model import Account, ExporterAccount, LossCause, Losses
 from otel_kprofiler.redact import Secrets
 from otel_kprofiler.version import __version__
@@ -44,7 +44,6 @@ _ADVICE: Final = (
 
 _log = logging.getLogger(__name__)
 
-OtlpSettings = GrpcSettings | HttpSettings
 """Settings of exporters whose receivers may also accept metrics."""
 Observer = Callable[[CallbackOptions], Iterable[Observation]]
 
@@ -63,7 +62,7 @@ class SelfMetrics:
 
     def __init__(
         self,
-        receivers: Mapping[str, OtlpSettings],
+        receivers: Mapping[str, ClientSettings],
         attributes: Mapping[str, Any],
         *,
         interval_s: float,
@@ -213,14 +212,14 @@ def _resource(attributes: Mapping[str, Any]) -> Resource:
     )
 
 
-def _secrets(settings: OtlpSettings) -> Secrets:
-    return Secrets([settings.endpoint, settings.proxy_url], settings.headers)
+def _secrets(settings: ClientSettings) -> Secrets:
+    return Secrets([settings.endpoint, settings.proxy_url or ""], settings.headers)
 
 
-def _open_exporter(settings: OtlpSettings) -> MetricExporter:
+def _open_exporter(settings: ClientSettings) -> MetricExporter:
     gzip = settings.compression == "gzip"
     tls = settings.tls
-    if isinstance(settings, GrpcSettings):
+    if settings.protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (  # noqa: PLC0415
             OTLPMetricExporter,
         )
@@ -236,12 +235,12 @@ def _open_exporter(settings: OtlpSettings) -> MetricExporter:
             headers=dict(settings.headers),
             timeout=settings.timeout_s,
             compression=grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression,
-            channel_options=cast("Any", proxy_options(settings.proxy_url)),
+            channel_options=cast("Any", proxy_options(settings.proxy_url or "")),
         )
     return _open_http(settings, gzip=gzip)
 
 
-def _open_http(settings: HttpSettings, *, gzip: bool) -> MetricExporter:
+def _open_http(settings: ClientSettings, *, gzip: bool) -> MetricExporter:
     import requests  # noqa: PLC0415 - not needed for gRPC
     from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415

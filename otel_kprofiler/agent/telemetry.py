@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_kprofiler.export import ExportResult, GrpcSettings, HttpSettings
+from otel_kprofiler.export import ClientSettings, ExportResult
 from otel_kprofiler.model import Account
 
 CLOSE_TIMEOUT_S: Final = 2.0
@@ -47,7 +47,7 @@ class Telemetry:
         receivers = {
             name: settings
             for name, settings in config.exporters.items()
-            if isinstance(settings, GrpcSettings | HttpSettings)
+            if isinstance(settings, ClientSettings)
         }
         wanted = config.sends_metrics and bool(receivers)
         interval_s = config.monitor_interval_s

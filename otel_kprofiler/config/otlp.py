@@ -13,7 +13,6 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_val
 from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.durations import Duration
 from otel_kprofiler.config.section import (
-    FORMS,
     MEBIBYTE,
     AttributesKey,
     Exporter,
@@ -21,8 +20,9 @@ from otel_kprofiler.config.section import (
     duration,
 )
 from otel_kprofiler.export import (
-    GrpcSettings,
-    HttpSettings,
+    DEFAULT_MAX_BYTES,
+    ClientSettings,
+    Protocol,
     QueueSettings,
     RetryPolicy,
     SpoolSettings,
@@ -30,8 +30,6 @@ from otel_kprofiler.export import (
 from otel_kprofiler.export import Tls as TlsSettings
 from otel_kprofiler.model import AttributeForm, UnnamedFrames
 
-DEFAULT_MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
-"""gRPC's default limit of 4 MiB, minus a margin for headers."""
 _MIN_MESSAGE_BYTES: Final = 16 * 1024
 _MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 """Half of the longest record of a spool."""
@@ -212,7 +210,7 @@ class _Client(Exporter):
     retry_on_failure: RetryOnFailure = RetryOnFailure()
     sending_queue: SendingQueue = SendingQueue()
     max_message_bytes: int = Field(
-        DEFAULT_MAX_MESSAGE_BYTES,
+        DEFAULT_MAX_BYTES,
         ge=_MIN_MESSAGE_BYTES,
         le=_MAX_MESSAGE_BYTES,
         description="Maximum size of a request in bytes before compression; larger batches are "
@@ -235,6 +233,7 @@ class _Client(Exporter):
         "profiles schema. Collectors from v0.163 on refuse versions that they do not know. Empty "
         "to send none, which means 1.",
     )
+    proxy_url: str  # each transport describes it
 
     @field_validator("headers")
     @classmethod
@@ -243,6 +242,23 @@ class _Client(Exporter):
             if not secret.get_secret_value().isprintable():
                 raise ValueError(f"the value of {name} contains control characters")
         return value
+
+    def _settings(self, protocol: Protocol, tls: Tls) -> ClientSettings:
+        return ClientSettings(
+            protocol=protocol,
+            endpoint=self.endpoint,
+            headers={name: value.get_secret_value() for name, value in self.headers.items()},
+            tls=tls.settings(),
+            compression=self.compression,
+            proxy_url=self.proxy_url,
+            timeout_s=self.timeout.seconds,
+            retry=self.retry_on_failure.settings(),
+            max_bytes=self.max_message_bytes,
+            attributes=AttributeForm(self.attributes),
+            unnamed_frames=UnnamedFrames(self.unnamed_frames),
+            development_version=self.development_version,
+            queue=self.sending_queue.settings(),
+        )
 
 
 class OtlpGrpc(_Client):
@@ -276,22 +292,9 @@ class OtlpGrpc(_Client):
             raise ValueError("should be host:port, such as 127.0.0.1:4317")
         return value
 
-    def settings(self) -> GrpcSettings:
+    def settings(self) -> ClientSettings:
         """What the agent opens the exporter with."""
-        return GrpcSettings(
-            endpoint=self.endpoint,
-            proxy_url=self.proxy_url,
-            headers={name: value.get_secret_value() for name, value in self.headers.items()},
-            compression=self.compression,
-            timeout_s=self.timeout.seconds,
-            retry=self.retry_on_failure.settings(),
-            tls=self.tls.settings(),
-            max_bytes=self.max_message_bytes,
-            attributes=AttributeForm(self.attributes),
-            unnamed_frames=UnnamedFrames(self.unnamed_frames),
-            development_version=self.development_version,
-            queue=self.sending_queue.settings(),
-        )
+        return self._settings("grpc", self.tls)
 
 
 class OtlpHttp(_Client):
@@ -318,20 +321,6 @@ class OtlpHttp(_Client):
             return value
         return _check_address(value, ("http", "https"), "https://collector.example:4318")
 
-    def settings(self) -> HttpSettings:
+    def settings(self) -> ClientSettings:
         """What the agent opens the exporter with."""
-        return HttpSettings(
-            form=FORMS[self.encoding],
-            endpoint=self.endpoint,
-            proxy_url=self.proxy_url,
-            headers={name: value.get_secret_value() for name, value in self.headers.items()},
-            compression=self.compression,
-            timeout_s=self.timeout.seconds,
-            retry=self.retry_on_failure.settings(),
-            tls=self.tls.settings(),
-            max_bytes=self.max_message_bytes,
-            attributes=AttributeForm(self.attributes),
-            unnamed_frames=UnnamedFrames(self.unnamed_frames),
-            development_version=self.development_version,
-            queue=self.sending_queue.settings(),
-        )
+        return self._settings("http/json" if self.encoding == "json" else "http/protobuf", self.tls)

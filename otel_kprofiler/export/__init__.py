@@ -17,9 +17,9 @@ from otel_kprofiler.export.base import (
     ProfileExporter,
     is_wholly_lost,
 )
+from otel_kprofiler.export.client import DEFAULT_MAX_BYTES, ClientSettings, Protocol, Tls
 from otel_kprofiler.export.debug import DebugExporter, Verbosity
 from otel_kprofiler.export.environment import (
-    OtlpSettings,
     exporter_from_environment,
     read_settings,
 )
@@ -28,9 +28,7 @@ from otel_kprofiler.export.ledger import Ledgers, QueueCounts
 from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE, ExportQueue
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
 from otel_kprofiler.export.sender import (
-    DEFAULT_MAX_BYTES,
     OtlpSender,
-    Tls,
     advise_plain_text,
     speaks_no_tls,
 )
@@ -38,8 +36,6 @@ from otel_kprofiler.export.settings import (
     DebugSettings,
     ExporterSettings,
     FileSettings,
-    GrpcSettings,
-    HttpSettings,
     QueueSettings,
     SpoolSettings,
 )
@@ -53,6 +49,7 @@ __all__ = [
     "DEFAULT_MAX_BYTES",
     "DEFAULT_QUEUE_SIZE",
     "Answer",
+    "ClientSettings",
     "DebugExporter",
     "DebugSettings",
     "ExportOutcome",
@@ -61,16 +58,14 @@ __all__ = [
     "ExporterSettings",
     "FileExporter",
     "FileSettings",
-    "GrpcSettings",
-    "HttpSettings",
     "KindResult",
     "Ledgers",
     "OtlpGrpcExporter",
     "OtlpHttpExporter",
     "OtlpSender",
-    "OtlpSettings",
     "Part",
     "ProfileExporter",
+    "Protocol",
     "QueueCounts",
     "QueueSettings",
     "RetryPolicy",

@@ -10,79 +10,24 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from otel_kprofiler.errors import ConfigError, ConfigProblem
+from otel_kprofiler.export.client import ClientSettings, Compression, Protocol, Tls
 from otel_kprofiler.export.retry import RetryPolicy
-from otel_kprofiler.export.sender import OtlpSender, Tls
-from otel_kprofiler.model import Form
+from otel_kprofiler.export.sender import OtlpSender
 from otel_kprofiler.redact import redact_address
 
-PROTOCOLS: Final = ("grpc", "http/protobuf", "http/json")
-COMPRESSIONS: Final = ("none", "gzip")
+PROTOCOLS: Final[tuple[Protocol, ...]] = ("grpc", "http/protobuf", "http/json")
+COMPRESSIONS: Final[tuple[Compression, ...]] = ("none", "gzip")
+Value = TypeVar("Value", bound=str)
 _GENERAL: Final = "OTEL_EXPORTER_OTLP_"
 _SIGNAL: Final = "OTEL_EXPORTER_OTLP_PROFILES_"
 _PATH: Final = "v1development/profiles"
 
 
-@dataclass(frozen=True, slots=True)
-class OtlpSettings:
-    """OTLP exporter settings for profiles from the environment.
-
-    Attributes:
-        protocol: ``grpc``, ``http/protobuf`` or ``http/json``.
-        endpoint: receiver.
-        exact: whether ``endpoint`` is the full address rather than a base to append the path to.
-        headers: sent with each request.
-        timeout_s: for all attempts to send one batch, seconds.
-        compression: ``none`` or ``gzip``.
-        tls: certificates, and whether to disable TLS.
-    """
-
-    protocol: str = "grpc"
-    endpoint: str = field(default="", repr=False)
-    exact: bool = False
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    timeout_s: float = 10.0
-    compression: str = "none"
-    tls: Tls = field(default_factory=Tls)
-
-    def open_exporter(self) -> OtlpSender:
-        """Create the exporter for these settings.
-
-        Raises:
-            ExportError: the endpoint, a header or a file is unusable.
-        """
-        retry = RetryPolicy(max_elapsed_time_s=self.timeout_s)
-        if self.protocol == "grpc":
-            from otel_kprofiler.export.grpc import OtlpGrpcExporter  # noqa: PLC0415
-
-            return OtlpGrpcExporter(
-                self.endpoint or "http://localhost:4317",
-                headers=self.headers,
-                tls=self.tls,
-                compression=self.compression,
-                timeout_s=self.timeout_s,
-                retry=retry,
-            )
-        from otel_kprofiler.export.http import OtlpHttpExporter  # noqa: PLC0415
-
-        endpoint = self.endpoint or "http://localhost:4318"
-        return OtlpHttpExporter(
-            endpoint,
-            profiles_endpoint=endpoint if self.exact else None,
-            form=Form.JSON if self.protocol == "http/json" else Form.PROTOBUF,
-            headers=self.headers,
-            tls=self.tls,
-            compression=self.compression,
-            timeout_s=self.timeout_s,
-            retry=retry,
-        )
-
-
-def read_settings(environ: Mapping[str, str] = os.environ) -> OtlpSettings:
+def read_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:
     """Settings from the environment.
 
     Raises:
@@ -100,11 +45,14 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> OtlpSettings:
     def refuse(name: str, message: str) -> None:
         problems.append(ConfigProblem("environment", 0, 0, name, message))
 
-    def choice(option: str, allowed: tuple[str, ...], default: str) -> str:
+    def choice(option: str, allowed: tuple[Value, ...], default: Value) -> Value:
         name, value = text(option)
-        if value and value.lower() not in allowed:
+        for one in allowed:
+            if value.lower() == one:
+                return one
+        if value:
             refuse(name, f"is {value!r}, must be one of {', '.join(allowed)}")
-        return value.lower() or default
+        return default
 
     def seconds(option: str, default: float) -> float:
         name, value = text(option)
@@ -128,12 +76,14 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> OtlpSettings:
         return parsed
 
     endpoint_name, endpoint = text("ENDPOINT")
-    settings = OtlpSettings(
+    timeout_s = seconds("TIMEOUT", 10.0)
+    settings = ClientSettings(
         protocol=choice("PROTOCOL", PROTOCOLS, "grpc"),
         endpoint=endpoint,
         exact=endpoint_name.startswith(_SIGNAL),
         headers=headers("HEADERS"),
-        timeout_s=seconds("TIMEOUT", 10.0),
+        timeout_s=timeout_s,
+        retry=RetryPolicy(max_elapsed_time_s=timeout_s),
         compression=choice("COMPRESSION", COMPRESSIONS, "none"),
         tls=Tls(
             insecure=choice("INSECURE", ("true", "false"), "false") == "true",
@@ -169,7 +119,7 @@ def exporter_from_environment(
             endpoint = f"http{scheme[4:]}://{rest}"
             settings = dataclasses.replace(settings, protocol="grpc", endpoint=endpoint)
         elif scheme in {"http", "https"}:
-            protocol = "http/json" if settings.protocol == "http/json" else "http/protobuf"
+            protocol = "http/protobuf" if settings.protocol == "grpc" else settings.protocol
             exact = urlsplit(address).path.endswith(_PATH)
             settings = dataclasses.replace(
                 settings, protocol=protocol, endpoint=address, exact=exact
@@ -180,4 +130,4 @@ def exporter_from_environment(
             raise ConfigError(
                 [problem], hint="write grpc://HOST:PORT, grpcs://…, http://… or https://…"
             )
-    return settings.open_exporter()
+    return settings.open()

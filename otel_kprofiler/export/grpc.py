@@ -6,28 +6,25 @@ closing the channel aborts them. gRPC's own retries are off; :mod:`.retry` decid
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Mapping
-from typing import Final, cast
+from typing import Final, Unpack, cast
 from urllib.parse import urlsplit
 
 import grpc
 from grpc import StatusCode
 
 from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.client import GRPC_ENDPOINT, ClientOptions, ClientSettings, Tls
 from otel_kprofiler.export.partial_success import parse_partial_success
-from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
+from otel_kprofiler.export.retry import Answer, Verdict
 from otel_kprofiler.export.sender import (
-    DEFAULT_MAX_BYTES,
     MAX_RESPONSE_BYTES,
     NO_PROFILES_PIPELINE,
     OtlpSender,
-    Tls,
-    checked_headers,
     user_agent,
 )
-from otel_kprofiler.model import AttributeForm, Batch, Form, UnnamedFrames
-from otel_kprofiler.otlp import DEVELOPMENT_VERSION
+from otel_kprofiler.model import Batch
 from otel_kprofiler.redact import Secrets, redact_address
 
 METHOD: Final = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
@@ -65,9 +62,6 @@ _MIN_LIMIT_BYTES: Final = 1024
 """Smaller numbers in such a text are no limit."""
 _LARGE_RESPONSE: Final = "CLIENT: Received message larger than max"
 """How gRPC's core says that a response is above our limit; servers respond to what they have."""
-COMPRESSIONS: Final = {"none": grpc.Compression.NoCompression, "gzip": grpc.Compression.Gzip}
-
-
 Options = tuple[tuple[str, str | int], ...]
 _OPTIONS: Final[Options] = (
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
@@ -85,21 +79,9 @@ class OtlpGrpcExporter(OtlpSender):
     """Sends protobuf batches over gRPC.
 
     Args:
-        endpoint: ``host:port``, ``http://host:port`` (plain text), ``https://host:port`` (TLS,
-            regardless of ``tls.insecure``), or a gRPC target such as ``unix:///path``. Without a
-            scheme, TLS unless ``tls.insecure``. The port defaults to 4317, for https to 443.
-        headers: metadata to send with each request.
-        tls: certificates.
-        proxy_url: ``http://[user:password@]host:port``, not used for receivers in ``NO_PROXY``;
-            empty for no proxy, regardless of the environment.
-        compression: ``gzip`` or ``none``.
-        timeout_s: upper bound of one attempt, seconds.
-        retry: how often and how long to retry; see :class:`RetryPolicy`.
-        max_bytes: largest request, before compression.
-        attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
-        unnamed_frames: how frames without a function name are written.
-        development_version: value of ``otlp-profiles-development-version``; empty to omit it.
+        endpoint: receiver, or all settings.
         name: component id.
+        options: other settings; see :class:`ClientSettings`.
 
     Raises:
         ExportError: endpoint, headers, compression or TLS files are unusable.
@@ -107,42 +89,28 @@ class OtlpGrpcExporter(OtlpSender):
 
     def __init__(
         self,
-        endpoint: str = "localhost:4317",
+        endpoint: str | ClientSettings = GRPC_ENDPOINT,
         *,
-        headers: Mapping[str, str] | None = None,
-        tls: Tls | None = None,
-        compression: str = "gzip",
-        proxy_url: str = "",
-        timeout_s: float = 10.0,
-        retry: RetryPolicy | None = None,
-        max_bytes: int | None = DEFAULT_MAX_BYTES,
-        attributes: AttributeForm = AttributeForm.INLINE,
-        unnamed_frames: UnnamedFrames = UnnamedFrames.ADDRESSES,
-        development_version: str = DEVELOPMENT_VERSION,
         name: str = "otlp_grpc",
+        **options: Unpack[ClientOptions],
     ) -> None:
-        tls = tls or Tls()
-        target, secure = parse_endpoint(endpoint, insecure=tls.insecure)
+        if isinstance(endpoint, str):
+            endpoint = ClientSettings(protocol="grpc", endpoint=endpoint)
+        settings = dataclasses.replace(endpoint, **options)
+        proxy_url = settings.proxy_url or ""
+        target, secure = parse_endpoint(settings.endpoint, insecure=settings.tls.insecure)
         super().__init__(
             name,
+            settings,
             endpoint=redact_address(target),
-            secrets=Secrets([target, proxy_url], headers or {}),
-            form=Form.PROTOBUF,
-            max_bytes=max_bytes,
-            attributes=attributes,
-            unnamed_frames=unnamed_frames,
-            timeout_s=timeout_s,
-            retry=retry,
+            secrets=Secrets([target, proxy_url], settings.headers),
         )
-        if compression not in COMPRESSIONS:
-            raise ExportError(
-                f"unknown compression {compression!r}", hint=f"one of {', '.join(COMPRESSIONS)}"
-            )
-        checked = checked_headers(headers, development_version=development_version)
-        self._metadata = tuple(checked.items())
-        options = (*_OPTIONS, ("grpc.primary_user_agent", user_agent()), *proxy_options(proxy_url))
+        self._metadata = tuple(settings.checked_headers().items())
         self._channel = _open_channel(
-            target, tls if secure else None, COMPRESSIONS[compression], options
+            target,
+            settings.tls if secure else None,
+            (*_OPTIONS, ("grpc.primary_user_agent", user_agent()), *proxy_options(proxy_url)),
+            compresses=settings.does_compress(),
         )
         # No serializers: batches are sent byte for byte.
         self._call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(METHOD)
@@ -208,8 +176,9 @@ def proxy_options(proxy_url: str) -> Options:
 
 
 def _open_channel(
-    target: str, tls: Tls | None, compression: grpc.Compression, options: Options
+    target: str, tls: Tls | None, options: Options, *, compresses: bool
 ) -> grpc.Channel:
+    compression = grpc.Compression.Gzip if compresses else grpc.Compression.NoCompression
     if tls is None:
         return grpc.insecure_channel(target, options=options, compression=compression)
     ca, certificate, key = tls.read()

@@ -8,11 +8,11 @@ aborted even if data still trickles in.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import threading
-from collections.abc import Mapping
 from http.cookiejar import DefaultCookiePolicy
-from typing import Final
+from typing import Final, Unpack
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies
 
@@ -22,23 +22,16 @@ from requests.auth import HTTPBasicAuth
 
 from otel_kprofiler.abortable import SILENCED, AbortableAdapter, PlainSession
 from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.client import HTTP_ENDPOINT, ClientOptions, ClientSettings, Protocol
 from otel_kprofiler.export.http_answer import (
     CONTENT_TYPES,
     Body,
     is_delivered,
     parse_response,
 )
-from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
-from otel_kprofiler.export.sender import (
-    DEFAULT_MAX_BYTES,
-    MAX_RESPONSE_BYTES,
-    OtlpSender,
-    Tls,
-    checked_headers,
-    user_agent,
-)
-from otel_kprofiler.model import AttributeForm, Batch, Form, UnnamedFrames
-from otel_kprofiler.otlp import DEVELOPMENT_VERSION
+from otel_kprofiler.export.retry import Answer, Verdict
+from otel_kprofiler.export.sender import MAX_RESPONSE_BYTES, OtlpSender, user_agent
+from otel_kprofiler.model import Batch, Form
 from otel_kprofiler.redact import Secrets, redact_address
 
 PATH: Final = "/v1development/profiles"
@@ -55,21 +48,11 @@ class OtlpHttpExporter(OtlpSender):
     """Sends protobuf or JSON batches over HTTP.
 
     Args:
-        endpoint: base address; ``/v1development/profiles`` is appended to its path.
-        profiles_endpoint: address that is used unchanged, instead of ``endpoint``.
-        form: how batches are encoded.
-        headers: sent with each request.
-        tls: certificates; ``https://`` or ``http://`` decides whether TLS is used.
-        compression: ``gzip`` or ``none``.
-        proxy_url: proxy to use; empty for none; None for the proxy of the environment
-            (``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``).
-        timeout_s: upper bound of one attempt, response included, seconds.
-        retry: how often and how long to retry; see :class:`RetryPolicy`.
-        max_bytes: largest request, before compression.
-        attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
-        unnamed_frames: how frames without a function name are written.
-        development_version: value of ``otlp-profiles-development-version``; empty to omit it.
+        endpoint: receiver, or all settings.
+        form: form of the requests; by default protobuf, or that of the settings.
         name: component id.
+        exact: use ``endpoint`` unchanged, without the signal's path.
+        options: other settings; see :class:`ClientSettings`.
 
     Raises:
         ExportError: endpoint, headers, compression or TLS files are unusable.
@@ -77,41 +60,28 @@ class OtlpHttpExporter(OtlpSender):
 
     def __init__(
         self,
-        endpoint: str = "http://localhost:4318",
+        endpoint: str | ClientSettings = HTTP_ENDPOINT,
         *,
-        profiles_endpoint: str | None = None,
         form: Form = Form.PROTOBUF,
-        headers: Mapping[str, str] | None = None,
-        tls: Tls | None = None,
-        compression: str = "gzip",
-        proxy_url: str | None = None,
-        timeout_s: float = 10.0,
-        retry: RetryPolicy | None = None,
-        max_bytes: int | None = DEFAULT_MAX_BYTES,
-        attributes: AttributeForm = AttributeForm.INLINE,
-        unnamed_frames: UnnamedFrames = UnnamedFrames.ADDRESSES,
-        development_version: str = DEVELOPMENT_VERSION,
+        exact: bool = False,
         name: str = "otlp_http",
+        **options: Unpack[ClientOptions],
     ) -> None:
-        if compression not in {"gzip", "none"}:
-            raise ExportError(f"unknown compression {compression!r}", hint="one of none, gzip")
-        address = profiles_endpoint or endpoint
-        self._url, auth = parse_endpoint(address, join=not profiles_endpoint)
+        if isinstance(endpoint, str):
+            protocol: Protocol = "http/json" if form is Form.JSON else "http/protobuf"
+            endpoint = ClientSettings(protocol=protocol, endpoint=endpoint, exact=exact)
+        settings = dataclasses.replace(endpoint, **options)
+        self._url, auth = parse_endpoint(settings.endpoint, join=not settings.exact)
+        proxy_url, tls = settings.proxy_url, settings.tls
         proxies = [proxy_url] if proxy_url is not None else getproxies().values()
         super().__init__(
             name,
+            settings,
             endpoint=redact_address(self._url),
-            secrets=Secrets([address, *proxies], headers or {}),
-            form=form,
-            max_bytes=max_bytes,
-            attributes=attributes,
-            unnamed_frames=unnamed_frames,
-            timeout_s=timeout_s,
-            retry=retry,
+            secrets=Secrets([settings.endpoint, *proxies], settings.headers),
         )
-        self._compress = compression == "gzip"
-        self._batch_form = form
-        tls = tls or Tls()
+        self._compress = settings.does_compress()
+        self._batch_form = settings.form
         tls.read()
         # Passed with each request, because the environment overrides the session's value.
         self._verify: bool | str = not tls.insecure_skip_verify and (tls.ca_file or True)
@@ -126,7 +96,7 @@ class OtlpHttpExporter(OtlpSender):
         session.auth = auth or (lambda request: request)
         session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         session.headers.update({"User-Agent": user_agent(), "Accept-Encoding": "identity"})
-        session.headers.update(checked_headers(headers, development_version=development_version))
+        session.headers.update(settings.checked_headers())
         if self._compress:
             session.headers["Content-Encoding"] = "gzip"
 

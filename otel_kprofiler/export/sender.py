@@ -1,4 +1,4 @@
-"""Common base of the OTLP exporters: settings, life cycle, accounting."""
+"""Common base of the OTLP exporters: life cycle, accounting."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.base import ExportResult, Part, ProfileExporter, sum_results
-from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict, attempt_until_settled
-from otel_kprofiler.model import AttributeForm, Batch, Form, LossCause, SampleCounts, UnnamedFrames
-from otel_kprofiler.otlp import DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER
+from otel_kprofiler.export.client import ClientSettings
+from otel_kprofiler.export.retry import Answer, Verdict, attempt_until_settled
+from otel_kprofiler.model import Batch, LossCause, SampleCounts
 from otel_kprofiler.redact import Secrets
 from otel_kprofiler.text import describe_count
 from otel_kprofiler.version import __version__
 
-DEFAULT_MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024
-"""Just under the 4 MiB that gRPC servers accept by default, after decompression."""
 MIN_LEARNED_BYTES = 64 * 1024
 """Windows are encoded in requests of this size at least, whatever receivers refuse. Each batch is
 divided further if need be, and the next one shows whether the receiver takes more again."""
@@ -45,78 +41,11 @@ _ERRNO = re.compile(r"\[Errno -?\d+\] ")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """TLS settings, named as in the Collector; all files are PEM.
-
-    Attributes:
-        insecure: use plain text if the endpoint has no scheme (gRPC only).
-        ca_file: certificates to trust instead of the system's.
-        cert_file: client certificate; needs ``key_file``.
-        key_file: private key of the client certificate; needs ``cert_file``.
-        insecure_skip_verify: accept any certificate of the receiver (HTTP only).
-    """
-
-    insecure: bool = False
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    insecure_skip_verify: bool = False
-
-    def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Contents of the CA, certificate and key files; None if not set.
-
-        Raises:
-            ExportError: a file cannot be read, or only one of certificate and key is given.
-        """
-        if bool(self.cert_file) != bool(self.key_file):
-            raise ExportError(
-                "a client certificate and its private key are needed together",
-                hint="set both cert_file and key_file, or neither",
-            )
-        return _read(self.ca_file), _read(self.cert_file), _read(self.key_file)
-
-
-def _read(path: str | None) -> bytes | None:
-    if not path:
-        return None
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise ExportError(
-            f"cannot read the TLS file {path}: {error.strerror}",
-            hint="give the path of a PEM file that this user can read",
-        ) from error
-
-
 def user_agent() -> str:
     """User agent: the product, then the exporter as the OTLP specification requires."""
     from opentelemetry.proto.version import __version__ as otlp_version  # noqa: PLC0415
 
     return f"otel-kprofiler/{__version__} OTel-OTLP-Exporter-Python/{otlp_version}"
-
-
-def checked_headers(
-    headers: Mapping[str, str] | None, *, development_version: str = DEVELOPMENT_VERSION
-) -> dict[str, str]:
-    """Headers with lower-case names, validated for both transports.
-
-    The version of the schema is among them, unless it is empty or a header has it.
-
-    Raises:
-        ExportError: a name or a value has invalid characters.
-    """
-    checked = {DEVELOPMENT_VERSION_HEADER: development_version} if development_version else {}
-    for name, value in (headers or {}).items():
-        # Values are often secrets, so the message has only the name.
-        if not re.fullmatch(r"[0-9A-Za-z_.-]+", name) or not re.fullmatch(r"[ -~]*", value):
-            raise ExportError(
-                f"the header {name!r} cannot be sent",
-                hint="names have letters, digits and -_. only, values printable ASCII",
-            )
-        checked[name.lower()] = value
-    return checked
 
 
 class OtlpSender(ProfileExporter, abc.ABC):
@@ -133,38 +62,23 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     Args:
         name: component id.
+        settings: what both transports share: form, size limit, time limit, retries.
         endpoint: receiver, for messages; without credentials.
         secrets: removed from all messages of receivers and libraries.
-        form: form of the batches.
-        max_bytes: largest payload to send.
-        attributes: how resource and scope attributes of the batches are written.
-        unnamed_frames: how frames without a function name are written in them.
-        timeout_s: upper bound of one attempt, seconds, > 0.
-        retry: how often and how long to retry.
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        endpoint: str,
-        secrets: Secrets,
-        form: Form,
-        max_bytes: int | None,
-        attributes: AttributeForm,
-        unnamed_frames: UnnamedFrames,
-        timeout_s: float,
-        retry: RetryPolicy | None,
+        self, name: str, settings: ClientSettings, *, endpoint: str, secrets: Secrets
     ) -> None:
         self.name = name
         self.endpoint = endpoint
         self._secrets = secrets
-        self.form = form
-        self.max_bytes = max_bytes
-        self.attributes = attributes
-        self.unnamed_frames = unnamed_frames
-        self._timeout_s = timeout_s
-        self._retry = retry or RetryPolicy()
+        self.form = settings.form
+        self.max_bytes = settings.max_bytes
+        self.attributes = settings.attributes
+        self.unnamed_frames = settings.unnamed_frames
+        self._timeout_s = settings.timeout_s
+        self._retry = settings.retry
         self._stop = threading.Event()
         self._busy = threading.Lock()
         self._closed = False

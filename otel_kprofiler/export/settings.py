@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from otel_kprofiler.export.debug import DebugExporter, Verbosity
 from otel_kprofiler.export.file import FileExporter, Rotation
 from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE
-from otel_kprofiler.export.retry import RetryPolicy
-from otel_kprofiler.export.sender import Tls
 from otel_kprofiler.export.spool import Spool
-from otel_kprofiler.model import AttributeForm, Form, UnnamedFrames
+from otel_kprofiler.model import AttributeForm, Form
 
 if TYPE_CHECKING:
     from otel_kprofiler.export.base import ProfileExporter
@@ -81,81 +78,6 @@ class ExporterSettings(ABC):
         Raises:
             ExportError: a file, a certificate or an address is unusable.
         """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSettings(ExporterSettings):
-    """Common settings of the OTLP exporters, named like their arguments.
-
-    Addresses and headers may contain credentials, so their repr is hidden.
-    """
-
-    endpoint: str = field(repr=False)
-    proxy_url: str = field(repr=False)
-    headers: Mapping[str, str] = field(repr=False)
-    compression: str
-    timeout_s: float
-    retry: RetryPolicy
-    tls: Tls
-    max_bytes: int
-    attributes: AttributeForm
-    unnamed_frames: UnnamedFrames
-    development_version: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcSettings(ClientSettings):
-    """OTLP over gRPC."""
-
-    def open(self, name: str) -> ProfileExporter:
-        """Open the exporter; imports gRPC."""
-        from otel_kprofiler.export.grpc import OtlpGrpcExporter  # noqa: PLC0415 - 20 MB
-
-        return OtlpGrpcExporter(
-            self.endpoint,
-            headers=self.headers,
-            tls=self.tls,
-            compression=self.compression,
-            proxy_url=self.proxy_url,
-            timeout_s=self.timeout_s,
-            retry=self.retry,
-            max_bytes=self.max_bytes,
-            attributes=self.attributes,
-            unnamed_frames=self.unnamed_frames,
-            development_version=self.development_version,
-            name=name,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpSettings(ClientSettings):
-    """OTLP over HTTP.
-
-    Attributes:
-        form: of the requests.
-    """
-
-    form: Form
-
-    def open(self, name: str) -> ProfileExporter:
-        """Open the exporter; imports requests."""
-        from otel_kprofiler.export.http import OtlpHttpExporter  # noqa: PLC0415 - 9 MB
-
-        return OtlpHttpExporter(
-            self.endpoint,
-            form=self.form,
-            headers=self.headers,
-            tls=self.tls,
-            compression=self.compression,
-            proxy_url=self.proxy_url,
-            timeout_s=self.timeout_s,
-            retry=self.retry,
-            max_bytes=self.max_bytes,
-            attributes=self.attributes,
-            unnamed_frames=self.unnamed_frames,
-            development_version=self.development_version,
-            name=name,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, Final
 
 from otel_kprofiler.errors import ConfigError, ConfigProblem
-from otel_kprofiler.export import OtlpSettings, Tls
+from otel_kprofiler.export import ClientSettings, Protocol, RetryPolicy, Tls
 
 _VARIABLE: Final = "OTEL_CONFIG_FILE"
 _MODELS: Final = "opentelemetry.configuration.models"
@@ -33,7 +33,7 @@ def find_applied_configuration() -> Any:
     return None
 
 
-def read_configuration_file(environ: Mapping[str, str]) -> OtlpSettings | None:
+def read_configuration_file(environ: Mapping[str, str]) -> ClientSettings | None:
     """OTLP settings in the file of ``OTEL_CONFIG_FILE``; None if unset or not supported.
 
     Raises:
@@ -54,12 +54,12 @@ def read_configuration_file(environ: Mapping[str, str]) -> OtlpSettings | None:
         ) from error
 
 
-def find_otlp_settings(configuration: Any) -> OtlpSettings | None:
+def find_otlp_settings(configuration: Any) -> ClientSettings | None:
     """Settings of the first OTLP exporter of traces, logs or metrics, adapted for profiles."""
     for exporter in _exporters(configuration):
         if (http := getattr(exporter, "otlp_http", None)) is not None:
             encoding = getattr(getattr(http, "encoding", None), "value", "protobuf")
-            return _settings(http, f"http/{encoding}")
+            return _settings(http, "http/json" if encoding == "json" else "http/protobuf")
         if (grpc := getattr(exporter, "otlp_grpc", None)) is not None:
             return _settings(grpc, "grpc")
     return None
@@ -77,17 +77,19 @@ def _exporters(configuration: Any) -> Iterator[Any]:
                 yield found.exporter
 
 
-def _settings(exporter: Any, protocol: str) -> OtlpSettings:
+def _settings(exporter: Any, protocol: Protocol) -> ClientSettings:
     endpoint = exporter.endpoint or ""
     if protocol != "grpc":
         for path in _SIGNAL_PATHS:
             endpoint = endpoint.removesuffix(path)
     tls = exporter.tls
-    return OtlpSettings(
+    timeout_s = (exporter.timeout or _DEFAULT_TIMEOUT_MS) / 1000
+    return ClientSettings(
         protocol=protocol,
         endpoint=endpoint,
         headers=_headers(exporter),
-        timeout_s=(exporter.timeout or _DEFAULT_TIMEOUT_MS) / 1000,
+        timeout_s=timeout_s,
+        retry=RetryPolicy(max_elapsed_time_s=timeout_s),
         compression="none" if exporter.compression in {None, "none"} else "gzip",
         tls=Tls(
             insecure=bool(getattr(tls, "insecure", False)),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from otel_kprofiler.errors import ConfigError
-from otel_kprofiler.export import OtlpSettings
+from otel_kprofiler.export import ClientSettings
 from otel_kprofiler.sdk.declarative import read_configuration_file
 from otel_kprofiler.sdk.exporters import ExporterFactory, find_exporters
 from otel_kprofiler.sdk.plan import Plan
@@ -59,7 +59,7 @@ def read_environment(environ: Mapping[str, str]) -> Wanted:
 
 
 def read_options(
-    options: Mapping[str, Any], otlp: OtlpSettings | None, environ: Mapping[str, str]
+    options: Mapping[str, Any], otlp: ClientSettings | None, environ: Mapping[str, str]
 ) -> Wanted:
     """What to profile, from options, and where to export it, from the environment.
 

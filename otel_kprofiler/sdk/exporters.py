@@ -11,9 +11,9 @@ from typing import Final, TextIO
 
 from otel_kprofiler.errors import ConfigError, ConfigProblem, describe_error
 from otel_kprofiler.export import (
+    ClientSettings,
     ExportResult,
     FileExporter,
-    OtlpSettings,
     ProfileExporter,
     read_settings,
 )
@@ -111,7 +111,7 @@ class ConsoleProfileExporter(ProfileExporter):
 
 def open_grpc() -> ProfileExporter:
     """Entry point ``otlp_proto_grpc``; settings come from the environment."""
-    return dataclasses.replace(read_settings(), protocol="grpc").open_exporter()
+    return dataclasses.replace(read_settings(), protocol="grpc").open()
 
 
 def open_http() -> ProfileExporter:
@@ -119,7 +119,7 @@ def open_http() -> ProfileExporter:
     settings = read_settings()
     if not settings.protocol.startswith("http"):
         settings = dataclasses.replace(settings, protocol="http/protobuf")
-    return settings.open_exporter()
+    return settings.open()
 
 
 def open_json_file() -> ProfileExporter:
@@ -128,7 +128,7 @@ def open_json_file() -> ProfileExporter:
 
 
 def find_exporters(
-    environ: Mapping[str, str], otlp: OtlpSettings | None = None
+    environ: Mapping[str, str], otlp: ClientSettings | None = None
 ) -> list[ExporterFactory]:
     """The exporters in ``OTEL_PROFILES_EXPORTER``, in order; empty for ``none``.
 
@@ -159,10 +159,10 @@ def find_exporters(
 
 
 def _find_by_name(
-    name: str, environ: Mapping[str, str], otlp: OtlpSettings | None
+    name: str, environ: Mapping[str, str], otlp: ClientSettings | None
 ) -> ExporterFactory:
     if name == "otlp" and otlp is not None:
-        return otlp.open_exporter
+        return otlp.open
     if name in {"otlp", "otlp_proto_grpc", "otlp_proto_http"}:
         settings = read_settings(environ)
         if name == "otlp":

@@ -15,7 +15,7 @@ from opentelemetry.sdk.resources import Resource
 from otel_kprofiler import forks
 from otel_kprofiler.bpf import without_signals
 from otel_kprofiler.errors import ConfigError, HostError, KProfilerError
-from otel_kprofiler.export import OtlpSettings
+from otel_kprofiler.export import ClientSettings
 from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from otel_kprofiler.model import MAX_FRAMES, PYTHON_FRAMES, AttributeValue, Window
 from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
@@ -165,7 +165,7 @@ class KernelProfiler(ForkAware):
         cls,
         options: Mapping[str, Any],
         *,
-        otlp: OtlpSettings | None = None,
+        otlp: ClientSettings | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Self:
         """Create a profiler from options instead of ``OTEL_KPROFILER_*``.

@@ -4,9 +4,10 @@ import pytest
 
 from otel_kprofiler.errors import ConfigError
 from otel_kprofiler.export import (
+    ClientSettings,
     OtlpGrpcExporter,
     OtlpHttpExporter,
-    OtlpSettings,
+    RetryPolicy,
     Tls,
     exporter_from_environment,
     read_settings,
@@ -46,18 +47,20 @@ def signal(values):
 
 
 def test_defaults():
-    assert read_settings({}) == OtlpSettings("grpc", "", False, {}, 10.0, "none", Tls())
+    assert read_settings({}) == ClientSettings(
+        compression="none", retry=RetryPolicy(max_elapsed_time_s=10)
+    )
 
 
 def test_general_variables_are_all_read():
-    assert read_settings(environ(GENERAL)) == OtlpSettings(
-        "http/json",
-        "http://general:1",
-        False,
-        {"a": "1", "b": "two words", "c": "x=y"},
-        2.5,
-        "gzip",
-        Tls(True, "/ca", "/pem", "/key"),
+    assert read_settings(environ(GENERAL)) == ClientSettings(
+        protocol="http/json",
+        endpoint="http://general:1",
+        headers={"a": "1", "b": "two words", "c": "x=y"},
+        timeout_s=2.5,
+        retry=RetryPolicy(max_elapsed_time_s=2.5),
+        compression="gzip",
+        tls=Tls(True, "/ca", "/pem", "/key"),
     )
 
 

@@ -415,7 +415,8 @@ def test_secrets_echoed_by_a_receiver_are_redacted(http_receiver, open_exporter,
     http_receiver.answer(echo)
     place = http_receiver.endpoint.removeprefix("http://")
     exporter = open_exporter(
-        profiles_endpoint=f"http://me:pass%2Fword@{place}/x?key=t0ken-1",
+        f"http://me:pass%2Fword@{place}/x?key=t0ken-1",
+        exact=True,
         headers={"x-key": "header-secret"},
     )
     result = exporter.export(batch())
@@ -462,7 +463,7 @@ def test_refused_connections_are_retried_until_the_time_limit(open_exporter, bat
         port = taken.getsockname()[1]
     policy = RetryPolicy(initial_interval_s=0.05, max_elapsed_time_s=0.4)
     endpoint = f"http://127.0.0.1:{port}/x?key=secret"
-    exporter = open_exporter(profiles_endpoint=endpoint, retry=policy)
+    exporter = open_exporter(endpoint, exact=True, retry=policy)
     for _ in range(2):
         result = exporter.export(batch())
         assert result.lost == {LossCause.RETRIES_EXHAUSTED: 3}

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from opentelemetry.sdk.resources import Resource as SdkResource
 
 from otel_kprofiler.errors import ConfigError
-from otel_kprofiler.export import ExportResult, OtlpSettings, ProfileExporter, Tls
+from otel_kprofiler.export import ClientSettings, ExportResult, ProfileExporter, RetryPolicy, Tls
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
@@ -290,27 +291,28 @@ def test_mistakes_in_declarative_configuration_cause_one_warning(caplog):
         assert mistake in record.message
 
 
+PLAIN = ClientSettings(compression="none", retry=RetryPolicy(max_elapsed_time_s=10))
 CONFIGURED = {
     """tracer_provider: {processors: [{batch: {exporter: {otlp_http: {
       endpoint: 'http://there:4318/v1/traces', timeout: 2500, compression: gzip,
-      headers: [{name: Key, value: secret}], headers_list: 'other=1'}}}}]}""": OtlpSettings(
+      headers: [{name: Key, value: secret}], headers_list: 'other=1'}}}}]}""": ClientSettings(
         protocol="http/protobuf",
         endpoint="http://there:4318",
         headers={"key": "secret", "other": "1"},
         timeout_s=2.5,
-        compression="gzip",
+        retry=RetryPolicy(max_elapsed_time_s=2.5),
     ),
     """tracer_provider: {processors: [{simple: {exporter: {console: {}}}}]}
 logger_provider: {processors: [{simple: {exporter: {otlp_http: {
       endpoint: 'https://there/prefix/v1/logs', encoding: json,
-      tls: {ca_file: /ca}}}}}]}""": OtlpSettings(
-        protocol="http/json", endpoint="https://there/prefix", tls=Tls(ca_file="/ca")
+      tls: {ca_file: /ca}}}}}]}""": replace(
+        PLAIN, protocol="http/json", endpoint="https://there/prefix", tls=Tls(ca_file="/ca")
     ),
     """meter_provider: {readers: [{periodic: {exporter: {otlp_grpc: {
-      endpoint: 'there:4317', tls: {insecure: true}}}}}]}""": OtlpSettings(
-        protocol="grpc", endpoint="there:4317", tls=Tls(insecure=True)
+      endpoint: 'there:4317', tls: {insecure: true}}}}}]}""": replace(
+        PLAIN, endpoint="there:4317", tls=Tls(insecure=True)
     ),
-    "tracer_provider: {processors: [{batch: {exporter: {otlp_grpc: {}}}}]}": OtlpSettings(),
+    "tracer_provider: {processors: [{batch: {exporter: {otlp_grpc: {}}}}]}": PLAIN,
     "tracer_provider: {processors: [{batch: {exporter: {console: {}}}}]}": None,
 }
 

@@ -1,0 +1,192 @@
+"""Settings of OTLP exporters, shared by configuration, environment, SDK, commands, transports."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal, TypedDict
+
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.retry import RetryPolicy
+from otel_kprofiler.export.settings import ExporterSettings
+from otel_kprofiler.model import AttributeForm, Form, UnnamedFrames
+from otel_kprofiler.otlp import DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER
+
+if TYPE_CHECKING:
+    from otel_kprofiler.export.sender import OtlpSender
+
+DEFAULT_MAX_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
+"""gRPC's default limit of 4 MiB after decompression, minus a margin for headers."""
+
+Protocol = Literal["grpc", "http/protobuf", "http/json"]
+Compression = Literal["gzip", "none"]
+GRPC_ENDPOINT: Final = "http://localhost:4317"
+HTTP_ENDPOINT: Final = "http://localhost:4318"
+_DEFAULT_ENDPOINTS: Final[Mapping[Protocol, str]] = {
+    "grpc": GRPC_ENDPOINT,
+    "http/protobuf": HTTP_ENDPOINT,
+    "http/json": HTTP_ENDPOINT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """TLS settings, named as in the Collector; all files are PEM.
+
+    Attributes:
+        insecure: use plain text if the endpoint has no scheme (gRPC only).
+        ca_file: certificates to trust instead of the system's.
+        cert_file: client certificate; needs ``key_file``.
+        key_file: private key of the client certificate; needs ``cert_file``.
+        insecure_skip_verify: accept any certificate of the receiver (HTTP only).
+    """
+
+    insecure: bool = False
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    insecure_skip_verify: bool = False
+
+    def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Contents of the CA, certificate and key files; None if not set.
+
+        Raises:
+            ExportError: a file cannot be read, or only one of certificate and key is given.
+        """
+        if bool(self.cert_file) != bool(self.key_file):
+            raise ExportError(
+                "a client certificate and its private key are needed together",
+                hint="set both cert_file and key_file, or neither",
+            )
+        return _read(self.ca_file), _read(self.cert_file), _read(self.key_file)
+
+
+def _read(path: str | None) -> bytes | None:
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise ExportError(
+            f"cannot read the TLS file {path}: {error.strerror}",
+            hint="give the path of a PEM file that this user can read",
+        ) from error
+
+
+class ClientOptions(TypedDict, total=False):
+    """Keyword arguments of the OTLP exporters; :class:`ClientSettings` describes them."""
+
+    headers: Mapping[str, str]
+    tls: Tls
+    compression: Compression
+    proxy_url: str | None
+    timeout_s: float
+    retry: RetryPolicy
+    max_bytes: int | None
+    attributes: AttributeForm
+    unnamed_frames: UnnamedFrames
+    development_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings(ExporterSettings):
+    """Settings of an OTLP exporter.
+
+    Addresses and headers may contain credentials, so their repr is hidden.
+
+    Attributes:
+        protocol: ``grpc``, ``http/protobuf`` or ``http/json``.
+        endpoint: receiver; :meth:`open` takes port 4317 (gRPC) or 4318 (HTTP) of this host for
+            an empty one.
+
+            gRPC: ``host:port``, ``http://host:port`` (plain text), ``https://host:port`` (TLS,
+            regardless of ``tls.insecure``), or a target such as ``unix:///path``. Without a scheme,
+            TLS unless ``tls.insecure``. The port defaults to 4317, for https to 443.
+
+            HTTP: base address, to whose path ``/v1development/profiles`` is appended.
+        exact: whether ``endpoint`` is used unchanged (HTTP only).
+        headers: headers or metadata of each request.
+        tls: certificates; for HTTP, the scheme of ``endpoint`` decides whether TLS is used.
+        compression: ``gzip`` or ``none``.
+        proxy_url: ``http://[user:password@]host:port``, which gRPC does not use for receivers in
+            ``NO_PROXY``; empty for no proxy. None is for HTTP the proxy of the environment
+            (``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``), and for gRPC no proxy.
+        timeout_s: upper bound of one attempt, response included, seconds, > 0.
+        retry: how often and how long to retry; see :class:`RetryPolicy`.
+        max_bytes: largest request, before compression; None for no limit.
+        attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
+        unnamed_frames: how frames without a function name are written.
+        development_version: value of ``otlp-profiles-development-version``; empty to omit it.
+    """
+
+    protocol: Protocol = "grpc"
+    endpoint: str = field(default="", repr=False)
+    exact: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls: Tls = Tls()
+    compression: Compression = "gzip"
+    proxy_url: str | None = field(default=None, repr=False)
+    timeout_s: float = 10.0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    max_bytes: int | None = DEFAULT_MAX_BYTES
+    attributes: AttributeForm = AttributeForm.INLINE
+    unnamed_frames: UnnamedFrames = UnnamedFrames.ADDRESSES
+    development_version: str = DEVELOPMENT_VERSION
+
+    @property
+    def form(self) -> Form:
+        """Form of the requests."""
+        return Form.JSON if self.protocol == "http/json" else Form.PROTOBUF
+
+    def open(self, name: str = "") -> OtlpSender:
+        """Open the exporter, and import its transport.
+
+        Args:
+            name: component id; empty for the name of the exporter's type.
+
+        Raises:
+            ExportError: the endpoint, a header, the compression or a TLS file is unusable.
+        """
+        endpoint = self.endpoint or _DEFAULT_ENDPOINTS[self.protocol]
+        settings = dataclasses.replace(self, endpoint=endpoint)
+        if self.protocol == "grpc":
+            from otel_kprofiler.export.grpc import OtlpGrpcExporter  # noqa: PLC0415 - 20 MB
+
+            return OtlpGrpcExporter(settings, name=name or "otlp_grpc")
+        from otel_kprofiler.export.http import OtlpHttpExporter  # noqa: PLC0415 - 9 MB
+
+        return OtlpHttpExporter(settings, name=name or "otlp_http")
+
+    def checked_headers(self) -> dict[str, str]:
+        """Headers with lower-case names, validated for both transports.
+
+        The version of the schema is among them, unless it is empty or a header has it.
+
+        Raises:
+            ExportError: a name or a value has invalid characters.
+        """
+        checked = {}
+        if self.development_version:
+            checked[DEVELOPMENT_VERSION_HEADER] = self.development_version
+        for name, value in self.headers.items():
+            # Values are often secrets, so the message has only the name.
+            if not re.fullmatch(r"[0-9A-Za-z_.-]+", name) or not re.fullmatch(r"[ -~]*", value):
+                raise ExportError(
+                    f"the header {name!r} cannot be sent",
+                    hint="names have letters, digits and -_. only, values printable ASCII",
+                )
+            checked[name.lower()] = value
+        return checked
+
+    def does_compress(self) -> bool:
+        """Return whether requests are compressed.
+
+        Raises:
+            ExportError: the compression has another name.
+        """
+        if self.compression not in {"gzip", "none"}:
+            raise ExportError(f"unknown compression {self.compression!r}", hint="one of none, gzip")
+        return self.compression == "gzip"
