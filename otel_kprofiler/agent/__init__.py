@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.agent import Agent, prepare
+    from otel_kprofiler.agent.agent_settings import AgentConfig, agent_config
     from otel_kprofiler.agent.announcements import make_account_record
     from otel_kprofiler.agent.logs import (
         JsonFormatter,
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
         make_formatter,
         write_all,
     )
-    from otel_kprofiler.agent.settings import AgentConfig, agent_config
 
 __all__ = [
     "Agent",
@@ -32,9 +32,9 @@ __all__ = [
 
 _MODULES = {
     "Agent": "agent",
-    "AgentConfig": "settings",
+    "AgentConfig": "agent_settings",
     "JsonFormatter": "logs",
-    "agent_config": "settings",
+    "agent_config": "agent_settings",
     "configure_logging": "logs",
     "hold_logging": "logs",
     "make_account_record": "announcements",

@@ -11,17 +11,17 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+from otel_kprofiler.agent.agent_settings import AgentConfig, find_fixed
 from otel_kprofiler.agent.announcements import describe_start
-from otel_kprofiler.agent.exporters import (
+from otel_kprofiler.agent.limits import Governor, Meter, next_look_s
+from otel_kprofiler.agent.memory import give_back_memory, limit_allocator, settle
+from otel_kprofiler.agent.reload import ConfigReader, Lottery
+from otel_kprofiler.agent.running_exporters import (
     RunningExporter,
     close_exporters,
     open_changed,
     put_in_place,
 )
-from otel_kprofiler.agent.limits import Governor, Meter, next_look_s
-from otel_kprofiler.agent.memory import give_back_memory, limit_allocator, settle
-from otel_kprofiler.agent.reload import ConfigReader, Lottery
-from otel_kprofiler.agent.settings import AgentConfig, find_fixed
 from otel_kprofiler.agent.systemd import Notifier
 from otel_kprofiler.agent.targets import AgentTargets
 from otel_kprofiler.agent.telemetry import Telemetry

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from otel_kprofiler.errors import KProfilerError
 
 if TYPE_CHECKING:
-    from otel_kprofiler.agent.settings import AgentConfig
+    from otel_kprofiler.agent.agent_settings import AgentConfig
 
 
 class ConfigReader:

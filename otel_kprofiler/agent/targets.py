@@ -10,7 +10,7 @@ from otel_kprofiler.errors import HostError, SamplerError
 from otel_kprofiler.sampling import GroupFollower
 
 if TYPE_CHECKING:
-    from otel_kprofiler.agent.settings import AgentConfig
+    from otel_kprofiler.agent.agent_settings import AgentConfig
     from otel_kprofiler.host import HostFiles
     from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_kprofiler.export import ClientSettings, ExportResult
+from otel_kprofiler.export import ExportResult, OtlpSettings
 from otel_kprofiler.model import Account
 
 CLOSE_TIMEOUT_S: Final = 2.0
 """How long the last export may delay a reload or shutdown."""
 
 if TYPE_CHECKING:
+    from otel_kprofiler.agent.agent_settings import AgentConfig
     from otel_kprofiler.agent.metrics import SelfMetrics
-    from otel_kprofiler.agent.settings import AgentConfig
 
 
 class Telemetry:
@@ -45,9 +45,9 @@ class Telemetry:
     def configure(self, config: AgentConfig) -> None:
         """Send metrics to the configuration's OTLP receivers, if it asks for them."""
         receivers = {
-            name: settings
+            name: settings.client
             for name, settings in config.exporters.items()
-            if isinstance(settings, ClientSettings)
+            if isinstance(settings, OtlpSettings)
         }
         wanted = config.sends_metrics and bool(receivers)
         interval_s = config.monitor_interval_s

@@ -23,7 +23,7 @@ from otel_kprofiler.analysis.samples import Origin, Samples, load_samples
 from otel_kprofiler.analysis.sides import select_sides
 from otel_kprofiler.analysis.span_parts import PART, SpanParts, find_span_parts
 from otel_kprofiler.analysis.spans import endpoints_of_spans, spans_with_lines
-from otel_kprofiler.analysis.waits import WaitSummary, summarize_waits
+from otel_kprofiler.analysis.wait_summary import WaitSummary, summarize_waits
 
 __all__ = [
     "CONTAINER",

@@ -95,7 +95,7 @@ from otel_kprofiler.bpf.unwind import (
     find_kernel_offsets,
     pack_unwind_config,
 )
-from otel_kprofiler.bpf.waits import (
+from otel_kprofiler.bpf.wait_maps import (
     PLACES,
     WAIT_HAS_BEGUN,
     WAIT_IN_IOWAIT,

@@ -12,7 +12,7 @@ from otel_kprofiler.bpf.map_calls import MMAPABLE, MapShape
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.bpf.spans import SLOT_BYTES, SpanLayout
 from otel_kprofiler.bpf.task_offsets import ProgramOffsets
-from otel_kprofiler.bpf.waits import (
+from otel_kprofiler.bpf.wait_maps import (
     THREAD_ENDED,
     WAIT_END_BYTES,
     WAIT_ENDED,

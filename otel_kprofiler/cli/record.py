@@ -22,7 +22,7 @@ from otel_kprofiler.cli.sending import SCHEDULE as EXPORT_SCHEDULE
 from otel_kprofiler.cli.sending import Sending
 from otel_kprofiler.cli.session import Session
 from otel_kprofiler.cli.summary import summarize, summarize_sent
-from otel_kprofiler.cli.targets import check_namespace
+from otel_kprofiler.cli.target_filters import check_namespace
 from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.cli.types import DurationType
 from otel_kprofiler.clock import Clock

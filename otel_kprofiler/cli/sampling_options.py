@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeVar
 
 import click
 
-from otel_kprofiler.cli.targets import Targets, find_namespace, find_targets
+from otel_kprofiler.cli.target_filters import Targets, find_namespace, find_targets
 from otel_kprofiler.cli.types import CpuListType
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import PYTHON_FRAMES

@@ -10,7 +10,7 @@ from typing import Final
 
 from otel_kprofiler.cli.end_signals import EndSignals
 from otel_kprofiler.cli.progress import Progress
-from otel_kprofiler.cli.targets import Targets
+from otel_kprofiler.cli.target_filters import Targets
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.pipeline import DRAIN_INTERVAL_S, Pipeline
 from otel_kprofiler.recording import ReplaySampler

@@ -20,7 +20,7 @@ from otel_kprofiler.cli.end_signals import EndSignals
 from otel_kprofiler.cli.named import named_parameters
 from otel_kprofiler.cli.sampling_options import Sampling, sampling_options
 from otel_kprofiler.cli.screen import Screen, check_terminal
-from otel_kprofiler.cli.targets import Targets
+from otel_kprofiler.cli.target_filters import Targets
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.cli.top_page import Size, Status, page, plain_table
 from otel_kprofiler.cli.top_state import GROUPING_KEYS, ORDERS, TopState

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.config.config import Config
     from otel_kprofiler.config.dump import dump_config
     from otel_kprofiler.config.durations import Duration, parse_duration
-    from otel_kprofiler.config.exporters import EXPORTERS
+    from otel_kprofiler.config.exporter_types import EXPORTERS
     from otel_kprofiler.config.exposure import find_exposure
     from otel_kprofiler.config.generate import json_schema, sample
     from otel_kprofiler.config.load import LoadedConfig, load_config, parse_config
@@ -47,7 +47,7 @@ _MODULES = {
     "dump": {"dump_config"},
     "durations": {"Duration", "parse_duration"},
     "generate": {"json_schema", "sample"},
-    "exporters": {"EXPORTERS"},
+    "exporter_types": {"EXPORTERS"},
     "exposure": {"find_exposure"},
     "load": {"LoadedConfig", "load_config", "parse_config"},
     "receiver": {"OffCpu", "Receiver", "ServiceName"},

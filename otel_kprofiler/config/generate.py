@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.config import Config
 from otel_kprofiler.config.dump import scalar
-from otel_kprofiler.config.exporters import EXPORTERS
+from otel_kprofiler.config.exporter_types import EXPORTERS
 from otel_kprofiler.config.load import section_of
 from otel_kprofiler.config.receiver import Receiver
 from otel_kprofiler.config.section import Exporter, Section, keys_of

@@ -18,7 +18,7 @@ from otel_kprofiler.config.config import Config
 from otel_kprofiler.config.debug import Debug
 from otel_kprofiler.config.document import Document, Path, hide, parse_document
 from otel_kprofiler.config.durations import Duration
-from otel_kprofiler.config.exporters import EXPORTERS
+from otel_kprofiler.config.exporter_types import EXPORTERS
 from otel_kprofiler.config.otlp import ADDRESSES
 from otel_kprofiler.config.section import Section, keys_of
 from otel_kprofiler.errors import ConfigError, ConfigProblem

@@ -22,6 +22,7 @@ from otel_kprofiler.config.section import (
 from otel_kprofiler.export import (
     DEFAULT_MAX_BYTES,
     ClientSettings,
+    OtlpSettings,
     Protocol,
     QueueSettings,
     RetryPolicy,
@@ -243,8 +244,8 @@ class _Client(Exporter):
                 raise ValueError(f"the value of {name} contains control characters")
         return value
 
-    def _settings(self, protocol: Protocol, tls: Tls) -> ClientSettings:
-        return ClientSettings(
+    def _settings(self, protocol: Protocol, tls: Tls) -> OtlpSettings:
+        client = ClientSettings(
             protocol=protocol,
             endpoint=self.endpoint,
             headers={name: value.get_secret_value() for name, value in self.headers.items()},
@@ -257,8 +258,8 @@ class _Client(Exporter):
             attributes=AttributeForm(self.attributes),
             unnamed_frames=UnnamedFrames(self.unnamed_frames),
             development_version=self.development_version,
-            queue=self.sending_queue.settings(),
         )
+        return OtlpSettings(client=client, queue=self.sending_queue.settings())
 
 
 class OtlpGrpc(_Client):
@@ -292,7 +293,7 @@ class OtlpGrpc(_Client):
             raise ValueError("should be host:port, such as 127.0.0.1:4317")
         return value
 
-    def settings(self) -> ClientSettings:
+    def settings(self) -> OtlpSettings:
         """What the agent opens the exporter with."""
         return self._settings("grpc", self.tls)
 
@@ -321,6 +322,6 @@ class OtlpHttp(_Client):
             return value
         return _check_address(value, ("http", "https"), "https://collector.example:4318")
 
-    def settings(self) -> ClientSettings:
+    def settings(self) -> OtlpSettings:
         """What the agent opens the exporter with."""
         return self._settings("http/json" if self.encoding == "json" else "http/protobuf", self.tls)

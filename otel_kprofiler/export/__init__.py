@@ -19,25 +19,27 @@ from otel_kprofiler.export.base import (
 )
 from otel_kprofiler.export.client import DEFAULT_MAX_BYTES, ClientSettings, Protocol, Tls
 from otel_kprofiler.export.debug import DebugExporter, Verbosity
-from otel_kprofiler.export.environment import (
-    exporter_from_environment,
-    read_settings,
+from otel_kprofiler.export.exporter_settings import (
+    DebugSettings,
+    ExporterSettings,
+    FileSettings,
+    OtlpSettings,
+    QueueSettings,
+    SpoolSettings,
+    open_client,
 )
 from otel_kprofiler.export.file import FileExporter, Rotation
 from otel_kprofiler.export.ledger import Ledgers, QueueCounts
+from otel_kprofiler.export.otlp_variables import (
+    exporter_from_environment,
+    read_settings,
+)
 from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE, ExportQueue
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
 from otel_kprofiler.export.sender import (
     OtlpSender,
     advise_plain_text,
     speaks_no_tls,
-)
-from otel_kprofiler.export.settings import (
-    DebugSettings,
-    ExporterSettings,
-    FileSettings,
-    QueueSettings,
-    SpoolSettings,
 )
 from otel_kprofiler.export.spool import Spool
 
@@ -63,6 +65,7 @@ __all__ = [
     "OtlpGrpcExporter",
     "OtlpHttpExporter",
     "OtlpSender",
+    "OtlpSettings",
     "Part",
     "ProfileExporter",
     "Protocol",
@@ -78,6 +81,7 @@ __all__ = [
     "advise_plain_text",
     "exporter_from_environment",
     "is_wholly_lost",
+    "open_client",
     "parse_endpoint",
     "proxy_options",
     "read_settings",

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, TypedDict
+from typing import Final, Literal, TypedDict
 
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.retry import RetryPolicy
-from otel_kprofiler.export.settings import ExporterSettings
 from otel_kprofiler.model import AttributeForm, Form, UnnamedFrames
 from otel_kprofiler.otlp import DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER
-
-if TYPE_CHECKING:
-    from otel_kprofiler.export.sender import OtlpSender
 
 DEFAULT_MAX_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
 """gRPC's default limit of 4 MiB after decompression, minus a margin for headers."""
@@ -24,11 +19,6 @@ Protocol = Literal["grpc", "http/protobuf", "http/json"]
 Compression = Literal["gzip", "none"]
 GRPC_ENDPOINT: Final = "http://localhost:4317"
 HTTP_ENDPOINT: Final = "http://localhost:4318"
-_DEFAULT_ENDPOINTS: Final[Mapping[Protocol, str]] = {
-    "grpc": GRPC_ENDPOINT,
-    "http/protobuf": HTTP_ENDPOINT,
-    "http/json": HTTP_ENDPOINT,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +82,15 @@ class ClientOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSettings(ExporterSettings):
+class ClientSettings:
     """Settings of an OTLP exporter.
 
     Addresses and headers may contain credentials, so their repr is hidden.
 
     Attributes:
         protocol: ``grpc``, ``http/protobuf`` or ``http/json``.
-        endpoint: receiver; :meth:`open` takes port 4317 (gRPC) or 4318 (HTTP) of this host for
-            an empty one.
+        endpoint: receiver; if empty, :func:`open_client` takes port 4317 (gRPC) or 4318 (HTTP) of
+            this host.
 
             gRPC: ``host:port``, ``http://host:port`` (plain text), ``https://host:port`` (TLS,
             regardless of ``tls.insecure``), or a target such as ``unix:///path``. Without a scheme,
@@ -140,25 +130,6 @@ class ClientSettings(ExporterSettings):
     def form(self) -> Form:
         """Form of the requests."""
         return Form.JSON if self.protocol == "http/json" else Form.PROTOBUF
-
-    def open(self, name: str = "") -> OtlpSender:
-        """Open the exporter, and import its transport.
-
-        Args:
-            name: component id; empty for the name of the exporter's type.
-
-        Raises:
-            ExportError: the endpoint, a header, the compression or a TLS file is unusable.
-        """
-        endpoint = self.endpoint or _DEFAULT_ENDPOINTS[self.protocol]
-        settings = dataclasses.replace(self, endpoint=endpoint)
-        if self.protocol == "grpc":
-            from otel_kprofiler.export.grpc import OtlpGrpcExporter  # noqa: PLC0415 - 20 MB
-
-            return OtlpGrpcExporter(settings, name=name or "otlp_grpc")
-        from otel_kprofiler.export.http import OtlpHttpExporter  # noqa: PLC0415 - 9 MB
-
-        return OtlpHttpExporter(settings, name=name or "otlp_http")
 
     def checked_headers(self) -> dict[str, str]:
         """Headers with lower-case names, validated for both transports.

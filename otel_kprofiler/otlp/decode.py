@@ -56,7 +56,7 @@ from otel_kprofiler.otlp.sample_attributes import (
     read_sample_attributes,
 )
 from otel_kprofiler.otlp.values import Values, as_text
-from otel_kprofiler.otlp.waits import parse_totals
+from otel_kprofiler.otlp.wait_attributes import parse_totals
 
 _MAX_BUILTIN: Final = 100
 """Limit of the modules of a frame; real code has one, rarely a few."""

@@ -41,7 +41,7 @@ from otel_kprofiler.otlp.conventions import (
     THREAD_NAME,
     UNRESOLVED,
 )
-from otel_kprofiler.otlp.waits import wait_attributes
+from otel_kprofiler.otlp.wait_attributes import wait_attributes
 from otel_kprofiler.otlp.writer import (
     ATTRIBUTE,
     FUNCTION,

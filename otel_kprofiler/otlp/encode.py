@@ -38,7 +38,7 @@ from otel_kprofiler.otlp.dictionary import Dictionary
 from otel_kprofiler.otlp.frequent import intern_frequent
 from otel_kprofiler.otlp.json_form import JsonWriter
 from otel_kprofiler.otlp.protobuf import ProtobufWriter
-from otel_kprofiler.otlp.waits import total_attributes
+from otel_kprofiler.otlp.wait_attributes import total_attributes
 from otel_kprofiler.otlp.writer import Envelope, ProfileTypes, Writer
 from otel_kprofiler.version import __version__
 

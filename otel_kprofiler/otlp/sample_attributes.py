@@ -18,7 +18,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import conventions as names
 from otel_kprofiler.otlp.values import as_text
-from otel_kprofiler.otlp.waits import parse_wait
+from otel_kprofiler.otlp.wait_attributes import parse_wait
 
 _MAX_LABELS: Final = 100
 _TRUNCATED: Final = {end.name.lower(): status for status, end in TRUNCATED_STACKS.items()}

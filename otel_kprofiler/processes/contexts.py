@@ -32,9 +32,9 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey
 from otel_kprofiler.otlp import PROGRAM, ProcessContext, decode_process_context
-from otel_kprofiler.processes.environment import read_environment
 from otel_kprofiler.processes.programs import read_program
 from otel_kprofiler.processes.self_profiled import SELF_PROFILED, TARGET, profiles_itself
+from otel_kprofiler.processes.service_variables import read_environment
 from otel_kprofiler.text import decode_name
 
 CONTEXT_SIGNATURE: Final = b"OTEL_CTX"

@@ -71,7 +71,7 @@ from otel_kprofiler.sampling.python_frames import (
     tell_problem,
 )
 from otel_kprofiler.sampling.sampler import SamplerConfig
-from otel_kprofiler.sampling.targets import (
+from otel_kprofiler.sampling.target_maps import (
     INITIAL_NAMESPACE,
     TargetMaps,
     check_cgroups,
@@ -86,7 +86,7 @@ from otel_kprofiler.sampling.unwinder import (
     plan_unwinding,
     say_frame_pointers,
 )
-from otel_kprofiler.sampling.waits import (
+from otel_kprofiler.sampling.wait_follower import (
     open_waits,
     plan_waits,
     wait_constants,

@@ -29,7 +29,7 @@ from otel_kprofiler.host import (
     walk_cgroups,
 )
 from otel_kprofiler.sampling.sampler import SamplerConfig
-from otel_kprofiler.sampling.targets import SLOTS, check_cgroups
+from otel_kprofiler.sampling.target_maps import SLOTS, check_cgroups
 from otel_kprofiler.text import describe_count
 
 _INTERVAL_S: Final = 1.0

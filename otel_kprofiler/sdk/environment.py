@@ -7,29 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from otel_kprofiler.errors import ConfigError
 from otel_kprofiler.export import ClientSettings
 from otel_kprofiler.sdk.declarative import read_configuration_file
+from otel_kprofiler.sdk.environment_variables import read_variables
 from otel_kprofiler.sdk.exporters import ExporterFactory, find_exporters
 from otel_kprofiler.sdk.plan import Plan
 
-PREFIX: Final = "OTEL_KPROFILER_"
-_OWN_VARIABLES: Final = frozenset({"OTEL_KPROFILER_FILE"})
 _log = logging.getLogger(__name__)
 
 Wanted = tuple[Plan | None, tuple[ExporterFactory, ...]]
 """What to profile (None for the defaults), and where to export it."""
-
-
-def read_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Settings in ``OTEL_KPROFILER_*``, by key; an empty value counts as unset."""
-    return {
-        name.removeprefix(PREFIX).lower(): text.strip()
-        for name, text in environ.items()
-        if name.startswith(PREFIX) and name not in _OWN_VARIABLES and text.strip()
-    }
 
 
 def read_environment(environ: Mapping[str, str]) -> Wanted:
@@ -46,11 +36,11 @@ def read_environment(environ: Mapping[str, str]) -> Wanted:
 
     if not read_variables(environ):
         return None, tuple(find())
-    from otel_kprofiler.sdk import settings  # noqa: PLC0415 - pydantic, 9 MB
+    from otel_kprofiler.sdk import schema  # noqa: PLC0415 - pydantic, 9 MB
 
-    unknown = settings.find_unknown(environ)
+    unknown = schema.find_unknown(environ)
     try:
-        wanted = _read_both(lambda: settings.make_plan(settings.read_settings(environ)), find)
+        wanted = _read_both(lambda: schema.make_plan(schema.read_settings(environ)), find)
     except ConfigError as error:
         raise ConfigError([*error.problems, *unknown], hint=error.hint) from error
     if unknown:
@@ -71,7 +61,7 @@ def read_options(
     Raises:
         ConfigError: unknown options or invalid values; lists all problems.
     """
-    from otel_kprofiler.sdk.settings import make_plan, make_settings  # noqa: PLC0415 - pydantic
+    from otel_kprofiler.sdk.schema import make_plan, make_settings  # noqa: PLC0415 - pydantic
 
     source = "instrumentation/development.python"
     return _read_both(

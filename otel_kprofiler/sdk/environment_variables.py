@@ -5,6 +5,10 @@
 ``OTEL_EXPORTER_OTLP_[PROFILES_]*`` have the same meaning as for other signals.
 """  # noqa: D205 - one sentence
 
+from collections.abc import Mapping
+
+PREFIX = "OTEL_KPROFILER_"
+
 OTEL_PROFILES_EXPORTER = "OTEL_PROFILES_EXPORTER"
 """Comma-separated exporters: ``otlp`` (default), ``otlp_proto_grpc``, ``otlp_proto_http``,
 ``otlp_json_file``, ``console``, entry points of other packages, or ``none``."""
@@ -60,3 +64,12 @@ OTEL_KPROFILER_RESTART_IN_CHILDREN = "OTEL_KPROFILER_RESTART_IN_CHILDREN"
 
 OTEL_KPROFILER_EXPORT_ON_SIGTERM = "OTEL_KPROFILER_EXPORT_ON_SIGTERM"
 """``true`` to export pending samples before SIGTERM terminates the process."""
+
+
+def read_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Settings in ``OTEL_KPROFILER_*``, by key; an empty value counts as unset."""
+    return {
+        name.removeprefix(PREFIX).lower(): text.strip()
+        for name, text in environ.items()
+        if name.startswith(PREFIX) and name != OTEL_KPROFILER_FILE and text.strip()
+    }

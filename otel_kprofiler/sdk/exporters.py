@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from otel_kprofiler.export import (
     ExportResult,
     FileExporter,
     ProfileExporter,
+    open_client,
     read_settings,
 )
 from otel_kprofiler.forks import ProcessLock
@@ -111,7 +113,7 @@ class ConsoleProfileExporter(ProfileExporter):
 
 def open_grpc() -> ProfileExporter:
     """Entry point ``otlp_proto_grpc``; settings come from the environment."""
-    return dataclasses.replace(read_settings(), protocol="grpc").open()
+    return open_client(dataclasses.replace(read_settings(), protocol="grpc"))
 
 
 def open_http() -> ProfileExporter:
@@ -119,7 +121,7 @@ def open_http() -> ProfileExporter:
     settings = read_settings()
     if not settings.protocol.startswith("http"):
         settings = dataclasses.replace(settings, protocol="http/protobuf")
-    return settings.open()
+    return open_client(settings)
 
 
 def open_json_file() -> ProfileExporter:
@@ -162,7 +164,7 @@ def _find_by_name(
     name: str, environ: Mapping[str, str], otlp: ClientSettings | None
 ) -> ExporterFactory:
     if name == "otlp" and otlp is not None:
-        return otlp.open
+        return functools.partial(open_client, otlp)
     if name in {"otlp", "otlp_proto_grpc", "otlp_proto_http"}:
         settings = read_settings(environ)
         if name == "otlp":

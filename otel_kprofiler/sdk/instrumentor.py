@@ -2,7 +2,7 @@
 
 Starts the profiler under ``opentelemetry-instrument`` and under declarative configuration
 (``instrumentation/development: {python: {kprofiler: {…}}}``), which accepts the keys of the
-agent's ``receivers: kprofiler:`` and of :class:`otel_kprofiler.sdk.settings.Settings`.
+agent's ``receivers: kprofiler:`` and of :class:`otel_kprofiler.sdk.schema.Settings`.
 """
 
 from __future__ import annotations

@@ -677,7 +677,7 @@ def test_a_service_needs_no_dependencies_of_commands(environment, unused):
 def test_the_agents_receiver_block_is_valid_for_services(tmp_path):
     from ruamel.yaml import YAML
 
-    from otel_kprofiler.sdk.settings import make_plan, make_settings
+    from otel_kprofiler.sdk.schema import make_plan, make_settings
 
     path = os.path.join(os.path.dirname(__file__), "..", "..", "config", "agent.yaml")
     with open(path) as file:

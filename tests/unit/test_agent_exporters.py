@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field
 
 from otel_kprofiler.agent import agent_config
-from otel_kprofiler.agent.exporters import open_changed, put_in_place
+from otel_kprofiler.agent.running_exporters import open_changed, put_in_place
 from otel_kprofiler.config import EXPORTERS, Exporter, PendingConfig, json_schema, parse_config
 from otel_kprofiler.errors import ConfigError
 from otel_kprofiler.export import ExporterSettings, ExportResult, ProfileExporter

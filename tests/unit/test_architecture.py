@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import otel_kprofiler
-from otel_kprofiler.agent.settings import FIXED_AT_START
+from otel_kprofiler.agent.agent_settings import FIXED_AT_START
 from tests.packages import PAGE
 
 ROOT = Path(otel_kprofiler.__file__).parent

@@ -3,6 +3,8 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from itertools import accumulate
 from pathlib import Path
 
@@ -78,6 +80,29 @@ def test_the_table_has_no_cycles():
     earlier = accumulate(([name] for name in PACKAGES), initial=[])
     for (name, package), before in zip(PACKAGES.items(), earlier, strict=False):
         assert set(package.imports.split()) <= set(before), name
+
+
+def test_no_module_imports_itself_through_others():
+    """Imports within functions count; those for type checkers only do not."""
+    graph = {}
+    for path in ROOT.rglob("*.py"):
+        if path.stem != "__init__":
+            imported = set(imports_at_run_time(ast.parse(path.read_text())))
+            graph[".".join(path.relative_to(ROOT).with_suffix("").parts)] = imported
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def imports_at_run_time(node: ast.AST) -> Iterator[str]:
+    """Modules below the package that a syntax tree imports, other than for type checkers."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(child, ast.ImportFrom) and (child.module or "").startswith("otel_kprofiler."):
+            base = child.module.partition(".")[2]
+            for name in (base, *(f"{base}.{alias.name}" for alias in child.names)):
+                if ROOT.joinpath(*name.split(".")).with_suffix(".py").exists():
+                    yield name
+        yield from imports_at_run_time(child)
 
 
 def test_the_architecture_page_has_the_table():

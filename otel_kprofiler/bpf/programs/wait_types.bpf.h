@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Settings, counters and state of the programs that follow threads off the CPU (wait.bpf.h). The
- * structs are read and written by waits.py; change both together.
+ * structs are read and written by wait_maps.py; change both together.
  */
 #pragma once
 

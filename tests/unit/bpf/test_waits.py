@@ -16,7 +16,7 @@ from otel_kprofiler.bpf import (
     parse_records,
     parse_threads,
 )
-from otel_kprofiler.bpf.waits import (
+from otel_kprofiler.bpf.wait_maps import (
     THREAD_BYTES,
     THREAD_ENDED,
     WAIT_BEGUN,

@@ -179,7 +179,7 @@ def test_exporter_mistakes(block, message):
 def test_the_version_of_the_schema_reaches_the_exporter(kind, version):
     (name, block) = (f"{kind}/x", "endpoint: 'http://127.0.0.1:4318'")
     found = exporter(f"  {name}: {{{block}, development_version: '{version}'}}\n")[name]
-    assert found.settings().development_version == version
+    assert found.settings().client.development_version == version
 
 
 @pytest.mark.parametrize(

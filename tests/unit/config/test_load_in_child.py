@@ -31,7 +31,7 @@ def test_the_result_equals_loading_in_this_process(tmp_path, read):
     assert config.sampler.pin_cpu_ids == (0, 1)
     assert config.schedule.interval_ns == 90 * 10**9
     assert list(config.exporters) == ["otlp_grpc"]
-    assert config.exporters["otlp_grpc"].headers == {"authorization": "Bearer x"}
+    assert config.exporters["otlp_grpc"].client.headers == {"authorization": "Bearer x"}
     assert "Bearer" not in repr(config)
     assert config == agent_config(load_config(str(path), environ={}).config)
 

@@ -6,7 +6,7 @@ from otel_kprofiler.agent import agent_config
 from otel_kprofiler.config import parse_config
 from otel_kprofiler.errors import ConfigError
 from otel_kprofiler.sampling import OffCpuConfig
-from otel_kprofiler.sdk.settings import make_plan, read_settings
+from otel_kprofiler.sdk.schema import make_plan, read_settings
 
 TEXT = """
 receivers:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_kprofiler.host import Access
-from otel_kprofiler.processes.environment import parse_environment, read_environment
+from otel_kprofiler.processes.service_variables import parse_environment, read_environment
 
 
 def environ(**variables):

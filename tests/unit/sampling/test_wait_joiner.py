@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 from otel_kprofiler.bpf import WAIT_UNIT_NS, WaitEnd, WaitRecord, WaitThread
-from otel_kprofiler.bpf.waits import (
+from otel_kprofiler.bpf.wait_maps import (
     WAIT_HAS_BEGUN,
     WAIT_IN_IOWAIT,
     WAIT_IS_THROTTLED,
@@ -17,8 +17,8 @@ from otel_kprofiler.bpf.waits import (
 from otel_kprofiler.model import KERNEL_SIDE, OFF_CPU, STACK_OK, RawSample, WaitState, Waker
 from otel_kprofiler.sampling import WaitJoiner
 from otel_kprofiler.sampling.off_cpu import MAX_THRESHOLD_NS
+from otel_kprofiler.sampling.wait_follower import OwnThreads
 from otel_kprofiler.sampling.wait_joiner import FIRST_THRESHOLD_NS, ThresholdControl
-from otel_kprofiler.sampling.waits import OwnThreads
 
 SECOND = 10**9
 BOOT = 50 * SECOND  # ahead of CLOCK_MONOTONIC

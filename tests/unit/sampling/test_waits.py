@@ -5,11 +5,11 @@ from collections import Counter
 
 import pytest
 
-from otel_kprofiler.bpf.waits import WaitThread
+from otel_kprofiler.bpf.wait_maps import WaitThread
 from otel_kprofiler.errors import HostError, KernelFeatureError
 from otel_kprofiler.model import ProcessKey, WaitTotals
 from otel_kprofiler.sampling import OffCpuConfig, SamplerConfig
-from otel_kprofiler.sampling.waits import WaitSums, plan_waits, wait_map_entries
+from otel_kprofiler.sampling.wait_follower import WaitSums, plan_waits, wait_map_entries
 
 KEY = ProcessKey(100, 5)
 OFF = SamplerConfig(off_cpu=OffCpuConfig())

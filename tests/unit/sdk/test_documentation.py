@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 from otel_kprofiler.config import Receiver
 from otel_kprofiler.sdk import environment_variables
-from otel_kprofiler.sdk.settings import Settings, read_settings
+from otel_kprofiler.sdk.schema import Settings, read_settings
 
 PAGE_PATH = Path(__file__).parents[3] / "docs/embedding.md"
 PAGE = PAGE_PATH.read_text()

@@ -29,7 +29,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.sdk import KernelProfiler, LocalRootSpanProcessor, local_roots
 from otel_kprofiler.sdk.local_roots import MAX_NAME_CHARS, LocalRoots, RootNames, describe
-from otel_kprofiler.sdk.settings import make_plan, read_settings
+from otel_kprofiler.sdk.schema import make_plan, read_settings
 
 STACK = Stack.from_frames(())
 

@@ -9,7 +9,7 @@ from otel_kprofiler.pipeline import WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sdk import KernelProfiler
 from otel_kprofiler.sdk.plan import Plan, complete_sampler_config
-from otel_kprofiler.sdk.settings import make_plan, read_settings
+from otel_kprofiler.sdk.schema import make_plan, read_settings
 
 
 def interval_s(target, rate, monkeypatch, cpus):

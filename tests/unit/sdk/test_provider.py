@@ -40,7 +40,7 @@ from otel_kprofiler.sdk import (
 from otel_kprofiler.sdk.declarative import read_configuration_file
 from otel_kprofiler.sdk.exporters import find_exporters
 from otel_kprofiler.sdk.resource import plain_attributes
-from otel_kprofiler.sdk.settings import read_settings
+from otel_kprofiler.sdk.schema import read_settings
 
 
 def window(samples=3):

@@ -18,7 +18,7 @@ from otel_kprofiler.pipeline import (
     user_symbol_settings,
     window_schedule,
 )
-from otel_kprofiler.sdk.environment import PREFIX, read_variables
+from otel_kprofiler.sdk.environment_variables import PREFIX, read_variables
 from otel_kprofiler.sdk.label_sets import check_name
 from otel_kprofiler.sdk.plan import Plan
 

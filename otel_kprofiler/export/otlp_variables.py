@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from otel_kprofiler.errors import ConfigError, ConfigProblem
 from otel_kprofiler.export.client import ClientSettings, Compression, Protocol, Tls
+from otel_kprofiler.export.exporter_settings import open_client
 from otel_kprofiler.export.retry import RetryPolicy
 from otel_kprofiler.export.sender import OtlpSender
 from otel_kprofiler.redact import redact_address
@@ -130,4 +131,4 @@ def exporter_from_environment(
             raise ConfigError(
                 [problem], hint="write grpc://HOST:PORT, grpcs://…, http://… or https://…"
             )
-    return settings.open()
+    return open_client(settings)

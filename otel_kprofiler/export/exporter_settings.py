@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from otel_kprofiler.export.client import GRPC_ENDPOINT, HTTP_ENDPOINT, ClientSettings
 from otel_kprofiler.export.debug import DebugExporter, Verbosity
 from otel_kprofiler.export.file import FileExporter, Rotation
 from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE
@@ -20,6 +21,7 @@ from otel_kprofiler.model import AttributeForm, Form
 
 if TYPE_CHECKING:
     from otel_kprofiler.export.base import ProfileExporter
+    from otel_kprofiler.export.sender import OtlpSender
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,42 @@ class ExporterSettings(ABC):
         Raises:
             ExportError: a file, a certificate or an address is unusable.
         """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtlpSettings(ExporterSettings):
+    """OTLP over gRPC or HTTP.
+
+    Attributes:
+        client: what is sent where, and how.
+    """
+
+    client: ClientSettings
+
+    def open(self, name: str) -> ProfileExporter:
+        """Open the exporter; imports its transport."""
+        return open_client(self.client, name)
+
+
+def open_client(client: ClientSettings, name: str = "") -> OtlpSender:
+    """Open the exporter of a protocol, and import its transport.
+
+    Args:
+        client: settings.
+        name: component id; empty for the name of the exporter's type.
+
+    Raises:
+        ExportError: the endpoint, a header, the compression or a TLS file is unusable.
+    """
+    if client.protocol == "grpc":
+        from otel_kprofiler.export.grpc import OtlpGrpcExporter  # noqa: PLC0415 - 20 MB
+
+        client = replace(client, endpoint=client.endpoint or GRPC_ENDPOINT)
+        return OtlpGrpcExporter(client, name=name or "otlp_grpc")
+    from otel_kprofiler.export.http import OtlpHttpExporter  # noqa: PLC0415 - 9 MB
+
+    client = replace(client, endpoint=client.endpoint or HTTP_ENDPOINT)
+    return OtlpHttpExporter(client, name=name or "otlp_http")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
