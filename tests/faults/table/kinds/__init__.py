@@ -1,0 +1,1 @@
+"""Scenarios by kind; each module has a list ``SCENARIOS``."""

@@ -1,0 +1,117 @@
+"""Processes and threads of other users that keep the kernel and the agent busy."""
+
+from __future__ import annotations
+
+import time
+
+from tests.faults.table.scenario import Scenario, wait
+
+KIND = "processes and threads"
+
+FORKS = """
+#include <sys/wait.h>
+#include <unistd.h>
+int main(void) { for (;;) { pid_t child = %s(); if (!child) %s; waitpid(child, 0, 0); } }
+"""
+EXIT, EXEC = "_exit(0)", '{ execl("/bin/true", "true", (char *)0); _exit(1); }'
+
+THREADS = """
+#include <pthread.h>
+static void *run(void *nothing) { return nothing; }
+int main(void)
+{
+    for (;;) { pthread_t thread; if (!pthread_create(&thread, 0, run, 0)) pthread_join(thread, 0); }
+}
+"""
+
+RENAMES = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <time.h>
+int main(int argc, char **argv)
+{
+    long each = atol(argv[1]);
+    struct timespec before, now;
+    for (unsigned long number = 0;; number++) {
+        char name[16];
+        snprintf(name, sizeof name, "%s%lu", argc > 2 ? argv[2] : "", number);
+        prctl(PR_SET_NAME, name);
+        clock_gettime(CLOCK_MONOTONIC, &before);
+        do clock_gettime(CLOCK_MONOTONIC, &now);
+        while ((now.tv_sec - before.tv_sec) * 1000000000L + now.tv_nsec - before.tv_nsec < each);
+    }
+}
+"""
+
+
+def c(source, *words, count=1):
+    """A fault that runs copies of a program."""
+
+    def fault(run):
+        for _ in range(count):
+            run.c(source, *words)
+        wait(run)
+
+    return fault
+
+
+def python(code, *words):
+    """A fault that runs Python code."""
+
+    def fault(run):
+        run.python(code, *words)
+        wait(run)
+
+    return fault
+
+
+def zombies(run):
+    run.python(
+        "import os, time\n"
+        "for _ in range(5000):\n"
+        "    if not os.fork():\n"
+        "        os._exit(0)\n"
+        "time.sleep(60)"
+    )
+    time.sleep(run.seconds + 2)
+
+
+DEEP = """
+import os
+for _ in range(500):
+    if os.fork():
+        os.wait()
+        os._exit(0)
+while True:
+    pass
+"""
+MANY_THREADS = """
+import threading, time
+threading.stack_size(65536)
+for _ in range(4000):
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+while True:
+    pass
+"""
+
+
+def one(name, fault, **more):
+    return Scenario(KIND, name, fault, alone=True, **more)
+
+
+SCENARIOS = [
+    one("forks as fast as two cores can", c(FORKS % ("fork", EXIT), count=2)),
+    one("vforks and executions as fast as two cores can", c(FORKS % ("vfork", EXEC), count=2)),
+    one("threads as fast as two cores can make them", c(THREADS, count=2)),
+    one("a thread renames itself 2,000 times a second", c(RENAMES, 500_000)),
+    one("a thread renames itself as fast as it can", c(RENAMES, 0)),
+    one("names of threads with escape sequences of terminals", c(RENAMES, 500_000, "\x1b]0;x\x07")),
+    one(
+        "names of threads that are not UTF-8",
+        c(RENAMES, 500_000, b"\xff\xfe".decode(errors="surrogateescape")),
+    ),
+    one("5,000 zombies", zombies),
+    one("a chain of 500 processes", python(DEEP)),
+    one("4,000 threads that sleep", python(MANY_THREADS)),
+]

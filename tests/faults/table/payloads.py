@@ -1,0 +1,130 @@
+"""Samples and accounts of received messages, decoded without the package."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as service
+
+KINDS = {"samples": "on_cpu", "off_cpu": "off_cpu"}
+STREAM, EARLIER = "otel_kprofiler.stream.", "otel_kprofiler.earlier.lost."
+IN_NO_WINDOW = ("ring_full", "self_profiled")
+CONTROL_FUNCTION = "answer_requests"
+
+
+def split(data: bytes) -> Iterator[bytes]:
+    """Messages of a file of the exporter ``file`` in the format ``proto``."""
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        assert at + 4 + size <= len(data), f"half a message at {at} of {len(data)}"
+        yield data[at + 4 : at + 4 + size]
+        at += 4 + size
+
+
+class Received:
+    """Distinct samples of messages.
+
+    Attributes:
+        samples: how many by kind and stream.
+        accounts: the last account by kind and stream.
+        control: on-CPU samples of the control program.
+        named: how many of them have its function.
+    """
+
+    def __init__(self, payloads: Iterable[bytes], control_pid: int):
+        self.samples, self.accounts = Counter(), {}
+        self.control = self.named = 0
+        self.pid, sizes = control_pid, {}
+        for payload in payloads:
+            request = service.ExportProfilesServiceRequest.FromString(payload)
+            strings, table = request.dictionary.string_table, request.dictionary.attribute_table
+            streams, held = {}, []
+            for resource in request.resource_profiles:
+                pids = [
+                    at.value.int_value
+                    for at in resource.resource.attributes
+                    if at.key == "process.pid"
+                ]
+                for scope in resource.scope_profiles:
+                    for profile in scope.profiles:
+                        kind = KINDS[strings[profile.sample_type.type_strindex]]
+                        account = {
+                            strings[table[at].key_strindex]: table[at].value
+                            for at in profile.attribute_indices
+                        }
+                        if STREAM + "id" in account:
+                            stream = account[STREAM + "id"].string_value
+                            streams[kind] = stream
+                            self._add_account(
+                                kind, stream, {key: at.int_value for key, at in account.items()}
+                            )
+                        held.append((kind, profile, pids))
+            for kind, profile, pids in held:
+                size = sum(len(sample.timestamps_unix_nano) for sample in profile.samples)
+                if profile.profile_id in sizes:
+                    assert sizes[profile.profile_id] == size, "one id, and two sizes"
+                    continue
+                sizes[profile.profile_id] = size
+                self.samples[kind, streams[kind]] += size
+                if kind == "on_cpu" and pids == [control_pid]:
+                    self._add_control(request.dictionary, profile)
+
+    def _add_account(self, kind, stream, account) -> None:
+        """Keep the later of two accounts; a request that is sent again has an old one."""
+        before = self.accounts.get((kind, stream), account)
+        if _order(account) >= _order(before):
+            self.accounts[kind, stream] = account
+
+    def _add_control(self, dictionary, profile) -> None:
+        strings, functions = dictionary.string_table, dictionary.function_table
+        for sample in profile.samples:
+            size = len(sample.timestamps_unix_nano)
+            self.control += size
+            stack = dictionary.stack_table[sample.stack_index]
+            names = {
+                strings[functions[line.function_index].name_strindex]
+                for at in stack.location_indices
+                for line in dictionary.location_table[at].lines
+            }
+            self.named += size * (CONTROL_FUNCTION in names)
+
+    def sum(self, kind: str) -> int:
+        """Samples of a kind in all streams."""
+        return sum(count for (of, _), count in self.samples.items() if of == kind)
+
+    def streams(self, kind: str) -> list[str]:
+        """Streams of a kind, in the order of their arrival."""
+        return [stream for of, stream in self.accounts if of == kind]
+
+    def lost(self, kind: str) -> Counter[str]:
+        """Samples of windows that did not arrive, by cause, in the last accounts of all streams.
+
+        The loss of a sample that an earlier run has left in its spool is in a later stream.
+        """
+        total = Counter()
+        for stream in self.streams(kind):
+            account = self.accounts[kind, stream]
+            total += lost_of(account)
+            for key, value in account.items():
+                if key.startswith(EARLIER):
+                    total[key.removeprefix(EARLIER)] += value
+        return total
+
+
+def _order(account: dict[str, int]) -> tuple[int, ...]:
+    lost = sum(value for key, value in account.items() if ".lost." in key)
+    return account[STREAM + "taken"], account[STREAM + "samples"], lost
+
+
+def lost_of(account: dict[str, int]) -> Counter[str]:
+    """Samples of a stream's windows that were lost later, by cause."""
+    prefix = STREAM + "lost."
+    return Counter(
+        {
+            cause: value
+            for key, value in account.items()
+            if key.startswith(prefix) and (cause := key.removeprefix(prefix)) not in IN_NO_WINDOW
+        }
+    )

@@ -1,0 +1,80 @@
+"""Programs beside an agent, of another user, which end with the scenario."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+PYTHON = "/usr/bin/python3"
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+@functools.cache
+def _build_directory() -> Path:
+    path = Path(tempfile.mkdtemp(prefix="kprofiler-faults-", dir="/tmp"))
+    path.chmod(0o755)
+    return path
+
+
+@functools.cache
+def build(source: str, *options: str) -> Path:
+    """Compile C, as text or the name of a file beside this one; returns the program."""
+    if source.endswith(".c"):
+        source = (HERE / source).read_text()
+    name = hashlib.sha256(repr((source, options)).encode()).hexdigest()[:12]
+    target = _build_directory() / name
+    target.with_suffix(".c").write_text(source)
+    subprocess.run(
+        ["cc", "-O1", "-pthread", "-o", target, target.with_suffix(".c"), *options], check=True
+    )
+    return target
+
+
+class Programs:
+    """Starts programs and ends them."""
+
+    def __init__(self, directory: Path):
+        self.public = directory / "public"
+        self.public.mkdir()
+        self.public.chmod(0o777)
+        self._programs = []
+
+    def start(self, *words, root=False, **options) -> subprocess.Popen:
+        """Start a program, as nobody unless as root, in the public directory."""
+        before = () if root else NOBODY
+        settings = {
+            "cwd": self.public, "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL, "start_new_session": True, **options,
+        }  # fmt: skip
+        self._programs.append(subprocess.Popen([*before, *map(str, words)], **settings))
+        return self._programs[-1]
+
+    def python(self, code: str, *words, **options) -> subprocess.Popen:
+        """Start Python code with the system's interpreter."""
+        return self.start(PYTHON, "-c", code, *words, **options)
+
+    def c(self, source: str, *words, **options) -> subprocess.Popen:
+        """Compile C, and start it."""
+        return self.start(build(source), *words, **options)
+
+    def end_programs(self) -> None:
+        """Kill all that still run, with their children."""
+        for program in self._programs:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
+        self._programs.clear()

@@ -1,0 +1,228 @@
+"""Receivers that keep what they accept, and misbehave until they are healed."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.server
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+
+import grpc
+
+SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
+_LINGER_0 = struct.pack("ii", 1, 0)
+
+
+class HttpReceiver:
+    """Receives over HTTP.
+
+    Args:
+        answer: called with each request until the receiver is healed; by default it is accepted.
+
+    Attributes:
+        payloads: accepted requests, in order.
+    """
+
+    exporter = "otlp_http"
+
+    def __init__(self, answer: Callable[[Request], None] | None = None, address="127.0.0.1"):
+        self.payloads, self.answer = [], answer or Request.accept
+        receiver = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            timeout = 60
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers["Content-Encoding"] == "gzip":
+                    body = gzip.decompress(body)
+                with contextlib.suppress(OSError):
+                    receiver.answer(Request(receiver, self, body))
+
+            def log_message(self, *_):
+                pass
+
+        class Server(http.server.ThreadingHTTPServer):
+            request_queue_size = 64
+
+            def handle_error(self, request, client_address):
+                pass  # the client has gone
+
+        self.server = Server((address, 0), Handler)
+        self.address = self.server.server_address[:2]
+        threading.Thread(target=self.server.serve_forever, args=(0.1,), daemon=True).start()
+
+    def configure(self, address=None) -> dict:
+        """The exporter's configuration; another address is that of a proxy."""
+        host, port = address or self.address
+        return {"endpoint": f"http://{host}:{port}"}
+
+    def heal(self) -> None:
+        """Accept everything from here on."""
+        self.answer = Request.accept
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class Request:
+    """A request over HTTP, and ways to answer it."""
+
+    def __init__(self, receiver, handler, body):
+        self.receiver, self.handler, self.body = receiver, handler, body
+
+    def store(self) -> None:
+        """Keep the samples."""
+        self.receiver.payloads.append(self.body)
+
+    def reply(self, status=200, body=b"", kind="application/x-protobuf", **headers) -> None:
+        """Send an answer; ``_`` in names of headers stands for ``-``."""
+        self.handler.send_response(status)
+        for name, value in {"Content-Type": kind, **headers}.items():
+            self.handler.send_header(name.replace("_", "-"), value)
+        self.handler.send_header("Content-Length", str(len(body)))
+        self.handler.end_headers()
+        self.handler.wfile.write(body)
+
+    def send(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        self.handler.wfile.write(data)
+
+    def accept(self) -> None:
+        """Store and say so."""
+        self.store()
+        self.reply()
+
+    def close(self, *, reset=False) -> None:
+        """End the connection, by RST if asked for."""
+        self.handler.close_connection = True
+        if reset:
+            self.handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_0)
+            self.handler.connection.close()
+        else:
+            self.handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+class GrpcReceiver:
+    """Receives over gRPC.
+
+    Args:
+        answer: called with receiver, request and context until it is healed; returns the answer or
+            aborts. By default the request is accepted.
+        max_bytes: the largest request that it takes.
+    """
+
+    exporter = "otlp_grpc"
+
+    def __init__(self, answer=None, *, max_bytes=4 << 20, credentials=None):
+        self.payloads, self.answer = [], answer or accept
+        options = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", max_bytes))
+        self.server = grpc.server(futures.ThreadPoolExecutor(2), options=options)
+        handler = grpc.unary_unary_rpc_method_handler(
+            lambda request, context: self.answer(self, request, context)
+        )
+        self.server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})]
+        )
+        add = self.server.add_insecure_port
+        port = self.server.add_secure_port("127.0.0.1:0", credentials) if credentials else add(
+            "127.0.0.1:0"
+        )  # fmt: skip
+        assert port
+        self.address = "127.0.0.1", port
+        self.tls = {} if credentials else {"insecure": True}
+        self.server.start()
+
+    def configure(self, address=None) -> dict:
+        """The exporter's configuration; another address is that of a proxy."""
+        host, port = address or self.address
+        return {"endpoint": f"{host}:{port}", "tls": self.tls}
+
+    def heal(self) -> None:
+        """Accept everything from here on."""
+        self.answer = accept
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.server.stop(0).wait()
+
+
+def accept(receiver, request, context) -> bytes:
+    """Store a request over gRPC."""
+    receiver.payloads.append(request)
+    return b""
+
+
+class Proxy:
+    """A receiver behind connections that misbehave.
+
+    Args:
+        behind: the receiver.
+        manner: called with a connection and a function that connects it to the receiver.
+    """
+
+    def __init__(self, behind, manner: Callable[[socket.socket, Callable], None]):
+        self.behind, self.manner, self.exporter = behind, manner, behind.exporter
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.address = self.listener.getsockname()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """Requests that the receiver behind has accepted."""
+        return self.behind.payloads
+
+    def configure(self) -> dict:
+        """The exporter's configuration."""
+        return self.behind.configure(self.address)
+
+    def heal(self) -> None:
+        """Pass every connection on."""
+        self.manner = lambda connection, connect: connect()
+        self.behind.heal()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.listener.close()
+        self.behind.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                threading.Thread(target=self._handle, args=(connection,), daemon=True).start()
+
+    def _handle(self, connection) -> None:
+        with contextlib.suppress(OSError), connection:
+            self.manner(connection, lambda **how: self._connect(connection, **how))
+
+    def _connect(self, connection, *, there=None, back=None, pause_s=0.0, piece=65536) -> None:
+        """Copy both ways, at most so many bytes there and back, in pieces with pauses."""
+        with socket.create_connection(self.behind.address) as other:
+            thread = threading.Thread(
+                target=_copy, args=(connection, other, there, pause_s, piece), daemon=True
+            )
+            thread.start()
+            _copy(other, connection, back, 0.0, 65536)
+
+
+def _copy(source, target, limit, pause_s, piece) -> None:
+    with contextlib.suppress(OSError):
+        while limit is None or limit > 0:
+            data = source.recv(piece if limit is None else min(piece, limit))
+            if not data:
+                break
+            target.sendall(data)
+            limit = None if limit is None else limit - len(data)
+            time.sleep(pause_s)
+    for end in (source, target):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,77 @@
+"""Scenarios: what is done to an agent, and with which configuration."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.faults.table.receivers import HttpReceiver
+
+if TYPE_CHECKING:
+    from tests.faults.table.run import Run
+
+SECONDS = 4.0
+
+
+def wait(run: Run) -> None:
+    """Leave receiver and agent alone for a while."""
+    time.sleep(run.seconds)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A fault.
+
+    Attributes:
+        kind: its section of the table.
+        name: what happens; unique within its kind.
+        fault: called once the agent samples; its return ends the measurement.
+        receiver: opens the receiver, which is healed after the fault.
+        before: called before the agent starts.
+        sampler, exporter, service: added to the agent's configuration.
+        spool: whether the exporter queues on disk.
+        heals: whether the receiver is healed and waited for before the agent stops.
+        alone: whether other agents of the host must not run meanwhile.
+        others: why the samples of others cannot be measured by the control program, such as a
+            restart; empty if they can.
+        seconds: how long the fault lasts, by default.
+        outputs: opens standard output and error of the agent in its directory.
+        environment: of the agent, by its directory.
+    """
+
+    kind: str
+    name: str
+    fault: Callable[[Run], None] = wait
+    receiver: Callable[[], Any] = HttpReceiver
+    before: Callable[[Run], None] = lambda _: None
+    sampler: Mapping[str, Any] = field(default_factory=dict)
+    exporter: Mapping[str, Any] = field(default_factory=dict)
+    service: Mapping[str, Any] = field(default_factory=dict)
+    spool: bool = False
+    heals: bool = True
+    alone: bool = False
+    others: str = ""
+    seconds: float = SECONDS
+    outputs: Callable[[Run], dict[str, Any]] = lambda _: {}
+    environment: Callable[[Run], dict[str, str]] = lambda _: {}
+
+    @property
+    def key(self) -> str:
+        """Identifies the scenario among all."""
+        return f"{self.kind}: {self.name}"
+
+
+def load() -> list[Scenario]:
+    """All scenarios, in the order of the modules' names."""
+    kinds = importlib.import_module("tests.faults.table.kinds")
+    scenarios = []
+    for module in sorted(pkgutil.iter_modules(kinds.__path__), key=lambda module: module.name):
+        scenarios += importlib.import_module(f"{kinds.__name__}.{module.name}").SCENARIOS
+    keys = [scenario.key for scenario in scenarios]
+    twice = {key for key in keys if keys.count(key) > 1}
+    assert not twice, f"registered twice: {twice}"
+    return scenarios

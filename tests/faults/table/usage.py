@@ -1,0 +1,75 @@
+"""Memory and CPU time of an agent and its children."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+EVERY_S = 0.1
+
+
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
+        children = [int(word) for word in file.read().split()]
+        return children + [below for child in children for below in _children(child)]
+    return []
+
+
+def _all_children(pid: int) -> list[int]:
+    """Children of all threads."""
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += [int(word) for word in file.read().split()]
+    return found + [below for child in found for below in _children(child)]
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process and its children; pages that they share count once each."""
+    total = 0
+    for one in [pid, *_all_children(pid)]:
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{one}/statm") as file:
+            total += int(file.read().split()[1]) * PAGE
+    return total
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and all its children, those that have ended included."""
+    total = 0
+    for one in [pid, *_all_children(pid)]:
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{one}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+            total += sum(map(int, fields[11:15] if one == pid else fields[11:13]))
+    return total / TICKS
+
+
+class Peak:
+    """The most memory of each of some processes, read ten times a second."""
+
+    def __init__(self):
+        self.bytes: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def add(self, pid: int) -> None:
+        """Watch a process from here on."""
+        with self._lock:
+            self.bytes[pid] = resident_bytes(pid)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.is_set():
+            with self._lock:
+                pids = list(self.bytes)
+            for pid in pids:
+                self.bytes[pid] = max(self.bytes[pid], resident_bytes(pid))
+            time.sleep(EVERY_S)

@@ -1,0 +1,97 @@
+"""The table of faults counts what arrived and what is missing."""
+
+import os
+
+import pytest
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import (
+    ON_CPU,
+    LossCause,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    StreamTotals,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import encode_window
+from tests.faults.table import report
+from tests.faults.table.batches import Batches
+from tests.faults.table.payloads import Received, split
+from tests.faults.table.scenario import Scenario, load
+
+PID = 4242
+
+
+def payload(number, samples, totals):
+    stamps = tuple(number * 1000 + at for at in range(samples))
+    sample = WindowSample(Stack(()), PID, "t", 0, None, stamps)
+    groups = (ResourceSamples(Resource({"process.pid": PID}), (sample,)),)
+    profile = Profile(ON_CPU, 1, groups, taken=samples, totals=totals)
+    (batch,) = encode_window(Window(number * 1000, number * 1000 + 999, [profile])).batches
+    return batch.payload
+
+
+@pytest.fixture
+def received():
+    first = payload(1, 5, StreamTotals("ab", 5, 5, {}))
+    lost = {LossCause.QUEUE_FULL: 3, LossCause.RING_FULL: 2}
+    last = payload(3, 4, StreamTotals("ab", 12, 14, lost))
+    return Received([first, last, first], PID)
+
+
+def test_samples_that_arrive_twice_count_once(received):
+    assert received.sum("on_cpu") == received.control == 9
+
+
+def test_losses_of_windows_are_in_the_last_account_of_a_stream(received):
+    assert received.lost("on_cpu") == {"queue_full": 3}
+    (account,) = received.accounts.values()
+    assert account["otel_kprofiler.stream.samples"] - received.sum("on_cpu") == 3
+
+
+def test_half_a_message_in_a_file_is_an_error():
+    with pytest.raises(AssertionError, match="half a message at 5 of 12"):
+        list(split(b"\0\0\0\1a" + b"\0\0\0\4abc"))
+
+
+def test_scenarios_are_distinct_and_complete():
+    assert len({scenario.key for scenario in load()}) == len(load()) >= 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "failure"),
+    [
+        ({}, []),
+        ({"difference": 3}, ["3 samples without an account"]),
+        ({"others_kept": 0.94}, ["others have 94.0% of their samples"]),
+        ({"others_named": 0.5}, ["50.0% of others' samples have names"]),
+        ({"problems": ["the agent has ended with -9"]}, ["the agent has ended with -9"]),
+    ],
+)
+def test_a_row_fails_by_its_figures(changes, failure):
+    good = {"problems": [], "difference": 0, "others_kept": 0.99, "others_named": 1.0}
+    assert report.failures({**good, **changes}) == failure
+
+
+@pytest.mark.live
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the priority of the control program")
+def test_samples_that_a_receiver_forgets_are_the_difference():
+    missing = [finding for finding in doctor(Access()) if finding.level.name == "FAIL"]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+    def forget(run):
+        run.wait_until(lambda: len(run.receiver.payloads) > 3, 60)
+        del run.receiver.payloads[1]
+
+    batches = Batches(together=2)
+    whole, gap = batches.run([Scenario("t", "nothing"), Scenario("t", "forgets", forget)])
+    batches.close()
+    assert not whole["problems"] + gap["problems"]
+    assert whole["difference"] == 0 < gap["difference"]
+    assert whole["taken"] == whole["arrived"] + sum(whole["lost"].values())
+    assert whole["expected"] > 0
+    assert whole["control"] > 0
