@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from otel_kprofiler.agent.agent_settings import AgentConfig, find_fixed
+from otel_kprofiler.agent.agent_status import describe_agent
 from otel_kprofiler.agent.announcements import describe_start
 from otel_kprofiler.agent.limits import Governor, Meter, next_look_s
 from otel_kprofiler.agent.memory import give_back_memory, limit_allocator, settle
@@ -39,6 +40,7 @@ from otel_kprofiler.host import (
 from otel_kprofiler.model import Account
 from otel_kprofiler.pipeline import (
     DRAIN_INTERVAL_S,
+    IDLE_S,
     Pipeline,
     change_attributes,
     open_live,
@@ -238,7 +240,7 @@ class Agent:
 
     def _go_round(self) -> None:
         if self._pipeline:
-            self._pipeline.step()
+            self._pipeline.step(idle_s=self._find_idle_s())
             if self._targets:
                 self._targets.follow(self._pipeline.sampler)
         else:
@@ -253,6 +255,13 @@ class Agent:
         self._draw(now)
         if self._reader:
             self._reload(self._reader)
+
+    def _find_idle_s(self) -> float:
+        """How long the loop may sleep while there are no samples."""
+        if self._targets and self._targets.follows:
+            return 0.0
+        measures_s = self._next_measure - time.monotonic() if any(self._config.limits) else IDLE_S
+        return max(0.0, min(IDLE_S, measures_s, self._notifier.longest_pause_s))
 
     def _alive(self) -> None:
         """Report progress; also called within long steps."""
@@ -388,29 +397,15 @@ class Agent:
         return HealthServer(endpoint, probes, self._describe)
 
     def _describe(self) -> dict[str, object]:
-        """The body of ``/status``: the account, failing receivers and disks, rate, loaded files."""
-        sampler = self._pipeline.sampler if self._pipeline else None
-        tables = sampler.tables if sampler else None
-        python = self._pipeline.python if self._pipeline else None
-        return {
-            "status": self._status(),
-            "account": self.account().as_dict(),
-            "unreachable": {
-                name: outage
-                for name, running in self._exporters.items()
-                if (outage := running.queue.exporter.find_outage())
-            },
-            "storage": {
-                name: error
-                for name, running in self._exporters.items()
-                if (error := running.queue.find_storage_error())
-            },
-            "samples_per_second": sampler.config.samples_per_second if sampler else 0,
-            "python_frames": python.describe() if python else None,
-            "unwind_tables": tables.as_dict() if tables else None,
-            "user_symbols": self._user_names.counts()._asdict() if self._user_names else None,
-            "stalls_of_the_loop": self._watchdog.stalls,
-        }
+        """The body of ``/status``."""
+        return describe_agent(
+            status=self._status(),
+            account=self.account(),
+            queues={name: running.queue for name, running in self._exporters.items()},
+            pipeline=self._pipeline,
+            user_names=self._user_names,
+            stalls=self._watchdog.stalls,
+        )
 
     def _find_unready(self) -> list[str]:
         return [] if self._pipeline else ["no samples are taken"]

@@ -39,6 +39,11 @@ class Notifier:
         self._unsent = ""
         self._next_try = 0.0
 
+    @property
+    def longest_pause_s(self) -> float:
+        """Seconds that may pass between two calls of :meth:`alive`."""
+        return (self.watchdog_interval_s or float("inf")) / 4
+
     def ready(self, status: str) -> None:
         """Report that the service has started or finished a reload."""
         self._tell(f"READY=1\nSTATUS={status}")

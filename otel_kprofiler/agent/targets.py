@@ -38,6 +38,11 @@ class AgentTargets:
             self.sampler = self._follower.apply(config.sampler)
             _log.info("sampling %s", self._follower.describe())
 
+    @property
+    def follows(self) -> bool:
+        """Whether :meth:`follow` has something to look for."""
+        return self._follower is not None
+
     def follow(self, sampler: EbpfSampler) -> None:
         """Change what is sampled if containers, pods or units have come or gone."""
         if self._follower is None or not self._follower.look():

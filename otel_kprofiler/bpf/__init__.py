@@ -37,6 +37,7 @@ from otel_kprofiler.bpf.layout import (
     CpuLines,
     ProgramConfig,
     ProgramCounts,
+    ReaderFlag,
     parse_counts,
     parse_records,
 )
@@ -186,6 +187,7 @@ __all__ = [
     "PythonMaps",
     "PythonOffsets",
     "PythonProcess",
+    "ReaderFlag",
     "RingChunk",
     "RingMemory",
     "RingReader",

@@ -120,6 +120,7 @@ class ProgramConfig(NamedTuple):
 MAPS: Final = {
     "config": MapShape(2, 4, _CONFIG.size),
     "cpu_lines": MapShape(2, 4, _CPU_LINE_BYTES, MMAPABLE),
+    "reader_waits": MapShape(2, 4, 8, MMAPABLE),
     "span_slots": MapShape(1, 4, SLOT_BYTES),
     "targets": MapShape(1, 4, 1),
     "roots": MapShape(1, 4, 1),
@@ -173,6 +174,27 @@ class CpuLines:
     def close(self) -> None:
         """Unmap."""
         self._words.release()
+        self._mapped.close()
+
+
+class ReaderFlag:
+    """``reader_waits``, mapped: setting it makes no system call.
+
+    Args:
+        map_fd: the map.
+    """
+
+    def __init__(self, map_fd: int) -> None:
+        self._mapped = mmap.mmap(map_fd, mmap.PAGESIZE, mmap.MAP_SHARED)
+        self._word = memoryview(self._mapped)[:8].cast("Q")
+
+    def set(self, waits: bool) -> None:
+        """Let the program wake the reader at each record, or at the fill mark only."""
+        self._word[0] = waits
+
+    def close(self) -> None:
+        """Unmap."""
+        self._word.release()
         self._mapped.close()
 
 

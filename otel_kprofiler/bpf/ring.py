@@ -101,6 +101,10 @@ class RingReader:
         self._order()
         return position
 
+    def is_empty(self) -> bool:
+        """Whether every reserved record has been taken."""
+        return self.reserved() == self._memory.consumer[0]
+
     def take(self, until: int | None = None) -> RingChunk:
         """Read all committed records up to the first that is still being written.
 

@@ -39,6 +39,8 @@ from otel_kprofiler.tracking import (
 
 INTERVAL_S: Final = 0.25
 _TIDY_S: Final = 5.0
+_REST_S: Final = 60.0
+"""How often processes are looked for if none was sampled since."""
 _JOIN_S: Final = 5.0
 
 _log = logging.getLogger(__name__)
@@ -299,22 +301,30 @@ class PythonTracking:
         waiting.register(self._stop_fd, select.POLLIN)
         waiting.register(self._registry.fileno(), select.POLLIN)
         events: ProcessEvents | None = None
-        tidied_at = time.monotonic()
-        while self._stop_fd not in dict(waiting.poll(1000 * (INTERVAL_S if events else _TIDY_S))):
-            if not self._inspect_seen() and events is None and self._lacks_right():
+        tidy_at = time.monotonic() + _REST_S
+        while self._stop_fd not in dict(waiting.poll(self._find_wait_ms(events, tidy_at))):
+            seen = self._registry.take_seen()
+            if seen:
+                tidy_at = min(tidy_at, time.monotonic() + _TIDY_S)
+            if not self._inspect(seen) and events is None and self._lacks_right():
                 events = ProcessEvents(self._pids, children=self._children, files=self._files)
                 undo.enter_context(events)
                 waiting.register(events.fileno(), select.POLLIN)
             for event in events.poll() if events else ():
                 self._processes.apply(event)
-            if time.monotonic() > tidied_at + _TIDY_S:
+            if time.monotonic() >= tidy_at:
                 self._processes.release_ended()
-                tidied_at = time.monotonic()
+                tidy_at = time.monotonic() + _REST_S
 
-    def _inspect_seen(self) -> bool:
-        """Look at the processes that were sampled; whether that was permitted of all."""
+    @staticmethod
+    def _find_wait_ms(events: ProcessEvents | None, tidy_at: float) -> float:
+        tidy_s = max(0.0, tidy_at - time.monotonic())
+        return 1000 * (min(INTERVAL_S, tidy_s) if events else tidy_s)
+
+    def _inspect(self, processes: Iterable[ProcessSeen]) -> bool:
+        """Look at processes that were sampled; whether that was permitted of all."""
         permitted = True
-        for seen in self._registry.take_seen():
+        for seen in processes:
             try:
                 self._processes.inspect(seen)
             except PermissionError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from otel_kprofiler.pipeline.windows import (
     DRAIN_INTERVAL_S,
     FIRST_WINDOW_NS,
+    IDLE_S,
     WHOLE_RECORDING,
     WindowBuilder,
     WindowCounts,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DRAIN_INTERVAL_S",
     "FIRST_WINDOW_NS",
+    "IDLE_S",
     "WHOLE_RECORDING",
     "EventTimeGate",
     "Pipeline",

@@ -39,6 +39,7 @@ from otel_kprofiler.model import (
     Window,
 )
 from otel_kprofiler.pipeline.gate import MAX_WAIT_NS, EventTimeGate, count_kinds
+from otel_kprofiler.pipeline.idle_wait import SETTLE_S, wait_for_samples
 from otel_kprofiler.pipeline.python_frames import PythonFrames
 from otel_kprofiler.pipeline.windows import (
     DRAIN_INTERVAL_S,
@@ -57,8 +58,6 @@ from otel_kprofiler.processes import (
 from otel_kprofiler.sampling import Sampler, SamplerCounts
 from otel_kprofiler.symbols import StackResolver
 
-_SETTLE_S: Final = 0.005
-"""Delay until all samples taken before an instant can be drained."""
 _SETTLE_TRIES: Final = 40
 """Polls for pending symbol events after stop."""
 _FINISH_S: Final = 20.0
@@ -142,6 +141,7 @@ class Pipeline(Generic[SamplerT]):
         self._gate = EventTimeGate(max_wait_ns)
         self._windows: WindowBuilder | None = None
         self._looked_ns = 0
+        self._has_drained = False
         # Held while samples move from one count to another, so that each is counted exactly once.
         # Reentrant: a signal handler may read the account.
         self._lock = threading.RLock()
@@ -185,16 +185,18 @@ class Pipeline(Generic[SamplerT]):
         """End a window when the sampler changed, and apply its period and a schedule from then."""
         self._get_windows().change(at_boot_ns, schedule, self.sampler.period_ns)
 
-    def step(self, timeout_s: float = DRAIN_INTERVAL_S) -> None:
+    def step(self, timeout_s: float = DRAIN_INTERVAL_S, idle_s: float = 0.0) -> None:
         """Wait for samples up to a timeout, and process all that are complete.
 
-        The wait ends with the window, so that the window is closed without delay.
+        The wait ends with the window, so that the window is closed without delay. It begins with
+        the first sample, which is waited for up to ``idle_s``, if the step before had none.
         """
         end_ns = self._get_windows().end_boot_ns
-        if end_ns > self._looked_ns:  # otherwise the window waits for symbols, which take longer
-            until_end_s = (end_ns - self._clock.boot_ns()) / 1e9
-            timeout_s = min(timeout_s, max(until_end_s, 0) + _SETTLE_S)
-        self.sampler.wait(timeout_s)
+        if end_ns <= self._looked_ns:
+            self.sampler.wait(timeout_s)  # for symbols, too, which the window waits for
+        else:
+            is_idle = not (self._has_drained or self._gate.counts)
+            wait_for_samples(self.sampler, self._clock, end_ns, timeout_s, idle_s * is_idle)
         self._drain()
         now_ns = self._looked_ns = self._clock.boot_ns()
         passed_ns = self._gate.passed_ns(
@@ -227,7 +229,7 @@ class Pipeline(Generic[SamplerT]):
         for _ in range(_SETTLE_TRIES):
             if self._stacks.advance(self._clock.boot_ns()) >= now_ns or self._must_end():
                 break
-            time.sleep(_SETTLE_S)
+            time.sleep(SETTLE_S)
         self._stacks.finish(min(_FINISH_S, timeout_s / 2))
         self._collect(now_ns)
         while self._add_until(_END_OF_TIME_NS) and self._gate.counts:
@@ -272,6 +274,7 @@ class Pipeline(Generic[SamplerT]):
 
     def _drain(self) -> None:
         samples = self.sampler.drain()
+        self._has_drained = bool(samples)
         if self._on_drained:
             self._on_drained(samples)
         with self._lock:

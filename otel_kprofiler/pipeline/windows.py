@@ -36,6 +36,8 @@ from otel_kprofiler.text import decode_name
 
 DRAIN_INTERVAL_S: Final = 0.25
 """Interval between drains of the ring; the kernel wakes us earlier if it fills up."""
+IDLE_S: Final = 5.0
+"""Maximum interval between drains while there are no samples."""
 FIRST_WINDOW_NS: Final = 100_000_000
 """Length of the first window, except in recordings to a file."""
 

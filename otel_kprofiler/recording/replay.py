@@ -40,8 +40,12 @@ class ReplaySampler:
     def wait(self, timeout_s: float) -> None:
         """Return at once."""
 
+    def wait_first(self, timeout_s: float) -> bool:
+        """Return at once."""
+        return True
+
     def wake(self) -> None:
-        """Do nothing: ``wait`` never blocks."""
+        """Do nothing: no wait blocks."""
 
     def drain(self) -> list[RawSample]:
         """Samples of the next recorded drain; sets :attr:`exhausted` if there is none."""

@@ -8,7 +8,6 @@ import functools
 import logging
 import os
 import platform
-import select
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -38,6 +37,7 @@ from otel_kprofiler.bpf import (
     ProgramConfig,
     PythonMaps,
     PythonOffsets,
+    ReaderFlag,
     RingMemory,
     RingReader,
     SpanSlots,
@@ -70,6 +70,7 @@ from otel_kprofiler.sampling.python_frames import (
     python_ring_bytes,
     tell_problem,
 )
+from otel_kprofiler.sampling.record_waiter import RecordWaiter
 from otel_kprofiler.sampling.sampler import SamplerConfig
 from otel_kprofiler.sampling.target_maps import (
     INITIAL_NAMESPACE,
@@ -112,6 +113,7 @@ class Attachment:
     Attributes:
         lines: counters of the program.
         ring: reader of its records.
+        waiter: waits for them.
         events: perf events that run it.
         target_slots: maximum number of target processes.
         spans: slots in which threads publish their span; None if not configured.
@@ -179,13 +181,10 @@ class Attachment:
                 self.spans = SpanSlots(program.map_fd("span_slots"), config.span_slots)
                 undo.callback(self.spans.close)
                 self.follows_spans = _follow_spans(program, config, loader.name)
-            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            undo.callback(os.close, self._wake_fd)
-            self._epoll = select.epoll()
-            undo.callback(self._epoll.close)
-            self._epoll.register(self._wake_fd, select.EPOLLIN)
-            # Edge-triggered: otherwise a ring that is never empty would end every wait at once.
-            self._epoll.register(ring_fd, select.EPOLLIN | select.EPOLLET)
+            flag = ReaderFlag(program.map_fd("reader_waits"))
+            undo.callback(flag.close)
+            self.waiter = RecordWaiter(self.ring, ring_fd, self.lines, flag)
+            undo.callback(self.waiter.close)
             self.events = _events(config, files, program, choice.name, self.lines.runs)
             undo.callback(self.events.close)
             waits = wait_programs(config, choice.name)
@@ -219,17 +218,6 @@ class Attachment:
             self._targets.change(config)
         except OSError as error:
             raise SamplerError(f"the program could not be configured: {error}") from error
-
-    def wait(self, timeout_s: float) -> None:
-        """Block until the program forces a wakeup, :meth:`wake` is called, or the timeout."""
-        for fd, _ in self._epoll.poll(timeout_s):
-            if fd == self._wake_fd:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(fd)
-
-    def wake(self) -> None:
-        """End :meth:`wait`."""
-        os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
         """Close descriptors and mappings, the events first; safe in a forked child."""

@@ -246,13 +246,21 @@ class EbpfSampler(ForkAware):
 
     def wait(self, timeout_s: float) -> None:
         """Block until the ring passes its fill mark, :meth:`wake` is called, or the timeout."""
-        self._attachment().wait(timeout_s)
+        self._attachment().waiter.wait(timeout_s)
+
+    def wait_first(self, timeout_s: float) -> bool:
+        """Block until a sample is in the ring, :meth:`wake`, or the timeout; does no work.
+
+        Returns at once if waits are followed, whose ends no record may announce.
+        """
+        attached = self._attachment()
+        return attached.waits is not None or attached.waiter.wait_first(timeout_s)
 
     def wake(self) -> None:
         """End :meth:`wait`."""
         attached = self._attached
         if attached is not None:
-            attached.wake()
+            attached.waiter.wake()
 
     def drain(self) -> list[RawSample]:
         """All samples in the ring."""

@@ -173,8 +173,15 @@ class Sampler(Protocol):
     def wait(self, timeout_s: float) -> None:
         """Block until the fill mark is passed, :meth:`wake` is called, or ``timeout_s``."""
 
+    def wait_first(self, timeout_s: float) -> bool:
+        """Block until a sample is ready, :meth:`wake` is called, or ``timeout_s``.
+
+        Returns:
+            Whether the wait for more samples is worth it: False after :meth:`wake` or the timeout.
+        """
+
     def wake(self) -> None:
-        """End a :meth:`wait`; may be called from any thread or signal handler."""
+        """End a wait; may be called from any thread or signal handler."""
 
     def drain(self) -> list[RawSample]:
         """All samples that are ready; never blocks. Also handles CPU hotplug."""

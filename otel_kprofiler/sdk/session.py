@@ -14,7 +14,7 @@ from opentelemetry.sdk.resources import Resource
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Account, ExporterAccount, Window
-from otel_kprofiler.pipeline import open_live, open_symbols
+from otel_kprofiler.pipeline import IDLE_S, open_live, open_symbols
 from otel_kprofiler.sdk.kernel_entries import name_entries
 from otel_kprofiler.sdk.label_sets import LabelCounts
 from otel_kprofiler.sdk.links import SpanLinks
@@ -188,7 +188,7 @@ class Session:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._pipeline.step(self._interval_s)
+                self._pipeline.step(self._interval_s, IDLE_S)
                 self._link_other_spans()
                 while not self._commands.empty():
                     self._commands.get()()

@@ -31,7 +31,8 @@ QUEUE_BYTES: Final = 8 << 20
 """Limit on data queued for ``poll``; more is dropped, and everything is read again."""
 SETTLE_NS: Final = 5_000_000
 """Delay of records: the time is taken before writing, and a virtual CPU may pause in between."""
-FOLLOW_INTERVAL_S: Final = 1.0
+FOLLOW_INTERVAL_S: Final = 5.0
+"""How often CPUs that came are looked for; all symbols are then read again."""
 READ_INTERVAL_S: Final = 0.2
 ALL_INTERVAL_S: Final = 10.0
 """Minimum interval between two readings of kallsyms."""

@@ -7,6 +7,7 @@ that wait at the same time share a grace period.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -135,7 +136,7 @@ class TableStore:
         self._indexing = False
         self._children = Children()
         self._index_share = CpuShare(CPU_SHARE)
-        self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = threading.Event()
         self._epoll = select.epoll()
         self._gate = ForkGate()
@@ -187,7 +188,7 @@ class TableStore:
         self._requests.close()
         self._maps.close()
         self._epoll.close()
-        os.close(self._stop_fd)
+        os.close(self._wake_fd)
 
     def before_fork(self) -> None:
         """Finish what a child would inherit half done: open files, maps, views of the ring."""
@@ -200,7 +201,7 @@ class TableStore:
     def _stop_threads(self) -> bool:
         """Stop them; whether all have ended."""
         self._stopping.set()
-        os.eventfd_write(self._stop_fd, 1)
+        self._wake()
         self._requests.stop()
         self._children.stop()
         until = time.monotonic() + _JOIN_S
@@ -211,7 +212,7 @@ class TableStore:
 
     def _take(self) -> None:
         """Take requests from the ring, and forget refusals whose time is over."""
-        self._epoll.register(self._stop_fd, select.EPOLLIN)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._epoll.register(self._maps.ring_fd, select.EPOLLIN | select.EPOLLET)
         while not self._stopping.is_set():
             with self._gate.work():
@@ -219,7 +220,17 @@ class TableStore:
                     self.request(request)
                 self._end_holds()
                 self._resume()
-            self._epoll.poll(_POLL_S)
+            self._epoll.poll(self._find_wait_s())
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
+
+    def _find_wait_s(self) -> float | None:
+        """Time until there is more to do than take requests; None without end."""
+        with self._lock:
+            if self._postponed:
+                return _POLL_S
+            next_ns = min((until for until in self._refused.values() if until), default=None)
+        return None if next_ns is None else max(0.0, (next_ns - self._now_ns()) / 1e9)
 
     def _work(self) -> None:
         while (taken := self._requests.take()) is not None:
@@ -324,6 +335,12 @@ class TableStore:
                 self._maps.forget_file(oldest)
             self._maps.set_file(key, state)
             self._maps.announce()
+        if reason in _MAY_PASS:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Have the thread that takes requests see when it is wanted next."""
+        os.eventfd_write(self._wake_fd, 1)
 
     def _is_always_gone(self, key: FileKey) -> bool:
         """Whether a file cannot be found whenever it is asked for, as on some overlays."""
@@ -361,6 +378,7 @@ class TableStore:
         with self._lock:
             self._postponed.append(request)
         self._resume()
+        self._wake()
 
     def _resume(self) -> None:
         """Queue postponed requests again, once tables may be made."""

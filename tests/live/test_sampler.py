@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import resource
+import signal
 import statistics
 import struct
 import subprocess
@@ -466,3 +467,31 @@ def test_closing_leaves_nothing_open():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
     assert descriptors() == before
+
+
+def test_the_first_sample_ends_the_wait_of_an_idle_reader():
+    with load(SPIN) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        os.waitpid(pid, os.WUNTRACED)
+        with running(target_pids=(pid,), stacks="both", samples_per_second=99) as sampler:
+            sampler.wait(0.05)
+            sampler.drain()
+            assert not sampler.wait_first(0.2)
+            assert sampler.drain() == []
+            threading.Timer(0.1, os.kill, (pid, signal.SIGCONT)).start()
+            assert sampler.wait_first(600)
+            assert sampler.drain()
+
+
+def test_a_call_of_wake_ends_the_wait_of_an_idle_reader():
+    with running(target_pids=(1 << 22,)) as sampler:
+        threading.Timer(0.1, sampler.wake).start()
+        assert not sampler.wait_first(600)
+
+
+def test_a_reader_that_does_not_wait_for_the_first_sample_is_not_woken_by_it():
+    with load(SPIN) as pid, running(target_pids=(pid,), stacks="both") as sampler:
+        assert sampler.wait_first(600)
+        before = time.monotonic()
+        sampler.wait(0.5)
+        assert time.monotonic() - before >= 0.4

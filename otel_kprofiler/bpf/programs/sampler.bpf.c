@@ -150,6 +150,7 @@ struct scratch {
 
 ARRAY(config, struct config, 1);
 MMAP_ARRAY(cpu_lines, struct cpu_line, SIZED_BY_LOADER);
+MMAP_ARRAY(reader_waits, u64, 1); /* whether the reader waits for the next record */
 SCRATCH(scratch, struct scratch);
 RING(ring);
 
@@ -304,6 +305,11 @@ GLOBAL int collect_span(void)
 /* A band above the mark: two CPUs may jump over it, and beyond it the reader is awake. */
 INLINE u64 find_wakeup(const struct config *options)
 {
+	u32 zero = 0;
+	const u64 *waits = LOOKUP(reader_waits, &zero);
+
+	if (waits && *waits)
+		return BPF_RB_FORCE_WAKEUP;
 	return RING_USED(ring) - options->wakeup_bytes < options->wakeup_bytes / 8 ?
 		       BPF_RB_FORCE_WAKEUP :
 		       BPF_RB_NO_WAKEUP;

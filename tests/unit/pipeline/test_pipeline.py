@@ -49,12 +49,21 @@ class ScriptedSampler:
         self.received = 0
         self.lost = {}
         self.running = False
+        self.first_after_s = None
+        self.waits = []
 
     def start(self):
         self.running = True
 
     def wait(self, timeout_s):
+        self.waits.append(("more", round(timeout_s, 3)))
         self.time.boot += round(timeout_s * SECOND)
+
+    def wait_first(self, timeout_s):
+        self.waits.append(("first", round(timeout_s, 3)))
+        comes = self.first_after_s is not None and self.first_after_s < timeout_s
+        self.time.boot += round((self.first_after_s if comes else timeout_s) * SECOND)
+        return comes
 
     def drain(self):
         samples, self.ready = self.ready, []
@@ -155,6 +164,38 @@ def test_a_finished_window_closes_at_once_unless_it_waits_for_symbols(parts):
     assert waits[0] < SECOND // 100 < SECOND // 4 == waits[1]
     symbols.watermark = None
     pipeline.step(0.25)
+    assert counts(windows) == [1]
+
+
+def test_an_idle_pipeline_sleeps_until_the_first_sample_or_the_end_of_the_window(parts):
+    pipeline, sampler, _symbols, windows, time = parts
+    sampler.first_after_s = 0.5
+    sampler.ready = [raw(time.boot + SECOND // 2)]
+    pipeline.step(0.25, idle_s=5)
+    assert sampler.waits == [("first", 1.005), ("more", 0.25)]
+    sampler.waits.clear()
+    pipeline.step(0.1, idle_s=5)  # the step before had a sample
+    assert sampler.waits == [("more", 0.1)]
+    sampler.waits.clear()
+    sampler.first_after_s = None
+    pipeline.step(0.25, idle_s=5)
+    assert sampler.waits == [("first", 0.155)]
+    assert counts(windows) == [1]
+
+
+def test_an_idle_pipeline_does_not_sleep_while_a_window_or_a_sample_waits_for_symbols(parts):
+    pipeline, sampler, symbols, windows, time = parts
+    symbols.watermark = time.boot
+    sampler.ready = [raw(time.boot + 1)]
+    pipeline.step(0.1)
+    pipeline.step(0.1, idle_s=5)
+    time.boot += SECOND
+    pipeline.step(0.1, idle_s=5)
+    sampler.waits.clear()
+    pipeline.step(0.1, idle_s=5)
+    assert sampler.waits == [("more", 0.1)]
+    symbols.watermark = None
+    pipeline.step(0.1, idle_s=5)
     assert counts(windows) == [1]
 
 

@@ -1,0 +1,48 @@
+"""The agent's state, as ``/status`` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from otel_kprofiler.export import ExportQueue
+from otel_kprofiler.model import Account
+from otel_kprofiler.pipeline import Pipeline
+from otel_kprofiler.sampling import EbpfSampler
+from otel_kprofiler.symbols import SymbolLoader
+
+
+def describe_agent(
+    *,
+    status: str,
+    account: Account,
+    queues: Mapping[str, ExportQueue],
+    pipeline: Pipeline[EbpfSampler] | None,
+    user_names: SymbolLoader | None,
+    stalls: int,
+) -> dict[str, object]:
+    """The account, failing receivers and disks, rate, loaded files. Thread-safe.
+
+    Args:
+        status: what the agent does.
+        account: of all samples.
+        queues: those of the exporters, by name.
+        pipeline: None if nothing is sampled.
+        user_names: reads the symbols of files; None if it does not.
+        stalls: how often the main loop stalled.
+    """
+    sampler = pipeline.sampler if pipeline else None
+    tables = sampler.tables if sampler else None
+    python = pipeline.python if pipeline else None
+    outages = {name: queue.exporter.find_outage() for name, queue in queues.items()}
+    errors = {name: queue.find_storage_error() for name, queue in queues.items()}
+    return {
+        "status": status,
+        "account": account.as_dict(),
+        "unreachable": {name: outage for name, outage in outages.items() if outage},
+        "storage": {name: error for name, error in errors.items() if error},
+        "samples_per_second": sampler.config.samples_per_second if sampler else 0,
+        "python_frames": python.describe() if python else None,
+        "unwind_tables": tables.as_dict() if tables else None,
+        "user_symbols": user_names.counts()._asdict() if user_names else None,
+        "stalls_of_the_loop": stalls,
+    }
