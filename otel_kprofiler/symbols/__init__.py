@@ -71,8 +71,8 @@ from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_name
 from otel_kprofiler.symbols.user.resolver import UserNames, UserResolver
 
 if TYPE_CHECKING:
-    from otel_kprofiler.symbols.elf.functions import ElfMatch, ElfSymbols
-    from otel_kprofiler.symbols.elf.kind import is_kernel_file
+    from otel_kprofiler.symbols.kernel.elf_functions import ElfMatch, ElfSymbols
+    from otel_kprofiler.symbols.kernel.file_kind import is_kernel_file
     from otel_kprofiler.symbols.resolvers.combined import (
         CachedResolver,
         ChainResolver,
@@ -192,9 +192,9 @@ __all__ = [
 _LATE: Final = {
     "CachedResolver": "resolvers.combined",
     "ChainResolver": "resolvers.combined",
-    "ElfMatch": "elf.functions",
+    "ElfMatch": "kernel.elf_functions",
     "ElfResolver": "resolvers.elf_file",
-    "ElfSymbols": "elf.functions",
+    "ElfSymbols": "kernel.elf_functions",
     "KernelResolver": "resolvers.kernel",
     "PidFilter": "resolvers.combined",
     "ProcessResolver": "resolvers.process",
@@ -214,7 +214,7 @@ _LATE: Final = {
     "WantedDebugFile": "user.debug_files",
     "demangle": "user.demangle",
     "find_servers": "user.debuginfod",
-    "is_kernel_file": "elf.kind",
+    "is_kernel_file": "kernel.file_kind",
     "Symbolizer": "symbolizer",
     "find_process": "resolvers.process",
 }

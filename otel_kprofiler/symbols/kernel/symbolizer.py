@@ -390,7 +390,7 @@ def _frames(
 
 
 def _with_sizes(snapshot: Snapshot, paths: Sequence[str | os.PathLike[str]]) -> Snapshot:
-    from otel_kprofiler.symbols.elf.functions import ElfSymbols  # noqa: PLC0415 - elftools
+    from otel_kprofiler.symbols.kernel.elf_functions import ElfSymbols  # noqa: PLC0415 - elftools
 
     tables: dict[str, Callable[[int], SymbolTable]] = {}
     loaded = {module.build_id for module in snapshot.modules}

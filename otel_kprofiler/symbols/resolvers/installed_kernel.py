@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import BuildId, Line
-from otel_kprofiler.symbols.elf.functions import ElfSymbols
-from otel_kprofiler.symbols.elf.image import find_debug_file, open_elf
+from otel_kprofiler.symbols.kernel.elf_functions import ElfSymbols
+from otel_kprofiler.symbols.kernel.elf_image import find_debug_file, open_elf
 from otel_kprofiler.symbols.kernel.symbolizer import KernelSymbolizer
 
 

@@ -13,7 +13,7 @@ from otel_kprofiler.cli.symbolize import command
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import Unresolved
 from otel_kprofiler.symbols import ElfSymbols, KernelSymbolizer, make_file_id
-from otel_kprofiler.symbols.elf import functions, image
+from otel_kprofiler.symbols.kernel import elf_functions, elf_image
 
 ET_REL, ET_EXEC = 1, 2
 CODE, DATA = 6, 2
@@ -185,7 +185,7 @@ def test_a_stripped_file_uses_the_installed_debug_file(tmp_path, monkeypatch):
     debug.parent.mkdir(parents=True)
     debug.write_bytes(MODULE)
     monkeypatch.setattr(
-        functions, "find_debug_file", lambda key: image.find_debug_file(key, str(tmp_path))
+        elf_functions, "find_debug_file", lambda key: elf_image.find_debug_file(key, str(tmp_path))
     )
     symbols = ElfSymbols(str(stripped))
     assert (symbols.name, symbols.find(0x10).line.function) == ("m", "first")

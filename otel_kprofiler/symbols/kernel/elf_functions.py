@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 from otel_kprofiler.elf import is_mapping_symbol, marks_data
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import FileId, Line
-from otel_kprofiler.symbols.elf.image import ElfImage, Section, find_debug_file, open_elf
 from otel_kprofiler.symbols.kernel.build import END_TYPE, TableBuilder
+from otel_kprofiler.symbols.kernel.elf_image import ElfImage, Section, find_debug_file, open_elf
 from otel_kprofiler.symbols.kernel.identity import make_file_id
 from otel_kprofiler.symbols.kernel.names import fold_preamble, make_line
 from otel_kprofiler.symbols.kernel.table import SymbolTable

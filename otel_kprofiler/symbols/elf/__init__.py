@@ -1,1 +1,0 @@
-"""Kernel ELF files: relative address to function, as a backend resolves it."""
