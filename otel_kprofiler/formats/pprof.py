@@ -22,6 +22,7 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
+from otel_kprofiler.otlp import wire
 from otel_kprofiler.text import escape_controls
 
 # Field numbers of the messages Profile, Sample, Mapping, Location, Line, Function, ValueType.
@@ -161,23 +162,14 @@ def _stand_ins(frame: Frame) -> tuple[Line, ...]:
     return tuple(Line(entry.name) for entry in frame_entries(frame))
 
 
-def _varint(value: int) -> bytes:
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value) if value else b""
+    return wire.varint(field << 3) + wire.varint(value & wire.MASK_64) if value else b""
 
 
 def _message(field: int, body: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(body)) + body
+    return wire.delimited(wire.varint(field << 3 | 2), body)
 
 
 def _packed(field: int, values: Sequence[int]) -> bytes:
-    return _message(field, b"".join(map(_varint, values))) if values else b""
+    packed = b"".join([wire.varint(value & wire.MASK_64) for value in values])
+    return _message(field, packed) if values else b""

@@ -34,9 +34,9 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
+from otel_kprofiler.otlp import wire
 
 _Value = int | bytes
-_Fields = Iterator[tuple[int, _Value]]
 
 # Field numbers of the messages, as in pprof.py.
 _SAMPLE_TYPE, _SAMPLE, _MAPPING, _LOCATION, _FUNCTION, _STRING = 1, 2, 3, 4, 5, 6
@@ -246,46 +246,23 @@ def _resource(process: str, pid: str) -> Resource:
     return Resource(attributes)
 
 
-def _fields(data: bytes) -> _Fields:
-    """Numbers and values of the fields of a message; fixed-width numbers are little-endian."""
-    position = 0
-    while position < len(data):
-        tag, position = _varint(data, position)
-        wire = tag & 7
-        if wire == 0:
-            value, position = _varint(data, position)
-            yield tag >> 3, value
-            continue
-        length = {1: 8, 5: 4}.get(wire)
-        if wire == 2:
-            length, position = _varint(data, position)
-        if length is None or position + length > len(data):
-            raise PayloadError("a field of the profile is damaged")
-        content = data[position : position + length]
-        position += length
-        yield tag >> 3, content if wire == 2 else int.from_bytes(content, "little")
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(data):
-            break
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & (1 << 64) - 1, position
-    raise PayloadError("a number of the profile is damaged")
+def _fields(data: bytes) -> Iterator[tuple[int, _Value]]:
+    try:
+        yield from wire.read_fields(data)
+    except ValueError as error:
+        raise PayloadError(f"the profile is damaged: {error}") from error
 
 
 def _packed(value: _Value) -> list[int]:
     if isinstance(value, int):
         return [value]
     found, position = [], 0
-    while position < len(value):
-        number, position = _varint(value, position)
-        found.append(number)
+    try:
+        while position < len(value):
+            number, position = wire.read_varint(value, position)
+            found.append(number)
+    except ValueError as error:
+        raise PayloadError(f"the profile is damaged: {error}") from error
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_kprofiler.otlp import wire
 from otel_kprofiler.otlp.account import parse_account
 from otel_kprofiler.otlp.conventions import (
     BOOLEAN_ATTRIBUTES,
@@ -100,6 +101,7 @@ __all__ = [
     "read_sample_attributes",
     "refuse_many_messages",
     "refuse_negative_values",
+    "wire",
 ]
 
 _LATE: Final = {

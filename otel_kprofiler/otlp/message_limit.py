@@ -7,14 +7,12 @@ from typing import Any, Final
 
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
+from otel_kprofiler.otlp.wire import FIXED_BYTES, LENGTH_DELIMITED, read_varint
 
 _LEAST_BYTES: Final = 12
 """Least size of a message, on average; those of our requests have 19 bytes."""
 _ANY: Final = 10_000
 """So many may be smaller."""
-_LENGTH_DELIMITED: Final = 2
-_SIZES: Final = {1: 8, 5: 4}
-"""Bytes of the values of wire types with a fixed size."""
 _GROUPS: Final = (3, 4)
 """Wire types that begin and end a group, which the decoder skips: no values of their own."""
 
@@ -53,10 +51,10 @@ def _count(data: bytes, children: dict[int, Any], limit: int) -> int:
         while parts:
             at, end, children = parts.pop()
             while at < end:
-                tag, at = _varint(data, at)
+                tag, at = read_varint(data, at)
                 kind = tag & 7
-                if kind == _LENGTH_DELIMITED:
-                    size, at = _varint(data, at)
+                if kind == LENGTH_DELIMITED:
+                    size, at = read_varint(data, at)
                     child = children.get(tag >> 3)
                     if child is not None:
                         count += 1
@@ -65,30 +63,12 @@ def _count(data: bytes, children: dict[int, Any], limit: int) -> int:
                         if size and (inner := _children(child)):
                             parts.append((at, min(at + size, end), inner))
                     at += size
-                elif kind in _SIZES:
-                    at += _SIZES[kind]
+                elif kind in FIXED_BYTES:
+                    at += FIXED_BYTES[kind]
                 elif kind == 0:
-                    _, at = _varint(data, at)
+                    _, at = read_varint(data, at)
                 elif kind not in _GROUPS:
                     break
-    except IndexError:  # cut off
+    except ValueError:  # cut off
         pass
     return count
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number and where it ends. As lenient as the decoder: what that accepts ends no count."""
-    value = data[at]
-    at += 1
-    if value < 0x80:
-        return value, at
-    value &= 0x7F
-    shift = 7
-    while shift < 64:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-    return value, at

@@ -9,18 +9,16 @@ are refused, unsupported values ignored.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import Attributes, AttributeScalar, AttributeValue
 from otel_kprofiler.otlp.protobuf import key_value
-from otel_kprofiler.otlp.wire import delimited
+from otel_kprofiler.otlp.wire import delimited, read_fields
 from otel_kprofiler.otlp.writer import KeyValue
 
 _RESOURCE: Final = 1
 _EXTRA: Final = 2
 _ARRAY: Final = 5
-_MAX_VARINT_BYTES: Final = 10
 
 
 class ProcessContext(NamedTuple):
@@ -56,9 +54,9 @@ def decode_process_context(payload: bytes) -> ProcessContext:
     """
     resource: dict[str, AttributeValue] = {}
     extra: dict[str, AttributeValue] = {}
-    for field, value in _fields(payload):
+    for field, value in read_fields(payload):
         if field == _RESOURCE and isinstance(value, bytes):
-            for inner, entry in _fields(value):
+            for inner, entry in read_fields(value):
                 if inner == 1:
                     _add_attribute(resource, entry)
         elif field == _EXTRA:
@@ -71,7 +69,7 @@ def _add_attribute(attributes: dict[str, AttributeValue], entry: int | bytes) ->
     if not isinstance(entry, bytes):
         return
     key = value = b""
-    for field, content in _fields(entry):
+    for field, content in read_fields(entry):
         if isinstance(content, bytes):
             key, value = (content, value) if field == 1 else (key, content)
     found = _any_value(value)
@@ -82,7 +80,7 @@ def _add_attribute(attributes: dict[str, AttributeValue], entry: int | bytes) ->
 def _any_value(message: bytes) -> AttributeValue | None:
     """Value of an ``AnyValue``; None for unsupported types."""
     value: AttributeValue | None = None
-    for field, content in _fields(message):
+    for field, content in read_fields(message):
         if field == _ARRAY and isinstance(content, bytes):
             value = _items(content)
         else:
@@ -106,45 +104,12 @@ def _scalar(field: int, content: int | bytes) -> AttributeScalar | None:
 def _items(message: bytes) -> tuple[AttributeScalar, ...] | None:
     """Items of an ``ArrayValue`` if all are scalars; nested arrays are not followed."""
     items = []
-    for _, item in _fields(message):
+    for _, item in read_fields(message):
         if not isinstance(item, bytes):
             return None
-        for field, content in _fields(item):
+        for field, content in read_fields(item):
             scalar = _scalar(field, content)
             if scalar is None:
                 return None
             items.append(scalar)
     return tuple(items)
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and content of each field; fixed-width ones as their bytes."""
-    at, end = 0, len(message)
-    while at < end:
-        tag, at = _varint(message, at)
-        wire_type = tag & 7
-        if wire_type == 0:
-            value, at = _varint(message, at)
-            yield tag >> 3, value
-            continue
-        if wire_type == 2:
-            length, at = _varint(message, at)
-        else:
-            length = {1: 8, 5: 4}.get(wire_type, -1)
-        if length < 0 or length > end - at:
-            raise ValueError("a field is truncated or has an unknown wire type")
-        yield tag >> 3, message[at : at + length]
-        at += length
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
-        if at == len(message):
-            break
-        byte = message[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128 and value < 1 << 64:
-            return value, at
-    raise ValueError("a number is truncated or too long")

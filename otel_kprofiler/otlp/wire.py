@@ -1,4 +1,4 @@
-"""Protobuf wire format, the writing side: varints, tags, length-delimited fields.
+"""Protobuf wire format: varints, length-delimited fields, the fields of a message.
 
 Source: https://protobuf.dev/programming-guides/encoding/. All functions are pure.
 """
@@ -6,10 +6,15 @@ Source: https://protobuf.dev/programming-guides/encoding/. All functions are pur
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
 MASK_64: Final = (1 << 64) - 1
+LENGTH_DELIMITED: Final = 2
+FIXED_BYTES: Final = {1: 8, 5: 4}
+"""Sizes of values by their wire type."""
+_MAX_SHIFT: Final = 63
 
 _ONE_BYTE: Final = tuple(bytes((value,)) for value in range(128))
 
@@ -25,6 +30,53 @@ def varint(value: int) -> bytes:
 
 _high_varint: Final = lru_cache(maxsize=1024)(varint)
 """Addresses of one object have their high bits in common."""
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A varint and where it ends; bits above the 64th are dropped, as decoders do.
+
+    Raises:
+        ValueError: it is cut off, or has more than 10 bytes.
+    """
+    try:
+        byte = data[at]
+        at += 1
+        if byte < 128:
+            return byte, at
+        value, shift = byte & 127, 7
+        while (byte := data[at]) >= 128:
+            value |= (byte & 127) << shift
+            at += 1
+            shift += 7
+            if shift > _MAX_SHIFT:
+                raise ValueError("a number is too long")
+    except IndexError:
+        raise ValueError("a number is truncated") from None
+    return (value | byte << shift) & MASK_64, at + 1
+
+
+def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and content of each field: varints as numbers, all others as their bytes.
+
+    Raises:
+        ValueError: the message is cut off, or a wire type is unknown or a group.
+    """
+    at, end = 0, len(message)
+    while at < end:
+        tag, at = read_varint(message, at)
+        wire_type = tag & 7
+        if wire_type == 0:
+            value, at = read_varint(message, at)
+            yield tag >> 3, value
+            continue
+        if wire_type == LENGTH_DELIMITED:
+            length, at = read_varint(message, at)
+        else:
+            length = FIXED_BYTES.get(wire_type, -1)
+        if length < 0 or length > end - at:
+            raise ValueError("a field is truncated or has an unknown wire type")
+        yield tag >> 3, message[at : at + length]
+        at += length
 
 
 def delimited(tag: bytes, body: bytes) -> bytes:
