@@ -181,6 +181,8 @@ class Sampling:
         ``code_sink`` takes the names of code without files as they are given.
         """
         return open_user_names(
-            UserSymbolSettings(detail=self.user_symbols, max_bytes=_SYMBOL_BYTES, cpu_share=1.0),
+            UserSymbolSettings(
+                detail=self.user_symbols, max_bytes=_SYMBOL_BYTES, cpu_share=1.0, may_block=True
+            ),
             code_sink,
         )

@@ -25,6 +25,11 @@ from otel_kprofiler.host.cgroups import (
     walk_cgroups,
 )
 from otel_kprofiler.host.child import child_command, limit_resources
+from otel_kprofiler.host.child_memory import (
+    MemoryGrant,
+    grant_memory,
+    limit_memory,
+)
 from otel_kprofiler.host.container_names import (
     ContainerNames,
     KnownContainers,
@@ -133,6 +138,7 @@ __all__ = [
     "KernelRelease",
     "KnownContainers",
     "MappedFileError",
+    "MemoryGrant",
     "MemoryMapping",
     "NewFile",
     "OpenedFile",
@@ -163,11 +169,13 @@ __all__ = [
     "get_capability_fix",
     "get_privilege_error",
     "give_up_capabilities",
+    "grant_memory",
     "held_capabilities",
     "is_in_cgroup_namespace",
     "is_in_user_namespace",
     "is_populated",
     "keep_only",
+    "limit_memory",
     "limit_resources",
     "modification_time",
     "open_mapped",

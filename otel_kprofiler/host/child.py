@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import sys
@@ -24,12 +23,7 @@ def child_command(module: str, *arguments: str) -> list[str]:
 
 
 def limit_resources(limits: Mapping[int, int]) -> None:
-    """Lower limits of this process, by ``RLIMIT_…``; it writes no core file.
-
-    Where memory runs out all the same, the kernel ends this process before others (proc(5)).
-    """
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
+    """Lower limits of this process, by ``RLIMIT_…``; it writes no core file."""
     for kind, most in {**limits, resource.RLIMIT_CORE: 0}.items():
         hard = resource.getrlimit(kind)[1]
         soft = most if hard == resource.RLIM_INFINITY else min(most, hard)

@@ -10,6 +10,7 @@ from typing import Final
 
 from otel_kprofiler.elf import ElfFile, frame_index
 from otel_kprofiler.errors import describe_status
+from otel_kprofiler.host import grant_memory, limit_memory
 from otel_kprofiler.model import Segment
 from otel_kprofiler.unwinding import go_frames
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
@@ -30,8 +31,23 @@ class Children:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
 
-    def run(self, script: str, fd: int, arguments: Iterable[str], timeout_s: float) -> bytes:
+    def run(
+        self,
+        script: str,
+        fd: int,
+        arguments: Iterable[str],
+        *,
+        timeout_s: float,
+        memory_bytes: int,
+    ) -> bytes:
         """Run a script of Python with the file as its input. Returns its output.
+
+        Args:
+            script: its path.
+            fd: the file.
+            arguments: of the script.
+            timeout_s: after which it is killed.
+            memory_bytes: what it may take; at most half of what the cgroup leaves.
 
         Raises:
             TableRefused: it failed, took too long, or was stopped.
@@ -40,6 +56,7 @@ class Children:
         with self._lock:
             if self._stopped:
                 raise TableRefused(Refusal.NOT_INDEXED, "the profiler stops")
+            grant = grant_memory(memory_bytes)
             child = subprocess.Popen(
                 [sys.executable, "-I", "-S", script, *arguments],
                 stdin=fd,
@@ -49,7 +66,8 @@ class Children:
             )
             self._running.add(child)
         try:
-            output, _ = child.communicate(timeout=timeout_s)
+            with limit_memory(child.pid, grant):
+                output, _ = child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
             child.kill()
             child.communicate()
@@ -89,7 +107,13 @@ def index_frames(
         raise TableRefused(Refusal.TOO_LARGE, f".eh_frame of {frames.size} bytes")
     arguments = (frames.offset, frames.size, frames.address)
     # its output is at most half as long as the section
-    pairs = children.run(frame_index.__file__, fd, map(str, arguments), timeout_s)
+    pairs = children.run(
+        frame_index.__file__,
+        fd,
+        map(str, arguments),
+        timeout_s=timeout_s,
+        memory_bytes=frame_index.MEMORY_BYTES,
+    )
     entries = len(pairs) // ENTRY_BYTES
     if not entries:
         raise TableRefused(Refusal.NO_FRAMES, ".eh_frame has no entries")
@@ -127,7 +151,13 @@ def index_go(
     pairs = Segment(tables.search_offset or 0, tables.search_bytes, 0)
     arguments = [str(tables.frames.address + tables.made_at), str(tables.origin)]
     arguments += [":".join(map(str, part)) for part in (pairs, table, text, *elf.loads)]
-    made = children.run(go_frames.__file__, fd, arguments, TIMEOUT_S)
+    made = children.run(
+        go_frames.__file__,
+        fd,
+        arguments,
+        timeout_s=TIMEOUT_S,
+        memory_bytes=go_frames.MEMORY_BYTES,
+    )
     (entries,) = go_frames.COUNT.unpack_from(made)
     end = go_frames.COUNT.size + entries * ENTRY_BYTES
     _check(made[go_frames.COUNT.size : end])

@@ -55,10 +55,20 @@ BUDGET = "otel_kprofiler/symbols/user/budget.py"
 STATIC = "otel_kprofiler/symbols/user/static_symbols.py"
 JIT_TABLE = "otel_kprofiler/symbols/user/jit_table.py"
 READ_FILES = "tests/unit/symbols/user/test_budget.py"
+CHILDREN, READ_LINES = (
+    "otel_kprofiler/host/child_memory.py",
+    "tests/unit/symbols/user/test_lines.py",
+)
+LINES, INDEXING = "otel_kprofiler/symbols/user/lines.py", "otel_kprofiler/unwinding/indexing.py"
 
 MUTATIONS = [
     Mutation("window above its memory limit", WINDOWS, "        self.end_boot_ns = min(self.end_boot_ns, next_ns)\n        return True\n", "        return False\n", "tests/unit/pipeline/test_pipeline.py::test_a_full_window_ends_before_the_next_sample_and_loses_none"),
     Mutation("file that takes much memory to read", BUDGET, "        if count_bytes > self.left_bytes:\n", "        if count_bytes < 0:\n", f"{READ_FILES}::test_files_are_read_within_the_limit[symbols]"),
+    Mutation("child that takes what the cgroup leaves the agent", CHILDREN, "    granted = max(0, left.count_bytes - promised) // _SHARE\n", "    granted = most_bytes\n", "tests/unit/host/test_child_memory.py::test_a_child_gets_half_of_what_is_left_and_of_what_others_were_promised"),
+    Mutation("DWARF that takes much memory", LINES, "with child, limit_memory(child.pid, grant):", "with child:", f"{READ_LINES}::test_a_conversion_ends_at_its_limits"),
+    Mutation("converted lines that the disk has no place for", LINES, '            raise LinesError(f"the converted lines cannot be kept in {where}") from error\n', "            return self._convert(source)\n", f"{READ_LINES}::test_lines_that_cannot_be_kept_are_not_put_into_a_temporary_file"),
+    Mutation("unwind entries that take much memory", INDEXING, "            with limit_memory(child.pid, grant):\n", "            if True:\n", "tests/unit/unwinding/test_index.py::test_a_process_takes_no_more_memory_than_it_was_granted"),
+    Mutation("split DWARF that makes look-ups wait", "otel_kprofiler/symbols/user/names.py", "            may_block=settings.may_block,\n", "", "tests/unit/symbols/user/test_drgn_lines.py::test_the_agent_does_not_wait_for_drgn"),
     Mutation("packed debug file that takes much memory", STATIC, "self._budget)\n        self._budget.give_back(len(content))\n", "ReadingBudget())\n        self._budget.give_back(len(content))\n", f"{READ_FILES}::test_files_are_read_within_the_limit[packed-zeros]"),
     Mutation("replaced code with many lines", JIT_TABLE, " or self._former_bytes > MAX_FORMER_BYTES", "", "tests/unit/symbols/user/test_perf_map.py::test_what_is_kept_of_former_functions_has_a_limit"),
     Mutation("receiver down", RETRY, "        failures += 1\n", "        failures += 1\n        return answer, LossCause.REJECTED\n", f"{RECEIVERS}::test_an_unreachable_receiver_is_retried"),

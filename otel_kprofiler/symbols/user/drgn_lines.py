@@ -1,7 +1,7 @@
 """Source lines and inlined functions by the library drgn, which runs in a process of its own.
 
-It reads what symbolic does not: split DWARF (``.dwo``, ``.dwp``), files that share parts (``dwz``),
-and files that are not linked, such as kernel modules.
+It reads what symbolic does not: split DWARF (``.dwo``, ``.dwp``) and files that share parts
+(``dwz``).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import select
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import IO, Final, NamedTuple, cast
 
 from otel_kprofiler.elf import FileSource
 from otel_kprofiler.errors import DependencyError, describe_error
-from otel_kprofiler.host import child_command
+from otel_kprofiler.host import child_command, grant_memory, limit_memory
 from otel_kprofiler.model import Line
 from otel_kprofiler.symbols.user import drgn_worker
 from otel_kprofiler.symbols.user.demangle import demangle
@@ -33,7 +33,7 @@ class WorkerLimits(NamedTuple):
     """What a worker may take.
 
     Attributes:
-        memory_bytes: address space, in which the files are mapped.
+        memory_bytes: data; at most half of what the cgroup leaves.
         open_s: seconds until it has opened the file.
         answer_s: seconds for one address.
         idle_s: seconds after which it ends if it is not asked; it is started again on demand.
@@ -60,7 +60,6 @@ class DrgnLines:
         source: the file, or the debug file of it.
         path: where it is.
         alternate: what ``.gnu_debugaltlink`` of the file leads to.
-        sections: half-open ranges of addresses of the sections of a file that is not linked.
         limits: what the worker may take.
 
     Raises:
@@ -74,7 +73,6 @@ class DrgnLines:
         path: str,
         *,
         alternate: FileSource | None = None,
-        sections: Mapping[str, tuple[int, int]] | None = None,
         limits: WorkerLimits = DEFAULT_LIMITS,
     ) -> None:
         if importlib.util.find_spec("drgn") is None:
@@ -88,7 +86,7 @@ class DrgnLines:
         self._limits = limits
         self._fds = [os.dup(source.fd), os.dup(alternate.fd) if alternate else -1]
         fd, other = self._fds
-        self._task = Task(limits.memory_bytes, limits.idle_s, fd, other, path, sections)
+        self._task = Task(limits.idle_s, fd, other, path)
         try:
             self._worker = _Worker(self._task, limits)
         except BaseException:
@@ -133,6 +131,7 @@ class _Worker:
 
     def __init__(self, task: Task, limits: WorkerLimits) -> None:
         self._limits = limits
+        grant = grant_memory(limits.memory_bytes)
         try:
             self._child = subprocess.Popen(
                 child_command(drgn_worker.__name__, json.dumps(task)),
@@ -145,6 +144,8 @@ class _Worker:
             )
         except OSError as error:
             raise LinesError(f"no process could be started: {describe_error(error)}") from error
+        self._held = ExitStack()
+        self._held.enter_context(limit_memory(self._child.pid, grant))
         try:
             cause = self._read(limits.open_s)
         except BaseException:
@@ -176,6 +177,7 @@ class _Worker:
         """Kill it."""
         self._child.kill()
         self._child.wait()
+        self._held.close()
         for pipe in (self._child.stdin, self._child.stdout):
             cast("IO[bytes]", pipe).close()
 

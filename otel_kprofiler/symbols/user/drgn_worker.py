@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import select
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -29,27 +28,22 @@ class Task(NamedTuple):
     """What the process is started for.
 
     Attributes:
-        memory_bytes: limit on its address space.
         idle_s: seconds after which it ends if it is not asked.
         fd: the file.
         alternate: descriptor of the file that dwz(1) moved parts to; -1 for none.
         path: where the file is, for those beside it (``.dwp``).
-        sections: of a file that is not linked, such as a kernel module: where each of them is, as
-            a half-open range.
     """
 
-    memory_bytes: int
     idle_s: float
     fd: int
     alternate: int
     path: str
-    sections: Mapping[str, tuple[int, int]] | None
 
 
 def main() -> None:
     """The argument is a :class:`Task` as JSON."""
     task = Task(*json.loads(sys.argv[1]))
-    limit_resources({resource.RLIMIT_AS: task.memory_bytes})
+    limit_resources({})
     try:
         look_up = _open(task)
     except Exception as error:  # noqa: BLE001 - a third party's, told to the parent
@@ -75,20 +69,13 @@ def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
 
     program: Any = drgn.Program(drgn.host_platform)
     program.set_enabled_debug_info_finders([])  # only what was given
-    if task.sections is None:
-        module: Any = program.extra_module(task.path, create=True)
-        module.address_range = _read_range(task.fd)
-    else:
-        module = program.relocatable_module(task.path, 0, create=True)
-        for name, (start, _) in task.sections.items():
-            module.section_addresses[name] = start
+    module: Any = program.extra_module(task.path, create=True)
+    module.address_range = _read_range(task.fd)
     for fd in (task.fd, task.alternate):
         if fd >= 0:
             module.try_file(task.path, fd=fd, force=True)
     if module.debug_file_status != drgn.ModuleFileStatus.HAVE:
         raise ValueError(f"no DWARF that can be read: {module.debug_file_status.name}")
-    if task.sections is not None:
-        module.address_ranges = [(start, end) for start, end in task.sections.values()]
     bias = module.debug_file_bias
 
     def look_up(address: int) -> list[tuple[str, str, int]]:

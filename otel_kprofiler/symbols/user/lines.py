@@ -9,23 +9,33 @@ from __future__ import annotations
 import importlib.util
 import mmap
 import os
+import signal
 import struct
 import subprocess
 import tempfile
+import threading
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from otel_kprofiler.elf import FileSource, hash_file
 from otel_kprofiler.errors import DependencyError, KProfilerError, describe_error, describe_status
-from otel_kprofiler.host import CacheDirectory, child_command
+from otel_kprofiler.host import (
+    CacheDirectory,
+    MemoryGrant,
+    child_command,
+    grant_memory,
+    limit_memory,
+)
 from otel_kprofiler.symbols.user import convert_lines
 from otel_kprofiler.symbols.user.convert_lines import HEADER, MAGIC
 from otel_kprofiler.symbols.user.symcache import VERSION, SymCache
 
 _SHOWN: Final = 200
-_LEAST_MEMORY_BYTES: Final = 256 << 20
-_MEMORY_FACTOR: Final = 8
-"""Address space per byte of a file; its sections may be compressed."""
+_LEAST_BYTES: Final = 16 << 20
+"""Data of the interpreter and the library, before they convert anything."""
+_OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)
+"""How the process ends if the library gets no memory, or the kernel has none."""
+_FIX: Final = "raise max_user_symbol_megabytes"
 
 
 class LinesError(KProfilerError):
@@ -37,8 +47,8 @@ class ConversionLimits(NamedTuple):
 
     Attributes:
         file_bytes: size of the file.
-        memory_bytes: address space of the process, in which the file is mapped. A debug file of
-            350 MB takes about 1 GB; small files get less than the limit.
+        memory_bytes: data of the process; at most half of what the cgroup leaves. A debug file of
+            11 MB takes 60 MB, one of 350 MB about 1 GB.
         result_bytes: size of the result, which is kept on disk.
         cpu_s: CPU time.
         wall_s: time in all, for a machine that is busy.
@@ -59,7 +69,8 @@ class SymbolicLines:
 
     Split DWARF is not followed (functions have no lines then), nor are files of ``dwz -m`` (inlined
     functions have no names then). A file is recognized by its size, its first and last page, and
-    the time of its last change. The child process has no capabilities.
+    the time of its last change. The child process has no capabilities. One file is converted at a
+    time.
 
     Args:
         cache: keeps what was converted, also for the next run; None: it is kept while in use.
@@ -79,6 +90,7 @@ class SymbolicLines:
             )
         self._cache = cache
         self._limits = limits
+        self._turn = threading.Lock()
 
     def open(
         self, source: FileSource, path: str = "", alternate: FileSource | None = None
@@ -114,8 +126,9 @@ class SymbolicLines:
     def _convert_to(self, cache: CacheDirectory, name: str, source: FileSource) -> SymCache:
         try:
             file = cache.create(name)
-        except OSError:  # no place to keep it in
-            return self._convert(source)
+        except OSError as error:  # a temporary file may be one in memory
+            where = f"{cache.path}: {error.strerror}"
+            raise LinesError(f"the converted lines cannot be kept in {where}") from error
         try:
             self._run(source, file.fd)
             table = _map(file.fd)
@@ -134,27 +147,44 @@ class SymbolicLines:
     def _run(self, source: FileSource, result: int) -> None:
         """Convert in a new interpreter."""
         limits = self._limits
-        memory = min(limits.memory_bytes, _LEAST_MEMORY_BYTES + _MEMORY_FACTOR * source.size)
-        numbers = (memory, limits.result_bytes, limits.cpu_s)
-        try:
-            done = subprocess.run(
-                child_command(convert_lines.__name__, *map(str, numbers)),
-                stdin=source.fd,
-                stdout=result,
-                stderr=subprocess.PIPE,
-                cwd="/",
-                timeout=limits.wall_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise LinesError(f"converting the DWARF took over {limits.wall_s:g} s") from error
-        except OSError as error:
-            raise LinesError(f"no process could be started: {describe_error(error)}") from error
-        if done.returncode:
-            cause = done.stderr[-_SHOWN:].decode("utf-8", "replace").strip()
+        numbers = (limits.result_bytes, limits.cpu_s)
+        with self._turn:
+            grant = grant_memory(limits.memory_bytes)
+            if grant.count_bytes < _LEAST_BYTES:
+                raise _exceeds(source, grant)
+            try:
+                child = subprocess.Popen(
+                    child_command(convert_lines.__name__, *map(str, numbers)),
+                    stdin=source.fd,
+                    stdout=result,
+                    stderr=subprocess.PIPE,
+                    cwd="/",
+                )
+            except OSError as error:
+                raise LinesError(f"no process could be started: {describe_error(error)}") from error
+            with child, limit_memory(child.pid, grant):
+                try:
+                    _, errors = child.communicate(timeout=limits.wall_s)
+                except subprocess.TimeoutExpired as error:
+                    text = f"converting the DWARF took over {limits.wall_s:g} s"
+                    raise LinesError(text) from error
+                finally:
+                    child.kill()
+        cause = errors[-_SHOWN:].decode("utf-8", "replace").strip()
+        if child.returncode in _OUT_OF_MEMORY or "MemoryError" in cause:
+            raise _exceeds(source, grant)
+        if child.returncode:
             raise LinesError(
-                f"the DWARF cannot be converted: {cause or describe_status(done.returncode)}"
+                f"the DWARF cannot be converted: {cause or describe_status(child.returncode)}"
             )
+
+
+def _exceeds(source: FileSource, grant: MemoryGrant) -> LinesError:
+    size = -(-source.size >> 20)
+    return LinesError(
+        f"converting the DWARF of the file of {size} MiB takes more memory than "
+        f"{grant.describe(_FIX)}"
+    )
 
 
 def _map(fd: int) -> SymCache:

@@ -26,6 +26,8 @@ from otel_kprofiler.symbols.user.loader import (
 from otel_kprofiler.symbols.user.sources import SymbolSources
 
 MAX_FILE_BYTES: Final = 1 << 30
+_LINE_SHARE: Final = 8
+"""Memory of a process that converts DWARF, in that of symbols: 60 MB for the largest of CPython."""
 _WORKERS: Final = {"names": 1, "lines": 2}  # converting DWARF takes seconds
 
 
@@ -35,13 +37,17 @@ class UserSymbolSettings:
 
     Attributes:
         detail: nothing; names of functions; or also source lines and inlined functions.
-        max_bytes: memory for symbols, and as much again while files are read.
+        max_bytes: memory for symbols, and as much again while files are read. A process that
+            converts DWARF may take eight times as much, and half of what the cgroup leaves.
         cpu_share: CPU time that reading them may take, in seconds per second.
+        may_block: whether naming an address may take seconds, as source lines of split DWARF do;
+            without, these files have names alone.
     """
 
     detail: Literal["off", "names", "lines"] = "off"
     max_bytes: int = DEFAULT_MAX_BYTES
     cpu_share: float = DEFAULT_CPU_SHARE
+    may_block: bool = False
 
 
 def open_user_names(
@@ -58,7 +64,13 @@ def open_user_names(
     """
     if settings.detail == "off":
         return None
-    sources = SymbolSources.open(lines=True) if settings.detail == "lines" else SymbolSources()
+    sources = SymbolSources()
+    if settings.detail == "lines":
+        sources = SymbolSources.open(
+            lines=True,
+            line_memory_bytes=_LINE_SHARE * settings.max_bytes,
+            may_block=settings.may_block,
+        )
     budget = ReadingBudget(settings.max_bytes)
     sources = replace(sources, max_section_bytes=settings.max_bytes, budget=budget)
 

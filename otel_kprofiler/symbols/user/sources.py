@@ -32,6 +32,7 @@ from otel_kprofiler.symbols.user.go import GoLines, find_go_section
 
 MAX_CACHE_BYTES: Final = 2 << 30
 """Of downloads, and of source lines."""
+_LINE_MEMORY_BYTES: Final = 4 << 30
 _log: Final = logging.getLogger(__name__)
 _DEBUG_INFO: Final = b".debug_info"
 
@@ -80,6 +81,8 @@ class SymbolSources:
         directories: Sequence[str] = DEBUG_DIRECTORIES,
         servers: Sequence[str] = (),
         cache_path: str | None = None,
+        line_memory_bytes: int = _LINE_MEMORY_BYTES,
+        may_block: bool = True,
     ) -> SymbolSources:
         """Sources as most tools need them.
 
@@ -90,6 +93,10 @@ class SymbolSources:
             servers: addresses of debuginfod servers that may be asked for debug files.
             cache_path: directory for what servers sent and for source lines; by default that of
                 the user.
+            line_memory_bytes: memory of the process that converts DWARF; at most half of what the
+                cgroup leaves.
+            may_block: whether looking up source lines may take seconds; False leaves out those of
+                split DWARF.
 
         Raises:
             DependencyError: ``symbolic``, which reads source lines, is not installed.
@@ -97,13 +104,19 @@ class SymbolSources:
         """
         from otel_kprofiler.symbols.user.debuginfod import Debuginfod  # noqa: PLC0415
         from otel_kprofiler.symbols.user.line_tables import LineTables  # noqa: PLC0415
-        from otel_kprofiler.symbols.user.lines import SymbolicLines  # noqa: PLC0415
+        from otel_kprofiler.symbols.user.lines import (  # noqa: PLC0415
+            ConversionLimits,
+            SymbolicLines,
+        )
 
         finders = find_installed(directories)
         if servers:
             finders = (*finders, Debuginfod(servers, _open_cache(cache_path, "debuginfod")))
-        reader = LineTables(SymbolicLines(_open_cache(cache_path, "lines"))) if lines else None
-        return cls(finders=finders, lines=reader)
+        if not lines:
+            return cls(finders=finders)
+        limits = ConversionLimits(memory_bytes=line_memory_bytes)
+        symbolic = SymbolicLines(_open_cache(cache_path, "lines"), limits)
+        return cls(finders=finders, lines=LineTables(symbolic, use_drgn=may_block))
 
     def read(
         self, source: Source, elf: ElfFile, details: FileDetails, root: str = ""

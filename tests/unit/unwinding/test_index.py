@@ -1,5 +1,6 @@
 """Makes search tables, in a process with limits."""
 
+import functools
 import struct
 import subprocess
 import sys
@@ -169,6 +170,24 @@ def test_memory_is_limited(tmp_path):
         )  # fmt: skip
     assert done.returncode == frame_index.FAILED
     assert done.stdout == b"MemoryError"
+
+
+def test_a_process_takes_no_more_memory_than_it_was_granted(tmp_path):
+    path = tmp_path / "frames"
+    with open(path, "wb") as file:
+        file.truncate(60 << 20)
+    arguments = ["0", str(60 << 20), "4096"]
+    with open(path, "rb") as file:
+        for memory_mib, cause in ((40, "MemoryError"), (160, "")):
+            limits = {"timeout_s": 30, "memory_bytes": memory_mib << 20}
+            run = functools.partial(
+                Children().run, frame_index.__file__, file.fileno(), arguments, **limits
+            )
+            if cause:
+                with pytest.raises(TableRefused, match=cause):
+                    run()
+            else:
+                assert run() == b""
 
 
 def test_an_entry_takes_little_memory():

@@ -1,4 +1,4 @@
-"""Source lines of files whose DWARF is split, shared or not linked, by a worker process."""
+"""Source lines of files whose DWARF is split or shared, by a worker process."""
 
 import os
 import signal
@@ -9,11 +9,14 @@ import pytest
 
 from otel_kprofiler.elf import FileSource
 from otel_kprofiler.errors import DependencyError
-from otel_kprofiler.model import Line
+from otel_kprofiler.host import Access, open_regular
+from otel_kprofiler.model import FileDetails, FileId, FileKey, Line
 from otel_kprofiler.symbols.user import drgn_lines as module
+from otel_kprofiler.symbols.user import line_tables
 from otel_kprofiler.symbols.user.drgn_lines import DrgnLines, WorkerLimits
 from otel_kprofiler.symbols.user.line_tables import LineTables
 from otel_kprofiler.symbols.user.lines import LinesError, SymbolicLines
+from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_names
 from otel_kprofiler.symbols.user.symcache import SymCache
 
 CODE = """
@@ -130,6 +133,30 @@ def test_drgn_is_not_used_where_it_would_block(folder, opened):
     assert isinstance(tables.open(opened(folder / "split"), ""), SymCache)
 
 
+@pytest.mark.parametrize("may_block", [False, True])
+def test_the_agent_does_not_wait_for_drgn(may_block, folder, tmp_path, monkeypatch):
+    opened = []
+
+    def record(source, path, **_):
+        opened.append(path)
+        raise LinesError("not now")
+
+    monkeypatch.setattr(line_tables, "DrgnLines", record)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path, key = str(folder / "split"), FileKey(1, 8, 0)
+    names = open_user_names(UserSymbolSettings(detail="lines", may_block=may_block))
+    file = open_regular(Access(), path)
+    names.add(key, FileDetails(path, None, FileId("1" * 32)), file)
+    os.close(file.fd)
+    names.finish(60)
+    (start,) = (
+        int(row.split()[0], 16) for row in run("nm", path).splitlines() if row.endswith(" first")
+    )
+    assert [line.function for line in names.name(key, start).lines] == ["first"]
+    names.close()
+    assert opened == [path] * may_block
+
+
 def test_without_drgn_the_rest_is_shown(folder, opened, monkeypatch):
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: name != "drgn" or None)
     table = LineTables(SymbolicLines(None)).open(opened(folder / "shared"), "")
@@ -140,17 +167,6 @@ def test_without_drgn_the_rest_is_shown(folder, opened, monkeypatch):
     with pytest.raises(DependencyError) as caught:
         DrgnLines(opened(folder / "split"), "")
     assert "pip install 'otel-kprofiler[drgn]'" in caught.value.hint
-
-
-def test_a_file_that_is_not_linked_has_the_lines_of_its_sections(tmp_path, opened, keep):
-    path = tmp_path / "part.o"
-    code = b"int first(int a) { return a; }\nint second(int a) {\n  return a * 3;\n}\n"
-    run_input = ["gcc", "-g", "-c", "-x", "c", "-ffunction-sections", "-o", str(path), "-"]
-    subprocess.run(run_input, input=code, check=True)
-    sections = {".text.first": (0x1000, 0x100C), ".text.second": (0x5000, 0x5020)}
-    table = keep(DrgnLines(opened(path), str(path), sections=sections))
-    assert [line[::3] for line in table.lookup(0x1004)] == [("first", 1)]
-    assert [line[::3] for line in table.lookup(0x5004)] == [("second", 2)]
 
 
 @pytest.mark.parametrize(
@@ -205,4 +221,4 @@ def test_files_without_dwarf_are_refused(folder, opened, tmp_path):
         with pytest.raises(LinesError, match="cannot be read"):
             DrgnLines(opened(path), str(path))
     with pytest.raises(LinesError, match=r"cannot be read|has ended"):
-        DrgnLines(opened(folder / "split"), "", limits=WorkerLimits(memory_bytes=20 << 20))
+        DrgnLines(opened(folder / "split"), "", limits=WorkerLimits(memory_bytes=4 << 20))

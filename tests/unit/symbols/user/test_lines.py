@@ -191,7 +191,11 @@ def test_lines_need_no_cache_and_no_file(build, opened, tmp_path):
     ("limits", "cause"),
     [
         (ConversionLimits(file_bytes=1000), "the file is larger than"),
-        (ConversionLimits(memory_bytes=20 << 20), "cannot be converted"),
+        (
+            ConversionLimits(memory_bytes=17 << 20),
+            "of 1 MiB takes more memory than the limit of 17 MiB",
+        ),
+        (ConversionLimits(memory_bytes=1 << 20), "raise max_user_symbol_megabytes"),
         (ConversionLimits(result_bytes=1000), "cannot be converted"),
         (ConversionLimits(wall_s=0.01), "took over 0.01 s"),
     ],
@@ -202,6 +206,13 @@ def test_a_conversion_ends_at_its_limits(limits, cause, build, cache, opened):
         SymbolicLines(cache, limits).open(opened(build("pie")))
     assert time.monotonic() - started < 30
     assert os.listdir(cache.path) == []
+
+
+def test_lines_that_cannot_be_kept_are_not_put_into_a_temporary_file(build, cache, opened):
+    """Such a file may be one in memory, for as long as the lines are used."""
+    os.rmdir(cache.path)
+    with pytest.raises(LinesError, match=rf"cannot be kept in {cache.path}: No such file"):
+        SymbolicLines(cache).open(opened(build("pie")))
 
 
 def test_files_that_are_not_elf_are_refused(cache, opened):

@@ -1,0 +1,189 @@
+"""Memory that child processes may take, so that the cgroup's limit is not reached.
+
+The kernel kills processes of a cgroup at its limit, and throttles all of them above ``memory.high``
+(Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's sources).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, NamedTuple
+
+from otel_kprofiler.host.access import Access, HostFiles
+from otel_kprofiler.host.cgroup_names import parse_cgroup_lines
+from otel_kprofiler.host.cgroups import parse_mount_points
+
+_UNLIMITED: Final = 1 << 60
+"""Limits from here on are none: version 1 has a number of pages of 63 bits."""
+_SHARE: Final = 2
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_MIB: Final = 1 << 20
+
+
+class _Files(NamedTuple):
+    """Files of a cgroup with a version's names of them."""
+
+    limits: tuple[str, ...]
+    usage: str
+    page_cache: tuple[bytes, ...]
+
+
+_V1: Final = _Files(
+    ("memory.limit_in_bytes",),
+    "memory.usage_in_bytes",
+    (b"total_inactive_file", b"total_active_file"),
+)
+_V2: Final = _Files(
+    ("memory.max", "memory.high"), "memory.current", (b"inactive_file", b"active_file")
+)
+
+
+class MemoryLeft(NamedTuple):
+    """Memory that a cgroup leaves its processes.
+
+    Attributes:
+        count_bytes: until the nearest limit, page cache of files not counted.
+        path: the file with that limit.
+        limit_bytes: the limit.
+    """
+
+    count_bytes: int
+    path: str
+    limit_bytes: int
+
+
+class MemoryGrant(NamedTuple):
+    """Memory that a child process may take.
+
+    Attributes:
+        count_bytes: data of the process (``RLIMIT_DATA``): heap and private writable mappings.
+        cgroup: what limits it; None if that is the caller's wish.
+    """
+
+    count_bytes: int
+    cgroup: MemoryLeft | None
+
+    def describe(self, fix: str) -> str:
+        """The limit, and how to raise it.
+
+        Args:
+            fix: how to raise the caller's wish.
+        """
+        limit = f"the limit of {self.count_bytes // _MIB} MiB"
+        if self.cgroup is None:
+            return f"{limit}; {fix}"
+        return (
+            f"{limit}, half of what {self.cgroup.path} ({self.cgroup.limit_bytes // _MIB} MiB) "
+            "leaves; raise it: MemoryHigh and MemoryMax of the unit, or the container's limit"
+        )
+
+
+_running: dict[int, int] = {}
+"""Bytes granted to each child that runs, by process id; its operations are atomic."""
+
+
+def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant:
+    """Grant memory to a child that is about to start: at most half of what the cgroup leaves.
+
+    What running children were granted and have not taken yet counts as taken.
+
+    Args:
+        most_bytes: what the child wants at most.
+        files: of this host.
+    """
+    left = find_memory_left(files or Access())
+    if left is None:
+        return MemoryGrant(most_bytes, None)
+    promised = sum(max(0, most - _data_bytes(pid)) for pid, most in list(_running.items()))
+    granted = max(0, left.count_bytes - promised) // _SHARE
+    return MemoryGrant(most_bytes, None) if granted >= most_bytes else MemoryGrant(granted, left)
+
+
+@contextmanager
+def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
+    """Hold a child to its grant, and have the kernel kill it before other processes.
+
+    Args:
+        pid: a child that has just started, as the same user.
+        grant: counted as taken until the block ends.
+    """
+    with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
+        file.write("1000")
+    with suppress(OSError):  # it has ended
+        _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+        most = grant.count_bytes if hard == resource.RLIM_INFINITY else min(grant.count_bytes, hard)
+        resource.prlimit(pid, resource.RLIMIT_DATA, (most, most))
+    _running[pid] = grant.count_bytes
+    try:
+        yield
+    finally:
+        _running.pop(pid, None)
+
+
+def find_memory_left(files: HostFiles) -> MemoryLeft | None:
+    """Memory that this process's cgroup leaves, or the one above it that leaves least.
+
+    None if no cgroup has a limit, or none can be read.
+    """
+    try:
+        lines = parse_cgroup_lines(files.read_bytes("/proc/self/cgroup"))
+        mounts = files.read_bytes("/proc/self/mountinfo")
+    except OSError:
+        return None
+    found: list[MemoryLeft] = []
+    for line in lines:
+        if not line.controllers:
+            found += _read_upwards(files, mounts, "cgroup2", line.path, _V2)
+        elif "memory" in line.controllers:
+            found += _read_upwards(files, mounts, "cgroup", line.path, _V1)
+    return min(found, key=lambda left: left.count_bytes, default=None)
+
+
+def _read_upwards(
+    files: HostFiles, mounts: bytes, kind: str, path: str, names: _Files
+) -> Iterator[MemoryLeft]:
+    for mount in parse_mount_points(mounts, kind):
+        root = mount.root.rstrip("/")
+        if path != root and not path.startswith(root + "/"):
+            continue
+        below = path[len(root) :].rstrip("/")
+        while True:
+            if left := _read_left(files, mount.path + below, names):
+                yield left
+            if not below:
+                break
+            below = below.rpartition("/")[0]
+
+
+def _read_left(files: HostFiles, directory: str, names: _Files) -> MemoryLeft | None:
+    limits = []
+    for name in names.limits:
+        path = f"{directory}/{name}"
+        with suppress(OSError, ValueError):  # none in the root; "max" is no number
+            limit = int(files.read_bytes(path))
+            if limit < _UNLIMITED:
+                limits.append((limit, path))
+    if not limits:
+        return None
+    limit, path = min(limits)
+    try:
+        used = int(files.read_bytes(f"{directory}/{names.usage}"))
+        rows = files.read_bytes(f"{directory}/memory.stat").splitlines()
+        stat = dict(row.split(b" ", 1) for row in rows)
+        cached = sum(int(stat.get(name, 0)) for name in names.page_cache)
+    except (OSError, ValueError):
+        return None
+    return MemoryLeft(max(0, limit - max(0, used - cached)), path, limit)
+
+
+def _data_bytes(pid: int) -> int:
+    """Memory of a process that is not that of files; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            _, resident, shared, *_ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return 0
+    return (resident - shared) * _PAGE_BYTES
