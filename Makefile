@@ -5,7 +5,7 @@ PYTEST := $(BIN)/python -m pytest
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 ROOT_PACKAGES := mmdebstrap buildah systemd-container
 
-.PHONY: help setup setup-test check format pythons test test-live test-faults fault-table test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-starts test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-packages test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated man dist deb clean
+.PHONY: help setup setup-test check format pythons test test-live test-faults fault-table test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-starts test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-packages test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated docs man dist deb clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -102,6 +102,9 @@ bench-compare:  ## benchmarks compared with another commit: BASE=commit RUNS=5 T
 generated:  ## files generated from the configuration's schema, the code and the help
 	$(BIN)/python -m otel_kprofiler.config
 	$(BIN)/python -m tests.packages
+
+docs:  ## the documentation site, in build/docs
+	$(BIN)/python -m sphinx -q -E -W --keep-going -b html -c docs . build/docs
 
 man:  ## manual pages of all commands, in docs/man
 	$(BIN)/python -m tests.man

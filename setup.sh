@@ -156,7 +156,7 @@ remove() {
 
 extras=
 case ${1:-} in
---tests) extras='[test,dev]' && shift ;;
+--tests) extras='[test,dev,docs]' && shift ;;
 -*) fail "no option $1" 'use: ./setup.sh [--tests] [COMMAND ...]' ;;
 esac
 cd -- "$(dirname -- "$0")"

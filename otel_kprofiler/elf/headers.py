@@ -45,8 +45,8 @@ class Section(NamedTuple):
 
     Attributes:
         name: without its terminating zero.
-        kind: SHT_…
-        flags: SHF_…
+        kind: ``SHT_…``
+        flags: ``SHF_…``
         address: SVMA; 0 if it is not loaded.
         offset: in the file.
         size: in bytes.

@@ -1,0 +1,113 @@
+"""Configuration of the documentation site, which ``make docs`` builds in build/docs.
+
+The source directory is the checkout: links lead where they do in a clone, README.md is the home
+page, linked files are downloads, and each linked directory gets a page with its files.
+"""
+
+from __future__ import annotations
+
+import html
+import posixpath
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+
+from otel_kprofiler import __version__
+
+sys.path.insert(0, str(Path(__file__).parent))
+from api_pages import document_package
+
+ROOT = Path(__file__).parents[1]
+CONTENTS = {
+    "Use": "installation report view top flame-graph off-cpu python coming-from faq "
+    "troubleshooting",
+    "Operate": "configuration permissions reliability fleet backends kernels",
+    "Build on it": "embedding symbols otlp export processes unwinding",
+    "Python API": "api/sdk api/symbols api/otlp api/export api/formats api/analysis api/model "
+    "api/elf api/errors",
+    "Develop": "../CONTRIBUTING architecture modules ../SECURITY ../CHANGELOG",
+}
+"""The pages of the navigation by heading, as paths from docs/."""
+
+LANGUAGES = {".yaml": "yaml", ".py": "python"}
+"""Syntax of the files of linked directories by suffix; all others are scripts."""
+
+project = "otel-kprofiler"
+author = "The otel-kprofiler authors"
+version = release = __version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "README"
+include_patterns = ["*.md", "docs/**.md"]
+exclude_patterns = [".*", "build", "dist", "node_modules", "otel_kprofiler", "tests", "viewer"]
+myst_heading_anchors = 4
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "undoc-members": True, "imported-members": True}
+autodoc_typehints_format = "short"
+napoleon_use_ivar = True
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 80
+highlight_language = "none"
+html_theme = "furo"
+html_title = f"otel-kprofiler {__version__}"
+html_copy_source = False
+
+
+def add_names(_app: Sphinx, page: str, source: list[str]) -> None:
+    """Append the documentation of a package's public names to its page."""
+    packages = {f"otel_kprofiler.{path.stem}" for path in ROOT.glob("docs/api/*.md")}
+    package = page.replace("docs/api/", "otel_kprofiler.")
+    if package in packages:
+        text = "\n\n".join(document_package(package, packages))
+        source[0] += f"\n```{{eval-rst}}\n{text}\n```\n"
+
+
+def add_contents(_app: Sphinx, page: str, source: list[str]) -> None:
+    """Append the navigation to the home page, as README.md shows none itself."""
+    if page == root_doc:
+        for heading, names in CONTENTS.items():
+            pages = "\n".join(posixpath.normpath(f"docs/{name}") for name in names.split())
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{pages}\n```\n"
+
+
+def link_directories(app: Sphinx, doctree: nodes.document) -> None:
+    """Resolve the links of a page to directories of the checkout."""
+    page = app.env.docname
+    for link in list(doctree.findall(pending_xref)):
+        directory = Path(app.env.doc2path(page)).parent.joinpath(link["reftarget"]).resolve()
+        if link["reftype"] == "myst" and directory.is_dir():
+            name = f"files/{directory.relative_to(ROOT)}"
+            app.env.domaindata.setdefault("directories", {})[name] = directory
+            uri = posixpath.relpath(f"{name}.html", posixpath.dirname(page))
+            link.replace_self(nodes.reference("", "", *link.children, internal=True, refuri=uri))
+
+
+def collect_directories(app: Sphinx) -> Iterator[tuple[str, dict[str, object], str]]:
+    """Yields a page of each linked directory, with the text of its files."""
+    for name, directory in app.env.domaindata.get("directories", {}).items():
+        title = html.escape(f"{directory.relative_to(ROOT)}/")
+        body = [f"<h1>{title}</h1>"]
+        for file in sorted(directory.iterdir()):
+            language = LANGUAGES.get(file.suffix, "sh")
+            text = app.builder.highlighter.highlight_block(file.read_text(), language)
+            body.append(f"<h2>{html.escape(file.name)}</h2>{text}")
+        yield name, {"title": title, "body": "".join(body)}, "page.html"
+
+
+def add_index(app: Sphinx, error: Exception | None) -> None:
+    """Make the home page what a server shows first."""
+    if error is None and app.builder.format == "html":
+        shutil.copy(app.outdir / "README.html", app.outdir / "index.html")
+
+
+def setup(app: Sphinx) -> None:
+    """Register the steps of the build."""
+    app.connect("source-read", add_contents)
+    app.connect("source-read", add_names)
+    app.connect("doctree-read", link_directories)
+    app.connect("html-collect-pages", collect_directories)
+    app.connect("build-finished", add_index)

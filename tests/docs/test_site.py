@@ -1,0 +1,101 @@
+"""The documentation site: every page is in its navigation, and every link leads somewhere."""
+
+import importlib.util
+import inspect
+import posixpath
+import subprocess
+import sys
+from collections import defaultdict
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MISSING = [name for name in ("furo", "myst_parser", "sphinx") if not importlib.util.find_spec(name)]
+pytestmark = pytest.mark.timeout(900)  # the build takes 15 seconds of CPU time
+needs_sphinx = pytest.mark.skipif(
+    bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (extra 'docs')"
+)
+
+
+class Page(HTMLParser):
+    """The links and anchors of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.anchors = [], {""}
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        names = dict(attrs)
+        self.links += [names[name] for name in ("href", "src") if names.get(name)]
+        self.anchors |= {names[name] for name in ("id", "name") if names.get(name)}
+
+
+def broken_links(site):
+    """Links within a directory of pages that lead to no file or no anchor, by page."""
+    pages = {path: Page(path.read_text()) for path in site.rglob("*.html")}
+    broken = defaultdict(list)
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            target = path.parent / unquote(parts.path) if parts.path else path
+            target = Path(posixpath.normpath(target))
+            if parts.scheme or parts.netloc:
+                continue
+            anchors = pages[target].anchors if target in pages else {"", parts.fragment}
+            if not target.is_file() or unquote(parts.fragment) not in anchors:
+                broken[str(path.relative_to(site))].append(link)
+    return dict(broken)
+
+
+def test_broken_links_and_anchors_are_reported(tmp_path):
+    (tmp_path / "b.html").write_text('<h1 id="top">B</h1>')
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html#top"></a><a href="b.html#end"></a><img src="c.png"><a href="#here">'
+        '<a href="https://example.com/x#y"></a>'
+    )
+    assert broken_links(tmp_path) == {"a.html": ["b.html#end", "c.png", "#here"]}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", ".", out]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr  # -W: a warning fails the build
+    return out
+
+
+@needs_sphinx
+def test_every_link_of_the_site_leads_to_a_file_and_an_anchor(site):
+    assert broken_links(site) == {}
+
+
+@needs_sphinx
+def test_every_page_is_in_the_navigation_of_the_home_page(site):
+    home = Page((site / "index.html").read_text())
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    names = {str(page.relative_to(ROOT).with_suffix(".html")) for page in pages}
+    assert names - {"README.html"} <= set(home.links)
+
+
+@needs_sphinx
+def test_the_api_pages_describe_every_public_name(site):
+    for page in (ROOT / "docs/api").glob("*.md"):
+        package = f"otel_kprofiler.{page.stem}"
+        module = importlib.import_module(package)
+        values = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+        names = {f"{package}.{name}" for name, one in values.items() if not inspect.ismodule(one)}
+        anchors = Page((site / "docs/api" / f"{page.stem}.html").read_text()).anchors
+        if package != "otel_kprofiler.sdk":  # which repeats names of export and otlp
+            assert names <= anchors, names - anchors
+
+
+@needs_sphinx
+def test_a_linked_directory_has_a_page_with_its_files(site):
+    home = Page((site / "index.html").read_text())
+    assert "files/config/collector.html" in home.links
+    assert "profiles" in (site / "files/config/collector.html").read_text()
