@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from otel_kprofiler.agent.agent_settings import AgentConfig, find_fixed
 from otel_kprofiler.agent.agent_status import describe_agent
 from otel_kprofiler.agent.announcements import describe_start
+from otel_kprofiler.agent.cpu_time import CpuTime, read_cpu_time
 from otel_kprofiler.agent.limits import Governor, Meter, next_look_s
 from otel_kprofiler.agent.memory import give_back_memory, limit_allocator, settle
 from otel_kprofiler.agent.reload import ConfigReader, Lottery
@@ -110,10 +111,12 @@ class Agent:
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
         self._targets: AgentTargets | None = None  # likewise
-        self._symbolizer: KernelSymbolizer | None = None  # of the pipeline
+        self._symbolizer: KernelSymbolizer | None = None  # likewise
         self._user_names: SymbolLoader | None = None  # likewise
         self._health: HealthServer | None = None
-        self._telemetry = Telemetry(self.account, self._generation, self._count_lost_symbols)
+        self._telemetry = Telemetry(
+            self.account, self._generation, self._count_lost_symbols, self._read_cpu_time
+        )
         self._watchdog = Watchdog()
         self._meter, self._governor = Meter(), Governor()
         self._next_measure = 0.0
@@ -162,8 +165,8 @@ class Agent:
 
     def _announce_stop(self) -> None:
         assert self._stop_signal  # noqa: S101 - the loop ends with it
-        name, limit_s = self._stop_signal.name, self._config.shutdown_timeout_s
-        _log.info("stopping on %s; delivers pending samples for at most %g s", name, limit_s)
+        words = self._stop_signal.name, self._config.shutdown_timeout_s
+        _log.info("stopping on %s; delivers pending samples for at most %g s", *words)
 
     def _time_left_s(self, kept_share: float = 0.0) -> float:
         """Time left to stop, less a reserved share of the shutdown timeout."""
@@ -185,6 +188,9 @@ class Agent:
 
     def _generation(self) -> int:
         return self._symbolizer.generation if self._symbolizer else 0
+
+    def _read_cpu_time(self) -> CpuTime:
+        return read_cpu_time(self._pipeline.sampler if self._pipeline else None)
 
     def _count_lost_symbols(self) -> Mapping[str, int]:
         return self._symbolizer.count_lost_records() if self._symbolizer else {}
@@ -405,6 +411,7 @@ class Agent:
             pipeline=self._pipeline,
             user_names=self._user_names,
             stalls=self._watchdog.stalls,
+            cpu_time=self._read_cpu_time(),
         )
 
     def _find_unready(self) -> list[str]:

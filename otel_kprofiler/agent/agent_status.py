@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from otel_kprofiler.agent.cpu_time import CpuTime
 from otel_kprofiler.export import ExportQueue
 from otel_kprofiler.model import Account
 from otel_kprofiler.pipeline import Pipeline
@@ -19,8 +20,9 @@ def describe_agent(
     pipeline: Pipeline[EbpfSampler] | None,
     user_names: SymbolLoader | None,
     stalls: int,
+    cpu_time: CpuTime,
 ) -> dict[str, object]:
-    """The account, failing receivers and disks, rate, loaded files. Thread-safe.
+    """The account, failing receivers and disks, rate, loaded files, CPU time. Thread-safe.
 
     Args:
         status: what the agent does.
@@ -29,6 +31,7 @@ def describe_agent(
         pipeline: None if nothing is sampled.
         user_names: reads the symbols of files; None if it does not.
         stalls: how often the main loop stalled.
+        cpu_time: so far.
     """
     sampler = pipeline.sampler if pipeline else None
     tables = sampler.tables if sampler else None
@@ -45,4 +48,5 @@ def describe_agent(
         "unwind_tables": tables.as_dict() if tables else None,
         "user_symbols": user_names.counts()._asdict() if user_names else None,
         "stalls_of_the_loop": stalls,
+        "cpu_seconds": cpu_time._asdict(),
     }

@@ -27,6 +27,7 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.resources import Resource
 
+from otel_kprofiler.agent.cpu_time import CpuTime
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.export import ClientSettings, ExportResult, advise_plain_text
 from otel_kprofiler.model import Account, ExporterAccount, LossCause, Losses
@@ -58,6 +59,7 @@ class SelfMetrics:
         account: returns the account of all samples.
         generation: returns the number of changes of kernel symbols.
         lost_symbols: returns the number of lost symbol records, by cause.
+        cpu_time: returns the CPU time so far.
     """
 
     def __init__(
@@ -69,8 +71,10 @@ class SelfMetrics:
         account: Callable[[], Account],
         generation: Callable[[], int],
         lost_symbols: Callable[[], Mapping[str, int]],
+        cpu_time: Callable[[], CpuTime],
     ) -> None:
         self._account = account
+        self._cpu_time = cpu_time
         self._lost_symbols = lost_symbols
         with _no_environment():
             readers = [
@@ -107,7 +111,9 @@ class SelfMetrics:
              "Lost records of loaded and unloaded code, by error.type."),
             (counter, "kprofiler.symbol.reload", "{reload}",
              lambda _: [Observation(generation())], "Changes of kernel symbols."),
-            (counter, "process.cpu.time", "s", _cpu_time, "CPU time of the agent."),
+            (counter, "process.cpu.time", "s", self._process_time, "CPU time of the agent."),
+            (counter, "kprofiler.cpu.time", "s", self._other_time,
+             "CPU time of the agent beside its process, by kprofiler.cpu.part."),
             (gauge, "process.memory.usage", "By", _memory, "Resident memory of the agent."),
         ):  # fmt: skip
             create(name, [observe], unit, text)
@@ -164,6 +170,16 @@ class SelfMetrics:
         for cause, count in self._lost_symbols().items():
             yield Observation(count, {"error.type": cause})
 
+    def _process_time(self, _: CallbackOptions) -> Iterator[Observation]:
+        times = self._cpu_time()
+        yield Observation(times.user, {"cpu.mode": "user"})
+        yield Observation(times.system, {"cpu.mode": "system"})
+
+    def _other_time(self, _: CallbackOptions) -> Iterator[Observation]:
+        times = self._cpu_time()
+        yield Observation(times.children, {"kprofiler.cpu.part": "children"})
+        yield Observation(times.programs, {"kprofiler.cpu.part": "programs"})
+
     def _lost(self, _: CallbackOptions) -> Iterator[Observation]:
         for account, kind in self._kinds():
             yield from _losses(account.lost, kind, LossCause)
@@ -187,12 +203,6 @@ def _processor(name: str) -> dict[str, str]:
 def _exporter(name: str) -> dict[str, str]:
     kind = name.partition("/")[0]
     return {"otel.component.type": f"{kind}_profile_exporter", "otel.component.name": name}
-
-
-def _cpu_time(_: CallbackOptions) -> Iterator[Observation]:
-    times = os.times()
-    yield Observation(times.user, {"cpu.mode": "user"})
-    yield Observation(times.system, {"cpu.mode": "system"})
 
 
 def _memory(_: CallbackOptions) -> Iterator[Observation]:

@@ -13,6 +13,7 @@ CLOSE_TIMEOUT_S: Final = 2.0
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.agent_settings import AgentConfig
+    from otel_kprofiler.agent.cpu_time import CpuTime
     from otel_kprofiler.agent.metrics import SelfMetrics
 
 
@@ -23,6 +24,7 @@ class Telemetry:
         account: returns the account of all samples; called from a thread of the SDK.
         generation: returns the number of changes of kernel symbols; likewise.
         lost_symbols: returns the number of lost symbol records, by cause; likewise.
+        cpu_time: returns the CPU time so far; likewise.
     """
 
     def __init__(
@@ -30,10 +32,12 @@ class Telemetry:
         account: Callable[[], Account],
         generation: Callable[[], int],
         lost_symbols: Callable[[], Mapping[str, int]],
+        cpu_time: Callable[[], CpuTime],
     ) -> None:
         self._account = account
         self._generation = generation
         self._lost_symbols = lost_symbols
+        self._cpu_time = cpu_time
         self._metrics: SelfMetrics | None = None
         self._settings: Any = None
 
@@ -66,6 +70,7 @@ class Telemetry:
                 account=self._account,
                 generation=self._generation,
                 lost_symbols=self._lost_symbols,
+                cpu_time=self._cpu_time,
             )
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:

@@ -75,11 +75,12 @@ _NOT_COLLECTED: Final = -32768
 _NO_OWNER: Final = 0xFFFFFFFF
 _KINDS: Final = (KERNEL_SIDE, USER_SIDE)
 
-_CPU_LINE_BYTES: Final = 64
+_CPU_LINE_BYTES: Final = 128
 _CPU_LINE_WORDS: Final = _CPU_LINE_BYTES // 8
 _COUNTERS: Final = 6
 _IN_FLIGHT_WORD: Final = 6
 _MISSED_WORD: Final = 7
+_BUSY_WORD: Final = 8
 _LAST_RUN_BYTES: Final = 16
 
 
@@ -142,6 +143,7 @@ class ProgramCounts(NamedTuple):
     age: int
     empty: int
     missed: int
+    busy_ns: int = 0
 
 
 class CpuLines:
@@ -201,7 +203,7 @@ class ReaderFlag:
 def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
     """The counters over all CPUs, and whether no record was being made on any of them."""
     words = memoryview(lines).cast("Q")
-    places = (*range(_COUNTERS), _MISSED_WORD)
+    places = (*range(_COUNTERS), _MISSED_WORD, _BUSY_WORD)
     totals = (sum(words[place::_CPU_LINE_WORDS]) for place in places)
     return ProgramCounts(*totals), not any(words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS])
 

@@ -77,6 +77,8 @@ class EbpfSampler(ForkAware):
 
     Attributes:
         config: what to sample.
+        busy_ns: nanoseconds that the program took to sample what runs on the CPUs, at the last
+            :meth:`drain`.
         stack_limit: size in bytes from which a stack counts as truncated; 0 before the start.
         user_files: the files that user stacks lie in.
         python_codes: the code objects of Python frames.
@@ -106,6 +108,7 @@ class EbpfSampler(ForkAware):
         self.stack_limit = 0
         self._complete_until_ns = 0
         self._next_follow_ns = 0
+        self.busy_ns = 0
         none = SamplerCounts(0, {}, 0, {})
         self._counts: Mapping[str, SamplerCounts] = {}
         if config.on_cpu:
@@ -283,7 +286,7 @@ class EbpfSampler(ForkAware):
             before = self._counts[OFF_CPU.name]
             after |= _name_wait_counts(wait_counts, attached.waits.added, waits, before)
             samples += waits
-        self._counts = after
+        self._counts, self.busy_ns = after, counts.busy_ns
         if complete:
             self._complete_until_ns = max(self._complete_until_ns, horizon)
         if data and self._raw_sink is not None:

@@ -495,3 +495,12 @@ def test_a_reader_that_does_not_wait_for_the_first_sample_is_not_woken_by_it():
         before = time.monotonic()
         sampler.wait(0.5)
         assert time.monotonic() - before >= 0.4
+
+
+def test_the_time_of_the_program_grows_with_the_samples():
+    began = time.monotonic_ns()
+    with load(SPIN) as pid, running(target_pids=(pid,), stacks="both") as sampler:
+        assert sampler.busy_ns == 0
+        samples = collect_until(sampler, anything, count=10)
+        assert 100 * len(samples) < sampler.busy_ns
+    assert sampler.busy_ns < (time.monotonic_ns() - began) * os.cpu_count()

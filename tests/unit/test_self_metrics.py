@@ -18,6 +18,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from otel_kprofiler.agent import agent_config
+from otel_kprofiler.agent.cpu_time import CpuTime
 from otel_kprofiler.agent.telemetry import Telemetry
 from otel_kprofiler.config import parse_config
 from otel_kprofiler.export import ExportOutcome, ExportResult
@@ -92,7 +93,9 @@ def receiver():
 
 @pytest.fixture
 def telemetry():
-    telemetry = Telemetry(lambda: ACCOUNT, lambda: 7, lambda: {"queue_full": 4})
+    telemetry = Telemetry(
+        lambda: ACCOUNT, lambda: 7, lambda: {"queue_full": 4}, lambda: CpuTime(1.5, 0.5, 2.0, 0.25)
+    )
     yield telemetry
     telemetry.close()
 
@@ -168,7 +171,10 @@ def test_samples_losses_queue_exports_symbols_cpu_and_memory(receiver, telemetry
     assert value("otel.sdk.exporter.operation.duration", EXPORTER) == 1
     assert value("otel.sdk.exporter.operation.duration", EXPORTER, error("503")) == 1
     assert value("kprofiler.symbol.reload") == 7
-    assert value("process.cpu.time", {("cpu.mode", "user")}) > 0
+    assert value("process.cpu.time", {("cpu.mode", "user")}) == 1.5
+    assert value("process.cpu.time", {("cpu.mode", "system")}) == 0.5
+    assert value("kprofiler.cpu.time", {("kprofiler.cpu.part", "children")}) == 2
+    assert value("kprofiler.cpu.time", {("kprofiler.cpu.part", "programs")}) == 0.25
     assert value("process.memory.usage") > 10 << 20
     (resource,) = request.resource_metrics
     names = {entry.key: entry.value.string_value for entry in resource.resource.attributes}
@@ -297,7 +303,7 @@ def test_without_metrics_the_sdk_is_not_loaded():
         "from types import SimpleNamespace as N\n"
         "from otel_kprofiler.agent.telemetry import Telemetry\n"
         "config = N(exporters={}, resource={}, monitor_interval_s=5, sends_metrics=False)\n"
-        "Telemetry(None, None, None).configure(config)\n"
+        "Telemetry(None, None, None, None).configure(config)\n"
         "sys.exit('opentelemetry.sdk' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

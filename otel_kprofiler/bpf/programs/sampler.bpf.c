@@ -90,7 +90,7 @@ struct config {
 	struct range interrupt_text[MAX_RANGES];
 };
 
-/* One cache line for each CPU; only that CPU writes it, user space reads it by mmap. */
+/* Cache lines for each CPU; only that CPU writes them, user space reads them by mmap. */
 struct cpu_line {
 	u64 taken;
 	u64 ring_full;
@@ -100,6 +100,8 @@ struct cpu_line {
 	u64 empty;     /* left out: no frame on the only side that is wanted */
 	u64 in_flight; /* 0, IN_FLIGHT, or the time of the record that is being made */
 	u64 missed;    /* runs that the kernel left out while the CPU was not idle */
+	u64 busy_ns;   /* time in this program */
+	u64 unused[7];
 };
 
 /* struct bpf_pidns_info */
@@ -474,6 +476,7 @@ INLINE int run(void *ctx, enum user_frames by, int python)
 	record->value = 1;
 	count_missed(options, &own->last, line, record->time_ns);
 	sample(ctx, options, record, line, by, python);
+	line->busy_ns += bpf_ktime_get_boot_ns() - record->time_ns;
 	*(volatile u64 *)&line->in_flight = 0;
 	return 0;
 }

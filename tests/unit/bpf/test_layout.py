@@ -18,7 +18,14 @@ from otel_kprofiler.bpf import (
     find_member_offsets,
     parse_records,
 )
-from otel_kprofiler.bpf.layout import _COUNTERS, _IN_FLIGHT_WORD, _MISSED_WORD, ProgramCounts
+from otel_kprofiler.bpf.layout import (
+    _BUSY_WORD,
+    _COUNTERS,
+    _CPU_LINE_BYTES,
+    _IN_FLIGHT_WORD,
+    _MISSED_WORD,
+    ProgramCounts,
+)
 from otel_kprofiler.bpf.python_span import pack_span_path
 from otel_kprofiler.model import (
     KERNEL_SIDE,
@@ -168,7 +175,8 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     assert program == tuple(range(0, 40, 8))
     assert find_member_offsets(btf, "config", ("interrupt_text",)) == (152 + 8 * len(layout),)
     counters = find_member_offsets(btf, "cpu_line", ProgramCounts._fields)
-    assert counters == (*range(0, 8 * _COUNTERS, 8), 8 * _MISSED_WORD)
+    assert counters == (*range(0, 8 * _COUNTERS, 8), 8 * _MISSED_WORD, 8 * _BUSY_WORD)
+    assert find_member_offsets(btf, "cpu_line", ("unused",)) == (_CPU_LINE_BYTES - 56,)
     assert find_member_offsets(btf, "cpu_line", ("in_flight",)) == (8 * _IN_FLIGHT_WORD,)
     assert find_member_offsets(btf, "span_slot", ("said_at", "context_at")) == (0, 8)
     for name, fields in (("span_path", SpanPath._fields), ("span_class", SpanClass._fields)):
