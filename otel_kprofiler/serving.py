@@ -1,19 +1,25 @@
-"""HTTP servers that limit connections: how many there are, and how long each takes."""
+"""HTTP servers that limit connections: how many there are, how long each takes, what it sends."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import logging
 import socket
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
+from ipaddress import ip_address
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from otel_kprofiler.errors import describe_error
 
 MAX_CONNECTIONS: Final = 16
+MAX_HEADER_BYTES: Final = 32 << 10
+"""Largest sum of the headers of a request; proxies pass on no more than 8 to 16 KiB."""
 _FREE_WAIT_S: Final = 2.0
 
 _log = logging.getLogger(__name__)
@@ -32,6 +38,7 @@ class HttpServer(ThreadingHTTPServer):
 
     Attributes:
         timeout_s: the same.
+        host: host of the endpoint, in lower case and without brackets.
 
     Raises:
         OSError: the endpoint cannot be listened on.
@@ -43,16 +50,17 @@ class HttpServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(
-        self, endpoint: str, handler: type[BaseHTTPRequestHandler], *, name: str, timeout_s: float
+        self, endpoint: str, handler: type[HttpHandler], *, name: str, timeout_s: float
     ) -> None:
         host, _, port = endpoint.rpartition(":")
+        self.host = host.strip("[]").lower()
         self.timeout_s = timeout_s
         self._name = name
         self._open: dict[socket.socket, float] = {}  # by connection: its deadline; oldest first
         self._changed = threading.Condition()
-        if ":" in host:
+        if ":" in self.host:
             self.address_family = socket.AF_INET6
-        super().__init__((host.strip("[]"), int(port)), handler)
+        super().__init__((self.host, int(port)), handler)
         self._thread = threading.Thread(
             target=self.serve_forever, name=f"{name} server", daemon=True
         )
@@ -112,3 +120,64 @@ def _break_off(request: socket.socket) -> None:
     """Make the serving thread see the end of the connection."""
     with contextlib.suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
+
+
+class HttpHandler(BaseHTTPRequestHandler):
+    """Reads one request of a connection; limits its headers, and logs nothing of it."""
+
+    server: HttpServer
+    server_version = "otel-kprofiler"
+    sys_version = ""
+
+    def parse_request(self) -> bool:
+        """Parse the first line and the headers; answers 431 if they are too large."""
+        whole = self.rfile
+        self.rfile = _Headers(whole)  # type: ignore[assignment] # what reads headers reads lines
+        try:
+            return super().parse_request()
+        finally:
+            self.rfile = whole
+
+    def is_named(self, *names: str) -> bool:
+        """Whether ``Host`` is an address, ``localhost``, the server's host or one of these names.
+
+        Other names are of sites that lead their visitors' browsers here (DNS rebinding).
+        """
+        try:
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+        except ValueError:
+            return False
+        return host in {"localhost", self.server.host, *names} or is_address(host)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Do not log requests, which come every few seconds."""
+
+
+class _Headers:
+    """Lines of a file up to :data:`MAX_HEADER_BYTES`."""
+
+    def __init__(self, file: BufferedIOBase) -> None:
+        self._file = file
+        self._left = MAX_HEADER_BYTES
+
+    def readline(self, size: int) -> bytes:
+        line = self._file.readline(min(size, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            raise http.client.LineTooLong("headers")
+        return line
+
+
+def is_address(host: str) -> bool:
+    """Whether this is an IP address, which no other site can claim."""
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches this name or address."""
+    address = host.strip("[]")
+    return host == "localhost" or (is_address(address) and ip_address(address).is_loopback)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         make_formatter,
         write_all,
     )
+    from otel_kprofiler.agent.memory import give_back_memory
 
 __all__ = [
     "Agent",
@@ -23,6 +24,7 @@ __all__ = [
     "JsonFormatter",
     "agent_config",
     "configure_logging",
+    "give_back_memory",
     "hold_logging",
     "make_account_record",
     "make_formatter",
@@ -36,6 +38,7 @@ _MODULES = {
     "JsonFormatter": "logs",
     "agent_config": "agent_settings",
     "configure_logging": "logs",
+    "give_back_memory": "memory",
     "hold_logging": "logs",
     "make_account_record": "announcements",
     "make_formatter": "logs",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 from typing import Final
 
 from otel_kprofiler.errors import HostError
-from otel_kprofiler.serving import HttpServer
+from otel_kprofiler.serving import HttpHandler, HttpServer, is_loopback
 
 CONNECTION_TIMEOUT_S: Final = 5.0
 """Time limit for a client to send its request and read the response."""
@@ -59,11 +58,14 @@ class _Server(HttpServer):
         super().__init__(endpoint, _Handler, name="health", timeout_s=CONNECTION_TIMEOUT_S)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(HttpHandler):
     server: _Server
     timeout = CONNECTION_TIMEOUT_S
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - name of http.server
+        if is_loopback(self.server.host) and not self.is_named():
+            self.send_error(403)
+            return
         path = self.path.partition("?")[0]
         probe = self.server.probes.get(path)
         if probe is None and path != "/status":
@@ -75,8 +77,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(503 if problems else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
         self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Do not log health checks, which come every few seconds."""

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Final
 
+from otel_kprofiler.agent import give_back_memory
 from otel_kprofiler.analysis import load_samples
 from otel_kprofiler.cli.report import drop_idle
 from otel_kprofiler.cli.sampling_options import Sampling
@@ -32,6 +33,7 @@ from otel_kprofiler.viewing import (
 )
 
 _HTTP_PORT: Final = 4318
+_GIVE_BACK_S: Final = 2.0
 _SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
 """How often new samples of this host are shown; the first time soon."""
 
@@ -120,7 +122,20 @@ def open_receivers(
             f"{describe_count(counts.refused, 'request')} refused"
         )
 
-    return Source(answer, stop=receivers.close, describe=describe)
+    return Source(answer, step=_Idle().step, stop=receivers.close, describe=describe)
+
+
+class _Idle:
+    """Returns memory to the kernel that large requests have left behind in pieces."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def step(self, seconds: float) -> None:
+        time.sleep(seconds)
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _GIVE_BACK_S
+            give_back_memory()
 
 
 def _host(endpoint: str) -> str:

@@ -5,9 +5,11 @@ Receivers load gRPC and protobuf, and so on first use.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from otel_kprofiler.serving import is_loopback
 from otel_kprofiler.viewing.query import StoreAnswers
 from otel_kprofiler.viewing.server import (
     DATA,
@@ -15,7 +17,6 @@ from otel_kprofiler.viewing.server import (
     PageServer,
     Query,
     QueryError,
-    is_loopback,
 )
 from otel_kprofiler.viewing.store import (
     DEFAULT_KEEP_S,
@@ -25,7 +26,8 @@ from otel_kprofiler.viewing.store import (
 )
 
 if TYPE_CHECKING:
-    from otel_kprofiler.viewing.receiver import Counts, GrpcReceiver, HttpReceiver, Intake
+    from otel_kprofiler.viewing.grpc_receiver import GrpcReceiver
+    from otel_kprofiler.viewing.receiver import Counts, HttpReceiver, Intake
 
 __all__ = [
     "DATA",
@@ -45,11 +47,16 @@ __all__ = [
     "is_loopback",
 ]
 
-_LATE = frozenset({"Counts", "GrpcReceiver", "HttpReceiver", "Intake"})
+_LATE = {
+    "Counts": "receiver", "GrpcReceiver": "grpc_receiver", "HttpReceiver": "receiver",
+    "Intake": "receiver",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Import the receivers on first use."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.receiver"), name)
+    # gRPC reads it on import; clients could make it fill the terminal.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

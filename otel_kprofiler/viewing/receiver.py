@@ -1,4 +1,4 @@
-"""Receives OTLP profiles of any sender, over gRPC and HTTP, for the store of ``view``.
+"""Receives OTLP profiles of any sender over HTTP, and decodes them for the store of ``view``.
 
 Requests are decoded one at a time. Those that would wait for longer are refused with the time after
 which to try again; senders that follow the OTLP specification do so.
@@ -9,17 +9,14 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-import grpc
 from google.protobuf.json_format import MessageToJson
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import status_pb2
 from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
-    DESCRIPTOR,
     ExportProfilesServiceResponse,
 )
 
@@ -33,7 +30,7 @@ from otel_kprofiler.otlp import (
     refuse_many_messages,
     refuse_negative_values,
 )
-from otel_kprofiler.serving import HttpServer
+from otel_kprofiler.serving import HttpHandler, HttpServer
 from otel_kprofiler.text import describe_count
 from otel_kprofiler.viewing.store import Added
 
@@ -41,16 +38,11 @@ PATH: Final = "/v1development/profiles"
 MAX_BYTES: Final = 8 << 20
 """Largest request, unpacked; senders keep below the 4 MiB that gRPC allows by default."""
 
-_SERVICE: Final = DESCRIPTOR.services_by_name["ProfilesService"].full_name
-_METHOD: Final = f"/{_SERVICE}/Export"
-_ONLY_PROFILES: Final = "only profiles are received here"
+ONLY_PROFILES: Final = "only profiles are received here"
 _WAIT_S: Final = 5.0
-_RETRY_S: Final = 5
-_THREADS: Final = 4
-_MOST_CALLS: Final = 32
+RETRY_S: Final = 5
 _TIMEOUT_S: Final = 30.0
 _SILENCE_S: Final = 10.0
-_STOP_S: Final = 2.0
 _MOST_DIGITS: Final = 18
 _PART_BYTES: Final = 1 << 16
 _MOST_SKIPPED: Final = 1 << 26
@@ -58,10 +50,6 @@ _PROTOBUF: Final = "application/x-protobuf"
 _JSON: Final = "application/json"
 _TYPES: Final = {_PROTOBUF, "application/protobuf", _JSON}
 _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib: gzip's header, or its own
-_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_BYTES),
-    ("grpc.so_reuseport", 0),  # so that a port in use is an error
-)
 
 
 @dataclass(slots=True)
@@ -116,12 +104,12 @@ class Intake:
         self._lock = threading.Lock()
 
     def take(
-        self, body: bytes, is_wanted: Callable[[], bool] = lambda: True
+        self, read: Callable[[], bytes], is_wanted: Callable[[], bool] = lambda: True
     ) -> ExportProfilesServiceResponse:
         """Add the samples of a request.
 
         Args:
-            body: the request.
+            read: returns the request; unpacks it only when its turn has come.
             is_wanted: whether the sender still waits; otherwise it sends the request again.
 
         Raises:
@@ -134,6 +122,7 @@ class Intake:
         try:
             if not is_wanted():
                 raise OverloadedError("the sender has given up")
+            body = read()
             refuse_many_messages(body)
             problems: list[PayloadError] = []
             windows = decode_windows(body, on_damage=problems.append)
@@ -174,93 +163,22 @@ def _response(
     return response
 
 
-class GrpcReceiver:
-    """Receives over gRPC, in plain text, until it is closed.
-
-    Args:
-        endpoint: ``host:port`` to listen on, port 0 for a free one.
-        intake: takes what is received.
-
-    Attributes:
-        port: that it listens on.
-
-    Raises:
-        HostError: the endpoint cannot be listened on.
-    """
-
-    def __init__(self, endpoint: str, intake: Intake) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS)
-        self._server = grpc.server(
-            self._threads,
-            [_Methods(intake)],
-            options=_OPTIONS,
-            maximum_concurrent_rpcs=_MOST_CALLS,
-        )
-        try:
-            self.port = self._server.add_insecure_port(endpoint)
-        except RuntimeError as error:
-            raise _cannot_listen(endpoint, "--listen") from error
-        self._server.start()
-
-    def close(self) -> None:
-        """Stop listening, once the calls that run have ended."""
-        self._server.stop(_STOP_S).wait()
-        self._threads.shutdown()
-
-
-def _cannot_listen(endpoint: str, option: str) -> HostError:
+def cannot_listen(endpoint: str, option: str) -> HostError:
+    """The error for an endpoint that is taken, or not of this host."""
     return HostError(
         f"cannot listen on {endpoint} for profiles",
         hint=f"stop what listens there, such as a Collector, or choose another with {option}",
     )
 
 
-class _Methods(grpc.GenericRpcHandler):
-    """``ProfilesService/Export``, and the reason for everything else."""
-
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        is_known = handler_call_details.method == _METHOD
-        return grpc.unary_unary_rpc_method_handler(self._export if is_known else _refuse)
-
-    def _export(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        values = [
-            value.decode(errors="replace") if isinstance(value, bytes) else value
-            for key, value in context.invocation_metadata()
-            if key == DEVELOPMENT_VERSION_HEADER
-        ]
-        if problem := find_version_problem(values):
-            self._intake.counts.refused += 1
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
-        try:
-            return self._intake.take(body, context.is_active).SerializeToString()
-        except PayloadError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.with_fix())
-        except OverloadedError as error:
-            info = error_details_pb2.RetryInfo()
-            info.retry_delay.seconds = _RETRY_S
-            status = status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message=error.message)
-            status.details.add().Pack(info)
-            context.set_trailing_metadata(
-                (("grpc-status-details-bin", status.SerializeToString()),)
-            )
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
-
-
-def _refuse(_body: bytes, context: grpc.ServicerContext) -> NoReturn:
-    context.abort(grpc.StatusCode.UNIMPLEMENTED, _ONLY_PROFILES)
-
-
 class HttpReceiver:
-    """Receives over HTTP until it is closed; see :class:`GrpcReceiver`."""
+    """Receives over HTTP until it is closed; see ``GrpcReceiver``."""
 
     def __init__(self, endpoint: str, intake: Intake) -> None:
         try:
             self._server = _Server(endpoint, intake)
         except OSError as error:
-            raise _cannot_listen(endpoint, "--listen-http") from error
+            raise cannot_listen(endpoint, "--listen-http") from error
         self.port = self._server.port
 
     def close(self) -> None:
@@ -282,15 +200,13 @@ class _Refused(Exception):  # noqa: N818 - an answer
         self.status = status
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(HttpHandler):
     server: _Server
     timeout = _SILENCE_S
-    server_version = "otel-kprofiler"
-    sys_version = ""
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 - name of http.server
         try:
-            response = self.server.intake.take(self._read_body())
+            response = self.server.intake.take(self._receive())
         except _Refused as error:
             self.send_error(error.status, str(error))
         except PayloadError as error:
@@ -300,7 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(HTTPStatus.OK, response)
 
-    def _read_body(self) -> bytes:
+    def _receive(self) -> Callable[[], bytes]:
+        """Read the request; returns what unpacks it."""
         headers = self.headers
         length = headers.get("Content-Length", "")
         if not length.isdecimal():
@@ -317,14 +234,18 @@ class _Handler(BaseHTTPRequestHandler):
         if "Origin" in headers or "Sec-Fetch-Site" in headers:
             raise _Refused(HTTPStatus.FORBIDDEN, "browsers cannot send profiles")
         if self.path != PATH:
-            raise _Refused(HTTPStatus.NOT_FOUND, f"{_ONLY_PROFILES}, at {PATH}")
+            raise _Refused(HTTPStatus.NOT_FOUND, f"{ONLY_PROFILES}, at {PATH}")
         if self._media_type() not in _TYPES:
             text = f"the content type must be {_PROTOBUF} or {_JSON}"
             raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
         if problem := find_version_problem(headers.get_all(DEVELOPMENT_VERSION_HEADER, [])):
             self.server.intake.counts.refused += 1
             raise _Refused(HTTPStatus.BAD_REQUEST, problem)
-        return _unpack(body, headers.get("Content-Encoding", "identity").strip().lower())
+        encoding = headers.get("Content-Encoding", "identity").strip().lower()
+        if encoding not in _WINDOWS and encoding not in {"identity", ""}:
+            text = "the content encoding must be gzip, deflate or identity"
+            raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+        return partial(_unpack, body, encoding)
 
     def _media_type(self) -> str:
         headers = getattr(self, "headers", None)
@@ -340,19 +261,16 @@ class _Handler(BaseHTTPRequestHandler):
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", "POST")
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            self.send_header("Retry-After", str(_RETRY_S))
+            self.send_header("Retry-After", str(RETRY_S))
         self.end_headers()
         self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer with the reason as ``google.rpc.Status``."""
         if code == HTTPStatus.NOT_IMPLEMENTED:  # a method without a function here
-            code, message = HTTPStatus.METHOD_NOT_ALLOWED, _ONLY_PROFILES
+            code, message = HTTPStatus.METHOD_NOT_ALLOWED, ONLY_PROFILES
         self.close_connection = True
         self._send(code, status_pb2.Status(message=message or HTTPStatus(code).phrase))
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Do not log requests, which come every few seconds."""
 
 
 def _too_large() -> str:
@@ -360,11 +278,8 @@ def _too_large() -> str:
 
 
 def _unpack(body: bytes, encoding: str) -> bytes:
-    if encoding in {"identity", ""}:
-        return body
     if encoding not in _WINDOWS:
-        text = "the content encoding must be gzip, deflate or identity"
-        raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
+        return body
     unpacker = zlib.decompressobj(_WINDOWS[encoding])
     try:
         found = unpacker.decompress(body, MAX_BYTES + 1)

@@ -12,13 +12,12 @@ import socket
 import zlib
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from ipaddress import ip_address
 from typing import Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from otel_kprofiler.errors import HostError, KProfilerError
-from otel_kprofiler.serving import HttpServer
+from otel_kprofiler.serving import HttpHandler, HttpServer, is_address, is_loopback
 
 DATA: Final = "profile.json"
 """Where the page finds its data."""
@@ -116,7 +115,7 @@ class PageServer:
                 hint="choose another address or port: --bind, --port",
             ) from error
         host = endpoint.rpartition(":")[0]
-        if _is_address(host.strip("[]")) and ip_address(host.strip("[]")).is_unspecified:
+        if is_address(host.strip("[]")) and ip_address(host.strip("[]")).is_unspecified:
             host = socket.gethostname()
         self.address = f"http://{host}:{self._server.port}/"
 
@@ -129,26 +128,24 @@ class _Server(HttpServer):
     def __init__(self, endpoint: str, page: bytes, answer: Answer) -> None:
         self.page = page
         self.answer = answer
-        host = endpoint.rpartition(":")[0].strip("[]").lower()
-        self.names = {"localhost", host}
-        if not is_loopback(host):
-            self.names.add(socket.gethostname().lower())
         super().__init__(endpoint, _Handler, name="view", timeout_s=_TIMEOUT_S)
 
+    def names(self) -> list[str]:
+        """Names of this host by which others reach the server."""
+        return [] if is_loopback(self.host) else [socket.gethostname().lower()]
 
-class _Handler(BaseHTTPRequestHandler):
+
+class _Handler(HttpHandler):
     server: _Server
     timeout = _SILENCE_S
-    server_version = "otel-kprofiler"
-    sys_version = ""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - name of http.server
         try:
             url = urlsplit(self.path)
         except ValueError:
             self.send_error(HTTPStatus.BAD_REQUEST)
             return
-        if not self._is_for_us():
+        if not self.is_named(*self.server.names()):
             self.send_error(HTTPStatus.FORBIDDEN, "this name does not lead to this server")
         elif not self._is_of_us(url.path):
             self.send_error(HTTPStatus.FORBIDDEN, "other pages cannot read profiles")
@@ -163,13 +160,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, error.with_fix())
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
-
-    def _is_for_us(self) -> bool:
-        try:
-            host = urlsplit(f"//{self.headers['Host']}").hostname or ""
-        except ValueError:
-            return False
-        return host in self.server.names or _is_address(host)
 
     def _is_of_us(self, path: str) -> bool:
         """Whether the request is not of another page, but for links that lead here."""
@@ -201,24 +191,6 @@ class _Handler(BaseHTTPRequestHandler):
         text = message or HTTPStatus(code).phrase
         self.close_connection = True
         self._send("application/json", [json.dumps({"error": text}).encode()], code)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Do not log requests, which come every few seconds."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host reaches this name or address."""
-    address = host.strip("[]")
-    return host == "localhost" or (_is_address(address) and ip_address(address).is_loopback)
-
-
-def _is_address(host: str) -> bool:
-    """Whether this is an IP address, which no other site can claim."""
-    try:
-        ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
 
 
 def pack(pieces: Iterable[bytes]) -> bytes:

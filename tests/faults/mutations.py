@@ -40,6 +40,7 @@ REPORTING, PIPELINE = "otel_kprofiler/delivery.py", "otel_kprofiler/pipeline/pip
 WATCHDOG, RUN = "otel_kprofiler/agent/watchdog.py", "otel_kprofiler/cli/run.py"
 LOGS, OUTPUTS = "otel_kprofiler/agent/logs.py", "tests/faults/test_outputs.py"
 SERVING, PARTS = "otel_kprofiler/serving.py", "tests/unit/test_agent_parts.py"
+CALLS, RECEIVED = "otel_kprofiler/viewing/grpc_receiver.py", "tests/unit/viewing/test_receiver.py"
 CLOCK, AGENT = "otel_kprofiler/clock.py", "otel_kprofiler/agent/agent.py"
 WINDOWS, EVENTS = "otel_kprofiler/pipeline/windows.py", "otel_kprofiler/sampling/events.py"
 LINKS = "otel_kprofiler/host/links.py"
@@ -140,6 +141,15 @@ MUTATIONS = [
     Mutation("health: clients holding connections", SERVING, "                _break_off(next(iter(self._open)))\n", "                pass\n", f"{PARTS}::test_clients_that_hold_connections_do_not_lock_out_others"),
     Mutation("health: slow client", SERVING, "            for request in [one for one, end in self._open.items() if end < now]:\n", "            for request in ():\n", f"{PARTS}::test_a_client_that_sends_byte_by_byte_is_disconnected"),
     Mutation("health: reset connection", SERVING, "        if isinstance(error, OSError):\n", "        if False:\n", f"{PARTS}::test_a_reset_connection_is_one_log_line"),
+    Mutation("view: headers without an end", SERVING, "        if self._left < 0:\n", "        if False:\n", "tests/unit/test_serving.py"),
+    Mutation("health: DNS rebinding", "otel_kprofiler/agent/health.py", "        if is_loopback(self.server.host) and not self.is_named():\n", "        if False:\n", "tests/unit/test_serving.py"),
+    Mutation("view: calls whose message never comes", CALLS, "            context.cancel()\n", "            pass\n", f"{RECEIVED}::test_calls_whose_message_never_comes_block_no_others"),
+    Mutation("view: idle connections of gRPC", CALLS, '    ("grpc.max_connection_idle_ms", 10_000),\n', "", f"{RECEIVED}::test_connections_are_limited_and_end_if_nothing_comes"),
+    Mutation("view: many connections of gRPC", CALLS, '    ("grpc.max_allowed_incoming_connections", 256),\n', "", f"{RECEIVED}::test_connections_are_limited_and_end_if_nothing_comes"),
+    Mutation("view: rapid reset", CALLS, '    ("grpc.max_concurrent_streams", 16),\n    # Calls that clients reset at once keep their memory until they are looked at.\n    ("grpc.server.max_pending_requests", 64),\n    ("grpc.server.max_pending_requests_hard_limit", 128),\n', "", f"{RECEIVED}::test_calls_that_are_reset_at_once_leave_no_memory_behind"),
+    Mutation("view: calls above the limit", CALLS, "_refuse_busy if is_busy else self._export", "self._export", f"{RECEIVED}::test_calls_above_the_limit_are_told_when_to_try_again"),
+    Mutation("view: decompression bombs at once", "otel_kprofiler/viewing/receiver.py", "        return partial(_unpack, body, encoding)\n", "        found = _unpack(body, encoding)\n        return lambda: found\n", f"{RECEIVED}::test_what_waits_for_its_turn_is_not_unpacked_yet"),
+    Mutation("view: memory in pieces", "otel_kprofiler/cli/view_sources.py", "            give_back_memory()\n", "            pass\n", "tests/unit/viewing/test_view_command.py::test_memory_of_hostile_requests_is_given_back"),
     Mutation("stop with a backlog", PIPELINE, "time.monotonic() > self._deadline_s", "False", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("stop with a backlog: counted", PIPELINE, "            self._in_windows += given_up\n", "            pass\n", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("stop during encoding", REPORTING, "                self._lose(self._encoding, LossCause.SHUTDOWN)  # too late to send\n                self._encoding = None\n", "                pass\n", "tests/unit/test_delivery.py"),

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import http.client
 import json
+import os
 import socket
 import struct
 import threading
@@ -36,8 +37,10 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import encode_window
 from otel_kprofiler.viewing import Counts, GrpcReceiver, HttpReceiver, Intake, Query, SampleStore
+from otel_kprofiler.viewing.grpc_receiver import MOST_CALLS, THREADS
 from otel_kprofiler.viewing.receiver import MAX_BYTES, PATH
-from tests.unit.viewing.shown import answer, expected, shown
+from tests.unit.viewing import http2
+from tests.unit.viewing.shown import answer, expected, resident_bytes, shown
 
 NOW = 1_700_000_000_000_000_000
 PROTOBUF, JSON = {"Content-Type": "application/x-protobuf"}, {"Content-Type": "application/json"}
@@ -217,7 +220,7 @@ def test_requests_are_limited_before_and_after_unpacking(intake, receivers):
     large = b"\0" * (MAX_BYTES + 1)
     assert refused(receivers, large).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert post(receivers, large)[0] == 413
-    bomb = b"\0" * (40 * MAX_BYTES)
+    bomb = b"\0" * (2 * MAX_BYTES)
     error = refused(receivers, bomb, compression=grpc.Compression.Gzip)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     packed = {"gzip": gzip.compress(bomb, 1), "deflate": zlib.compress(bomb, 1)}
@@ -299,7 +302,7 @@ def test_overload_says_when_to_try_again(receivers, intake, monkeypatch):
         assert (status, headers["Retry-After"]) == (503, "5")
         assert intake.counts.refused == 2
         # Senders try again, and lose nothing.
-        monkeypatch.setattr("otel_kprofiler.viewing.receiver._RETRY_S", 0)
+        monkeypatch.setattr("otel_kprofiler.viewing.grpc_receiver.RETRY_S", 0)
         policy = RetryPolicy(initial_interval_s=0.05, max_interval_s=0.05)
         exporter = OtlpGrpcExporter(f"http://127.0.0.1:{receivers[0].port}", retry=policy)
         (batch,) = encode_window(window()).batches
@@ -312,6 +315,15 @@ def test_overload_says_when_to_try_again(receivers, intake, monkeypatch):
     exporter.shutdown()
     assert results[0].exported == 3
     assert intake.counts.kept == 3
+
+
+def test_what_waits_for_its_turn_is_not_unpacked_yet(receivers, intake, monkeypatch):
+    """All requests at once would be in memory twice."""
+    monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.05)
+    bomb = gzip.compress(bytes(MAX_BYTES + 1))
+    with intake._lock:
+        assert post(receivers, bomb, **PROTOBUF, **{"Content-Encoding": "gzip"})[0] == 503
+    assert post(receivers, bomb, **PROTOBUF, **{"Content-Encoding": "gzip"})[0] == 413
 
 
 def test_a_store_that_fails_is_overload(receivers, intake):
@@ -332,3 +344,105 @@ def test_ports_in_use_are_told(intake):
             with pytest.raises(HostError, match=f"cannot listen on {endpoint}") as raised:
                 kind(endpoint, intake)
             assert raised.value.hint.endswith(option)
+
+
+@pytest.fixture
+def clients(receivers):
+    """Opens connections to the gRPC receiver that send some bytes and stay open."""
+    with contextlib.ExitStack() as stack:
+
+        def open_one(sent):
+            client = socket.create_connection(("127.0.0.1", receivers[0].port), timeout=20)
+            stack.enter_context(client)
+            client.sendall(http2.PREFACE + sent)
+            return client
+
+        yield open_one
+
+
+RETRYABLE = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+def is_taken(receivers):
+    """Whether a sender that tries again for 30 seconds, as OTLP wants it, gets through."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            return call(receivers, payload()) == b""
+        except grpc.RpcError as error:
+            if error.code() not in RETRYABLE:
+                raise
+            time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("part", [b"", b"\0\0\x7f\0\0xxxx"], ids=["silent", "part of a message"])
+@pytest.mark.parametrize("count", [THREADS, 2 * MOST_CALLS])
+def test_calls_whose_message_never_comes_block_no_others(receivers, clients, count, part):
+    for _ in range(count):
+        clients(http2.call(1, part))
+    assert is_taken(receivers)
+
+
+def count_connections(port):
+    """Connections that a process of this host has accepted at a port, see proc_pid_net_tcp(5)."""
+    rows = []
+    for table in ("tcp", "tcp6"):  # gRPC's sockets serve both
+        with open(f"/proc/self/net/{table}") as lines:
+            rows += [line.split() for line in lines]
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
+
+
+def test_connections_are_limited_and_end_if_nothing_comes(receivers, clients):
+    port = receivers[0].port
+    for _ in range(600):
+        with contextlib.suppress(ConnectionError):
+            clients(b"")
+    end = time.monotonic() + 60
+    while count_connections(port) > 300 and time.monotonic() < end:
+        time.sleep(0.1)
+    before = count_connections(port)
+    assert 0 < before <= 300
+    assert is_taken(receivers)
+    while count_connections(port) >= before and time.monotonic() < end:
+        time.sleep(0.1)
+    assert count_connections(port) < before
+
+
+def read_all(client):
+    with contextlib.suppress(ConnectionError):
+        while client.recv(1 << 16):
+            pass
+
+
+def test_calls_that_are_reset_at_once_leave_no_memory_behind(receivers, clients):
+    assert is_taken(receivers)
+    before = resident_bytes(os.getpid())
+    for _ in range(4):
+        client = clients(b"")
+        reader = threading.Thread(target=read_all, args=(client,))
+        reader.start()
+        for first in range(1, 60_000, 400):
+            client.sendall(http2.reset_calls(first, 200))
+        client.shutdown(socket.SHUT_RDWR)
+        reader.join()
+    assert is_taken(receivers)
+    assert resident_bytes(os.getpid()) - before < 30 << 20
+
+
+def test_calls_above_the_limit_are_told_when_to_try_again(receivers, intake, monkeypatch):
+    """Without the time a sender must drop the request."""
+    monkeypatch.setattr("otel_kprofiler.viewing.grpc_receiver.MOST_CALLS", 4)
+    monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.5)
+    with intake._lock, grpc.insecure_channel(f"127.0.0.1:{receivers[0].port}") as channel:
+        export = channel.unary_unary(METHOD)
+        calls = [export.future(payload(), timeout=60) for _ in range(8)]
+        errors = [call.exception(60) for call in calls]
+    assert "too many calls wait" in [error.details() for error in errors]
+    for error in errors:
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert parse_retry_delay(dict(error.trailing_metadata())["grpc-status-details-bin"]) == 5

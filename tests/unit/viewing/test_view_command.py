@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,6 +32,8 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import encode_window
 from tests import page
+from tests.unit.viewing import http2
+from tests.unit.viewing.shown import resident_bytes
 
 SECOND = 10**9
 START = 1_600_000_000 * SECOND
@@ -134,6 +137,25 @@ def test_what_comes_in_is_shown_and_counted(recent, tmp_path):
         assert command.stderr.read().decode() == (
             "received 4 requests: 2 samples kept, 0 too old, 2 repeated; 0 requests refused\n"
         )
+
+
+def test_memory_of_hostile_requests_is_given_back(recent):
+    """A header of 4 kB that others repeat by one byte each (RFC 7541) leaves 200 MB in pieces."""
+    with listen() as (command, address):
+        said = command.stderr.readline().decode()
+        port = int(said.rpartition(":")[2])
+        before = resident_bytes(command.pid)
+        for _ in range(4):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+                client.sendall(http2.PREFACE + http2.repeated_headers(200))
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(1 << 16):
+                    pass
+        end = time.monotonic() + 60
+        while resident_bytes(command.pid) > before + (60 << 20) and time.monotonic() < end:
+            time.sleep(0.2)
+        assert resident_bytes(command.pid) <= before + (60 << 20)
+        assert get(address, "profile.json")
 
 
 def test_filters_choose_what_is_kept_of_what_comes_in(recent):

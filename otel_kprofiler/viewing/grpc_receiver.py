@@ -1,0 +1,183 @@
+"""Receives OTLP profiles over gRPC, from any number of clients that send slowly or nothing.
+
+gRPC gives a call a thread before its message has come. So as not to be blocked by calls whose
+message never comes, no call waits long for its message while others wait for a thread. Senders
+repeat cancelled calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
+
+import grpc
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import DESCRIPTOR
+
+from otel_kprofiler.errors import PayloadError
+from otel_kprofiler.otlp import DEVELOPMENT_VERSION_HEADER
+from otel_kprofiler.viewing.receiver import (
+    MAX_BYTES,
+    ONLY_PROFILES,
+    RETRY_S,
+    Intake,
+    OverloadedError,
+    cannot_listen,
+    find_version_problem,
+)
+
+THREADS: Final = 8
+"""Calls whose messages are received or decoded at a time."""
+MOST_CALLS: Final = 32
+"""Calls beyond them that wait for a thread are told when to try again."""
+
+_SERVICE: Final = DESCRIPTOR.services_by_name["ProfilesService"].full_name
+_METHOD: Final = f"/{_SERVICE}/Export"
+_STOP_S: Final = 2.0
+_PATIENCE_S: Final = 0.5
+"""How long a call waits for its message while others wait for a thread."""
+# https://github.com/grpc/grpc/blob/master/include/grpc/impl/channel_arg_names.h
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_BYTES),
+    ("grpc.so_reuseport", 0),  # so that a port in use is an error
+    ("grpc.max_allowed_incoming_connections", 256),
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.max_connection_idle_ms", 10_000),
+    ("grpc.max_concurrent_streams", 16),
+    # Calls that clients reset at once keep their memory until they are looked at.
+    ("grpc.server.max_pending_requests", 64),
+    ("grpc.server.max_pending_requests_hard_limit", 128),
+)
+
+
+class GrpcReceiver:
+    """Receives over gRPC, in plain text, until it is closed.
+
+    Args:
+        endpoint: ``host:port`` to listen on, port 0 for a free one.
+        intake: takes what is received.
+
+    Attributes:
+        port: that it listens on.
+
+    Raises:
+        HostError: the endpoint cannot be listened on.
+    """
+
+    def __init__(self, endpoint: str, intake: Intake) -> None:
+        self._threads = ThreadPoolExecutor(THREADS)
+        self._methods = _Methods(intake)
+        self._server = grpc.server(self._threads, [self._methods], options=_OPTIONS)
+        try:
+            self.port = self._server.add_insecure_port(endpoint)
+        except RuntimeError as error:
+            raise cannot_listen(endpoint, "--listen") from error
+        self._server.start()
+        self._closed = threading.Event()
+        self._patience = threading.Thread(
+            target=self._lose_patience, name="OTLP calls", daemon=True
+        )
+        self._patience.start()
+
+    def _lose_patience(self) -> None:
+        while not self._closed.wait(_PATIENCE_S / 2):
+            self._methods.cancel_slow()
+
+    def close(self) -> None:
+        """Stop listening, once the calls that run have ended."""
+        self._server.stop(_STOP_S).wait()
+        self._threads.shutdown()
+        self._closed.set()
+        self._patience.join()
+
+
+class _Methods(grpc.GenericRpcHandler):
+    """``ProfilesService/Export``, and the reason for everything else."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._receiving: dict[grpc.ServicerContext, float] = {}  # since when
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        if handler_call_details.method != _METHOD:
+            return grpc.stream_unary_rpc_method_handler(_refuse)
+        with self._lock:
+            is_busy = self._calls >= MOST_CALLS
+            self._calls += not is_busy
+        # The call as a stream: its function gets to run before the message has come.
+        return grpc.stream_unary_rpc_method_handler(_refuse_busy if is_busy else self._export)
+
+    def cancel_slow(self) -> None:
+        """Cancel calls that have waited long for their message, if others wait for a thread."""
+        end = time.monotonic() - _PATIENCE_S
+        with self._lock:
+            slow = [one for one, since in self._receiving.items() if since < end]
+            if self._calls <= THREADS:
+                slow = []
+        for context in slow:
+            context.cancel()
+
+    def _export(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        try:
+            with self._until_received(context):
+                body = next(messages, None)
+            return self._take(body, context)
+        finally:
+            with self._lock:
+                self._calls -= 1
+
+    @contextmanager
+    def _until_received(self, context: grpc.ServicerContext) -> Iterator[None]:
+        with self._lock:
+            self._receiving[context] = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._receiving.pop(context, None)
+
+    def _take(self, body: bytes | None, context: grpc.ServicerContext) -> bytes:
+        values = [
+            value.decode(errors="replace") if isinstance(value, bytes) else value
+            for key, value in context.invocation_metadata()
+            if key == DEVELOPMENT_VERSION_HEADER
+        ]
+        if problem := find_version_problem(values):
+            self._intake.counts.refused += 1
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        if body is None:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request has no message")
+        try:
+            return self._intake.take(lambda: body, context.is_active).SerializeToString()
+        except PayloadError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.with_fix())
+        except OverloadedError as error:
+            _abort_for_now(context, error.message)
+
+
+def _abort_for_now(context: grpc.ServicerContext, message: str) -> NoReturn:
+    info = error_details_pb2.RetryInfo()
+    info.retry_delay.seconds = RETRY_S
+    status = status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message=message)
+    status.details.add().Pack(info)
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+
+
+def _refuse(_messages: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
+    context.abort(grpc.StatusCode.UNIMPLEMENTED, ONLY_PROFILES)
+
+
+def _refuse_busy(_messages: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
+    _abort_for_now(context, "too many calls wait")
+
+
+# Refusing a call must not need one of the threads that calls wait for.
+_refuse.experimental_thread_pool = ThreadPoolExecutor(1)  # type: ignore[attr-defined]
+_refuse_busy.experimental_thread_pool = _refuse.experimental_thread_pool  # type: ignore[attr-defined]

@@ -1,0 +1,63 @@
+"""What all servers hold against: headers without an end, and names that lead here."""
+
+import contextlib
+import socket
+
+import pytest
+
+from otel_kprofiler.agent.health import HealthServer
+from otel_kprofiler.serving import MAX_HEADER_BYTES
+from otel_kprofiler.viewing import HttpReceiver, Intake, PageServer
+
+
+@pytest.fixture(params=["health", "page", "receiver"])
+def port(request):
+    """The port of a server."""
+    if request.param == "health":
+        server = HealthServer("127.0.0.1:0", {"/": list})
+    elif request.param == "page":
+        server = PageServer("127.0.0.1:0", "<p>", lambda _: [])
+    else:
+        server = HttpReceiver("127.0.0.1:0", Intake(None))
+    with contextlib.closing(server):
+        address = getattr(server, "address", "")
+        yield int(address.rstrip("/").rpartition(":")[2]) if address else server.port
+
+
+def status(port, request):
+    """The status of the answer to some bytes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        with contextlib.suppress(ConnectionError):
+            client.sendall(request)
+        return int(client.makefile("rb").readline().split()[1])
+
+
+@pytest.mark.parametrize("lines", [1, 80], ids=["one line", "many lines"])
+def test_headers_are_limited_in_sum(port, lines):
+    """A line may have 64 KiB, and a request 100 of them."""
+    line = b"X-A: " + b"a" * (MAX_HEADER_BYTES // lines) + b"\r\n"
+    head = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+    assert status(port, head + line * lines) == 431
+    small = b"X-A: " + b"a" * (MAX_HEADER_BYTES // 2 // lines) + b"\r\n"
+    assert status(port, head + small * lines + b"\r\n") in {200, 405}
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:80", "[::1]:80", "10.1.2.3"])
+def test_health_checks_by_address_are_answered(host):
+    with contextlib.closing(HealthServer("127.0.0.1:0", {"/livez": list})) as server:
+        head = f"GET /livez HTTP/1.1\r\nHost: {host}\r\n\r\n"
+        assert status(server.port, head.encode()) == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::1", ""])
+def test_pages_of_others_cannot_read_the_health_endpoint_of_a_loopback_address(host):
+    """Under a name of their own that leads to it (DNS rebinding)."""
+    with contextlib.closing(HealthServer("127.0.0.1:0", {"/livez": list})) as server:
+        head = f"GET /status HTTP/1.1\r\nHost: {host}\r\n\r\n"
+        assert status(server.port, head.encode()) == 403
+
+
+def test_health_checks_by_name_are_answered_where_other_hosts_come_from():
+    with contextlib.closing(HealthServer("0.0.0.0:0", {"/livez": list})) as server:
+        head = b"GET /livez HTTP/1.1\r\nHost: agent.monitoring.svc\r\n\r\n"
+        assert status(server.port, head) == 200
