@@ -146,7 +146,7 @@ class Cost(NamedTuple):
 
 
 def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
-    """What a request costs where the profiler runs, and where it does not.
+    """Measures the cost of a request with the profiler and without it.
 
     The services are asked in turn, so that whatever disturbs disturbs both; the ratio is that
     of neighbours, at the median. The sampler rests while the other one is asked, so that its

@@ -1,4 +1,4 @@
-"""What each import costs in memory, in the order in which the agent comes to need them."""
+"""Memory of each import, in the order in which the agent comes to need them."""
 
 import subprocess
 import sys

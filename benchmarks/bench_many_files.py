@@ -47,7 +47,7 @@ HZ = 499
 
 
 class Found(NamedTuple):
-    """Of some seconds: how stacks ended, and µs of the program per sample that was taken."""
+    """Results of some seconds: how stacks ended, and µs of the program per sample taken."""
 
     ends: Counter[StackEnd]
     us: float

@@ -152,7 +152,7 @@ def best_of(runs: int, work: Callable[[], object]) -> float:
 
 
 GO_BYTES = {"raw": 110, "gzip": 38}
-"""What opentelemetry-ebpf-profiler needs for a sample with kernel and user stack."""
+"""Bytes that opentelemetry-ebpf-profiler needs for a sample with kernel and user stack."""
 
 KERNEL_ONLY_BYTES = {"raw": 60, "gzip": 25}
 """The goal for kernel stacks alone."""

@@ -26,7 +26,7 @@ _RING_HEADER, _DESCRIPTION_BYTES, _PIECE_HEADER, _PIECE_BYTES = 8, 56, 16, 4096
 
 
 class Cost(NamedTuple):
-    """What the program took in some seconds."""
+    """The cost of the program in some seconds."""
 
     run_ns: int
     taken: int
@@ -126,7 +126,7 @@ def code_objects() -> list[CodeType]:
 
 
 def description_bytes(code: CodeType) -> int:
-    """What its description takes in the ring, of a text that is ASCII."""
+    """Returns the size of its description in the ring; its text is ASCII."""
     size = _DESCRIPTION_BYTES + len(code.co_filename) + len(code.co_qualname)
     pieces = -(-len(code.co_linetable) // _PIECE_BYTES)
     heads = (1 + pieces) * _RING_HEADER + pieces * _PIECE_HEADER

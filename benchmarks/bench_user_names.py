@@ -97,7 +97,7 @@ def record(seconds: float, pids: list[int]) -> list[tuple[Frame, int]]:
 
 
 def files_with_symbols() -> set[BuildId]:
-    """Of what processes have mapped, the files with ``.symtab``, or with a debug file."""
+    """Returns the mapped files that have ``.symtab``, or a debug file."""
     paths = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):

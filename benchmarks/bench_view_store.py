@@ -101,7 +101,7 @@ def _store(path: str, start: int, end: int) -> dict[str, float]:
 
 
 def _maker() -> Callable[[int], Window]:
-    """What makes windows: few stacks are frequent, most are seen now and then."""
+    """Returns a maker of windows: few stacks are frequent, most are seen now and then."""
     choose = random.Random(1)
     modules = [
         Module(f"lib{number}.so", ModuleKind.USER, None, FileId(""), 0) for number in range(50)

@@ -63,7 +63,7 @@ def cost(
     time_ns: Callable[[StackDump], int],
     frames: Callable[[StackDump], int],
 ) -> tuple[float, float, float]:
-    """Of walks: median in µs, mean of the frames, and ns per frame."""
+    """Returns the cost of walks: median in µs, mean of the frames, and ns per frame."""
     mean = statistics.mean(map(frames, dumps))
     return (
         statistics.median(map(time_ns, dumps)) / 1e3,

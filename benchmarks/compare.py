@@ -154,7 +154,7 @@ def without_ids(request: bytes) -> bytes:
 
 
 def compare_payloads(sides: tuple[Side, Side]) -> bool:
-    """Whether both encode the benchmark's window and a recording of the base alike."""
+    """Returns whether both encode the benchmark's window and a recording of the base alike."""
     with tempfile.TemporaryDirectory(prefix="compare-") as name:
         directory = Path(name)
         recording = directory / "base.raw"

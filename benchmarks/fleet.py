@@ -166,7 +166,7 @@ class Host:
 
 
 class Sink(grpc.GenericRpcHandler):
-    """What the Collector sends to: counts requests, bytes and samples."""
+    """The receiver behind the Collector: counts requests, bytes and samples."""
 
     def __init__(self) -> None:
         self.samples = self.requests = self.bytes = 0
@@ -246,7 +246,7 @@ class Gateway:
 
 
 def busiest(times: Sequence[float], start: float, end: float) -> tuple[int, float]:
-    """Of the requests in an interval those of the busiest second, and the mean."""
+    """Returns the requests of an interval's busiest second, and their mean."""
     inside = Counter(int(time - start) for time in times if start <= time < end)
     return max(inside.values(), default=0), sum(inside.values()) / max(end - start, 1)
 
@@ -322,7 +322,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 class Outcome(NamedTuple):
-    """What a run of a fleet has left behind; times are monotonic, in seconds."""
+    """The outcome of a run of a fleet; times are monotonic, in seconds."""
 
     fleet: Fleet
     counts: Counter[str]

@@ -160,13 +160,13 @@ def _ends(frame: Frame, files: Files) -> bool:
 
 
 def overlap(one: Counter, other: Counter) -> float:
-    """What two distributions have in common, 0 to 1."""
+    """Returns the overlap of two distributions, 0 to 1."""
     a, b = max(1, one.total()), max(1, other.total())
     return sum(min(count / a, other[key] / b) for key, count in one.items())
 
 
 def expected_overlap(one: Counter, other: Counter) -> float:
-    """What they would have in common by chance, if both came from one distribution."""
+    """Returns the overlap by chance, if both came from one distribution."""
     pool = [*one.elements(), *other.elements()]
     Random(1).shuffle(pool)
     return overlap(Counter(pool[: one.total()]), Counter(pool[one.total() :]))

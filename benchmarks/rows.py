@@ -1,4 +1,4 @@
-"""What a benchmark yields: one row of the table that ``make bench`` prints."""
+"""The result of a benchmark: one row of the table that ``make bench`` prints."""
 
 from typing import NamedTuple
 

@@ -108,7 +108,7 @@ class _Silencer(logging.Filter):
             self._threads.discard(threading.get_ident())
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log the record."""
+        """Returns whether to log the record."""
         return threading.get_ident() not in self._threads
 
 

@@ -121,7 +121,7 @@ class Reporter:
             self._encode_next()
 
     def _is_full(self, more: int) -> bool:
-        """Whether a waiting window must be dropped; an empty queue takes a window of any size."""
+        """Returns whether to drop a waiting window; an empty queue takes any size."""
         samples = sum(task.samples.total() for task in self._waiting) + more
         full = len(self._waiting) >= self._capacity or samples > MAX_WAITING_SAMPLES
         return full and bool(self._waiting)

@@ -33,7 +33,7 @@ class ForkStep(enum.IntEnum):
     RELEASE = 0
     """Close descriptors and mappings that are shared with the parent."""
     UNHOOK = 1
-    """Remove hooks that would tell the parent's kernel program about this process."""
+    """Remove hooks that would announce this process to the parent's kernel program."""
     RENEW = 2
     """Replace locks, threads and connections."""
     RESTART = 3

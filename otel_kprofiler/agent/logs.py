@@ -52,7 +52,7 @@ class RepeatFilter(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write the record; adds the number of similar records suppressed."""
+        """Returns whether to write the record; adds the number of similar records suppressed."""
         if record.levelno < logging.WARNING:
             return True
         pattern = (record.name, record.levelno, str(record.msg), getattr(record, "subject", ""))

@@ -17,7 +17,7 @@ _ARENA_MAX: Final = -8
 _THRESHOLD_BYTES: Final = 128 * 1024
 
 _YOUNG_OBJECTS: Final = 20_000
-"""Before a collection; samples live for a window, and looking at them earlier is in vain."""
+"""Before a collection; samples live for a window, so an earlier look frees nothing."""
 
 # proc_pid_smaps(5): a line as in maps, then fields in kB.
 _MAPPING: Final = re.compile(

@@ -89,7 +89,7 @@ class Lottery:
             self._next = 0.0
 
     def draw(self, now: float) -> bool | None:
-        """Whether to sample from now on; None while the last decision holds.
+        """Returns whether to sample from now on; None while the last decision holds.
 
         Args:
             now: monotonic time in seconds.

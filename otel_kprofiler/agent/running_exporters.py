@@ -104,7 +104,7 @@ def put_in_place(
 
 
 def _takes_over(before: RunningExporter, new: ProfileExporter, settings: ExporterSettings) -> bool:
-    """Whether batches queued for one exporter can be sent by another."""
+    """Returns whether batches queued for one exporter can be sent by another."""
     old = before.queue.exporter
     if old.form is not new.form or before.settings.queue.spool != settings.queue.spool:
         return False

@@ -1,4 +1,4 @@
-"""What the agent samples: follows the configured containers, pods and units."""
+"""Targets of the agent: follows the configured containers, pods and units."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AgentTargets:
 
     @property
     def follows(self) -> bool:
-        """Whether :meth:`follow` has something to look for."""
+        """True if :meth:`follow` has something to look for."""
         return self._follower is not None
 
     def follow(self, sampler: EbpfSampler) -> None:

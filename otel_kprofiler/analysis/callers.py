@@ -26,7 +26,7 @@ def callers(samples: Samples, function: str | Key) -> list[Group]:
 
 
 def callees(samples: Samples, function: str | Key) -> list[Group]:
-    """What a function calls, likewise; of a recursive one, what its innermost call does."""
+    """Groups samples by the callee of a function; of recursive calls, the innermost counts."""
     return collect(samples, _neighbour(function, lambda found: (found[-1] + 1, ITSELF)))
 
 

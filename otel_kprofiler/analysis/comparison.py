@@ -1,8 +1,8 @@
 """Compares two profiles: what gained, what lost, and what of it is more than chance.
 
 Each side is cut into intervals of equal length. How much a share varies between the intervals of a
-side tells how much it may differ between the sides without a cause, also where samples come in
-bursts. Of few samples that tells too little, so a test of the two counts must agree. In
+side shows how much it may differ between the sides without a cause, also where samples come in
+bursts. For few samples that shows too little, so a test of the two counts must agree. In
 comparisons of equal profiles, at most five of a hundred call any group changed (Holm, "A simple
 sequentially rejective multiple test procedure", 1979).
 """
@@ -23,7 +23,7 @@ LEVEL: Final = 0.05
 _INTERVALS: Final = 24
 _FEWEST_PER_INTERVAL: Final = 10
 _FEWEST_SAMPLES: Final = 10
-"""Of both sides together, from which a group is compared at all."""
+"""Samples of both sides together that a group needs to be compared."""
 
 Grouping = Callable[[Samples], list[Group]]
 
@@ -53,7 +53,7 @@ class Amount(NamedTuple):
 
     @property
     def change(self) -> float:
-        """What was gained; negative if it was lost."""
+        """The increase; negative for a decrease."""
         return self.after - self.before
 
 
@@ -140,7 +140,7 @@ def _split(part: Part, count: int) -> list[Samples]:
 
 
 def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None]) -> Amount:
-    """What is known of a group; None: it does not occur on that side."""
+    """Estimates the amount of a group; None: it does not occur on that side."""
     rows = [found or [0] * len(side.sizes) for side, found in zip(sides, weights, strict=True)]
     (before, first), (after, second) = (
         side.ratio(row) for side, row in zip(sides, rows, strict=True)

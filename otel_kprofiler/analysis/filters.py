@@ -21,7 +21,7 @@ from otel_kprofiler.model import Resource, SpanLink, Stack
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What samples must have; of each field one of its values, and nothing if it is empty.
+    """Conditions on samples: each field that is not empty must match one of its values.
 
     Names may be patterns with ``*``, ``?`` and ``[…]``.
 
@@ -137,7 +137,7 @@ class Filter:
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Whether a name is one of these, or matches one as a pattern."""
+    """Returns a predicate: a name is one of these, or matches one as a pattern."""
     wanted = tuple(patterns)
     return cache(lambda name: any(name == one or fnmatchcase(name, one) for one in wanted))
 

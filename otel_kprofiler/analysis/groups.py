@@ -125,7 +125,7 @@ def _by_kind(samples: Samples) -> Assignment:
 
 
 def _by_wait(samples: Samples, key: Callable[[WindowWait], str]) -> Assignment:
-    """What is told of waits."""
+    """Groups waits by a property."""
     waits = samples.tables.waits
 
     def find(at: int) -> Occurrence:
@@ -220,7 +220,7 @@ GROUPINGS: Final[dict[str, Callable[[Samples], list[Group]]]] = {
 
 
 WAIT_GROUPINGS: Final = frozenset({"cause", "state", "waker", WAIT_CAUSE, WAIT_STATE})
-"""Those that tell of waits alone."""
+"""Groupings of waits alone."""
 
 
 def find_grouping(name: str) -> Callable[[Samples], list[Group]]:
@@ -256,7 +256,7 @@ def endpoints(links: Sequence[SpanLink | None]) -> list[str]:
 
 
 def is_in_kernel(stack: Stack) -> bool:
-    """Whether a sample with this stack ran in the kernel."""
+    """Returns whether a sample with this stack ran in the kernel."""
     return any(side.kind is KERNEL_SIDE and side.frames for side in stack.sides)
 
 
@@ -304,7 +304,7 @@ def group_stacks(
     rows: Iterable[Weighed],
     frames: Callable[[Stack], Occurrence | None],
 ) -> list[Group]:
-    """Likewise for rows of a table of stacks."""
+    """Groups rows of a table of stacks."""
     weights, counts = Counter[int](), Counter[int]()
     for number, weight, count in rows:
         weights[number] += weight

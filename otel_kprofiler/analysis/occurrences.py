@@ -1,4 +1,4 @@
-"""What stacks count for when samples are grouped: functions, lines, modules, and so on."""
+"""Groups that a stack counts for: functions, lines, modules, and so on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_kprofiler.model import KERNEL_SIDE, Frame, ModuleKind, RawFrames, Stac
 
 
 class Key(NamedTuple):
-    """What a group is called.
+    """The name of a group.
 
     Attributes:
         name: such as that of a function.
@@ -24,7 +24,7 @@ class Key(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """What a stack counts for: its own group, and all that it occurs in."""
+    """The groups of a stack: that of its leaf, and all that it occurs in."""
 
     own: Key
     all: Iterable[Key]
@@ -116,7 +116,7 @@ OF_STACKS: Final[dict[str, Callable[[], Callable[[Stack], Occurrence]]]] = {
     "syscall": lambda: syscall_occurrence,
     "bpf": lambda: program_occurrence,
 }
-"""Groupings by stacks: each makes what tells the occurrences of many stacks."""
+"""Groupings by stacks: each makes a function that returns the occurrences of a stack."""
 
 
 def place_of(entry: Entry) -> str:
@@ -150,7 +150,7 @@ def program_key(frame: Frame) -> Key | None:
 
 
 def only(key: Key) -> Occurrence:
-    """Of what occurs in one group alone."""
+    """Returns the occurrence of a stack in a single group."""
     return Occurrence(key, (key,))
 
 

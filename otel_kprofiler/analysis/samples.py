@@ -59,7 +59,7 @@ class Thread(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What the columns of samples point into; all selections of the same samples share it."""
+    """Tables that the columns of samples index; all selections of the same samples share it."""
 
     origins: Sequence[Origin]
     resources: Sequence[Resource]
@@ -136,7 +136,7 @@ class Samples:
         return [end - start for start, end in self.spans()]
 
     def weights(self) -> list[int]:
-        """What each row stands for, in the unit of its kind's ``measure``."""
+        """Returns the weight of each row, in the unit of its kind's ``measure``."""
         values = self.values
         weights = (
             [sum(values[start:end]) for start, end in self.spans()] if values else self._lengths()
@@ -148,7 +148,7 @@ class Samples:
 
     @property
     def has_waits(self) -> bool:
-        """Whether something is known of a wait."""
+        """True if any sample describes a wait."""
         waits = self.tables.waits
         return any(waits[wait] is not None for wait in self.waits)
 

@@ -26,7 +26,7 @@ WAIT: Final = "wait: "
 """Before the cause of waits in spans."""
 OTHER_SPANS: Final = "other spans of the trace"
 OTHER_TASKS: Final = "other tasks"
-"""What the thread ran, or waited for, that belongs to no span of the trace."""
+"""Name of the part in which the thread worked outside the spans of the trace."""
 EVENT_LOOP: Final = "event loop waited"
 
 _EVENTS: Final = frozenset({WaitCause.POLL, WaitCause.EPOLL, WaitCause.IO_URING})
@@ -85,7 +85,7 @@ def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
 def _find_parts(
     events: Sequence[_Event], spans: Collection[_Span]
 ) -> Iterator[tuple[bytes, list[Group]]]:
-    """What a thread did from the first to the last sample of each trace."""
+    """Yields the groups of a thread's samples, from the first to the last one of each trace."""
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     for at, event in enumerate(events):
         if event.span:

@@ -1,4 +1,4 @@
-"""What samples of waits add up to, beside the exact totals that were counted."""
+"""Sums of the samples of waits, beside the exact totals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WaitSummary(NamedTuple):
 
     Attributes:
         exact: the totals that the kernel program counted; None where samples were chosen by
-            something that the totals do not tell, such as their stacks.
+            something that the totals lack, such as their stacks.
         estimate_ns: the time of the samples.
         error_ns: at most the standard error of that: waits from the threshold on have none. None
             if samples were lost: how much they stood for is not known.

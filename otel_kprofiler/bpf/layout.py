@@ -219,7 +219,7 @@ def parse_records(
     Args:
         chunk: the records.
         stack_limit: see there.
-        waits: receives what is told of waits.
+        waits: receives records of waits.
 
     Raises:
         ValueError: the chunk is damaged, or has samples of an unknown kind.

@@ -34,7 +34,7 @@ class LibbpfLoader:
 
     @staticmethod
     def is_installed() -> bool:
-        """Whether the library is installed."""
+        """Returns whether the library is installed."""
         try:
             ctypes.CDLL(_LIBRARY)
         except OSError:

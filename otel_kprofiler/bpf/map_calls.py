@@ -21,7 +21,7 @@ _INNER_MAP: Final = 1 << 12
 
 
 class MapShape(NamedTuple):
-    """What a map is made of, apart from its size."""
+    """The shape of a map: all but its size."""
 
     kind: int  # enum bpf_map_type
     key_bytes: int

@@ -1,4 +1,4 @@
-"""What the program must know of CPython to read its frames: structs of python_types.bpf.h."""
+"""Layouts of CPython that the program needs to read frames: structs of python_types.bpf.h."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PythonLayout(NamedTuple):
         thread_previous: the state before it in the list, in a thread state.
         thread_next: the one behind it, likewise.
         thread_interpreter: the interpreter, likewise.
-        thread_native: what gettid(2) tells the thread, likewise.
+        thread_native: the thread's gettid(2), likewise.
         thread_status: bits; that of value 8 is set if its thread used this state last (3.13 on),
             likewise; 0 if there are none.
         thread_frame: the current frame, or ``_PyCFrame``, likewise.
@@ -36,7 +36,7 @@ class PythonLayout(NamedTuple):
         frame_instruction: the instruction that runs, or ran last.
         frame_owner: who has its memory, a byte: 1 for generators.
         frame_entry: whether C entered it, a byte, with ``PYTHON_IS_ENTRY``.
-        frame_header: bytes of a frame before its variables; 0 if ``code_frame_words`` tells all.
+        frame_header: bytes of a frame before its variables; 0 if ``code_frame_words`` covers all.
         entry_owner: lowest owner of frames that are no function's, but entries from C.
         generator_state_back: bytes from a generator's state, a byte, to its frame.
         generator_executing: the state of one that runs.
@@ -107,7 +107,7 @@ class PythonProcess(NamedTuple):
         code_type: of ``PyCode_Type``.
         eval_start: of ``_PyEval_EvalFrameDefault``, the interpreter's loop.
         eval_bytes: of it that run before its frame is the current one; 0: that is never seen.
-        image_tag: tells the stacks of the process's present program from those of others.
+        image_tag: distinguishes stacks of the process's present program.
     """
 
     runtime_at: int

@@ -39,7 +39,7 @@ class ProcessSeen(NamedTuple):
 
     Attributes:
         tgid: process id as samples have it.
-        image: tells apart programs that ran in the same process, and users of one pid.
+        image: distinguishes programs that ran in the same process, and users of one pid.
     """
 
     tgid: int

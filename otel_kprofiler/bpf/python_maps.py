@@ -40,7 +40,7 @@ PYTHON_OUTCOMES: Final = (
     "entering", "unrooted", "unreadable", "not_code", "outside", "not_running", "unused",
     "not_adjacent", "described", "ring_full", "code_unreadable", "too_many", "no_table",
 )  # fmt: skip
-"""What came of stacks, from ``described`` on of code objects: ``enum python_outcomes``."""
+"""Outcomes of stacks, and from ``described`` on of code objects: ``enum python_outcomes``."""
 
 
 class PythonOffsets(NamedTuple):
@@ -76,7 +76,7 @@ _MEMBERS: Final = (
 
 
 def find_python_offsets(types: KernelTypes) -> PythonOffsets | None:
-    """What the program must know of a kernel, None if it has other structs."""
+    """Returns the offsets of a kernel that the program needs; None if it has other structs."""
     found = [types.offset(*member) for member in _MEMBERS]
     number_bytes = types.size("upid")
     if types.offset("upid", "nr") != 0 or number_bytes is None or None in found:
@@ -164,7 +164,7 @@ class PythonMaps:
     def take_seen(self) -> list[ProcessSeen]:
         """Processes that were sampled without being registered, since the last call.
 
-        Each is told once, then again when it runs another program, or has code mapped that it had
+        Each comes once, then again when it runs another program, or has code mapped that it had
         not; of one that maps code all the time, ever more rarely, at last every 40 seconds.
         """
         self.receive()
@@ -223,7 +223,7 @@ class PythonMaps:
             return True
 
     def pass_over(self, program: Program) -> None:
-        """Tell of no process with this program for a minute: it runs no interpreter.
+        """Announce no process with this program for a minute: it runs no interpreter.
 
         Raises:
             OSError: the kernel refused.
@@ -249,7 +249,7 @@ class PythonMaps:
                     self._codes.add(one)
 
     def counts(self) -> Mapping[str, int]:
-        """What came of stacks and descriptions by :data:`PYTHON_OUTCOMES`, but for zeros.
+        """Returns the nonzero counts of stacks and descriptions by :data:`PYTHON_OUTCOMES`.
 
         Also after :meth:`close`.
         """

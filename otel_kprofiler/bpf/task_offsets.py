@@ -26,7 +26,7 @@ class TaskOffsets(NamedTuple):
         parent: of the parent.
         tgid: of the process id.
         comm: of the name.
-        program: of what tells programs and users apart; None if the kernel has other structs.
+        program: of what distinguishes programs and users; None if the kernel has other structs.
     """
 
     leader: int

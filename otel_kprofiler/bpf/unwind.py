@@ -68,7 +68,7 @@ class Processor(NamedTuple):
         signal_at: offset of ``signal`` from the stack pointer in a trampoline.
         sp_column: DWARF number of the stack pointer; likewise of the frame pointer and of the
             return address.
-        mode_at: offset in ``pt_regs`` of the word that tells the mode of the processor.
+        mode_at: offset in ``pt_regs`` of the word that holds the mode of the processor.
         user_mask: its bits that are ``user_value`` in user mode; likewise 32-bit code.
         interrupt: ``pt_regs``.
         signal: what a signal has saved.
@@ -202,12 +202,12 @@ _FORMER: Final = {
     ("inode", "i_mtime_sec"): (("inode", "i_mtime", "tv_sec"), ("inode", "__i_mtime", "tv_sec")),
     ("inode", "i_mtime_nsec"): (("inode", "i_mtime", "tv_nsec"), ("inode", "__i_mtime", "tv_nsec")),
 }
-"""What members were called in older kernels."""
+"""Names of members in older kernels."""
 _OPTIONAL: Final = {("mm_struct", "mm_lock_seq"), ("vm_area_struct", "vm_rb")}
 
 
 def find_kernel_offsets(types: KernelTypes) -> KernelOffsets | None:
-    """What the unwinder must know of a kernel; None if it has other structs."""
+    """Returns the offsets of a kernel that the unwinder needs; None if it has other structs."""
     flags, found = 0, []
     for member in _MEMBERS:
         offset = types.offset(*member)

@@ -61,7 +61,7 @@ class WaitOffsets(NamedTuple):
 
     @property
     def has_run_delay(self) -> bool:
-        """Whether the kernel accounts for how long a thread wants a CPU."""
+        """True if the kernel accounts for how long a thread wants a CPU."""
         return self.run_delay != 0
 
     def pack(self, buckets: int) -> bytes:
@@ -70,7 +70,7 @@ class WaitOffsets(NamedTuple):
 
 
 def find_wait_offsets(types: KernelTypes) -> WaitOffsets | None:
-    """What the programs must know of a kernel, None if it has other structs."""
+    """Returns the offsets of a kernel that the programs need; None if it has other structs."""
 
     def task(*path: str) -> int | None:
         return types.offset("task_struct", *path)
@@ -102,7 +102,7 @@ def find_wait_offsets(types: KernelTypes) -> WaitOffsets | None:
 
 
 class WaitConfig(NamedTuple):
-    """What the programs do: ``struct wait_config``. See there."""
+    """The configuration of the programs: ``struct wait_config``."""
 
     epoch: int = 0
     threshold_ns: int = 0
@@ -164,10 +164,10 @@ class WaitThread(NamedTuple):
     flags: int
 
     def passed(self, now_ns: int) -> tuple[int, int]:
-        """What has passed of the wait: in its state, and since the wake-up.
+        """Returns the times that have passed in the wait's state and since the wake-up.
 
         Args:
-            now_ns: time of the threads' clock; one before the wait began tells nothing.
+            now_ns: time of the threads' clock; one before the wait began is ignored.
         """
         since = self.off_since_ns
         if not since or now_ns <= since:
@@ -223,7 +223,7 @@ class WaitRecord(NamedTuple):
 
 
 class WaitRecords(NamedTuple):
-    """What a chunk tells of waits, in its order."""
+    """The records of waits in a chunk, in its order."""
 
     waits: list[WaitRecord]
     ended: list[WaitThread]

@@ -21,7 +21,7 @@ class Column(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Of its widest cell."""
+        """Returns the width of the widest cell."""
         return max(map(len, (self.title, *self.cells)))
 
 

@@ -200,7 +200,7 @@ def _part(samples: Samples, kind: ProfileKind, chosen: Filter, times: _Range | N
 def _cut(
     samples: Samples, kinds: Sequence[ProfileKind], chosen: Filter, times: _Range | None
 ) -> Part:
-    """What is chosen of some samples, and the time that it covers."""
+    """Returns the chosen samples and the time that they cover."""
     windows = [one for one in samples.tables.origins if one.profile.kind in kinds]
     start = min(window.start_unix_ns for window in windows)
     end = max(window.end_unix_ns for window in windows)

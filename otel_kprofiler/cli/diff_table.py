@@ -1,4 +1,4 @@
-"""What ``diff`` prints: a summary and a table for people, or plain values for JSON."""
+"""Formats the output of ``diff``: a summary and a table for people, or plain values for JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHANCE: Final = "~"
 
 
 class Way(StrEnum):
-    """What is compared: shares of all samples, or weights per second."""
+    """The quantity that is compared: shares of all samples, or weights per second."""
 
     SAMPLES = "samples"
     TIME = "time"
@@ -30,7 +30,7 @@ class Way(StrEnum):
 def summary(
     kind: ProfileKind, before: Part, after: Part, changes: Sequence[Change], way: Way
 ) -> Iterator[str]:
-    """What was compared, and how much of it changed."""
+    """Yields what was compared, and how much of it changed."""
     sides = " -> ".join(
         f"{describe_count(part.samples.count, 'sample')} in "
         f"{(part.end_ns - part.start_ns) / 1e9:.1f} s"

@@ -105,7 +105,7 @@ def _name(findings: Sequence[Finding]) -> str:
 
 
 def _tolerate_hidden(finding: Finding) -> Finding:
-    """Addresses that are hidden in the file are no limit where the iterator tells them."""
+    """Addresses that are hidden in the file are no limit where the iterator has them."""
     is_hidden = finding.check == "kernel symbols" and finding.level is Level.WARN
     return replace(finding, level=Level.INFO) if is_hidden else finding
 
@@ -114,14 +114,14 @@ class _Trial:
     """Runs the sampler for a moment.
 
     Attributes:
-        findings: what else it told, if it ran.
+        findings: its other findings, if it ran.
     """
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
 
     def run(self) -> str:
-        """What it saw."""
+        """Returns a description of what the check saw."""
         sampler = EbpfSampler(
             SamplerConfig(samples_per_second=99, stacks="both", send_idle_frames=True)
         )
@@ -146,7 +146,7 @@ class _Trial:
 
 
 def _find_off_cpu() -> Finding:
-    """Whether the waits of threads can be followed."""
+    """Checks whether the waits of threads can be followed."""
     check, required = "off-CPU time", "libbpf, and a kernel with BTF that accepts the programs"
     sampler = EbpfSampler(SamplerConfig(on_cpu=False, off_cpu=OffCpuConfig(samples_per_second=0)))
     try:
@@ -165,7 +165,7 @@ def _find_off_cpu() -> Finding:
 
 
 def _find_python_frames(problem: str | None) -> Iterator[Finding]:
-    """Whether they can be read of other processes, and of services that run this interpreter."""
+    """Checks whether Python frames can be read, of other processes and of services here."""
     check = "Python frames"
     required = "libbpf, and a kernel with BTF that accepts the program"
     if problem:

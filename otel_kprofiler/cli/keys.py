@@ -39,7 +39,7 @@ class KeyParser:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the rest may follow of what may also be the Escape key."""
+        """True if the input may be the Escape key or the start of a longer sequence."""
         return bool(self._text)
 
     def feed(self, data: bytes) -> list[str]:

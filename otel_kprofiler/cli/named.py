@@ -1,4 +1,4 @@
-"""What the user has named on the command line."""
+"""Resolves what the user has named on the command line."""
 
 from __future__ import annotations
 

@@ -110,17 +110,17 @@ class Output:
 
     @property
     def is_stdout(self) -> bool:
-        """Whether it is written to standard output."""
+        """True if the output goes to standard output."""
         return self._special is not None and os.path.sameopenfile(self._special, 1)
 
     @property
     def is_special(self) -> bool:
-        """Whether it is no regular file."""
+        """True if the output is not a regular file."""
         return self._special is not None
 
     @property
     def next_step(self) -> str:
-        """What to do with the file; empty for what is no file."""
+        """The next step for the user; empty if the output is not a file."""
         if self._special is not None:
             return ""
         if self._is_packed and not self._format.is_compressed:
@@ -253,7 +253,7 @@ def refusal(path: str, option: str, error: OSError) -> ExportError:
 
 
 def reveals_addresses(windows: Sequence[Window]) -> bool:
-    """Whether a kernel frame has only its runtime address, which reveals the kernel's layout."""
+    """Returns whether a kernel frame reveals the kernel's layout by its runtime address."""
     return any(
         frame.module is None
         for window in windows

@@ -25,7 +25,7 @@ SCHEDULE: Final = WindowSchedule(1_000_000_000)
 _SUFFIX: Final = ".part"
 _HEAD_BYTES: Final = 5
 _FIELDS: Final = b"\n\x12"
-"""Tags of the first field of a message, by which these files are told from others."""
+"""Tags of the first field of a message, by which these files are recognised."""
 _MOST: Final = 100
 _TIMEOUT_MILLIS: Final = 5_000
 
@@ -106,7 +106,7 @@ def _names(path: str) -> list[str]:
 
 
 def _is_locked(path: str) -> bool | None:
-    """Whether a recording of this user is writing a file; None if it has nothing of one."""
+    """Returns whether a recording of this user is writing a file; None if it has nothing of one."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -30,7 +30,7 @@ _OTHERS: Final = {
     b"\x28\xb5\x2f\xfd": ("compressed with zstd", "unpack it with `zstd -d`"),
     b"<": ("a page, or XML", "record with `-o FILE.otlp`, which can become every other format"),
 }
-"""What files begin with that cannot be read, and what to do."""
+"""First bytes of files of formats that cannot be read, and the fix for each."""
 
 Tell = Callable[[str], None]
 """Called with a sentence about what could not be read."""

@@ -36,7 +36,7 @@ _FIXES: Final = {
     **dict.fromkeys(("429", "502", "503", "504", "RESOURCE_EXHAUSTED"), _LATER),
     "SSLError": _CERTIFICATE,
 }
-"""What to do about other statuses."""
+"""Fixes for other statuses."""
 _START: Final = (
     "start the receiver, or correct the address; OTLP usually has port 4317 for grpc:// "
     "and 4318 for http://"
@@ -64,7 +64,7 @@ def open_receiver(address: str) -> OtlpSender:
 
 
 def _ask(address: str) -> Answer:
-    """What the receiver says to a request without samples, over a connection of its own."""
+    """Sends a request without samples over a new connection; returns the answer."""
     with _grpc_silenced():
         exporter = exporter_from_environment(address)
     try:

@@ -224,7 +224,7 @@ class Sinks:
 
     @property
     def whole(self) -> WindowSink | None:
-        """What takes the whole recording as one window, so that each output is one profile."""
+        """The sink that takes the recording as one window, so that each output is one profile."""
         return self._add_whole if self._whole else None
 
     def add(self, sink: WindowSink) -> None:

@@ -178,7 +178,7 @@ def command(
         for kind in samples.kinds
         if (part := Filter(kinds=(kind.name,)).apply(samples))
     ]
-    if by in WAIT_GROUPINGS:  # of samples that are no waits there is nothing to tell
+    if by in WAIT_GROUPINGS:  # samples that are not waits have no such groups
         parts = [(kind, part) for kind, part in parts if part.has_waits] or parts
     if as_json:
         document = {"by": by, "kinds": [report.as_dict(*part) for part in parts]}

@@ -1,4 +1,4 @@
-"""What `report` prints: tables for people, or plain values for JSON."""
+"""Formats the output of ``report``: tables for people, or plain values for JSON."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Report:
         return samples if self.idle else samples.without_idle()
 
     def _beside(self, kind: ProfileKind, every: Samples, shown: Samples) -> Iterator[str]:
-        """What there is beside the samples that are shown."""
+        """Yields remarks on samples that are not shown."""
         unit = kind.measure[1]
         if found := summarize_waits(every, kind, self.processes):
             by_samples = f"by samples {amount(found.estimate_ns, unit)}"
@@ -164,13 +164,13 @@ class Report:
         return find_grouping(self.by)(samples), {}
 
     def _endpoints(self, samples: Samples) -> Mapping[Key, str]:
-        """Of spans, the names of their local roots."""
+        """Returns the names of the local roots of spans."""
         is_span = self.by == "span" and not self.callers_of and not self.callees_of
         return endpoints_of_spans(samples) if is_span else {}
 
 
 def span_part_lines(found: SpanParts, width: int | None) -> Iterator[str]:
-    """What the time of spans went to, as text for a terminal of so many columns."""
+    """Yields how spans spent their time, as lines of a terminal's width."""
     if not found.parts:
         yield "no samples of spans match"
         return
@@ -180,7 +180,7 @@ def span_part_lines(found: SpanParts, width: int | None) -> Iterator[str]:
 
 
 def span_parts_as_dict(found: SpanParts) -> dict[str, Any]:
-    """Likewise as plain values."""
+    """Returns how spans spent their time, as plain values for JSON."""
     return {
         "by": PART,
         "unit": _NS,

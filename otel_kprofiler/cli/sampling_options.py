@@ -77,7 +77,7 @@ _OPTIONS: Final = (
         show_default=True,
         help="Samples of waits per second on each CPU; all long ones are among them.",
     ),
-    click.option("--wakers", is_flag=True, help="Also tell which thread ended a wait."),
+    click.option("--wakers", is_flag=True, help="Also record which thread ended a wait."),
     click.option(
         "--loader", type=click.Choice(["auto", "libbpf", "bcc"]), default="auto",
         help="Library that loads the eBPF program; auto prefers libbpf over bcc.",
@@ -99,7 +99,7 @@ def sampling_options(command: CommandT) -> CommandT:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What to sample, as the options say."""
+    """The options that say what to sample."""
 
     rate: int
     pids: tuple[int, ...]
@@ -127,7 +127,7 @@ class Sampling:
 
     @property
     def has_targets(self) -> bool:
-        """Whether only some processes are sampled."""
+        """True if only some processes are sampled."""
         return bool(
             self.pids or self.comms or self.cgroups or self.containers or self.pods or self.units
         )
@@ -170,13 +170,13 @@ class Sampling:
             off_cpu=waits if self.off_cpu else None,
         )
         if child_pid is not None and self.off_cpu:
-            # Switches are seen on all CPUs; perf events of the command alone do not tell them.
+            # Switches are seen on all CPUs; perf events of the command alone miss them.
             return replace(config, target_pids=(child_pid,), target_descendants=True)
         config = replace(config, child_pid=child_pid)
         return targets.apply(config, access) if self.has_targets else config
 
     def open_user_names(self, code_sink: CodeSink | None = None) -> UserNames | None:
-        """What names user frames; the caller closes it, or the pipeline that it is given to.
+        """Opens the resolver of user frames; the caller, or the pipeline that gets it, closes it.
 
         ``code_sink`` takes the names of code without files as they are given.
         """

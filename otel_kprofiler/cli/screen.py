@@ -112,7 +112,7 @@ class Screen:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything must be drawn: at first, in a new size, after a stop."""
+        """True if everything must be drawn: at first, in a new size, after a stop."""
         return not self._shown
 
     def take_keys(self) -> list[str]:
@@ -242,7 +242,7 @@ class Screen:
 
 
 def _open_input() -> int:
-    """What keys come from: standard input, or the terminal if that is something else."""
+    """Opens the source of keys: standard input if it is a terminal, else the terminal."""
     if sys.stdin is not None and sys.stdin.isatty():
         return os.dup(sys.stdin.fileno())
     try:

@@ -85,7 +85,7 @@ class Session:
 
 
 def _is_in_foreground() -> bool:
-    """Whether Ctrl-C at the terminal signals this process, and so the commands that it runs."""
+    """Returns whether Ctrl-C at the terminal signals this process and its commands."""
     try:
         with open("/dev/tty", "rb", buffering=0) as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()

@@ -1,4 +1,4 @@
-"""What commands read profiles from: files, and tables of ClickHouse."""
+"""Sources of profiles for commands: files, and tables of ClickHouse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULT_NS: Final = 3_600_000_000_000
 
 
 class Choice(NamedTuple):
-    """What is wanted of the samples of a source.
+    """A selection of the samples of a source.
 
     Attributes:
         chosen: what they must have.
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
         return cls(Filter(**fields), start, end, sides)
 
     def apply(self, samples: Samples) -> Samples:
-        """What is wanted of samples that are all there are."""
+        """Returns the selected part of samples that are in memory."""
         if self.start or self.end:
             first, last = min(samples.times, default=0), max(samples.times, default=0)
             samples = samples.between(
@@ -58,7 +58,7 @@ class Choice(NamedTuple):
 
 
 def is_table(source: str) -> bool:
-    """Whether a source is a table, and no file."""
+    """Returns whether a source is a table rather than a file."""
     return source.startswith(SCHEME)
 
 

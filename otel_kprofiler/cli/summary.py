@@ -25,7 +25,7 @@ from otel_kprofiler.sampling import HeldCommand
 
 
 def summarize(session: Session, output: Output, windows: Sequence[Window]) -> str:
-    """What was written, what was lost, what to do next."""
+    """Returns a summary: what was written, what was lost, what to do next."""
     account = session.pipeline.account()
     count = sum(window.sample_count for window in windows)
     seconds = sum(window.end_unix_ns - window.start_unix_ns for window in windows) / 1e9
@@ -45,7 +45,7 @@ def summarize(session: Session, output: Output, windows: Sequence[Window]) -> st
 
 
 def summarize_sent(session: Session, sending: Sending) -> str:
-    """Likewise if samples went to a receiver."""
+    """Returns the summary of samples that went to a receiver."""
     account = Account.of_kinds(session.pipeline.account().kinds, sending.accounts())
     (receiver,) = account.exporters
     parts = [

@@ -21,7 +21,7 @@ from otel_kprofiler.symbols import ElfMatch, ElfResolver, ElfSymbols, SymbolSour
 
 class _File(Protocol):
     def keys(self) -> Iterator[str | None]:
-        """What names it: build id and file id."""
+        """Yields its identifiers: build id and file id."""
 
     def show(self, number: int, *, as_json: bool) -> bool:
         """Print the function at an address; whether there is one."""

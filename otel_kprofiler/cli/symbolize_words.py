@@ -14,7 +14,7 @@ _PLACE: Final = re.compile(
 _PRINTED: Final = re.compile(r"(0x[0-9a-f]+|\S+\+0x[0-9a-f]+)  \S")
 """Beginning of a line that the command has printed for people."""
 _MARK: Final = re.compile(r"\?|\[[^\[\]*]*\]")
-"""What traces of the kernel have besides places: doubtful frames, and modules."""
+"""Marks of kernel traces beside places: doubtful frames, and modules."""
 
 
 class Place(NamedTuple):
@@ -23,7 +23,7 @@ class Place(NamedTuple):
     Attributes:
         name: of a function or a module.
         offset: bytes from its start.
-        size: of the function in bytes; 0 if it is not told.
+        size: of the function in bytes; 0 if it is not given.
     """
 
     name: str
@@ -40,7 +40,7 @@ def parse_place(word: str) -> Place | None:
 
 
 def get_fixed_prefix(word: str) -> str | None:
-    """What names that match a pattern (``vfs_*``) begin with; None if it is no pattern."""
+    """Returns the fixed prefix of a pattern (``vfs_*``); None if it is not a pattern."""
     match = _PATTERN.search(word)
     return word[: match.start()] if match else None
 

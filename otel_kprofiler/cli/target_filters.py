@@ -1,4 +1,4 @@
-"""What ``record`` samples: the filters by process, name, cgroup and container."""
+"""Filters of ``record``: by process, name, cgroup and container."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _GROUP_HINTS: Final = {
     True: "crictl pods shows them; names need /var/log/pods of the host, UIDs do not",
     False: "systemctl list-units shows them; units of users are in user@UID.service",
 }
-"""What to do if there is no such unit, or no such pod."""
+"""Fixes for a unit or pod that does not exist."""
 _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 
 
 @dataclass(slots=True)
 class Targets:
-    """What is sampled, and whether any of it is left.
+    """The processes that are sampled, and whether any of them still runs.
 
     Attributes:
         follower: the processes of ``--pid``, and of containers, pods and units without a cgroup
@@ -61,7 +61,7 @@ class Targets:
         )
 
     def have_ended(self, sampler: EbpfSampler) -> bool:
-        """Whether all processes have ended; follows new ones."""
+        """Returns whether all processes have ended; follows new ones."""
         if self.follower:
             if self.follower.look() and self.follower.pids:
                 sampler.retarget(self.follower.pids)
@@ -91,7 +91,7 @@ def check_namespace(access: Access) -> None:
 
 
 def _is_proc_of_another(access: Access) -> bool:
-    """Whether ``/proc`` belongs to a pid namespace around that of this process."""
+    """Returns whether ``/proc`` belongs to a pid namespace around that of this process."""
     return len(_read_ids(access, "self", b"NSpid:")) > 1
 
 

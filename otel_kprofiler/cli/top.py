@@ -44,7 +44,7 @@ _SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
 """How often the screen is renewed; the first time soon."""
 _SHORTEST_S: Final = 1.0
 _WINDOW_S: Final = (5.0, 60.0)
-"""Of this host: by default, and at most."""
+"""Length of the window of this host: the default, and the maximum."""
 _WINDOW_OF_TABLE_S: Final = (60.0, 3600.0)
 _WITH_TABLE: Final = frozenset({"pids", "comms", "containers", "cpus", "off_cpu", "idle"})
 """The options of sampling that choose samples of a table, too."""

@@ -79,7 +79,7 @@ Any key closes this page."""
 
 @dataclass(slots=True)
 class Status:
-    """What the head line says beside the samples.
+    """Contents of the head line beside the samples.
 
     Attributes:
         host: name of the host, or address of the table.
@@ -102,7 +102,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a terminal, in characters; ``rows`` is the largest number of rows of tables."""
+    """The size of a terminal, in characters; ``rows`` is the largest number of rows of tables."""
 
     width: int
     height: int

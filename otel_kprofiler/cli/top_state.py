@@ -1,4 +1,4 @@
-"""What the keys of ``top`` do: which view is shown, in which order, what is selected."""
+"""State of ``top`` that keys change: the view, its order, the selection."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Level:
 
 @dataclass(slots=True)
 class TopState:
-    """What the keys have set; :meth:`press` changes it, :meth:`sections` is what it shows.
+    """The state that keys have set; :meth:`press` changes it, :meth:`sections` is what it shows.
 
     Attributes:
         by: the grouping that is shown first.

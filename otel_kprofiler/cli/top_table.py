@@ -1,4 +1,4 @@
-"""What ``top --from`` shows: the newest profiles of a table of ClickHouse, read again and again."""
+"""Polls a table of ClickHouse for the newest profiles, for ``top --from``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Table:
         kind: of the samples.
         window_s: seconds before each reading that are shown.
         idle: whether waits of threads without work are shown.
-        now: tells the Unix time in nanoseconds.
+        now: returns the Unix time in nanoseconds.
 
     Attributes:
         status: what is known beside the samples.
@@ -89,7 +89,7 @@ class Table:
         self._thread.start()
 
     def shown(self) -> Shown:
-        """What was read last."""
+        """The newest profiles read."""
         return self._shown
 
     def wake(self) -> None:

@@ -1,4 +1,4 @@
-"""What ``top`` shows: the samples of the last seconds, each second grouped once."""
+"""The samples of the last seconds that ``top`` shows; each second is grouped once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEPT_VIEWS: Final = 4
 
 
 class View(NamedTuple):
-    """What samples are grouped by, and which.
+    """The grouping of samples, and the filter that selects them.
 
     Attributes:
         by: a name of ``GROUPINGS``; ``CALLERS`` or ``CALLEES`` of a function.
@@ -72,7 +72,7 @@ class Part:
 
 
 class Shown:
-    """What a screen is made of; does not change.
+    """The immutable contents of a screen.
 
     Args:
         parts: the times that it covers, in order.
@@ -123,7 +123,7 @@ class SlidingWindow:
             self._parts.popleft()
 
     def shown(self) -> Shown:
-        """What there is now."""
+        """The current contents."""
         return Shown(self._parts)
 
 

@@ -1,4 +1,4 @@
-"""What a receiver did not take, in a file that ``send`` sends later."""
+"""Saves samples that a receiver did not take to a file, which ``send`` sends later."""
 
 from __future__ import annotations
 

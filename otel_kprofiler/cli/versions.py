@@ -1,4 +1,4 @@
-"""What a report of a defect should name: versions of program, loader, interpreter and kernel."""
+"""Versions for reports of defects: of program, loader, interpreter and kernel."""
 
 from __future__ import annotations
 

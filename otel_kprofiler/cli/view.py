@@ -169,7 +169,7 @@ def _check(has_files: bool, is_listening: bool, is_live: bool, *, has_times: boo
 
 @contextmanager
 def serving(endpoint: str, answer: Answer, *, opens: bool) -> Iterator[None]:
-    """Serve the page, and tell its address; open it in a browser if there is one."""
+    """Serve the page, and print its address; open it in a browser if there is one."""
     with closing(PageServer(endpoint, page({"source": DATA}, connects=True), answer)) as server:
         say(f"the page is at {server.address} until Ctrl-C")
         if not is_loopback(endpoint.rpartition(":")[0]):
@@ -181,7 +181,7 @@ def serving(endpoint: str, answer: Answer, *, opens: bool) -> Iterator[None]:
 
 
 def has_browser(environ: Mapping[str, str]) -> bool:
-    """Whether a browser would open on the screen in front of the user, and as that user."""
+    """Returns whether a browser would open on the screen in front of the user, and as that user."""
     if "SSH_CONNECTION" in environ or os.geteuid() == 0:
         return False
     return "DISPLAY" in environ or "WAYLAND_DISPLAY" in environ

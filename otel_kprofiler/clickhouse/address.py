@@ -58,7 +58,7 @@ class Address:
 
     @property
     def label(self) -> str:
-        """What pages call it: the database, and the attributes."""
+        """The label on pages: the database, and the attributes."""
         return " ".join((self.database, *self.attributes))
 
 

@@ -94,7 +94,7 @@ _COLUMNS: Final = (_resource, _sample)
 
 
 def _is_function(pattern: str) -> bool:
-    """Whether only names of functions match, and none of the remarks, which begin with ``[``."""
+    """Returns whether only names of functions match, not remarks, which begin with ``[``."""
     return pattern[:1] not in {"", *_WILD}
 
 

@@ -116,7 +116,7 @@ class Connection:
 
 
 def _words(error: BaseException) -> str:
-    """What the system says of a failed connection; else what the library or the server does."""
+    """Describes a failed connection in the words of the system, the library or the server."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.strerror:

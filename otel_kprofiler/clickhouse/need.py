@@ -1,4 +1,4 @@
-"""What of samples a report needs: the server merges those that differ in nothing of it."""
+"""Parts of samples that a report needs: the server merges those with equal parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CPU: Final = ("cpu.logical_number",)
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What is read.
+    """The parts of samples that are read.
 
     Attributes:
         resources: names of attributes of resources; None for all.
@@ -51,7 +51,7 @@ class Need:
 
     @classmethod
     def of_attributes(cls, pairs: Iterable[str]) -> Need:
-        """What a filter by ``NAME=VALUE`` needs, of resources or samples."""
+        """Returns the need of a filter by ``NAME=VALUE``, of resources or samples."""
         return _attributes(*(pair.partition("=")[0] for pair in pairs))
 
     def with_times(self) -> Need:
@@ -113,7 +113,7 @@ _FILTERS: Final = {
 
 
 def need_of(chosen: Filter, by: str = "", *, of_stacks: bool = False) -> Need:
-    """What a report needs.
+    """Returns the need of a report.
 
     Args:
         chosen: the filter, which is applied to what is read, too.

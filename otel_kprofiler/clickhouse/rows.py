@@ -48,7 +48,7 @@ class Kind(NamedTuple):
 
     @property
     def kind(self) -> ProfileKind:
-        """Of the model."""
+        """The kind, in the terms of the model."""
         return find_profile_kind(*self[:4])
 
 

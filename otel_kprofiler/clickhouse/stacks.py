@@ -67,7 +67,7 @@ class _Row(NamedTuple):
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it can only be code of the kernel."""
+        """True if it can only be code of the kernel."""
         if self.mapping:
             return _KERNEL.match(self.mapping) is not None
         return self.address >= KERNEL_FLOOR

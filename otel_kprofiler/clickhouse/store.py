@@ -31,7 +31,7 @@ _STEPS: Final = 1200
 
 
 class Selection(NamedTuple):
-    """What is read.
+    """The samples that are read.
 
     Attributes:
         chosen: the filter; what does not match may be among what is read.

@@ -76,16 +76,16 @@ class OffCpu(Section):
     )
     wakers: bool = Field(
         default=False,
-        description="Also tell which thread ended a wait; makes more distinct samples "
+        description="Also record which thread ended a wait; makes more distinct samples "
         "and slows wake-ups.",
     )
     causes: bool = Field(
-        default=True, description="Tell what threads wait for (disk, pipe, poll and so on)."
+        default=True, description="Record what threads wait for (disk, pipe, poll and so on)."
     )
 
 
 class ServiceName(Section):
-    """What names the service of a process that says no name itself."""
+    """The name of the service of a process that does not name itself."""
 
     sources: Annotated[
         list[Literal["container", "unit", "executable"]], BeforeValidator(_words)

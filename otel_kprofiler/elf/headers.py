@@ -69,7 +69,7 @@ class Section(NamedTuple):
 
 
 class ElfFile(NamedTuple):
-    """What the program headers say.
+    """The program headers of a file.
 
     Attributes:
         loads: all PT_LOAD segments that have bytes in the file, by address.

@@ -48,7 +48,7 @@ class Interval(NamedTuple):
 
 
 def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
-    """What the page shows of some windows.
+    """Returns the samples of windows as columns for the page.
 
     Args:
         windows: all that is shown; of any hosts, in any order.
@@ -64,7 +64,7 @@ def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
 
 
 def compared_columns(intervals: Sequence[Interval], *, title: str = "") -> dict[str, Any]:
-    """Likewise of some intervals, one after the other on the time axis.
+    """Returns the samples of intervals as columns, one after the other on the time axis.
 
     Of two, the page shows how the second differs from the first.
     """
@@ -97,7 +97,7 @@ def choose_bin_ms(span_ms: float) -> int:
 
 
 class About(NamedTuple):
-    """What the page says of its samples as a whole: names of hosts, releases of kernels, counts.
+    """Facts about all samples of a page: names of hosts, releases of kernels, counts.
 
     ``later`` has start and end of what follows on the time axis.
     """
@@ -200,7 +200,7 @@ class _Columns:
                     self._add(self._row(resource, sample, kind), sample, factor, axis)
 
     def _factor(self, profile: Profile) -> int:
-        """What a value counts: itself, or its time if the kind has several periods."""
+        """Returns the factor of a value: itself, or its time if the kind has several periods."""
         return profile.measure(1) if len(self._periods[profile.kind]) > 1 else 1
 
     def _row(self, resource: Resource, sample: WindowSample, kind: int) -> int:

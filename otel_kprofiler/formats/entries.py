@@ -1,4 +1,4 @@
-"""What every report shows of a frame: its name or the reason for none, its colour, remarks."""
+"""Entries of frames in reports: the name or the reason for none, the colour, remarks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name; with its line where the function alone does not tell what runs."""
+        """The name; with its line where the function alone does not identify what runs."""
         if not self.side.has_files or not self.file:
             return self.name
         file = self.file.rpartition("/")[2] or self.file
@@ -141,7 +141,7 @@ def process_id(resource: Resource) -> int | None:
 
 
 def side_remarks(side: Side) -> Iterator[Entry]:
-    """What stands in the place of what is missing of a side."""
+    """Yields remarks in place of the frames that a side lacks."""
     kind, status = side.kind, side.status
     if status == STACK_OK:
         return

@@ -55,7 +55,7 @@ class _Sample(NamedTuple):
 
 
 def is_pprof(data: bytes) -> bool:
-    """Whether the data is a profile of pprof: a message whose table of strings begins empty."""
+    """Returns whether the data is a pprof profile, whose table of strings begins empty."""
     try:
         for number, value in _fields(data):
             if number not in _FIELDS:
@@ -215,7 +215,7 @@ class _Reader:
 
 
 def _is_python(line: Line) -> bool:
-    """Whether a line without code of a machine is of Python: ``<string>`` is a file there."""
+    """Returns whether a line without machine code is Python's: ``<string>`` is a file there."""
     return line.file.endswith(".py") or line.file.startswith("<")
 
 

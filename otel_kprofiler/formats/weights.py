@@ -1,4 +1,4 @@
-"""What samples weigh in reports that have one number per stack."""
+"""Weights of samples, for reports that have one number per stack."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from otel_kprofiler.host.writing import NewFile, PrivateDirectory
 _NAME: Final = re.compile(r"[0-9a-z][0-9a-z._-]{0,200}")
 _BLOCK_BYTES: Final = 512  # st_blocks, stat(2)
 _LEAST_BYTES: Final = 4096
-"""What a file counts at least, so that there are not too many empty ones."""
+"""The least size that a file counts as, which bounds the number of empty files."""
 
 
 def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:

@@ -61,7 +61,7 @@ def read_capabilities(files: HostFiles, pid: int | str = "self") -> Capabilities
 
 
 def is_in_user_namespace(files: HostFiles) -> bool:
-    """Whether this process is in a user namespace other than the initial one."""
+    """Returns whether this process is in a user namespace other than the initial one."""
     try:
         return files.read_link("/proc/self/ns/user") != _INITIAL_USER_NAMESPACE
     except OSError:

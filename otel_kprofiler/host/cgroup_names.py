@@ -1,4 +1,4 @@
-"""What the path of a cgroup says: container, pod and unit.
+"""Parses the paths of cgroups for container, pod and unit.
 
 Each form as its runtime makes it:
 
@@ -51,7 +51,7 @@ _LONGEST_ID: Final = 64
 
 
 class CgroupNames(NamedTuple):
-    """What is known of the processes of a cgroup; empty where it says nothing.
+    """Names in the path of a cgroup; empty where it has none.
 
     Attributes:
         container: id of the innermost container.
@@ -94,7 +94,7 @@ def parse_unified_path(text: bytes) -> str:
 
 @lru_cache(256)
 def parse_cgroup(text: bytes) -> CgroupNames:
-    """What ``/proc/PID/cgroup`` says, of the hierarchy that says most; never raises."""
+    """Parses ``/proc/PID/cgroup``, by its most specific hierarchy; never raises."""
     if text == b"0::/\n":
         return NO_NAMES  # most processes of hosts without systemd, and all kernel threads
     lines = sorted(parse_cgroup_lines(text), key=_rank)
@@ -106,9 +106,9 @@ def parse_cgroup(text: bytes) -> CgroupNames:
 
 
 def parse_cgroup_path(path: str) -> CgroupNames:
-    """What one path says; never raises.
+    """Parses one path; never raises.
 
-    A path relative to a cgroup namespace (``/../…``) does not tell which systemd a unit is of.
+    A path relative to a cgroup namespace (``/../…``) does not show which systemd a unit belongs to.
     """
     parts = [part for part in path.split("/") if part and part != ".."]
     at, container = _find_container(parts)

@@ -62,7 +62,7 @@ def _unescape(text: str) -> str:
 
 
 def is_in_cgroup_namespace(files: HostFiles) -> bool:
-    """Whether this process is in a cgroup namespace of its own, as in most containers."""
+    """Returns whether this process has its own cgroup namespace, as in most containers."""
     try:
         return files.read_link("/proc/self/ns/cgroup") != _INITIAL
     except OSError:
@@ -92,7 +92,7 @@ def find_cgroup_root(files: HostFiles) -> Cgroup | None:
 
 
 def _find_own_level(files: HostFiles) -> int | None:
-    """Depth of the root of the own cgroup namespace; None if it cannot be told."""
+    """Depth of the root of the own cgroup namespace; None if it is unknown."""
     if not is_in_cgroup_namespace(files):
         return 0
     first = read_stat(files, _KTHREADD)
@@ -148,7 +148,7 @@ def walk_cgroups(root: Cgroup) -> Iterator[Cgroup]:
 
 
 def is_populated(cgroup: Cgroup) -> bool:
-    """Whether a process is in a cgroup or below."""
+    """Returns whether a process is in a cgroup or below it."""
     try:
         with open(os.path.join(cgroup.path, "cgroup.events"), "rb") as file:
             return b"populated 1" in file.read()

@@ -1,4 +1,4 @@
-"""What people call containers and pods, from files of runtimes and of the kubelet."""
+"""Names of containers and pods, from files of runtimes and of the kubelet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OWN_PODMAN: Final = re.compile(
 
 
 class ContainerNames(NamedTuple):
-    """What people call a container; empty where no readable file tells.
+    """Names of a container; empty where no readable file has them.
 
     Attributes:
         name: its name in Docker or podman.
@@ -46,14 +46,14 @@ class ContainerNames(NamedTuple):
 
     @property
     def all(self) -> tuple[str, ...]:
-        """What it can be called on the command line."""
+        """All its names on the command line."""
         named = (self.name, self.pod_container, self.pod)
         both = f"{self.pod}/{self.pod_container}" if self.pod else ""
         return tuple(dict.fromkeys(filter(None, (*named, both))))
 
 
 class OwnContainer(NamedTuple):
-    """The container that a process sees itself in; empty where its mounts do not tell."""
+    """The container that a process sees itself in; empty where its mounts do not name it."""
 
     id: str = ""
     pod: str = ""
@@ -133,7 +133,7 @@ class KnownContainers:
 
 
 def read_runtime_name(files: HostFiles, container: str) -> str:
-    """Name of a container in Docker or podman; empty if their files do not tell."""
+    """Name of a container in Docker or podman; empty if their files do not have it."""
     return _read_docker(files, container) or _read_podman(files, container)
 
 
@@ -156,7 +156,7 @@ def _read_podman(files: HostFiles, container: str) -> str:
 
 
 def parse_own_container(mountinfo: bytes) -> OwnContainer:
-    """What the mounts of a process in a container tell of it.
+    """Parses the mounts of a process in a container for its names.
 
     They come from the runtime, but a process may add its own: only for what is known to be one's
     own container, or to confirm what the cgroup says.

@@ -27,7 +27,7 @@ class Container(NamedTuple):
     pids: tuple[int, ...]
 
     def is_called(self, text: str) -> bool:
-        """Whether ``text`` is one of the names, or the beginning of the id."""
+        """Returns whether ``text`` is one of the names, or the beginning of the id."""
         return text in self.names or (len(text) >= _SHORTEST_ID and self.id.startswith(text))
 
 

@@ -14,12 +14,12 @@ EventT = TypeVar("EventT")
 
 
 class CpuChanges(NamedTuple):
-    """What :meth:`EventPerCpu.update` has done.
+    """Changes that :meth:`EventPerCpu.update` has made.
 
     Attributes:
         opened: CPUs that have an event from now on, or a new one.
         closed: CPUs that are offline or no longer wanted.
-        refused: why no event can be opened on a CPU; told once until one can.
+        refused: why no event can be opened on a CPU; reported once until one can.
     """
 
     opened: list[int]
@@ -72,7 +72,7 @@ class EventPerCpu(abc.ABC, Generic[EventT]):
 
     @abc.abstractmethod
     def _is_dead(self, cpu: int) -> bool:
-        """Whether the event has stood still since the last call."""
+        """Returns whether the event has not counted since the last call."""
 
     @abc.abstractmethod
     def _close_event(self, event: EventT) -> None:

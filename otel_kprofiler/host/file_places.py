@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 MAX_DIRECTORIES: Final = 16
 MAX_ENTRIES: Final = 8192
-"""Of one directory; a listing of so many takes some 5 ms and 1 MB."""
+"""Entries of one directory that are listed, which takes some 5 ms and 1 MB."""
 
 
 class _Listing(NamedTuple):
@@ -72,7 +72,7 @@ class FilePlaces:
 
 
 def _read(directory: str, before: _Listing) -> _Listing:
-    """What a directory has now. Raises ``OSError``."""
+    """Lists a directory. Raises ``OSError``."""
     modified_ns = os.stat(directory).st_mtime_ns
     if modified_ns == before.modified_ns:
         return before

@@ -27,7 +27,7 @@ class KernelRelease(NamedTuple):
 
 
 class SymbolsVisibility(enum.Enum):
-    """Whether ``/proc/kallsyms`` shows addresses to this process, and if not, why."""
+    """Visibility of addresses in ``/proc/kallsyms`` for this process, and why they are hidden."""
 
     VISIBLE = "visible"
     NO_FILE = "there is no readable /proc/kallsyms"
@@ -92,7 +92,7 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
 
 
 def _shows_addresses(files: HostFiles) -> bool:
-    """Whether any of the first symbols has an address; per-CPU symbols may be at 0."""
+    """Returns whether any of the first symbols has an address; per-CPU symbols may be at 0."""
     with os.fdopen(files.open_fd("/proc/kallsyms"), "rb") as file:
         text = file.read(_SCAN_BYTES)
     if not text:

@@ -18,7 +18,7 @@ def import_module_alone(name: str) -> ModuleType:
     """Import ``package.module`` without running the package's ``__init__``.
 
     That runs as soon as anybody asks the package for a name that is not a module, so other code of
-    this process can use the package as usual. A package that has been imported stays as it is.
+    this process can use the package as usual. A package that has been imported is not changed.
     Thread-safe.
 
     Raises:

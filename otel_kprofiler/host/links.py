@@ -76,7 +76,7 @@ def _open_next(here: int, rest: list[str]) -> int:
 
 
 def is_magic(path: str) -> bool:
-    """Whether a path is a magic link of /proc, as behind /dev/stdout, whose text is not a path."""
+    """Returns whether a path is a magic link of /proc, whose text is not a path."""
     try:
         link = os.lstat(path)
         return stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev
@@ -85,7 +85,7 @@ def is_magic(path: str) -> bool:
 
 
 def is_trusted(directory: os.stat_result, entry: os.stat_result | None = None) -> bool:
-    """Whether only root or this user can have created an entry of a directory."""
+    """Returns whether only root or this user can have created an entry of a directory."""
     trusted = (0, os.geteuid())
     if directory.st_uid not in trusted or (entry and entry.st_uid not in trusted):
         return False
@@ -95,7 +95,7 @@ def is_trusted(directory: os.stat_result, entry: os.stat_result | None = None) -
 
 
 def _is_protected(directory: os.stat_result, link: os.stat_result) -> bool:
-    """Whether the kernel refuses to follow a link (fs/namei.c: may_follow_link)."""
+    """Returns whether the kernel refuses to follow a link (fs/namei.c: may_follow_link)."""
     sticky = stat.S_ISVTX | stat.S_IWOTH
     is_shared = directory.st_mode & sticky == sticky
     return is_shared and link.st_uid not in (os.geteuid(), directory.st_uid)

@@ -135,12 +135,12 @@ class OpenedFile(NamedTuple):
 
     @property
     def deleted(self) -> bool:
-        """Whether no directory has it any more, or ever had (memfd_create(2))."""
+        """True if no directory has it any more, or ever had (memfd_create(2))."""
         return self.status.st_nlink == 0
 
     @property
     def content(self) -> OpenFile:
-        """What is read, as long as it is not closed."""
+        """The open file; valid until it is closed."""
         return OpenFile(self.fd, self.status.st_size, self.status.st_mtime_ns)
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ def open_mapped(
         MappedFileError: it is gone, this process may not open it, or other files are in its place.
     """
     outcome = _Outcome(FileProblem.GONE, "")
-    has_gone = False  # other files tell nothing then: they only are where it was
+    has_gone = False  # other files mean nothing then: they only are where it was
     for way in _ways(request, files, known_path):
         try:
             return _open(way, request, files)
@@ -260,7 +260,7 @@ def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator
         path = files.read_link(f"/proc/{pid}/map_files/{wanted}")
         yield wanted, path.removesuffix(_DELETED)
     except OSError:
-        yield wanted, ""  # opening it fails likewise, and tells why
+        yield wanted, ""  # opening it fails likewise, with the reason
         with suppress(OSError):
             found = (
                 (f"{mapping.start:x}-{mapping.end:x}", mapping.path)
@@ -271,7 +271,7 @@ def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator
 
 
 def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool = False) -> bool:
-    """Whether a file is the requested one.
+    """Returns whether a file is the requested one.
 
     Inode, size and time of modification must be equal, since inode numbers are used again at once;
     and so must the device. Where the device of ``stat`` is not that of the inode, which is so on

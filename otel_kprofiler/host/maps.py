@@ -4,7 +4,7 @@ One mapping can be asked for by address, with the build id of its file, from ker
 ``PROCMAP_QUERY``, include/uapi/linux/fs.h.
 
 In the text of maps, a newline in a path is ``\012``, and a file that no directory has any more ends
-in `` (deleted)``. Files whose names really are such cannot be told from these.
+in `` (deleted)``. Files whose names really are such cannot be distinguished from these.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from otel_kprofiler.host.access import Access, HostFiles
 from otel_kprofiler.model import VDSO_NAME, BuildId
 
 MAX_MAPS_BYTES: Final = 16 << 20
-"""What is read of the maps of one process: some 150,000 mappings, more than the kernel's default
+"""Most bytes read of the maps of one process: some 150,000 mappings, more than the kernel's default
 limit (vm.max_map_count) unless paths are very long."""
 _READ_BYTES: Final = 64 * 1024
 _MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
@@ -72,12 +72,12 @@ class MemoryMapping(NamedTuple):
 
     @property
     def is_executable(self) -> bool:
-        """Whether its bytes may run."""
+        """True if its bytes may run."""
         return "x" in self.permissions
 
 
 class FoundMapping(NamedTuple):
-    """The mapping at an address, and its file's GNU build id if the kernel could tell it."""
+    """The mapping at an address, and its file's GNU build id if the kernel has it."""
 
     mapping: MemoryMapping
     build_id: BuildId | None

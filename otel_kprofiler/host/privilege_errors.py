@@ -61,7 +61,7 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
 
 
 def counts_locked_memory(files: HostFiles) -> bool:
-    """Whether BPF maps count as the user's locked memory: before 5.11 (commit 97306be45fbe).
+    """Returns whether BPF maps are locked memory of the user: before 5.11 (97306be45fbe).
 
     False if the release cannot be read.
     """

@@ -1,4 +1,4 @@
-"""What ``/proc/PID/stat`` says of a process; its start time distinguishes reuses of a pid."""
+"""Parses ``/proc/PID/stat``; the start time distinguishes reuses of a pid."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Uevents:
         os.eventfd_write(self._wake_fd, 1)
 
     def is_waiting(self) -> bool:
-        """Whether a datagram or an error is ready."""
+        """Returns whether a datagram or an error is ready."""
         ready = select.poll()  # select(2) knows no descriptor above 1023
         ready.register(self._socket, select.POLLIN)
         return bool(ready.poll(0))

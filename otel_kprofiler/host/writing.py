@@ -193,7 +193,7 @@ class AppendedFile:
         self.movable = self.regular and not self._magic
 
     def is_in_place(self) -> bool:
-        """Whether the path, if it has one, still leads to this file."""
+        """Returns whether the path, if it has one, still leads to this file."""
         try:
             return not self.movable or os.path.samestat(os.stat(self._path), os.fstat(self.fd))
         except OSError:
@@ -208,7 +208,7 @@ class AppendedFile:
             os.close(fd)
 
     def sibling_exists(self, name: str) -> bool:
-        """Whether a name exists in its directory."""
+        """Returns whether a name exists in its directory."""
         try:
             os.stat(name, dir_fd=self._directory, follow_symlinks=False)
         except FileNotFoundError:
@@ -306,14 +306,14 @@ class PrivateDirectory:
         return fd
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to this directory."""
+        """Returns whether the path still leads to this directory."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self.fd))
         except OSError:
             return False
 
     def holds(self, name: str, fd: int) -> bool:
-        """Whether a name in it still leads to a descriptor's file."""
+        """Returns whether a name in it still leads to a descriptor's file."""
         try:
             there = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except OSError:

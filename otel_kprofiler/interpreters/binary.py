@@ -104,7 +104,7 @@ def find_interpreter(source: Source, machine: str = platform.machine()) -> Inter
         elf = read_elf(source, machine)
         sections = read_sections(source, elf)
     except ElfError:
-        return None  # others tell of files that are damaged
+        return None  # others are of damaged files
     section = next((one for one in sections if one.name == _SECTION), None)
     if section is None:
         return None

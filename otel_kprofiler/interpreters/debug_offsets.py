@@ -1,4 +1,4 @@
-"""Parses ``_Py_DebugOffsets``, by which CPython tells debuggers where it keeps what, from 3.13 on.
+"""Parses ``_Py_DebugOffsets``, CPython's offsets for debuggers, from 3.13 on.
 
 The struct begins ``_PyRuntime``, so that it is in the file, too. It is declared in
 Include/internal/pycore_runtime.h (3.13) and pycore_debug_offsets.h (3.14 and later). Versions add

@@ -2,7 +2,7 @@
 
 It has a symbol for the dynamic linker, but compilers move what runs rarely, by a profile even most
 of it, to another place, whose symbol is stripped. The loop jumps there; the unwind information
-tells where that part begins and ends (Linux Standard Base, "Exception Frames").
+states where that part begins and ends (Linux Standard Base, "Exception Frames").
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from otel_kprofiler.elf import ElfError, ElfFile, ElfSymbol, Source, find_offset
 
 MAX_LOOP_BYTES: Final = 1 << 20
 MAX_TABLE_BYTES: Final = 4 << 20
-"""Of the search table; Debian's Python has 100 KB."""
+"""Most bytes of the search table; Debian's Python has 100 KB."""
 _JUMP: Final = re.compile(rb"(?=\x0f[\x80-\x8f](.{4}))", re.DOTALL)  # jcc rel32
 _JUMP_BYTES: Final = 6
 _LEAST_JUMPS: Final = 3

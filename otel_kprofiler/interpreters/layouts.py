@@ -17,7 +17,7 @@ from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
 FIRST_MINOR, LAST_MINOR = 11, 15
 MAX_OFFSET: Final = 1 << 20
 MAX_THREAD_BYTES, MAX_FRAME_BYTES, MAX_CODE_BYTES = 511, 128, 240
-"""What the program reads at once, python_types.bpf.h."""
+"""Most bytes that the program reads at once, by python_types.bpf.h."""
 
 
 class Version(NamedTuple):
@@ -130,7 +130,7 @@ _BESIDE: Final = {
     "string.state": 32,
     "string.ascii_size": 40,
 }
-"""What must be true, so that ``_SINCE_3_12`` is: members beside those that have no offset."""
+"""Members that ``_SINCE_3_12`` depends on: members beside those that have no offset."""
 
 
 def make_layout(version: Version, runtime: bytes) -> PythonLayout:

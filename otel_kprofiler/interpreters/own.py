@@ -29,8 +29,8 @@ class OwnInterpreter(NamedTuple):
     """The interpreter of this process.
 
     Attributes:
-        interpreter: as it is in its file.
-        process: as it is in this process.
+        interpreter: in its file.
+        process: in this process.
         file: its file; the generation is not known.
     """
 

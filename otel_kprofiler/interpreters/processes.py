@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class PythonRegistry(Protocol):
-    """What the kernel program knows of processes, such as ``PythonMaps``; thread-safe."""
+    """The kernel program's table of processes, such as ``PythonMaps``; thread-safe."""
 
     def fileno(self) -> int:
         """A descriptor that is readable when processes were seen."""
@@ -68,7 +68,7 @@ class PythonRegistry(Protocol):
         """
 
     def pass_over(self, program: Program) -> None:
-        """Tell of no process with this program for a while."""
+        """Announce no process with this program for a while."""
 
     def release(self, tgid: int) -> bool:
         """Read them no longer; whether it was registered."""
@@ -83,7 +83,7 @@ class _Registered(NamedTuple):
 
 
 class PythonCounts(NamedTuple):
-    """What became of interpreters, at one instant.
+    """The outcomes of interpreters, at one instant.
 
     Attributes:
         processes: registered now.
@@ -154,7 +154,7 @@ class PythonProcesses:
         self._refused = {pid for pid in self._refused if str(pid) in alive}
 
     def apply(self, event: ProcessEvent) -> None:
-        """Take an event of a stream that tells of all processes, in its order.
+        """Take an event of a stream of all processes, in its order.
 
         Raises:
             OSError: the kernel refused.
@@ -196,7 +196,7 @@ class PythonProcesses:
     def _look(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
     ) -> _Registered | None:
-        """What a mapping has of an interpreter; None if that is nothing."""
+        """Looks for an interpreter in a mapping; None if there is none."""
         if not mapping.path.startswith("/"):
             return None  # memory, or the vDSO
         found = self._files.find(pid, mapping, build_id)
@@ -228,9 +228,9 @@ def _by_name(counts: Mapping[Refusal, int]) -> dict[str, int]:
 
 
 def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
-    """Whether mappings are those of a program, not of what the process ran before or after.
+    """Returns whether mappings are those of a program, not of what the process ran before or after.
 
-    They may differ without that: some file systems tell maps of another inode than the program's.
+    They may differ without that: some file systems show in maps another inode than the program's.
     """
     code = [one for one in mappings if one.permissions.startswith("r-x")]  # not [vsyscall]
     pages = sum(one.end - one.start for one in code) // mmap.PAGESIZE
@@ -242,7 +242,7 @@ def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
 class PythonTracking:
     """Registers processes in a thread, from :meth:`start` to :meth:`close`.
 
-    The kernel program tells which processes it samples, and their mappings are read. Where that is
+    The program reports which processes it samples, and their mappings are read. Where that is
     not permitted, the kernel's records of what processes map are followed instead, which cost more:
     all of them, also of processes that are never sampled.
 

@@ -88,7 +88,7 @@ class _Frame(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """The same frames in memory and as Python tells them, the innermost first."""
+    """The same frames in memory and as Python reports them, the innermost first."""
 
     found: list[_Frame]
     expected: list[tuple[CodeType, int]]
@@ -98,7 +98,7 @@ def prove(layout: PythonLayout, process: PythonProcess) -> None:
     """Prove that the program would read this process rightly; takes some milliseconds.
 
     Raises:
-        InterpreterRefused: something is not as Python itself tells it, or cannot be read.
+        InterpreterRefused: something is not as Python itself reports it, or cannot be read.
     """
     waiting = threading.Lock()
     waiting.acquire()  # so that a second thread is there
@@ -129,7 +129,7 @@ class Proof:
         self._read = memory.read
 
     def prove(self) -> None:
-        """Raises ``InterpreterRefused`` if something is not as Python itself tells it."""
+        """Raises ``InterpreterRefused`` if something is not as Python itself reports it."""
         thread = self._find_thread()
 
         def look() -> _Look:

@@ -85,7 +85,7 @@ class StreamTotals(NamedTuple):
 
 
 class ExporterAccount(NamedTuple):
-    """What became of the samples that were handed to one exporter.
+    """The outcomes of the samples that were handed to one exporter.
 
     Attributes:
         name: of the exporter.

@@ -44,7 +44,7 @@ _NAMES: Final = tuple(_ENTRIES)
 
 
 def find_entry(stack: Stack) -> str:
-    """What brought a sample into the kernel: the innermost of nested entries.
+    """Returns the kernel entry of a sample: the innermost of nested ones.
 
     So an interrupt during a system call counts as an interrupt. One of the names of system calls
     (``read``), ``interrupt``, ``soft interrupt``, ``page fault``, ``exception``, ``kernel thread``,
@@ -61,7 +61,7 @@ def find_entry(stack: Stack) -> str:
 
 
 def entry_of_names(names: Iterable[str]) -> str:
-    """Likewise for the names of kernel functions, outermost first."""
+    """Returns the kernel entry by the names of kernel functions, outermost first."""
     entry, in_call = UNKNOWN_ENTRY, False
     for full_name in names:
         name = full_name.partition(".")[0]  # without suffixes of compilers: .isra.0

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 
 class ProfileKind(NamedTuple):
-    """What the samples of a profile are.
+    """The kind of a profile's samples.
 
     Attributes:
         name: identifies the kind in accounts and in the spool.

@@ -30,7 +30,7 @@ class Ksymbol(NamedTuple):
 
 
 class KsymbolAction(enum.Enum):
-    """What has happened to code outside of vmlinux and modules."""
+    """The event of code outside of vmlinux and modules."""
 
     ADDED = "added"
     REMOVED = "removed"

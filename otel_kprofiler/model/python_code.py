@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 MAX_CODE_BYTES: Final = 32 * 1024 * 1024
 """Limit on the memory of descriptions, if no other is given."""
 _OBJECT_BYTES: Final = 512
-"""What a description takes beside its texts: objects and their places in dictionaries."""
+"""Memory of a description beside its texts: objects and their places in dictionaries."""
 
 
 class PythonCode(NamedTuple):
@@ -19,7 +19,7 @@ class PythonCode(NamedTuple):
         id: that samples have, never used again within a recording.
         process: process id in the initial pid namespace.
         address: of the code object.
-        image: tells apart programs that ran in the same process, and users of one pid.
+        image: distinguishes programs that ran in the same process, and users of one pid.
         file: source file as the code object has it (``co_filename``).
         function: qualified name (``co_qualname``).
         first_line: 1-based (``co_firstlineno``), 0 if unknown.

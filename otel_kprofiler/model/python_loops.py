@@ -11,7 +11,7 @@ MAX_LOOPS: Final = 4096
 
 
 class KnownLoops:
-    """Evaluation loops of interpreters, as they are found. Thread-safe."""
+    """Evaluation loops of interpreters that were found so far. Thread-safe."""
 
     def __init__(self) -> None:
         self._loops: dict[BuildId, tuple[range, ...]] = {}
@@ -29,7 +29,7 @@ class KnownLoops:
             self._version += 1
 
     def has(self, build_id: BuildId | None, address: int) -> bool:
-        """Whether an SVMA of a file is in its loop."""
+        """Returns whether an SVMA of a file is in its loop."""
         if build_id is not None:
             return any(address in part for part in self._loops.get(build_id, ()))
         return False

@@ -33,7 +33,7 @@ PYTHON_FRAMES: Final = 64
 
 
 class ModuleKind(enum.Enum):
-    """What a module is."""
+    """The kind of a module."""
 
     VMLINUX = "vmlinux"
     LOADED = "module"
@@ -143,7 +143,7 @@ class Unresolved(enum.Enum):
     SYMBOLS_PENDING = "the symbols of the file were not read yet"
     SYMBOLS_DROPPED = "the symbols of the file were not read: limit of memory or time"
     SYMBOLS_REFUSED = "the symbols of the file are damaged or too large"
-    NO_PROCESS = "the process that the address belongs to was not told"
+    NO_PROCESS = "the process of the address was not given"
     PROCESS_GONE = "the process has ended, or executed another program meanwhile"
     PROCESS_HIDDEN = "this process may not see the mappings of that one"
     FILE_UNREADABLE = "the file of the code could not be opened or read"
@@ -330,7 +330,7 @@ class Stack:
 
     @property
     def is_provisional(self) -> bool:
-        """Whether more may be known when the window is closed."""
+        """True if more may be known when the window is closed."""
         for side in self.sides:  # noqa: SIM110 - any() takes three times as long
             if side.is_provisional:
                 return True

@@ -1,4 +1,4 @@
-"""What is known about a user file that code was sampled in."""
+"""User files that code was sampled in."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class OpenFile(NamedTuple):
     modified_ns: int
 
     def has_changed(self) -> bool:
-        """Whether it was written since. Raises ``OSError``."""
+        """Returns whether it was written since. Raises ``OSError``."""
         now = os.fstat(self.fd)
         return (now.st_size, now.st_mtime_ns) != (self.size, self.modified_ns)
 

@@ -93,7 +93,7 @@ class FileKey(NamedTuple):
         inode: inode number.
         device: of its file system as ``MKDEV`` (major << 20 | minor); on overlayfs and btrfs
             another than ``st_dev``.
-        generation: tells apart two users of one inode number, and a file before and after it was
+        generation: distinguishes two users of one inode number, and a file before and after it was
             overwritten in place; any number.
     """
 
@@ -107,7 +107,7 @@ class FileKey(NamedTuple):
 
     @property
     def is_vdso(self) -> bool:
-        """Whether this is the code that the kernel maps into each process."""
+        """True if this is the code that the kernel maps into each process."""
         return self.device == _VDSO_DEVICE and not self.inode
 
 

@@ -47,7 +47,7 @@ class Waker(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """What is known of the wait that a sample stands for.
+    """The wait that a sample stands for.
 
     A wait whose thread is woken and then waits for a CPU gives two samples: one with the state in
     which it slept, one that is runnable, with the same stack.
@@ -55,10 +55,10 @@ class Wait(NamedTuple):
     Attributes:
         state: in which the thread was.
         start_ns: ``CLOCK_BOOTTIME`` at which it left the CPU.
-        duration_ns: time off the CPU in this state that the sample tells of; suspends of the host
+        duration_ns: time off the CPU in this state that the sample covers; suspends of the host
             do not count. A sample's value is this, divided by the chance with which the wait was
             sampled.
-        is_ended: False if it goes on; what follows is told by later samples.
+        is_ended: False if it goes on; later samples report the rest.
         in_iowait: the task's flag of waits for block I/O.
         is_throttled: the thread's cgroup had used up its quota of CPU time.
         waker: who ended it; None if that is not known.

@@ -1,4 +1,4 @@
-"""What threads wait for, by the kernel functions that they wait in.
+"""Causes of waits, by the kernel functions in which threads wait.
 
 Names are those of Linux 5.10 to 6.18. Functions that compilers inline into their callers have those
 callers in the table, too.
@@ -18,7 +18,7 @@ from otel_kprofiler.model.wait_pool import is_idle_in_pool
 
 
 class WaitCause(enum.Enum):
-    """What a thread waits for; the value is what reports and receivers are told."""
+    """The cause of a wait; reports and receivers show its value."""
 
     RUN_QUEUE = "run_queue"
     """It could run, but another thread has the CPU."""
@@ -74,7 +74,7 @@ class WaitCause(enum.Enum):
 
     @property
     def is_idle(self) -> bool:
-        """Whether threads without work wait so, which says nothing of what slows a program."""
+        """True if threads without work wait so, which says nothing of what slows a program."""
         return self in _IDLE
 
 
@@ -188,7 +188,7 @@ def find_cause(
     in_iowait: bool = False,
     is_throttled: bool = False,
 ) -> WaitCause:
-    """What a thread waits for; in doubt the wider cause, at last :attr:`WaitCause.OTHER`.
+    """Returns the cause of a wait; in doubt the wider one, at last :attr:`WaitCause.OTHER`.
 
     The state decides first: who can run waits for a CPU, whatever its stack. Then
     :data:`DIRECT_PROOFS`, :data:`PROOFS`, kernel threads whose main function waits, and disks.
@@ -226,7 +226,7 @@ def _find_proved(state: WaitState, names: Sequence[str]) -> WaitCause | None:
 def find_stack_cause(
     state: WaitState, stack: Stack, *, in_iowait: bool = False, is_throttled: bool = False
 ) -> WaitCause:
-    """Likewise of a resolved stack."""
+    """Returns the cause of a wait by its resolved stack."""
     kernel: list[str] = []
     user: list[str] = []
     for side in stack.sides:
@@ -243,7 +243,7 @@ def find_stack_cause(
 
 
 def _takes_gil(stack: Stack) -> bool:
-    """Whether a condition variable is waited on by an unnamed function that must be take_gil().
+    """Returns whether an unnamed function that waits on a condition variable is take_gil().
 
     It is a function of the interpreter's own file, called by one of :data:`GIL_TAKERS`. Python
     frames stand for the evaluation loop.

@@ -39,7 +39,7 @@ class WindowWaker(NamedTuple):
 
 
 class WindowWait(NamedTuple):
-    """What waits of a window have in common.
+    """The properties that waits of a window share.
 
     Attributes:
         state: of the thread meanwhile.
@@ -55,7 +55,7 @@ class WindowWait(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Whether threads without work wait so."""
+        """True if threads without work wait so."""
         return self.cause is not None and self.cause.is_idle
 
 
@@ -86,7 +86,7 @@ class WindowSample(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is a wait without work; see :class:`WaitCause`."""
+        """True if it is a wait without work; see :class:`WaitCause`."""
         return self.wait is not None and self.wait.is_idle
 
     @property
@@ -96,7 +96,7 @@ class WindowSample(NamedTuple):
 
 
 class ResourceSamples(NamedTuple):
-    """All samples of one resource in a window; empty where the account alone is to be told.
+    """All samples of one resource in a window; empty if only the account is reported.
 
     Attributes:
         resource: what they are of.
@@ -159,7 +159,7 @@ class Profile:
         return sum(sample.weight for _, sample in self.samples)
 
     def measure(self, weight: int) -> int:
-        """What values stand for, in the unit of ``kind.measure``."""
+        """Returns the total of the values, in the unit of ``kind.measure``."""
         return weight * self.period_ns if self.period_ns else weight
 
 

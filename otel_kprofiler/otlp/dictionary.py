@@ -74,7 +74,7 @@ _MAX_INTEGER: Final = 1 << 63
 
 
 def name_unnamed(module: Module | None, address: int, reason: Unresolved | None) -> str:
-    """What stands for the name of a function, such as ``vmlinux+0x1234 [no_symbol]``.
+    """Returns the stand-in for a missing function name, such as ``vmlinux+0x1234 [no_symbol]``.
 
     Without a file that is the reason alone, because addresses of one process mean nothing in
     another one.
@@ -222,7 +222,7 @@ class Dictionary:
         return entry
 
     def sample_head(self, sample: WindowSample) -> bytes:
-        """What a sample has besides timestamps and values."""
+        """Encodes a sample but for its timestamps and values."""
         stack, tid, thread_name, cpu, link = sample[:5]
         token = self._stacks.get(id(stack))
         if token is None:

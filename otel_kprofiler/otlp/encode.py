@@ -106,7 +106,7 @@ class _Group(NamedTuple):
 
 _Unit = tuple[_Group, WindowSample]
 _NOTHING: Final = WindowSample(Stack(), 0, "", 0, None, (), (0,))
-"""Counts nothing: the sample of a profile that only tells totals, because Collectors drop those
+"""Counts nothing: the sample of a profile that has only totals, because Collectors drop those
 without samples."""
 
 
@@ -398,7 +398,7 @@ def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
 def _envelopes(
     options: _Options, dictionary: Dictionary, profiles: Iterable[Profile]
 ) -> dict[ProfileKind, Envelope]:
-    """What the profiles of each kind have around their samples."""
+    """Encodes the profiles of each kind, without their samples."""
     string, envelopes = dictionary.string, {}
     for profile in dict.fromkeys(profiles):
         kind = profile.kind

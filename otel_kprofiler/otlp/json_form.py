@@ -214,7 +214,7 @@ class JsonWriter:
     def scope(
         self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
     ) -> Envelope:
-        """What stands before and after the elements of ``profiles``."""
+        """Returns the text before and after the elements of ``profiles``."""
         scope = _object(
             _text(b"name", name),
             _text(b"version", version),
@@ -223,7 +223,7 @@ class JsonWriter:
         return b'{"scope":%b,"profiles":[' % scope, b"]" + _last_text(schema_url)
 
     def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
-        """What stands before and after the elements of ``scopeProfiles``."""
+        """Returns the text before and after the elements of ``scopeProfiles``."""
         body = _object(_array(b"attributes", b",".join(attributes)))
         return b',{"resource":%b,"scopeProfiles":[' % body, b"]" + _last_text(schema_url)
 

@@ -20,11 +20,11 @@ from otel_kprofiler.otlp.rules_dictionary import index_range
 from otel_kprofiler.otlp.values import Values, as_text
 
 _NATIVE: Final = frozenset({"go", "kernel", "native", "rust", None})
-"""Types of frames whose addresses are those of machine code; what tells no type is, too."""
+"""Types of frames whose addresses are those of machine code; so are frames without a type."""
 
 
 class NamelessFile(NamedTuple):
-    """What a mapping says of the file that code is in.
+    """The file that code is in, by its mapping.
 
     Attributes:
         name: last part of its path, or ``vmlinux`` or the module's name for kernel code.
@@ -46,7 +46,7 @@ class Nameless(NamedTuple):
         location: its index in the dictionary of its message.
         file: the file that the code is in.
         address: in the file: SVMA of user code, RVA of kernel code.
-        file_offset: of the address, as far as the mapping tells it; None if it does not.
+        file_offset: of the address, as far as the mapping has it; None if it does not.
     """
 
     location: int
@@ -64,7 +64,7 @@ class Naming(NamedTuple):
 
     Attributes:
         data: the requests, in the form that they had.
-        nameless: locations of machine code that had no name and tell their file.
+        nameless: locations of machine code that had no name, but a file.
         named: how many of them have one now.
     """
 

@@ -25,7 +25,7 @@ _ATTRIBUTES: Final = "attribute_table"
 
 
 class Edit(NamedTuple):
-    """What is new in a dictionary.
+    """Additions to a dictionary.
 
     Attributes:
         strings: appended ones.

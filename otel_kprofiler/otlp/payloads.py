@@ -144,7 +144,7 @@ def _parse(parse: Callable[[], Payload], on_damage: OnDamage, where: str = "") -
 
 
 def _is_message_like_json(data: bytes) -> bool:
-    """Whether a protobuf message looks like JSON: a line feed and a brace, field 1 of 123 bytes."""
+    """Returns whether a protobuf message looks like JSON: field 1 has 123 bytes."""
     if not data.startswith(b"\n{"):
         return False
     try:
@@ -228,7 +228,7 @@ def _parse_json(data: bytes, on_damage: OnDamage) -> Iterator[Payload]:
 
 
 def _is_one_document(first_line: bytes) -> bool:
-    """Whether the first line of JSON is not complete."""
+    """Returns whether one document spans the lines: the first is incomplete JSON."""
     try:
         json.loads(first_line)
     except (ValueError, RecursionError):

@@ -135,7 +135,7 @@ class Contents:
         return value.string_value or (self._whole[index] if self.string(index) else "")
 
     def is_kernel(self, location: Any) -> bool:
-        """Whether a location is a frame of the kernel."""
+        """Returns whether a location is a frame of the kernel."""
         value = self.attributes(location.attribute_indices).get(FRAME_TYPE)
         return value is not None and value.string_value == KERNEL_SIDE.frame_type
 

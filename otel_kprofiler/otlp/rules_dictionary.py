@@ -44,7 +44,7 @@ def zero_entries(contents: Contents) -> Iterator[Problem]:
 
 
 def _is_set(entry: Any) -> bool:
-    """Whether any field is set; an empty AnyValue counts as unset."""
+    """Returns whether any field is set; an empty AnyValue counts as unset."""
     return any(
         field.name != "value" or value.WhichOneof("value") for field, value in entry.ListFields()
     )
@@ -92,7 +92,7 @@ def _value_references(value: Any) -> Iterator[int]:
 
 
 def _entry_references(where: str, name: str, entry: Any) -> Iterator[tuple[str, str, int]]:
-    """What one entry of a table refers to directly."""
+    """Yields the direct references of one entry of a table."""
     for field in _STRING_FIELDS.get(name, ()):
         yield f"{where}.{field}", "string_table", getattr(entry, field)
     if name in ("mapping_table", "location_table"):
@@ -342,7 +342,7 @@ def kernel_address(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def kernel_names(contents: Contents) -> Iterator[Problem]:
-    """Kernel functions are bare symbols: no +0x offset, no [module]; unless a reason tells why."""
+    """Kernel functions are bare symbols: no +0x offset, no [module]; unless there is a reason."""
     for where, entry in contents.table("location_table"):
         told = names.UNRESOLVED in contents.attributes(entry.attribute_indices)
         for line in entry.lines if contents.is_kernel(entry) and not told else ():

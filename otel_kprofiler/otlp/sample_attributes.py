@@ -1,4 +1,4 @@
-"""What the attributes of samples say, however a receiver or store has kept them."""
+"""Reads the attributes of samples, in whichever form a receiver or store has kept them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parse_status(text: str) -> StackStatus:
 
 
 class SampleAttributes(NamedTuple):
-    """What the attributes of a sample say.
+    """The attributes of a sample.
 
     Attributes:
         statuses: outcomes of collecting the sides of the stack that are incomplete.
@@ -59,7 +59,7 @@ class SampleAttributes(NamedTuple):
 
 
 def read_sample_attributes(attributes: Mapping[str, AttributeValue]) -> SampleAttributes:
-    """What the attributes of a sample say; numbers may be texts."""
+    """Reads the attributes of a sample; numbers may be texts."""
     statuses = tuple(
         [
             (side, parse_status(as_text(attributes[key])))

@@ -186,7 +186,7 @@ def _profiles(message: Any) -> Iterator[tuple[_Place, Any]]:
 
 
 def _has_references(message: Any) -> bool:
-    """Whether attributes of a resource or scope refer to the dictionary."""
+    """Returns whether attributes of a resource or scope refer to the dictionary."""
     return any(
         table == STRINGS for holder in _holders(message) for table, _ in find_references(holder)
     )
@@ -273,7 +273,7 @@ def _divide_samples(message: Any, parts: int) -> list[Any]:
 
 
 def _halve_times(message: Any) -> list[Any]:
-    """Likewise for the times of the only sample."""
+    """Halves the times of the only sample."""
     halves = []
     for index in range(2):
         half = _take(message, _slices(message))

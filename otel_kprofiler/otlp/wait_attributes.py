@@ -1,4 +1,4 @@
-"""What the wire tells of waits: attributes of their samples, and totals of each resource."""
+"""Waits on the wire: attributes of their samples, and totals of each resource."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class ProfileTypes(NamedTuple):
 
 
 Envelope = tuple[bytes, bytes]
-"""What stands before and after the repeated part of a message."""
+"""The bytes before and after the repeated part of a message."""
 
 
 class Writer(Protocol):

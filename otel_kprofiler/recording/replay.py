@@ -62,7 +62,7 @@ class ReplaySampler:
         return samples
 
     def _find_start(self, recording: Recording) -> int:
-        """The time of the first sample, of recordings that do not tell when sampling started."""
+        """The time of the first sample, of recordings that do not record when sampling started."""
         _, data = next(recording.blocks(), (0, b""))
         records = WaitRecords([], [])
         samples = self._parse(data, records) + [record.sample for record in records.waits]
@@ -109,7 +109,7 @@ class ReplaySampler:
         found = {}
         for kind, counts in self._facts.counts.items():
             received, taken = self._received[kind], counts.taken
-            if kind == OFF_CPU.name:  # waits that go on are not told before their end
+            if kind == OFF_CPU.name:  # waits that go on are recorded at their end
                 taken = received + sum(counts.lost.values())
             found[kind] = counts._replace(taken=taken, received=received)
         return found

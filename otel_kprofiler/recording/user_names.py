@@ -28,8 +28,9 @@ NAME: Final = "user_names.json"
 function starts (0 if it is in none), why it has no name (else empty), and the lines."""
 
 CODE_NAME: Final = "code_names.json"
-"""Likewise, of code without files. A row has pid and start time of a process, an address, and what
-was there: from when to when (boot time in ns), then as above from the start of the function on."""
+"""Member with the names of code without files. A row has pid and start time of a process, an
+address, and what was there: from when to when (boot time in ns), then as above from the start of
+the function on."""
 
 Place = tuple[BuildId | None, FileId, int]
 CodePlace = tuple[ProcessKey, int]
@@ -39,7 +40,7 @@ _REASONS: Final = {reason.name: reason for reason in Unresolved}
 
 
 class NamedRun(NamedTuple):
-    """What was at an address from one sample to another, in ns of boot time."""
+    """The name at an address from one sample to another, in ns of boot time."""
 
     since_ns: int
     until_ns: int
@@ -131,14 +132,14 @@ class RecordedNames:
         """Nothing is opened during a replay."""
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
-        """What was recorded of an address."""
+        """Returns the recorded name of an address."""
         details = self._files.get(key)
         if details is None:
             return _UNKNOWN
         return self._named.get((details.build_id, details.file_id, address), _UNKNOWN)
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """What was recorded of an address at the time, or at the nearest one."""
+        """Returns the recorded name of an address at a time, or at the nearest one."""
         runs = self._code.get((process, address))
         return min(runs, key=lambda run: run.distance(at_ns)).named if runs else _NO_FILE
 

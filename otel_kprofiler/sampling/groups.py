@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """What to sample; a process must be in any of them.
+    """The groups to sample; a process must be in any of them.
 
     Attributes:
         containers: names, or at least four first digits of ids.
@@ -128,7 +128,7 @@ class GroupFollower:
         )
 
     def describe(self) -> str:
-        """What is sampled, for people."""
+        """Describes what is sampled, for people."""
         if self._pids is not None:
             return f"{describe_count(len(self._pids), 'process', 'processes')} by their ids"
         return describe_count(len(self._cgroups), "cgroup")
@@ -163,7 +163,7 @@ class GroupFollower:
         return root if root is not None and not root.level else None
 
     def _has_version_1(self) -> bool:
-        """Whether processes can be in containers that version 2 does not know."""
+        """Returns whether processes can be in containers that version 2 does not know."""
         try:
             mounts = self._files.read_bytes("/proc/self/mountinfo")
         except OSError:

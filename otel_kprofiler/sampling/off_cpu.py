@@ -16,13 +16,13 @@ _MAX_MIN_DURATION_NS: Final = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffCpuConfig:
-    """What is told of waits, beside the exact totals.
+    """The sampling of waits, beside their exact totals.
 
     Attributes:
         samples_per_second: how many waits are sampled on each CPU, on average, 0 to 10000; the
             threshold from which a wait is surely sampled follows from it. 0: totals only.
         min_duration_ns: shorter waits are never sampled, 0 to 4.29 s; the totals count them.
-        wakers: also tell which thread ended a wait.
+        wakers: also record which thread ended a wait.
         causes: find what threads wait for, by their stacks.
         leaves_out: whose waits are neither sampled nor counted: those of this ``process``, a
             profiler; only of its ``threads`` that profile, in a service; empty: nobody's.

@@ -72,7 +72,7 @@ class EbpfSampler(ForkAware):
         loader: loads the program; by default that of :func:`get_loader`.
         time_source: the clocks of this host.
         raw_sink: receives the raw records of each drain, for recordings.
-        user_files: is told of the files that user stacks lie in.
+        user_files: notified of the files that user stacks lie in.
         python_codes: receives descriptions of the code objects of Python frames.
 
     Attributes:
@@ -134,7 +134,7 @@ class EbpfSampler(ForkAware):
 
     @property
     def follows_spans(self) -> bool:
-        """Whether the current span is read from the interpreter, by ``span_path``."""
+        """True if the current span is read from the interpreter, by ``span_path``."""
         return self._attachment().follows_spans
 
     @property
@@ -314,7 +314,7 @@ class EbpfSampler(ForkAware):
 
     @property
     def wait_counts(self) -> WaitCounts | None:
-        """What the totals of waits lack; None if waits are not followed."""
+        """The gaps in the totals of waits; None if waits are not followed."""
         waits = self._attachment().waits
         return waits.counts() if waits else None
 

@@ -1,4 +1,4 @@
-"""Whether this host can read Python frames, and the maps that this needs."""
+"""Python frames on this host: whether they can be read, and the maps that this needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 def plan_python(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> tuple[PythonOffsets | None, str | None]:
-    """What the program must know of this kernel; if it cannot read Python frames here, why."""
+    """Returns the kernel's offsets for the program, or why it cannot read Python frames here."""
     if not config.python_frames:
         return None, None
     if loader != "libbpf":

@@ -1,4 +1,4 @@
-"""The maps that tell the program which processes to sample (targets.bpf.h)."""
+"""The maps with the processes that the program samples (targets.bpf.h)."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def plan_unwinding(
 
 
 def say_frame_pointers(reason: str) -> None:
-    """Tell that user stacks will be short."""
+    """Warn that user stacks will be short."""
     _log.warning(
         "user stacks follow frame pointers, up to the first return address that no call precedes: "
         "%s; most stacks of code without frame pointers are cut off",

@@ -40,7 +40,7 @@ _SWITCH: Final = "kprofiler_switch"
 _WAKING: Final = "kprofiler_waking"
 _WAITING: Final = "kprofiler_waiting"
 _BEGINS_PER_SAMPLE: Final = 6
-"""More begins than that are told on no CPU, on average: most waits turn out short."""
+"""No CPU reports more begins than that, on average: most waits turn out short."""
 
 # include/uapi/linux/bpf.h
 _RAW_TRACEPOINT_OPEN: Final = 17
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 def plan_waits(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> WaitOffsets | None:
-    """What the programs must know of this kernel; None if waits are not wanted.
+    """Returns the kernel's offsets for the programs; None if waits are not wanted.
 
     Raises:
         HostError: they cannot be followed here.
@@ -130,7 +130,7 @@ class WaitFollower:
         program: the loaded object.
         names: its programs for waits.
         offsets: of the running kernel.
-        config: what to tell of waits.
+        config: what to record of waits.
         entries: sizes of the maps.
 
     Raises:
@@ -224,7 +224,7 @@ class WaitFollower:
         return samples + lasting
 
     def read(self, now_ns: int, boot_ns: int) -> Mapping[ProcessKey, WaitTotals]:
-        """What came to the totals since the call before; long waits that go on become samples.
+        """Returns what the totals grew by since the last call; makes samples of waits that go on.
 
         Args:
             now_ns: time of ``CLOCK_MONOTONIC``.
@@ -244,7 +244,7 @@ class WaitFollower:
         return (thread for thread in threads if not self._own.has(thread.tgid, thread.tid))
 
     def configure(self, config: OffCpuConfig) -> None:
-        """Tell something else of waits; whether any is sampled cannot change."""
+        """Change what is recorded of waits, but not whether any is sampled."""
         self._wanted = config
         self._control = ThresholdControl(
             config.min_duration_ns, time.monotonic_ns(), config.samples_per_second
@@ -264,7 +264,7 @@ class WaitFollower:
         self._configure()
 
     def note_wakers(self, config: OffCpuConfig) -> None:
-        """Follow wake-ups if the settings, or a kernel that tells no time in run queues, need it.
+        """Follow wake-ups if the settings, or a kernel without times in run queues, need it.
 
         Raises ``OSError`` (before 5.19 without CAP_BPF).
         """
@@ -284,7 +284,7 @@ class WaitFollower:
         self._links[name] = attach(self._program.program_fd(name))
 
     def _look_at_waiting(self, now_ns: int) -> None:
-        """Let waiting threads tell since when they want a CPU, and long waits their begin."""
+        """Let waiting threads report since when they want a CPU, and long waits their begin."""
         if _WAITING not in self._links:
             return
         self._next_look_ns = now_ns + _NS_PER_S
@@ -293,8 +293,8 @@ class WaitFollower:
             # union bpf_attr of BPF_ITER_CREATE: link, flags
             fd = bpf_call(_ITER_CREATE, (ctypes.c_uint32 * 2)(self._links[_WAITING], 0))
         except PermissionError as error:
-            # Before 5.19 without CAP_BPF: they are told when they end.
-            _log.info("some waits are not told before they end: %s", error)
+            # Before 5.19 without CAP_BPF: they are reported when they end.
+            _log.info("some waits are not reported before they end: %s", error)
             os.close(self._links.pop(_WAITING))
             return
         with open(fd, "rb", buffering=0) as tasks:
@@ -358,7 +358,7 @@ def open_waits(
 
 
 _Told = tuple[int, tuple[int, ...], int, int]
-"""Of a thread: the round, and its sums by state, waits, and time in short ones."""
+"""State of a thread: the round, and its sums by state, waits, and time in short ones."""
 
 
 class OwnThreads:
@@ -403,7 +403,7 @@ class WaitSums:
     def read(
         self, threads: Iterable[WaitThread], now_ns: int, epoch: int
     ) -> Mapping[ProcessKey, WaitTotals]:
-        """What each process got since the last call.
+        """Returns the totals of each process since the last call.
 
         Args:
             threads: those that live; one that has just ended may be left out, or come in
@@ -436,7 +436,7 @@ class WaitSums:
     def _add(
         self, thread: WaitThread, by_state: tuple[int, ...], told: _Told | None
     ) -> tuple[int, ...]:
-        """Add what is new since a thread was told; returns its sums as they are told now."""
+        """Add what is new since a thread was reported; returns its sums now."""
         waits, below, new = thread.waits, thread.below_ns, by_state
         if told is not None:
             _, told_states, told_waits, told_below = told
@@ -452,9 +452,9 @@ class WaitSums:
 
 
 def _keep_told(by_state: tuple[int, ...], told: tuple[int, ...]) -> tuple[int, ...]:
-    """Sums that are nowhere below those that were told.
+    """Sums that are nowhere below those that were reported.
 
-    Sleep that was told may turn out as time in which the thread wanted a CPU: that is less then.
+    Reported sleep may turn out as time in which the thread wanted a CPU: that is less then.
     """
     kept = list(map(max, by_state, told))
     excess = sum(kept) - sum(by_state)

@@ -19,11 +19,11 @@ from otel_kprofiler.sdk.plan import Plan
 _log = logging.getLogger(__name__)
 
 Wanted = tuple[Plan | None, tuple[ExporterFactory, ...]]
-"""What to profile (None for the defaults), and where to export it."""
+"""A plan of what to profile (None for the defaults), and its exporters."""
 
 
 def read_environment(environ: Mapping[str, str]) -> Wanted:
-    """What to profile, and where to export it.
+    """Reads from the environment what to profile, and where to export it.
 
     Unknown variables are logged as a warning.
 
@@ -51,7 +51,7 @@ def read_environment(environ: Mapping[str, str]) -> Wanted:
 def read_options(
     options: Mapping[str, Any], otlp: ClientSettings | None, environ: Mapping[str, str]
 ) -> Wanted:
-    """What to profile, from options, and where to export it, from the environment.
+    """Reads what to profile from options, and where to export it from the environment.
 
     Args:
         options: options in declarative configuration, by key.

@@ -17,7 +17,7 @@ OTEL_KPROFILER_FILE = "OTEL_KPROFILER_FILE"
 """File that ``otlp_json_file`` appends to; standard output by default."""
 
 OTEL_KPROFILER_TARGET = "OTEL_KPROFILER_TARGET"
-"""What to profile: ``self`` (default), ``children`` or ``host``."""
+"""The target to profile: ``self`` (default), ``children`` or ``host``."""
 
 OTEL_KPROFILER_SAMPLES_PER_SECOND = "OTEL_KPROFILER_SAMPLES_PER_SECOND"
 """Samples per second on each CPU, 1 to 10000; 19 by default."""
@@ -26,7 +26,7 @@ OTEL_KPROFILER_STACKS = "OTEL_KPROFILER_STACKS"
 """Sides of stacks to collect: ``kernel`` (default), ``user`` or ``both``."""
 
 OTEL_KPROFILER_USER_SYMBOLS = "OTEL_KPROFILER_USER_SYMBOLS"
-"""What user frames carry besides file and address: ``names`` (default), ``lines`` or ``off``."""
+"""Details of user frames besides file and address: ``names`` (default), ``lines`` or ``off``."""
 
 OTEL_KPROFILER_MAX_THREADS = "OTEL_KPROFILER_MAX_THREADS"
 """Maximum number of threads with span links at a time, 1 to 65536; 1024 by default."""

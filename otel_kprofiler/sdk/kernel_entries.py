@@ -17,7 +17,7 @@ from otel_kprofiler.sdk.pacing import Pacer
 def name_entries(window: Window) -> Window:
     """The window with the system call, interrupt or the like on each sample of the kernel.
 
-    As ``report --by syscall`` tells it from the names of functions, so that a receiver need not.
+    As ``report --by syscall`` derives it from the names of functions, so that a receiver need not.
     Samples of user mode, and of kernel functions without names, have none.
     """
     known: dict[int, LabelSet] = {}  # by the identity of stacks, which the window keeps alive

@@ -62,7 +62,7 @@ class LocalRoot(weakref.ref[Any]):
     labels: LabelSet
 
     def get_name(self) -> str:
-        """What it is called now; raises what the span's class raises."""
+        """Returns its current name; raises what the span's class raises."""
         if self.name is not None:
             return self.name
         span = self()

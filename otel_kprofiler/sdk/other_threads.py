@@ -147,7 +147,7 @@ def _read_along(own: ctypes.Structure, direction: str) -> list[OtherThread]:
 
 
 def is_changing_context(ident: int) -> bool:
-    """Whether a thread is attaching or detaching an OpenTelemetry context."""
+    """Returns whether a thread is attaching or detaching an OpenTelemetry context."""
     with _without_collector():  # it could deadlock on the lock of thread states (gh-106883)
         frame = sys._current_frames().get(ident)  # noqa: SLF001 - documented, despite its name
     for _ in range(_FRAMES):

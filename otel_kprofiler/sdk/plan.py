@@ -1,4 +1,4 @@
-"""What the embedded profiler samples, adapted to this process."""
+"""The plan of an embedded profiler, adapted to its process."""
 
 from __future__ import annotations
 

@@ -157,11 +157,11 @@ class Session:
         return {"source": "interpreter", "possible": True, "problem": "", **more, **names}
 
     def describe_labels(self) -> dict[str, object]:
-        """Whether samples have labels, and how many."""
+        """Returns whether samples have labels, and how many."""
         return {"possible": self._follows_spans, **self._labels.as_dict()}
 
     def describe_python_frames(self) -> dict[str, object]:
-        """Whether stacks have Python frames, why not, and what came of them."""
+        """Returns whether stacks have Python frames, why not, and what came of them."""
         return self._pipeline.python.describe() if self._pipeline.python else {}
 
     def stop(self, timeout_s: float) -> None:

@@ -66,7 +66,7 @@ _TRIES: Final = 20
 
 
 class UnprovenError(Exception):
-    """The path cannot be followed in this interpreter; the message tells why."""
+    """The path cannot be followed in this interpreter; the message says why."""
 
 
 def find_span_path(read: Read = read_own_memory) -> SpanPath:

@@ -1,4 +1,4 @@
-"""What a slot of a thread holds: its active span, and the function that stores a new one.
+"""Slots of threads: the active span, and the function that stores a new one.
 
 A slot refers to two interpreter objects, which the sampler reads.
 """

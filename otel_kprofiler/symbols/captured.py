@@ -135,6 +135,6 @@ def _read(local: str) -> bytes:
 
 
 def is_archive(path: str) -> bool:
-    """Whether a file name is that of a tar archive, compressed or not."""
+    """Returns whether a file name is that of a tar archive, compressed or not."""
     stem, suffix = os.path.splitext(path)
     return (stem if suffix in COMPRESSED_SUFFIXES else path).endswith(".tar")

@@ -21,7 +21,7 @@ _MAX_DICTIONARY_BYTES: Final = 256 * 1024 * 1024
 
 
 def is_compressed(path: str, beginning: bytes) -> bool:
-    """Whether a file's first bytes or its name say that it is compressed."""
+    """Returns whether a file's first bytes or its name say that it is compressed."""
     return beginning.startswith(tuple(_UNPACKERS)) or path.endswith(COMPRESSED_SUFFIXES)
 
 

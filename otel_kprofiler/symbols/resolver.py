@@ -88,7 +88,7 @@ class SideResolver(Protocol[StateT]):
 
 
 class RawAddresses:
-    """Leaves the addresses of a side as they are: the resolver of sides that have no other.
+    """Leaves the addresses of a side unresolved: the resolver of sides that have no other.
 
     Args:
         kind: the side.
@@ -125,7 +125,7 @@ class StackResolver:
     Belongs to one thread.
 
     Args:
-        resolvers: by side; the addresses of other sides are left as they are. Closed with this.
+        resolvers: by side; the addresses of other sides are left unresolved. Closed with this.
         arrange: puts the sides of a stack in the order in which frames called each other.
     """
 

@@ -1,6 +1,6 @@
 """Tracks what is loaded while samples are taken: modules, BPF programs and other kernel symbols.
 
-:class:`ProcessEvents` tells what processes execute and map.
+:class:`ProcessEvents` reports what processes execute and map.
 """
 
 from otel_kprofiler.tracking.kallsyms import IteratedKallsyms, find_hidden_symbols

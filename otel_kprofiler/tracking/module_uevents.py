@@ -16,7 +16,7 @@ _FOLDER: Final = "/module/"
 
 
 class ModuleAction(enum.Enum):
-    """What happened to a module; the value is the kernel's word."""
+    """The event of a module; the value is the kernel's word."""
 
     ADDED = "add"
     REMOVED = "remove"
@@ -53,7 +53,7 @@ class ModuleEvents(Protocol):
         """Wake the thread that waits."""
 
     def is_waiting(self) -> bool:
-        """Whether a datagram is ready."""
+        """Returns whether a datagram is ready."""
 
     def receive(self) -> list[bytes]:
         """All datagrams that are ready; raises ``OSError`` if any were lost."""

@@ -195,7 +195,7 @@ class ModuleWatch(ForkAware):
         return NoEvents()
 
     def _is_unchanged(self) -> bool:
-        """Whether the list is unchanged; the lock is held and the thread is idle."""
+        """Returns whether the list is unchanged; the lock is held and the thread is idle."""
         looked_ns = self._now()
         try:
             lines = self._read_list()

@@ -71,8 +71,8 @@ _Pending = TaskRecord | ExecRecord | MapRecord | Reading | Absent | Census | Los
 class ProcessEvents(ForkAware):
     """A stream of process events, until closed. Belongs to one thread.
 
-    Every process that exists when the stream is opened is told as ``Started`` and ``Mapped``;
-    from then on, everything that happens to it is told once, in order. Events are some
+    Every process that exists when the stream is opened is reported as ``Started`` and ``Mapped``;
+    from then on, everything that happens to it is reported once, in order. Events are some
     milliseconds late, so that those of all CPUs can be put in order. If :meth:`poll` is not called
     for so long that the kernel's buffers are full, or if a CPU comes, ``Lost`` says so, and all
     processes are read again.
@@ -88,7 +88,7 @@ class ProcessEvents(ForkAware):
 
     Raises:
         HostError: the kernel refuses the events, which need CAP_PERFMON. Reading the mappings of
-            other users' processes needs CAP_SYS_PTRACE; without it, they are told without.
+            other users' processes needs CAP_SYS_PTRACE; without it, their events lack them.
     """
 
     def __init__(
@@ -151,18 +151,18 @@ class ProcessEvents(ForkAware):
         return self._table.mappings(pid)
 
     def add(self, pid: int) -> None:
-        """Tell of one more process from now on; without effect if all are told of."""
+        """Report one more process from now on; without effect if all are reported."""
         if not self._table.takes_all:
             self._table.wanted.add(pid)
             self._read_wanted([pid])
 
     def discard(self, pid: int) -> None:
-        """Tell no more of a process; without effect if all are told of."""
+        """Stop reporting a process; without effect if all are reported."""
         if not self._table.takes_all:
             self._table.discard(pid)
 
     def refresh(self, pid: int) -> None:
-        """Read the maps of a process again: what it has unmapped is told by the next polls."""
+        """Read the maps of a process again: the next polls report what it has unmapped."""
         if self._table.wants(pid):
             self._read_until_quiet([pid])
 

@@ -1,4 +1,4 @@
-"""Parses the records by which the kernel tells of processes, from a perf ring.
+"""Parses the records by which the kernel reports on processes, from a perf ring.
 
 Formats: include/uapi/linux/perf_event.h (``PERF_RECORD_FORK``, ``_EXIT``, ``_COMM``, ``_MMAP2``,
 ``_LOST``). The last eight bytes of each record are its time.
@@ -138,7 +138,7 @@ def _parse_mmap(body: bytes, misc: int) -> MapRecord | None:
 
 
 def is_file_or_vdso(shown: bytes) -> bool:
-    """Whether a name of a mapping is one in records and in maps alike: not that of memory."""
+    """Returns whether records and maps agree on a mapping's name: it is not memory's."""
     return shown == VDSO_NAME.encode() or (shown.startswith(b"/") and not shown.startswith(b"//"))
 
 

@@ -1,4 +1,4 @@
-"""What processes run and have mapped, from records of the kernel and from readings of ``/proc``.
+"""Programs and mappings of processes, from records of the kernel and readings of ``/proc``.
 
 Pure: records and readings go in, in order of time; events come out.
 """
@@ -52,7 +52,7 @@ class Mapped(NamedTuple):
     Attributes:
         time_ns: boot time.
         process: which.
-        mapping: device and inode are 0 where the kernel tells the build id in their place.
+        mapping: device and inode are 0 where the kernel gives the build id instead.
         build_id: of the file, from kernel 5.12 on; None if it has none, or was found mapped.
     """
 
@@ -65,13 +65,13 @@ class Mapped(NamedTuple):
 class Unmapped(NamedTuple):
     """Code is no longer mapped.
 
-    The kernel tells of no unmapping. This is known when something else is mapped there, and by
+    The kernel reports no unmapping. This is known when something else is mapped there, and by
     reading the maps again (``refresh``); until then a mapping that has gone counts as there.
 
     Attributes:
         time_ns: boot time at which it was known; it may have gone long before.
         process: which.
-        mapping: what has gone; parts of it may remain, and are told as ``Mapped``.
+        mapping: what has gone; parts of it may remain, and are reported as ``Mapped``.
     """
 
     time_ns: int
@@ -90,7 +90,7 @@ class Lost(NamedTuple):
     """Events may be missing between two boot times.
 
     All processes are then read again. What has changed meanwhile follows as events with the time
-    of that reading; a program that was executed is told as mappings that have changed.
+    of that reading; a program that was executed is reported as mappings that have changed.
     """
 
     since_ns: int
@@ -126,7 +126,7 @@ class Census(NamedTuple):
 class Absent(NamedTuple):
     """A process that could not be read any more at a boot time.
 
-    If it ended before the stream began, no record tells of its end, and its pid may be reused.
+    If it ended before the stream began, no record reports its end, and its pid may be reused.
     """
 
     time_ns: int
@@ -172,7 +172,7 @@ class ProcessTable:
         return process.mappings if process else ()
 
     def wants(self, pid: int) -> bool:
-        """Whether a process counts."""
+        """Returns whether a process counts."""
         return self.takes_all or pid in self.wanted
 
     def apply(
@@ -297,21 +297,21 @@ class ProcessTable:
 
 
 def is_same(one: MemoryMapping, other: MemoryMapping) -> bool:
-    """Whether two mappings are one, as far as records and maps tell alike."""
+    """Returns whether two mappings are one, as far as records and maps agree."""
     return (one.start, one.end, one.file_offset, one.path) == (
         other.start, other.end, other.file_offset, other.path,
     )  # fmt: skip
 
 
 def _continues(one: MemoryMapping, longer: MemoryMapping) -> bool:
-    """Whether a mapping is part of a longer one of the same file, as when the kernel joins two."""
+    """Returns whether a mapping is part of a longer one of its file, as after a merge."""
     is_inside = longer.start <= one.start and one.end <= longer.end
     shift = one.file_offset - one.start == longer.file_offset - longer.start or not one.path
     return is_inside and shift and one.path == longer.path
 
 
 def _cut_out(one: MemoryMapping, hole: MemoryMapping) -> list[MemoryMapping]:
-    """What remains of a mapping around another one."""
+    """Returns the remains of a mapping around another one."""
     parts = []
     if one.start < hole.start:
         parts.append(one._replace(end=hole.start))

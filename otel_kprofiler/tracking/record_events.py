@@ -55,7 +55,7 @@ class RecordLoss(enum.Enum):
 
 
 class WantedRecords(NamedTuple):
-    """What is to be recorded.
+    """The kinds of records to ask for.
 
     Attributes:
         name: in errors: "… cannot be followed".

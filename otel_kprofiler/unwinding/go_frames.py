@@ -76,7 +76,7 @@ _CHECKED, _FIT = 200, 0.9
 """Functions whose first push is looked for where the code may lie; the share that must have it."""
 
 Sizes = Sequence[tuple[int, int]]
-"""Of a function's frame: up to which offset, what size."""
+"""Sizes of a function's frame, each with the offset up to which it holds."""
 Rows = list[tuple[int, bytes]]
 """From which offset, what CFA instructions."""
 
@@ -90,7 +90,7 @@ class Segment(NamedTuple):
 
 
 class Function(NamedTuple):
-    """Of the table: start relative to the code, number of its name, place of its frame's sizes."""
+    """A row of the table: start in the code, number of its name, place of its frame's sizes."""
 
     start: int
     name: int
@@ -121,7 +121,7 @@ class Table:
             yield Function(*_FUNCTION.unpack_from(data, row))
 
     def number(self, name: bytes) -> int:
-        """What functions of a name have as its number; -1 if there is none."""
+        """Returns the number of a function name; -1 if there is none."""
         at = self._data.find(b"\0" + name + b"\0", self.names_at)
         return at + 1 - self.names_at if at >= 0 else -1
 
@@ -156,7 +156,7 @@ def parse_number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def pack_number(value: int) -> bytes:
-    """Likewise."""
+    """Packs the number of a name."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -166,7 +166,7 @@ def pack_number(value: int) -> bytes:
 
 
 def make_rows(sizes: Sizes, saves: bool) -> Rows:
-    """What holds where.
+    """Makes the rows of the table.
 
     Args:
         sizes: of the frame.
@@ -334,7 +334,7 @@ class FrameMaker:
         return make_switch(code, rows, self._switches.get(function.name, _UNKNOWN))
 
     def _pushes(self, start: int, sizes: Sizes) -> bool:
-        """Whether the first to grow the frame is a push of rbp."""
+        """Returns whether the first to grow the frame is a push of rbp."""
         end, size = sizes[0]
         return not size and self._code.read(start + end - 1, 1) == _PUSH
 
@@ -405,7 +405,7 @@ def make_tables(
 
 
 def pack_tables(maker: FrameMaker, pairs: bytes, origin: int) -> bytes:
-    """What is written. Raises ``ValueError`` if a function is out of reach."""
+    """Packs the tables. Raises ``ValueError`` if a function is out of reach."""
     try:
         made = [(start - origin, entry - origin) for start, entry in maker.pairs]
         made += _PAIR.iter_unpack(pairs)

@@ -26,7 +26,7 @@ _WORD_BYTES: Final = 8
 
 
 class FileState(enum.IntEnum):
-    """What the program finds in ``files``."""
+    """The state of a file in the map ``files``."""
 
     PENDING = 0
     """Asked for; the walk of a stack stops there."""
@@ -100,7 +100,7 @@ class TableMaps:
         delete_from_map(self._tables, slot.to_bytes(4, "little"))
 
     def set_file(self, key: FileKey, state: FileState, slot: int = 0, serial: int = 0) -> None:
-        """Tell the program about a file. Raises ``OSError`` with ``E2BIG`` if it is full."""
+        """Announce a file to the program. Raises ``OSError`` with ``E2BIG`` if it is full."""
         update_map(self._files, key.pack(), _STATE.pack(state, slot, serial, 0))
 
     def forget_file(self, key: FileKey) -> None:
@@ -139,5 +139,5 @@ class _Words:
 
 
 def is_out_of_memory(error: OSError) -> bool:
-    """Whether the kernel had no memory, or allowed none, for a map."""
+    """Returns whether the kernel had no memory, or allowed none, for a map."""
     return error.errno in (errno.ENOMEM, errno.E2BIG, errno.EPERM, errno.EMFILE, errno.ENFILE)

@@ -31,7 +31,7 @@ class Refusal(enum.Enum):
     TOO_LARGE = "the tables are larger than the limit for one file"
     NOT_INDEXED = "no search table could be made from .eh_frame"
     MEMORY_IN_USE = "tables that are in use fill the memory allowed for them"
-    FAILED = "reading the file failed in a way that the log tells"
+    FAILED = "reading the file failed as the log describes"
     NO_MEMORY = "the kernel had no memory for the tables"
 
 

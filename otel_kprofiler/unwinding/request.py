@@ -1,4 +1,4 @@
-"""What the BPF program asks for: a file that it met in a stack and has no tables of."""
+"""Requests of the BPF program for the tables of a file that it met in a stack."""
 
 from __future__ import annotations
 

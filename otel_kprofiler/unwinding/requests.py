@@ -88,7 +88,7 @@ class RequestQueue:
             return None
 
     def done(self, taken: FileRequest | Opened, cpu_ns: int) -> None:
-        """What was taken has been dealt with, in so much CPU time."""
+        """Ends the requests that were taken; charges their CPU time."""
         with self._changed:
             if isinstance(taken, Opened):
                 self._loading -= 1

@@ -43,7 +43,7 @@ OPEN_SHARE: Final = 0.05
 """Share of one CPU that opening files and reading their headers may take in the long run, after a
 second in one go."""
 CPU_SHARE: Final = 0.05
-"""Likewise, that loading tables may take.
+"""Share of one CPU that loading tables may take.
 
 Making tables in other processes has as much of its own: nobody waits for a large program of Go.
 """
@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 
 
 class TableCounts(NamedTuple):
-    """What became of the requests, at one instant.
+    """The outcomes of the requests, at one instant.
 
     Attributes:
         requested: since the start: loaded + refused + pending.
@@ -161,7 +161,7 @@ class TableStore:
         self._requests.put(request)
 
     def counts(self) -> TableCounts:
-        """What became of the requests; thread-safe."""
+        """Returns the outcomes of the requests; thread-safe."""
         with self._lock:
             return TableCounts(
                 self._requested,
@@ -343,7 +343,7 @@ class TableStore:
         os.eventfd_write(self._wake_fd, 1)
 
     def _is_always_gone(self, key: FileKey) -> bool:
-        """Whether a file cannot be found whenever it is asked for, as on some overlays."""
+        """Returns whether a file cannot be found whenever it is asked for, as on some overlays."""
         self._gone[key] = self._gone.pop(key, 0) + 1
         if len(self._gone) > _MAX_GONE:
             del self._gone[next(iter(self._gone))]

@@ -2,7 +2,7 @@
 
 ``.eh_frame_hdr`` is a header of 12 bytes and a table of pairs (start of a function, its entry in
 ``.eh_frame``), sorted, each a signed 32-bit distance from the address of ``.eh_frame_hdr`` (Linux
-Standard Base, "Exception Frames"). Both tables are copied as they are. The checks here make a table
+Standard Base, "Exception Frames"). Both tables are copied unchanged. The checks here make a table
 usable; the program checks every bound again, since the copy is made after the check.
 """
 
@@ -21,7 +21,7 @@ ENTRY_BYTES: Final = 8
 MAX_ENTRIES: Final = 1 << 22
 """Rounds of the program's binary search; the largest browsers have about 600,000 entries."""
 MAX_FRAMES_BYTES: Final = 0x0FFF0000
-"""Of ``.eh_frame``: positions in it are numbers of 28 bits in the program."""
+"""Most bytes of ``.eh_frame``: positions in it are numbers of 28 bits in the program."""
 
 # DW_EH_PE_*: what every current linker writes.
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
@@ -122,7 +122,7 @@ def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
 
 
 def _has_pairs(head: bytes) -> bool:
-    """Whether a header is one with pairs; refuses other encodings than linkers write."""
+    """Returns whether a header is one with pairs; refuses other encodings than linkers write."""
     if head.startswith(_ENCODINGS) and len(head) == _HEADER.size:
         return True
     if len(head) < len(_ENCODINGS) or head[0] != _ENCODINGS[0] or _OMITTED not in head[2:4]:

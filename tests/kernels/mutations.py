@@ -171,7 +171,7 @@ def write_mutant(mutation: Mutation, package: Path, target: Path) -> None:
 
 
 def is_caught(results: Sequence[Result], test: str) -> bool:
-    """Whether the named test ran and failed; other failures do not count."""
+    """Returns whether the named test ran and failed; other failures do not count."""
     return any(r.outcome == FAILED and test in r.test for r in results)
 
 

@@ -187,7 +187,7 @@ def _read_kallsyms(blocks: tuple[str, ...]) -> set[tuple[int, str]]:
 
 
 def holds_sampler(pid: int) -> bool:
-    """Whether a process holds a BPF program for perf events."""
+    """Returns whether a process holds a BPF program for perf events."""
     with contextlib.suppress(OSError):  # descriptors come and go
         files = Path(f"/proc/{pid}/fdinfo").iterdir()
         return any(f"prog_type:\t{_PERF_EVENT}\n" in file.read_text() for file in files)

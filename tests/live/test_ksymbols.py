@@ -409,7 +409,7 @@ def test_a_cpu_that_was_offline_is_followed_again():
 
 
 def has_uncertain(symbolizer):
-    """Whether a loaded symbol has no name, because records were lost."""
+    """Returns whether a loaded symbol has no name, because records were lost."""
     starts = [symbol.start for symbol in symbolizer.ksymbols()]
     frames = [symbolizer.resolve_addresses([start])[0] for start in starts]
     return any(frame.unresolved is Unresolved.RECORDS_LOST for frame in frames)

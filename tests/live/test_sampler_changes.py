@@ -68,7 +68,7 @@ class Witness:
         self.times = times_by_cpu(self._samples)
 
     def stood_still(self, cpu, start, end):
-        """Whether interrupts were delayed in an interval: a sample of the witness is missing."""
+        """Returns whether interrupts were delayed: a sample of the witness is missing."""
         return any(
             b > start and a < end and b - a > 1.5 * 10**9 / self.RATE
             for a, b in itertools.pairwise(self.times[cpu])

@@ -162,7 +162,7 @@ def test_a_stopped_process_waits_until_it_goes_on():
         os.kill(program.process.pid, 18)  # SIGCONT
     assert first.by_state[WaitState.STOPPED] > 0.5e9
     assert second.by_state[WaitState.STOPPED] >= 1e9
-    assert second.switches == 0, "it goes on, and counts all the same"
+    assert second.switches == 0, "it goes on, and counts nevertheless"
 
 
 def test_a_thread_that_was_woken_but_does_not_run_wants_a_cpu(account):

@@ -28,7 +28,7 @@ def test_the_normal_approximation_joins_the_exact_sum(first, monkeypatch):
 
 
 def student_density(at, freedom):
-    """Of Student's distribution with an even number of degrees of freedom."""
+    """Density of Student's distribution with an even number of degrees of freedom."""
     product = 1 / (2 * sqrt(freedom))
     for number in range(3, freedom, 2):
         product *= number / (number - 1)

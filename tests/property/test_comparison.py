@@ -24,7 +24,7 @@ PAIRS = 20
 SECONDS = 20
 SECOND_NS = 10**9
 HZ = 997
-"""Of one CPU: some 20,000 samples."""
+"""Rate of one CPU: some 20,000 samples."""
 
 
 def call(name):
@@ -46,7 +46,7 @@ MANY, MOST = 100, 13
 
 @cache
 def profile(seed, read=20):
-    """Of a thread that spends 2 ms on average in one system call, then in another."""
+    """Profile of a thread that spends 2 ms on average in one system call, then in another."""
     random, times = Random(seed), {}
     shares = {**dict.fromkeys(CALLS, (100 - read) / 4), "read": read}
     now, name, left = 0, "read", 0.0
@@ -80,7 +80,7 @@ def independent(random, shares, count):
 
 @pytest.mark.parametrize("count", [300, 3000])
 def test_of_equal_profiles_at_most_five_of_a_hundred_have_any_change(count):
-    """Of 60 functions with shares of 18 to 0.3 %, some of which few samples miss."""
+    """Sixty functions have shares of 18 to 0.3 %; a few samples miss some of them."""
     random, shares = Random(count), {name: 1 / (2 + at) ** 1.2 for at, name in enumerate(STACKS)}
     false = sum(
         any(

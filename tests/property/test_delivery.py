@@ -169,7 +169,7 @@ def test_a_receiver_is_told_the_losses_of_each_kind(windows, script, bugs, befor
 @settings(deadline=None, max_examples=30)
 @given(st.lists(SAMPLES, min_size=1, max_size=4), st.lists(SAMPLES, min_size=1, max_size=4), SCRIPT)
 def test_losses_of_the_run_before_are_told_by_kind(before, after, script):
-    """What waited in the spool is not mixed with the samples of the run that delivers it."""
+    """Batches from the spool are not mixed with the samples of the run that delivers it."""
     with tempfile.TemporaryDirectory() as directory:
         earlier = Run()
         spool = Spool(directory, fsync=False)

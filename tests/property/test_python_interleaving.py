@@ -45,7 +45,7 @@ def python(name):
 
 
 class Calls:
-    """What was called, and the two sides that tell of it."""
+    """The calls, and the two sides that show them."""
 
     def __init__(self, calls, start):
         self.truth, self.native, self.python, self.entries = [], [], [], []

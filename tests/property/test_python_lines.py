@@ -56,7 +56,7 @@ def test_each_instruction_of_the_standard_library_has_its_line(version):
 
 
 def test_the_line_of_a_running_frame_is_that_of_its_instruction():
-    """Of all frames that run this test."""
+    """Checks all frames that run this test."""
     frame, count = sys._getframe(), 0
     while frame is not None:
         code = frame.f_code

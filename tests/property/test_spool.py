@@ -34,7 +34,7 @@ FIELD = st.integers(0, 2**64 - 1)
 
 
 class Written:
-    """What a spool has written: every record's bytes and meaning."""
+    """The contents of a spool: every record's bytes and meaning."""
 
     def __init__(self, path, steps, *, close):
         self.records = []  # (bytes, batch or None, totals or None)

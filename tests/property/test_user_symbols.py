@@ -53,7 +53,7 @@ def installed():
 
 
 class Truth:
-    """What pyelftools finds in a file or its debug file: symbols, sections with code, stubs."""
+    """Symbols, sections with code and stubs of a file or its debug file, by pyelftools."""
 
     def __init__(self, path, symbols_path):
         self.named, self.unsized, self.data = [], set(), []
@@ -88,7 +88,7 @@ class Truth:
                         self.unsized.add(name)
 
     def is_stub(self, table, found):
-        """Whether a stub leads to what its name says; one that pushes an index has a twin."""
+        """Returns whether a stub leads where its name says; one that pushes an index has a twin."""
         called = [self.stubs[at] for at in range(found.start, found.end) if at in self.stubs]
         if not called:
             return any(self.is_stub(table, twin) for twin in table.find(found.name)
@@ -104,7 +104,7 @@ class Truth:
 
 
 def find_stubs(path):
-    """What each jump through a slot in a PLT leads to: a name, or the address of a resolver."""
+    """Returns the target of each jump through a PLT slot: a name, or a resolver's address."""
     slots = {}
     for line in tool("readelf", "-rW", path).splitlines():
         fields = line.split()
@@ -160,7 +160,7 @@ def find_functions(path):
 
 
 def judge(table, truth, address, theirs):
-    """Whether both have the same name, else why not; None if there is no good reason."""
+    """Returns whether both have the same name, else why not; None if there is no good reason."""
     found = table.lookup(address)
     certain = truth.names_at(address)
     if not found or not found.name:

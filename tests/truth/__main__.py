@@ -41,7 +41,7 @@ def show(program: str, report: Report) -> None:
 
 
 def is_good(program: Program, report: Report) -> bool:
-    """Whether nothing is wrong, and enough is complete."""
+    """Returns whether nothing is wrong, and enough is complete."""
     return not report.wrong and report.ends[StackEnd.COMPLETE] >= program.share * report.total
 
 

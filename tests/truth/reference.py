@@ -139,7 +139,7 @@ class Maps:
                 return b""
 
     def follows_call(self, address: int) -> bool:
-        """Whether there is code at an address, behind what may be a call."""
+        """Returns whether there is code at an address, behind what may be a call."""
         if not 8 <= address < 1 << 47 or self.find(address - 1) is None:
             return False
         code = self.code(address - 7, 7)
@@ -188,7 +188,7 @@ class Truth(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether the outermost frame was reached."""
+        """True if the outermost frame was reached."""
         return self.end == "end"
 
 
@@ -251,7 +251,7 @@ def _step(
 
 
 def _starts_goroutine(maps: Maps, tables: ElfTables, pc: int, processor: Processor) -> bool:
-    """Whether it is the return address of a goroutine's first function, which nobody called.
+    """Returns whether it is the return address of a goroutine's first function.
 
     ``runtime.goexit1``, in contrast, is called by ``runtime.goexit``.
     """

@@ -88,6 +88,7 @@ def plain_grpc():
         server.stop(None).wait()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_receiver_without_tls_gets_its_fix(protocol, plain_http, plain_grpc, caplog):
     once = RetryPolicy(enabled=False)
@@ -102,6 +103,7 @@ def test_a_receiver_without_tls_gets_its_fix(protocol, plain_http, plain_grpc, c
     assert "the receiver speaks no TLS at this port: set tls: {insecure: true}" in caplog.text
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_command_names_the_address_without_tls(protocol, plain_http, plain_grpc):
     port = plain_grpc if protocol == "grpc" else plain_http

@@ -123,6 +123,7 @@ class TallyExporter(ProfileExporter):
         pass
 
 
+@pytest.mark.system
 def test_an_exporter_is_added_by_its_row_alone(tmp_path, monkeypatch):
     monkeypatch.setitem(EXPORTERS, "tally", Tally)
     path = tmp_path / "agent.yaml"

@@ -95,6 +95,7 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
+@pytest.mark.system
 def test_a_frozen_process_has_not_stalled():
     """A process stopped for longer than a stall finds its loop unchanged."""
     program = """

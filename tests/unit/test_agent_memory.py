@@ -1,7 +1,9 @@
-"""What keeps the agent small."""
+"""Measures that keep the agent small."""
 
 import subprocess
 import sys
+
+import pytest
 
 from otel_kprofiler.agent.memory import find_clean_mappings
 
@@ -47,6 +49,7 @@ def test_only_pages_that_equal_their_file_are_unmapped():
     assert found == [0x1000, 0x2000, 0x9000]
 
 
+@pytest.mark.system
 def test_code_runs_on_after_it_was_unmapped():
     code = (
         "import hashlib, json\n"

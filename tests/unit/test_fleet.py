@@ -23,7 +23,7 @@ def count_by_second(times):
 
 
 def ends_of_windows(schedule, until_s):
-    """Of hosts that all start at 0; in seconds."""
+    """Ends of the windows of hosts that all start at 0, in seconds."""
     for _ in range(HOSTS):
         now = 0.0
         while now < until_s:

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 CONFIG = """
 receivers: {kprofiler: {}}
 exporters: {debug: {}}

@@ -8,6 +8,8 @@ from graphlib import TopologicalSorter
 from itertools import accumulate
 from pathlib import Path
 
+import pytest
+
 import otel_kprofiler
 from tests.packages import MODULES, PACKAGES, PAGE, modules, page
 
@@ -110,6 +112,7 @@ def test_the_architecture_page_has_the_table():
     assert MODULES.read_text() == modules(), "run make generated"
 
 
+@pytest.mark.system
 def test_code_for_unwind_tables_is_imported_with_user_stacks_only():
     program = (
         "import sys, otel_kprofiler.agent.agent, otel_kprofiler.pipeline.composition\n"

@@ -31,6 +31,7 @@ def public_directory():
     shutil.rmtree(directory)
 
 
+@pytest.mark.system
 @needs_root
 def test_a_copy_of_the_environment_imports_nothing_of_the_checkout(public_directory):
     python = copy_environment(public_directory)
@@ -42,6 +43,7 @@ def test_a_copy_of_the_environment_imports_nothing_of_the_checkout(public_direct
     assert not any(path.startswith(f"{TESTS.parent}/") for path in paths)
 
 
+@pytest.mark.system
 @needs_root
 def test_an_interpreter_in_a_closed_directory_is_copied(public_directory):
     base, library = Path(sys._base_executable).resolve(), Path(os.__file__).parent

@@ -107,6 +107,7 @@ def chosen(done):
     return done.stdout.strip()
 
 
+@pytest.mark.system
 def test_the_systems_python_is_chosen_whatever_comes_first_on_the_path(clone, elsewhere, older):
     ages = set()
     for path in ([elsewhere], [], [older], [elsewhere]):
@@ -120,6 +121,7 @@ def test_the_systems_python_is_chosen_whatever_comes_first_on_the_path(clone, el
     assert len(ages) == 1, "made once, and kept"
 
 
+@pytest.mark.system
 def test_an_environment_that_cannot_be_kept_is_replaced_and_that_is_said(clone, elsewhere):
     venv = clone / ".venv"
 
@@ -144,6 +146,7 @@ def test_an_environment_that_cannot_be_kept_is_replaced_and_that_is_said(clone, 
     assert str(moved) in (moved / ".venv/bin/show").read_text()
 
 
+@pytest.mark.system
 def test_a_broken_environment_of_another_user_is_replaced(clone):
     venv = clone / ".venv"
     (venv / "bin").mkdir(parents=True)
@@ -157,6 +160,7 @@ def test_a_broken_environment_of_another_user_is_replaced(clone):
     assert chosen(done) == system_python()
 
 
+@pytest.mark.system
 def test_what_is_no_environment_is_kept(clone):
     (clone / ".venv").mkdir()
     (clone / ".venv/precious").touch()
@@ -166,6 +170,7 @@ def test_what_is_no_environment_is_kept(clone):
     assert (clone / ".venv/precious").exists()
 
 
+@pytest.mark.system
 @needs_root
 def test_without_a_usable_python_of_the_system_the_path_and_then_the_environment_decide(
     clone, elsewhere, older
@@ -186,6 +191,7 @@ def test_without_a_usable_python_of_the_system_the_path_and_then_the_environment
     assert "which .venv is of" in done.stderr
 
 
+@pytest.mark.system
 def test_a_python_that_is_named_is_used_or_refused(clone, elsewhere, older):
     done = set_up(clone, "show", PYTHON=str(older / "python3"))
     assert done.returncode == 1
@@ -195,6 +201,7 @@ def test_a_python_that_is_named_is_used_or_refused(clone, elsewhere, older):
     assert "as PYTHON says" in done.stderr
 
 
+@pytest.mark.system
 @needs_root
 def test_a_user_without_sudo_gets_all_that_needs_no_root(clone):
     public = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
@@ -218,6 +225,7 @@ def test_a_user_without_sudo_gets_all_that_needs_no_root(clone):
         shutil.rmtree(public)
 
 
+@pytest.mark.system
 def test_options_of_the_script_are_checked(clone):
     done = set_up(clone, "--test", "show")
     assert done.returncode == 1

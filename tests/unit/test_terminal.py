@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b1A\u202e\r"
 
 

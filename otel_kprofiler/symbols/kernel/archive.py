@@ -124,6 +124,6 @@ def _make_lines(table: SymbolTable, module: str) -> str:
 
 
 def _reaches(table: SymbolTable, start: int, count: int) -> bool:
-    """Whether the padding of a function at ``start`` has at least ``count`` bytes."""
+    """Returns whether the padding of a function at ``start`` has at least ``count`` bytes."""
     found = table.lookup(start - count)
     return found is not None and found[1] == start

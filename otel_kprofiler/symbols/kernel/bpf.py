@@ -95,12 +95,12 @@ class LoadedKsymbol:
         self._uncertain: LoadedKsymbol | None = None
 
     def covers(self, address: int, time_ns: int) -> bool:
-        """Whether this symbol is known to have been at an address at a boot time."""
+        """Returns whether this symbol is known to have been at an address at a boot time."""
         inside = self.symbol.start <= address < self.end
         return inside and self.since_ns <= time_ns < min(self.until_ns, self.sure_ns)
 
     def is_program(self) -> bool:
-        """Whether this is a BPF program's function."""
+        """Returns whether this is a BPF program's function."""
         return self.symbol.name.startswith(PROGRAM_PREFIX)
 
     def make_uncertain(self, until_ns: int) -> LoadedKsymbol:
@@ -360,7 +360,7 @@ class KsymbolTable:
 
 
 def _is_still(entry: LoadedKsymbol, found: Ksymbol | None) -> bool:
-    """Whether a reading shows the known symbol, not another load of the same program."""
+    """Returns whether a reading shows the known symbol, not another load of the same program."""
     if found is None or found.name != entry.symbol.name:
         return False
     return entry.sure_ns == _FOREVER or found.since_ns <= entry.since_ns

@@ -282,7 +282,7 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _is_hex(text: str | bytes) -> bool:
-    """Whether a text is a 64-bit hex number; ``int`` also accepts signs and underscores."""
+    """Returns whether a text is a 64-bit hex number; ``int`` also accepts signs and underscores."""
     digits = text.encode("ascii", "replace") if isinstance(text, str) else text
     return 0 < len(digits) <= 16 and not digits.translate(None, b"0123456789abcdefABCDEF")
 

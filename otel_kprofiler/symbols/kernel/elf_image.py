@@ -50,7 +50,7 @@ class Section(NamedTuple):
 
     @property
     def is_code(self) -> bool:
-        """Whether it holds instructions that are loaded."""
+        """True if it holds instructions that are loaded."""
         return self.flags & (SHF_ALLOC | SHF_EXECINSTR) == SHF_ALLOC | SHF_EXECINSTR
 
 

@@ -1,4 +1,4 @@
-"""Tells files of the kernel, whose addresses are RVAs, from others."""
+"""Recognises files of the kernel, whose addresses are RVAs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BEGINNING_BYTES: Final = 18
 
 
 def is_kernel_file(path: str) -> bool:
-    """Whether a file is vmlinux or a module, also compressed, or its debug file.
+    """Returns whether a file is vmlinux or a module, also compressed, or its debug file.
 
     True for what is no ELF file, too: the reader of kernel files says what is wrong with it.
 

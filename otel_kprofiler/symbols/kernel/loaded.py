@@ -44,11 +44,11 @@ class FoundModule(NamedTuple):
         return self.loaded.main.module.generation
 
     def is_at(self, line: ProcModule) -> bool:
-        """Whether a line may describe this module; the kernel may hide addresses."""
+        """Returns whether a line may describe this module; the kernel may hide addresses."""
         return not line.address or line.address == self.loaded.main.module.base
 
     def is_same(self, files: ModuleFiles) -> bool:
-        """Whether sysfs still describes this module, with nothing new."""
+        """Returns whether sysfs still describes this module, with nothing new."""
         module = self.loaded.main.module
         known = module.range_source is RangeSource.SECTIONS or not files.sections
         return known and module.build_id == files.build_id

@@ -77,5 +77,5 @@ def explain_ksymbol(code: LoadedKsymbol, address: int) -> Explanation:
 
 
 def is_outside(frame: Frame) -> bool:
-    """Whether a kernel frame is in no known module, so that its code may come and go."""
+    """Returns whether a kernel frame is in no known module, so that its code may come and go."""
     return frame.module is None

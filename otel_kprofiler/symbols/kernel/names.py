@@ -39,7 +39,7 @@ def fold_preamble(name: bytes) -> bytes:
 
 
 def is_marker(name: bytes) -> bool:
-    """Whether a name is a boundary marker of the linker script, not a function.
+    """Returns whether a name is a boundary marker of the linker script, not a function.
 
     Examples: ``_text``, ``_etext``, ``__irqentry_text_start``, ``__indirect_thunk_end``.
     """

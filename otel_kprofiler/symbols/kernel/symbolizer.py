@@ -359,7 +359,7 @@ class KernelSymbolizer:
         return self.snapshot.scheduler_rvas()
 
     def finish(self, timeout_s: float) -> None:
-        """Nothing to wait for: :meth:`advance` tells how far the symbols are complete."""
+        """Nothing to wait for: :meth:`advance` returns how far the symbols are complete."""
 
     def close(self) -> None:
         """Drop replaced snapshots and caches, and close the sources."""

@@ -111,7 +111,7 @@ class _Lifetime:
         self.free_ns = max(self.since_ns, free_ns)
 
     def overlaps(self, other: _Lifetime) -> bool:
-        """Whether both cover a common address."""
+        """Returns whether both cover a common address."""
         return any(
             mine.start < their.end and their.start < mine.end
             for mine in self.symbols.module.ranges

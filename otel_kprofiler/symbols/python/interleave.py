@@ -46,7 +46,7 @@ class _Chains(NamedTuple):
 
 
 class _Mark(enum.Enum):
-    """What a native frame is to the interpreter."""
+    """The role of a native frame in the interpreter."""
 
     LOOP = enum.auto()
     PART = enum.auto()
@@ -137,7 +137,7 @@ def _split(python: Side) -> _Chains:
 
 
 def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool:
-    """Whether the first loop runs the first chain, and so on."""
+    """Returns whether the first loop runs the first chain, and so on."""
     is_whole, is_python_whole = native.status == STACK_OK, python.status == STACK_OK
     if not (is_whole and is_python_whole) and any(
         frame.found_by in _UNPROVEN for frame in native.frames

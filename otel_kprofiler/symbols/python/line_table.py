@@ -27,7 +27,7 @@ class LineTable(NamedTuple):
     Attributes:
         starts: the first instruction of each run of instructions with one line, in code units.
         lines: of each run, 1-based, or :data:`NO_LINE`.
-        end: the number of instructions that the table tells of.
+        end: the number of instructions that the table covers.
     """
 
     starts: array[int]

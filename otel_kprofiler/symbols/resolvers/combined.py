@@ -26,7 +26,7 @@ class ChainResolver:
         self._resolvers = resolvers
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """What the first resolver that has a name says of each address."""
+        """Resolves each address by the first resolver that has a name for it."""
         answers = [make_unknown(address, Unresolved.UNMAPPED) for address in addresses]
         open_ones = list(range(len(addresses)))
         first = True
@@ -100,7 +100,7 @@ class CachedResolver:
         return [answer for answer in answers if answer is not None]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """What the resolver finds; not kept."""
+        """Finds a name by the resolver; the result is not cached."""
         return self._resolver.find(name, pid)
 
     def close(self) -> None:
@@ -123,13 +123,13 @@ class PidFilter:
         self._pids = pids
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """What the resolver says, or that the process is left out."""
+        """Resolves addresses, or answers that the process is left out."""
         if pid is None or pid in self._pids:
             return self._resolver.resolve(addresses, pid)
         return [make_unknown(address, Unresolved.LEFT_OUT) for address in addresses]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """What the resolver finds; nothing in processes that are left out."""
+        """Finds a name; nothing in processes that are left out."""
         return self._resolver.find(name, pid) if pid is None or pid in self._pids else []
 
     def close(self) -> None:

@@ -40,11 +40,11 @@ class ElfResolver:
         """The file's hash (htlhash)."""
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """What is at some addresses (SVMA) of the file; the process does not matter."""
+        """Resolves addresses (SVMA) of the file; the process does not matter."""
         return [self._answer(self._code.frame(address)) for address in addresses]
 
     def resolve_offsets(self, offsets: Sequence[int]) -> list[Resolution]:
-        """What is at some places of the file, in bytes from its beginning."""
+        """Resolves offsets in the file, in bytes."""
         answers = []
         for offset in offsets:
             svma = self._code.find_address(offset)

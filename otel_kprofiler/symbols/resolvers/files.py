@@ -21,7 +21,7 @@ from otel_kprofiler.symbols.user.file import FileSymbols
 from otel_kprofiler.symbols.user.resolver import make_module
 
 MAX_FRAMES_CACHED: Final = 4_096
-"""Of each file; some 400 bytes each."""
+"""Most frames cached of each file; some 400 bytes each."""
 _log: Final = logging.getLogger(__name__)
 
 

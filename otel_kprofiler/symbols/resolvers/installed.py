@@ -84,7 +84,7 @@ class InstalledFiles:
         return self._found[wanted]
 
     def frame(self, wanted: FileIdentity, address: int, offset: int | None) -> Frame | None:
-        """What is at an address of a file; None if no file here is it.
+        """Returns the frame at an address of a file; None if no file here matches.
 
         Args:
             wanted: the file.

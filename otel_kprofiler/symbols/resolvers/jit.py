@@ -27,7 +27,7 @@ class MadeCode:
         self._processes: OrderedDict[ProcessKey, ProcessCode] = OrderedDict()
 
     def frame(self, process: ProcessKey, address: int) -> Frame | None:
-        """What is at an address now; None if the process has not told."""
+        """Returns the frame at an address now; None if the process has not described it."""
         code = self._processes.get(process)
         if code is None:
             code = self._processes[process] = ProcessCode(process, self._files, self._clock)
@@ -38,7 +38,7 @@ class MadeCode:
         try:
             while code.update(now_ns):
                 pass
-        except OSError:  # it tells nothing, or in a file that others could have written
+        except OSError:  # it describes nothing, or in a file that others could have written
             return None
         function = code.lookup(address, now_ns)
         if function is None:

@@ -33,7 +33,7 @@ class KernelResolver:
             return self._symbolizer
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """What is at some addresses of the kernel, which are the same in all processes."""
+        """Resolves addresses of the kernel, which are the same in all processes."""
         symbolizer = self.symbolizer
         answers = []
         for address in addresses:

@@ -101,7 +101,7 @@ class MappedCode:
             return None
 
     def _is_there(self, place: _Place) -> bool:
-        """Whether the file is where it was found: its inode may be another's by now."""
+        """Returns whether the file is where it was found: its inode may be another's by now."""
         try:
             fd = self._files.open_reference(place.path)
         except OSError:

@@ -64,13 +64,13 @@ class ProcessesResolver:
         self._lock = threading.Lock()
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """What is at some addresses of a process; without a process, nothing is known."""
+        """Resolves addresses of a process; without a process, nothing is known."""
         if pid is None:
             return [make_unknown(address, Unresolved.NO_PROCESS) for address in addresses]
         return self.resolve_in(find_process(pid, self._files), addresses)
 
     def resolve_in(self, process: ProcessKey | None, addresses: Sequence[int]) -> list[Resolution]:
-        """What is at some addresses of a process, unless it has ended (None)."""
+        """Resolves addresses of a process; None if it has ended."""
         found = self._look_up(process, addresses) if process else Unresolved.PROCESS_GONE
         if isinstance(found, Unresolved):
             return [make_unknown(address, found, process) for address in addresses]
@@ -173,7 +173,7 @@ class ProcessResolver:
         """Pid and start time; None if there was no such process."""
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """What is at some addresses of the process. Another pid is answered as if it had ended."""
+        """Resolves addresses of the process. Another pid is answered as if it had ended."""
         return self._processes.resolve_in(self._asked(pid), addresses)
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
@@ -227,5 +227,5 @@ class _Question:
 
 
 def _shows(mapping: MemoryMapping, offset: int) -> bool:
-    """Whether a mapping shows a byte of its file."""
+    """Returns whether a mapping shows a byte of its file."""
     return 0 <= offset - mapping.file_offset < mapping.end - mapping.start

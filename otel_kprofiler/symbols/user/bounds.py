@@ -25,10 +25,10 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.functions import Bounds
 
 MAX_INDEXED_BYTES: Final = 16 << 20
-"""Of ``.eh_frame`` without a search table, which takes half a second to read."""
+"""Most bytes of ``.eh_frame`` without a search table, which take half a second to read."""
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
-"""What linkers write: pcrel|sdata4, udata4, datarel|sdata4."""
+"""The encodings that linkers write: pcrel|sdata4, udata4, datarel|sdata4."""
 _PAIR_BYTES: Final = 8
 _PAIR_MEMORY_BYTES: Final = 28
 """While a pair is read: itself, both columns together and apart, and its size."""

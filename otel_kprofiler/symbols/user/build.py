@@ -58,7 +58,7 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 )
 
 MAX_SECTION_BYTES: Final = 256 << 20
-"""Of the names of a symbol table, or of ``.eh_frame``."""
+"""Most bytes of the names of a symbol table, or of ``.eh_frame``."""
 _LARGEST_WORD: Final = (1 << 32) - 1
 _SORTED_BYTES: Final = 20
 """Memory of a symbol while the table is made, besides its columns."""
@@ -255,7 +255,7 @@ class _Limits:
         self._sections = sorted((one.address, one.address + one.size) for one in code)
 
     def is_entry(self, start: int) -> bool:
-        """Whether a label may be that of a function: it is not inside of one."""
+        """Returns whether a label may be that of a function: it is not inside of one."""
         around = self._bounds.around(start)
         return around is None or around[0] == start
 
@@ -274,7 +274,7 @@ class _Limits:
 
 
 def _zeros(sizes: array[int]) -> Iterator[int]:
-    """Indices of zeros; each may be replaced when it is told."""
+    """Indices of zeros; each may be replaced when its value is known."""
     at = -1
     for _ in range(sizes.count(0)):
         at = sizes.index(0, at + 1)

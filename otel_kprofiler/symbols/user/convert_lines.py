@@ -19,7 +19,7 @@ from otel_kprofiler.host import give_up_capabilities, limit_resources
 from otel_kprofiler.symbols.user.symcache import VERSION
 
 HEADER: Final = struct.Struct("<8sQQ")
-"""What precedes the SymCache: magic bytes, its base, whether it is partial."""
+"""Header before the SymCache: magic bytes, its base, whether it is partial."""
 MAGIC: Final = b"KPLINES1"
 _SHOWN: Final = 200
 _CHUNK_BYTES: Final = 1 << 20
@@ -46,7 +46,7 @@ def main() -> None:
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)  # the library writes there, too
     try:
         _convert()
-    except Exception as error:  # noqa: BLE001 - a third party's, told to the parent
+    except Exception as error:  # noqa: BLE001 - a third party's, reported to the parent
         os.write(cause, f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:_SHOWN])
         os._exit(1)
     os._exit(0)  # saves freeing what was made
@@ -77,7 +77,7 @@ def _write(data: bytes) -> None:
 
 
 def _is_partial() -> bool:
-    """Whether parts of the DWARF are in other files: of ``-gsplit-dwarf``, or of ``dwz -m``."""
+    """Returns whether other files have parts of the DWARF (``-gsplit-dwarf``, ``dwz -m``)."""
     source = FileSource(0, os.fstat(0).st_size)
     sections = read_sections(source, read_debug_elf(source))
     if any(section.name == b".gnu_debugaltlink" for section in sections):
@@ -90,7 +90,7 @@ def _is_partial() -> bool:
 
 
 def has_split_units(content: bytes) -> bool:
-    """Whether one of the abbreviations has a ``DW_AT_dwo_name`` (DWARF 5, 7.5.3)."""
+    """Returns whether one of the abbreviations has a ``DW_AT_dwo_name`` (DWARF 5, 7.5.3)."""
     at = 0
 
     def number() -> int:

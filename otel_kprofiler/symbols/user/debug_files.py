@@ -28,7 +28,7 @@ from otel_kprofiler.model import BuildId
 
 DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
 MAX_SUMMED_BYTES: Final = 1 << 30
-"""Of a file whose checksum is computed, which takes half a second."""
+"""Most bytes of a file whose checksum is computed, which takes half a second."""
 _LINK: Final = b".gnu_debuglink"
 _ALTERNATE_LINK: Final = b".gnu_debugaltlink"
 _MAX_LINK_BYTES: Final = 8192
@@ -45,7 +45,7 @@ class DebugLink(NamedTuple):
 
 
 class WantedDebugFile(NamedTuple):
-    """What the debug file of a file is found by.
+    """Keys by which the debug file of a file is found.
 
     Attributes:
         path: of the file, as its process sees it.
@@ -88,7 +88,7 @@ class DebugFileFinder(Protocol):
 
 
 def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> WantedDebugFile:
-    """What the debug file of an open file is found by.
+    """Returns the keys by which the debug file of an open file is found.
 
     Raises:
         ElfError: the section headers are damaged.
@@ -165,7 +165,7 @@ class FinderChain:
         self._finders = tuple(finders)
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """What the first finder finds, then the others."""
+        """Yields the results of the first finder, then of the others."""
         for finder in self._finders:
             yield from finder.find(wanted)
 

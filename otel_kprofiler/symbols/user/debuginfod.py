@@ -39,7 +39,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class DownloadLimits(NamedTuple):
-    """What one download may take.
+    """Limits of one download.
 
     Attributes:
         file_bytes: size of the file.
@@ -79,7 +79,7 @@ class _Server:
 class Debuginfod:
     """Finds debug files on servers. Thread-safe; one download at a time.
 
-    Blocks for up to ``total_s`` per server, so it is nothing for threads that sample. Servers that
+    Blocks for up to ``total_s`` per server, so threads that sample must not call it. Servers that
     fail are left alone for 5 seconds, and for twice as long each time, up to 10 minutes.
 
     Args:

@@ -13,7 +13,7 @@ from otel_kprofiler.symbols.kernel.names import strip_clone_suffix
 from otel_kprofiler.symbols.user.rust_names import MAX_CHARS, demangle_rust
 
 MAX_MANGLED_CHARS: Final = 8_192
-"""Longer names stay as they are."""
+"""Longer names are not demangled."""
 _MAX_CXX_CHARS: Final = 1024
 """More is too deep for libstdc++ (``DEMANGLE_RECURSION_LIMIT`` of libiberty), and not tried."""
 _MAX_CXX_GROWTH: Final = 20.0
@@ -25,7 +25,7 @@ _Demangler = Callable[[bytes], str]
 
 
 def demangle(name: str) -> str:
-    """The name as it is written in the source; a name that is not mangled stays as it is.
+    """The name as it is written in the source; a name that is not mangled is returned unchanged.
 
     Suffixes of parts and clones that a compiler made of the function (``.cold``, ``.isra.0``) are
     dropped, as in names of the kernel, and hashes. Names stay mangled if they are damaged, longer
@@ -45,7 +45,7 @@ def demangle(name: str) -> str:
 
 
 def has_cxx_runtime() -> bool:
-    """Whether names of C++ can be demangled: libstdc++ or libc++abi is installed."""
+    """Returns whether names of C++ can be demangled: libstdc++ or libc++abi is installed."""
     return _find_runtime() is not None
 
 

@@ -12,7 +12,7 @@ from otel_kprofiler.symbols.user.functions import Function, FunctionTable
 
 
 class NamedAddress(NamedTuple):
-    """What is at an address.
+    """The functions and lines at an address.
 
     Attributes:
         lines: functions, the innermost inlined one first; empty if there is no name.
@@ -127,6 +127,6 @@ class FileSymbols:
 
 
 def _is_called(readable: str, name: str) -> bool:
-    """Whether a readable name is this one, perhaps behind its type and before its parameters."""
+    """Returns whether a readable name is this one, but for its type and parameters."""
     before, found, behind = readable.partition(name)
     return bool(found) and before[-1:] in ("", " ") and behind[:1] in ("", "(")

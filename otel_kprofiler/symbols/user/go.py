@@ -39,13 +39,13 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.symbol_tables import COLUMN_BYTES, STB_LOCAL, STT_FUNC, Symbols
 
 MAX_PART_BYTES: Final = 128 << 20
-"""Of the names, or of the functions: those of a million functions."""
+"""Most bytes of the names, or of the functions: enough for a million functions."""
 MAX_DATA_BYTES: Final = 64 << 20
-"""Of the sections that may have the module's data."""
+"""Most bytes of the sections that may have the module's data."""
 MAX_INLINED: Final = 64
 """Calls inlined into each other."""
 MAX_PC_TABLE_BYTES: Final = 16 * 1024
-"""Of one function: some 5,000 places, which are read in 2 ms and take 100 KB."""
+"""Most bytes of one function: some 5,000 places, read in 2 ms into 100 KB."""
 _KEPT: Final = 1024  # functions, pc tables and names that look-ups needed last
 _LONG_KEPT: Final = 128  # long pc tables
 _MAX_NAME_BYTES: Final = 4096
@@ -74,7 +74,7 @@ _MODULE_WORDS: Final = 41
 
 
 class _Format(NamedTuple):
-    """What differs between versions."""
+    """The differences between versions."""
 
     parts: int  # index of the first part among the words
     start: str  # form of a start
@@ -101,7 +101,7 @@ class _Function(NamedTuple):
 
 
 class PcTable:
-    """What holds at the places of a function, counted in its instructions' least size.
+    """Values along a function, at places counted in the least size of its instructions.
 
     It is pairs of numbers in pieces of seven bits: by how much the value changes (in zigzag form),
     and for how many places it holds. A change of 0 that is not the first ends it. Pairs are decoded

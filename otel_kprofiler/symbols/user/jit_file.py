@@ -1,4 +1,4 @@
-"""Files in which processes tell of the code that they make, read as they grow."""
+"""Files in which processes describe the code that they make, read as they grow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.symbols.user.jit_table import JitCode, JitTable
 
 MAX_FILE_BYTES: Final = 256 << 20
-"""What is behind this is not read: some five million functions of a perf map."""
+"""Most bytes read: some five million functions of a perf map."""
 MAX_UPDATE_BYTES: Final = 256 << 10
 """Limit of an update: some 5,000 lines of a perf map, 25 ms; 40,000 of 6 bytes take 15 MB."""
 MAX_NAME_BYTES: Final = 1024
@@ -30,7 +30,7 @@ class MadeFunction(NamedTuple):
     Attributes:
         start: runtime address.
         end: first address behind it.
-        name: as the compiler tells it.
+        name: given by the compiler.
         file: source file of the address; empty if unknown.
         line: 1-based source line of it; 0 if unknown.
     """
@@ -61,7 +61,7 @@ class JitCounts(NamedTuple):
 
 
 class Parsed(NamedTuple, Generic[EventT]):
-    """What a piece of a file tells.
+    """The records in a piece of a file.
 
     Attributes:
         events: in order.
@@ -175,7 +175,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _apply(self, event: EventT, now_ns: int) -> None:
-        """Enter what the file tells into the table."""
+        """Enter the records of the file into the table."""
 
     @abstractmethod
     def _set_mark(self, text: bytes) -> None:
@@ -237,11 +237,11 @@ def read_writer(process: ProcessKey, files: HostFiles) -> Writer:
 
 
 def is_only_of(writer: Writer, status: os.stat_result) -> bool:
-    """Whether a file is a regular one that nobody else but root could have written."""
+    """Returns whether a file is a regular one that nobody else but root could have written."""
     is_private = stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IWOTH
     return is_private and status.st_uid in (writer.user, 0)
 
 
 def is_running(process: ProcessKey, files: HostFiles) -> bool:
-    """Whether the process has not ended, and its pid is not another's by now."""
+    """Returns whether the process has not ended, and its pid is not another's by now."""
     return read_start_ticks(files, process.tgid) == (process.start_time_ns or 0) // TICK_NS

@@ -13,7 +13,7 @@ from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, NamedAddress
 from otel_kprofiler.symbols.user.jit_code import LOOK_AGAIN_NS, ProcessCode, make_named
 
 MAX_PROCESSES: Final = 512
-"""Processes whose code is known, or known not to be told."""
+"""Processes whose code is known, or known to be undescribed."""
 MAX_BYTES: Final = 16 << 20
 """Memory for the code of all processes; those not used for longest are forgotten."""
 _MAX_NAMES: Final = 4096
@@ -27,7 +27,7 @@ class _Process:
     def __init__(self, key: ProcessKey, code: ProcessCode) -> None:
         self.key = key
         self.code = code
-        self.looked_ns = -1  # boot time at which it was found to tell nothing
+        self.looked_ns = -1  # boot time at which it described nothing
         self.is_waiting = False
         self.nbytes = 0
 
@@ -55,7 +55,7 @@ class JitNames:
 
     @property
     def has_work(self) -> bool:
-        """Whether :meth:`read_one` has something to read."""
+        """True if :meth:`read_one` has something to read."""
         return bool(self._waiting)
 
     def name(self, key: ProcessKey, address: int, at_ns: int) -> tuple[NamedAddress, bool]:

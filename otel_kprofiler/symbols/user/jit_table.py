@@ -100,7 +100,7 @@ class JitTable:
             self._insert(first, JitCode(left, code.start, b""), 0, _FOREVER)
 
     def is_first(self, code: JitCode) -> bool:
-        """Whether there was never anything else where this function is, as far as known."""
+        """Returns whether there was never anything else where this function is, as far as known."""
         first, last = self._overlapped(code)
         return not self.dropped and (first == last or self._is_only(code, first, last))
 

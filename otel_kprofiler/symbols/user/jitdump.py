@@ -10,7 +10,7 @@ until the code is moved, or until the compiler closes the file or unmaps it. Tim
 former name until the suspension at the latest, and the new one from its end on. Records with times
 of another clock are treated as lines of a perf map, by when they were read.
 
-Whoever writes through a buffer, as V8 does, tells its last functions late: they have no name until
+Whoever writes through a buffer, as V8 does, writes its last functions late: they have no name until
 then, and other code that was at their addresses keeps its name.
 """
 
@@ -62,7 +62,7 @@ _ENTRY: Final = struct.Struct("=QII")
 _SAME_FILE: Final = b"\xff"
 _V8_PADDING: Final = 0xDEADBEEF
 _V8_SHIFT: Final = 64
-"""V8 tells lines as if an ELF header were in front of the code, as perf once read them."""
+"""V8 writes lines as if an ELF header were in front of the code, as perf once read them."""
 _V8_ALIGNMENT: Final = 8
 _PLACE: Final = struct.Struct("=III")  # distance from the start of a function, line, file
 
@@ -170,7 +170,7 @@ class JitDumpParser:
     def _parse_record(
         self, kind: int, time_ns: int, text: bytes, at: int, end: int
     ) -> Record | None:
-        """A record of this process that tells something; raises ``ValueError`` if it is damaged."""
+        """A record with information about this process; raises ``ValueError`` if it is damaged."""
         if kind == _LINES:
             self._lines = text[at:end]
         elif kind == _CLOSE:
@@ -362,7 +362,7 @@ class JitDump(JitFile[Record]):
                 self._table.add(code, since_ns=time_ns, seen_ns=time_ns, gone_ns=until_ns)
 
     def _move(self, record: Moved) -> list[JitCode]:
-        """What takes the place of code: nothing of a name at the old one, itself at the new."""
+        """Moves code: returns its unnamed replacement at the old place, and itself at the new."""
         code = self._table.last_at(record.old)
         end = record.new + record.size
         if code is None or code.start != record.old:
@@ -387,7 +387,7 @@ class JitDump(JitFile[Record]):
 
 
 def find_dump(maps: bytes, pid: int) -> MemoryMapping | None:
-    """The mapping by which a process tells of its dump; None if there is none.
+    """The mapping by which a process announces its dump; None if there is none.
 
     Args:
         maps: text of the process's maps.

@@ -43,7 +43,7 @@ class LinesError(KProfilerError):
 
 
 class ConversionLimits(NamedTuple):
-    """What a file may take, and its conversion, which is a process of its own.
+    """Limits of a file, and of the process that converts it.
 
     Attributes:
         file_bytes: size of the file.

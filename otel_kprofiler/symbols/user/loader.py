@@ -50,7 +50,7 @@ class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
 
 
 class LoaderCounts(NamedTuple):
-    """What became of the files that code was sampled in, at one instant.
+    """Outcomes of the files that code was sampled in, at one instant.
 
     Attributes:
         loaded: read, also if they were evicted later.
@@ -212,7 +212,7 @@ class SymbolLoader(ForkAware):
             self._changed.wait_for(lambda: not self._has_work and not self._reading, timeout_s)
 
     def counts(self) -> LoaderCounts:
-        """What became of the files."""
+        """Returns the outcomes of the files."""
         with self._changed:
             return LoaderCounts(
                 self._loaded,

@@ -33,7 +33,7 @@ _WORKERS: Final = {"names": 1, "lines": 2}  # converting DWARF takes seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserSymbolSettings:
-    """What user frames carry besides file and address.
+    """Details of user frames besides file and address.
 
     Attributes:
         detail: nothing; names of functions; or also source lines and inlined functions.
@@ -53,7 +53,7 @@ class UserSymbolSettings:
 def open_user_names(
     settings: UserSymbolSettings, code_sink: CodeSink | None = None
 ) -> SymbolLoader | None:
-    """What names user frames; None if nothing shall. The caller closes it.
+    """Opens the loader that names user frames; None if none is wanted. The caller closes it.
 
     Args:
         settings: what shall be read.

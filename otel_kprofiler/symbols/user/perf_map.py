@@ -11,7 +11,7 @@ Lines have no times, and memory of code is used again. A name is given for an ad
 - One that changed hands between two reads has the former name until the first of them, the new one
   from the second on, and none in between.
 
-So the old name is never given for new code, provided that the writer tells its functions before it
+So the old name is never given for new code, provided that the writer lists its functions before it
 calls them, as those above do. One that keeps lines back in a buffer can have an old name shown
 until it writes them. When memory is unmapped or code is freed, nothing is written: that something
 else is there, with no line of its own, cannot be known from the file.

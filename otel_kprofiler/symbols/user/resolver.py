@@ -64,7 +64,7 @@ class UserNames(Protocol):
         """The functions at an address (SVMA) of a file; ``SYMBOLS_PENDING`` while it is read."""
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Likewise, at a runtime address of a process that lies in no file, at a boot time."""
+        """Names an address of a process that lies in no file, at a boot time."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait until all that was asked for is known, for at most ``timeout_s``."""
@@ -196,7 +196,7 @@ class _SideWithCode:
 
 
 def _may_be_code(frame: Frame) -> bool:
-    """Whether it is in no file, as far as the stack tells."""
+    """Returns whether it is in no file, as far as the stack shows."""
     return frame.module is None and frame.unresolved is not Unresolved.FILE_UNKNOWN
 
 
@@ -233,7 +233,7 @@ class UserResolver:
         self._files: dict[FileKey, _KnownFile] = {}
         self._mapped: dict[tuple[int, int, int, int], _Mapping] = {}
         self._words: dict[bytes, _Words] = {}
-        self._has_files = False  # by frame pointers alone, stacks do not tell of any
+        self._has_files = False  # by frame pointers alone, stacks have none
         self._kept = 0  # words, and at most as many frames
 
     @property

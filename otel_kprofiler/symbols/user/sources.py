@@ -31,7 +31,7 @@ from otel_kprofiler.symbols.user.file import FileSymbols, LineTable
 from otel_kprofiler.symbols.user.go import GoLines, find_go_section
 
 MAX_CACHE_BYTES: Final = 2 << 30
-"""Of downloads, and of source lines."""
+"""Most bytes of downloads, and of source lines."""
 _LINE_MEMORY_BYTES: Final = 4 << 30
 _log: Final = logging.getLogger(__name__)
 _DEBUG_INFO: Final = b".debug_info"

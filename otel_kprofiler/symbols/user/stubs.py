@@ -17,7 +17,7 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.symbol_tables import SymbolTable
 
 MAX_STUB_BYTES: Final = 1 << 20
-"""Of a section of stubs, which has 8 KiB in libLLVM-14."""
+"""Most bytes of a section of stubs; that of libLLVM-14 has 8 KiB."""
 _MAX_NAME_BYTES: Final = 1024
 _PART_BYTES: Final = 24 << 12  # of relocations
 _STUB_MEMORY: Final = 40

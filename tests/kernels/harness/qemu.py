@@ -75,7 +75,7 @@ class Outcome:
 
     @property
     def emulator_failed(self) -> bool:
-        """Whether the guest died of an emulation fault that no real CPU has."""
+        """True if the guest died of an emulation fault that no real CPU has."""
         return self.status is None and EMULATOR_FAULT.search(self.console) is not None
 
 

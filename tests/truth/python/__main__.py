@@ -20,7 +20,7 @@ MAX_ABSENT = 0.02
 
 
 def is_good(report: Report, samples: int) -> bool:
-    """Whether nothing is wrong, and enough is there."""
+    """Returns whether nothing is wrong, and enough is there."""
     missing = report.absent + report.unknown
     missing += max(0, report.frameless - report.outcomes.get("no_frame", 0))
     return not report.wrong and report.total >= samples and missing <= MAX_ABSENT * report.total

@@ -140,7 +140,7 @@ def run(folder: Path, mutation: Mutation, python: Python) -> Report | str:
 
 
 def is_true(report: Report | str, churn: bool) -> bool:
-    """Whether the comparison has nothing to say; functions that come and go may be absent."""
+    """Returns whether the comparison is clean; functions that come and go may be absent."""
     if isinstance(report, str) or report.wrong or report.total < _SAMPLES // 2:
         return False
     return churn or report.absent + report.unknown <= _MAX_ABSENT * report.total

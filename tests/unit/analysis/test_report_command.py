@@ -346,6 +346,7 @@ def test_unreadable_files_are_said_without_a_traceback(tmp_path, capsys, name, t
     assert f"error: cannot read {tmp_path / name}: {told}" in capsys.readouterr().err
 
 
+@pytest.mark.system
 def test_a_closed_pipe_ends_the_command_quietly(profile):
     command = f"{sys.executable} -m otel_kprofiler report {profile} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)

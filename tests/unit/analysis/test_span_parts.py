@@ -1,4 +1,4 @@
-"""What the time of spans went to: `report --by part`."""
+"""How spans spend their time: `report --by part`."""
 
 import json
 

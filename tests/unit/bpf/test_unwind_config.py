@@ -1,4 +1,4 @@
-"""What the user unwinder is told about kernel and processor."""
+"""Configuration of the user unwinder for kernel and processor."""
 
 import struct
 

@@ -15,6 +15,7 @@ from tests import man
 SECTIONS = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS"]
 
 
+@pytest.mark.system
 def test_the_pages_are_up_to_date():
     written = {path.name: path.read_text() for path in man.FOLDER.iterdir()}
     if any(not text.startswith(man.MADE_WITH) for text in written.values()):
@@ -36,6 +37,7 @@ def test_every_command_has_a_page_with_its_options(name):
         assert rf"\fB{man.escape(known)}\fR" in page
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not shutil.which("groff"), reason="needs groff")
 @pytest.mark.parametrize("path", sorted(man.FOLDER.iterdir()), ids=lambda path: path.stem)
 def test_groff_sets_the_pages_without_a_warning(path):

@@ -1,4 +1,4 @@
-"""What `--version` says, and that shells complete commands."""
+"""Output of `--version`, and completion in shells."""
 
 import platform
 import re
@@ -24,6 +24,7 @@ def test_the_version_names_what_it_runs_with():
     assert LibbpfLoader.find_version() in said.output
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("words", "expected"), [("rec", "record"), ("record --du", "--duration"), ("symb", "symbolize")]
 )

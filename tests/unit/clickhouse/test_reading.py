@@ -1,4 +1,4 @@
-"""What is asked for and how it is said in SQL; the engine's answers are in tests/collector."""
+"""Queries of ClickHouse as SQL; the engine's answers are in tests/collector."""
 
 import subprocess
 import sys
@@ -60,6 +60,7 @@ def test_negative_durations_are_back_from_the_end():
     assert [one.is_from_start for one in moments] == [True, False, False, False]
 
 
+@pytest.mark.system
 def test_without_the_library_the_extra_is_named():
     code = (
         "import sys; sys.modules['clickhouse_connect'] = None\n"

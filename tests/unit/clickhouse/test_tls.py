@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 pytest.importorskip("clickhouse_connect")
 REFUSAL = b"Code: 516. DB::Exception: reader: Authentication failed"
 

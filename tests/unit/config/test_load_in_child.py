@@ -9,6 +9,8 @@ from otel_kprofiler.agent import agent_config
 from otel_kprofiler.config import PendingConfig, load_config
 from otel_kprofiler.errors import ConfigError, KProfilerError
 
+pytestmark = pytest.mark.system
+
 GOOD = """
 receivers: {kprofiler: {samples_per_second: 99, pin_cpu_ids: "0-1", reporter_interval: 1m30s}}
 exporters:

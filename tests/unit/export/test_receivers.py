@@ -1,4 +1,4 @@
-"""What commands send: receivers are asked first, and what they do not take is kept."""
+"""Sending by commands: receivers are asked first, and what they do not take is kept."""
 
 import socket
 import time

@@ -136,7 +136,7 @@ def test_what_is_above_the_limit_of_messages_is_split(grpc_receiver, tmp_path, c
 
 
 def test_what_a_receiver_finds_too_large_is_divided(http_receiver, tmp_path, capsys):
-    """Of every file, as small as it wants them; what it never takes is kept."""
+    """Parts are as small as the receiver wants them; what it never takes is kept."""
     taken = []
 
     def answer(handler):

@@ -1,4 +1,4 @@
-"""What reports show of single frames."""
+"""Single frames in reports."""
 
 from otel_kprofiler.formats import function_rows
 from otel_kprofiler.formats.entries import frame_entries

@@ -123,6 +123,7 @@ def tool():
     return program
 
 
+@pytest.mark.system
 def test_pprof_opens_in_its_tool(windows, tmp_path, tool):
     path = tmp_path / "x.pprof"
     path.write_bytes(pprof(windows))

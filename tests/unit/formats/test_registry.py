@@ -44,6 +44,7 @@ def recording(tmp_path):
     return path
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("words", [["-o", "x.threads"], ["-o", "x.y", "--format", "threads"]])
 def test_a_format_is_added_by_its_row_alone(tmp_path, recording, words):
     done = subprocess.run(
@@ -55,6 +56,7 @@ def test_a_format_is_added_by_its_row_alone(tmp_path, recording, words):
     assert (tmp_path / words[1]).read_text() == "worker"
 
 
+@pytest.mark.system
 def test_the_next_step_is_that_of_the_format_whatever_the_suffix(tmp_path, recording):
     words = ["record", "--replay", recording, "-o", "x.html", "--format", "table"]
     done = subprocess.run(

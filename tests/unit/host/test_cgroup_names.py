@@ -1,4 +1,4 @@
-"""What paths of cgroups say, in each form that runtimes and systemd make."""
+"""Paths of cgroups, in each form that runtimes and systemd make."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What brought samples into the kernel."""
+"""Kernel entries of samples."""
 
 import pytest
 

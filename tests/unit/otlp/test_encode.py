@@ -1,4 +1,4 @@
-"""What the encoder writes, field by field."""
+"""Output of the encoder, field by field."""
 
 from __future__ import annotations
 
@@ -514,6 +514,7 @@ def test_json_and_protobuf_are_equivalent(window):
     assert text.notes == ()
 
 
+@pytest.mark.system
 def test_importing_the_package_loads_no_protobuf():
     code = "import otel_kprofiler.otlp, sys; sys.exit('google.protobuf' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

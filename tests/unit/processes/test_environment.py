@@ -58,6 +58,7 @@ def test_any_environment_can_be_read(rest):
     assert all(key.startswith(("service.", "deployment.")) for key in found)
 
 
+@pytest.mark.system
 def test_the_environment_of_a_running_process():
     program = "import sys; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(

@@ -334,7 +334,7 @@ def test_a_payload_of_nothing_known_says_so(symbolize, tmp_path):
 
 
 def test_installed_files_are_found_by_name_and_proven_by_identity(tmp_path, program, unmarked):
-    """Of two files with a name, the one with the build id, or else with the hash, is taken."""
+    """Of files with one name, that with the build id, or else with the hash, is taken."""
     for folder, path in (("a", unmarked), ("b/c", program)):
         (tmp_path / folder).mkdir(parents=True)
         shutil.copy(path, tmp_path / folder / "tool")

@@ -1,4 +1,4 @@
-"""What follows from records and readings of processes."""
+"""The table of processes, by records and readings."""
 
 import struct
 

@@ -11,7 +11,7 @@ PUSH = b"\x55\x48\x89\xe5"
 
 
 class Made(NamedTuple):
-    """What tests say of a function: its name, code, frame sizes by their ends, and flags."""
+    """A function of a test: its name, code, frame sizes by their ends, and flags."""
 
     name: bytes
     code: bytes

@@ -17,7 +17,7 @@ def key(number):
 
 
 class Kernel:
-    """What is in the slots, as the program sees it."""
+    """The contents of the slots, as the program sees them."""
 
     def __init__(self):
         self.slots = [None] * SLOTS

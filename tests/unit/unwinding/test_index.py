@@ -191,7 +191,7 @@ def test_a_process_takes_no_more_memory_than_it_was_granted(tmp_path):
 
 
 def test_an_entry_takes_little_memory():
-    """Of the shortest entries, in an order that is not that of their functions."""
+    """Entries are the shortest ones, in another order than their functions."""
     count = 150_000
     head = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
     ats = range(len(head), len(head) + 16 * count, 16)

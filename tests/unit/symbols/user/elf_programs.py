@@ -99,7 +99,7 @@ def build(folder, name, *options, source=SOURCE, language="c"):
 
 
 def tool(*command):
-    """What a tool writes."""
+    """Returns the output of a tool."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

@@ -23,7 +23,7 @@ AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 
 
 def read(folder, content, limit_mib, count):
-    """What a child process reports that reads a good file and a hostile one some times."""
+    """Returns the report of a child process that reads a good file and a hostile one."""
     paths = folder / "good", folder / "hostile"
     for path, data in zip(paths, (good(), content), strict=True):
         path.write_bytes(data)

@@ -24,6 +24,7 @@ def names_of(library):
     return sorted({line.split()[0].partition("@")[0] for line in lines if line.startswith("_Z")})
 
 
+@pytest.mark.system
 def test_names_of_cxx_are_those_of_cxxfilt():
     library = output("gcc", "-print-file-name=libstdc++.so.6").strip()
     names = names_of(library)
@@ -144,6 +145,7 @@ def test_names_of_cxx_stay_mangled_without_a_runtime(monkeypatch):
         module._find_runtime.cache_clear()
 
 
+@pytest.mark.system
 def test_several_threads_demangle_the_same():
     names = names_of(output("gcc", "-print-file-name=libstdc++.so.6").strip())[:500]
     expected = [demangle(name) for name in names]

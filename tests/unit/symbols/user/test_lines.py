@@ -96,7 +96,7 @@ def code_addresses(path, count):
 
 
 def symbolize(path, addresses):
-    """What llvm-symbolizer says: function, file and line, innermost first."""
+    """Runs llvm-symbolizer: function, file and line, innermost first."""
     out = run(
         "llvm-symbolizer-14", "--no-demangle", "--inlines", "-e", path,
         input="\n".join(map(hex, addresses)),
