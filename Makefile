@@ -5,7 +5,7 @@ PYTEST := $(BIN)/python -m pytest
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 ROOT_PACKAGES := mmdebstrap buildah systemd-container
 
-.PHONY: help setup setup-test check format pythons test test-live test-faults fault-table test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-starts test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-packages test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated docs man dist deb clean
+.PHONY: help setup setup-test check format pythons test test-live test-faults fault-table test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-starts test-python-mutations test-symbols-truth test-hostile-files test-reload test-lines test-deploy test-packages test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated docs man dist deb clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -51,6 +51,9 @@ test-debug-package: $(DEBUG_FILES)  ## relative addresses against all of a Debia
 
 test-symbols-truth:  ## 1,000 addresses of each large file here: the same functions as llvm-symbolizer
 	KPROFILER_SYMBOL_ADDRESSES=1000 $(PYTEST) -rP tests/property/test_user_symbols.py
+
+test-hostile-files:  ## 20 files of each kind that are made to take memory: within the limits, and others keep their names
+	KPROFILER_HOSTILE_FILES=20 $(PYTEST) tests/unit/symbols/user/test_budget.py
 
 test-reload:  ## 100 reloads in 60 seconds at 999 Hz: exact account, no gaps, no leaks
 	KPROFILER_RELOADS=100 $(PYTEST) tests/live/test_reload.py -k lose_nothing

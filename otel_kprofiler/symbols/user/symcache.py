@@ -8,9 +8,10 @@ mapped and read in place, so a look-up touches a few pages and needs no library.
 from __future__ import annotations
 
 import bisect
+import itertools
 import posixpath
 import struct
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from otel_kprofiler.model import Line
 from otel_kprofiler.symbols.user.demangle import demangle
@@ -27,7 +28,10 @@ _ALIGNMENT: Final = 8
 _NONE: Final = (1 << 32) - 1
 _MAX_INLINED: Final = 1000
 """Functions at one address: a bound for damaged files, far above what compilers write."""
-_MAX_KEPT: Final = 1024
+_MAX_KEPT_CHARACTERS: Final = 2 << 20
+"""Of names and paths that are kept, of all files; a character takes up to four bytes."""
+_ENTRY_CHARACTERS: Final = 200
+"""What an entry takes besides its text."""
 _MAX_STRING_BYTES: Final = 8192
 """Longer names and paths are cut: what is kept has a bound, whatever the file."""
 
@@ -39,10 +43,35 @@ class _Name(NamedTuple):
     system_name: str
 
 
+class _Kept(Generic[_T]):
+    """Values by table and index, bounded by the characters in them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[int, int], _T] = {}
+        self._left = _MAX_KEPT_CHARACTERS
+
+    def get(self, key: tuple[int, int]) -> _T | None:
+        """A value; None if it is not kept any more."""
+        return self._values.get(key)
+
+    def put(self, key: tuple[int, int], value: _T, characters: int) -> None:
+        """Keep a value; all others are forgotten if there is no space for it."""
+        self._left -= characters + _ENTRY_CHARACTERS
+        if self._left < 0:
+            self._values = {}
+            self._left = _MAX_KEPT_CHARACTERS
+        self._values[key] = value
+
+
+_NUMBERS: Final = itertools.count()
+_NAMES: Final = _Kept[_Name]()
+_PATHS: Final = _Kept[str]()
+
+
 class SymCache:
     """Source lines and inlined functions of one file.
 
-    Thread-safe. Names and paths that were looked up are kept, up to some thousand.
+    Thread-safe. Names and paths that were looked up are kept, up to some thousand of all files.
 
     Args:
         data: the SymCache; what it has no bytes for is unknown.
@@ -73,8 +102,7 @@ class SymCache:
         self._starts = ranges.cast("I")
         self._first = counts[2] - counts[3]
         self._base = base
-        self._names: dict[int, _Name] = {}
-        self._paths: dict[int, str] = {}
+        self._number = next(_NUMBERS)
 
     def lookup(self, svma: int) -> tuple[Line, ...]:
         """The functions at an address, the innermost inlined one first.
@@ -104,7 +132,7 @@ class SymCache:
         """Do nothing: the data goes when the last look-up has ended."""
 
     def _name(self, index: int) -> _Name:
-        name = self._names.get(index)
+        name = _NAMES.get((self._number, index))
         if name is None:
             try:
                 (offset,) = _FUNCTION.unpack_from(self._functions, index * _FUNCTION.size)
@@ -113,11 +141,11 @@ class SymCache:
             linked = self._string(offset)
             readable = demangle(linked)
             name = _Name(readable or "?", linked if linked != readable else "")
-            _keep(self._names, index, name)
+            _NAMES.put((self._number, index), name, len(readable) + len(linked))
         return name
 
     def _path(self, index: int) -> str:
-        path = self._paths.get(index)
+        path = _PATHS.get((self._number, index))
         if path is None:
             try:
                 offsets = _FILE.unpack_from(self._files, index * _FILE.size)
@@ -125,7 +153,7 @@ class SymCache:
                 offsets = ()
             path = posixpath.join("", *map(self._string, offsets))
             path = posixpath.normpath(path) if path else ""
-            _keep(self._paths, index, path)
+            _PATHS.put((self._number, index), path, len(path))
         return path
 
     def _string(self, offset: int) -> str:
@@ -142,9 +170,3 @@ class SymCache:
             if shift > 32:
                 break
         return ""
-
-
-def _keep(kept: dict[int, _T], index: int, value: _T) -> None:
-    if len(kept) >= _MAX_KEPT:
-        kept.clear()
-    kept[index] = value

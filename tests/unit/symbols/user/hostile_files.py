@@ -126,6 +126,23 @@ def packed_zeros():
     return packed(lzma.compress(bytes(60 << 20), preset=0))
 
 
+def packed_streams():
+    """A packed debug file that unpacks to 10 GB: streams behind each other."""
+    return packed(lzma.compress(bytes(64 << 20), preset=0) * 160)
+
+
+def packed_with_a_dictionary():
+    """A packed debug file that wants a dictionary of 1 GB, and one of the good program's."""
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 8 << 20}]
+    whole = bytearray(lzma.compress(good(), filters=filters))
+    # The xz file format 1.1.0, 3.1 and 5.3.1: header of a block, with its CRC32 at its end.
+    size = (whole[12] + 1) * 4
+    at = whole.index(b"\x21\x01", 12) + 2
+    whole[at] = 36  # 1 GiB
+    whole[12 + size - 4 : 12 + size] = zlib.crc32(whole[12 : 12 + size - 4]).to_bytes(4, "little")
+    return packed(bytes(whole))
+
+
 def packed_symbols():
     """A packed debug file with a symbol table."""
     entries, names = make_symbols(100_000, b"f%06d")
@@ -177,6 +194,8 @@ KINDS = {
     "frames": frames,
     "unsorted-frames": unsorted_frames,
     "packed-zeros": packed_zeros,
+    "packed-streams": packed_streams,
+    "packed-dictionary": packed_with_a_dictionary,
     "packed-symbols": packed_symbols,
     "stubs": stubs,
     "go": go,

@@ -1,6 +1,7 @@
 """Reads files as the agent does: what a child process of a test runs, for memory of its own.
 
-Arguments: a good file and a hostile one, a limit in MiB, and how often the hostile one is read.
+Arguments: a good file and a hostile one, a limit in MiB, how often the hostile one is read, and
+what is read (names, lines).
 """
 
 import json
@@ -22,13 +23,13 @@ def peak_kib():
     return int(found[1])
 
 
-def main(good, hostile, limit, count):
+def main(good, hostile, limit, count, detail):
     reasons = []
     handler = logging.Handler()
     handler.emit = lambda record: reasons.append(record.getMessage())
     logging.getLogger("otel_kprofiler").addHandler(handler)
     logging.getLogger("otel_kprofiler").setLevel(logging.INFO)
-    names = open_user_names(UserSymbolSettings(detail="names", max_bytes=int(limit) << 20))
+    names = open_user_names(UserSymbolSettings(detail=detail, max_bytes=int(limit) << 20))
     files = [good] + [hostile] * int(count)
     before = peak_kib()
     found = set()
@@ -37,7 +38,7 @@ def main(good, hostile, limit, count):
         details = FileDetails(path, None, FileId(f"{number:032x}"))
         names.add(FileKey(number, 8, 0), details, file)
         os.close(file.fd)
-        names.finish(60)
+        names.finish(120)
         found.add(tuple(one.function for one in names.name(FileKey(0, 8, 0), TEXT).lines))
     report = {
         "before_kib": before,

@@ -10,34 +10,38 @@ import pytest
 
 from otel_kprofiler.elf import ElfError, ElfProblem
 from otel_kprofiler.symbols.user.budget import ReadingBudget
-from tests.unit.symbols.user import read_hostile_files
+from tests.unit.symbols.user import hostile_dwarf, read_hostile_files
 from tests.unit.symbols.user.hostile_files import KINDS, good
 
 LIMIT_MIB = 32
 SLACK_MIB = 12  # of the allocator, and of code that is imported when it is needed
 FILES = 20
+DWARF_LIMIT_MIB = 12  # and 96 for the child
+ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
+"""Of each kind of DWARF; `make test-hostile-files` reads 20."""
 SLOW = {"versions", "packed-symbols", "symbols-that-fit"}
 """Kinds that are read, which takes a third of a second for each."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 """Has glibc return what was freed at once, so that memory is what is held (mallopt(3))."""
 
 
-def read(folder, content, limit_mib, count):
+def read(folder, content, limit_mib, count, detail="names"):
     """Returns the report of a child process that reads a good file and a hostile one."""
     paths = folder / "good", folder / "hostile"
     for path, data in zip(paths, (good(), content), strict=True):
         path.write_bytes(data)
+    words = *paths, limit_mib, count, detail
     done = subprocess.run(
-        [sys.executable, "-m", read_hostile_files.__name__, *paths, str(limit_mib), str(count)],
-        env={**os.environ, **AT_ONCE},
-        cwd=Path(__file__).parents[4], check=True, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-m", read_hostile_files.__name__, *map(str, words)],
+        env={**os.environ, **AT_ONCE, "XDG_CACHE_HOME": str(folder)},
+        cwd=Path(__file__).parents[4], check=True, capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_are_read_within_the_limit(tmp_path, kind):
-    count = 5 if kind in SLOW else FILES
+    count = ALL or (5 if kind in SLOW else FILES)
     report = read(tmp_path, KINDS[kind](), LIMIT_MIB, count)
     # Tables that fit are kept besides what reading takes.
     limit_mib = LIMIT_MIB + report["counts"]["bytes"] / (1 << 20) + SLACK_MIB
@@ -45,6 +49,24 @@ def test_files_are_read_within_the_limit(tmp_path, kind):
     assert report["good"] == [["good_000000"]], report
     counts = report["counts"]
     assert counts["loaded"] + counts["refused"] == 1 + count, report
+
+
+@pytest.mark.parametrize("kind", hostile_dwarf.KINDS)
+def test_dwarf_is_converted_within_the_limits(tmp_path, kind):
+    """By children, so that nothing of it is held here."""
+    if kind in hostile_dwarf.SLOW and not ALL:
+        pytest.skip("a minute of CPU time: set KPROFILER_HOSTILE_FILES")
+    count = ALL or 2
+    report = read(tmp_path, hostile_dwarf.KINDS[kind](), DWARF_LIMIT_MIB, count, "lines")
+    added_kib = report["peak_kib"] - report["before_kib"]
+    assert added_kib <= (DWARF_LIMIT_MIB + SLACK_MIB) * 1024, report
+    assert report["peak_kib"] <= 80 << 10, report
+    assert report["good"] == [["good_000000"]], report
+    assert report["counts"]["loaded"] == 1 + count, report  # the names of it, at least
+    if kind in hostile_dwarf.LARGE:
+        (reason,) = report["reasons"]
+        assert "takes more memory than the limit of" in reason
+        assert "raise" in reason
 
 
 def test_a_refusal_names_the_size_and_the_key(tmp_path):

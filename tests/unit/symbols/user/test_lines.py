@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from otel_kprofiler.symbols.user.demangle import demangle
 from otel_kprofiler.symbols.user.lines import ConversionLimits, LinesError, SymbolicLines
 from otel_kprofiler.symbols.user.symcache import SymCache
 from tests.public import copy_environment
+from tests.unit.symbols.user import hostile_dwarf
 
 SOURCE = Path(__file__).parents[3] / "data" / "symbols" / "inlines.cc"
 ADDRESSES = int(os.environ.get("KPROFILER_LINES", "300"))
@@ -251,6 +253,27 @@ def test_the_library_is_loaded_before_the_right_to_read_it_is_given_up(build):
         os.chown(home, 65534, 65534)
         os.chmod(home, 0o700)
         assert run(*words, "-c", CONVERT, build("pie")) == "False\n"
+
+
+def test_names_that_are_kept_of_all_files_take_little_memory(cache, opened, tmp_path):
+    count, longest = 300, 8000
+    path = tmp_path / "program"
+    functions = b"".join(hostile_dwarf.function(at, at) for at in range(count))
+    strings = b"n" * (longest + count) + b"\0"
+    rows = hostile_dwarf.lines(b"\1" + b"\xf2" * count)  # a row each 16 bytes
+    path.write_bytes(hostile_dwarf.dwarf(hostile_dwarf.unit(functions), rows, strings))
+    source = opened(path)
+    tables = [SymbolicLines(cache).open(source) for _ in range(6)]
+    tracemalloc.start()
+    try:
+        for table in tables:
+            for at in range(3, count):  # the first have symbols
+                names = [line.function for line in table.lookup(hostile_dwarf.TEXT + 16 * at)]
+                assert names == ["n" * min(longest + count - at, 8192)]
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 6 << 20  # of 14 million characters
 
 
 def test_damaged_symcaches_answer_or_are_refused(build, cache, opened):
