@@ -42,6 +42,7 @@ from otel_kprofiler.host.cpu_share import CpuShare
 from otel_kprofiler.host.cpus import parse_cpu_list, read_online_cpus, read_possible_cpus
 from otel_kprofiler.host.doctor import doctor
 from otel_kprofiler.host.event_per_cpu import CpuChanges, EventPerCpu
+from otel_kprofiler.host.fair_queue import FairQueue, Turn
 from otel_kprofiler.host.file_places import FilePlaces
 from otel_kprofiler.host.kernel import (
     OLDEST_KERNEL,
@@ -130,6 +131,7 @@ __all__ = [
     "CpuChanges",
     "CpuShare",
     "EventPerCpu",
+    "FairQueue",
     "FilePlaces",
     "FileProblem",
     "FileRequest",
@@ -150,6 +152,7 @@ __all__ = [
     "ProcessStat",
     "ReferableFiles",
     "SymbolsVisibility",
+    "Turn",
     "Uevents",
     "attach_program",
     "check_imports_without_capabilities",

@@ -72,8 +72,9 @@ class OpenFile(NamedTuple):
         return (now.st_size, now.st_mtime_ns) != (self.size, self.modified_ns)
 
 
-FileReader = Callable[[FileKey, FileDetails, OpenFile | bytes], None]
-"""Takes a file, which is open during the call, or its image in memory."""
+FileReader = Callable[[FileKey, FileDetails, OpenFile | bytes, int], None]
+"""Takes a file, which is open during the call, or its image in memory; and the process that has
+mapped it."""
 
 
 class KnownFiles:
@@ -102,7 +103,11 @@ class KnownFiles:
             return dict(self._files)
 
     def add(
-        self, key: FileKey, details: FileDetails, content: OpenFile | bytes | None = None
+        self,
+        key: FileKey,
+        details: FileDetails,
+        content: OpenFile | bytes | None = None,
+        owner: int = 0,
     ) -> None:
         """Remember a file.
 
@@ -110,9 +115,10 @@ class KnownFiles:
             key: the file.
             details: what is known about it.
             content: the open file, or its image in memory; None: it is not at hand.
+            owner: id of the process that has mapped it.
         """
         if self._on_opened is not None and content is not None:
-            self._on_opened(key, details, content)
+            self._on_opened(key, details, content, owner)
         with self._lock:
             self._files.pop(key, None)
             self._files[key] = details

@@ -128,7 +128,9 @@ class RecordedNames:
     ) -> None:
         self._files, self._named, self._code = files, named, code
 
-    def add(self, key: FileKey, details: FileDetails, content: OpenFile | bytes) -> None:
+    def add(
+        self, key: FileKey, details: FileDetails, content: OpenFile | bytes, owner: int = 0
+    ) -> None:
         """Nothing is opened during a replay."""
 
     def name(self, key: FileKey, address: int) -> NamedAddress:

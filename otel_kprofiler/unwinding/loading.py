@@ -26,7 +26,7 @@ from otel_kprofiler.host import (
     find_vdso,
     open_mapped,
 )
-from otel_kprofiler.model import VDSO_NAME, FileDetails, FileKey, KnownFiles
+from otel_kprofiler.model import VDSO_NAME, FileDetails, KnownFiles
 from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
 from otel_kprofiler.unwinding.indexing import Children, index_frames, index_go
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused, refusing
@@ -98,39 +98,40 @@ def open_code(
     """
     with refusing():
         if request.key == VDSO:
-            return _open_vdso(files, known)
+            return _open_vdso(files, known, request.tgid)
         before = known.get(request.key)
         opened = open_mapped(request, files, before.path if before else "", places.find)
         try:
             places.add(opened.path)
-            return _read_headers(request.key, opened, known)
+            return _read_headers(request, opened, known)
         except BaseException:
             opened.close()
             raise
 
 
-def _open_vdso(files: ReferableFiles, known: KnownFiles) -> Code:
+def _open_vdso(files: ReferableFiles, known: KnownFiles, tgid: int) -> Code:
     code = find_vdso(files)
     if code is None:
         raise TableRefused(Refusal.GONE, "this process has no vDSO")
     image = ImageSource(code)
     elf = read_elf(image)
-    known.add(VDSO, FileDetails(VDSO_NAME, elf.build_id, hash_file(image), elf.texts), code)
+    details = FileDetails(VDSO_NAME, elf.build_id, hash_file(image), elf.texts)
+    known.add(VDSO, details, code, tgid)
     return Code(image, elf, None)
 
 
-def _read_headers(key: FileKey, opened: OpenedFile, known: KnownFiles) -> Code:
+def _read_headers(request: FileRequest, opened: OpenedFile, known: KnownFiles) -> Code:
     source = FileSource(opened.fd, opened.status.st_size)
     details = FileDetails(opened.path, None, hash_file(source), (), opened.deleted)
     try:
         elf = read_elf(source)
     except ElfError:
         _check_unchanged(opened)
-        known.add(key, details)
+        known.add(request.key, details)
         raise
     details = details._replace(build_id=elf.build_id, texts=elf.texts)
     _check_unchanged(opened)  # or the build id may be that of what has been written since
-    known.add(key, details, opened.content)
+    known.add(request.key, details, opened.content, request.tgid)
     return Code(source, elf, opened)
 
 

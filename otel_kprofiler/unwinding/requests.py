@@ -1,4 +1,4 @@
-"""Gives requests to workers, the most urgent first.
+"""Gives requests to workers, a turn for each process that asks.
 
 Files are opened at once, because their processes end, and their tables are loaded as the share of
 CPU time allows.
@@ -7,11 +7,10 @@ CPU time allows.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from otel_kprofiler.host import CpuShare, FileRequest
+from otel_kprofiler.host import FairQueue, FileRequest, Turn
 from otel_kprofiler.unwinding.loading import Code
 
 MAX_OPEN: Final = 64
@@ -44,18 +43,16 @@ class RequestQueue:
         self, open_share: float, load_share: float, loaders: int, now_ns: Callable[[], int]
     ) -> None:
         self._changed = threading.Condition()
-        self._unopened: deque[FileRequest] = deque()
-        self._opened: deque[Opened] = deque()
-        self._open_share, self._load_share = CpuShare(open_share), CpuShare(load_share)
+        self._unopened: FairQueue[FileRequest] = FairQueue(open_share, now_ns)
+        self._opened: FairQueue[Opened] = FairQueue(load_share, now_ns)
         self._loaders = loaders
-        self._now_ns = now_ns
         self._loading = self._open = 0
         self._stopping = False
 
     def put(self, request: FileRequest) -> None:
         """Add a request whose file is to be opened."""
         with self._changed:
-            self._unopened.append(request)
+            self._unopened.put(request.tgid, request)
             self._changed.notify()
 
     def put_opened(self, opened: Opened) -> None:
@@ -65,37 +62,35 @@ class RequestQueue:
                 opened.code.close()
                 opened = opened._replace(code=None)
             self._open += opened.code is not None
-            self._opened.append(opened)
+            self._opened.put(opened.request.tgid, opened)
             self._changed.notify()
 
-    def take(self) -> FileRequest | Opened | None:
+    def take(self) -> Turn[FileRequest] | Turn[Opened] | None:
         """Wait for the next, whose file is the caller's now; None at the end."""
         with self._changed:
             while not self._stopping:
-                waits_s = []
-                if self._unopened:
-                    waits_s.append(self._wait_s(self._open_share))
-                    if not waits_s[-1]:
-                        return self._unopened.popleft()
-                if self._opened and self._loading < self._loaders:
-                    waits_s.append(self._wait_s(self._load_share))
-                    if not waits_s[-1]:
+                if (unopened := self._unopened.take()) is not None:
+                    return unopened
+                waits_ns = [self._unopened.wait_ns()]
+                if self._loading < self._loaders:
+                    if (opened := self._opened.take()) is not None:
                         self._loading += 1
-                        opened = self._opened.popleft()
-                        self._open -= opened.code is not None
+                        self._open -= opened.item.code is not None
                         return opened
-                self._changed.wait(min(waits_s, default=None))
+                    waits_ns.append(self._opened.wait_ns())
+                known_ns = [wait_ns for wait_ns in waits_ns if wait_ns is not None]
+                self._changed.wait(min(known_ns) / 1e9 if known_ns else None)
             return None
 
-    def done(self, taken: FileRequest | Opened, cpu_ns: int) -> None:
-        """Ends the requests that were taken; charges their CPU time."""
+    def done(self, taken: Turn[FileRequest] | Turn[Opened], cpu_ns: int) -> None:
+        """Ends the turn of a request; charges its CPU time."""
         with self._changed:
-            if isinstance(taken, Opened):
+            if isinstance(taken.item, Opened):
                 self._loading -= 1
-                self._load_share.spend(cpu_ns)
+                self._opened.done(taken, cpu_ns)
                 self._changed.notify()
             else:
-                self._open_share.spend(cpu_ns)
+                self._unopened.done(taken, cpu_ns)
 
     def stop(self) -> None:
         """Let all workers end."""
@@ -105,10 +100,6 @@ class RequestQueue:
 
     def close(self) -> None:
         """Close the files, when there are no workers any more; also in a forked child."""
-        while self._opened:
-            code = self._opened.popleft().code
-            if code is not None:
-                code.close()
-
-    def _wait_s(self, share: CpuShare) -> float:
-        return share.wait_ns(self._now_ns()) / 1e9
+        for opened in self._opened.clear():
+            if opened.code is not None:
+                opened.code.close()

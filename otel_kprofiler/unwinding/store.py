@@ -8,6 +8,7 @@ that wait at the same time share a grace period.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import resource
@@ -20,7 +21,7 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf import PAGE_BYTES
 from otel_kprofiler.forks import ForkGate
-from otel_kprofiler.host import CpuShare, FilePlaces, FileRequest, ReferableFiles
+from otel_kprofiler.host import FairQueue, FilePlaces, FileRequest, ReferableFiles, Turn
 from otel_kprofiler.model import FileKey, KnownFiles
 from otel_kprofiler.unwinding.eviction import Claim, Limits, TableSpace
 from otel_kprofiler.unwinding.indexing import Children
@@ -132,10 +133,10 @@ class TableStore:
         self._refusals: Counter[Refusal] = Counter()
         self._gone: dict[FileKey, int] = {}  # how often each was not found
         self._requests = RequestQueue(OPEN_SHARE, CPU_SHARE, _LOADERS, now_ns)
-        self._postponed: list[FileRequest] = []
-        self._indexing = False
+        self._postponed: FairQueue[FileRequest] = FairQueue(CPU_SHARE, now_ns)
+        self._turn: Turn[FileRequest] | None = None  # whose tables may be made
+        self._turn_ns = 0
         self._children = Children()
-        self._index_share = CpuShare(CPU_SHARE)
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = threading.Event()
         self._epoll = select.epoll()
@@ -235,41 +236,49 @@ class TableStore:
     def _work(self) -> None:
         while (taken := self._requests.take()) is not None:
             began_ns = time.thread_time_ns()
-            request = taken if isinstance(taken, FileRequest) else taken.request
+            item = taken.item
+            request = item if isinstance(item, FileRequest) else item.request
             self._reading[threading.get_ident()] = request.key
             with self._gate.work():
-                self._answer(request, taken)
+                if self._answer(request, item):
+                    self._end_turn(request)
+                self._resume()
             del self._reading[threading.get_ident()]
             cpu_ns = time.thread_time_ns() - began_ns
             self._requests.done(taken, cpu_ns)
             with self._lock:
                 self._cpu_ns += cpu_ns
 
-    def _answer(self, request: FileRequest, taken: FileRequest | Opened) -> None:
+    def _answer(self, request: FileRequest, taken: FileRequest | Opened) -> bool:
+        """Open a file, or load its tables; whether nothing is left to do."""
         try:
             try:
                 if isinstance(taken, FileRequest):
                     self._requests.put_opened(Opened(taken, self._open(taken)))
-                else:
-                    self._load(request, taken.code or self._open(request))
+                    return False
+                self._load(request, taken.code or self._open(request))
             except OSError as error:
                 reason = Refusal.NO_MEMORY if is_out_of_memory(error) else Refusal.FAILED
                 raise TableRefused(reason, str(error)) from error
         except _PostponedError:
-            self._postpone(request)
+            self._wake()
+            return False
         except TableRefused as error:
             _log.debug("no unwind tables for %s: %s", self._name(request.key), error)
             self._refuse(request.key, error.refusal)
         except Exception:  # noqa: BLE001 - no file is a reason to stop answering
             _log.exception("reading the unwind tables of %s failed", self._name(request.key))
             self._refuse(request.key, Refusal.FAILED)
+        return True
 
     def _open(self, request: FileRequest) -> Code:
         return open_code(request, self._files, self.known, self._places)
 
     def _load(self, request: FileRequest, code: Code) -> None:
         try:
-            self._load_tables(request.key, find_loadable(code, self._index))
+            self._load_tables(
+                request.key, find_loadable(code, functools.partial(self._index, request))
+            )
         finally:
             code.close()
 
@@ -356,12 +365,16 @@ class TableStore:
                 del self._refused[key]
                 self._maps.forget_file(key)
 
-    def _index(self, make: MakeTables) -> Tables:
+    def _index(self, request: FileRequest, make: MakeTables) -> Tables:
         """Make tables, one file at a time: the other threads shall not all wait for that."""
         with self._lock:
-            if self._indexing or self._index_share.wait_ns(self._now_ns()):
+            if self._turn is None and not self._postponed:
+                self._postponed.put(request.tgid, request)
+                self._turn = self._postponed.take()
+            elif self._turn is None or self._turn.item is not request:
+                self._postponed.put(request.tgid, request)
+            if self._turn is None or self._turn.item is not request:
                 raise _PostponedError
-            self._indexing = True
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         try:
             return make(children=self._children)
@@ -369,22 +382,21 @@ class TableStore:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             cpu_ns = int((after.ru_utime - before.ru_utime) * 1e9)
             with self._lock:
-                self._indexing = False
                 self._cpu_ns += cpu_ns
-                self._index_share.spend(cpu_ns)
-            self._resume()
+                self._turn_ns += cpu_ns
 
-    def _postpone(self, request: FileRequest) -> None:
+    def _end_turn(self, request: FileRequest) -> None:
+        """Let the process with the next turn have its tables made."""
         with self._lock:
-            self._postponed.append(request)
-        self._resume()
-        self._wake()
+            if self._turn is not None and self._turn.item is request:
+                self._postponed.done(self._turn, self._turn_ns)
+                self._turn, self._turn_ns = None, 0
 
     def _resume(self) -> None:
-        """Queue postponed requests again, once tables may be made."""
+        """Queue the postponed request that has the next turn again, once it may have its tables."""
         with self._lock:
-            if self._indexing or self._index_share.wait_ns(self._now_ns()):
+            if self._turn is not None:
                 return
-            postponed, self._postponed = self._postponed, []
-        for request in postponed:
-            self._requests.put(request)
+            turn = self._turn = self._postponed.take()
+        if turn is not None:
+            self._requests.put(turn.item)

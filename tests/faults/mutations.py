@@ -61,6 +61,7 @@ CHILDREN, READ_LINES = (
     "tests/unit/symbols/user/test_lines.py",
 )
 LINES, INDEXING = "otel_kprofiler/symbols/user/lines.py", "otel_kprofiler/unwinding/indexing.py"
+FAIR, TURNS = "otel_kprofiler/host/fair_queue.py", "tests/unit/host/test_fair_queue.py"
 
 MUTATIONS = [
     Mutation("window above its memory limit", WINDOWS, "        self.end_boot_ns = min(self.end_boot_ns, next_ns)\n        return True\n", "        return False\n", "tests/unit/pipeline/test_pipeline.py::test_a_full_window_ends_before_the_next_sample_and_loses_none"),
@@ -187,6 +188,14 @@ MUTATIONS = [
     Mutation("terminal escapes: commands", "otel_kprofiler/cli/terminal.py", 'map(escape_controls, text.split("\\n"))', 'text.split("\\n")', "tests/unit/test_terminal.py"),
     Mutation("terminal escapes: tables", "otel_kprofiler/formats/table.py", "    text = escape_controls(text)\n", "", "tests/unit/formats/test_text.py"),
     Mutation("terminal escapes: folded", "otel_kprofiler/formats/folded.py", "return escape_controls(", "return str(", "tests/unit/formats/test_text.py"),
+    Mutation("turns of one process that cost more than others'", FAIR, "            self._costs[turn.owner] += cpu_ns\n", "            pass\n", f"{TURNS}::test_an_owner_with_costly_work_has_fewer_turns"),
+    Mutation("one process uses up the CPU time of all", FAIR, "        if new:\n", "        if False:\n", f"{TURNS}::test_costly_work_of_one_owner_keeps_nobody_else_waiting"),
+    Mutation("one reserve for many processes", FAIR, "CpuShare(share * RESERVE)", "CpuShare(1.0)", f"{TURNS}::test_the_reserve_is_part_of_the_share"),
+    Mutation("one process asks for many files to be opened", "otel_kprofiler/unwinding/requests.py", "self._unopened.put(request.tgid, request)", "self._unopened.put(0, request)", "tests/unit/unwinding/test_requests.py::test_each_process_has_its_turn_to_have_files_opened"),
+    Mutation("one process asks for many tables to be loaded", "otel_kprofiler/unwinding/requests.py", "self._opened.put(opened.request.tgid, opened)", "self._opened.put(0, opened)", "tests/unit/unwinding/test_requests.py::test_each_process_has_its_turn_to_have_tables_loaded"),
+    Mutation("one process asks for many tables to be made", "otel_kprofiler/unwinding/store.py", "is not request:\n                self._postponed.put(request.tgid, request)", "is not request:\n                self._postponed.put(0, request)", "tests/live/test_unwinding_tables.py::test_each_process_has_its_turn_to_have_tables_made"),
+    Mutation("one process has many files with symbols", "otel_kprofiler/symbols/user/loader.py", "self._put(file.owner, ", "self._put(0, ", "tests/unit/symbols/user/test_loader.py::test_each_process_has_its_turn_to_have_files_read"),
+    Mutation("one process fills the queue of files with symbols", FAIR, "key=lambda one: len(self._waiting[one])", "key=lambda one: -len(self._waiting[one])", "tests/unit/symbols/user/test_loader.py::test_a_process_with_many_files_takes_no_place_of_others"),
 ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from otel_kprofiler.unwinding import (
     TableStore,
 )
 from otel_kprofiler.unwinding.image import write_image
+from otel_kprofiler.unwinding.indexing import Children
 
 pytestmark = pytest.mark.live
 
@@ -195,6 +196,39 @@ def test_a_static_program_gets_the_search_table_that_its_linker_did_not_write(st
         for pair in struct.iter_unpack("<ii", data[256:][: 8 * header.entries])
     ]
     assert starts == sorted(starts)
+
+
+def test_each_process_has_its_turn_to_have_tables_made(start, tmp_path, monkeypatch):
+    """One process asks for tables of many files that have none, another for those of one file."""
+    first = compile_c(tmp_path / "static", WAITS, "-static", "-Wl,--no-eh-frame-hdr")
+    many = [Path(shutil.copy(first, tmp_path / f"noisy-{number}")) for number in range(8)]
+    made, can_start, run = [], threading.Event(), Children.run
+
+    def run_in_order(self, script, fd, *arguments, **limits):
+        assert can_start.wait(60)
+        made.append(os.readlink(f"/proc/self/fd/{fd}"))
+        return run(self, script, fd, *arguments, **limits)
+
+    monkeypatch.setattr(Children, "run", run_in_order)
+    running = start()
+    for number, path in enumerate(many):
+        start_at = 0x2000 * number
+        end_at = start_at + 0x1000
+        running.files.paths[f"/proc/5999998/map_files/{start_at:x}-{end_at:x}"] = os.fspath(path)
+        running.store.request(request_of(path, tgid=5_999_998, start=start_at, end=end_at))
+    deadline = time.monotonic() + 60
+    while len(running.store._postponed) < len(many) - 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    running.ask(first)
+    while len(running.store._postponed) < len(many):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    can_start.set()
+    deadline = time.monotonic() + 60
+    while os.fspath(first) not in made and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert made.index(os.fspath(first)) <= 1
 
 
 def test_files_without_tables_are_told_from_those_with_unusable_ones(start, tmp_path):

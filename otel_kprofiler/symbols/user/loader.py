@@ -6,14 +6,13 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from otel_kprofiler import forks
 from otel_kprofiler.errors import describe_error
 from otel_kprofiler.forks import ForkAware, ForkGate, ForkStep
-from otel_kprofiler.host import CpuShare
+from otel_kprofiler.host import FairQueue, Turn
 from otel_kprofiler.model import (
     MAX_FILES,
     FileDetails,
@@ -31,6 +30,8 @@ DEFAULT_MAX_BYTES: Final = 32 << 20
 DEFAULT_CPU_SHARE: Final = 0.05
 """Share of one CPU that reading may take in the long run, after a second in one go."""
 _JOIN_S: Final = 5.0
+_MADE_CODE: Final = "code"
+"""Owner of one turn for the code without files of all processes, which take turns themselves."""
 _DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 _EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
@@ -74,10 +75,11 @@ class LoaderCounts(NamedTuple):
 class _File:
     """The names of a file, or why there are none; shared by all equal files."""
 
-    __slots__ = ("details", "names", "used")
+    __slots__ = ("details", "names", "owner", "used")
 
-    def __init__(self, details: FileDetails) -> None:
+    def __init__(self, details: FileDetails, owner: int) -> None:
         self.details = details
+        self.owner = owner
         self.names: FileSymbols | NamedAddress = PENDING
         self.used = False  # since space was last needed
 
@@ -123,14 +125,14 @@ class SymbolLoader(ForkAware):
         self._code_sink = code_sink
         self._max_bytes = max_bytes
         self._workers = workers
-        self._now_ns, self._thread_ns = now_ns, cpu_ns
+        self._thread_ns = cpu_ns
         self.version = 0
         """Grows whenever more is known."""
-        self._share = CpuShare(cpu_share)
         self._gate = ForkGate()
         self._changed = threading.Condition()
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: FairQueue[_Waiting | None] = FairQueue(cpu_share, now_ns)
         self._reading = 0
+        self._code_waits = False
         self._keys: dict[FileKey, _File] = {}
         self._files: dict[object, _File] = {}  # by identity, the oldest first
         self._bytes = self._cpu_ns = 0
@@ -139,13 +141,16 @@ class SymbolLoader(ForkAware):
         self._threads: list[threading.Thread] = []
         forks.register(ForkStep.RELEASE, self)
 
-    def add(self, key: FileKey, details: FileDetails, content: OpenFile | bytes) -> None:
+    def add(
+        self, key: FileKey, details: FileDetails, content: OpenFile | bytes, owner: int = 0
+    ) -> None:
         """Queue a file; returns at once.
 
         Args:
             key: the file.
             details: what is known about it.
             content: the file, open while this runs, or its image in memory.
+            owner: id of the process that has mapped it; each has a turn.
         """
         # Files without build id may differ where their hash does not look.
         identity = (details.build_id, details.file_id) if details.build_id else key
@@ -155,23 +160,32 @@ class SymbolLoader(ForkAware):
                 if file:
                     self._keys[key] = file
                 return
-            file = self._files[identity] = self._keys[key] = file or _File(details)
+            file = self._files[identity] = self._keys[key] = file or _File(details, owner)
             _forget_oldest(self._keys)
             if oldest := _forget_oldest(self._files):
                 self._evict(oldest)
             self._queue(file, content)
 
     def _queue(self, file: _File, content: OpenFile | bytes | None) -> None:
-        if len(self._waiting) >= MAX_WAITING:
-            file.names = _DROPPED
-            self._dropped += 1
-            return
         file.names = PENDING
         if isinstance(content, OpenFile):
             content = content._replace(fd=os.dup(content.fd))
-        self._waiting.append(_Waiting(file, content))
+        self._put(file.owner, _Waiting(file, content))
+
+    def _put(self, owner: int | str, waiting: _Waiting | None) -> None:
+        """Queue work; above the limit, the owner with most work loses some."""
+        self._waiting.put(owner, waiting)
+        if len(self._waiting) > MAX_WAITING and (dropped := self._waiting.drop_last()):
+            _close(dropped.content)
+            dropped.file.names = _DROPPED
+            self._dropped += 1
         self._start()
         self._changed.notify_all()
+
+    def _put_code(self) -> None:
+        if not self._code_waits and not self._stopping:
+            self._code_waits = True
+            self._put(_MADE_CODE, None)
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
         """The functions at an address (SVMA) of a file; never waits."""
@@ -198,8 +212,7 @@ class SymbolLoader(ForkAware):
         found, has_work = self._code.name(process, address, at_ns)
         if has_work:
             with self._changed:
-                self._start()
-                self._changed.notify_all()
+                self._put_code()
         if self._code_sink is not None:
             self._code_sink(process, address, at_ns, found)
         return found
@@ -207,9 +220,9 @@ class SymbolLoader(ForkAware):
     def finish(self, timeout_s: float) -> None:
         """Wait until no file waits, without regard to the share of CPU time."""
         with self._changed:
-            self._share = CpuShare(1.0)
+            self._waiting.lift_limit()
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._has_work and not self._reading, timeout_s)
+            self._changed.wait_for(lambda: not self._waiting and not self._reading, timeout_s)
 
     def counts(self) -> LoaderCounts:
         """Returns the outcomes of the files."""
@@ -219,7 +232,7 @@ class SymbolLoader(ForkAware):
                 self._refused,
                 self._dropped,
                 self._evicted,
-                len(self._waiting) + self._reading,
+                len(self._waiting) - self._code_waits + self._reading,
                 self._bytes,
                 self._cpu_ns,
             )
@@ -252,10 +265,6 @@ class SymbolLoader(ForkAware):
         self._changed = threading.Condition()
         self._release()
 
-    @property
-    def _has_work(self) -> bool:
-        return bool(self._waiting) or (self._code is not None and self._code.has_work)
-
     def _start(self) -> None:
         if self._threads or self._stopping:
             return
@@ -266,8 +275,9 @@ class SymbolLoader(ForkAware):
 
     def _release(self) -> None:
         with self._changed:
-            while self._waiting:
-                _close(self._waiting.popleft().content)
+            for waiting in self._waiting.clear():
+                if waiting is not None:
+                    _close(waiting.content)
             for file in self._files.values():
                 if not isinstance(file.names, NamedAddress):
                     file.names = _DROPPED
@@ -279,39 +289,46 @@ class SymbolLoader(ForkAware):
     def _work(self) -> None:
         while self._wait_for_work():
             with self._gate.work():  # a fork would copy the descriptor
-                self._read_code()
-                waiting = self._take()
-                if waiting is not None:
-                    self._answer(waiting)
+                turn = self._take()
+                if turn is not None:
+                    self._do(turn)
 
     def _wait_for_work(self) -> bool:
-        """Wait for a file, and for CPU time to spend; False at the end."""
+        """Wait for work, and for CPU time to spend; False at the end."""
         with self._changed:
             while not self._stopping:
-                wait_s = self._share.wait_ns(self._now_ns()) / 1e9 if self._has_work else None
-                if wait_s == 0:
+                wait_ns = self._waiting.wait_ns()
+                if wait_ns == 0:
                     return True
-                self._changed.wait(wait_s)
+                self._changed.wait(None if wait_ns is None else wait_ns / 1e9)
             return False
 
-    def _take(self) -> _Waiting | None:
+    def _take(self) -> Turn[_Waiting | None] | None:
         with self._changed:
-            if not self._waiting:
-                return None  # another thread was faster
-            self._reading += 1
-            return self._waiting.popleft()
+            turn = self._waiting.take()  # None if another thread was faster
+            self._reading += turn is not None
+            return turn
 
-    def _read_code(self) -> None:
-        if self._code is None or not self._code.has_work:
-            return
-        with self._changed:
-            self._reading += 1  # for whoever waits for the end
+    def _do(self, turn: Turn[_Waiting | None]) -> None:
         began_ns = self._thread_ns()
-        self._code.read_one()
+        if turn.item is None:
+            self._read_code()
+        else:
+            self._answer(turn.item)
         with self._changed:
-            self._share.spend(self._thread_ns() - began_ns)
+            self._waiting.done(turn, self._thread_ns() - began_ns)
             self._reading -= 1
             self._changed.notify_all()
+
+    def _read_code(self) -> None:
+        with self._changed:
+            self._code_waits = False
+        if self._code is None:
+            return
+        self._code.read_one()
+        if self._code.has_work:
+            with self._changed:
+                self._put_code()
 
     def _answer(self, waiting: _Waiting) -> None:
         began_ns = self._thread_ns()
@@ -343,9 +360,7 @@ class SymbolLoader(ForkAware):
 
     def _settle(self, file: _File, names: FileSymbols | None, cpu_ns: int) -> None:
         with self._changed:
-            self._share.spend(cpu_ns)
             self._cpu_ns += cpu_ns
-            self._reading -= 1
             if names is None:
                 file.names = _REFUSED
                 self._refused += 1

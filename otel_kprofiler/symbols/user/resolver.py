@@ -53,7 +53,9 @@ class UserNames(Protocol):
     Called by the thread that drains samples, ``add`` by any other.
     """
 
-    def add(self, key: FileKey, details: FileDetails, content: OpenFile | bytes) -> None:
+    def add(
+        self, key: FileKey, details: FileDetails, content: OpenFile | bytes, owner: int = 0
+    ) -> None:
         """Take a file that code was sampled in; see :data:`FileReader`."""
 
     @property

@@ -35,15 +35,15 @@ def requests(clock):
     queue.close()
 
 
-def request(inode):
-    return FileRequest(FileKey(inode, 1, 2), 0x1000, 0x2000, 0, 1, 1, 0, 0)
+def request(inode, tgid=1):
+    return FileRequest(FileKey(inode, 1, 2), 0x1000, 0x2000, 0, tgid, tgid, 0, 0)
 
 
-def opened(inode):
+def opened(inode, tgid=1):
     fd = os.open(os.devnull, os.O_RDONLY)
     file = OpenedFile(fd, os.fstat(fd), os.devnull, "path", os.devnull)
     elf = ElfFile((), (), None, None, 0, (0, 0, 0), 0)
-    return Opened(request(inode), Code(FileSource(fd, 0), elf, file))
+    return Opened(request(inode, tgid), Code(FileSource(fd, 0), elf, file))
 
 
 def is_open(fd):
@@ -57,24 +57,24 @@ def is_open(fd):
 def test_files_are_opened_before_others_are_loaded(requests):
     requests.put_opened(opened(1))
     requests.put(request(2))
-    assert requests.take() == request(2)
+    assert requests.take().item == request(2)
     taken = requests.take()
-    assert taken.request == request(1)
-    taken.code.close()
+    assert taken.item.request == request(1)
+    taken.item.code.close()
 
 
 def test_files_are_opened_while_loading_has_used_up_its_time(requests, clock):
     requests.put_opened(opened(1))
     taken = requests.take()
-    taken.code.close()
+    taken.item.code.close()
     requests.done(taken, 2 * SECOND_NS)
     requests.put_opened(opened(2))
     requests.put(request(3))
-    assert requests.take() == request(3)
+    assert requests.take().item == request(3)
     clock.ns += 20 * SECOND_NS
     later = requests.take()
-    assert later.request == request(2)
-    later.code.close()
+    assert later.item.request == request(2)
+    later.item.code.close()
 
 
 def test_one_worker_is_kept_for_files_to_be_opened(requests):
@@ -82,13 +82,13 @@ def test_one_worker_is_kept_for_files_to_be_opened(requests):
         requests.put_opened(opened(inode))
     taken = [requests.take(), requests.take()]
     got = []
-    worker = threading.Thread(target=lambda: got.append(requests.take()))
+    worker = threading.Thread(target=lambda: got.append(requests.take().item))
     worker.start()
     requests.put(request(9))
     worker.join(60)
     assert got == [request(9)]
     for each in taken:
-        each.code.close()
+        each.item.code.close()
 
 
 def test_the_number_of_open_files_is_bounded(requests):
@@ -111,3 +111,20 @@ def test_the_end_wakes_workers_and_closes_what_is_opened_later(requests):
     late = opened(1)
     requests.put_opened(late)
     assert not is_open(late.code.file.fd)
+
+
+def test_each_process_has_its_turn_to_have_files_opened(requests):
+    for inode in range(1, 100):
+        requests.put(request(inode))
+    requests.put(request(100, tgid=2))
+    assert [requests.take().item.key.inode for _ in range(3)] == [1, 100, 2]
+
+
+def test_each_process_has_its_turn_to_have_tables_loaded(requests):
+    for inode in range(1, 9):
+        requests.put_opened(opened(inode))
+    requests.put_opened(opened(9, tgid=2))
+    turns = [requests.take(), requests.take()]
+    assert [turn.item.request.key.inode for turn in turns] == [1, 9]
+    for turn in turns:
+        turn.item.code.close()

@@ -226,6 +226,41 @@ def test_files_beyond_the_queue_are_dropped_and_counted(make, monkeypatch):
     assert len(named) == 10 - dropped
 
 
+def test_each_process_has_its_turn_to_have_files_read(make):
+    go_on, order = threading.Event(), []
+
+    def read(file, _content):
+        assert go_on.wait(30)
+        order.append(file.path)
+        return Names("f")
+
+    loader = make(read)
+    for number in range(20):
+        loader.add(key(number), details(number), b"f", 1)
+    loader.add(key(99), details(99), b"f", 2)
+    go_on.set()
+    loader.finish(30)
+    assert order.index(details(99).path) <= 2, "the thread may have taken one before"
+
+
+def test_a_process_with_many_files_takes_no_place_of_others(make, monkeypatch):
+    monkeypatch.setattr(loader_module, "MAX_WAITING", 4)
+    go_on = threading.Event()
+
+    def read(_details, _content):
+        assert go_on.wait(30)
+        return Names("f")
+
+    loader = make(read)
+    for number in range(10):
+        loader.add(key(number), details(number), b"f", 1)
+    loader.add(key(99), details(99), b"f", 2)
+    go_on.set()
+    loader.finish(30)
+    assert function(loader, 99) == "f_10"
+    assert loader.counts().dropped in {6, 7}
+
+
 def test_reading_is_limited_to_its_share_until_the_end(make):
     spent_ns = 0
 

@@ -1,0 +1,149 @@
+"""Turns of processes that cause work, and the CPU time that these share."""
+
+from collections import Counter
+
+import pytest
+
+from otel_kprofiler.host.fair_queue import MAX_OWNERS, RECENT_NS, RESERVE, TURN_NS, FairQueue
+
+SECOND_NS = 1_000_000_000
+SHARE = 0.05
+
+
+class Clock:
+    ns = RECENT_NS
+
+    def __call__(self):
+        return self.ns
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def queue(clock):
+    return FairQueue(SHARE, clock)
+
+
+def serve(queue, cpu_ns=0):
+    turn = queue.take()
+    queue.done(turn, cpu_ns)
+    return turn.owner, turn.item
+
+
+def test_owners_take_turns_however_much_each_wants(queue):
+    for number in range(4):
+        queue.put("noisy", number)
+    queue.put("good", 0)
+    queue.put("other", 0)
+    assert [serve(queue) for _ in range(6)] == [
+        ("noisy", 0), ("good", 0), ("other", 0), ("noisy", 1), ("noisy", 2), ("noisy", 3),
+    ]  # fmt: skip
+    assert queue.take() is None
+
+
+def test_one_owner_is_served_in_order(queue):
+    for number in range(3):
+        queue.put("only", number)
+    assert [serve(queue)[1] for _ in range(3)] == [0, 1, 2]
+
+
+def test_an_owner_with_costly_work_has_fewer_turns(queue):
+    for number in range(20):
+        queue.put("costly", number)
+        queue.put("cheap", number)
+    turns = Counter()
+    for _ in range(15):
+        turn = queue.take()
+        queue.done(turn, 9 * TURN_NS if turn.owner == "costly" else 0)
+        turns[turn.owner] += 1
+    assert turns == {"costly": 2, "cheap": 13}
+
+
+def test_idle_time_earns_no_credit(queue):
+    queue.put("early", 0)
+    serve(queue, 0)
+    for number in range(10):
+        queue.put("busy", number)
+        serve(queue, SECOND_NS // 100)
+    for number in range(3):
+        queue.put("early", number)
+        queue.put("busy", number)
+    owners = [serve(queue, SECOND_NS // 100)[0] for _ in range(4)]
+    assert owners == ["early", "busy", "early", "busy"]
+
+
+def test_parallel_turns_go_to_different_owners(queue):
+    for number in range(3):
+        queue.put("noisy", number)
+    queue.put("good", 0)
+    assert [queue.take().owner for _ in range(2)] == ["noisy", "good"]
+
+
+def test_costly_work_of_one_owner_keeps_nobody_else_waiting(queue, clock):
+    queue.put("hostile", 0)
+    queue.put("hostile", 1)
+    serve(queue, 4 * SECOND_NS)
+    assert queue.wait_ns() > 50 * SECOND_NS
+    assert queue.take() is None
+    queue.put("good", 0)
+    assert queue.wait_ns() == 0
+    assert serve(queue, SECOND_NS // 10) == ("good", 0)
+    queue.put("good", 1)
+    assert queue.take() is None, "the reserve is for those that had no turn lately"
+    clock.ns += RECENT_NS
+    assert serve(queue) == ("good", 1)
+
+
+def test_the_reserve_is_part_of_the_share(queue, clock):
+    """Many owners, each with one costly piece of work, cannot exceed the share."""
+    spent, start_ns = 0, clock.ns
+    for owner in range(4000):
+        queue.put(owner, 0)
+    while clock.ns < start_ns + 1000 * SECOND_NS:
+        while queue.wait_ns() == 0:
+            serve(queue, SECOND_NS // 10)
+            spent += SECOND_NS // 10
+        clock.ns += SECOND_NS // 10
+    burst_ns = 2 * SECOND_NS
+    assert spent <= 1000 * SECOND_NS * SHARE + burst_ns + 2 * SECOND_NS // 10
+    assert spent >= 1000 * SECOND_NS * SHARE * (1 - RESERVE)
+
+
+def test_the_owner_with_most_work_loses_its_newest(queue):
+    queue.put("good", 0)
+    for number in range(3):
+        queue.put("noisy", number)
+    assert [queue.drop_last() for _ in range(2)] == [2, 1]
+    queue.put("late", "late")
+    assert queue.drop_last() == "late"
+    assert len(queue) == 2
+    assert [queue.drop_last() for _ in range(3)] == [0, 0, None]
+
+
+def test_owners_are_forgotten(queue):
+    for owner in range(3 * MAX_OWNERS):
+        queue.put(owner, 0)
+        serve(queue)
+        queue.put(-owner - 1, 0)
+        queue.drop_last()
+    assert len(queue._costs) <= MAX_OWNERS
+
+
+def test_without_limit_all_work_is_taken(queue):
+    for number in range(3):
+        queue.put("only", number)
+    serve(queue, 9 * SECOND_NS)
+    assert queue.take() is None
+    queue.lift_limit()
+    assert [serve(queue)[1] for _ in range(2)] == [1, 2]
+
+
+def test_all_work_can_be_taken_back(queue):
+    queue.put("one", 1)
+    queue.put("two", 2)
+    assert sorted(queue.clear()) == [1, 2]
+    assert len(queue) == 0
+    assert queue.wait_ns() is None
