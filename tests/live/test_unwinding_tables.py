@@ -406,7 +406,7 @@ def test_a_forked_child_lets_go_without_disturbing_its_parent(start, programs):
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     ready = select.poll()
-    ready.register(running.store._stop_fd, select.POLLIN)
+    ready.register(running.store._wake_fd, select.POLLIN)
     assert not ready.poll(0)
     assert all(thread.is_alive() for thread in running.store._threads)
     (key,) = running.load(programs[1])
