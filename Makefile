@@ -86,6 +86,10 @@ test-freezes:  ## agents at 99 and 997 Hz, kernel and both stacks, frozen: FREEZ
 	KPROFILER_FREEZES=$(or $(FREEZES),5) KPROFILER_FREEZE_S=$(or $(SECONDS),35) \
 		$(PYTEST) -rP tests/faults/test_freezes.py -k freeze
 
+.PHONY: test-kills
+test-kills:  ## agents killed at random instants, spools cut at random offsets: KILLS=200
+	$(BIN)/python tests/faults/kills.py $(or $(KILLS),200)
+
 soak:  ## the agent under load with a fault each minute: MINUTES=30
 	$(BIN)/python tests/soak.py $(or $(MINUTES),30)
 

@@ -227,6 +227,9 @@ class Reporter:
         pending = SampleCounts()
         for queue, one in zip(open_, of_open, strict=True):
             pending.update(self._count_not_queued(queue, one))
+        # Queues that follow in this process have its samples in their spools, too.
+        begun = [one.earlier for one in counts if one.earlier is not None]
+        earlier = begun[0] if begun else {}
         unknown_since = max([queue.unknown_since_unix_ns for queue in open_], default=0)
         kinds = {
             kind: _account_of_kind(
@@ -235,6 +238,8 @@ class Reporter:
                     pending=pending[kind],
                     not_offered=self._not_offered[name][kind],
                     unknown_since_unix_ns=unknown_since,
+                    earlier_samples=earlier[kind].samples if kind in earlier else 0,
+                    earlier_lost=earlier[kind].lost if kind in earlier else {},
                 ),
                 [one.kinds[kind] for one in counts if kind in one.kinds],
             )
@@ -303,8 +308,10 @@ class Reporter:
                 queue.record_loss(task.samples, LossCause.INTERNAL)
                 continue
             queue.record_loss(result.too_large, LossCause.TOO_LARGE)
+            rest = sum((batch.sample_counts for batch in result.batches), SampleCounts())
             for batch in result.batches:
-                queue.put(batch)
+                rest = rest - batch.sample_counts
+                queue.put(batch, rest)
         with self._changed:
             self._encoding = None
             self._accepted_before = {}
@@ -348,12 +355,14 @@ def _count_accepted(counts: QueueCounts) -> SampleCounts:
 
 def _account_of_kind(not_queued: ExporterAccount, queues: Sequence[QueueCounts]) -> ExporterAccount:
     """The account of one kind: its samples not queued yet, plus the counts of its queues."""
+    carried_lost = sum_losses(one.carried_lost for one in queues)
     return not_queued._replace(
         exported=sum(one.exported for one in queues),
         lost=sum_losses(one.lost for one in queues),
         pending=not_queued.pending + sum(one.queued for one in queues),
         carried=sum(one.carried for one in queues),
-        carried_lost=sum_losses(one.carried_lost for one in queues),
+        carried_lost=carried_lost,
+        earlier_lost=sum_losses([not_queued.earlier_lost, carried_lost]),
     )
 
 
@@ -385,7 +394,8 @@ def _profile_for_receiver(profile: Profile, account: ExporterAccount) -> Profile
     lost += Counter({LossCause.NOT_OFFERED: account.not_offered})
     totals = totals._replace(
         lost=dict(lost),
-        earlier_lost=account.carried_lost,
+        earlier_samples=account.earlier_samples,
+        earlier_lost=account.earlier_lost,
         unknown_since_unix_ns=account.unknown_since_unix_ns,
     )
     return replace(profile, totals=totals)

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 from otel_kprofiler.export.base import ExportResult
 from otel_kprofiler.model import LossCause, Losses, sum_losses
+
+LossesByKind = Mapping[str, Losses]
+"""Losses by the name of their kind."""
+
+
+def sum_kinds(losses: Iterable[LossesByKind]) -> dict[str, dict[LossCause, int]]:
+    """The losses of several batches."""
+    total: defaultdict[str, list[Losses]] = defaultdict(list)
+    for one in losses:
+        for kind, of_kind in one.items():
+            total[kind].append(of_kind)
+    return {kind: sum_losses(of_kind) for kind, of_kind in total.items()}
+
+
+class EarlierCounts(NamedTuple):
+    """Samples that all earlier runs put in a spool, and those that they lost of them, by cause."""
+
+    samples: int
+    lost: Losses
 
 
 class QueueCounts(NamedTuple):
@@ -26,6 +45,8 @@ class QueueCounts(NamedTuple):
         carried: left in the spool by earlier runs.
         carried_lost: the part of ``lost`` from earlier runs.
         kinds: counts of each kind, by name; empty inside a kind.
+        earlier: what all earlier runs put in the spool, by kind; None without a spool, and inside
+            a kind.
     """
 
     accepted: int
@@ -37,6 +58,7 @@ class QueueCounts(NamedTuple):
     carried: int = 0
     carried_lost: Losses = MappingProxyType({})
     kinds: Mapping[str, QueueCounts] = MappingProxyType({})
+    earlier: Mapping[str, EarlierCounts] | None = None
 
 
 @dataclass(slots=True)
@@ -58,8 +80,15 @@ class _Ledger:
 class Ledgers:
     """One ledger for each kind of samples. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_spooled: bool = False) -> None:
         self._kinds: defaultdict[str, _Ledger] = defaultdict(_Ledger)
+        self._earlier: dict[str, EarlierCounts] | None = {} if is_spooled else None
+
+    def begin(self, earlier: Mapping[str, int], lost: LossesByKind) -> None:
+        """Start from what earlier runs put in the spool, and what they lost of it, by kind."""
+        self._earlier = {
+            kind: EarlierCounts(count, lost.get(kind, {})) for kind, count in earlier.items()
+        }
 
     def accept(self, samples: Mapping[str, int]) -> None:
         """Count samples, by kind, as put into the queue."""
@@ -111,4 +140,5 @@ class Ledgers:
             carried=sum(one.carried for one in of_kind),
             carried_lost=sum_losses(one.carried_lost for one in of_kind),
             kinds=kinds,
+            earlier=self._earlier,
         )

@@ -17,16 +17,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from otel_kprofiler.errors import describe_error
-from otel_kprofiler.export.base import (
-    Part,
-    ProfileExporter,
-    is_wholly_lost,
-)
+from otel_kprofiler.export.base import Part, ProfileExporter, is_wholly_lost
 from otel_kprofiler.export.exports import OnExport, export_all, is_temporary
-from otel_kprofiler.export.ledger import Ledgers, QueueCounts
+from otel_kprofiler.export.ledger import Ledgers, LossesByKind, QueueCounts, sum_kinds
 from otel_kprofiler.export.recovery import Stored
 from otel_kprofiler.export.spool import Spool
 from otel_kprofiler.model import Batch, LossCause, SampleCounts
@@ -57,6 +54,7 @@ class _Held(NamedTuple):
         size: bytes of the batch.
         batches: the batch, if it is in memory; or the parts of it that were not delivered yet.
         stored: where it is in the spool.
+        lost: what was lost of it; grows.
         carried: an earlier run left it.
     """
 
@@ -65,6 +63,7 @@ class _Held(NamedTuple):
     size: int
     batches: tuple[Batch, ...]
     stored: Stored | None
+    lost: list[LossesByKind]
     carried: bool = False
 
 
@@ -104,7 +103,7 @@ class ExportQueue:
         self._in_flight: _Held | None = None
         self._settling = 0  # number of settle() calls on the spool in progress
         self._last = 0  # number of the last batch
-        self._ledgers = Ledgers()
+        self._ledgers = Ledgers(is_spooled=spool is not None)
         self._closing = False  # accept no more batches
         self._stopping = False  # start no more exports
         self._dropping: set[LossCause] = set()  # already logged
@@ -116,17 +115,18 @@ class ExportQueue:
         self._worker.daemon = True
         self._worker.start()
 
-    def put(self, batch: Batch) -> bool:
+    def put(self, batch: Batch, rest: SampleCounts | None = None) -> bool:
         """Add a batch; False if it was counted as lost because of shutdown.
 
         Waits for the disk if there is a spool, never for the exporter. One thread at a time.
+        ``rest`` are samples of its window, by kind, in batches that are put next.
         """
         with self._changed:
             if self._closing:
                 self._ledgers.accept(batch.sample_counts)
                 self._ledgers.lose(batch.sample_counts, LossCause.SHUTDOWN)
                 return False
-        self._append(batch)
+        self._append(batch, rest)
         return True
 
     def replace(self, exporter: ProfileExporter, *, size: int = DEFAULT_QUEUE_SIZE) -> None:
@@ -219,8 +219,8 @@ class ExportQueue:
             if first is None or first.stored is None or not first.batches:
                 return
             self._settling += 1
-        if all(self._store(part) for part in first.batches):
-            self._settle(first.stored)
+        if all(self._store(part, is_part=True) for part in first.batches):
+            self._settle(first, left=first.samples)
         else:  # the next run sends all of it again
             with self._changed:
                 self._settling -= 1
@@ -232,18 +232,20 @@ class ExportQueue:
     def _adopt_carried(self) -> None:
         """Queue the batches of earlier runs, once the spool could be opened."""
         spool = self._spool
-        if spool is None or not (spool.waiting or spool.damaged or spool.unknown_since_unix_ns):
+        if spool is None or not (spool.earlier or spool.unknown_since_unix_ns):
             return
         for stored in spool.waiting:
             self._last += 1
-            held = _Held(self._last, stored.samples, stored.size, (), stored, carried=True)
+            held = _Held(self._last, stored.samples, stored.size, (), stored, [], carried=True)
             self._waiting.append(held)
             self._ledgers.carry(stored.samples)
+        self._ledgers.begin(spool.earlier, spool.earlier_lost)
         self._ledgers.carry(spool.damaged)
         self._ledgers.lose(spool.damaged, LossCause.SPOOL_DAMAGED, carried=True)
         self.unknown_since_unix_ns = spool.unknown_since_unix_ns
         spool.waiting.clear()
         spool.damaged.clear()
+        spool.earlier.clear()
         spool.unknown_since_unix_ns = 0
         if self.unknown_since_unix_ns:
             _log.warning(
@@ -252,9 +254,9 @@ class ExportQueue:
                 self.exporter.name,
             )
 
-    def _append(self, batch: Batch) -> None:
+    def _append(self, batch: Batch, rest: SampleCounts | None = None) -> None:
         self._free_disk_space(len(batch.payload))
-        stored = self._store(batch)
+        stored = self._store(batch, rest)
         size = stored.size if stored else len(batch.payload)
         with self._changed:
             self._ledgers.accept(batch.sample_counts)
@@ -262,14 +264,16 @@ class ExportQueue:
             if stored is None:
                 self._free_memory(size)
             kept = () if stored else (batch,)
-            self._waiting.append(_Held(self._last, batch.sample_counts, size, kept, stored))
+            self._waiting.append(_Held(self._last, batch.sample_counts, size, kept, stored, []))
             self._changed.notify_all()
 
-    def _store(self, batch: Batch) -> Stored | None:
+    def _store(
+        self, batch: Batch, rest: SampleCounts | None = None, *, is_part: bool = False
+    ) -> Stored | None:
         if not self._spool:
             return None
         try:
-            stored = self._spool.append(batch)
+            stored = self._spool.append(batch, rest, is_part=is_part)
         except OSError as error:
             self._note_storage(error.strerror or str(error), "batches wait in memory")
             stored = None
@@ -302,7 +306,7 @@ class ExportQueue:
                 dropped = [h for h in self._waiting if h.stored and h.stored.number <= last]
                 self._drop(dropped, cause)
                 self._settling += 1
-            self._settle(*[held.stored for held in dropped if held.stored])
+            self._settle(*dropped)
 
     def _free_memory(self, more: int) -> None:
         waiting = deque(self._in_memory())
@@ -328,20 +332,26 @@ class ExportQueue:
 
     def _lose(self, held: _Held, cause: LossCause) -> None:
         self._ledgers.lose(held.samples, cause, carried=held.carried)
+        held.lost.append({kind: {cause: count} for kind, count in held.samples.items()})
         if self._on_lost and not held.stored:
             for batch in held.batches:
                 self._on_lost(batch, cause)
 
-    def _settle(self, *stored: Stored) -> None:
+    def _settle(self, *settled: _Held, left: SampleCounts | None = None) -> None:
         """Record in the spool that these batches, the oldest of it, are settled.
+
+        ``left`` are samples of them that it has in other batches.
 
         The caller increments ``_settling`` when it removes them from the queue, so that the spool
         is not closed in between.
         """
         try:
-            if self._spool:
+            stored = [held.stored for held in settled if held.stored]
+            if self._spool and stored:
                 samples = sum((one.samples for one in stored), SampleCounts())
-                self._spool.settle(stored[-1].number, samples)
+                samples -= left or SampleCounts()
+                lost = sum_kinds(chain.from_iterable(held.lost for held in settled))
+                self._spool.settle(stored[-1].number, samples, lost)
                 self._note_storage("")
         except OSError as error:
             self._note_storage(error.strerror or str(error), "a crash would resend some data")
@@ -382,10 +392,10 @@ class ExportQueue:
                     continue
                 self._in_flight = None
                 done = self._conclude(held, parts, replaced=exporter is not self.exporter)
-                self._settling += bool(done and held.stored)
+                self._settling += done
                 self._changed.notify_all()
-            if done and held.stored:
-                self._settle(held.stored)
+            if done:
+                self._settle(held)
 
     def _load(self, held: _Held) -> tuple[Batch, ...]:
         """The batch, or the rest of it; nothing if it cannot be read."""
@@ -414,9 +424,10 @@ class ExportQueue:
                     left.append(batch)
                     continue
                 # Its segment was dropped during the export.
-                self._ledgers.lose(batch.sample_counts, LossCause.SPOOL_FULL, carried=held.carried)
+                self._lose(held._replace(samples=batch.sample_counts), LossCause.SPOOL_FULL)
             else:
                 self._ledgers.conclude(result, carried=held.carried)
+                held.lost.append({kind: one.lost for kind, one in result.kinds.items()})
                 self._dropping.clear()
                 if self._on_lost and not held.stored and is_wholly_lost(result):
                     self._on_lost(batch, next(iter(result.lost)))

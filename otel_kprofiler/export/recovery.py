@@ -19,11 +19,13 @@ from otel_kprofiler.export.segments import (
     Totals,
     find_other_version,
     find_records,
+    name_losses,
+    split_losses,
     unpack_batch,
     unpack_totals,
 )
 from otel_kprofiler.host import PrivateDirectory
-from otel_kprofiler.model import SampleCounts
+from otel_kprofiler.model import LossCause, SampleCounts
 
 _NAME: Final = re.compile(r"(\d{20})\.spool(\.aside)?")
 _BLOCK_BYTES: Final = 4096
@@ -87,7 +89,10 @@ class Recovery:
         waiting: undelivered batches, oldest first.
         last: the highest number in use.
         sizes: bytes of each segment, by number.
-        damaged: samples appended that are neither done nor readable, by kind.
+        damaged: samples that are neither done nor readable, by kind: of damaged batches, and of
+            those of the last window that were not appended before a kill.
+        earlier: samples of all earlier runs, by kind.
+        earlier_lost: of these, lost in earlier runs, by kind.
         unknown_since_unix_ns: when not 0, the end of the log is missing, and what was taken after
             this time is unknown; 1 if the time is unknown too.
     """
@@ -99,6 +104,8 @@ class Recovery:
         self._closed = True
         self._is_whole = True  # the segment before
         self._aside_from: SampleCounts | None = None  # appended before segments put aside
+        self._rest = SampleCounts()  # of the window of the last batch, in others behind it
+        self._appended = SampleCounts()  # through the last batch
         self._aside: list[tuple[SampleCounts, SampleCounts]] = []
         self.totals = Totals()
         self.last = 0
@@ -118,6 +125,8 @@ class Recovery:
                 for stored in self._read_segment(name, segment):
                     intact[stored.number] = stored
         totals = self.totals
+        if totals.appended == self._appended:  # nothing was recorded after the last batch
+            totals.appended += self._rest
         # Settled numbers must not be reused, even if their records are damaged.
         self.last = max(self.last, totals.settled)
         self.waiting = [intact[number] for number in sorted(intact) if number > totals.settled]
@@ -125,8 +134,14 @@ class Recovery:
         unreadable = totals.appended - totals.done
         for stored in self.waiting:
             unreadable -= stored.samples
-        self.damaged = unreadable - self._count_aside()
+        aside = self._count_aside()
+        self.damaged = unreadable - aside
         totals.done += unreadable
+        totals.aside += aside
+        self.earlier = totals.appended - totals.aside
+        self.earlier_lost = split_losses(totals.lost)
+        for kind, count in self.damaged.items():
+            totals.lost += name_losses(kind, {LossCause.SPOOL_DAMAGED: count})
         self.unknown_since_unix_ns = 0 if self._closed else max(totals.end_unix_ns, 1)
 
     def _begin_aside(self) -> None:
@@ -190,9 +205,11 @@ class Recovery:
                 raise ValueError(f"unknown kind {record.kind}")
             self.totals.include(unpack_totals(record.body))
             return None
-        number, before, put_unix_ns, batch = unpack_batch(record.body)
+        number, before, put_unix_ns, batch, rest = unpack_batch(record.body)
         samples = batch.sample_counts
         self.totals.include(Totals(appended=before + samples, end_unix_ns=batch.end_unix_ns))
+        if number > self.last:
+            self._rest, self._appended = rest, before + samples
         self.last = max(self.last, number)
         put_s = put_unix_ns / 1e9
         age_s = max(0.0, self._wall_s - put_s) if put_s > _EARLIEST_S else 0.0

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from otel_kprofiler.model import Batch, Form, ProfileSamples, SampleCounts
+from otel_kprofiler.model import Batch, Form, LossCause, Losses, ProfileSamples, SampleCounts
 
 MAGIC: Final = b"kpspool2"
 
@@ -33,6 +33,7 @@ MAX_NUMBER: Final = 1 << 62
 """Limit of the numbers of batches and segments, far from where they would not fit any more."""
 _MAX_TOTALS_BYTES: Final = 4096
 _MAX_COUNT: Final = 1 << 63
+_CAUSES: Final = {cause.value: cause for cause in LossCause}
 _CANDIDATE: Final = re.compile(rb"[\0-\x3f](?=\x01|[\x02\x03]\{)", re.DOTALL)
 """Where a header may be: the high byte of a length, a kind, and the start of the totals' JSON."""
 _CANDIDATE_AT: Final = 7
@@ -72,12 +73,14 @@ class StoredBatch(NamedTuple):
         before: samples appended before it, by kind.
         put_unix_ns: when it was appended.
         batch: the batch itself.
+        rest: samples in the batches of its window that follow, by kind.
     """
 
     number: int
     before: SampleCounts
     put_unix_ns: int
     batch: Batch
+    rest: SampleCounts = SampleCounts()
 
 
 @dataclass(slots=True)
@@ -89,12 +92,16 @@ class Totals:
         end_unix_ns: end of the last window appended.
         done: samples exported or counted as lost, by kind.
         appended: samples ever appended, by kind.
+        lost: the part of ``done`` that was lost, by kind and cause, see :func:`name_losses`.
+        aside: the part of ``done`` in segments of another version, by kind.
     """
 
     settled: int = 0
     end_unix_ns: int = 0
     done: SampleCounts = field(default_factory=SampleCounts)
     appended: SampleCounts = field(default_factory=SampleCounts)
+    lost: SampleCounts = field(default_factory=SampleCounts)
+    aside: SampleCounts = field(default_factory=SampleCounts)
 
     def pack(self) -> bytes:
         """Encode as the body of a mark."""
@@ -103,6 +110,8 @@ class Totals:
             "end_unix_ns": self.end_unix_ns,
             "done": self.done,
             "appended": self.appended,
+            "lost": self.lost,
+            "aside": self.aside,
         }
         return json.dumps(values).encode()
 
@@ -112,6 +121,24 @@ class Totals:
         self.end_unix_ns = max(self.end_unix_ns, other.end_unix_ns)
         self.done |= other.done
         self.appended |= other.appended
+        self.lost |= other.lost
+        self.aside |= other.aside
+
+
+def name_losses(kind: str, losses: Losses) -> SampleCounts:
+    """Losses of a kind as they are stored, by ``KIND/CAUSE``."""
+    return SampleCounts({f"{kind}/{cause.value}": count for cause, count in losses.items()})
+
+
+def split_losses(lost: SampleCounts) -> dict[str, dict[LossCause, int]]:
+    """Inverse of :func:`name_losses`, for all kinds; causes of other versions are damage."""
+    kinds: dict[str, dict[LossCause, int]] = {}
+    for name, count in lost.items():
+        kind, _, value = name.rpartition("/")
+        cause = _CAUSES.get(value, LossCause.SPOOL_DAMAGED)
+        of_kind = kinds.setdefault(kind, {})
+        of_kind[cause] = of_kind.get(cause, 0) + count
+    return kinds
 
 
 def pack_record(kind: Kind, body: bytes) -> bytes:
@@ -190,6 +217,7 @@ def pack_batch(stored: StoredBatch) -> bytes:
             "end_unix_ns": batch.end_unix_ns,
             "form": batch.form.value,
             "profiles": batch.profiles,
+            **({"rest": stored.rest} if stored.rest else {}),
         },
         separators=(",", ":"),
     ).encode()
@@ -220,7 +248,8 @@ def unpack_batch(body: bytes) -> StoredBatch:
         end_unix_ns=_read_count(head.get("end_unix_ns")),
     )
     before = _read_counts(head.get("before"))
-    return StoredBatch(number, before, _read_count(head.get("put_unix_ns")), batch)
+    rest = _read_counts(head.get("rest", {}))
+    return StoredBatch(number, before, _read_count(head.get("put_unix_ns")), batch, rest)
 
 
 def unpack_totals(body: bytes) -> Totals:
@@ -240,6 +269,8 @@ def unpack_totals(body: bytes) -> Totals:
         end_unix_ns=_read_count(values.get("end_unix_ns", 0)),
         done=_read_counts(values.get("done", {})),
         appended=_read_counts(values.get("appended", {})),
+        lost=_read_counts(values.get("lost", {})),
+        aside=_read_counts(values.get("aside", {})),
     )
 
 

@@ -29,7 +29,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from otel_kprofiler.errors import ExportError, describe_error
@@ -47,13 +47,14 @@ from otel_kprofiler.export.segments import (
     Kind,
     StoredBatch,
     Totals,
+    name_losses,
     pack_batch,
     pack_record,
     parse_record,
     unpack_batch,
 )
 from otel_kprofiler.host import PrivateDirectory
-from otel_kprofiler.model import Batch, LossCause, SampleCounts
+from otel_kprofiler.model import Batch, LossCause, Losses, SampleCounts
 
 DEFAULT_MAX_BYTES: Final = 1024 * 1024 * 1024
 DEFAULT_MAX_AGE_S: Final = 24 * 3600.0
@@ -89,6 +90,8 @@ class Spool:
     Attributes:
         waiting: undelivered batches of earlier runs, oldest first.
         damaged: samples of earlier runs that can no longer be read, by kind.
+        earlier: samples of all earlier runs, by kind.
+        earlier_lost: those that earlier runs lost, by kind.
         unknown_since_unix_ns: when not 0, the end of the log is missing: the previous run was
             killed, and what it took after this time is unknown.
     """
@@ -118,6 +121,8 @@ class Spool:
         self._closed = False
         self.waiting: deque[Stored] = deque()
         self.damaged = SampleCounts()
+        self.earlier = SampleCounts()
+        self.earlier_lost: dict[str, dict[LossCause, int]] = {}
         self.unknown_since_unix_ns = 0
         try:
             self._open()
@@ -130,8 +135,15 @@ class Spool:
             with contextlib.suppress(OSError):  # the cause was just logged
                 self._drop_settled()
 
-    def append(self, batch: Batch) -> Stored:
+    def append(
+        self, batch: Batch, rest: SampleCounts | None = None, *, is_part: bool = False
+    ) -> Stored:
         """Write a batch; once this returns, it survives a crash.
+
+        Args:
+            batch: to write.
+            rest: samples of its window, by kind, in batches that are about to follow.
+            is_part: it is part of a batch that was appended before.
 
         Raises:
             OSError: it could not be written; the spool is unchanged.
@@ -139,14 +151,17 @@ class Spool:
         with self._lock:
             self._make_ready()
             number = self._last + 1
-            body = pack_batch(StoredBatch(number, self._totals.appended, time.time_ns(), batch))
+            samples = batch.sample_counts
+            before = self._totals.appended - samples if is_part else self._totals.appended
+            body = pack_batch(
+                StoredBatch(number, before, time.time_ns(), batch, rest or SampleCounts())
+            )
             full = self._sizes.get(self._segment, 0) + len(body) > self._segment_bytes
             if self._fd < 0 or (full and self._last >= self._segment):
                 self._begin_segment()
             offset = self._write(Kind.BATCH, body)
             self._last = number
-            samples = batch.sample_counts
-            self._totals.appended += samples
+            self._totals.appended = before + samples
             self._totals.end_unix_ns = max(self._totals.end_unix_ns, batch.end_unix_ns)
             size = HEADER_BYTES + len(body)
             since = self._now()
@@ -173,12 +188,15 @@ class Spool:
             raise ValueError(f"the spool {self._path}: {name_segment(stored.segment)} is damaged")
         return unpack_batch(record.body).batch
 
-    def settle(self, number: int, samples: SampleCounts) -> None:
+    def settle(
+        self, number: int, samples: SampleCounts, lost: Mapping[str, Losses] | None = None
+    ) -> None:
         """Record that a batch is delivered or lost, and delete segments no longer needed.
 
         Args:
             number: of the batch; all before it are settled too.
             samples: exported or lost since the last call, by kind.
+            lost: of these, by kind.
 
         Raises:
             OSError: it could not be recorded; a crash would resend the batch.
@@ -187,6 +205,8 @@ class Spool:
             self._check_open()
             self._totals.settled = max(self._totals.settled, number)
             self._totals.done += samples
+            for kind, losses in (lost or {}).items():
+                self._totals.lost += name_losses(kind, losses)
             try:
                 self._make_ready()
                 if self._fd < 0:
@@ -268,6 +288,7 @@ class Spool:
         self._totals, self._sizes, self._last = found.totals, found.sizes, found.last
         self.waiting.extend(found.waiting)
         self.damaged = found.damaged
+        self.earlier, self.earlier_lost = found.earlier, found.earlier_lost
         self.unknown_since_unix_ns = found.unknown_since_unix_ns
 
     def _release(self) -> None:

@@ -68,7 +68,8 @@ class StreamTotals(NamedTuple):
             kernel, and those that wait for their window.
         lost: samples that were lost so far, by cause: in the kernel, and, once a window is
             encoded for one receiver, on the way to that.
-        earlier_lost: likewise, of samples of earlier streams that waited for this receiver.
+        earlier_samples: samples of all earlier streams that were in this receiver's spool.
+        earlier_lost: of these, lost so far, by cause.
         unknown_since_unix_ns: when not 0, the run before was killed, and what it took after
             this time has left no trace.
         missed: samples that the kernel did not take, such as on a CPU that was inside another
@@ -82,6 +83,7 @@ class StreamTotals(NamedTuple):
     earlier_lost: Losses = _NONE
     unknown_since_unix_ns: int = 0
     missed: int = 0
+    earlier_samples: int = 0
 
 
 class ExporterAccount(NamedTuple):
@@ -98,6 +100,8 @@ class ExporterAccount(NamedTuple):
         unknown_since_unix_ns: when not 0, the run before was killed, and what it had taken
             after this time is unknown.
         kinds: the account of each kind of samples, by its name; empty in these themselves.
+        earlier_samples: samples of all earlier runs that were in the spool, of one kind.
+        earlier_lost: of these, lost so far, in any run.
     """
 
     name: str
@@ -109,6 +113,8 @@ class ExporterAccount(NamedTuple):
     carried_lost: Losses = _NONE
     unknown_since_unix_ns: int = 0
     kinds: Mapping[str, ExporterAccount] = MappingProxyType({})
+    earlier_samples: int = 0
+    earlier_lost: Losses = _NONE
 
     @classmethod
     def of_kinds(cls, name: str, kinds: Mapping[str, ExporterAccount]) -> ExporterAccount:

@@ -21,6 +21,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp.conventions import (
     EARLIER_LOST,
+    EARLIER_SAMPLES,
     STREAM_ID,
     STREAM_LOST,
     STREAM_MISSED,
@@ -51,6 +52,8 @@ def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
         if totals.missed:
             attributes[STREAM_MISSED] = totals.missed
         attributes |= _losses(STREAM_LOST, totals.lost)
+        if totals.earlier_samples:
+            attributes[EARLIER_SAMPLES] = totals.earlier_samples
         attributes |= _losses(EARLIER_LOST, totals.earlier_lost)
         if totals.unknown_since_unix_ns:
             attributes[STREAM_UNKNOWN_SINCE] = totals.unknown_since_unix_ns
@@ -77,6 +80,7 @@ def parse_account(attributes: Mapping[str, AttributeValue]) -> WindowAccount:
             samples=_count(attributes.get(STREAM_SAMPLES)),
             taken=_count(attributes.get(STREAM_TAKEN)),
             lost=_parse_losses(STREAM_LOST, attributes),
+            earlier_samples=_count(attributes.get(EARLIER_SAMPLES)),
             earlier_lost=_parse_losses(EARLIER_LOST, attributes),
             unknown_since_unix_ns=_count(attributes.get(STREAM_UNKNOWN_SINCE)),
             missed=_count(attributes.get(STREAM_MISSED)),

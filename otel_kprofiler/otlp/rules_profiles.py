@@ -10,6 +10,7 @@ from typing import Any, Final
 from otel_kprofiler.model import WaitCause, WaitState
 from otel_kprofiler.otlp.conventions import (
     EARLIER_LOST,
+    EARLIER_SAMPLES,
     STREAM_LOST,
     STREAM_MISSED,
     STREAM_SAMPLES,
@@ -34,8 +35,9 @@ rule = registry(RULES)
 _PROFILE_ID_BYTES: Final = 16
 COUNTS: Final = (
     WINDOW_SAMPLES, WINDOW_TAKEN, WINDOW_LOST,
-    STREAM_SAMPLES, STREAM_TAKEN, STREAM_MISSED, STREAM_LOST, EARLIER_LOST,
-    STREAM_UNKNOWN_SINCE, WAIT_TOTAL, WAIT_SWITCHES, WAIT_BELOW, WAIT_THRESHOLD,
+    STREAM_SAMPLES, STREAM_TAKEN, STREAM_MISSED, STREAM_LOST,
+    EARLIER_SAMPLES, EARLIER_LOST, STREAM_UNKNOWN_SINCE,
+    WAIT_TOTAL, WAIT_SWITCHES, WAIT_BELOW, WAIT_THRESHOLD,
 )  # fmt: skip
 _ON_CPU: Final = ("samples", "count")
 _ISO_8601_UTC: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")

@@ -1,6 +1,8 @@
 """Delivery of windows with several kinds of samples: the account of each kind is exact."""
 
 import tempfile
+import threading
+from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,6 +71,38 @@ class Away(Receiver):
 
     def find_outage(self):
         return "UNAVAILABLE"
+
+
+class Interrupted(Receiver):
+    """Gives no answer after a number of them, as for a process that is killed meanwhile."""
+
+    def __init__(self, name, script, answers):
+        super().__init__(name, script)
+        self.answers = answers
+        self.is_over, self.ends = threading.Event(), threading.Event()
+
+    def export(self, batch):
+        if not self.answers:
+            self.is_over.set()
+            self.ends.wait(30)
+            return ExportResult.failure(batch, LossCause.SHUTDOWN, "")
+        self.answers -= 1
+        return super().export(batch)
+
+    def shutdown(self, timeout_millis=30_000):
+        self.ends.set()
+
+
+def kill(queue):
+    """End a queue as SIGKILL would: nothing more is written, the lock is released."""
+    with queue._changed:
+        queue._spool._release()
+        queue._spool._closed = True
+        queue._in_flight = None
+        queue._waiting.clear()
+        queue._stopping = True
+        queue._changed.notify_all()
+    queue.exporter.ends.set()
 
 
 class Run:
@@ -197,3 +231,38 @@ def test_losses_of_the_run_before_are_told_by_kind(before, after, script):
                 assert one.carried + told.samples == one.exported + sum(
                     [*told.lost.values(), *told.earlier_lost.values()]
                 )
+
+
+RUN = st.tuples(st.lists(SAMPLES, max_size=4), SCRIPT, st.integers(0, 4))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(RUN, min_size=1, max_size=4))
+def test_the_last_run_states_what_all_killed_ones_took_and_lost(runs):
+    """Whatever each receives, rejects and leaves in the spool before its kill."""
+    with tempfile.TemporaryDirectory() as directory:
+        start, arrived = 0, {kind.name: Counter() for kind in KINDS}
+        for number, (windows, script, answers) in enumerate([*runs, ([(1, 1)], [], 1000)]):
+            receiver = Interrupted("a", script, answers)
+            queue = ExportQueue(receiver, spool=Spool(directory, fsync=False))
+            reporter = Reporter([queue], background=False)
+            run = Run(f"{number:032x}", start)
+            for samples in windows:
+                reporter(run.window(samples))
+            while not receiver.is_over.is_set():
+                if queue.force_flush(20):
+                    break
+            if number == len(runs):
+                reporter.shutdown(10_000)
+                run.check(reporter)
+            else:
+                kill(queue)
+            start = run.start_unix_ns + 1000
+            for batch in receiver.arrived:
+                for kind, counts in arrived.items():
+                    counts[batch.payload] = batch.sample_counts[kind]
+        totals = receiver.totals()
+        for kind in KINDS:
+            told = totals[kind.sample_type]
+            lost = sum([*told.lost.values(), *told.earlier_lost.values()])
+            assert told.samples + told.earlier_samples == arrived[kind.name].total() + lost

@@ -309,8 +309,8 @@ class Disk(ExportQueue):
         self.accepted, self.returns = threading.Event(), threading.Event()
         super().__init__(exporter)
 
-    def put(self, batch):
-        super().put(batch)
+    def put(self, batch, rest=None):
+        super().put(batch, rest)
         self.accepted.set()
         return self.returns.wait(30)
 

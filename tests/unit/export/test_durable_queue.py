@@ -265,10 +265,10 @@ def test_dropped_batches_are_settled_before_the_spool_is_closed(open_queue):
     queue = open_queue(Receiver(up=False), max_bytes=1000)
     settle, entered, go_on = queue._spool.settle, threading.Event(), threading.Event()
 
-    def slow(number, samples):
+    def slow(*settled):
         entered.set()
         go_on.wait(5)
-        settle(number, samples)
+        settle(*settled)
 
     queue._spool.settle = slow
     putting = threading.Thread(target=lambda: [queue.put(numbered(n)) for n in range(1, 12)])

@@ -408,17 +408,18 @@ HEAD = {
     "end_unix_ns": 6,
     "form": "protobuf",
     "profiles": [["on_cpu", 2], ["off_cpu", 0]],
+    "rest": {"on_cpu": 4},
 }
 
 
 def test_the_head_of_a_batch_is_read():
     head = json.dumps(HEAD).encode()
-    number, before, put_unix_ns, batch = unpack_batch(
+    number, before, put_unix_ns, batch, rest = unpack_batch(
         struct.pack("<QI", 7, len(head)) + head + b"p"
     )
     profiles = (ProfileSamples("on_cpu", 2), ProfileSamples("off_cpu", 0))
     assert content(batch) == (b"p", Form.PROTOBUF, profiles, 5, 6)
-    assert (number, before, put_unix_ns) == (7, {"on_cpu": 3}, 1)
+    assert (number, before, put_unix_ns, rest) == (7, {"on_cpu": 3}, 1, {"on_cpu": 4})
 
 
 @pytest.mark.parametrize(
@@ -427,6 +428,7 @@ def test_the_head_of_a_batch_is_read():
         {"before": 3}, {"before": {"on_cpu": "3"}}, {"put_unix_ns": None}, {"end_unix_ns": -1},
         {"form": "xml"}, {"form": []}, {"profiles": {"on_cpu": 2}}, {"profiles": [2]},
         {"profiles": [["on_cpu"]]}, {"profiles": [[1, 2]]}, {"profiles": [["on_cpu", 1 << 63]]},
+        {"rest": 1},
     ],
 )  # fmt: skip
 def test_a_batch_with_an_invalid_head_is_refused(wrong):
@@ -644,6 +646,47 @@ def test_damage_is_counted_once_across_restarts(tmp_path):
         again = Spool(str(tmp_path), max_bytes=2000)
         assert (again.damaged, len(again.waiting)) == (expected, 2)
         abandon(again)
+
+
+def test_the_rest_of_a_window_is_counted_once_after_a_kill(tmp_path):
+    rest = SampleCounts({"on_cpu": 7})
+    spool = Spool(str(tmp_path))
+    for batch, after in ((numbered(1), numbered(2).sample_counts), (numbered(2), None)):
+        spool.append(batch, after)
+    spool.append(numbered(3), rest)
+    abandon(spool)
+    for expected in (rest, {}, {}):
+        again = Spool(str(tmp_path))
+        assert (again.damaged, len(again.waiting)) == (expected, 3)
+        assert again.earlier == numbered(1).sample_counts + numbered(5).sample_counts + rest + (
+            SampleCounts({"off_cpu": 1})
+        )
+        abandon(again)
+    assert again.earlier_lost == {"on_cpu": {LossCause.SPOOL_DAMAGED: 7}}
+
+
+def test_losses_are_stated_to_all_later_runs(tmp_path):
+    spool, stored = fill(tmp_path, 3)
+    spool.settle(stored[0].number, stored[0].samples, {"on_cpu": {LossCause.REJECTED: 1}})
+    spool.settle(stored[1].number, stored[1].samples, {"on_cpu": {LossCause.REJECTED: 2}})
+    abandon(spool)
+    for _ in range(3):
+        again = Spool(str(tmp_path))
+        assert again.earlier == total(stored)
+        assert again.earlier_lost == {"on_cpu": {LossCause.REJECTED: 3}}
+        abandon(again)
+
+
+def test_parts_of_a_batch_are_counted_with_it(tmp_path):
+    spool, (stored,) = fill(tmp_path, 1)
+    part = Batch(b"p", Form.PROTOBUF, (ProfileSamples("off_cpu", 1),), 1, 2)
+    spool.append(part, is_part=True)
+    spool.settle(stored.number, stored.samples - part.sample_counts)
+    abandon(spool)
+    again = Spool(str(tmp_path))
+    assert [batch.payload for batch in waiting(again)] == [b"p"]
+    assert (again.earlier, again.damaged) == (stored.samples, {})
+    abandon(again)
 
 
 def test_files_of_others_are_left_alone(tmp_path):

@@ -1,0 +1,323 @@
+"""Kill agents at random instants and account for their samples from the received data alone.
+
+Run ``python tests/faults/kills.py [KILLS] [SEED]`` as root. Agents that share a spool follow one
+another. Each is killed at a random instant of its start or run, while the receiver answers at
+random: it accepts, refuses for now or for good, hangs, and loses answers. A last agent delivers the
+rest. What its last request states as taken must be what arrived, by ``profile_id``, plus what it
+states as lost. Half of the kills are with ``fsync: always``, half with ``never``. Exits 1 if a
+sample is in neither count, or in both.
+"""
+
+# ruff: noqa: T201, E402 - a command talks to its user
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as service
+
+ROOT = Path(__file__).parents[2]
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
+from otel_kprofiler.export.queue import QueueCounts
+from otel_kprofiler.model import Batch, Form
+from tests.faults import second_pass
+
+STREAM, EARLIER = "otel_kprofiler.stream.", "otel_kprofiler.earlier."
+NOT_IN_WINDOWS = {"ring_full", "self_profiled"}
+LONGEST_S = 2.5
+LAST_RUN_S = 5.0
+SHARE_OF_RUNS = 0.8
+"""Share of kills from the first sample on; the others also meet starts."""
+
+CONFIG = """
+receivers:
+  kprofiler: {{samples_per_second: 299, self_profiled: mark, send_idle_frames: true,
+    reporter_interval: 200ms}}
+exporters:
+  otlp_http:
+    endpoint: http://127.0.0.1:{port}
+    timeout: 500ms
+    retry_on_failure: {{initial_interval: 50ms, max_interval: 200ms, max_elapsed_time: 1s}}
+    max_message_bytes: 16384
+    sending_queue: {{storage: "{spool}", fsync: {fsync}, max_megabytes: 64}}
+service:
+  shutdown_timeout: 30s
+  telemetry: {{metrics: {{level: none}}}}
+  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_http]}}}}
+"""
+
+
+class Receiver(second_pass.Receiver):
+    """Answers at random, but refuses no request that it has stored before."""
+
+    def do_refuse(self, handler, body):
+        self._refuse(super().do_refuse, handler, body)
+
+    def do_refuse_all_profiles(self, handler, body):
+        self._refuse(super().do_refuse_all_profiles, handler, body)
+
+    def down(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+    def _refuse(self, refuse, handler, body):
+        (self.do_accept if body in self.stored else refuse)(handler, body)
+
+
+class Stream(NamedTuple):
+    """What the last request of a stream states, in samples.
+
+    Attributes:
+        samples: in all its windows.
+        lost: of these, by cause.
+        earlier: of earlier streams, beyond what their requests state: samples, and lost by cause.
+        unknown_since_ns: after which nothing is known of the run before.
+    """
+
+    samples: int
+    lost: dict[str, int]
+    earlier: dict[str, int]
+    unknown_since_ns: int
+
+
+class Arrived(NamedTuple):
+    """What a receiver got: distinct samples, the latest time of each stream, and their totals."""
+
+    samples: int
+    requests: int
+    twice: int
+    last_ns: dict[str, int]
+    streams: dict[str, Stream]
+
+
+def read(payloads) -> Arrived:
+    """Read the data of a receiver, in the order of its arrival."""
+    sizes: dict[bytes, int] = {}
+    streams: dict[str, Stream] = {}
+    last_ns: dict[str, int] = {}
+    twice = 0
+    for payload in payloads:
+        request = service.ExportProfilesServiceRequest.FromString(payload)
+        strings, table = request.dictionary.string_table, request.dictionary.attribute_table
+        for resource in request.resource_profiles:
+            for scope in resource.scope_profiles:
+                for profile in scope.profiles:
+                    times = [t for one in profile.samples for t in one.timestamps_unix_nano]
+                    twice += len(times) if profile.profile_id in sizes else 0
+                    assert sizes.setdefault(profile.profile_id, len(times)) == len(times)
+                    values = {
+                        strings[table[at].key_strindex]: table[at].value
+                        for at in profile.attribute_indices
+                    }
+                    if f"{STREAM}id" not in values:
+                        continue
+                    stream = values[f"{STREAM}id"].string_value
+                    counts = {name: value.int_value for name, value in values.items()}
+                    last_ns[stream] = max(last_ns.get(stream, 0), *times, 0)
+                    streams[stream] = Stream(
+                        samples=counts[f"{STREAM}samples"],
+                        lost=_below(counts, f"{STREAM}lost."),
+                        earlier=_below(counts, EARLIER),
+                        unknown_since_ns=counts.get(f"{STREAM}unknown_since_unix_ns", 0),
+                    )
+    return Arrived(sum(sizes.values()), len(payloads), twice, last_ns, streams)
+
+
+def _below(counts: dict[str, int], prefix: str) -> dict[str, int]:
+    return {k.removeprefix(prefix): n for k, n in counts.items() if k.startswith(prefix)}
+
+
+def count_difference(arrived: Arrived) -> tuple[int, dict[str, int]]:
+    """Samples stated less those that arrived or are stated as lost; and the lost, by cause.
+
+    The last stream states the samples and losses of all that were in the spool before it.
+    """
+    last = list(arrived.streams.values())[-1]
+    lost = {cause: n for cause, n in last.lost.items() if cause not in NOT_IN_WINDOWS}
+    for name, count in last.earlier.items():
+        if name.startswith("lost."):
+            cause = name.removeprefix("lost.")
+            lost[cause] = lost.get(cause, 0) + count
+    stated = last.samples + last.earlier.get("samples", 0)
+    return stated - arrived.samples - sum(lost.values()), lost
+
+
+def check_unknown(arrived: Arrived) -> list[str]:
+    """Streams whose first successor does not state since when nothing is known of them."""
+    wrong = []
+    names = list(arrived.streams)
+    for before, after in itertools.pairwise(names):
+        since = arrived.streams[after].unknown_since_ns
+        if since < arrived.last_ns[before]:
+            wrong.append(f"{after}: unknown since {since}, before {arrived.last_ns[before]}")
+    return wrong
+
+
+class Agent:
+    """An agent that was just started."""
+
+    def __init__(self, config: Path) -> None:
+        self._log = config.parent / "log"
+        command = [sys.executable, "-m", "otel_kprofiler", "run", "-c", str(config)]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log)
+
+    def wait_until_it_samples(self) -> None:
+        deadline = time.monotonic() + 60
+        while b'"sampling ' not in self._log.read_bytes():
+            assert time.monotonic() < deadline, self._log.read_text()
+            assert self._process.poll() is None, self._log.read_text()
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        assert self._process.poll() is None, self._log.read_text()
+        self._process.kill()
+        self._process.communicate()
+
+    def stop(self) -> dict:
+        self._process.send_signal(signal.SIGTERM)
+        out, _ = self._process.communicate(timeout=60)
+        assert self._process.returncode == 0, self._log.read_text()
+        return json.loads(out)["account"]["on_cpu"]
+
+
+class Result(NamedTuple):
+    """The outcome of a series of kills."""
+
+    kills: int
+    arrived: Arrived
+    lost: dict[str, int]
+    difference: int
+    wrong: list[str]
+
+
+def run_kills(directory: Path, kills: int, fsync: str, seed: int, manners=None) -> Result:
+    """Kill agents with one spool; a last one delivers the rest to a receiver that accepts all."""
+    chance = random.Random(seed)
+    manners = manners or [
+        *second_pass.GOOD, *second_pass.PASSING, *second_pass.FINAL, *second_pass.AMBIGUOUS
+    ]  # fmt: skip
+    receiver = Receiver(manners, seed)
+    config = directory / "agent.yaml"
+    config.write_text(CONFIG.format(port=receiver.port, spool=directory / "spool", fsync=fsync))
+    for _ in range(kills):
+        agent = Agent(config)
+        if chance.random() < SHARE_OF_RUNS:
+            agent.wait_until_it_samples()
+        time.sleep(chance.uniform(0, LONGEST_S))
+        agent.kill()
+    receiver.manners = ["accept"]
+    agent = Agent(config)
+    agent.wait_until_it_samples()
+    time.sleep(LAST_RUN_S)
+    account = agent.stop()
+    receiver.down()
+    assert account["gaps"] == []
+    assert account["exporters"]["otlp_http"]["pending"] == 0, account
+    arrived = read(receiver.stored)
+    difference, lost = count_difference(arrived)
+    return Result(kills, arrived, lost, difference, check_unknown(arrived))
+
+
+class Collecting(ProfileExporter):
+    """Takes all batches."""
+
+    name, form, max_bytes = "otlp_http", Form.PROTOBUF, None
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    def export(self, batch: Batch) -> ExportResult:
+        self.batches.append(batch)
+        return ExportResult.success(batch)
+
+    def shutdown(self, timeout_millis: float = 30_000) -> None:
+        pass
+
+
+def deliver(spool: Path) -> tuple[list[Batch], QueueCounts, int]:
+    """What a spool delivers, its counts, and since when nothing is known."""
+    exporter = Collecting()
+    queue = ExportQueue(exporter, spool=Spool(str(spool), fsync=False))
+    assert queue.force_flush(60_000)
+    counts, since = queue.counts(), queue.unknown_since_unix_ns
+    queue.shutdown()
+    return exporter.batches, counts, since
+
+
+def run_truncations(directory: Path, cuts: int, seed: int) -> list[str]:
+    """Cut a killed agents' spool at random offsets, as a power failure does; returns what is wrong.
+
+    What is missing in front of later segments must be counted. What the end of the spool lacks must
+    be later than ``unknown_since_unix_ns``, or be the counted rest of a window.
+    """
+    chance = random.Random(seed)
+    config = directory / "agent.yaml"
+    settings = {"port": second_pass.free_port(), "spool": directory / "spool", "fsync": "never"}
+    config.write_text(CONFIG.format(**settings))
+    for _ in range(3):
+        agent = Agent(config)
+        agent.wait_until_it_samples()
+        time.sleep(LONGEST_S)
+        agent.kill()
+    (spool,) = (directory / "spool").iterdir()
+    whole, _, _ = deliver(Path(shutil.copytree(spool, directory / "whole")))
+    segments = sorted(path.name for path in spool.glob("*.spool"))
+    wrong = []
+    for number in range(cuts):
+        copy = Path(shutil.copytree(spool, directory / f"cut{number}"))
+        name = chance.choice(segments)
+        at = chance.randrange((copy / name).stat().st_size)
+        os.truncate(copy / name, at)
+        arrived, counts, since = deliver(copy)
+        there = {batch.payload for batch in arrived}
+        missing = [batch for batch in whole if batch.payload not in there]
+        if name == segments[-1]:
+            missing = [batch for batch in missing if batch.end_unix_ns <= max(since, 1)]
+        samples = sum(batch.sample_count for batch in missing)
+        lost = sum(counts.lost.values())
+        if lost != samples or not since or len(arrived) + len(missing) == 0:
+            wrong.append(f"{name} cut at {at}: {samples} samples missing, {lost} counted as lost")
+        shutil.rmtree(copy)
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("kills", nargs="?", type=int, default=200)
+    parser.add_argument("seed", nargs="?", type=int, default=time.time_ns() % 1_000_000)
+    options = parser.parse_args()
+    is_exact = True
+    for at, fsync in enumerate(("always", "never")):
+        with tempfile.TemporaryDirectory() as directory:
+            kills = (options.kills + 1 - at) // 2
+            result = run_kills(Path(directory), kills, fsync, options.seed + at)
+        arrived = result.arrived
+        print(f"fsync {fsync}, seed {options.seed + at}: {kills} kills, {len(arrived.streams)} "
+              f"streams, {arrived.requests} requests, {arrived.samples} samples arrived, "
+              f"{arrived.twice} of them twice, lost {result.lost}, "
+              f"difference {result.difference}, {result.wrong}", flush=True)  # fmt: skip
+        is_exact = is_exact and not result.difference and not result.wrong
+    with tempfile.TemporaryDirectory() as directory:
+        wrong = run_truncations(Path(directory), options.kills, options.seed)
+    print(f"{options.kills} spools cut, seed {options.seed}: {wrong}")
+    return 0 if is_exact and not wrong else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

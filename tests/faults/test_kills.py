@@ -1,0 +1,23 @@
+"""Killed agents and cut spools; ``make test-kills KILLS=200`` runs many."""
+
+import os
+
+import pytest
+
+from tests.faults.kills import run_kills, run_truncations
+
+KILLS = int(os.environ.get("KPROFILER_KILLS", "3"))
+CUTS = int(os.environ.get("KPROFILER_CUTS", "40"))
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900), pytest.mark.usefixtures("host", "load")]
+
+
+@pytest.mark.parametrize("fsync", ["always", "never"])
+def test_the_data_accounts_for_every_sample_of_killed_agents(tmp_path, fsync):
+    result = run_kills(tmp_path, KILLS, fsync, seed=KILLS)
+    assert (result.difference, result.wrong) == (0, []), result
+    assert result.arrived.samples
+
+
+def test_what_cut_spools_lack_is_counted_or_later_than_what_is_known(tmp_path):
+    assert run_truncations(tmp_path, CUTS, seed=CUTS) == []
