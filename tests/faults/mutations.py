@@ -110,7 +110,7 @@ MUTATIONS = [
     Mutation("spool corrupted: no intact record", RECOVERY, "        self._closed = False\n        for record", "        for record", f"{STORED}::test_an_unreadable_segment_is_reported_as_a_kill"),
     Mutation("spool corrupted: bad blocks", RECOVERY, "if error.errno != errno.EIO:", "if True:", f"{STORED}::test_an_unreadable_block_costs_only_its_records"),
     Mutation("spool of another version", SEGMENTS, '    return "" if known else magic', '    return "" if True else magic', f"{STORED}::test_a_segment_of_another_version_is_kept_aside"),
-    Mutation("spool of another version among others", RECOVERY, "        self.damaged = unreadable - self._count_aside()\n", "        self.damaged = unreadable\n", f"{STORED}::test_samples_of_segments_kept_aside_are_not_lost"),
+    Mutation("spool of another version among others", RECOVERY, "        aside = self._count_aside()\n", "        aside = SampleCounts()\n", f"{STORED}::test_samples_of_segments_kept_aside_are_not_lost"),
     Mutation("spool with an impossible number", RECOVERY, "            if segment >= MAX_NUMBER:\n", "            if segment < 0:\n", f"{STORED}::test_a_file_with_an_impossible_number_is_left_alone"),
     Mutation("spool with a sparse tail", RECOVERY, "        end = _find_end_of_data(fd, min(size, _MAX_READ_BYTES))\n", "        end = min(size, 1 << 28)\n", f"{STORED}::test_a_sparse_tail_is_not_read"),
     Mutation("many threads that sleep on", "otel_kprofiler/sampling/wait_joiner.py", "            if self._random.random() * threshold_ns >= duration_ns:\n", "            if threshold_ns < 0:\n", "tests/unit/sampling/test_wait_joiner.py::test_parts_of_waits_that_go_on_fit_the_budget_and_sum_up_to_all"),

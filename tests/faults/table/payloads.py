@@ -9,6 +9,8 @@ from opentelemetry.proto.collector.profiles.v1development import profiles_servic
 
 KINDS = {"samples": "on_cpu", "off_cpu": "off_cpu"}
 STREAM, EARLIER = "otel_kprofiler.stream.", "otel_kprofiler.earlier.lost."
+EARLIER_SAMPLES = "otel_kprofiler.earlier.samples"
+OF_STORED = {"rejected", "retries_exhausted", "spool_full", "spool_aged", "spool_damaged"}
 IN_NO_WINDOW = ("ring_full", "self_profiled")
 CONTROL_FUNCTION = "answer_requests"
 
@@ -101,11 +103,13 @@ class Received:
     def lost(self, kind: str) -> Counter[str]:
         """Samples of windows that did not arrive, by cause, in the last accounts of all streams.
 
-        The loss of a sample that an earlier run has left in its spool is in a later stream.
+        The last stream states what all earlier ones lost of samples in their spool.
         """
         total = Counter()
         for stream in self.streams(kind):
             account = self.accounts[kind, stream]
+            if EARLIER_SAMPLES in account:
+                total = Counter({c: n for c, n in total.items() if c not in OF_STORED})
             total += lost_of(account)
             for key, value in account.items():
                 if key.startswith(EARLIER):
