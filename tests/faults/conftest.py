@@ -35,6 +35,7 @@ receivers:
     stacks: {stacks}
     send_idle_frames: true
     reporter_interval: {interval}
+    user_symbols: {user_symbols}
     monitor_interval: 1s
 exporters:
   {exporter}:
@@ -185,6 +186,7 @@ class Agent:
         rate=199,
         stacks="both",
         interval="250ms",
+        user_symbols="off",
         more="",
         limits=(),
         environment=None,
@@ -199,6 +201,7 @@ class Agent:
                 rate=rate,
                 stacks=stacks,
                 interval=interval,
+                user_symbols=user_symbols,
                 endpoint=endpoint,
                 exporter=exporter,
                 tls="tls: {insecure: true}" if exporter == "otlp_grpc" else "",
