@@ -16,6 +16,7 @@ is loaded.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import resource
@@ -46,6 +47,7 @@ _REST: Final = b"\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f"
 _CIE: Final = b"\1zR\0" + _REST
 _SIGNAL_CIE: Final = b"\1zRS\0" + _REST
 _CFA_OFFSET: Final = b"\x0e"  # def_cfa_offset
+_CODES: Final[dict[int, bytes]] = {}  # by size of the frame
 _SAVED: Final = b"\x86\2"  # offset rbp 2: at CFA - 16
 _NOT_SAVED: Final = b"\xc6"  # restore rbp
 _LOST: Final = b"\7\6"  # undefined rbp
@@ -109,14 +111,16 @@ class Table:
             raise ValueError(f"a table of another kind, {magic:#x}")
         if max(names, sizes, rows + (count + 1) * _ROW.size) > len(data):
             raise ValueError("a table that is cut off")
-        self._data, self._sizes_at, self._rows_at, self._count = data, sizes, rows, count
+        self._data, self._sizes_at, self._rows_at = data, sizes, rows
+        self.count: int = count
         self.names_at: int = names
         self.text: int = text
 
-    def functions(self) -> Iterator[Function]:
-        """All functions. Raises ``struct.error`` if one is damaged."""
+    def functions(self, step: int = 1) -> Iterator[Function]:
+        """All functions, or one of each ``step``. Raises ``struct.error`` if one is damaged."""
         data = self._data
-        for at in range(self._rows_at, self._rows_at + self._count * _ROW.size, _ROW.size):
+        end = self._rows_at + self.count * _ROW.size
+        for at in range(self._rows_at, end, step * _ROW.size):
             row = self._rows_at + _ROW.unpack_from(data, at)[1]
             yield Function(*_FUNCTION.unpack_from(data, row))
 
@@ -175,7 +179,7 @@ def make_rows(sizes: Sizes, saves: bool) -> Rows:
     rows, at, now = [(0, b"" if saves else _LOST)], 0, 0
     for end, size in sizes:
         if size != now:
-            code = _CFA_OFFSET + pack_number(size + 8)
+            code = _CODES.get(size) or _CODES.setdefault(size, _CFA_OFFSET + pack_number(size + 8))
             if saves and not (size and now):
                 code += _SAVED if size else _NOT_SAVED
             rows.append((at, code))
@@ -269,13 +273,15 @@ class Code:
                 return self._file[at : at + size]
         return b""
 
-    def find_word(self, word: int) -> Iterator[int]:
-        """Addresses that have this word."""
-        wanted = _TEXT.pack(word)
+    def find_texts(self, table: int) -> Iterator[int]:
+        """What may be ``text`` of a ``moduledata`` that points to a table."""
+        wanted = _TEXT.pack(table)
         for segment in self._segments:
             at, end = segment.offset, segment.offset + segment.size
             while (at := self._file.find(wanted, at, end)) >= 0:
-                yield segment.address + at - segment.offset
+                word = self.read(segment.address + at - segment.offset + _TEXT_AT, _TEXT.size)
+                if len(word) == _TEXT.size:
+                    yield from _TEXT.unpack(word)
                 at += len(wanted)
 
 
@@ -354,22 +360,23 @@ def find_text(table: Table, address: int, code: Code, start: int) -> int:
     Raises:
         ValueError: none of these places has code that fits the table.
     """
-    candidates: list[int] = [table.text, start]
-    for at in code.find_word(address):
-        word = code.read(at + _TEXT_AT, _TEXT.size)
-        if len(word) == _TEXT.size:
-            candidates += _TEXT.unpack(word)
-    pushes = []
-    for function in table.functions():
-        sizes = table.sizes(function.sizes) if function.sizes else ()
-        if [size for _, size in sizes[:2]] == [0, 8]:
-            pushes.append(function.start + sizes[0][0] - 1)
-    pushes = pushes[:: max(1, len(pushes) // _CHECKED)]
-    for text in candidates:
+    # Most functions have one.
+    pushes = _find_pushes(table, max(1, table.count // (2 * _CHECKED))) or _find_pushes(table, 1)
+    for text in itertools.chain((table.text, start), code.find_texts(address)):
         fit = sum(code.read(text + at, 1) == _PUSH for at in pushes)
         if fit > _FIT * len(pushes):
             return text
     raise ValueError("code that does not fit the table")
+
+
+def _find_pushes(table: Table, step: int) -> list[int]:
+    """Where functions, one of each ``step``, push rbp first, relative to the code."""
+    pushes = []
+    for function in table.functions(step):
+        sizes = table.sizes(function.sizes) if function.sizes else ()
+        if [size for _, size in sizes[:2]] == [0, 8]:
+            pushes.append(function.start + sizes[0][0] - 1)
+    return pushes
 
 
 def make_tables(

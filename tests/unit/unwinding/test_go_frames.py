@@ -13,8 +13,15 @@ from elftools.dwarf.structs import DWARFStructs
 from elftools.elf.elffile import ELFFile
 
 from otel_kprofiler.elf import ElfError, ElfFile, FileSource, find_section, read_elf
-from otel_kprofiler.unwinding import TableRefused
-from otel_kprofiler.unwinding.go_frames import Segment, make_tables, pack_tables
+from otel_kprofiler.unwinding import TableRefused, go_frames
+from otel_kprofiler.unwinding.go_frames import (
+    Code,
+    Segment,
+    Table,
+    find_text,
+    make_tables,
+    pack_tables,
+)
 from otel_kprofiler.unwinding.indexing import Children, index_go
 from tests.unit.unwinding.go_files import ORDINARY, PUSH, TEXT, Made, go_file
 
@@ -227,3 +234,27 @@ def test_a_damaged_table_is_refused_with_its_reason(tmp_path):
 def read_elf_like(segments):
     """Headers of a file with these segments."""
     return ElfFile(tuple(segments), (), None, None, 0, (0, 0, 0), 62)
+
+
+NO_PUSH = Made(b"main.leaf", bytes(64), ((64, 0),))
+
+
+@pytest.mark.parametrize(
+    ("functions", "most"),
+    [
+        ([ORDINARY] * 250, 21),
+        ([NO_PUSH, *[ORDINARY] * 249], 21),
+        ([NO_PUSH] * 249 + [ORDINARY], 271),
+    ],
+    ids=["all push", "most push", "one pushes, which is not among the first looked at"],
+)
+def test_some_functions_tell_where_the_code_is(functions, most, monkeypatch):
+    monkeypatch.setattr(go_frames, "_CHECKED", 10)
+    file, table_at, segments = go_file(functions)
+    table = Table(file[table_at.offset :])
+    decoded = []
+    sizes = table.sizes
+    monkeypatch.setattr(table, "sizes", lambda at: decoded.append(at) or sizes(at))
+    code = Code(file, segments)
+    assert find_text(table, table_at.address, code, TEXT + 0x100) == TEXT
+    assert 0 < len(decoded) <= most
