@@ -236,8 +236,7 @@ class Agent:
         exporters = [running.queue.exporter for running in self._exporters.values()]
         _log.info("%s", describe_start(pipeline.sampler, exporters))
         if self._privileges:
-            missing = self._privileges.reduce_this_thread()
-            for name in missing:
+            for name in self._privileges.reduce_this_thread():
                 _log.info("%s dropped: no %s", name, PURPOSES[name])
 
     def _loop(self) -> None:

@@ -43,7 +43,8 @@ from otel_kprofiler.otlp.process_context import (
 
 if TYPE_CHECKING:
     from otel_kprofiler.otlp.check import RULES, Violation, check_file, check_payload
-    from otel_kprofiler.otlp.decode import decode_windows, find_profile_kind, read_profiles
+    from otel_kprofiler.otlp.decode import decode_windows, read_profiles
+    from otel_kprofiler.otlp.decode_tables import find_profile_kind
     from otel_kprofiler.otlp.message_limit import refuse_many_messages
     from otel_kprofiler.otlp.nameless import Nameless, NamelessFile, Naming, name_locations
     from otel_kprofiler.otlp.negative import refuse_negative_values
@@ -117,7 +118,7 @@ _LATE: Final = {
     "decode_windows": "decode",
     "divide_batch": "split",
     "encode_message": "split",
-    "find_profile_kind": "decode",
+    "find_profile_kind": "decode_tables",
     "name_locations": "nameless",
     "parse_payloads": "payloads",
     "read_file": "payloads",

@@ -6,43 +6,22 @@ stack without a status is complete, or was not collected if it has no frames.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    KINDS,
-    SIDES,
-    USER_SIDE,
-    AddressRange,
     AttributeValue,
-    BpfProgram,
-    BuildId,
-    FileId,
-    Frame,
-    LabelSet,
-    Line,
-    Module,
-    ModuleKind,
     Profile,
-    ProfileKind,
     Resource,
     ResourceSamples,
-    SideKind,
-    SpanLink,
-    Stack,
-    StackStatus,
-    Unresolved,
     WaitTotals,
     Window,
     WindowSample,
-    WindowWait,
 )
-from otel_kprofiler.otlp import conventions as names
 from otel_kprofiler.otlp.account import parse_account
+from otel_kprofiler.otlp.decode_tables import Identity, ProfileKey, SharedValues, Tables
 from otel_kprofiler.otlp.payloads import (
     DamagedProfilesError,
     OnDamage,
@@ -50,32 +29,11 @@ from otel_kprofiler.otlp.payloads import (
     parse_payloads,
     read_file,
 )
-from otel_kprofiler.otlp.sample_attributes import (
-    SampleAttributes,
-    as_integer,
-    read_sample_attributes,
-)
-from otel_kprofiler.otlp.values import Values, as_text
+from otel_kprofiler.otlp.values import Values
 from otel_kprofiler.otlp.wait_attributes import parse_totals
 
-_MAX_BUILTIN: Final = 100
-"""Limit of the modules of a frame; real code has one, rarely a few."""
-
-_MACHINE_CODE: Final = frozenset({"go", "rust"})
-"""Types of frames whose functions belong to modules, besides those of our sides."""
-
-_MODULE_KINDS: Final = {
-    kind.value: kind for kind in (ModuleKind.VMLINUX, ModuleKind.BPF, ModuleKind.OUT_OF_LINE)
-}
-
-_REASONS: Final = {name.lower(): reason for name, reason in Unresolved.__members__.items()}
-
-_Statuses = tuple[tuple[SideKind, StackStatus], ...]
 _ResourceKey = tuple[object, ...]
-_Identity = tuple[Stack, int, str, int, SpanLink | None, LabelSet, WindowWait | None]
-_ProfileKey = tuple[ProfileKind, int, int, int]
-"""Kind, period, start and end."""
-_ProfileSamples = dict[_ResourceKey, dict[_Identity, "_Series"]]
+_ProfileSamples = dict[_ResourceKey, dict[Identity, "_Series"]]
 
 
 def read_profiles(path: str) -> list[Window]:
@@ -133,29 +91,16 @@ class _Decoder:
     """Collects windows from several messages, which share equal values."""
 
     def __init__(self) -> None:
-        self._profiles: dict[_ProfileKey, _ProfileSamples] = {}
-        self._accounts: dict[_ProfileKey, dict[str, AttributeValue]] = {}
-        self._waits: dict[tuple[_ProfileKey, _ResourceKey], WaitTotals] = {}
+        self._profiles: dict[ProfileKey, _ProfileSamples] = {}
+        self._accounts: dict[ProfileKey, dict[str, AttributeValue]] = {}
+        self._waits: dict[tuple[ProfileKey, _ResourceKey], WaitTotals] = {}
         self._resources: dict[_ResourceKey, Resource] = {}
-        self.modules: dict[Module, Module] = {}
-        self.frames: dict[tuple[object, ...], Frame] = {}
-        self.stacks: dict[tuple[object, ...], Stack] = {}
-        self._sides = {side.frame_type: side for side in SIDES}
-        self._sides[""] = USER_SIDE
-
-    def side(self, frame_type: str) -> SideKind:
-        """The side of a type of frames; one of its own for a type that we have none of."""
-        found = self._sides.get(frame_type)
-        if found is None:
-            has_files = frame_type not in _MACHINE_CODE
-            found = SideKind(frame_type, frame_type, USER_SIDE.color, has_files=has_files)
-            self._sides[frame_type] = found
-        return found
+        self._shared = SharedValues()
 
     def add(self, message: Any) -> None:
         """Add all that can be read of a message; raises an error if that is not all."""
         with _indices_checked():
-            tables = _Tables(message.dictionary, self)
+            tables = Tables(message.dictionary, self._shared)
         problems: list[PayloadError] = []
         for resource_profiles in message.resource_profiles:
             with _indices_checked():
@@ -170,7 +115,7 @@ class _Decoder:
         if problems:
             raise DamagedProfilesError(problems[0], len(problems))
 
-    def _add(self, profile: Any, resource: _ResourceKey, tables: _Tables) -> None:
+    def _add(self, profile: Any, resource: _ResourceKey, tables: Tables) -> None:
         key = tables.profile_key(profile)
         if profile.attribute_indices:
             attributes = tables.attributes(profile.attribute_indices)
@@ -209,7 +154,7 @@ class _Decoder:
                 groups.append([profile])
         return [_window(*key, group) for key, groups in found.items() for group in groups]
 
-    def _groups(self, key: _ProfileKey, resources: _ProfileSamples) -> list[ResourceSamples]:
+    def _groups(self, key: ProfileKey, resources: _ProfileSamples) -> list[ResourceSamples]:
         return [
             ResourceSamples(
                 self._resources[resource],
@@ -233,15 +178,6 @@ def _window(start: int, end: int, profiles: list[Profile]) -> Window:
                 start = min(start, *sample.timestamps_unix_ns)
                 end = max(end, max(sample.timestamps_unix_ns) + 1)
     return Window(start, end, profiles)
-
-
-def find_profile_kind(type_: str, unit: str, period_type: str, period_unit: str) -> ProfileKind:
-    """The kind with these types; one of its own for what we do not sample."""
-    found = ProfileKind(type_, type_, unit, period_type, period_unit)
-    for kind in KINDS:
-        if kind._replace(name=type_, number=0) == found:
-            return kind
-    return found
 
 
 class _Series:
@@ -274,181 +210,3 @@ class _Series:
         if values or self.values:
             self.values += values or [1] * len(times)
         self.times += times
-
-
-class _Table(list[Any]):
-    """A table that rejects negative indices."""
-
-    def __getitem__(self, index: Any) -> Any:
-        if index < 0:
-            raise IndexError(index)
-        return super().__getitem__(index)
-
-
-class _FrameAttributes(NamedTuple):
-    """Attributes of a location.
-
-    Attributes:
-        side: of stacks.
-        reason: why it has no name; empty if that is not said.
-        builtin: modules that its code would be in, were it not built in.
-        found_by: how it was found, if that is no proof.
-        start: where its function starts, if it has no name; None if that is not known.
-    """
-
-    side: SideKind
-    reason: str
-    builtin: tuple[str, ...]
-    found_by: str
-    start: int | None
-
-
-class _Tables:
-    """The dictionary of one message as model values."""
-
-    def __init__(self, dictionary: Any, shared: _Decoder) -> None:
-        self.strings = _Table(dictionary.string_table or [""])
-        self.values = Values(self.strings)
-        self._shared = shared
-        self._frame_attributes: dict[tuple[int, ...], _FrameAttributes] = {}
-        self._by_index: dict[tuple[int, _Statuses], Stack] = {}
-        self._taken: dict[tuple[int, ...], SampleAttributes] = {}
-        self._links = _Table(SpanLink(one.trace_id, one.span_id) for one in dictionary.link_table)
-        self._functions = _Table(dictionary.function_table)
-        self._attributes = _Table(
-            (self.strings[entry.key_strindex], self.values.read(entry.value))
-            for entry in dictionary.attribute_table
-        )
-        modules = [self._module(entry) for entry in dictionary.mapping_table]
-        self._modules = _Table([shared.modules.setdefault(one, one) for one in modules])
-        users = [replace(one, kind=ModuleKind.USER) for one in modules]
-        self._user_modules = _Table([shared.modules.setdefault(one, one) for one in users])
-        self._frames = list(map(self._frame, dictionary.location_table))
-        self._stacks = _Table(map(self._stack_frames, dictionary.stack_table))
-
-    def attributes(self, indices: Iterable[int]) -> Mapping[str, AttributeValue]:
-        return dict(self._attributes[index] for index in indices)
-
-    def profile_key(self, profile: Any) -> _ProfileKey:
-        strings, kind, period = self.strings, profile.sample_type, profile.period_type
-        return (
-            find_profile_kind(
-                strings[kind.type_strindex],
-                strings[kind.unit_strindex],
-                strings[period.type_strindex],
-                strings[period.unit_strindex],
-            ),
-            profile.period,
-            profile.time_unix_nano,
-            profile.time_unix_nano + profile.duration_nano,
-        )
-
-    def identity(self, sample: Any) -> _Identity:
-        indices = tuple(sample.attribute_indices)
-        found = self._taken.get(indices)
-        if found is None:
-            found = self._taken[indices] = read_sample_attributes(self.attributes(indices))
-        statuses, tid, thread_name, cpu, local_root, labels, wait = found
-        stack_key = (sample.stack_index, statuses)
-        stack = self._by_index.get(stack_key)
-        if stack is None:
-            stack = self._by_index[stack_key] = self._stack(*stack_key)
-        link = self._links[sample.link_index] if sample.link_index else None
-        if link is not None and local_root:
-            link = link._replace(local_root=local_root)
-        return stack, tid, thread_name, cpu, link, labels, wait
-
-    def _stack(self, index: int, statuses: _Statuses) -> Stack:
-        frames: tuple[Frame, ...] = self._stacks[index]
-        stack_key = (statuses, *map(id, frames))
-        stack = self._shared.stacks.get(stack_key)
-        if stack is None:
-            made = Stack.from_frames(frames, dict(statuses))
-            stack = self._shared.stacks[stack_key] = made
-        return stack
-
-    def _module(self, entry: Any) -> Module:
-        attributes = self.attributes(entry.attribute_indices)
-        name = self.strings[entry.filename_strindex]
-        kind_name = as_text(attributes.get(names.MODULE_KIND, name))
-        build_id = as_text(attributes.get(names.BUILD_ID_GNU, ""))
-        extent = AddressRange(entry.memory_start, entry.memory_limit, "")
-        return Module(
-            name=name,
-            kind=_MODULE_KINDS.get(kind_name, ModuleKind.LOADED),
-            build_id=BuildId(build_id) if build_id else None,
-            file_id=FileId(as_text(attributes.get(names.BUILD_ID_HTLHASH, ""))),
-            base=0,
-            ranges=(extent,) if extent.end else (),
-            program=_program([attributes.get(key, "") for key in names.BPF_PROGRAM]),
-            file_offset=entry.file_offset,
-        )
-
-    def _stack_frames(self, entry: Any) -> tuple[Frame, ...]:
-        indices, frames = entry.location_indices, self._frames
-        if indices and min(indices) < 0:
-            raise IndexError(min(indices))
-        return tuple([frames[index] for index in indices])
-
-    def _frame(self, entry: Any) -> Frame:
-        """The frame of a location; equal ones of all messages are one, made only once."""
-        indices = tuple(entry.attribute_indices)
-        found = self._frame_attributes.get(indices)
-        if found is None:
-            found = self._frame_attributes[indices] = self._read_frame_attributes(indices)
-        side, reason, builtin, found_by, start = found
-        lines = tuple([self._line(line) for line in entry.lines]) if entry.lines else ()
-        if lines and reason in _REASONS and lines[-1].function.endswith(f"[{reason}]"):
-            lines = ()  # a name that is none: see UnnamedFrames
-        module = None
-        if entry.mapping_index:
-            modules = self._modules if side is KERNEL_SIDE else self._user_modules
-            module = modules[entry.mapping_index]
-        key = (id(module), entry.address, lines, found)
-        frame = self._shared.frames.get(key)
-        if frame is None:
-            unresolved, offset = None, 0
-            if not lines:
-                missing = Unresolved.NO_SYMBOL if module else Unresolved.UNMAPPED
-                unresolved = _REASONS.get(reason, side.usual_reason or missing)
-                if unresolved is Unresolved.NO_NAME and start is not None:
-                    offset = max(0, entry.address - start)
-            frame = self._shared.frames[key] = Frame(
-                module, entry.address, lines, offset, side, unresolved, builtin, found_by
-            )
-        return frame
-
-    def _read_frame_attributes(self, indices: Iterable[int]) -> _FrameAttributes:
-        attributes = self.attributes(indices)
-        builtin = attributes.get(names.MODULE_BUILTIN, ())
-        start = attributes.get(names.FUNCTION_START)
-        return _FrameAttributes(
-            self._shared.side(as_text(attributes.get(names.FRAME_TYPE, ""))),
-            as_text(attributes.get(names.UNRESOLVED, "")),
-            tuple(map(str, builtin[:_MAX_BUILTIN] if isinstance(builtin, tuple) else [builtin])),
-            as_text(attributes.get(names.FOUND_BY, "")),
-            start if type(start) is int else None,
-        )
-
-    def _line(self, line: Any) -> Line:
-        entry = self._functions[line.function_index]
-        return Line(
-            self.strings[entry.name_strindex],
-            self.strings[entry.system_name_strindex],
-            self.strings[entry.filename_strindex],
-            line.line,
-            entry.start_line,
-        )
-
-
-def _program(fields: Sequence[AttributeValue]) -> BpfProgram | None:
-    if not any(fields):
-        return None
-    number, kind, tag, load_time_ns, attached_to = fields
-    return BpfProgram(
-        as_integer(number),
-        as_text(kind),
-        as_text(tag),
-        as_integer(load_time_ns),
-        as_text(attached_to),
-    )

@@ -1,8 +1,9 @@
 """Raw recordings and their replay."""
 
+from otel_kprofiler.recording.facts import RecordingFacts
 from otel_kprofiler.recording.ksymbols import EventSink, RecordedKsymbols, ReplayedKsymbols
 from otel_kprofiler.recording.modules import RecordedModules, ReplayedModules
-from otel_kprofiler.recording.recording import Recording, RecordingFacts, RecordingWriter
+from otel_kprofiler.recording.recording import Recording, RecordingWriter
 from otel_kprofiler.recording.replay import ReplaySampler
 from otel_kprofiler.recording.user_names import CodeNameCollector, UserNameCollector
 

@@ -26,8 +26,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from types import MappingProxyType
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from otel_kprofiler.bpf import RECORD_VERSION
 from otel_kprofiler.checked import checked_number
@@ -38,14 +37,13 @@ from otel_kprofiler.model import (
     AttributeValue,
     KnownCodes,
     KnownFiles,
-    LossCause,
     ProcessKey,
     PythonCode,
-    WaitState,
-    WaitTotals,
 )
+from otel_kprofiler.recording.facts import END_NS, FORMAT_VERSION, RecordingFacts, parse_facts
 from otel_kprofiler.recording.python_codes import STREAM as PYTHON_CODES
 from otel_kprofiler.recording.python_codes import pack_python_code, parse_python_code
+from otel_kprofiler.recording.recorded_files import RecordedFiles
 from otel_kprofiler.recording.user_files import NAME as USER_FILES
 from otel_kprofiler.recording.user_files import pack_user_files, parse_user_files
 from otel_kprofiler.recording.user_names import CODE_NAME as CODE_NAMES
@@ -61,10 +59,9 @@ from otel_kprofiler.recording.user_names import (
     parse_process_key,
     parse_user_names,
 )
-from otel_kprofiler.sampling import DAMAGED, MAX_JSON_BYTES, Archive, SamplerCounts
+from otel_kprofiler.sampling import DAMAGED, MAX_JSON_BYTES, Archive
 from otel_kprofiler.symbols import NamedAddress
 
-FORMAT_VERSION: Final = 3
 SYMBOL_FILES: Final = (
     "/proc/kallmodsyms",
     "/proc/kallsyms",
@@ -83,33 +80,8 @@ _HEADER: Final = "recording.json"
 _BLOCK: Final = struct.Struct("<QI")
 _FLUSH_BYTES: Final = 1 << 20
 _COMPRESSION_LEVEL: Final = 3
-_END_NS: Final = 1 << 63  # later than any boot time
 
 _T = TypeVar("_T")
-
-
-class RecordingFacts(NamedTuple):
-    """The sampler's settings and counters in a recording.
-
-    Attributes:
-        offset_ns: Unix time minus boot time on the recorded host.
-        period_ns: sampling period of a CPU.
-        stack_limit: size in bytes from which a stack counts as truncated.
-        until_ns: boot time at which sampling stopped.
-        counts: the sampler's counters at that time, by kind.
-        since_ns: boot time at which sampling started; 0 if it is not known.
-        waits: exact time off the CPU of each process meanwhile; empty if it was not counted.
-        wait_threshold_ns: duration from which each wait was sampled at last; 0 likewise.
-    """
-
-    offset_ns: int
-    period_ns: int
-    stack_limit: int
-    until_ns: int
-    counts: Mapping[str, SamplerCounts]
-    since_ns: int = 0
-    waits: Mapping[ProcessKey, WaitTotals] = MappingProxyType({})
-    wait_threshold_ns: int = 0
 
 
 class RecordingWriter:
@@ -265,7 +237,7 @@ class Recording:
     def __init__(self, path: str) -> None:
         self._archive = Archive(path)
         try:
-            self.facts = _parse_facts(self._archive.read_json(_HEADER))
+            self.facts = parse_facts(self._archive.read_json(_HEADER))
             errors = _parse_errors(self._archive.read_json("errors.json"))
             self.files: HostFiles = RecordedFiles(self._archive, errors)
             self.resources = self._resources()
@@ -345,7 +317,7 @@ class EventReader(Generic[_T]):
         self._parse = parse
         self._complete_ns = 0
 
-    def poll(self, now_ns: int = _END_NS) -> tuple[list[_T], int]:
+    def poll(self, now_ns: int = END_NS) -> tuple[list[_T], int]:
         """Items up to a recorded boot time not returned yet, and the time they are complete to.
 
         Raises:
@@ -353,7 +325,7 @@ class EventReader(Generic[_T]):
         """
         items: list[_T] = []
         while self._complete_ns < now_ns:
-            self._complete_ns, payload = next(self._blocks, (_END_NS, None))
+            self._complete_ns, payload = next(self._blocks, (END_NS, None))
             if payload is None:
                 break
             try:
@@ -365,97 +337,6 @@ class EventReader(Generic[_T]):
         return items, self._complete_ns
 
 
-class RecordedFiles:
-    """A :class:`HostFiles` over the archive of a recording."""
-
-    def __init__(self, archive: Archive, errors: Mapping[str, int]) -> None:
-        self._archive = archive
-        self._errors = errors
-        self._children: dict[str, set[str]] = {}
-        for name in archive.names("files/"):
-            self._add_parents(name.removeprefix("files"))
-
-    def open_fd(self, path: str) -> int:
-        """Open a copy in memory; the caller closes the descriptor."""
-        content = self.read_bytes(path)
-        fd = os.memfd_create("recorded", os.MFD_CLOEXEC)
-        with open(fd, "wb", closefd=False) as file:
-            file.write(content)
-        os.lseek(fd, 0, os.SEEK_SET)
-        return fd
-
-    def read_bytes(self, path: str) -> bytes:
-        """Whole content of a file."""
-        try:
-            return self._archive.read("files" + path)
-        except KeyError:
-            raise self._absent(path) from None
-
-    def list_dir(self, path: str) -> list[str]:
-        """Names in a directory, sorted."""
-        found = self._children.get(path.rstrip("/"))
-        if found is None:
-            raise self._absent(path)
-        return sorted(found)
-
-    def read_link(self, path: str) -> str:
-        """Raise ``OSError``: recordings contain no links."""
-        raise self._absent(path)
-
-    def _absent(self, path: str) -> OSError:
-        code = self._errors.get(path, errno.ENOENT)
-        return OSError(code, os.strerror(code), path)
-
-    def _add_parents(self, path: str) -> None:
-        parent, _, name = path.rpartition("/")
-        while name and name not in self._children.setdefault(parent, set()):
-            self._children[parent].add(name)
-            parent, _, name = parent.rpartition("/")
-
-
-def _parse_facts(header: dict[str, Any]) -> RecordingFacts:
-    version = (header["version"], header["record_version"])
-    if version != (FORMAT_VERSION, RECORD_VERSION):
-        raise KProfilerError(
-            f"the recording has format {version[0]}.{version[1]}, "
-            f"this version reads {FORMAT_VERSION}.{RECORD_VERSION}",
-            hint="replay it with the version of otel-kprofiler that recorded it",
-        )
-    return RecordingFacts(
-        checked_number(header["offset_ns"], -_END_NS, _END_NS),
-        checked_number(header["period_ns"], 1),
-        checked_number(header["stack_limit"], 1),
-        checked_number(header["until_ns"], 0, _END_NS),
-        {str(kind): _parse_counts(counts) for kind, counts in header["counts"].items()},
-        checked_number(header.get("since_ns", 0), 0, _END_NS),
-        dict(map(_parse_waits, header.get("waits", ()))),
-        checked_number(header.get("wait_threshold_ns", 0), 0, _END_NS),
-    )
-
-
-def _parse_waits(row: list[Any]) -> tuple[ProcessKey, WaitTotals]:
-    *key, states, switches, below = row
-    if len(states) != len(WaitState):
-        raise ValueError(f"{len(states)} states of threads")
-    by_state = tuple([checked_number(part) for part in states])
-    return parse_process_key(key), WaitTotals(
-        by_state, checked_number(switches), checked_number(below)
-    )
-
-
-def _parse_counts(counts: dict[str, Any]) -> SamplerCounts:
-    lost = {LossCause(cause): checked_number(count) for cause, count in counts["lost"].items()}
-    filtered = {str(why): checked_number(count) for why, count in counts["filtered"].items()}
-    return SamplerCounts(
-        checked_number(counts["taken"]),
-        lost,
-        checked_number(counts["received"]),
-        filtered,
-        checked_number(counts.get("missed", 0)),
-        {str(why): checked_number(count) for why, count in counts["truncated"].items()},
-    )
-
-
 def _parse_errors(errors: Any) -> dict[str, int]:
     return {path: checked_number(code, 1) for path, code in errors.items()}
 
@@ -465,4 +346,4 @@ def _parse_attribute(value: Any) -> AttributeValue:
         return tuple(value)
     if isinstance(value, str | bool | float):
         return value
-    return checked_number(value, -_END_NS, _END_NS - 1)
+    return checked_number(value, -END_NS, END_NS - 1)

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
@@ -33,8 +32,10 @@ from otel_kprofiler.errors import HostError, KernelFeatureError
 from otel_kprofiler.host import HostFiles, get_privilege_error
 from otel_kprofiler.model import ProcessKey, RawSample, WaitTotals
 from otel_kprofiler.sampling.off_cpu import OffCpuConfig
+from otel_kprofiler.sampling.own_threads import OwnThreads
 from otel_kprofiler.sampling.sampler import SamplerConfig
 from otel_kprofiler.sampling.wait_joiner import ThresholdControl, WaitJoiner
+from otel_kprofiler.sampling.wait_sums import WaitSums
 
 _SWITCH: Final = "kprofiler_switch"
 _WAKING: Final = "kprofiler_waking"
@@ -51,8 +52,6 @@ _LASTING_SHARE: Final = 0.5
 """Samples of waits that go on, as a share of those that are wanted of waits that end."""
 _LOADAVG: Final = "/proc/loadavg"
 _MIN_THREADS: Final = 16_384
-_OWN_NAME: Final = "kprofiler-"
-"""How the names of all threads of this package begin."""
 _MAX_THREADS: Final = 1 << 20
 _NS_PER_S: Final = 1_000_000_000
 
@@ -355,115 +354,6 @@ def open_waits(
         raise get_privilege_error("attaching the BPF programs for off-CPU time", files) from error
     with contextlib.closing(follower):
         yield follower
-
-
-_Told = tuple[int, tuple[int, ...], int, int]
-"""State of a thread: the round, and its sums by state, waits, and time in short ones."""
-
-
-class OwnThreads:
-    """The threads of this process that are left out; not thread-safe.
-
-    Args:
-        leaves_out: as in :class:`OffCpuConfig`.
-    """
-
-    def __init__(self, leaves_out: str) -> None:
-        self._leaves_out = leaves_out
-        self._pid = os.getpid()
-        self._tids: set[int | None] = set()
-
-    def update(self) -> None:
-        """Look which threads there are; one that has ended stays, as records of it may come."""
-        if self._leaves_out == "threads":
-            self._tids |= {
-                one.native_id for one in threading.enumerate() if one.name.startswith(_OWN_NAME)
-            }
-
-    def has(self, tgid: int, tid: int) -> bool:
-        """Returns whether a thread is left out."""
-        if tgid != self._pid or not self._leaves_out:
-            return False
-        return self._leaves_out == "process" or tid in self._tids
-
-
-class WaitSums:
-    """Turns the threads' growing sums into what each process got between two readings."""
-
-    def __init__(self) -> None:
-        self._round = 0
-        self._told: dict[int, _Told] = {}
-        self._ready: dict[ProcessKey, WaitTotals] = {}
-
-    def add_ended(self, threads: Iterable[WaitThread]) -> None:
-        """Add the rest of threads that have ended."""
-        for thread in threads:
-            self._add(thread, thread.by_state, self._told.pop(thread.id, None))
-
-    def read(
-        self, threads: Iterable[WaitThread], now_ns: int, epoch: int
-    ) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns the totals of each process since the last call.
-
-        Args:
-            threads: those that live; one that has just ended may be left out, or come in
-                :meth:`add_ended` afterwards.
-            now_ns: time of their clock before they were read.
-            epoch: waits of another one are not known to last.
-        """
-        self._round += 1
-        living = set[ProcessKey]()
-        for thread in threads:
-            living.add(_process_of(thread))
-            by_state = thread.by_state
-            if thread.off_since_ns and thread.epoch == epoch:
-                asleep, woken = thread.passed(now_ns)
-                sums = list(by_state)
-                sums[thread.state] += asleep
-                sums[0] += woken
-                by_state = tuple(sums)
-            by_state = self._add(thread, by_state, self._told.get(thread.id))
-            self._told[thread.id] = self._round, by_state, thread.waits, thread.below_ns
-        # A thread that ended after the last records were taken is in the next ones.
-        old = [one for one, told in self._told.items() if told[0] < self._round - 1]
-        for one in old:
-            del self._told[one]
-        ready, self._ready = self._ready, {}
-        for process in ready.keys() - living:
-            ready[process] = ready[process]._replace(has_ended=True)
-        return ready
-
-    def _add(
-        self, thread: WaitThread, by_state: tuple[int, ...], told: _Told | None
-    ) -> tuple[int, ...]:
-        """Add what is new since a thread was reported; returns its sums now."""
-        waits, below, new = thread.waits, thread.below_ns, by_state
-        if told is not None:
-            _, told_states, told_waits, told_below = told
-            if by_state != told_states:
-                by_state = _keep_told(by_state, told_states)
-            new = tuple([a - b for a, b in zip(by_state, told_states, strict=True)])
-            waits, below = waits - told_waits, below - told_below
-        if waits or any(new):
-            key, more = _process_of(thread), WaitTotals(new, waits, below)
-            before = self._ready.get(key)
-            self._ready[key] = more if before is None else before.plus(more)
-        return by_state
-
-
-def _keep_told(by_state: tuple[int, ...], told: tuple[int, ...]) -> tuple[int, ...]:
-    """Sums that are nowhere below those that were reported.
-
-    Reported sleep may turn out as time in which the thread wanted a CPU: that is less then.
-    """
-    kept = list(map(max, by_state, told))
-    excess = sum(kept) - sum(by_state)
-    kept[0] = max(kept[0] - excess, told[0])
-    return tuple(kept)
-
-
-def _process_of(thread: WaitThread) -> ProcessKey:
-    return ProcessKey(thread.tgid, thread.start_time_ns or None)
 
 
 def _iterate(program_fd: int) -> int:

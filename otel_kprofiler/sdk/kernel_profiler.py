@@ -14,32 +14,35 @@ from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler import forks
 from otel_kprofiler.bpf import without_signals
-from otel_kprofiler.errors import ConfigError, HostError, KProfilerError
+from otel_kprofiler.errors import ConfigError, KProfilerError
 from otel_kprofiler.export import ClientSettings
 from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from otel_kprofiler.model import MAX_FRAMES, PYTHON_FRAMES, AttributeValue, Window
 from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
-from otel_kprofiler.processes import TARGET
 from otel_kprofiler.sampling import OffCpuConfig, SamplerConfig
 from otel_kprofiler.sdk.ancestors import find_sampling_ancestor
 from otel_kprofiler.sdk.environment import Wanted, read_environment, read_options
 from otel_kprofiler.sdk.exporters import ExporterFactory
-from otel_kprofiler.sdk.later import LaterStart
+from otel_kprofiler.sdk.later import LaterStart, warn_without_threads
 from otel_kprofiler.sdk.other_threads import renew_thread_id
 from otel_kprofiler.sdk.plan import Plan, Target
-from otel_kprofiler.sdk.process_context import publish_process_context
+from otel_kprofiler.sdk.process_context import publish_profiled
 from otel_kprofiler.sdk.provider import (
     EXIT_TIMEOUT_MILLIS,
     BatchProfileProcessor,
     ProfilerProvider,
     get_profiler_provider,
 )
-from otel_kprofiler.sdk.refusals import refuse_green_threads, refuse_subinterpreters
+from otel_kprofiler.sdk.refusals import (
+    make_second_error,
+    refuse_green_threads,
+    refuse_subinterpreters,
+)
 from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.session import Session
 from otel_kprofiler.sdk.signals import come_before_sigterm
 from otel_kprofiler.symbols import KernelSymbolizer
-from otel_kprofiler.workers import THREADS_HINT, is_before_workers, lacks_threads
+from otel_kprofiler.workers import is_before_workers
 
 OnError = Literal["raise", "warn"]
 
@@ -241,7 +244,7 @@ class KernelProfiler(ForkAware):
                 forks.unregister(self)
         if session is not None and provider is not None:
             session.stop(timeout_millis / 1000)
-            self._publish_end()
+            self._publish(sampling=False)
             provider.detach(self)
             self._problem = session.failure
             if self._exporters:
@@ -296,15 +299,14 @@ class KernelProfiler(ForkAware):
         running, ``python_frames``: ``problem`` (why there are none) and ``stacks`` (what came of
         them, by outcome), ``labels``: ``possible``, ``samples`` (with labels) and ``left_out``
         (without, by why), and ``span_links``: ``source`` (``interpreter`` or ``hooks``),
-        ``possible``,
-        ``problem`` (why there are no links, or not for all threads), ``unlinked_share`` (share of
-        samples without a link, 0 to 1), ``local_roots`` (samples with a name, and without by
-        why; spans that are known, forgotten and failed), and with hooks ``threads``,
-        ``without_slot``, ``failures`` and ``unhooked_event_loops``. The latter are in ``hooks`` if
-        only spans of classes that are not the SDK's need hooks.
+        ``possible``, ``problem`` (why there are no links, or not for all threads),
+        ``unlinked_share`` (share of samples without a link, 0 to 1), ``local_roots`` (samples with
+        a name, and without by why; spans that are known, forgotten and failed), and with hooks
+        ``threads``, ``without_slot``, ``failures`` and ``unhooked_event_loops``. The latter are in
+        ``hooks`` if only spans of classes that are not the SDK's need hooks.
         """
         forks.catch_up()
-        session, provider = self._session, self._provider
+        session = self._session
         state = "paused" if self._pauses else "running"
         if session is None:
             state = "disabled" if self._disabled else "stopped"
@@ -314,24 +316,19 @@ class KernelProfiler(ForkAware):
             "samples": self._samples,
             "linked": self._linked,
         }
-        if session is None or provider is None:
+        if session is None:
             stats["account"] = self._account
         else:
-            stats["account"] = session.account().as_dict()
-            stats["python_frames"] = session.describe_python_frames()
-            stats["labels"] = session.describe_labels()
-            if links := session.describe_links():
-                unlinked = 1 - self._linked / max(self._samples, 1)
-                stats["span_links"] = {**links, "unlinked_share": unlinked}
+            stats |= session.describe()
+            if "span_links" in stats:
+                stats["span_links"]["unlinked_share"] = 1 - self._linked / max(self._samples, 1)
         return stats
 
     def _is_sampled_already(self) -> bool:
-        ancestor = find_sampling_ancestor()
-        if ancestor is None:
-            return False
-        self._problem = f"sampled by process {ancestor} (target children)"
-        _log.info("kernel profiler not started: %s", self._problem)
-        return True
+        if ancestor := find_sampling_ancestor():
+            self._problem = f"sampled by process {ancestor} (target children)"
+            _log.info("kernel profiler not started: %s", self._problem)
+        return bool(ancestor)
 
     def _start(self) -> None:
         global _running  # noqa: PLW0603 - one per process
@@ -339,11 +336,7 @@ class KernelProfiler(ForkAware):
             raise self._mistakes
         refuse_subinterpreters()
         if _running is not None and _running is not self:
-            raise HostError(
-                "another kernel profiler is already running in this process",
-                hint="stop it first; opentelemetry-instrument starts one by itself unless "
-                "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=kprofiler is set",
-            )
+            raise make_second_error()
         if is_before_workers():
             self._problem = "starts in each worker of uWSGI"
             _log.info("the kernel profiler %s", self._problem)
@@ -352,13 +345,10 @@ class KernelProfiler(ForkAware):
             return
         self._later.due = False
         renew_thread_id()
-        if lacks_threads():
-            _log.warning(
-                "uWSGI runs threads only while it serves a request, so profiles are late (fix: %s)",
-                THREADS_HINT,
-            )
+        warn_without_threads()
         inherited = self._provider  # in a forked child, the parent's
-        provider = self._provider = inherited or self._choose_provider()
+        own = ProfilerProvider() if self._exporters and inherited is None else self._given_provider
+        provider = self._provider = inherited or own or get_profiler_provider()
         self._resource = provider.resource
         self._publish(sampling=True)
         try:
@@ -377,7 +367,7 @@ class KernelProfiler(ForkAware):
             )
         except BaseException:
             self._provider = None
-            self._publish_end()
+            self._publish(sampling=False)
             if self._exporters:
                 provider.shutdown(0)
             raise
@@ -400,24 +390,10 @@ class KernelProfiler(ForkAware):
         if (provider := self._provider) is not None:
             provider.shutdown(EXIT_TIMEOUT_MILLIS)
 
-    def _choose_provider(self) -> ProfilerProvider:
-        if self._exporters:
-            return ProfilerProvider()
-        return self._given_provider or get_profiler_provider()
-
-    def _publish_end(self) -> None:
-        """Announce that nothing is sampled any more."""
-        self._publish(sampling=False)
-
     def _publish(self, *, sampling: bool) -> None:
-        """Publish the profiles' Resource, and what is sampled."""
-        if not self._plan.publish_context:
-            return
-        try:
-            extra = {TARGET: self._plan.target} if sampling else None
-            publish_process_context(self._published(), extra, in_children=self._published)
-        except HostError as error:
-            _log.warning("%s", error.with_fix())
+        """Publish the profiles' Resource and what is sampled, or that nothing is."""
+        if self._plan.publish_context:
+            publish_profiled(self._published, self._plan.target if sampling else "")
 
     def _published(self) -> dict[str, AttributeValue]:
         provider = self._provider

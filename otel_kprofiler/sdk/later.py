@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from typing import Final
 from otel_kprofiler import forks
 from otel_kprofiler.bpf import without_signals
 from otel_kprofiler.forks import ProcessLock
-from otel_kprofiler.workers import call_in_workers
+from otel_kprofiler.workers import THREADS_HINT, call_in_workers, lacks_threads
 
 _DELAY_S: Final = 0.2
 """Skips children that soon execute another program."""
+
+_log = logging.getLogger(__name__)
 
 
 class LaterStart:
@@ -54,3 +57,12 @@ class LaterStart:
         with self._lock:
             if self.due:
                 self._start()
+
+
+def warn_without_threads() -> None:
+    """Warn if uWSGI runs no threads beside its requests."""
+    if lacks_threads():
+        _log.warning(
+            "uWSGI runs threads only while it serves a request, so profiles are late (fix: %s)",
+            THREADS_HINT,
+        )

@@ -21,7 +21,7 @@ from otel_kprofiler.errors import HostError, describe_error
 from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from otel_kprofiler.model import Attributes, AttributeScalar, AttributeValue
 from otel_kprofiler.otlp import ProcessContext, encode_process_context
-from otel_kprofiler.processes import CONTEXT_HEADER, CONTEXT_SIGNATURE, CONTEXT_VERSION
+from otel_kprofiler.processes import CONTEXT_HEADER, CONTEXT_SIGNATURE, CONTEXT_VERSION, TARGET
 
 _NAME: Final = "OTEL_CTX"
 _MFD_NOEXEC_SEAL: Final = 8  # include/uapi/linux/memfd.h
@@ -187,6 +187,21 @@ def publish_process_context(
         raise HostError(
             f"the process context cannot be published: {describe_error(error)}"
         ) from error
+
+
+def publish_profiled(resource: Callable[[], Attributes], target: str) -> None:
+    """Publish the Resource of the profiles and what is sampled; log what prevents it.
+
+    Args:
+        resource: returns the Resource, also in forked children.
+        target: what is sampled; empty if nothing is.
+    """
+    try:
+        publish_process_context(
+            resource(), {TARGET: target} if target else None, in_children=resource
+        )
+    except HostError as error:
+        _log.warning("%s", error.with_fix())
 
 
 def withdraw_process_context() -> None:

@@ -43,3 +43,12 @@ def refuse_green_threads() -> None:
         hint="run the agent on this host (otel-kprofiler run), which profiles the process under "
         "the Resource it publishes, or use threaded workers (gunicorn --worker-class gthread)",
     )
+
+
+def make_second_error() -> HostError:
+    """The error of a profiler that starts while another one runs."""
+    return HostError(
+        "another kernel profiler is already running in this process",
+        hint="stop it first; opentelemetry-instrument starts one by itself unless "
+        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=kprofiler is set",
+    )

@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.sdk.resources import Resource
 
@@ -145,24 +145,25 @@ class Session:
         account = self._pipeline.account()
         return Account.of_kinds(account.kinds, account.exporters, self._earlier)
 
-    def describe_links(self) -> dict[str, object]:
-        """How samples are linked to spans; empty if they are not."""
-        if not self._plan.span_links:
-            return {}
+    def describe(self) -> dict[str, Any]:
+        """Account, Python frames, labels and, if wanted, span links, as plain values."""
+        labels = {"possible": self._follows_spans, **self._labels.as_dict()}
+        described = {
+            "account": self.account().as_dict(),
+            "python_frames": self._pipeline.python.describe() if self._pipeline.python else {},
+            "labels": labels,
+        }
+        if self._plan.span_links:
+            described["span_links"] = self._describe_links()
+        return described
+
+    def _describe_links(self) -> dict[str, Any]:
         names = {"local_roots": self.root_names.as_dict()} if self.root_names else {}
         hooks = self.links.as_dict() if self.links else {}
         if not self._follows_spans:
             return {"source": "hooks", **hooks, **names}
         more = {"hooks": hooks} if hooks else {}
         return {"source": "interpreter", "possible": True, "problem": "", **more, **names}
-
-    def describe_labels(self) -> dict[str, object]:
-        """Returns whether samples have labels, and how many."""
-        return {"possible": self._follows_spans, **self._labels.as_dict()}
-
-    def describe_python_frames(self) -> dict[str, object]:
-        """Returns whether stacks have Python frames, why not, and what came of them."""
-        return self._pipeline.python.describe() if self._pipeline.python else {}
 
     def stop(self, timeout_s: float) -> None:
         """Stop sampling and hand over the last window; waits up to the timeout."""

@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.formats import About, assemble, choose_bin_ms
 from otel_kprofiler.model import ProfileKind
+from otel_kprofiler.viewing.database import open_reader
 from otel_kprofiler.viewing.server import Query, QueryError
-from otel_kprofiler.viewing.store import CHOICES, open_reader, read_bounds
+from otel_kprofiler.viewing.store import CHOICES, read_bounds
 
 _MOST_RESOURCES: Final = 100
 _NS_PER_MS: Final = 1_000_000

@@ -94,6 +94,14 @@ def test_no_module_imports_itself_through_others():
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
+def test_no_module_is_long():
+    assert not [
+        f"{path.relative_to(ROOT)}: {lines} lines"
+        for path in ROOT.rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) >= 450
+    ]
+
+
 def imports_at_run_time(node: ast.AST) -> Iterator[str]:
     """Modules below the package that a syntax tree imports, other than for type checkers."""
     for child in ast.iter_child_nodes(node):

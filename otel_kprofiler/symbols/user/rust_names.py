@@ -12,11 +12,8 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-_LEGACY: Final = re.compile(r"_?_ZN(.+)17h[0-9a-f]{16}E(?:\..*)?", re.DOTALL)
-_ESCAPE: Final = re.compile(r"\$(SP|BP|RF|LT|GT|LP|RP|C|u[0-9a-f]{1,6})\$|\.\.")
-_ESCAPED: Final = {
-    "SP": "@", "BP": "*", "RF": "&", "LT": "<", "GT": ">", "LP": "(", "RP": ")", "C": ",",
-}  # fmt: skip
+from otel_kprofiler.symbols.user.rust_legacy import LEGACY, demangle_legacy, find_char
+
 _V0: Final = re.compile(r"_?_R([A-Z][0-9A-Za-z_]*)(?:\..*)?", re.DOTALL)
 
 _LENGTH: Final = re.compile("0|[1-9][0-9]{0,5}")
@@ -45,41 +42,11 @@ def demangle_rust(name: str) -> str | None:
 
     Time and memory are bounded, whatever the name. Thread-safe; never raises.
     """
-    if match := _LEGACY.fullmatch(name):
-        return _demangle_legacy(match[1])
+    if match := LEGACY.fullmatch(name):
+        return demangle_legacy(match[1])
     if match := _V0.fullmatch(name):
         return _demangle_v0(match[1])
     return None
-
-
-def _demangle_legacy(path: str) -> str | None:
-    parts = []
-    at = 0
-    while at < len(path):
-        digits = _LENGTH.match(path, at)
-        if digits is None:
-            return None
-        at = digits.end() + int(digits[0])
-        if at > len(path):
-            return None
-        part = path[digits.end() : at]
-        parts.append(_ESCAPE.sub(_unescape, part[1:] if part.startswith("_$") else part))
-    return "::".join(parts)
-
-
-def _unescape(match: re.Match[str]) -> str:
-    code = match[1]
-    if code is None:
-        return "::"
-    if code not in _ESCAPED:
-        char = _find_char(int(code[1:], 16))
-        return char if char and char.isprintable() else match[0]
-    return _ESCAPED[code]
-
-
-def _find_char(code: int) -> str | None:
-    is_char = code < 0xD800 or 0xE000 <= code <= 0x10FFFF
-    return chr(code) if is_char else None
 
 
 def _demangle_v0(body: str) -> str | None:
@@ -419,7 +386,7 @@ class _Printer:
         value = int(self._digits() or "0", 16)
         if tag == "b" and value < 2:
             return ("false", "true")[value]
-        if tag == "c" and (char := _find_char(value)):
+        if tag == "c" and (char := find_char(value)):
             return "'" + _escape(char, quote="'") + "'"
         if tag in "bc":
             raise _DamagedError

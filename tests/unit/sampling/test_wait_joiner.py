@@ -17,7 +17,7 @@ from otel_kprofiler.bpf.wait_maps import (
 from otel_kprofiler.model import KERNEL_SIDE, OFF_CPU, STACK_OK, RawSample, WaitState, Waker
 from otel_kprofiler.sampling import WaitJoiner
 from otel_kprofiler.sampling.off_cpu import MAX_THRESHOLD_NS
-from otel_kprofiler.sampling.wait_follower import OwnThreads
+from otel_kprofiler.sampling.own_threads import OwnThreads
 from otel_kprofiler.sampling.wait_joiner import FIRST_THRESHOLD_NS, ThresholdControl
 
 SECOND = 10**9

@@ -9,7 +9,8 @@ from otel_kprofiler.bpf.wait_maps import WaitThread
 from otel_kprofiler.errors import HostError, KernelFeatureError
 from otel_kprofiler.model import ProcessKey, WaitTotals
 from otel_kprofiler.sampling import OffCpuConfig, SamplerConfig
-from otel_kprofiler.sampling.wait_follower import WaitSums, plan_waits, wait_map_entries
+from otel_kprofiler.sampling.wait_follower import plan_waits, wait_map_entries
+from otel_kprofiler.sampling.wait_sums import WaitSums
 
 KEY = ProcessKey(100, 5)
 OFF = SamplerConfig(off_cpu=OffCpuConfig())

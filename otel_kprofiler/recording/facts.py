@@ -1,0 +1,90 @@
+"""The sampler's settings and counters in a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from otel_kprofiler.bpf import RECORD_VERSION
+from otel_kprofiler.checked import checked_number
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.model import LossCause, ProcessKey, WaitState, WaitTotals
+from otel_kprofiler.recording.user_names import parse_process_key
+from otel_kprofiler.sampling import SamplerCounts
+
+FORMAT_VERSION: Final = 3
+END_NS: Final = 1 << 63  # later than any boot time
+
+
+class RecordingFacts(NamedTuple):
+    """The sampler's settings and counters in a recording.
+
+    Attributes:
+        offset_ns: Unix time minus boot time on the recorded host.
+        period_ns: sampling period of a CPU.
+        stack_limit: size in bytes from which a stack counts as truncated.
+        until_ns: boot time at which sampling stopped.
+        counts: the sampler's counters at that time, by kind.
+        since_ns: boot time at which sampling started; 0 if it is not known.
+        waits: exact time off the CPU of each process meanwhile; empty if it was not counted.
+        wait_threshold_ns: duration from which each wait was sampled at last; 0 likewise.
+    """
+
+    offset_ns: int
+    period_ns: int
+    stack_limit: int
+    until_ns: int
+    counts: Mapping[str, SamplerCounts]
+    since_ns: int = 0
+    waits: Mapping[ProcessKey, WaitTotals] = MappingProxyType({})
+    wait_threshold_ns: int = 0
+
+
+def parse_facts(header: dict[str, Any]) -> RecordingFacts:
+    """Read the header of a recording.
+
+    Raises:
+        KProfilerError: the recording has another format.
+        KeyError, TypeError, ValueError: the header is damaged.
+    """
+    version = (header["version"], header["record_version"])
+    if version != (FORMAT_VERSION, RECORD_VERSION):
+        raise KProfilerError(
+            f"the recording has format {version[0]}.{version[1]}, "
+            f"this version reads {FORMAT_VERSION}.{RECORD_VERSION}",
+            hint="replay it with the version of otel-kprofiler that recorded it",
+        )
+    return RecordingFacts(
+        checked_number(header["offset_ns"], -END_NS, END_NS),
+        checked_number(header["period_ns"], 1),
+        checked_number(header["stack_limit"], 1),
+        checked_number(header["until_ns"], 0, END_NS),
+        {str(kind): _parse_counts(counts) for kind, counts in header["counts"].items()},
+        checked_number(header.get("since_ns", 0), 0, END_NS),
+        dict(map(_parse_waits, header.get("waits", ()))),
+        checked_number(header.get("wait_threshold_ns", 0), 0, END_NS),
+    )
+
+
+def _parse_waits(row: list[Any]) -> tuple[ProcessKey, WaitTotals]:
+    *key, states, switches, below = row
+    if len(states) != len(WaitState):
+        raise ValueError(f"{len(states)} states of threads")
+    by_state = tuple([checked_number(part) for part in states])
+    return parse_process_key(key), WaitTotals(
+        by_state, checked_number(switches), checked_number(below)
+    )
+
+
+def _parse_counts(counts: dict[str, Any]) -> SamplerCounts:
+    lost = {LossCause(cause): checked_number(count) for cause, count in counts["lost"].items()}
+    filtered = {str(why): checked_number(count) for why, count in counts["filtered"].items()}
+    return SamplerCounts(
+        checked_number(counts["taken"]),
+        lost,
+        checked_number(counts["received"]),
+        filtered,
+        checked_number(counts.get("missed", 0)),
+        {str(why): checked_number(count) for why, count in counts["truncated"].items()},
+    )

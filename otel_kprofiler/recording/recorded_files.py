@@ -1,0 +1,57 @@
+"""The host's files in a recording."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+
+from otel_kprofiler.sampling import Archive
+
+
+class RecordedFiles:
+    """A :class:`HostFiles` over the archive of a recording."""
+
+    def __init__(self, archive: Archive, errors: Mapping[str, int]) -> None:
+        self._archive = archive
+        self._errors = errors
+        self._children: dict[str, set[str]] = {}
+        for name in archive.names("files/"):
+            self._add_parents(name.removeprefix("files"))
+
+    def open_fd(self, path: str) -> int:
+        """Open a copy in memory; the caller closes the descriptor."""
+        content = self.read_bytes(path)
+        fd = os.memfd_create("recorded", os.MFD_CLOEXEC)
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        return fd
+
+    def read_bytes(self, path: str) -> bytes:
+        """Whole content of a file."""
+        try:
+            return self._archive.read("files" + path)
+        except KeyError:
+            raise self._absent(path) from None
+
+    def list_dir(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+        found = self._children.get(path.rstrip("/"))
+        if found is None:
+            raise self._absent(path)
+        return sorted(found)
+
+    def read_link(self, path: str) -> str:
+        """Raise ``OSError``: recordings contain no links."""
+        raise self._absent(path)
+
+    def _absent(self, path: str) -> OSError:
+        code = self._errors.get(path, errno.ENOENT)
+        return OSError(code, os.strerror(code), path)
+
+    def _add_parents(self, path: str) -> None:
+        parent, _, name = path.rpartition("/")
+        while name and name not in self._children.setdefault(parent, set()):
+            self._children[parent].add(name)
+            parent, _, name = parent.rpartition("/")

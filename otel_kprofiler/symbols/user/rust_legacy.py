@@ -1,0 +1,45 @@
+"""Rust's legacy mangled names: ``_ZN…17h<hash>E``."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+LEGACY: Final = re.compile(r"_?_ZN(.+)17h[0-9a-f]{16}E(?:\..*)?", re.DOTALL)
+_ESCAPE: Final = re.compile(r"\$(SP|BP|RF|LT|GT|LP|RP|C|u[0-9a-f]{1,6})\$|\.\.")
+_ESCAPED: Final = {
+    "SP": "@", "BP": "*", "RF": "&", "LT": "<", "GT": ">", "LP": "(", "RP": ")", "C": ",",
+}  # fmt: skip
+_LENGTH: Final = re.compile("0|[1-9][0-9]{0,5}")
+
+
+def demangle_legacy(path: str) -> str | None:
+    """The name that the parts of a path spell; None if a part is damaged."""
+    parts = []
+    at = 0
+    while at < len(path):
+        digits = _LENGTH.match(path, at)
+        if digits is None:
+            return None
+        at = digits.end() + int(digits[0])
+        if at > len(path):
+            return None
+        part = path[digits.end() : at]
+        parts.append(_ESCAPE.sub(_unescape, part[1:] if part.startswith("_$") else part))
+    return "::".join(parts)
+
+
+def _unescape(match: re.Match[str]) -> str:
+    code = match[1]
+    if code is None:
+        return "::"
+    if code not in _ESCAPED:
+        char = find_char(int(code[1:], 16))
+        return char if char and char.isprintable() else match[0]
+    return _ESCAPED[code]
+
+
+def find_char(code: int) -> str | None:
+    """The character of a code point; None for a surrogate, or beyond Unicode."""
+    is_char = code < 0xD800 or 0xE000 <= code <= 0x10FFFF
+    return chr(code) if is_char else None
