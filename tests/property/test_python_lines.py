@@ -69,9 +69,9 @@ def test_the_line_of_a_running_frame_is_that_of_its_instruction():
 @given(st.binary(max_size=300), st.integers(-(2**31), 2**31 - 1))
 def test_any_bytes_give_lines_or_none(table, first):
     found = parse_line_table(table, first)
-    assert all(0 <= line < 2**31 for line in found.lines)
+    assert all(0 <= found.line(at) < 2**31 for at in range(-1, found.end + 1))
     assert found.end <= 8 * len(table)
-    assert list(found.starts) == sorted(set(found.starts))
+    assert list(found.ends) == sorted(set(found.ends))
 
 
 def test_a_table_that_is_cut_off_tells_what_comes_before():

@@ -7,38 +7,65 @@ the lines at the place where it is.
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 NO_LINE: Final = 0
 """The instruction has no line, or none that is known."""
 _MAX_LINE: Final = (1 << 31) - 1
-_MAX_PIECES: Final = 6
-"""Six bits each: as many as 32-bit numbers need."""
-_FIRST_ONE_LINE, _LAST_ONE_LINE, _NO_COLUMNS, _LONG, _NONE = 10, 12, 13, 14, 15
-"""Kinds of entries; those below have their columns in one further byte, and no new line."""
+_FIRST_ONE_LINE, _LAST_ONE_LINE, _NONE = 10, 12, 15
+"""Kinds of entries. Those from 10 to 12 are that many lines less 10 further, 13 and 14 by a number,
+and those below have no new line."""
+
+
+def _kind(head: int) -> int:
+    """The kind of an entry, by its first byte, which alone has the highest bit."""
+    return head >> 3 & 15 if head & 0x80 else -1
+
+
+# What is true of all entries with a first byte, for bytes.translate: no loop of Python is needed.
+_BYTES: Final = range(256)
+_FOLLOWING: Final = bytes(range(0x80))
+_LENGTHS: Final = bytes([(head & 7) + 1 for head in _BYTES])
+_LINES: Final = bytes(
+    [max(0, _kind(b) - _FIRST_ONE_LINE) if _kind(b) <= _LAST_ONE_LINE else 0 for b in _BYTES]
+)
+
+# Numbers have six bits in a byte, lowest first, and a sign in the lowest; the last byte lacks 0x40.
+_NUMBER: Final = rb"[\x40-\x7f]{0,5}[\x00-\x3f]"
+_WITH_NUMBER: Final = re.compile(rb"[\xe8-\xf7]")  # kinds 13 and 14
+_NUMBERS: Final = re.compile(rb"[\xe8-\xf7](" + _NUMBER + rb")")
+_DAMAGE: Final = re.compile(rb"[\xe8-\xf7](?!" + _NUMBER + rb")")
 
 
 class LineTable(NamedTuple):
     """Lines of a code object; immutable, and without references to it.
 
     Attributes:
-        starts: the first instruction of each run of instructions with one line, in code units.
-        lines: of each run, 1-based, or :data:`NO_LINE`.
-        end: the number of instructions that the table covers.
+        heads: the first byte of each entry.
+        ends: where the instructions of each entry end, in code units.
+        lines: of each entry; without a meaning where the line is none, or out of range.
     """
 
-    starts: array[int]
+    heads: bytes
+    ends: array[int]
     lines: array[int]
-    end: int
+
+    @property
+    def end(self) -> int:
+        """The number of instructions that the table covers."""
+        return self.ends[-1] if self.ends else 0
 
     def line(self, instruction: int) -> int:
-        """The line of an instruction, or :data:`NO_LINE`."""
+        """The line of an instruction, 1-based, or :data:`NO_LINE`."""
         if not 0 <= instruction < self.end:
             return NO_LINE
-        return self.lines[bisect_right(self.starts, instruction) - 1]
+        entry = bisect_right(self.ends, instruction)
+        line = self.lines[entry]
+        return line if _kind(self.heads[entry]) != _NONE and 0 < line <= _MAX_LINE else NO_LINE
 
 
 def parse_line_table(table: bytes, first_line: int) -> LineTable:
@@ -46,48 +73,28 @@ def parse_line_table(table: bytes, first_line: int) -> LineTable:
 
     Args:
         table: the bytes; may be cut off or damaged, what comes before is used.
-        first_line: ``co_firstlineno``.
+        first_line: ``co_firstlineno``, of 32 bits.
     """
-    starts, lines = array("I"), array("I")
-    end = 0
-    for length, line in _read_entries(table, first_line):
-        if not lines or lines[-1] != line:
-            starts.append(end)
-            lines.append(line)
-        end += length
-    return LineTable(starts, lines, end)
+    damage = _DAMAGE.search(table)
+    if damage:
+        table = table[: damage.start()]
+    if table and not table[0] & 0x80:
+        table = b""
+    heads = table.translate(None, _FOLLOWING)
+    steps = list(heads.translate(_LINES))
+    for head, number in zip(_WITH_NUMBER.finditer(heads), _NUMBERS.findall(table), strict=True):
+        steps[head.start()] = _SIGNED[number[0]] if len(number) == 1 else _read_signed(number)
+    if steps:
+        steps[0] += first_line
+    ends = array("I", accumulate(heads.translate(_LENGTHS)))
+    return LineTable(heads, ends, array("q", accumulate(steps)))
 
 
-def _read_entries(table: bytes, line: int) -> Iterator[tuple[int, int]]:
-    """Instructions of each entry, and their line."""
-    at, size = 0, len(table)
-    while at < size:
-        head = table[at]
-        if not head & 0x80:
-            return  # every entry begins with a byte like this, and has no other
-        kind, length = head >> 3 & 15, (head & 7) + 1
-        at += 1
-        start = at
-        while at < size and not table[at] & 0x80:
-            at += 1
-        if _FIRST_ONE_LINE <= kind <= _LAST_ONE_LINE:
-            line += kind - _FIRST_ONE_LINE
-        elif kind in (_NO_COLUMNS, _LONG):
-            delta = _read_signed(table, start, at)
-            if delta is None:
-                return
-            line += delta
-        yield length, line if kind != _NONE and 0 < line <= _MAX_LINE else NO_LINE
-
-
-def _read_signed(table: bytes, at: int, end: int) -> int | None:
-    """A number in pieces of six bits, lowest first, its sign in the lowest bit; None if damaged."""
+def _read_signed(number: bytes) -> int:
     value = 0
-    for piece in range(_MAX_PIECES):
-        if at + piece >= end:
-            return None
-        byte = table[at + piece]
-        value |= (byte & 63) << 6 * piece
-        if not byte & 64:
-            return -(value >> 1) if value & 1 else value >> 1
-    return None
+    for place, byte in enumerate(number):
+        value |= (byte & 63) << 6 * place
+    return -(value >> 1) if value & 1 else value >> 1
+
+
+_SIGNED: Final = tuple([_read_signed(bytes([byte])) for byte in _BYTES])
