@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from otel_kprofiler.config import Config
 
 _PRINT_TIMEOUT_S: Final = 1.0
+_FOREIGN: Final = (
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGIO,
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+)
+"""Ignored: their default action would end an agent to which they are sent by mistake."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +43,8 @@ def command(debug: bool, path: str) -> None:
     SIGHUP makes it read FILE again. At exit it prints the account of all samples to standard
     output, as one line in the log's encoding.
     """
-    # Its default action would terminate the agent if it is sent to the wrong process.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    for number in _FOREIGN:
+        signal.signal(number, signal.SIG_IGN)
     pending = PendingConfig(path, _convert, fork=True)
     # Import the rest while a child process reads the configuration.
     from otel_kprofiler.agent import (  # noqa: PLC0415

@@ -27,6 +27,10 @@ AGENTS = (
     else ((99, "kernel"), (997, "both"))
 )
 
+FOREIGN = (
+    signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO,
+    signal.SIGRTMIN, signal.SIGRTMAX,
+)  # fmt: skip
 UNHURRIED = "shutdown_timeout: 60s"
 
 
@@ -73,5 +77,6 @@ def test_foreign_signals_neither_end_nor_disturb_the_agent(run_agent, receiver, 
     agent = run_agent(receiver.endpoint, rate=997, more=UNHURRIED)
     until = time.monotonic() + 2
     while time.monotonic() < until:
-        agent.process.send_signal(signal.SIGUSR1)
+        for number in FOREIGN:
+            agent.process.send_signal(number)
     check_all_accounted(agent, receiver, arrived)
