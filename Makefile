@@ -5,7 +5,11 @@ PYTEST := $(BIN)/python -m pytest
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 ROOT_PACKAGES := mmdebstrap buildah systemd-container
 
+<<<<<<< HEAD
 .PHONY: help setup setup-test check format pythons test test-live test-faults fault-table test-second-pass test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-starts test-python-mutations test-symbols-truth test-hostile-files test-reload test-lines test-deploy test-packages test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated docs man dist deb clean
+=======
+.PHONY: help setup setup-test check format pythons test test-live test-faults fault-table test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-starts test-python-mutations test-symbols-truth test-reload test-lines test-deploy test-packages test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated docs man dist deb clean
+>>>>>>> 59b1aeb (Add some 320 faults to the table)
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -78,9 +82,6 @@ test-faults:  ## fault tests, and mutations of the code that they must detect
 
 fault-table:  ## every fault against an agent of its own, counted by other code; writes docs/faults.md (an hour, as root): WORDS="spool gRPC"
 	$(BIN)/python -m tests.faults.table $(if $(WORDS),$(WORDS),--write)
-
-test-second-pass:  ## count every sample independently of the package's code (five minutes, as root)
-	$(BIN)/python tests/faults/second_pass.py
 
 test-freezes:  ## agents at 99 and 997 Hz, kernel and both stacks, frozen: FREEZES=5 SECONDS=35
 	KPROFILER_FREEZES=$(or $(FREEZES),5) KPROFILER_FREEZE_S=$(or $(SECONDS),35) \

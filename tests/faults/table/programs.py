@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,9 +19,11 @@ PYTHON = "/usr/bin/python3"
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+    """A port that nobody listens on, and that no connection gets by chance."""
+    while True:
+        address = "127.0.0.1", random.randrange(10_000, 32_768)
+        with contextlib.suppress(OSError), socket.create_server(address):
+            return address[1]
 
 
 @functools.cache
@@ -51,7 +54,11 @@ class Programs:
         self.public = directory / "public"
         self.public.mkdir()
         self.public.chmod(0o777)
-        self._programs = []
+        self._programs, self._at_close = [], []
+
+    def on_close(self, undo) -> None:
+        """Undo something after the agent has ended."""
+        self._at_close.append(undo)
 
     def start(self, *words, root=False, **options) -> subprocess.Popen:
         """Start a program, as nobody unless as root, in the public directory."""

@@ -11,8 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
+from pathlib import Path
 
 import grpc
+
+from tests.faults.table.payloads import split
 
 SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 _LINGER_0 = struct.pack("ii", 1, 0)
@@ -226,3 +229,38 @@ def _copy(source, target, limit, pause_s, piece) -> None:
     for end in (source, target):
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
+
+
+class FileReceiver:
+    """The file that the exporter ``file`` writes, in a directory of the run.
+
+    Attributes:
+        others: files that have been moved away from its path.
+    """
+
+    exporter = "file/subject"
+
+    def __init__(self, **settings):
+        self.settings, self.others, self.path = settings, [], None
+
+    def place(self, directory: Path) -> None:
+        """Be in a directory of the run, in one of its own."""
+        (directory / "disk").mkdir()
+        self.path = directory / "disk" / "subject.otlp"
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """Requests in the file, and in those that were moved away or rotated."""
+        rotated = self.path.parent.glob("subject-*")
+        paths = {*self.others, *rotated, *([self.path] if self.path.exists() else [])}
+        return [payload for path in sorted(paths) for payload in split(path.read_bytes())]
+
+    def configure(self) -> dict:
+        """The exporter's configuration."""
+        return {"path": str(self.path), "format": "proto", **self.settings}
+
+    def heal(self) -> None:
+        """Do nothing: what was done to the file is undone by the fault."""
+
+    def close(self) -> None:
+        """Do nothing."""

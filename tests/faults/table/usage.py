@@ -30,11 +30,12 @@ def _all_children(pid: int) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process and its children; pages that they share count once each."""
+    """Resident memory of a process, and what its children hold alone."""
     total = 0
     for one in [pid, *_all_children(pid)]:
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{one}/statm") as file:
-            total += int(file.read().split()[1]) * PAGE
+            _, resident, shared, *_ = map(int, file.read().split())
+            total += (resident if one == pid else resident - shared) * PAGE
     return total
 
 

@@ -2,71 +2,267 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import random
 import time
 
 import grpc
+from google.rpc import error_details_pb2, status_pb2
+from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as service
 
-from tests.faults.table.receivers import GrpcReceiver, HttpReceiver
+from tests.faults.table.receivers import GrpcReceiver, HttpReceiver, Request, accept
 from tests.faults.table.scenario import Scenario
 
-TRANSIENT = {429: "Too Many Requests", 502: "Bad Gateway", 503: "Service Unavailable",
-             504: "Gateway Timeout"}  # fmt: skip
-FINAL = {400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
-         500: "Internal Server Error", 501: "Not Implemented"}  # fmt: skip
+HTTP, GRPC, SPOOL = "receiver over HTTP", "receiver over gRPC", "receiver before a spool"
+STATUSES = {
+    400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
+    408: "Request Timeout", 413: "Content Too Large", 429: "Too Many Requests",
+    500: "Internal Server Error", 501: "Not Implemented", 502: "Bad Gateway",
+    503: "Service Unavailable", 504: "Gateway Timeout", 599: "(no such status)",
+}  # fmt: skip
+RETRY_AFTER = {
+    "1": "a second", "Thu, 01 Jan 2099 00:00:00 GMT": "the year 2099", "-5": "a negative time",
+    "soon": "no time", "9" * 400: "a number of 400 digits", "\u00b2": "a superscript digit",
+}  # fmt: skip
 
 
-def http(answer):
-    return lambda: HttpReceiver(answer)
+def count_profiles(body):
+    request = service.ExportProfilesServiceRequest.FromString(body)
+    return sum(len(scope.profiles) for r in request.resource_profiles for scope in r.scope_profiles)
+
+
+def rejecting(count, message=""):
+    answer = service.ExportProfilesServiceResponse()
+    answer.partial_success.rejected_profiles = count
+    answer.partial_success.error_message = message
+    return answer.SerializeToString()
 
 
 def status(code, **headers):
-    return http(lambda request: request.reply(code, b"no", "text/plain", **headers))
+    return lambda request: request.reply(code, b"no", "text/plain", **headers)
 
 
-def lose_the_answer(request):
-    request.store()
-    request.close()
+def storing(*data, **headers):
+    """Store, and answer 200 with a body or headers."""
+
+    def answer(request):
+        request.store()
+        request.reply(200, *data, **headers)
+
+    return answer
 
 
-def cut_the_answer(request):
-    request.store()
-    request.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nx")
-    request.close()
+def raw(*parts, store=True, pause_s=0.0):
+    """Answer with bytes as they are, then close."""
+
+    def answer(request):
+        if store:
+            request.store()
+        for part in parts:
+            request.send(part)
+            time.sleep(pause_s)
+        request.close()
+
+    return answer
 
 
-def hang(request):
+def endless(piece, head=b"HTTP/1.1 200 OK\r\n"):
+    """Store, and answer without an end, for up to ten seconds."""
+
+    def answer(request):
+        request.store()
+        request.send(head)
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            request.send(piece)
+            time.sleep(0.001)
+
+    return answer
+
+
+def late(request):
     time.sleep(1.5)
     request.close()
 
 
-HTTP = [
-    Scenario("receiver over HTTP", f"{code} {text}", receiver=status(code))
-    for code, text in {**TRANSIENT, **FINAL}.items()
-] + [
-    Scenario("receiver over HTTP", name, receiver=http(answer))
-    for name, answer in {
-        "stores the request and closes without an answer": lose_the_answer,
-        "stores the request and cuts the answer": cut_the_answer,
-        "answers after the timeout": hang,
-        "resets the connection": lambda request: request.close(reset=True),
-        "answers without HTTP": lambda request: request.send(b"\0garbage\r\n\r\n"),
-        "stores, and answers 200 with bytes that are no protobuf":
-            lambda request: (request.store(), request.reply(200, b"\xff" * 30)),
-    }.items()
-]  # fmt: skip
+def slow(request):
+    time.sleep(0.4)
+    request.accept()
 
 
-def grpc_status(code):
+def reject_all(request):
+    request.reply(200, rejecting(count_profiles(request.body), "no profiles today"))
+
+
+def reject_all_as_json(request):
+    answer = {"partialSuccess": {"rejectedProfiles": str(count_profiles(request.body))}}
+    request.reply(200, json.dumps(answer).encode(), "application/json")
+
+
+def redirect(where, code):
+    return lambda request: request.reply(code, b"", Location=where)
+
+
+def at_random(*answers):
+    chance = random.Random(7)
+    return lambda request: chance.choice(answers)(request)  # noqa: PLW0108 - each time another
+
+
+MIB = 1 << 20
+OK = b"HTTP/1.1 200 OK\r\n"
+GZIPPED = gzip.compress(bytes(64 * MIB))
+TRANSIENT = (
+    late,
+    status(503),
+    status(429, Retry_After="1"),
+    raw(b"\0garbage\r\n\r\n", store=False),
+)
+ANSWERS = {
+    "stores and answers 204": lambda request: (request.store(), request.reply(204)),
+    "stores and closes without an answer": raw(),
+    "stores and cuts the answer": raw(OK + b"Content-Length: 100\r\n\r\nx"),
+    "answers after the timeout": late,
+    "takes 0.4 s for each request": slow,
+    "resets the connection": lambda request: request.close(reset=True),
+    "stores and answers without HTTP": raw(b"\0garbage\r\n\r\n"),
+    "answers 200 with bytes that are no protobuf": storing(b"\xff" * 30),
+    "answers 200 with a page of HTML": storing(b"<html>" * 1000, "text/html"),
+    "answers 200 with nested messages, 5,000 deep": storing(b"\x0a\x03" * 5000),
+    "answers 200 with JSON, 100,000 deep": storing(b"[" * 100_000, "application/json"),
+    "answers 200 with 5 MiB": storing(bytes(5 * MIB)),
+    "answers 200 with 64 MiB in gzip": storing(GZIPPED, Content_Encoding="gzip"),
+    "answers 200 with broken gzip": storing(b"\x1f\x8bxx", Content_Encoding="gzip"),
+    "answers 200 in an unknown encoding": storing(b"xx", Content_Encoding="zz, br"),
+    "answers 200 with an endless body": endless(b"x" * 1000, OK + b"\r\n"),
+    "answers 200 with endless headers": endless(b"X-A: " + b"a" * 900 + b"\r\n"),
+    "answers 200 with a broken chunk": raw(OK + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n"),
+    "answers 200 with a length of 2^64": raw(OK + b"Content-Length: 18446744073709551616\r\n\r\nx"),
+    "answers 200 with a negative length": raw(OK + b"Content-Length: -7\r\n\r\n"),
+    "answers a byte each 0.2 s": raw(*(bytes([byte]) for byte in OK), pause_s=0.2),
+    "answers 100 Continue a thousand times": raw(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
+    "answers twice to each request":
+        raw(2 * (OK + b"Content-Length: 0\r\n\r\n")),
+    "rejects all profiles": reject_all,
+    "rejects all profiles, in JSON": reject_all_as_json,
+    "rejects -1 profiles": storing(rejecting(-1)),
+    "rejects 2^62 profiles": lambda request: request.reply(200, rejecting(1 << 62)),
+    "redirects to itself": redirect("/v1development/profiles", 307),
+    "redirects to a file": redirect("file:///etc/shadow", 302),
+    "is busy, late, silent and final at random":
+        at_random(*[Request.accept] * 6, slow, storing(b"\xff" * 30), *TRANSIENT, status(400),
+                  reject_all),
+    "stores and loses answers at random":
+        at_random(*[Request.accept] * 3, raw(), raw(OK + b"Content-Length: 100\r\n\r\nx")),
+}  # fmt: skip
+
+
+def http(name, answer, **more):
+    return Scenario(HTTP, name, receiver=lambda: HttpReceiver(answer), **more)
+
+
+def too_large(request):
+    """Take at most 20,000 bytes, unpacked."""
+    if len(request.body) > 20_000:
+        status(413)(request)
+    else:
+        request.accept()
+
+
+def abort(code, message="no", **details):
     def answer(receiver, request, context):
-        context.abort(code, "no")
+        context.abort(code, message)
 
-    return lambda: GrpcReceiver(answer)
+    return answer
 
 
-GRPC = [
-    Scenario("receiver over gRPC", code.name, receiver=grpc_status(code))
-    for code in grpc.StatusCode
-    if code is not grpc.StatusCode.OK
-]
+def wait_and_abort(receiver, request, context):
+    """UNAVAILABLE with the wish to wait for a second."""
+    detail = error_details_pb2.RetryInfo()
+    detail.retry_delay.seconds = 1
+    rich = status_pb2.Status(code=grpc.StatusCode.UNAVAILABLE.value[0], message="wait")
+    rich.details.add().Pack(detail)
+    metadata = (("grpc-status-details-bin", rich.SerializeToString()),)
+    context.set_trailing_metadata(metadata)
+    context.abort(grpc.StatusCode.UNAVAILABLE, "wait")
 
-SCENARIOS = [*HTTP, *GRPC]
+
+def garbled_details(receiver, request, context):
+    context.set_trailing_metadata((("grpc-status-details-bin", b"\xff" * 100),))
+    context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "x" * 4000)
+
+
+def answering(data, pause_s=0.0):
+    def answer(receiver, request, context):
+        time.sleep(pause_s)
+        accept(receiver, request, context)
+        return data
+
+    return answer
+
+
+def late_over_grpc(receiver, request, context):
+    time.sleep(1.5)
+    context.abort(grpc.StatusCode.UNAVAILABLE, "late")
+
+
+def reject_over_grpc(receiver, request, context):
+    return rejecting(count_profiles(request))
+
+
+def grpc_at_random():
+    chance = random.Random(7)
+    answers = [accept] * 5 + [
+        answering(b"", 0.3), abort(grpc.StatusCode.UNAVAILABLE), wait_and_abort,
+        abort(grpc.StatusCode.INVALID_ARGUMENT), reject_over_grpc, answering(b"\xff\xff"),
+    ]  # fmt: skip
+    return lambda *call: chance.choice(answers)(*call)  # noqa: PLW0108 - each time another
+
+
+GRPC_ANSWERS = {
+    **{code.name: abort(code) for code in grpc.StatusCode if code is not grpc.StatusCode.OK},
+    "RESOURCE_EXHAUSTED with garbled details": garbled_details,
+    "UNAVAILABLE with RetryInfo": wait_and_abort,
+    "stores and answers bytes that are no protobuf": answering(b"\xff\xff"),
+    "stores and answers 5 MiB": answering(bytes(5 * MIB)),
+    "stores and answers nested messages, 5,000 deep": answering(b"\x0a\x03" * 5000),
+    "answers after the timeout": late_over_grpc,
+    "takes 0.4 s for each request": answering(b"", 0.4),
+    "rejects all profiles": reject_over_grpc,
+    "is busy, late and final at random": grpc_at_random(),
+}  # fmt: skip
+
+SPOOLED = (
+    "answers after the timeout", "stores and closes without an answer", "resets the connection",
+    "rejects all profiles", "is busy, late, silent and final at random",
+    "stores and loses answers at random",
+)  # fmt: skip
+
+SCENARIOS = [
+    *[http(f"{code} {text}", status(code)) for code, text in STATUSES.items()],
+    *[http(f"429 that asks for {text}", status(429, Retry_After=value))
+      for value, text in RETRY_AFTER.items() if value.isascii()],
+    *[http(name, answer) for name, answer in ANSWERS.items()],
+    http("takes at most 20 kB", too_large),
+    http("503, and the queue has room for two batches", status(503),
+         exporter={"sending_queue": {"queue_size": 2}}),
+    http("503, and batches expire after a second", status(503),
+         exporter={"retry_on_failure": {"max_elapsed_time": "1s"}}),
+    http("503 until the agent has stopped", status(503), heals=False,
+         service={"shutdown_timeout": "2s"}),
+    *[Scenario(SPOOL, f"{name}, over HTTP", spool=True,
+               receiver=lambda name=name: HttpReceiver(ANSWERS[name])) for name in SPOOLED],
+    *[Scenario(SPOOL, f"{code} over HTTP", receiver=lambda code=code: HttpReceiver(status(code)),
+               spool=True) for code in (400, 503)],
+    Scenario(SPOOL, "503 until the agent has stopped", heals=False, spool=True,
+             receiver=lambda: HttpReceiver(status(503)), service={"shutdown_timeout": "2s"}),
+    Scenario(SPOOL, "is busy, late and final at random, over gRPC", spool=True,
+             receiver=lambda: GrpcReceiver(grpc_at_random())),
+    *[Scenario(GRPC, name, receiver=lambda answer=answer: GrpcReceiver(answer))
+      for name, answer in GRPC_ANSWERS.items()],
+    Scenario(GRPC, "takes messages of at most 20 kB",
+             receiver=lambda: GrpcReceiver(max_bytes=20_000)),
+    Scenario(GRPC, "UNAVAILABLE until the agent has stopped", heals=False,
+             receiver=lambda: GrpcReceiver(abort(grpc.StatusCode.UNAVAILABLE)),
+             service={"shutdown_timeout": "2s"}),
+]  # fmt: skip

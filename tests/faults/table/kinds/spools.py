@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import stat
+import struct
 import time
+import zlib
 
 from tests.faults.table.programs import free_port
 from tests.faults.table.receivers import HttpReceiver
@@ -46,7 +49,7 @@ def patch(at, change, which=0):
     def damage(run, segments):
         segment = segments[which]
         data = bytearray(segment.read_bytes())
-        start = int(at * len(data)) if isinstance(at, float) else at
+        start = int(at * len(data)) if isinstance(at, float) else at % len(data)
         segment.write_bytes(change(data, start))
 
     return damage
@@ -70,6 +73,87 @@ def insert(data, at):
     return data[:at] + os.urandom(1000) + data[at:]
 
 
+def with_segment(name, content):
+    """Put another file beside the segments."""
+
+    def damage(run, segments):
+        path = segments[0].with_name(name)
+        path.write_bytes(content(segments) if callable(content) else content)
+
+    return damage
+
+
+def sparse_tail(run, segments):
+    os.truncate(segments[0], 8 << 30)
+
+
+def huge_record(run, segments):
+    with segments[0].open("ab") as file:
+        file.write(struct.pack("<IIB", 0, 1 << 30, 1) + b"x")
+
+
+def lying_record(run, segments):
+    """A checksummed record whose JSON says what cannot be."""
+    body = b'{"settled": 9007199254740993, "done": {"on_cpu": -5}, "appended": {"on_cpu": 1e400}}'
+    checked = struct.pack("<IB", len(body), 2) + body
+    with segments[-1].open("ab") as file:
+        file.write(zlib.crc32(checked).to_bytes(4, "little") + checked)
+
+
+def swap(run, segments):
+    first, second = segments[0].read_bytes(), segments[1].read_bytes()
+    segments[0].write_bytes(second)
+    segments[1].write_bytes(first)
+
+
+def exchange_records(data, at):
+    """Put the second half before the first, behind the magic number."""
+    return data[:8] + data[at:] + data[8:at]
+
+
+def repeat(data, at):
+    return data + data[8:at]
+
+
+def link_away(run, segments):
+    target = run.directory / "moved.spool"
+    segments[0].rename(target)
+    segments[0].symlink_to(target)
+
+
+def link_twice(run, segments):
+    os.link(segments[0], segments[0].with_name("00000000000000000000.spool"))
+
+
+def replace(make):
+    def damage(run, segments):
+        segments[0].unlink()
+        make(segments[0])
+
+    return damage
+
+
+def give_away(run, segments):
+    os.chown(segments[0], 65534, 65534)
+
+
+def other_version(data, at):
+    return b"kpspool1" + data[8:]
+
+
+def zeros(data, at):
+    return bytes(len(data))
+
+
+def every(size):
+    def change(data, at):
+        for at in range(20, len(data), size):  # noqa: PLR1704 - each of them
+            data[at] ^= 0xFF
+        return data
+
+    return change
+
+
 def one(name, damage, **more):
     return Scenario(
         KIND, name, damaged(damage, more.pop("segments", 2)), AwayReceiver, spool=True,
@@ -77,15 +161,49 @@ def one(name, damage, **more):
     )  # fmt: skip
 
 
+HUGE_NAMES = {
+    "2^64-1": f"{(1 << 64) - 1:020}.spool", "2^62": f"{1 << 62:020}.spool",
+    "400 digits": "9" * 200 + ".spool", "a negative number": "-0000000000000000001.spool",
+}  # fmt: skip
+
 SCENARIOS = [
     one("nothing, as a control", lambda run, segments: None),
     one("a byte of the magic number", patch(0, flip)),
+    one("magic number of another version", patch(0, other_version)),
     one("a byte of a checksum", patch(8, flip)),
     one("a byte of a length", patch(12, flip)),
+    one("a byte of a kind of record", patch(16, flip)),
     one("a byte in the middle", patch(0.5, flip)),
+    one("a byte at three quarters of the newest segment", patch(0.75, flip, -1)),
+    one("a byte in each 1,000", patch(0.5, every(1000))),
+    one("a byte in each 20,000", patch(0.5, every(20_000))),
     one("4,096 zeros in the middle", patch(0.5, zero)),
+    one("4,096 zeros at the start", patch(0, zero)),
+    one("zeros only", patch(0, zeros)),
     one("1,000 random bytes inserted", patch(0.5, insert)),
     one("the oldest segment cut in half", patch(0.5, cut)),
+    one("the oldest segment cut in its magic number", patch(5, cut)),
+    one("the oldest segment cut by 3 bytes", patch(-3, cut)),
+    one("halves of the oldest segment exchanged", patch(0.5, exchange_records)),
+    one("records of the oldest segment repeated", patch(0.5, repeat)),
+    one("two segments exchanged", swap),
     one("the oldest segment removed", lambda run, segments: segments[0].unlink()),
+    one("the middle segment removed", lambda run, segments: segments[1].unlink(), segments=3),
     one("the oldest segment empty", lambda run, segments: segments[0].write_bytes(b"")),
-]
+    one("8 GiB of holes behind the oldest segment", sparse_tail),
+    one("a record that says 1 GiB", huge_record),
+    one("a record whose counts cannot be", lying_record),
+    *[one(f"a segment named {text}", with_segment(name, b"kpspool2"))
+      for text, name in HUGE_NAMES.items()],
+    one("a segment of random bytes", with_segment("00000000000000000000.spool",
+                                                  lambda _: os.urandom(100_000))),
+    one("a copy of the oldest segment with a later number",
+        with_segment("00000000000009999999.spool", lambda segments: segments[0].read_bytes())),
+    one("the oldest segment is a link", link_away),
+    one("the oldest segment has two names", link_twice),
+    one("the oldest segment is a directory", replace(lambda path: path.mkdir())),
+    one("the oldest segment is a FIFO", replace(os.mkfifo)),
+    one("the oldest segment is a device",
+        replace(lambda path: os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5)))),
+    one("the oldest segment belongs to another user", give_away),
+]  # fmt: skip

@@ -1,0 +1,195 @@
+"""The agent's process: stopped, signalled, limited, slowed and watched by others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from tests.faults.table.scenario import Scenario, wait
+
+FREEZE, SIGNAL, LIMIT = "freeze", "signal", "limit of the process"
+SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGCHLD",
+           "SIGCONT", "SIGWINCH", "SIGURG", "SIGIO", "SIGTTIN", "SIGTTOU", "SIGXFSZ",
+           "SIGRTMIN", "SIGHUP")  # fmt: skip
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def freeze(seconds, times=1):
+    def fault(run):
+        for _ in range(times):
+            run.process.send_signal(signal.SIGSTOP)
+            time.sleep(seconds)
+            run.process.send_signal(signal.SIGCONT)
+            time.sleep(min(seconds, 1.5))
+
+    return fault
+
+
+def signals(number, pause_s=0.0005):
+    def fault(run):
+        end = time.monotonic() + run.seconds
+        while time.monotonic() < end:
+            run.process.send_signal(number)
+            time.sleep(pause_s)
+        time.sleep(1)
+
+    return fault
+
+
+def queued(run):
+    """As many real-time signals as may be queued, at once."""
+    for _ in range(50_000):
+        with contextlib.suppress(OSError):
+            run.process.send_signal(signal.SIGRTMIN + 3)
+    time.sleep(2)
+
+
+def limited(which, value, after=None):
+    """Lower a soft limit, and raise it again."""
+
+    def fault(run):
+        before = resource.prlimit(run.process.pid, which)
+        resource.prlimit(run.process.pid, which, (value, before[1]))
+        if after:
+            after(run)
+        wait(run)
+        resource.prlimit(run.process.pid, which, before)
+        time.sleep(1)
+
+    return fault
+
+
+def forks(run):
+    run.python("import os\nfor _ in range(3000):\n os.fork() or os._exit(0)\n os.wait()")
+
+
+def hogs(run, count=8, code="while True: pass"):
+    for _ in range(count):
+        run.python(code)
+
+
+def scheduled(change):
+    """Each thread of the agent is scheduled otherwise, beside eight busy processes."""
+
+    def fault(run):
+        for thread in os.listdir(f"/proc/{run.process.pid}/task"):
+            change(int(thread))
+        hogs(run)
+        wait(run)
+
+    return fault
+
+
+def idle(thread):
+    os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+
+
+def nice(thread):
+    os.setpriority(os.PRIO_PROCESS, thread, 19)
+
+
+def one_cpu(thread):
+    os.sched_setaffinity(thread, {0})
+
+
+@contextlib.contextmanager
+def cgroup(run, controller, **values):
+    """The agent in a cgroup (version 1) with values of its files."""
+    place = CGROUPS / controller / f"kprofiler-fault-{run.process.pid}"
+    before = CGROUPS / controller / read_cgroup(controller).lstrip("/")
+    place.mkdir()
+    for name, value in values.items():
+        (place / f"{controller}.{name}").write_text(str(value))
+    (place / "cgroup.procs").write_text(str(run.process.pid))
+    try:
+        yield place
+    finally:
+        (before / "cgroup.procs").write_text(str(run.process.pid))
+        time.sleep(0.2)
+        place.rmdir()
+
+
+def read_cgroup(controller):
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if controller in names.split(","):
+            return path
+    raise RuntimeError(f"no cgroup has the controller {controller}")
+
+
+def in_cgroup(controller, **values):
+    def fault(run):
+        with cgroup(run, controller, **values):
+            wait(run)
+        time.sleep(1)
+
+    return fault
+
+
+def frozen(run):
+    """By the cgroup freezer, as a paused container."""
+    with cgroup(run, "freezer") as place:
+        (place / "freezer.state").write_text("FROZEN")
+        time.sleep(3)
+        (place / "freezer.state").write_text("THAWED")
+        time.sleep(0.5)
+    time.sleep(1)
+
+
+def debugged(run):
+    """A debugger attaches, lists all stacks, and leaves."""
+    command = ["gdb", "-p", str(run.process.pid), "-batch", "-ex", "thread apply all bt 3"]
+    subprocess.run(command, capture_output=True, timeout=60, check=False)
+    time.sleep(1)
+
+
+def traced(run):
+    """Another profiler samples the agent."""
+    command = ["perf", "record", "-g", "-F", 999, "-p", run.process.pid, "-o", "/dev/null"]
+    run.start(*command, root=True)
+    wait(run)
+
+
+def moved_between_cgroups(run):
+    end = time.monotonic() + run.seconds
+    while time.monotonic() < end:
+        with cgroup(run, "cpu"):
+            time.sleep(0.1)
+
+
+def loop(name, fault, kind=LIMIT, **more):
+    if kind is FREEZE:
+        more["others"] = "the agent stands still meanwhile"
+    return Scenario(kind, name, fault, **more)
+
+
+SCENARIOS = [
+    *[loop(f"{seconds} s", freeze(seconds), FREEZE) for seconds in (1, 3, 6)],
+    loop("20 times 100 ms", freeze(0.1, 20), FREEZE),
+    loop("three times 2 s", freeze(2, 3), FREEZE),
+    loop("3 s by the cgroup freezer", frozen, FREEZE),
+    loop("of a debugger that lists all stacks", debugged, FREEZE),
+    *[loop(f"{name}, 2,000 a second", signals(getattr(signal, name)), SIGNAL) for name in SIGNALS],
+    loop("50,000 real-time signals at once", queued, SIGNAL),
+    loop("no descriptor is free", limited(resource.RLIMIT_NOFILE, 1, forks)),
+    loop("files may have 0 bytes", limited(resource.RLIMIT_FSIZE, 1 << 40)),
+    loop("no process may be started", limited(resource.RLIMIT_NPROC, 0)),
+    loop("stack of 64 KiB", limited(resource.RLIMIT_STACK, 65536)),
+    loop("no memory may be locked", limited(resource.RLIMIT_MEMLOCK, 0, forks)),
+    loop("no signal may be queued", limited(resource.RLIMIT_SIGPENDING, 0)),
+    loop("address space may not grow", limited(resource.RLIMIT_AS, 1 << 30, forks)),
+    loop("scheduled as idle, beside eight busy processes", scheduled(idle), alone=True),
+    loop("nice 19, beside eight busy processes", scheduled(nice), alone=True),
+    loop("all threads on a CPU, beside eight busy processes", scheduled(one_cpu), alone=True),
+    loop("cgroup with a fifth of a CPU",
+         in_cgroup("cpu", cfs_period_us=100_000, cfs_quota_us=20_000)),
+    loop("cgroup with 2 CPU shares beside eight busy processes", in_cgroup("cpu", shares=2)),
+    loop("cgroup with memory of 256 MB", in_cgroup("memory", limit_in_bytes=256 << 20)),
+    loop("moves between cgroups ten times a second", moved_between_cgroups),
+    loop("sampled by perf at 999 Hz", traced),
+]  # fmt: skip

@@ -1,0 +1,252 @@
+"""Files and disks that are full, read-only or gone while the agent writes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import subprocess
+import time
+from functools import partial
+from pathlib import Path
+
+from tests.faults.table.kinds.spools import AwayReceiver
+from tests.faults.table.receivers import FileReceiver, HttpReceiver
+from tests.faults.table.scenario import Scenario, wait
+
+FILE, SPOOL = "output file", "disk of a spool"
+
+
+def mount(run, options="size=8m", name="disk"):
+    place = run.directory / name
+    place.mkdir(exist_ok=True, mode=0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", place], check=True)
+    run.on_close(lambda: subprocess.run(["umount", "-l", place], check=True))
+
+
+def remount(run, options, name="disk"):
+    command = ["mount", "-o", f"remount,{options}", run.directory / name]
+    subprocess.run(command, check=True)
+
+
+@contextlib.contextmanager
+def full(directory):
+    """A disk without a free block."""
+    filler = directory / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    yield
+    filler.unlink()
+
+
+def on_disk(name, options="size=8m"):
+    return {"before": lambda run: mount(run, options, name)}
+
+
+def fill(run, name):
+    time.sleep(1)
+    with full(run.directory / name):
+        wait(run)
+    time.sleep(1)
+
+
+def tiny(run):
+    """Of 128 kB; it stays full."""
+    wait(run)
+
+
+def move_away(run):
+    """As logrotate does without copytruncate; the file goes on under its new name."""
+    path = run.receiver.path
+    time.sleep(1)
+    target = path.with_name("old.otlp")
+    path.rename(target)
+    run.receiver.others.append(target)
+    wait(run)
+
+
+def unlink(run):
+    """Removed by a cleaner; what the agent goes on to write has no name, but a link kept it."""
+    path = run.receiver.path
+    link = path.with_name("kept.otlp")
+    os.link(path, link)
+    run.receiver.others.append(link)
+    time.sleep(1)
+    path.unlink()
+    wait(run)
+
+
+def replace_by_link(run):
+    path, link = run.receiver.path, run.receiver.path.with_name("kept.otlp")
+    os.link(path, link)
+    run.receiver.others.append(link)
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+    wait(run)
+    assert Path("/etc/hostname").stat().st_size < 1000
+    path.unlink()
+
+
+def move_directory(run):
+    path = run.receiver.path
+    time.sleep(1)
+    path.parent.rename(run.directory / "elsewhere")
+    run.receiver.others.append(run.directory / "elsewhere" / path.name)
+    wait(run)
+
+
+def change_mode(run):
+    run.receiver.path.chmod(0)
+    run.receiver.path.parent.chmod(0)
+    wait(run)
+    run.receiver.path.parent.chmod(0o700)
+
+
+def limit_file_size(run):
+    """RLIMIT_FSIZE just above what is written; the signal SIGXFSZ would end a process."""
+    size = run.witness.stat().st_size
+    largest = max(size, run.receiver.path.stat().st_size)
+    before = resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (largest + 30_000, before[1]))
+    wait(run)
+    resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, before)
+    time.sleep(1)
+
+
+def to_file(name, fault, **more):
+    return Scenario(FILE, name, fault, more.pop("receiver", FileReceiver), **more)
+
+
+# ---------------------------------------------------------------------------------------- spools
+
+
+def away(run, fault):
+    """Do something to the spool while the receiver is away, then let it come back."""
+    time.sleep(1.5)
+    fault(run)
+    time.sleep(1.5)
+    run.config["exporters"][run.exporter].update(HttpReceiver.configure(run.receiver))
+    run.reload()
+    time.sleep(2)
+
+
+def remove_spool(run):
+    shutil.rmtree(run.spool)
+
+
+def remove_segments(run):
+    for segment in run.segments:
+        segment.unlink()
+
+
+def remove_lock(run):
+    for lock in run.spool.rglob("*lock*"):
+        lock.unlink()
+
+
+def replace_spool_by_link(run):
+    run.spool.rename(run.directory / "old")
+    run.spool.symlink_to("/tmp")
+
+
+def open_to_all(run):
+    for directory in (run.spool, *run.spool.glob("*")):
+        directory.chmod(0o777)
+
+
+def give_away(run):
+    for path in (run.spool, *run.spool.rglob("*")):
+        os.chown(path, 65534, 65534)
+
+
+def cut_the_newest(run):
+    os.truncate(run.segments[-1], 3000)
+
+
+def append_garbage(run):
+    with run.segments[-1].open("ab") as file:
+        file.write(os.urandom(5000))
+
+
+def fill_spool(run):
+    with full(run.spool):
+        wait(run)
+
+
+def use_up_inodes(run):
+    made = 0
+    with contextlib.suppress(OSError):
+        for made in range(10_000):
+            (run.spool / f"{made}.x").touch()
+    wait(run)
+    for path in run.spool.glob("*.x"):
+        path.unlink()
+
+
+def spool_read_only(run):
+    remount(run, "ro", "spool")
+    wait(run)
+    remount(run, "rw", "spool")
+
+
+def spooled(name, fault, **more):
+    return Scenario(SPOOL, name, partial(away, fault=fault), AwayReceiver, spool=True, **more)
+
+
+def full_at_start(run):
+    mount(run, "size=1m", "spool")
+    filler = run.spool / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def free_at_last(run):
+    wait(run)
+    (run.spool / "filler").unlink()
+    time.sleep(1)
+
+
+def read_only_at_start(run):
+    mount(run, "size=1m,ro", "spool")
+
+
+def writable_at_last(run):
+    wait(run)
+    remount(run, "rw", "spool")
+    time.sleep(1)
+
+
+IN_SPOOL = on_disk("spool")
+SCENARIOS = [
+    to_file("disk is full for a while", partial(fill, name="disk"), **on_disk("disk")),
+    to_file("disk of 128 kB stays full", tiny, heals=False,
+            **on_disk("disk", "size=128k")),
+    to_file("file is moved away", move_away),
+    to_file("file is removed", unlink),
+    to_file("file is replaced by a link to another", replace_by_link),
+    to_file("directory is moved", move_directory, heals=False),
+    to_file("modes of file and directory become 0", change_mode),
+    to_file("size of files is limited", limit_file_size),
+    to_file("directory of rotated files is moved", move_directory, heals=False,
+            receiver=lambda: FileReceiver(rotation={"max_megabytes": 1, "max_backups": 2})),
+    spooled("directory is removed", remove_spool),
+    spooled("segments are removed", remove_segments),
+    spooled("lock is removed", remove_lock),
+    spooled("directory is replaced by a link", replace_spool_by_link),
+    spooled("directories are opened to everybody", open_to_all),
+    spooled("all of it is given to another user", give_away),
+    spooled("newest segment is cut", cut_the_newest),
+    spooled("garbage is appended to the newest segment", append_garbage),
+    spooled("disk is full for a while", fill_spool, **IN_SPOOL),
+    spooled("disk has no inodes for a while", use_up_inodes, **on_disk("spool", "nr_inodes=40")),
+    spooled("disk is read-only for a while", spool_read_only, **IN_SPOOL),
+    spooled("disk is full at the start", free_at_last, before=full_at_start),
+    spooled("disk is read-only at the start", writable_at_last, before=read_only_at_start),
+    spooled("spool has room for a megabyte", wait,
+            exporter={"sending_queue": {"max_megabytes": 1}}, sampler={"samples_per_second": 2999}),
+    spooled("batches become too old after a second", wait,
+            exporter={"sending_queue": {"max_age": "1s"}}),
+]  # fmt: skip

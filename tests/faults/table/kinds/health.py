@@ -1,0 +1,174 @@
+"""Other users' connections to the health endpoint, and outputs that nobody reads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+
+from tests.faults.table.scenario import Scenario, wait
+
+HEALTH, OUTPUT = "health endpoint", "output that nobody reads"
+
+CLIENT = """
+import socket, sys, time
+port, count, pause = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+pieces = [eval(piece) for piece in sys.argv[4:]]
+held = []
+while True:
+    for _ in range(count):
+        try:
+            one = socket.create_connection(("127.0.0.1", port), 5)
+            one.settimeout(5)
+            for piece in pieces:
+                one.sendall(piece)
+                time.sleep(pause)
+            held.append(one)
+        except OSError:
+            pass
+    if count > 1:
+        time.sleep(0.5)
+    del held[:-2000]
+"""
+GET = "b'GET /status HTTP/1.1\\r\\nHost: x\\r\\n"
+
+
+def clients(*pieces, count=1, pause_s=0.0, programs=2):
+    def fault(run):
+        for _ in range(programs):
+            run.python(CLIENT, run.health, count, pause_s, *pieces)
+        wait(run)
+
+    return fault
+
+
+RESETS = """
+import socket, struct, sys
+while True:
+    one = socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    one.sendall(b"GET /status HTTP/1.1\\r\\n\\r\\n")
+    one.close()
+"""
+UNREAD = """
+import socket, sys, time
+held = []
+for _ in range(500):
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    try:
+        one.connect(("127.0.0.1", int(sys.argv[1])))
+        one.sendall(b"GET /status HTTP/1.1\\r\\n\\r\\n" * 50)
+    except OSError:
+        pass
+    held.append(one)
+time.sleep(60)
+"""
+
+
+def program(code):
+    def fault(run):
+        run.python(code, run.health)
+        wait(run)
+
+    return fault
+
+
+ATTACKS = {
+    "1,000 connections that say nothing": clients(count=1000),
+    "headers that come a byte each 0.5 s": clients(
+        *[repr(bytes([byte])) for byte in b"GET / HTTP/1.1"], count=1, pause_s=0.5, programs=30),
+    "a header of 1 MB": clients(GET + "X: ' + b'a' * 1_000_000"),
+    "10,000 headers": clients(GET + "' + b'X: y\\r\\n' * 10_000 + b'\\r\\n'"),
+    "an address of 1 MB": clients("b'GET /' + b'a' * 1_000_000 + b' HTTP/1.1\\r\\n\\r\\n'"),
+    "bytes that are no HTTP": clients("bytes(range(256)) * 100"),
+    "a TLS client's hello": clients("bytes.fromhex('16030100a5010000a10303') + bytes(160)"),
+    "a body of 2^63 bytes": clients(
+        "b'POST /status HTTP/1.1\\r\\nContent-Length: %d\\r\\n\\r\\n' % 2**63 + bytes(99)"),
+    "paths that leave the directory": clients("b'GET /../../etc/shadow HTTP/1.1\\r\\n\\r\\n'"),
+    "requests as fast as two processes can": clients(GET + "\\r\\n'"),
+    "requests whose sender resets the connection": program(RESETS),
+    "500 clients that do not read 50 answers": program(UNREAD),
+    "a request with NUL and line feeds in its address": clients(
+        "b'GET /\\0\\n\\x1b[2J HTTP/1.1\\r\\n\\r\\n'"),
+}  # fmt: skip
+
+
+def full_pipe(run):
+    """The write end of a pipe that is full."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 4096)
+    os.set_blocking(write, True)
+    run.on_close(lambda: (os.close(read), os.close(write)))
+    return write
+
+
+def closed_pipe(run):
+    read, write = os.pipe()
+    os.close(read)
+    run.on_close(lambda: os.close(write))
+    return write
+
+
+def opened(path):
+    def open_it(run):
+        descriptor = os.open(path, os.O_WRONLY)
+        run.on_close(lambda: os.close(descriptor))
+        return descriptor
+
+    return open_it
+
+
+def full_socket(run):
+    """The address of a notification socket whose queue is full."""
+    path = str(run.directory / "notify")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    listener.bind(path)
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    with sender, contextlib.suppress(BlockingIOError):
+        while True:
+            sender.sendto(b"x", path)
+    run.on_close(listener.close)
+    return {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "200000"}
+
+
+def no_socket(run):
+    return {"NOTIFY_SOCKET": str(run.directory / "nothing"), "WATCHDOG_USEC": "200000"}
+
+
+def garbled(run):
+    return {"NOTIFY_SOCKET": "x" * 5000, "WATCHDOG_USEC": "-1"}
+
+
+def talk(run):
+    """Have the agent write to its log."""
+    end = time.monotonic() + run.seconds
+    while time.monotonic() < end:
+        run.process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+    time.sleep(1)
+
+
+def unread(name, make):
+    return Scenario(OUTPUT, name, talk, outputs=lambda run: {"stderr": make(run)},
+                    service={"telemetry": {"logs": {"level": "debug"}}})  # fmt: skip
+
+
+def notified(name, make):
+    return Scenario(OUTPUT, name, environment=make)
+
+
+SCENARIOS = [
+    *[Scenario(HEALTH, name, fault) for name, fault in ATTACKS.items()],
+    unread("log to a pipe that is full", full_pipe),
+    unread("log to a pipe without a reader", closed_pipe),
+    unread("log to a full disk", opened("/dev/full")),
+    notified("systemd's socket is full", full_socket),
+    notified("systemd's socket is not there", no_socket),
+    notified("systemd's socket has an impossible name", garbled),
+]

@@ -1,0 +1,163 @@
+"""What root does to the whole host: CPUs, clocks, settings of the kernel, other tools."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from tests.faults.table.scenario import Scenario, wait
+
+KIND = "host"
+CPU1 = Path("/sys/devices/system/cpu/cpu1/online")
+KERNEL = Path("/proc/sys/kernel")
+
+
+def hotplug(times, pause_s):
+    def fault(run):
+        try:
+            for _ in range(times):
+                CPU1.write_text("0")
+                time.sleep(pause_s)
+                CPU1.write_text("1")
+                time.sleep(pause_s)
+        finally:
+            CPU1.write_text("1")
+        time.sleep(1)
+
+    return fault
+
+
+def setting(name, value):
+    """A setting of the kernel, and back."""
+
+    def fault(run):
+        path = KERNEL / name
+        before = path.read_text()
+        try:
+            path.write_text(str(value))
+            wait(run)
+        finally:
+            path.write_text(before)
+        time.sleep(0.5)
+
+    return fault
+
+
+def clock(seconds, times=1):
+    """The wall clock jumps by some seconds, and back."""
+
+    def fault(run):
+        for _ in range(times):
+            time.clock_settime_ns(time.CLOCK_REALTIME, time.time_ns() + int(seconds * 1e9))
+            time.sleep(1.5 / times)
+            time.clock_settime_ns(time.CLOCK_REALTIME, time.time_ns() - int(seconds * 1e9))
+            time.sleep(1.5 / times)
+
+    return fault
+
+
+def tool(*words):
+    def fault(run):
+        run.start(*words, root=True)
+        wait(run)
+
+    return fault
+
+
+def caches(run):
+    end = time.monotonic() + run.seconds
+    while time.monotonic() < end:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        time.sleep(0.2)
+
+
+def cgroups(name):
+    """Cgroups with a name, made and removed with a process in each."""
+
+    def fault(run):
+        end, number = time.monotonic() + run.seconds, 0
+        while time.monotonic() < end:
+            place = Path("/sys/fs/cgroup/cpu") / (name % number)
+            number += 1
+            place.mkdir(parents=True)
+            process = run.python("for _ in range(10**6): pass", root=True)
+            (place / "cgroup.procs").write_text(str(process.pid))
+            process.wait()
+            with contextlib.suppress(OSError):
+                time.sleep(0.01)
+                place.rmdir()
+
+    return fault
+
+
+def memory(run):
+    """All memory but 300 MB is taken, and given back."""
+    with open("/proc/meminfo") as file:
+        free = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    run.python(
+        "import sys, time\n"
+        "held = bytearray(int(sys.argv[1]))\n"
+        "for at in range(0, len(held), 4096): held[at] = 1\n"
+        "time.sleep(60)", str((free - 300_000) * 1024))  # fmt: skip
+    time.sleep(run.seconds + 4)
+
+
+def mounts(run):
+    place = run.directory / "mounted"
+    place.mkdir()
+    end = time.monotonic() + run.seconds
+    while time.monotonic() < end:
+        subprocess.run(["mount", "-t", "tmpfs", "none", place], check=True)
+        subprocess.run(["umount", place], check=True)
+
+
+def real_time(run):
+    """A real-time process on a CPU, which leaves it 5 % of the time."""
+    run.start("chrt", "-f", 5, "taskset", "-c", 0, "sh", "-c", "while :; do :; done", root=True)
+    wait(run)
+
+
+def low_pids(run):
+    """Process ids that are used again within a second."""
+    path = KERNEL / "pid_max"
+    before = path.read_text()
+    highest = max(int(name) for name in os.listdir("/proc") if name.isdigit())
+    try:
+        path.write_text(str(max(highest + 300, 1000)))
+        run.python("import os\nwhile True:\n os.fork() or os._exit(0)\n os.wait()")
+        wait(run)
+    finally:
+        path.write_text(before)
+
+
+def one(name, fault, **more):
+    return Scenario(KIND, name, fault, alone=True, **more)
+
+
+MOVES = "the control program's CPU goes away"
+SCENARIOS = [
+    one("a CPU goes offline and comes back", hotplug(1, 1.5), others=MOVES),
+    one("a CPU goes offline and comes back five times", hotplug(5, 0.3), others=MOVES),
+    one("clock jumps by 2 s and back", clock(2)),
+    one("clock jumps by -2 s and back", clock(-2)),
+    one("clock jumps by 1 s and back, ten times", clock(1, 10)),
+    one("perf_event_max_sample_rate is 200", setting("perf_event_max_sample_rate", 200)),
+    one("perf_cpu_time_max_percent is 1", setting("perf_cpu_time_max_percent", 1)),
+    one("perf_event_paranoid is 3", setting("perf_event_paranoid", 3)),
+    one("kptr_restrict is 2", setting("kptr_restrict", 2)),
+    one("randomize_va_space is 0", setting("randomize_va_space", 0)),
+    one("perf samples all CPUs at 4,999 Hz",
+        tool("perf", "record", "-a", "-F", 4999, "-g", "-o", "/dev/null")),
+    one("perf traces each switch", tool("perf", "trace", "-a", "-o", "/dev/null")),
+    one("caches are dropped five times a second", caches),
+    one("cgroups with names of containers come and go",
+        cgroups("docker-" + "a" * 56 + "%08d.scope")),
+    one("cgroups with control characters in their names", cgroups("fault\x1b[2J\n%d")),
+    one("all memory but 300 MB is taken", memory),
+    one("file systems are mounted and unmounted", mounts),
+    one("a real-time process takes a CPU", real_time),
+    one("process ids are used again within a second", low_pids),
+]  # fmt: skip

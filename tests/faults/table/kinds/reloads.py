@@ -1,0 +1,171 @@
+"""Configurations that change, or are broken, while the agent runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from tests.faults.table.programs import free_port
+from tests.faults.table.run import merge
+from tests.faults.table.scenario import Scenario
+
+BROKEN, CHANGED = "broken configuration", "reload"
+
+
+def broken(write):
+    """Reload what cannot be read; the agent goes on with what it has. Then reload what can."""
+
+    def fault(run):
+        time.sleep(1)
+        run.config_path.unlink()
+        write(run.config_path)
+        for _ in range(3):
+            run.process.send_signal(signal.SIGHUP)
+            time.sleep(0.7)
+        if run.config_path.is_dir():
+            run.config_path.rmdir()
+        run.config_path.unlink(missing_ok=True)
+        run.reload()
+        time.sleep(1)
+
+    return fault
+
+
+def text(content):
+    data = content if isinstance(content, bytes) else content.encode()
+    return lambda path: path.write_bytes(data)
+
+
+def sparse(path):
+    path.touch()
+    os.truncate(path, 1 << 30)
+
+
+def forbidden(path):
+    path.write_text("x: 1")
+    path.chmod(0)
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(9)
+)
+FILES = {
+    "is missing": lambda path: None,
+    "is empty": text(""),
+    "is no YAML": text("a: [b, {"),
+    "is not UTF-8": text(b"a: \xff\xfe\xfa"),
+    "has an unknown key": text("receivers: {kprofiler: {samples_per_secnd: 5}}"),
+    "has a rate of -1": text("receivers: {kprofiler: {samples_per_second: -1}}"),
+    "has aliases of 3 billion values": text(BOMB),
+    "is nested 100,000 deep": text("[" * 100_000),
+    "has a tag that makes Python objects": text("!!python/object/apply:os.system [reboot]"),
+    "has a GiB of zeros": sparse,
+    "is a directory": lambda path: path.mkdir(),
+    "is a FIFO": os.mkfifo,
+    "is a link to itself": lambda path: path.symlink_to(path.name),
+    "is a terminal's device": lambda path: path.symlink_to("/dev/ptmx"),
+    "is random bytes": lambda path: path.write_bytes(os.urandom(4096)),
+    "is cut": text('{"receivers": {"kprofiler": {"samples_per_second": 9'),
+    "names an exporter that is not there":
+        text("service: {pipelines: {profiles: {exporters: [x]}}}"),
+}  # fmt: skip
+
+
+def changed(*changes):
+    """Reload with changes one after the other, each from the first configuration."""
+
+    def fault(run):
+        first = run.config
+        for change in changes:
+            run.config = merge(first, change(run) if callable(change) else change)
+            run.reload()
+            time.sleep(1.2)
+        run.config = first
+        run.reload()
+        time.sleep(1.2)
+
+    return fault
+
+
+def sampler(**values):
+    return {"receivers": {"kprofiler": values}}
+
+
+def exporters(*names):
+    """With some of the exporters only; ``-`` stands for that of the fault."""
+
+    def change(run):
+        ids = [run.exporter if name == "-" else name for name in names]
+        return {"service": {"pipelines": {"profiles": {"exporters": ids}}}}
+
+    return change
+
+
+def another(run):
+    """An exporter more, whose receiver is not there."""
+    name = "otlp_http/away"
+    new = {name: {"endpoint": f"http://127.0.0.1:{free_port()}", "timeout": "1s"}}
+    ids = [run.exporter, "file/witness", name]
+    return {"exporters": new, "service": {"pipelines": {"profiles": {"exporters": ids}}}}
+
+
+def resized(run):
+    return {"exporters": {run.exporter: {"sending_queue": {"queue_size": 1}}}}
+
+
+def split_up(run):
+    return {"exporters": {run.exporter: {"max_message_bytes": 65536}}}
+
+
+def storm(run):
+    for _ in range(30):
+        run.reload()
+        time.sleep(0.1)
+    time.sleep(2)
+
+
+def while_frozen(run):
+    run.process.send_signal(signal.SIGSTOP)
+    for _ in range(100):
+        run.reload()
+    time.sleep(1)
+    run.process.send_signal(signal.SIGCONT)
+    time.sleep(2)
+
+
+def occupied(run):
+    """The health endpoint at an address that another program listens on."""
+    return {"service": {"health": {"endpoint": "{}:{}".format(*run.receiver.address)}}}
+
+
+CHANGES = {
+    "of the same, 30 times within three seconds": storm,
+    "100 times while the agent is frozen": while_frozen,
+    "of the rate: 1, 997, 19": changed(*(sampler(samples_per_second=n) for n in (1, 997, 19))),
+    "of stacks: kernel, user, both": changed(*(sampler(stacks=s) for s in ("kernel", "user"))),
+    "of names: off, on": changed(sampler(user_symbols="off")),
+    "of Python frames: none, all": changed(sampler(python_frames=0), sampler(python_frames=127)),
+    "of the ring: four times as large": changed(sampler(map_scale_factor=2)),
+    "of targets: a process that does not run": changed(sampler(target_pids=[4194303])),
+    "of windows: 200 ms, 5 s": changed(*(sampler(reporter_interval=t) for t in ("200ms", "5s"))),
+    "of resources: executable, service": changed(
+        *(sampler(resources=r) for r in ("executable", "service"))
+    ),
+    "that adds a receiver that is away": changed(another),
+    "that shortens the queue to a batch": changed(resized),
+    "that limits messages to 64 KiB": changed(split_up),
+    "to a health endpoint in use": changed(occupied),
+}
+
+KEEPS = "the reload stops sampling them"
+SCENARIOS = [
+    *[Scenario(BROKEN, name, broken(write)) for name, write in FILES.items()],
+    *[Scenario(CHANGED, name, fault,
+               others=KEEPS if "rate" in name or "targets" in name or "resources" in name else "")
+      for name, fault in CHANGES.items()],
+    Scenario(CHANGED, "of off-CPU samples: off, with wakers", alone=True, fault=changed(
+        sampler(off_cpu={"enabled": False}), sampler(off_cpu={"enabled": True, "wakers": True}))),
+    Scenario(CHANGED, "of exporters: without it, and with it again",
+             changed(exporters("file/witness"))),
+]  # fmt: skip
