@@ -145,15 +145,19 @@ class FileExporter(ProfileExporter):
             self._prepare(len(record))
             self._append(record)
         except OSError as error:
-            message = f"cannot write {self._path}: {error.strerror}"
-            if message != self._broken:
-                _log.warning("%s: %s; dropping (logged once)", self.name, message)
-            self._broken = message
-            return ExportResult.failure(
-                batch, LossCause.WRITE_FAILED, message, errno.errorcode.get(error.errno or 0, "")
-            )
+            code = errno.errorcode.get(error.errno or 0, "")
+            return self._fail(batch, f"cannot write {self._path}: {error.strerror}", code)
+        except ExportError as error:
+            # Another file has been put in its place.
+            return self._fail(batch, error.message, "")
         self._broken = ""
         return ExportResult.success(batch)
+
+    def _fail(self, batch: Batch, message: str, code: str) -> ExportResult:
+        if message != self._broken:
+            _log.warning("%s: %s; dropping (logged once)", self.name, message)
+        self._broken = message
+        return ExportResult.failure(batch, LossCause.WRITE_FAILED, message, code)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
         """Close the file; a running export that outlasts the timeout closes it instead."""

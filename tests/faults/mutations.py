@@ -141,6 +141,7 @@ MUTATIONS = [
     Mutation("suspend", PIPELINE, "                windows.skip_to(min(passed_ns, earliest_ns or passed_ns))\n", "                pass\n", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("stalled sampler", "otel_kprofiler/pipeline/gate.py", "        samples_ns = max(samples_ns, now_ns - self._max_stall_ns)\n", "", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("stalled loop", WATCHDOG, "            self._missed_checks += 1\n", "", "tests/unit/test_agent_limits.py"),
+    Mutation("a foreign file in place of an output", "otel_kprofiler/export/file.py", "        except ExportError as error:\n            # Another", "        except ZeroDivisionError as error:\n            # Another", "tests/unit/export/test_file_exporter.py::test_losses_to_a_foreign_file_in_its_place_are_counted_until_it_goes"),
     Mutation("foreign signals", RUN, "        signal.signal(number, signal.SIG_IGN)\n", "        pass\n", f"{FREEZES}::test_foreign_signals_neither_end_nor_disturb_the_agent"),
     Mutation("unread standard error", LOGS, "            self._lines.append(line)\n", "            write_all(self.fd, line)\n", f"{OUTPUTS}::test_an_unread_standard_error_does_not_block_the_agent"),
     Mutation("unread notification socket", "otel_kprofiler/agent/systemd.py", "socket.SOCK_DGRAM | socket.SOCK_NONBLOCK", "socket.SOCK_DGRAM", f"{OUTPUTS}::test_an_unread_notify_socket_does_not_block_the_agent"),

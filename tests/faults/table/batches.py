@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.faults.table.programs import build
-from tests.faults.table.run import RATE, Run
+from tests.faults.table.run import Run
 from tests.faults.table.scenario import Scenario
 from tests.faults.table.usage import Peak
 
@@ -160,9 +160,9 @@ def _make_row(run, control_pid, control_cpu_s, lasted_s) -> dict:
     except Exception as error:  # noqa: BLE001 - a row says what went wrong
         sys.stderr.write(f"{run.scenario.key}\n{traceback.format_exc()}\n")
         return {**row, "problems": [f"{type(error).__name__}: {error}"]}
-    expected = control_cpu_s * RATE
+    expected = control_cpu_s * run.config["receivers"]["kprofiler"]["samples_per_second"]
     row.update(counts, expected=expected, lasted_s=lasted_s)
     if not run.scenario.others:
         row["others_kept"] = counts["control"] / expected
-        row["others_named"] = counts["named"] / max(counts["control"], 1)
+        row["others_named"] = counts["named"]
     return row

@@ -31,14 +31,11 @@ class Received:
     Attributes:
         samples: how many by kind and stream.
         accounts: the last account by kind and stream.
-        control: on-CPU samples of the control program.
-        named: how many of them have its function.
     """
 
     def __init__(self, payloads: Iterable[bytes], control_pid: int):
         self.samples, self.accounts = Counter(), {}
-        self.control = self.named = 0
-        self.pid, sizes = control_pid, {}
+        self._control, sizes = [], {}
         for payload in payloads:
             request = service.ExportProfilesServiceRequest.FromString(payload)
             strings, table = request.dictionary.string_table, request.dictionary.attribute_table
@@ -82,15 +79,25 @@ class Received:
     def _add_control(self, dictionary, profile) -> None:
         strings, functions = dictionary.string_table, dictionary.function_table
         for sample in profile.samples:
-            size = len(sample.timestamps_unix_nano)
-            self.control += size
             stack = dictionary.stack_table[sample.stack_index]
             names = {
                 strings[functions[line.function_index].name_strindex]
                 for at in stack.location_indices
                 for line in dictionary.location_table[at].lines
             }
-            self.named += size * (CONTROL_FUNCTION in names)
+            named = CONTROL_FUNCTION in names
+            self._control += [(stamp, named) for stamp in sample.timestamps_unix_nano]
+
+    @property
+    def control(self) -> int:
+        """On-CPU samples of the control program."""
+        return len(self._control)
+
+    @property
+    def named(self) -> float:
+        """The share of the later half of them that have its function."""
+        later = sorted(self._control)[len(self._control) // 2 :]
+        return sum(named for _, named in later) / max(len(later), 1)
 
     def sum(self, kind: str) -> int:
         """Samples of a kind in all streams."""

@@ -226,6 +226,22 @@ def test_a_file_that_was_removed_or_moved_away_is_recreated(open_file, batch, tm
     assert (tmp_path / "out.jsonl").read_bytes() == b"3\n"
 
 
+def test_losses_to_a_foreign_file_in_its_place_are_counted_until_it_goes(
+    open_file, batch, tmp_path, caplog
+):
+    exporter = open_file(form=Form.PROTOBUF)
+    path = tmp_path / "out.jsonl"
+    path.rename(tmp_path / "moved")
+    path.write_bytes(b"a host's name\n")
+    for _ in range(2):
+        assert exporter.export(batch()).lost == {LossCause.WRITE_FAILED: 3}
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "does not end with a complete message" in message
+    assert path.read_bytes() == b"a host's name\n"
+    path.unlink()
+    assert not exporter.export(batch()).lost
+
+
 def test_a_new_file_is_private_and_rotation_keeps_permissions(open_file, batch, tmp_path):
     exporter = open_file(rotation=Rotation(max_bytes=1))
     path = tmp_path / "out.jsonl"

@@ -110,8 +110,19 @@ def cgroup(run, controller, **values):
         yield place
     finally:
         (before / "cgroup.procs").write_text(str(run.process.pid))
-        time.sleep(0.2)
-        place.rmdir()
+        remove_cgroup(place)
+
+
+def remove_cgroup(place):
+    """Remove a cgroup once the kernel lets it."""
+    end = time.monotonic() + 5
+    while place.exists():
+        try:
+            place.rmdir()
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
 
 
 def read_cgroup(controller):

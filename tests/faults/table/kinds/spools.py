@@ -141,6 +141,21 @@ def other_version(data, at):
     return b"kpspool1" + data[8:]
 
 
+def bring_back(run):
+    """Segments of another version are kept aside; later that version delivers them."""
+    damaged(patch(0, other_version), 2)(run)
+    run.stop()
+    (aside,) = run.spool.glob("*/*.aside")
+    place = run.directory / "restored" / aside.parent.name
+    place.mkdir(parents=True, mode=0o700)
+    aside.rename(place / aside.name.removesuffix(".aside"))
+    patch(0, lambda data, at: b"kpspool2" + data[8:])(run, list(place.glob("*.spool")))
+    queue = {"storage": str(place.parent)}
+    run.config["exporters"][run.exporter]["sending_queue"] = queue
+    run.restart()
+    time.sleep(2)
+
+
 def zeros(data, at):
     return bytes(len(data))
 
@@ -169,7 +184,8 @@ HUGE_NAMES = {
 SCENARIOS = [
     one("nothing, as a control", lambda run, segments: None),
     one("a byte of the magic number", patch(0, flip)),
-    one("magic number of another version", patch(0, other_version)),
+    Scenario(KIND, "magic number of another version, which a third run delivers", bring_back,
+             AwayReceiver, spool=True, others="the agent is restarted"),
     one("a byte of a checksum", patch(8, flip)),
     one("a byte of a length", patch(12, flip)),
     one("a byte of a kind of record", patch(16, flip)),
