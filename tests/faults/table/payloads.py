@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as service
 
 KINDS = {"samples": "on_cpu", "off_cpu": "off_cpu"}
-STREAM, EARLIER = "otel_kprofiler.stream.", "otel_kprofiler.earlier.lost."
+STREAM, EARLIER = "otel_kprofiler.stream.", "otel_kprofiler.earlier."
+EARLIER_LOST = EARLIER + "lost."
 EARLIER_SAMPLES = "otel_kprofiler.earlier.samples"
 OF_STORED = {"rejected", "retries_exhausted", "spool_full", "spool_aged", "spool_damaged"}
 IN_NO_WINDOW = ("ring_full", "self_profiled")
@@ -107,21 +108,18 @@ class Received:
         """Streams of a kind, in the order of their arrival."""
         return [stream for of, stream in self.accounts if of == kind]
 
-    def lost(self, kind: str) -> Counter[str]:
-        """Samples of windows that did not arrive, by cause, in the last accounts of all streams.
+    def missing(self, kind: str) -> int:
+        """Samples of windows that did not arrive and are in no loss of the last accounts.
 
-        The last stream states what all earlier ones lost of samples in their spool.
+        With a spool the last stream accounts for those before it.
         """
-        total = Counter()
-        for stream in self.streams(kind):
-            account = self.accounts[kind, stream]
-            if EARLIER_SAMPLES in account:
-                total = Counter({c: n for c, n in total.items() if c not in OF_STORED})
-            total += lost_of(account)
-            for key, value in account.items():
-                if key.startswith(EARLIER):
-                    total[key.removeprefix(EARLIER)] += value
-        return total
+        *_, last = accounts = [self.accounts[kind, stream] for stream in self.streams(kind)]
+        earlier = last.get(EARLIER + "samples")
+        if earlier is not None:
+            accounts = [last]
+            earlier -= sum(value for key, value in last.items() if key.startswith(EARLIER_LOST))
+        wanted = sum(account[STREAM + "samples"] for account in accounts) + (earlier or 0)
+        return wanted - self.sum(kind) - sum(sum(lost_of(one).values()) for one in accounts)
 
 
 def _order(account: dict[str, int]) -> tuple[int, ...]:

@@ -263,10 +263,11 @@ class Run(Programs):
         seen = taken - sum(before.values()) - arrived - rest
         difference = abs(seen - sum(later.values())) + gaps
         streams = got.streams(kind)
-        complete = taken == sum(got.accounts[kind, stream][STREAM + "taken"] for stream in streams)
+        last = self.accounts[-1][kind]["taken"]
+        complete = streams and got.accounts[kind, streams[-1]][STREAM + "taken"] == last
         reachable = self.scenario.heals and streams and len(self.accounts) + self.killed == 1
         if not rest and (complete or reachable):
-            difference += abs(seen - sum(got.lost(kind).values()))
+            difference += abs(got.missing(kind))
         return {"taken": taken, "rest": rest, "lost": before + later, "difference": difference}
 
 
