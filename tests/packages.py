@@ -104,7 +104,7 @@ PACKAGES = {
         "errors model otlp text version",
     ),
     "analysis": Package(
-        "Saved profiles: samples in columns, filtered and grouped", "formats model otlp"
+        "Saved profiles: samples in columns, filtered and grouped", "formats model otlp text"
     ),
     "clickhouse": Package(
         "Profiles in ClickHouse: queries, and samples from their rows",

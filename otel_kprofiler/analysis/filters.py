@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import cache
 
@@ -17,13 +17,15 @@ from otel_kprofiler.formats import (
     stack_entries,
 )
 from otel_kprofiler.model import Resource, SpanLink, Stack
+from otel_kprofiler.text import escape_surrogates
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Conditions on samples: each field that is not empty must match one of its values.
+    r"""Conditions on samples: each field that is not empty must match one of its values.
 
-    Names may be patterns with ``*``, ``?`` and ``[…]``.
+    Names may be patterns with ``*``, ``?`` and ``[…]``. Bytes of them that are not UTF-8 are as in
+    profiles: ``\xff``.
 
     Attributes:
         processes: ids of processes, or names: of the executable, of the script that an interpreter
@@ -51,6 +53,12 @@ class Filter:
     endpoints: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            values = getattr(self, field.name)
+            escaped = (escape_surrogates(one) if isinstance(one, str) else one for one in values)
+            object.__setattr__(self, field.name, tuple(escaped))
 
     def with_attributes(self, attributes: Sequence[str]) -> Filter:
         """The filter with more attributes."""

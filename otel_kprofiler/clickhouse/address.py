@@ -71,10 +71,12 @@ def parse_address(text: str, environ: Mapping[str, str]) -> Address:
             has no user, so that the password is not in the list of processes.
 
     Raises:
-        KProfilerError: it is none.
+        KProfilerError: it is none, or not UTF-8.
     """
     problem = f"{redact_address(text)} is no address of ClickHouse"
     try:
+        text.encode()  # names of ClickHouse are UTF-8
+        unquote(text, errors="strict")
         parts = urlsplit(text)
         port, host = parts.port, parts.hostname
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))

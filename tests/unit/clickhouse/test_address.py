@@ -50,6 +50,8 @@ def test_secrets_are_not_shown():
         "clickhouse://host/otel?secure=maybe",
         "clickhouse://host/otel?table=",
         "clickhouse://host/otel?service.version",
+        "clickhouse://host/\udcff",
+        "clickhouse://host/%ff",
     ],
 )
 def test_what_is_no_address_is_refused_with_an_example(address):

@@ -1,0 +1,143 @@
+"""Names that look like SQL, placeholders, patterns or pages, through the gateway and ClickHouse."""
+
+import gc
+import importlib.util
+import json
+from fnmatch import fnmatchcase
+
+import pytest
+from click.testing import CliRunner
+
+from otel_kprofiler.cli.report import command
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.model import (
+    ON_CPU,
+    USER_SIDE,
+    FileId,
+    Frame,
+    Line,
+    Module,
+    ModuleKind,
+    Profile,
+    Resource,
+    ResourceSamples,
+    SpanLink,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import encode_window
+from tests.collector.conftest import VERSIONS, build
+from tests.collector.test_clickhouse import SECOND, START, TABLE, Engine, gateway, run
+
+pytestmark = pytest.mark.skipif(
+    not importlib.util.find_spec("chdb") or not importlib.util.find_spec("clickhouse_connect"),
+    reason="needs chdb-core and clickhouse-connect",
+)
+NAMES = [
+    "plain", r"latin\xff", "it's", 'a"b', "back\\slash", "end\\", "\\'", "{x:String}", "{x}", "%s",
+    "100%", "a_b", "axb", "a-b", "a*b", "a?b", "[ab]", "a", "a\nb", "a\r\nb", "a\tb", "nul\0nul",
+    "' OR '1'='1", "'; DROP TABLE otel.otel_profiles; --", "/* x", "-- x", "x -- ", "` OR 1 OR `",
+    "$$x$$", ";", "\u202egnp.exe", "a\u2028b", "</script><!--", "\x1b[31mred", "name\U0001f600",
+    "n" * 4000,
+]  # fmt: skip
+HOSTILE = [
+    "it's", "end\\", "\\'", "{x:String}", "100%", "a_b", "a*b", "[ab]", "nul\0nul", "' OR '1'='1",
+    "'; DROP TABLE otel.otel_profiles; --",
+]  # fmt: skip
+OPTIONS = ["--process", "--thread", "--service", "--endpoint", "--function", "--attribute"]
+PERIOD_NS = 10_000_000
+NOT_UTF8 = "latin\udcff"  # as arguments have it
+
+
+def window():
+    """A process for each name, with as many samples as none other has of one name."""
+    groups = []
+    for at, name in enumerate(NAMES):
+        code = Module(name, ModuleKind.USER, None, FileId(""), 0)
+        frame = Frame(code, 0x1000 + at, (Line(name, "", name, 7),), 0, USER_SIDE)
+        link = SpanLink(bytes(range(16)), (at + 1).to_bytes(8, "big"), name)
+        sample = WindowSample(
+            Stack.from_frames([frame]), 5000 + at, name, 0, link,
+            [START + at * 1000 + turn for turn in range(at + 1)], labels=(("tenant", name),),
+        )  # fmt: skip
+        resource = {
+            "process.executable.name": name, "process.pid": 1000 + at, "service.name": name,
+            "container.name": name, "host.name": "h",
+        }  # fmt: skip
+        groups.append(ResourceSamples(Resource(resource), [sample]))
+    return Window(START, START + SECOND, [Profile(ON_CPU, PERIOD_NS, groups)])
+
+
+SAMPLES = sum(range(len(NAMES) + 1))
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    engine = Engine(tmp_path_factory.mktemp("clickhouse") / "data")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def stored(engine, tmp_path_factory):
+    """The window in the table; yields the file that was sent."""
+    directory = tmp_path_factory.mktemp("gateway")
+    source = directory / "sent.otlp"
+    parts = [one.payload for one in encode_window(window()).batches]
+    source.write_bytes(b"".join(len(one).to_bytes(4, "big") + one for one in parts))
+    with gateway(build(VERSIONS[0]), engine, directory) as (grpc, _, _):
+        run("send", source, grpc)
+        engine.wait_for(SAMPLES)
+    return source
+
+
+def counts(source, *words):
+    """Samples by name, as ``report --json`` has them."""
+    try:
+        words = ["--json", "--limit", "0", *words, str(source), "--from", "0s"]
+        done = CliRunner().invoke(command, words, catch_exceptions=False)
+    except KProfilerError as error:
+        assert "no sample matches" in error.message
+        return {}
+    finally:
+        gc.enable()  # which the command turns off
+    groups = [group for kind in json.loads(done.stdout)["kinds"] for group in kind["groups"]]
+    return {group["name"]: group["self"] // PERIOD_NS for group in groups}
+
+
+@pytest.mark.parametrize("by", ["service", "function", "endpoint", "process", "thread"])
+def test_names_come_back_exactly(engine, stored, by):
+    number = {"process": 1000, "thread": 5000}.get(by)
+    expected = {
+        f"{name} ({number + at})" if number else name: at + 1 for at, name in enumerate(NAMES)
+    }
+    assert counts(engine.address(), "--by", by) == expected
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_no_filter_widens(engine, stored, option):
+    """Each matches the names that its pattern matches, no other, and the query stays one."""
+    for pattern in NAMES if option == "--service" else HOSTILE:
+        expected = {
+            name: at + 1
+            for at, name in enumerate(NAMES)
+            if name == pattern or fnmatchcase(name, pattern)
+        }
+        value = f"tenant={pattern}" if option == "--attribute" else pattern
+        assert counts(engine.address(), option, value, "--by", "service") == expected, pattern
+    ((left,),) = engine.ask(f"SELECT sum(length(TimestampsUnixNano)) FROM {TABLE}")
+    assert int(left) == SAMPLES
+
+
+@pytest.mark.parametrize("option", [*OPTIONS, "--container", "--module"])
+def test_bytes_that_are_not_utf8_are_those_of_profiles(engine, stored, option):
+    value = f"tenant={NOT_UTF8}" if option == "--attribute" else NOT_UTF8
+    expected = {r"latin\xff": NAMES.index(r"latin\xff") + 1}
+    for source in (engine.address(), stored):
+        assert counts(source, option, value, "--by", "service") == expected
+
+
+@pytest.mark.parametrize("option", ["--span", "--kind"])
+def test_bytes_that_are_not_utf8_match_nothing_else(engine, stored, option):
+    assert counts(engine.address(), option, NOT_UTF8) == counts(stored, option, NOT_UTF8) == {}
