@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from logging.handlers import MemoryHandler
-from typing import Final
+from typing import Any, Final
 
 from otel_kprofiler.host import keep_only
+from otel_kprofiler.text import escape_controls, escape_surrogates
 
 REPEAT_INTERVAL_S: Final = 60.0
 """Interval in which only the first of several similar warnings is written."""
@@ -79,13 +80,23 @@ class JsonFormatter(logging.Formatter):
             "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": escape_surrogates(record.getMessage()),
         }
         if account := getattr(record, "account", None):
             fields["account"] = account
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False)
+
+
+class _TextFormatter(logging.Formatter):
+    """One line without control characters; tracebacks have more lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - name of logging
+        return escape_controls(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - likewise
+        return "\n".join(map(escape_controls, super().formatException(ei).split("\n")))
 
 
 class DescriptorHandler(logging.Handler):
@@ -185,7 +196,7 @@ def make_formatter(encoding: str, fd: int) -> logging.Formatter:
     """
     if encoding == "json" or (encoding == "auto" and not os.isatty(fd)):
         return JsonFormatter()
-    return logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
+    return _TextFormatter("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
 
 
 def configure_logging(level: str = "info", encoding: str = "auto", fd: int = 2) -> None:

@@ -23,7 +23,7 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import wire
-from otel_kprofiler.text import escape_controls
+from otel_kprofiler.text import escape_surrogates
 
 # Field numbers of the messages Profile, Sample, Mapping, Location, Line, Function, ValueType.
 _SAMPLE_TYPE, _SAMPLE, _MAPPING, _LOCATION, _FUNCTION, _STRING = 1, 2, 3, 4, 5, 6
@@ -151,7 +151,7 @@ class _Encoder:
         default = ON_CPU if ON_CPU in self._kinds else self._kinds[0]
         self._out += _number(_DEFAULT_SAMPLE_TYPE, self._string(default.measure[0]))
         for text in self._strings:
-            self._out += _message(_STRING, escape_controls(text).encode())
+            self._out += _message(_STRING, escape_surrogates(text).encode())
         return bytes(self._out)
 
 

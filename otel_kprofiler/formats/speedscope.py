@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from otel_kprofiler.formats.entries import Entry, process_id, process_name, stack_entries
 from otel_kprofiler.model import ON_CPU, ProfileKind, Resource, Stack, Window
-from otel_kprofiler.text import escape_controls
+from otel_kprofiler.text import escape_surrogates
 from otel_kprofiler.version import __version__
 
 _UNITS: Final = {"bytes", "microseconds", "milliseconds", "nanoseconds", "seconds"}
@@ -73,7 +73,7 @@ class _Writer:
         document = {
             "$schema": SCHEMA,
             "exporter": f"otel-kprofiler@{__version__}",
-            "name": escape_controls(name),
+            "name": escape_surrogates(name),
             "activeProfileIndex": 0,
             "shared": {"frames": [_frame_json(frame) for frame in self._frames]},
             "profiles": profiles,
@@ -83,10 +83,10 @@ class _Writer:
 
 def _frame_json(frame: Entry | str) -> dict[str, Any]:
     if isinstance(frame, str):
-        return {"name": escape_controls(frame)}
-    found: dict[str, Any] = {"name": escape_controls(frame.label)}
+        return {"name": escape_surrogates(frame)}
+    found: dict[str, Any] = {"name": escape_surrogates(frame.label)}
     if frame.file or frame.module:
-        found["file"] = escape_controls(frame.file or frame.module)
+        found["file"] = escape_surrogates(frame.file or frame.module)
     if frame.line:
         found["line"] = frame.line
     return found

@@ -98,7 +98,8 @@ def counts(source, *words):
         words = ["--json", "--limit", "0", *words, str(source), "--from", "0s"]
         done = CliRunner().invoke(command, words, catch_exceptions=False)
     except KProfilerError as error:
-        assert "no sample matches" in error.message
+        if "no sample matches" not in error.message:
+            raise
         return {}
     finally:
         gc.enable()  # which the command turns off

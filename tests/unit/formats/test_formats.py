@@ -43,7 +43,7 @@ def test_speedscope_follows_its_schema(windows):
     assert everything["endValue"] == 10
     assert (cpu0["name"], cpu0["unit"], cpu0["endValue"]) == ("CPU 0", "nanoseconds", 6000)
     names = [[frames[index]["name"] for index in stack] for stack in cpu1["samples"]]
-    assert [stack[0] for stack in names] == [r"a;b\n (8)", "dd (7)", r"a;b\n (8)", r"a;b\n (8)"]
+    assert [stack[0] for stack in names] == ["a;b\n (8)", "dd (7)", "a;b\n (8)", "a;b\n (8)"]
     assert names[1][1:] == ["[0x401000]", "do_syscall_64", "vfs_read", "ext4_read", "inlined"]
 
 

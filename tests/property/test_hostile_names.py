@@ -1,0 +1,115 @@
+"""No name reaches a terminal as more than printable text, and programs get each as it is."""
+
+import gzip
+import json
+import logging
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from otel_kprofiler.agent import JsonFormatter, make_formatter
+from otel_kprofiler.formats import folded, html, pprof, speedscope, table
+from otel_kprofiler.model import (
+    ON_CPU,
+    USER_SIDE,
+    FileId,
+    Form,
+    Frame,
+    Line,
+    Module,
+    ModuleKind,
+    Profile,
+    Resource,
+    ResourceSamples,
+    SpanLink,
+    Stack,
+    Window,
+    WindowSample,
+)
+from otel_kprofiler.otlp import decode_windows, encode_window
+from otel_kprofiler.text import escape_surrogates
+
+PARTS = [
+    "</script>", "<!--", "<script", "]]>", "'", '"', "\\", "\\x1b", "\x1b[2J", "\x1b]0;x\x07",
+    "\x9b",
+    "\u202e", "\u2066", "\u200f", "\u2028", "\u2029", "\0", "\r", "\n", "\t", "\udcff", "\ud800",
+    "\ufeff", ";", " 7", "&amp;", "${x}", "%s", "n" * 65_536, "\U0001f600",
+]  # fmt: skip
+NAMES = st.lists(st.sampled_from(PARTS), min_size=1, max_size=4).map("".join)
+SETTINGS = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # names of 64 KiB
+
+
+def window(name):
+    """A sample whose every name is this."""
+    code = Module(name, ModuleKind.USER, None, FileId("ab" * 16), 0)
+    frame = Frame(code, 0x1000, (Line(name, "", name, 7),), 0, USER_SIDE)
+    link = SpanLink(bytes(range(16)), bytes(range(1, 9)), name)
+    sample = WindowSample(
+        Stack.from_frames([frame]), 7, name, 0, link, [10], labels=(("label", name),)
+    )
+    attributes = {
+        "process.executable.name": name, "process.pid": 7, "service.name": name,
+        "container.name": name, "host.name": name,
+    }  # fmt: skip
+    groups = [ResourceSamples(Resource(attributes), [sample])]
+    return Window(0, 10**9, [Profile(ON_CPU, 10**7, groups)])
+
+
+@SETTINGS
+@given(NAMES)
+def test_texts_for_people_are_printable_lines(name):
+    one = [window(name)]
+    for text in (folded(one, threads=True), table(one, width=100)):
+        assert all(map(str.isprintable, text.split("\n")))
+    assert folded(one).count("\n") == 1
+
+
+@SETTINGS
+@given(NAMES)
+def test_no_name_ends_the_data_of_a_page(name):
+    page, plain = html([window(name)]), html([window("plain")])
+    for mark in ("</script", "<!--", "<script"):
+        assert page.lower().count(mark) == plain.lower().count(mark)
+    data = page.partition('type="application/json">')[2].partition("</script>")[0]
+    assert all(map(str.isprintable, json.loads(data)["strings"]))
+
+
+@SETTINGS
+@given(NAMES)
+def test_programs_get_names_as_they_are(name):
+    kept = escape_surrogates(name)
+    frames = json.loads(speedscope([window(name)]))["shared"]["frames"]
+    assert kept in [frame["name"] for frame in frames]
+    assert kept.encode() in gzip.decompress(pprof([window(name)]))
+    for form in Form:
+        (batch,) = encode_window(window(name), form=form).batches
+        (found,) = decode_windows(batch.payload)
+        ((resource, sample),) = found.profiles[0].samples
+        (frame,) = sample.stack.frames
+        assert {
+            sample.thread_name, sample.labels[0][1], frame.lines[0].function, frame.lines[0].file,
+            frame.module.name, resource.attributes["container.name"], sample.link.local_root,
+        } == {kept}  # fmt: skip
+
+
+@SETTINGS
+@given(NAMES)
+def test_a_line_of_the_log_is_one_line(name):
+    record = logging.LogRecord("x", logging.WARNING, "", 0, "of %s", (name,), None)
+    assert make_formatter("console", 2).format(record).isprintable()
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    assert json.loads(line.encode())["message"] == f"of {escape_surrogates(name)}"
+
+
+def test_a_traceback_of_the_log_keeps_its_lines():
+    try:
+        int("\x1b[2J\u202e")
+    except ValueError as error:
+        info = (type(error), ValueError("\x1b[2J\u202e"), error.__traceback__)
+    record = logging.LogRecord("x", logging.ERROR, "", 0, "failed", (), info)
+    lines = make_formatter("console", 2).format(record).split("\n")
+    assert len(lines) > 3
+    assert all(map(str.isprintable, lines))
