@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-MAX_CODE_BYTES: Final = 32 * 1024 * 1024
+MAX_CODE_BYTES: Final = 16 * 1024 * 1024
 """Limit on the memory of descriptions, if no other is given."""
 _OBJECT_BYTES: Final = 512
 """Memory of a description beside its texts: objects and their places in dictionaries."""
@@ -41,7 +42,8 @@ class PythonCode(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """About what the description takes in memory."""
-        return _OBJECT_BYTES + 2 * (len(self.file) + len(self.function)) + len(self.line_table)
+        texts = sys.getsizeof(self.file) + sys.getsizeof(self.function)
+        return _OBJECT_BYTES + texts + len(self.line_table)
 
 
 class KnownCodes:

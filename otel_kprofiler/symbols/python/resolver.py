@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 from otel_kprofiler.model import (
@@ -24,8 +25,15 @@ from otel_kprofiler.symbols.python.line_table import LineTable, parse_line_table
 
 MAX_PLACES_CACHED: Final = 16_384
 """Instructions whose frame is kept; few of them have a frame that no other has."""
+MAX_PLACE_BYTES_CACHED: Final = 8 * 1024 * 1024
+"""Memory of frames that are kept, as if none shared its texts."""
+_PLACE_BYTES: Final = 300
+"""Memory of a frame beside its texts."""
 MAX_TABLES_CACHED: Final = 1_024
-MAX_TABLE_BYTES_CACHED: Final = 2 * 1024 * 1024
+MAX_TABLE_BYTES_CACHED: Final = 4 * 1024 * 1024
+"""Memory of line tables that are kept."""
+_TABLE_FACTOR: Final = 6
+"""Of a table and what it is parsed to: an entry of two bytes may be a run of eight."""
 
 UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 
@@ -39,12 +47,19 @@ class PythonResolver:
 
     def __init__(self, codes: KnownCodes) -> None:
         self._codes = codes
-        self._frames: BoundedCache[int, Frame] = BoundedCache(MAX_PLACES_CACHED, self._find)
-        self._shared: BoundedCache[Line, Frame] = BoundedCache(MAX_PLACES_CACHED // 2, _make_frame)
+        self._frames: BoundedCache[int, Frame] = BoundedCache(
+            MAX_PLACES_CACHED, self._find, weigh=self._weigh, max_weight=MAX_PLACE_BYTES_CACHED
+        )
+        self._shared: BoundedCache[Line, Frame] = BoundedCache(
+            MAX_PLACES_CACHED // 2,
+            _make_frame,
+            weigh=lambda line: _text_bytes(line.function, line.file),
+            max_weight=MAX_PLACE_BYTES_CACHED // 2,
+        )
         self._tables: BoundedCache[tuple[bytes, int], LineTable] = BoundedCache(
             MAX_TABLES_CACHED,
             lambda key: parse_line_table(*key),
-            weigh=lambda key: len(key[0]),
+            weigh=lambda key: _TABLE_FACTOR * len(key[0]),
             max_weight=MAX_TABLE_BYTES_CACHED,
         )
 
@@ -103,6 +118,10 @@ class PythonResolver:
             raise _NotDescribedError
         return self._shared[self._line(code, frame.instruction)]
 
+    def _weigh(self, word: int) -> int:
+        code = self._codes.get(parse_python_word(word).code)
+        return _text_bytes(code.function, code.file) if code else _PLACE_BYTES
+
     def _line(self, code: PythonCode, instruction: int) -> Line:
         table = self._tables[code.line_table, code.first_line]
         return Line(code.function, "", code.file, table.line(instruction), code.first_line)
@@ -129,6 +148,10 @@ class _PendingSide:
             if _count_unknown(side) < _count_unknown(self._side):
                 self._side = side
         return self._side
+
+
+def _text_bytes(function: str, file: str) -> int:
+    return _PLACE_BYTES + sys.getsizeof(function) + sys.getsizeof(file)
 
 
 def _make_frame(line: Line) -> Frame:

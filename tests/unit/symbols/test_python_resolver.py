@@ -1,5 +1,6 @@
 """Python stacks: functions and lines by descriptions, which may come later."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,26 @@ def test_a_description_without_lines_still_names_the_function(codes, resolver):
     codes.add(describe(1, line_table=b"", first_line=0))
     (frame,) = resolver.resolve(raw((1, 0)), None).frames
     assert frame.lines == (Line("handler", "", __file__, 0, 0),)
+
+
+@pytest.mark.parametrize(
+    ("shape", "most_mib"), [((20_000, 240, 0), 18), ((700, 1, 4000), 7)], ids=["names", "tables"]
+)
+def test_code_objects_of_any_number_take_little_memory(codes, resolver, shape, most_mib):
+    """Names as long and wide as descriptions have them, and tables with a run for two bytes."""
+    count, text, table_bytes = shape
+    table = bytes((0x80 | 11 << 3, 0)) * (table_bytes // 2)
+    tracemalloc.start()
+    try:
+        for number in range(1, count):
+            name = f"{number:x}" + "\u1234" * text
+            own = table + bytes((0x80 | 15 << 3,))
+            codes.add(
+                describe(number, function=name, file=name[::-1], line_table=own, first_line=number)
+            )
+            (frame,) = resolver.resolve(raw((number, 0)), None).frames
+            assert frame.function == name
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < most_mib << 20
