@@ -7,7 +7,9 @@ closing the channel aborts them. gRPC's own retries are off; :mod:`.retry` decid
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+import threading
 from typing import Final, Unpack, cast
 from urllib.parse import urlsplit
 
@@ -15,7 +17,7 @@ import grpc
 from grpc import StatusCode
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export.client import GRPC_ENDPOINT, ClientOptions, ClientSettings, Tls
+from otel_kprofiler.export.client import GRPC_ENDPOINT, ClientOptions, ClientSettings
 from otel_kprofiler.export.partial_success import parse_partial_success
 from otel_kprofiler.export.retry import Answer, Verdict
 from otel_kprofiler.export.sender import (
@@ -24,6 +26,7 @@ from otel_kprofiler.export.sender import (
     OtlpSender,
     user_agent,
 )
+from otel_kprofiler.export.tls_files import TlsFiles
 from otel_kprofiler.model import Batch
 from otel_kprofiler.redact import Secrets, redact_address
 
@@ -106,21 +109,27 @@ class OtlpGrpcExporter(OtlpSender):
             secrets=Secrets([target, proxy_url], settings.headers),
         )
         self._metadata = tuple(settings.checked_headers().items())
-        self._channel = _open_channel(
+        self._tls_files = TlsFiles(settings.tls) if secure else None
+        self._open = functools.partial(
+            _open_channel,
             target,
-            settings.tls if secure else None,
+            self._tls_files,
             (*_OPTIONS, ("grpc.primary_user_agent", user_agent()), *proxy_options(proxy_url)),
             compresses=settings.does_compress(),
         )
-        # No serializers: batches are sent byte for byte.
-        self._call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(METHOD)
+        self._lock = threading.Lock()
+        self._channel = self._open()
 
     def _prepare(self, batch: Batch) -> bytes:
         return batch.payload
 
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
+        if self._tls_files and self._tls_files.renew():
+            self._reopen()
+        # No serializers: batches are sent byte for byte.
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(METHOD)
         try:
-            response = self._call(body, timeout=timeout_s, metadata=self._metadata)
+            response = call(body, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             return _failed(error)
         except ValueError as error:
@@ -134,8 +143,16 @@ class OtlpGrpcExporter(OtlpSender):
             return Answer(Verdict.ACCEPTED, "OK", unreadable=str(error))
         return Answer(Verdict.ACCEPTED, "OK", partial.message, partial.rejected)
 
+    def _reopen(self) -> None:
+        """Connect with renewed certificates, unless the exporter was closed meanwhile."""
+        with self._lock:
+            if not self._closed:
+                old, self._channel = self._channel, self._open()
+                old.close()
+
     def _close(self) -> None:
-        self._channel.close()
+        with self._lock:
+            self._channel.close()
 
 
 def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
@@ -176,12 +193,12 @@ def proxy_options(proxy_url: str) -> Options:
 
 
 def _open_channel(
-    target: str, tls: Tls | None, options: Options, *, compresses: bool
+    target: str, files: TlsFiles | None, options: Options, *, compresses: bool
 ) -> grpc.Channel:
     compression = grpc.Compression.Gzip if compresses else grpc.Compression.NoCompression
-    if tls is None:
+    if files is None:
         return grpc.insecure_channel(target, options=options, compression=compression)
-    ca, certificate, key = tls.read()
+    ca, certificate, key = files.contents
     credentials = grpc.ssl_channel_credentials(ca, key, certificate)
     return grpc.secure_channel(target, credentials, options=options, compression=compression)
 

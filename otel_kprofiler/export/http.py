@@ -31,6 +31,7 @@ from otel_kprofiler.export.http_answer import (
 )
 from otel_kprofiler.export.retry import Answer, Verdict
 from otel_kprofiler.export.sender import MAX_RESPONSE_BYTES, OtlpSender, user_agent
+from otel_kprofiler.export.tls_files import TlsFiles
 from otel_kprofiler.model import Batch, Form
 from otel_kprofiler.redact import Secrets, redact_address
 
@@ -82,7 +83,10 @@ class OtlpHttpExporter(OtlpSender):
         )
         self._compress = settings.does_compress()
         self._batch_form = settings.form
-        tls.read()
+        if self._url.startswith("https://"):
+            self._tls_files = TlsFiles(tls)
+        else:
+            tls.read()
         # Passed with each request, because the environment overrides the session's value.
         self._verify: bool | str = not tls.insecure_skip_verify and (tls.ca_file or True)
         self._adapter = AbortableAdapter()
@@ -107,6 +111,8 @@ class OtlpHttpExporter(OtlpSender):
         return gzip.compress(batch.payload, 6, mtime=0) if self._compress else batch.payload
 
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
+        if self._tls_files and self._tls_files.renew():
+            self._session.close()  # connections are opened again, with the new files
         late = threading.Event()
         self._adapter.begin()
 
@@ -131,6 +137,8 @@ class OtlpHttpExporter(OtlpSender):
             return Answer(Verdict.RETRY, status, str(getattr(inner, "reason", inner)))
         except requests.RequestException as error:
             return Answer(Verdict.REFUSED, type(error).__name__, str(error))
+        except OSError as error:  # requests misses a file of TLS, which is being replaced
+            return Answer(Verdict.RETRY, type(error).__name__, str(error))
         finally:
             timer.cancel()
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from otel_kprofiler.export.base import ExportResult, Part, ProfileExporter, sum_results
 from otel_kprofiler.export.client import ClientSettings
 from otel_kprofiler.export.retry import Answer, Verdict, attempt_until_settled
+from otel_kprofiler.export.tls_files import TlsFiles, find_fix
 from otel_kprofiler.model import Batch, LossCause, SampleCounts
 from otel_kprofiler.redact import Secrets
 from otel_kprofiler.text import describe_count
@@ -87,6 +88,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self._failures = 0
         self._failing_since = 0.0
         self._outage = ""
+        self._tls_files: TlsFiles | None = None  # set by transports that use TLS
 
     @property
     def destination(self) -> str:
@@ -202,7 +204,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
     def _note(self, answer: Answer) -> Answer:
         """Sanitize the message, and log the answer unless its kind was logged before."""
         answer = self._clean(answer)
-        answer = answer._replace(message=advise_plain_text(answer.message))
+        answer = answer._replace(message=self._advise(answer))
         message = answer.message
         self._track_outage(answer)
         self._warn_unreadable(answer.unreadable)
@@ -217,6 +219,17 @@ class OtlpSender(ProfileExporter, abc.ABC):
             self._warned.clear()
             _log.info("%s: %s: accepts data again", self.name, self.endpoint)
         return answer
+
+    def _advise(self, answer: Answer) -> str:
+        """The message, behind what is wrong with our own files and before the fix."""
+        message = advise_plain_text(answer.message)
+        is_explained = message != answer.message
+        if is_explained or self._tls_files is None or answer.verdict is not Verdict.RETRY:
+            return message
+        if problem := self._tls_files.find_problem():
+            return f"{problem} ({message})"
+        fix = find_fix(message)
+        return f"{message}: {fix}" if fix else message
 
     def _clean(self, answer: Answer) -> Answer:
         message, problem = map(self._clean_text, (answer.message, answer.unreadable))

@@ -1,0 +1,175 @@
+"""Files of TLS that are replaced while an exporter uses them, and what is wrong with them.
+
+Certificates are renewed by replacing two files, one after the other: in between they do not belong
+together, and one may be missing. Until they do again, the connection that exists stays in use.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from datetime import UTC, datetime
+from typing import Final
+
+from otel_kprofiler.errors import ExportError
+from otel_kprofiler.export.client import Tls
+
+Contents = tuple[bytes | None, bytes | None, bytes | None]
+"""Of the CA, certificate and key files; None if not set."""
+
+_FIXES: Final = (
+    ("certificate has expired", "renew the receiver's certificate"),
+    ("certificate is not yet valid", "compare the clocks of both hosts"),
+    (
+        r"hostname mismatch|hostname verification check failed|IP address mismatch",
+        "name the receiver in endpoint as its certificate does",
+    ),
+    (
+        r"self.signed certificate|unable to get (local )?issuer",
+        "set tls.ca_file to the certificate of the authority that signed the receiver's",
+    ),
+    (
+        r"protocol.version|unsupported.protocol",
+        "let the receiver offer TLS 1.2 or newer",
+    ),
+    (
+        r"alert certificate revoked|revoked",
+        "the receiver has revoked the client certificate: get another for tls.cert_file",
+    ),
+    (
+        r"certificate required|PEER_DID_NOT_RETURN_A_CERTIFICATE",
+        "the receiver wants a client certificate: set tls.cert_file and tls.key_file",
+    ),
+)
+"""Texts of OpenSSL and BoringSSL for a failed handshake, and what ends it."""
+_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
+_SEQUENCE: Final = 0x30
+_UTC_TIME: Final = 0x17
+_VERSION: Final = 0xA0
+
+
+class TlsFiles:
+    """The files that the settings of a client name. Not thread-safe.
+
+    Args:
+        tls: names the files.
+
+    Raises:
+        ExportError: one cannot be read, or only one of certificate and key is given.
+
+    Attributes:
+        contents: of the files, as they were last used.
+    """
+
+    def __init__(self, tls: Tls) -> None:
+        self._tls = tls
+        self._seen = self._look()
+        self.contents: Contents = tls.read()
+
+    def renew(self) -> bool:
+        """Read the files if they have changed; whether there are new ones that can be used."""
+        seen = self._look()
+        if seen == self._seen or self.find_problem():
+            return False
+        try:
+            contents = self._tls.read()
+        except ExportError:  # removed meanwhile: the next call sees it
+            return False
+        self._seen = seen
+        is_new, self.contents = contents != self.contents, contents
+        return is_new
+
+    def find_problem(self, now: datetime | None = None) -> str:
+        """What is wrong with the files, and the fix; empty if nothing is."""
+        tls = self._tls
+        try:
+            tls.read()
+        except ExportError as error:
+            return f"{error}: {error.hint}"
+        if not tls.cert_file or not tls.key_file:
+            return ""
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(tls.cert_file, tls.key_file)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            reason = getattr(error, "reason", None) or str(error)
+            return (
+                f"the client certificate {tls.cert_file} and the key {tls.key_file} cannot be used"
+                f" together ({reason}): replace both"
+            )
+        return _find_invalid(tls.cert_file, now or datetime.now(UTC))
+
+    def _look(self) -> list[tuple[int, ...]]:
+        seen: list[tuple[int, ...]] = []
+        for path in (self._tls.ca_file, self._tls.cert_file, self._tls.key_file):
+            try:
+                status = os.stat(path) if path else None
+            except OSError as error:
+                seen.append((error.errno or 0,))
+                continue
+            if status:
+                seen.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+        return seen
+
+
+def find_fix(message: str) -> str:
+    """What ends the failure of a handshake; empty if its text is not known."""
+    for pattern, fix in _FIXES:
+        if re.search(pattern, message.replace("_", " ") + message, re.IGNORECASE):
+            return fix
+    return ""
+
+
+def _find_invalid(path: str, now: datetime) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
+        rest = file.read().partition(_BEGIN)[2]
+    pem = f"{_BEGIN}{rest.partition('-----END')[0]}-----END CERTIFICATE-----\n"
+    try:
+        start, end = parse_validity(ssl.PEM_cert_to_DER_cert(pem))
+    except ValueError:  # OpenSSL takes it, so that its dates are not the problem
+        return ""
+    if now > end:
+        return f"the client certificate {path} expired on {end:%Y-%m-%d %H:%M} UTC: renew it"
+    if now < start:
+        return (
+            f"the client certificate {path} is not valid before {start:%Y-%m-%d %H:%M} UTC:"
+            " compare this host's clock"
+        )
+    return ""
+
+
+def parse_validity(der: bytes) -> tuple[datetime, datetime]:
+    """The first and last time of a certificate (RFC 5280, 4.1.2.5).
+
+    Raises:
+        ValueError: it is none.
+    """
+    _, certificate, _ = _read_value(der, _SEQUENCE)
+    _, body, _ = _read_value(certificate, _SEQUENCE)
+    tag, _, rest = _read_value(body)
+    if tag == _VERSION:
+        _, _, rest = _read_value(rest)  # the serial number
+    for _ in ("signature", "issuer"):
+        _, _, rest = _read_value(rest, _SEQUENCE)
+    _, validity, _ = _read_value(rest, _SEQUENCE)
+    first, start, rest = _read_value(validity)
+    last, end, _ = _read_value(rest)
+    return _parse_time(first, start), _parse_time(last, end)
+
+
+def _read_value(data: bytes, expected: int | None = None) -> tuple[int, bytes, bytes]:
+    """Tag and content of a DER value, and what follows it."""
+    if len(data) < 2 or (expected is not None and data[0] != expected):
+        raise ValueError("not the value of a certificate")
+    length, at = data[1], 2
+    if length & 0x80:
+        at += length & 0x7F
+        length = int.from_bytes(data[2:at], "big")
+    if at + length > len(data):
+        raise ValueError("the certificate is cut off")
+    return data[0], data[at : at + length], data[at + length :]
+
+
+def _parse_time(tag: int, text: bytes) -> datetime:
+    form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+    return datetime.strptime(text.decode("ascii"), form).replace(tzinfo=UTC)

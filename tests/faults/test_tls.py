@@ -1,0 +1,233 @@
+"""TLS that fails: what is reported, and that renewed files are used without a restart."""
+
+import os
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+from concurrent import futures
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+import pytest
+
+from otel_kprofiler.export import OtlpGrpcExporter, OtlpHttpExporter, RetryPolicy, Tls
+from otel_kprofiler.export.tls_files import parse_validity
+from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples
+
+SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
+BATCH = Batch(b"x", Form.PROTOBUF, (ProfileSamples("on_cpu", 1),), 0, 1)
+DAY_S = 86400
+AUTHORITY = """
+[ca]
+default_ca = here
+[here]
+new_certs_dir = .
+database = index
+serial = serial
+default_md = sha256
+policy = any
+copy_extensions = copy
+unique_subject = no
+[any]
+commonName = supplied
+"""
+CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
+
+class Authority:
+    """Signs certificates with any dates."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        for name, text in {"index": "", "serial": "01", "authority": AUTHORITY}.items():
+            (directory / name).write_text(text)
+        self.run("req", "-x509", *CURVE, "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem")
+
+    def run(self, *words):
+        subprocess.run(["openssl", *words], cwd=self.directory, check=True, capture_output=True)
+
+    def sign(self, name, host="localhost", start_s=-DAY_S, end_s=DAY_S):
+        start, end = (
+            time.strftime("%Y%m%d%H%M%SZ", time.gmtime(time.time() + at)) for at in (start_s, end_s)
+        )
+        self.run(
+            "req", "-new", *CURVE, "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{host}",
+            "-keyout", f"{name}.key", "-out", f"{name}.csr",
+        )  # fmt: skip
+        self.run(
+            "ca", "-batch", "-config", "authority", "-cert", "ca.pem", "-keyfile", "ca.key",
+            "-in", f"{name}.csr", "-out", f"{name}.pem", "-startdate", start, "-enddate", end,
+            "-notext",
+        )  # fmt: skip
+
+    def use(self, name, *, only="key pem"):
+        """Replace the client's files, or one of them."""
+        for end in only.split():
+            shutil.copy(self.directory / f"{name}.{end}", self.directory / f"new.{end}")
+            os.rename(self.directory / f"new.{end}", self.directory / f"client.{end}")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    if not shutil.which("openssl"):
+        pytest.skip("needs the openssl command to make certificates")
+    authority = Authority(tmp_path_factory.mktemp("tls"))
+    authority.sign("server")
+    authority.sign("expired", start_s=-9000, end_s=-3600)
+    authority.sign("early", start_s=3600)
+    authority.sign("elsewhere", host="elsewhere.example")
+    authority.sign("first")
+    authority.sign("second")
+    return authority
+
+
+def serve_http(directory, name):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory / f"{name}.pem", directory / f"{name}.key")
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(directory / "ca.pem")
+    clients = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            subject = dict(part[0] for part in self.connection.getpeercert()["subject"])
+            clients.append(subject["commonName"])
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def finish_request(self, request, client_address):
+            with context.wrap_socket(request, server_side=True) as connection:
+                super().finish_request(connection, client_address)
+
+        def handle_error(self, request, client_address):
+            pass
+
+    server = Server(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close():
+        server.shutdown()
+        server.server_close()
+
+    return server.server_port, clients, close
+
+
+def serve_grpc(directory, name):
+    clients = []
+
+    def export(_, context):
+        clients.append(context.auth_context()["x509_common_name"][0].decode())
+        return b""
+
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    handlers = {"Export": grpc.unary_unary_rpc_method_handler(export)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
+    key, certificate, ca = (
+        (directory / file).read_bytes() for file in (f"{name}.key", f"{name}.pem", "ca.pem")
+    )
+    credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    return port, clients, lambda: server.stop(0).wait()
+
+
+@pytest.fixture(params=["grpc", "http"])
+def connect(request, authority):
+    """Starts a receiver with a certificate, and returns an exporter and who has sent to it."""
+    serve = {"grpc": serve_grpc, "http": serve_http}[request.param]
+    ends = []
+
+    def start(name="server", *, elapsed_s=1.5):
+        port, clients, close = serve(authority.directory, name)
+        directory = authority.directory
+        options = {
+            "tls": Tls(
+                ca_file=str(directory / "ca.pem"),
+                cert_file=str(directory / "client.pem"),
+                key_file=str(directory / "client.key"),
+            ),
+            "retry": RetryPolicy(
+                initial_interval_s=0.05, max_interval_s=0.2, max_elapsed_time_s=elapsed_s
+            ),
+            "headers": {"authorization": "Bearer of-a-secret"},
+            "timeout_s": 5,
+        }
+        address = f"https://localhost:{port}"
+        if request.param == "grpc":
+            exporter = OtlpGrpcExporter(address, **options)
+        else:
+            exporter = OtlpHttpExporter(address, proxy_url="", **options)
+        ends.extend([exporter.shutdown, close])
+        return exporter, clients
+
+    yield start
+    for end in ends:
+        end()
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("expired", "renew the receiver's certificate"),
+        ("early", "compare the clocks"),
+        ("elsewhere", "name the receiver in endpoint as its certificate does"),
+    ],
+)
+def test_the_first_error_names_cause_and_fix_and_no_secret(connect, authority, name, fix, caplog):
+    authority.use("first")
+    exporter, clients = connect(name)
+    result = exporter.export(BATCH)
+    assert result.lost == {LossCause.RETRIES_EXHAUSTED: 1}
+    assert clients == []
+    assert fix in caplog.text
+    assert "of-a-secret" not in caplog.text + result.message
+
+
+def test_an_expired_client_certificate_is_named_with_its_date(connect, authority, caplog):
+    authority.use("expired")
+    exporter, clients = connect()
+    assert exporter.export(BATCH).lost == {LossCause.RETRIES_EXHAUSTED: 1}
+    der = ssl.PEM_cert_to_DER_cert((authority.directory / "client.pem").read_text())
+    _, end = parse_validity(der)
+    assert abs((end - datetime.now(UTC)).total_seconds() + 3600) < 600
+    text = f"{authority.directory}/client.pem expired on {end:%Y-%m-%d %H:%M} UTC: renew it"
+    assert text in caplog.text
+    assert text in exporter.find_outage()
+    authority.use("first")
+    assert exporter.export(BATCH).exported == 1
+    assert clients == ["first"]
+
+
+def test_renewed_files_are_used_once_they_belong_together(connect, authority):
+    authority.use("first")
+    exporter, clients = connect(elapsed_s=20)
+    assert exporter.export(BATCH).exported == 1
+    authority.use("second", only="key")
+    mend = threading.Timer(0.5, authority.use, ["second"], {"only": "pem"})
+    mend.start()
+    assert exporter.export(BATCH).exported == 1
+    mend.join()
+    assert exporter.export(BATCH).exported == 1
+    assert clients[-1] == "second"
+
+
+def test_a_missing_file_is_waited_for(connect, authority, caplog):
+    authority.use("first")
+    exporter, _ = connect(elapsed_s=20)
+    (authority.directory / "client.key").unlink()
+    mend = threading.Timer(0.5, authority.use, ["first"], {"only": "key"})
+    mend.start()
+    assert exporter.export(BATCH).exported == 1
+    mend.join()
+    assert "Traceback" not in caplog.text
