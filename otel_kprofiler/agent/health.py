@@ -63,7 +63,8 @@ class _Handler(HttpHandler):
     timeout = CONNECTION_TIMEOUT_S
 
     def do_GET(self) -> None:  # noqa: N802 - name of http.server
-        if is_loopback(self.server.host) and not self.is_named():
+        # Browsers always send Host; probes may not.
+        if "Host" in self.headers and is_loopback(self.server.host) and not self.is_named():
             self.send_error(403)
             return
         path = self.path.partition("?")[0]

@@ -289,4 +289,6 @@ def _unpack(body: bytes, encoding: str) -> bytes:
         raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large())
     if not unpacker.eof:
         raise _Refused(HTTPStatus.BAD_REQUEST, f"the end of the {encoding} is missing")
+    if unpacker.unused_data:
+        raise _Refused(HTTPStatus.BAD_REQUEST, f"there is more behind the end of the {encoding}")
     return found

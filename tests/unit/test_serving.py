@@ -49,6 +49,11 @@ def test_health_checks_by_address_are_answered(host):
         assert status(server.port, head.encode()) == 200
 
 
+def test_health_checks_without_a_host_are_answered():
+    with contextlib.closing(HealthServer("127.0.0.1:0", {"/livez": list})) as server:
+        assert status(server.port, b"GET /livez HTTP/1.0\r\n\r\n") == 200
+
+
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::1", ""])
 def test_pages_of_others_cannot_read_the_health_endpoint_of_a_loopback_address(host):
     """Under a name of their own that leads to it (DNS rebinding)."""

@@ -326,6 +326,12 @@ def test_what_waits_for_its_turn_is_not_unpacked_yet(receivers, intake, monkeypa
     assert post(receivers, bomb, **PROTOBUF, **{"Content-Encoding": "gzip"})[0] == 413
 
 
+def test_data_behind_the_end_of_gzip_are_refused_and_not_dropped(receivers, intake):
+    body = gzip.compress(payload()) + gzip.compress(payload())
+    assert post(receivers, body, **PROTOBUF, **{"Content-Encoding": "gzip"})[0] == 400
+    assert intake.counts.requests == 0
+
+
 def test_a_store_that_fails_is_overload(receivers, intake):
     def fail(_windows):
         raise KProfilerError("cannot write x.db: full", hint="free space")

@@ -32,7 +32,7 @@ while True:
         time.sleep(0.5)
     del held[:-2000]
 """
-GET = "b'GET /status HTTP/1.1\\r\\nHost: x\\r\\n"
+GET = "b'GET /status HTTP/1.1\\r\\nHost: localhost\\r\\n"
 
 
 def clients(*pieces, count=1, pause_s=0.0, programs=2):
@@ -91,6 +91,8 @@ ATTACKS = {
     "requests as fast as two processes can": clients(GET + "\\r\\n'"),
     "requests whose sender resets the connection": program(RESETS),
     "500 clients that do not read 50 answers": program(UNREAD),
+    "requests under a name of another site": clients(
+        "b'GET /status HTTP/1.1\\r\\nHost: evil.example\\r\\n\\r\\n'"),
     "a request with NUL and line feeds in its address": clients(
         "b'GET /\\0\\n\\x1b[2J HTTP/1.1\\r\\n\\r\\n'"),
 }  # fmt: skip
