@@ -115,10 +115,10 @@ class Agent:
         self._user_names: SymbolLoader | None = None  # likewise
         self._health: HealthServer | None = None
         self._telemetry = Telemetry(
-            self.account, self._generation, self._count_lost_symbols, self._read_cpu_time
-        )
-        self._watchdog = Watchdog()
-        self._meter, self._governor = Meter(), Governor()
+            self.account, self._generation, self._count_lost_symbols, self._read_cpu_time,
+            lambda: self._pipeline.budgets.coarse if self._pipeline else {},
+        )  # fmt: skip
+        self._watchdog, self._meter, self._governor = Watchdog(), Meter(), Governor()
         self._next_measure = 0.0
         self._calls = 0  # of _alive_sometimes
         self._privileges: Privileges | None = None
@@ -221,6 +221,7 @@ class Agent:
                 pause=self._alive_sometimes,
                 grain=config.grain,
                 leaves_out_self_profiled=config.leaves_out_self_profiled,
+                limits_processes=True,
             )
             pipeline.start()
         except (HostError, SamplerError) as error:
@@ -337,10 +338,9 @@ class Agent:
 
     def _change(self, config: AgentConfig) -> None:
         """Apply a configuration; on an error, raise and change nothing."""
-        old, reporter = self._config, self._reporter
+        old, reporter, health = self._config, self._reporter, self._health
         assert reporter  # noqa: S101 - opened before the loop
         opened = run_unprivileged(lambda: open_changed(self._exporters, config.exporters))
-        health = self._health
         try:
             if config.health_endpoint != old.health_endpoint:
                 health = self._open_health(config)

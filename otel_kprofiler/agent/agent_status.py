@@ -44,6 +44,7 @@ def describe_agent(
         "unreachable": {name: outage for name, outage in outages.items() if outage},
         "storage": {name: error for name, error in errors.items() if error},
         "samples_per_second": sampler.config.samples_per_second if sampler else 0,
+        "coarse_samples": dict(pipeline.budgets.coarse) if pipeline else {},
         "python_frames": python.describe() if python else None,
         "unwind_tables": tables.as_dict() if tables else None,
         "user_symbols": user_names.counts()._asdict() if user_names else None,

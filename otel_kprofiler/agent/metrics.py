@@ -36,6 +36,7 @@ from otel_kprofiler.version import __version__
 
 _BY_EXPORTER: Final = (LossCause.REJECTED, LossCause.RETRIES_EXHAUSTED, LossCause.WRITE_FAILED)
 _KIND: Final = "kprofiler.sample.kind"
+_COARSE: Final = "kprofiler.coarse"
 _DURATIONS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 _NO_PIPELINE: Final = (grpc.StatusCode.UNIMPLEMENTED, 404)
@@ -60,6 +61,7 @@ class SelfMetrics:
         generation: returns the number of changes of kernel symbols.
         lost_symbols: returns the number of lost symbol records, by cause.
         cpu_time: returns the CPU time so far.
+        coarse: returns the number of coarse samples, by what is coarse.
     """
 
     def __init__(
@@ -72,9 +74,11 @@ class SelfMetrics:
         generation: Callable[[], int],
         lost_symbols: Callable[[], Mapping[str, int]],
         cpu_time: Callable[[], CpuTime],
+        coarse: Callable[[], Mapping[str, int]],
     ) -> None:
         self._account = account
         self._cpu_time = cpu_time
+        self._coarse = coarse
         self._lost_symbols = lost_symbols
         with _no_environment():
             readers = [
@@ -107,6 +111,8 @@ class SelfMetrics:
              "Samples lost between kernel and user space, by error.type."),
             (counter, "kprofiler.sample.missed", "{sample}", self._missed,
              "Samples that the kernel did not take on busy CPUs."),
+            (counter, "kprofiler.sample.coarse", "{sample}", self._coarse_samples,
+             "Samples with less detail, of processes above their budget, by kprofiler.coarse."),
             (counter, "kprofiler.symbol.record.lost", "{record}", self._lost_records,
              "Lost records of loaded and unloaded code, by error.type."),
             (counter, "kprofiler.symbol.reload", "{reload}",
@@ -165,6 +171,10 @@ class SelfMetrics:
     def _missed(self, _: CallbackOptions) -> Iterator[Observation]:
         for account, kind in self._kinds():
             yield Observation(account.missed, kind)
+
+    def _coarse_samples(self, _: CallbackOptions) -> Iterator[Observation]:
+        for detail, count in self._coarse().items():
+            yield Observation(count, {_COARSE: detail})
 
     def _lost_records(self, _: CallbackOptions) -> Iterator[Observation]:
         for cause, count in self._lost_symbols().items():

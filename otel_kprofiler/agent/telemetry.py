@@ -25,6 +25,7 @@ class Telemetry:
         generation: returns the number of changes of kernel symbols; likewise.
         lost_symbols: returns the number of lost symbol records, by cause; likewise.
         cpu_time: returns the CPU time so far; likewise.
+        coarse: returns the number of coarse samples, by what is coarse; likewise.
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class Telemetry:
         generation: Callable[[], int],
         lost_symbols: Callable[[], Mapping[str, int]],
         cpu_time: Callable[[], CpuTime],
+        coarse: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._account = account
         self._generation = generation
         self._lost_symbols = lost_symbols
         self._cpu_time = cpu_time
+        self._coarse = coarse
         self._metrics: SelfMetrics | None = None
         self._settings: Any = None
 
@@ -71,6 +74,7 @@ class Telemetry:
                 generation=self._generation,
                 lost_symbols=self._lost_symbols,
                 cpu_time=self._cpu_time,
+                coarse=self._coarse,
             )
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:

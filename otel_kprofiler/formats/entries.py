@@ -72,6 +72,7 @@ _TRUNCATED_REASONS: Final = {
     StackEnd.NOT_A_CALL: "the return address does not follow a call",
     StackEnd.NO_PROGRESS: "the caller's frame does not lie above its callee's",
     StackEnd.DAMAGED: "the unwind table contradicts itself",
+    StackEnd.OVER_BUDGET: "the process makes more distinct stacks than its budget allows",
 }
 _MODULE_COLORS: Final = {ModuleKind.LOADED: "module", ModuleKind.BPF: "bpf"}
 

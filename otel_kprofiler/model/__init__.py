@@ -50,6 +50,7 @@ from otel_kprofiler.model.python_stack import (
     split_python_stack,
 )
 from otel_kprofiler.model.sample import (
+    COARSE,
     Collected,
     LabelSet,
     ProcessKey,
@@ -95,6 +96,7 @@ from otel_kprofiler.model.user_stack import (
     IN_MOVED_TEXT,
     NO_MAPPING,
     SOURCE_BITS,
+    STACK_OVER_BUDGET,
     STATUS_BY_END,
     TRUNCATED_STACKS,
     FileKey,
@@ -127,6 +129,7 @@ from otel_kprofiler.model.window import (
 
 __all__ = [
     "ADDRESS_BITS",
+    "COARSE",
     "IN_MOVED_TEXT",
     "KERNEL_SIDE",
     "KINDS",
@@ -145,6 +148,7 @@ __all__ = [
     "SOURCE_BITS",
     "STACK_NOT_TAKEN",
     "STACK_OK",
+    "STACK_OVER_BUDGET",
     "STACK_TRUNCATED",
     "STATUS_BY_END",
     "STATUS_BY_PYTHON_END",

@@ -29,6 +29,10 @@ class SpanLink(NamedTuple):
 LabelSet = tuple[tuple[str, str], ...]
 """Labels of a sample: names and values, sorted."""
 
+COARSE: Final = "otel_kprofiler.coarse"
+"""Label of samples with less detail, because their process is above its budget; its value is
+``true``."""
+
 
 class RawSide(NamedTuple):
     """One side of a stack, as the kernel program recorded it.

@@ -54,6 +54,8 @@ class StackEnd(enum.IntEnum):
     """The caller's frame does not lie above its callee's."""
     DAMAGED = 10
     """The file's unwind table contradicts itself."""
+    OVER_BUDGET = 11
+    """The process has used up what its distinct stacks may cost; set in user space."""
 
 
 _FIRST_TRUNCATED: Final = 16
@@ -70,6 +72,7 @@ TRUNCATED_STACKS: Final[Mapping[StackStatus, StackEnd]] = {
     status: end for end, status in _STATUSES.items() if end is not StackEnd.COMPLETE
 }
 """Why a stack with such a status is not complete."""
+STACK_OVER_BUDGET: Final = _STATUSES[StackEnd.OVER_BUDGET]
 
 
 class FrameSource(enum.IntEnum):

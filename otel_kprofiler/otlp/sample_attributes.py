@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
+    COARSE,
     SIDES,
     STACK_TRUNCATED,
     TRUNCATED_STACKS,
@@ -84,7 +85,7 @@ def _labels(attributes: Mapping[str, AttributeValue]) -> LabelSet:
         for key, value in attributes.items()
         if isinstance(value, str)
         and key not in names.SAMPLE_ATTRIBUTES
-        and not key.startswith("otel_kprofiler.")
+        and (key == COARSE or not key.startswith("otel_kprofiler."))
     ]
     return tuple(sorted(found)[:_MAX_LABELS])
 

@@ -139,6 +139,7 @@ def open_live(
     find_labels: Callable[[int], LabelSet] | None = None,
     grain: Grain = Grain.PROCESS,
     leaves_out_self_profiled: bool = False,
+    limits_processes: bool = False,
 ) -> Pipeline[EbpfSampler]:
     """A pipeline that samples this host; loads no program before it is started.
 
@@ -163,6 +164,7 @@ def open_live(
         find_labels: the labels with a number that a sample has.
         grain: what has a Resource of its own.
         leaves_out_self_profiled: leave out on-CPU samples of processes that sample themselves.
+        limits_processes: make samples of a process that costs too much coarser.
 
     Raises:
         DependencyError: the loader's library is missing.
@@ -207,6 +209,7 @@ def open_live(
         scheduler_rvas=symbolizer.scheduler_rvas(),
         grain=grain,
         leaves_out_self_profiled=leaves_out_self_profiled,
+        limits_processes=limits_processes,
     )
 
 

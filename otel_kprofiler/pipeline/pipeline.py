@@ -8,8 +8,7 @@
 
 One thread calls :meth:`Pipeline.step` repeatedly. Samples are drained, held at the gate until every
 symbol stream has passed their time, resolved with the symbols of that time, and collected into the
-window of that time. A window is closed when its end has passed in event time, and goes to the sink,
-such as :class:`otel_kprofiler.delivery.Reporter`.
+window of that time. When its end has passed in event time, a window is closed and goes to the sink.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ from otel_kprofiler.model import (
     WaitTotals,
     Window,
 )
+from otel_kprofiler.pipeline.budget import ProcessBudgets
 from otel_kprofiler.pipeline.gate import MAX_WAIT_NS, EventTimeGate, count_kinds
 from otel_kprofiler.pipeline.idle_wait import SETTLE_S, wait_for_samples
 from otel_kprofiler.pipeline.python_frames import PythonFrames
@@ -88,12 +88,11 @@ class Pipeline(Generic[SamplerT]):
         find_causes: whether to find what threads wait for.
         scheduler_rvas: of the kernel's functions in which threads wait.
         grain: what has a Resource of its own; windows are merged as they are closed.
-        leaves_out_self_profiled: whether windows are without on-CPU samples of processes that
-            sample themselves; these are counted as lost.
+        leaves_out_self_profiled: whether on-CPU samples of such processes are counted as lost.
+        limits_processes: whether samples of a process that costs too much are coarser.
 
     Attributes:
-        grain: as given; may be changed at any time.
-        leaves_out_self_profiled: likewise.
+        grain, leaves_out_self_profiled: as given; may be changed at any time.
     """
 
     def __init__(
@@ -116,8 +115,10 @@ class Pipeline(Generic[SamplerT]):
         scheduler_rvas: range = range(0),
         grain: Grain = Grain.PROCESS,
         leaves_out_self_profiled: bool = False,
+        limits_processes: bool = False,
     ) -> None:
         self.sampler = sampler
+        self.budgets = ProcessBudgets(stacks, resources, is_limiting=limits_processes)
         self.grain = grain
         self.leaves_out_self_profiled = leaves_out_self_profiled
         self._left_out = SampleCounts()
@@ -126,8 +127,7 @@ class Pipeline(Generic[SamplerT]):
         self._find_labels = find_labels
         self._find_causes = find_causes
         self._scheduler_rvas = scheduler_rvas
-        self.python = python
-        self._stacks = stacks
+        self.python, self._stacks = python, stacks
         self.resources = resources
         self._schedule = schedule
         self._sink = sink
@@ -179,6 +179,7 @@ class Pipeline(Generic[SamplerT]):
             find_labels=self._find_labels,
             find_causes=self._find_causes,
             scheduler_rvas=self._scheduler_rvas,
+            budgets=self.budgets,
         )
 
     def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:
@@ -314,8 +315,7 @@ class Pipeline(Generic[SamplerT]):
                 sample = samples[-1]
                 if windows.end_if_full(sample.time_ns):
                     return True
-                stack = self._stacks.resolve(sample)
-                resource = self.resources.get(sample)
+                stack, resource = self.budgets.resolve(sample)
                 windows.add(sample, stack, resource)
                 if self._whole:
                     self._whole.add(sample, stack, resource)

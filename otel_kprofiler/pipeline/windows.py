@@ -32,6 +32,7 @@ from otel_kprofiler.model import (
     WindowWaker,
     find_stack_cause,
 )
+from otel_kprofiler.pipeline.budget import COARSE_LABELS, ProcessBudgets, name_coarse_thread
 from otel_kprofiler.text import decode_name
 
 DRAIN_INTERVAL_S: Final = 0.25
@@ -110,6 +111,7 @@ class WindowBuilder:
         find_labels: the labels with a number; without it, samples have none.
         find_causes: whether to find what threads wait for.
         scheduler_rvas: of the kernel's functions in which threads wait; see :class:`WaitStacks`.
+        budgets: limits the groups of a process; None: there is no limit.
     """
 
     def __init__(
@@ -124,7 +126,9 @@ class WindowBuilder:
         find_labels: Callable[[int], LabelSet] | None = None,
         find_causes: bool = True,
         scheduler_rvas: range = range(0),
+        budgets: ProcessBudgets | None = None,
     ) -> None:
+        self._budgets = budgets
         self._find_causes = find_causes
         self._scheduler_rvas = scheduler_rvas
         self._clock = StreamClock(clock)
@@ -183,6 +187,10 @@ class WindowBuilder:
         wait = _wait_key(sample.wait) if sample.wait else None
         key = (stack, sample.tid, sample.comm, sample.cpu, sample.link, labels, wait)
         series = group.get(key)
+        if series is None and self._budgets and not self._budgets.admit(sample.tgid):
+            comm = name_coarse_thread(resource)
+            key = (stack, sample.tgid, comm, sample.cpu, None, COARSE_LABELS, wait)
+            series = group.get(key)
         if series is not None:
             series += (sample.time_ns, sample.value)
             return

@@ -165,24 +165,41 @@ class ProcessResources:
 
     def get(self, sample: RawSample) -> Resource:
         """The Resource of the sample's process."""
-        if self._fixed and (fixed := self._fixed.get(sample.tgid)):
-            return fixed.get(sample.owner) or self._fix_owner(fixed, sample.owner)
-        key = sample.process
-        if key.start_time_ns is None and key.tgid:
-            key = self._key_from_proc(key.tgid)
-        place = (key, sample.cgroup_id)
-        process = self._resources.get(place)
-        if process is not None:
-            self._resources.move_to_end(place)
-            if process.tried is not None and sample.stack_start not in (0, process.tried):
-                self._read_again(process, sample)
-            return process.resource
+        found = self.find(sample)
+        if found is not None:
+            return found
+        place = self._place(sample)
+        key = place[0]
         process = self._resources[place] = self._find(key, sample)
         self._newest[key.process] = process
         process.places += 1
         if len(self._resources) > self._capacity:
             self._forget(self._resources.popitem(last=False)[1])
         return process.resource
+
+    def find(self, sample: RawSample) -> Resource | None:
+        """The Resource of the sample's process if it has been seen lately; else None."""
+        if self._fixed and (fixed := self._fixed.get(sample.tgid)):
+            return fixed.get(sample.owner) or self._fix_owner(fixed, sample.owner)
+        place = self._place(sample)
+        process = self._resources.get(place)
+        if process is None:
+            return None
+        self._resources.move_to_end(place)
+        if process.tried is not None and sample.stack_start not in (0, process.tried):
+            self._read_again(process, sample)
+        return process.resource
+
+    def find_newest(self, sample: RawSample) -> Resource | None:
+        """The newest Resource of the sample's process, whatever program it ran; None without."""
+        newest = self._newest.get(sample.process.process)
+        return newest.resource if newest else None
+
+    def _place(self, sample: RawSample) -> tuple[ProcessKey, int]:
+        key = sample.process
+        if key.start_time_ns is None and key.tgid:
+            key = self._key_from_proc(key.tgid)
+        return key, sample.cgroup_id
 
     def get_of(self, process: ProcessKey, *, has_ended: bool = False) -> Resource:
         """The Resource of a process that may have no sample; of one without program, the newest.

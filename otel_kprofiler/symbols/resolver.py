@@ -153,6 +153,11 @@ class StackResolver:
         stack = self._stacks[sample.collected, sample.stacks, self._state(sample)]
         return stack.of(sample) if isinstance(stack, _VariableStack) else stack
 
+    def find(self, sample: RawSample) -> Stack | None:
+        """A sample's stack if it was resolved lately and differs between no samples; else None."""
+        stack = self._stacks.get((sample.collected, sample.stacks, self._state(sample)))
+        return stack if isinstance(stack, Stack) else None
+
     def advance(self, now_boot_ns: int) -> int:
         """Let the resolvers learn what is new; returns the time up to which all know everything."""
         return min([one.advance(now_boot_ns) for one in self._resolvers.values()])

@@ -61,6 +61,7 @@ CHILDREN, READ_LINES = (
     "tests/unit/symbols/user/test_lines.py",
 )
 LINES, INDEXING = "otel_kprofiler/symbols/user/lines.py", "otel_kprofiler/unwinding/indexing.py"
+PROCESS_BUDGET, BUDGETS = "otel_kprofiler/pipeline/budget.py", "tests/unit/pipeline/test_budget.py"
 FAIR, TURNS = "otel_kprofiler/host/fair_queue.py", "tests/unit/host/test_fair_queue.py"
 
 MUTATIONS = [
@@ -217,6 +218,11 @@ MUTATIONS = [
     Mutation("one process asks for many tables to be made", "otel_kprofiler/unwinding/store.py", "is not request:\n                self._postponed.put(request.tgid, request)", "is not request:\n                self._postponed.put(0, request)", "tests/live/test_unwinding_tables.py::test_each_process_has_its_turn_to_have_tables_made"),
     Mutation("one process has many files with symbols", "otel_kprofiler/symbols/user/loader.py", "self._put(file.owner, ", "self._put(0, ", "tests/unit/symbols/user/test_loader.py::test_each_process_has_its_turn_to_have_files_read"),
     Mutation("one process fills the queue of files with symbols", FAIR, "key=lambda one: len(self._waiting[one])", "key=lambda one: -len(self._waiting[one])", "tests/unit/symbols/user/test_loader.py::test_a_process_with_many_files_takes_no_place_of_others"),
+    Mutation("a process makes new stacks all the time", PROCESS_BUDGET, "_without_user_frames(sample) if is_over else sample", "sample", f"{BUDGETS}::test_new_stacks_of_a_noisy_process_are_cut_to_the_kernels"),
+    Mutation("a process executes programs all the time", PROCESS_BUDGET, "if resource is None and is_over:", "if False:", f"{BUDGETS}::test_a_process_that_executes_programs_all_the_time_keeps_one"),
+    Mutation("a process renames itself all the time", WINDOWS, "not self._budgets.admit(sample.tgid)", "False", f"{BUDGETS}::test_a_process_that_renames_itself_gets_the_name_of_its_executable"),
+    Mutation("resolving is not charged", PROCESS_BUDGET, "        share.spend(self._now_ns() - began_ns)\n", "", f"{BUDGETS}::test_what_a_process_costs_in_the_long_run_is_its_share"),
+    Mutation("the budget of one process is that of all", PROCESS_BUDGET, "share = self._get_share(sample.tgid)", "share = self._get_share(0)", f"{BUDGETS}::test_new_stacks_of_a_noisy_process_are_cut_to_the_kernels"),
 ]  # fmt: skip
 
 

@@ -94,8 +94,9 @@ def receiver():
 @pytest.fixture
 def telemetry():
     telemetry = Telemetry(
-        lambda: ACCOUNT, lambda: 7, lambda: {"queue_full": 4}, lambda: CpuTime(1.5, 0.5, 2.0, 0.25)
-    )
+        lambda: ACCOUNT, lambda: 7, lambda: {"queue_full": 4}, lambda: CpuTime(1.5, 0.5, 2.0, 0.25),
+        lambda: {"stack": 8, "group": 9},
+    )  # fmt: skip
     yield telemetry
     telemetry.close()
 
@@ -156,6 +157,8 @@ def test_samples_losses_queue_exports_symbols_cpu_and_memory(receiver, telemetry
     assert value("kprofiler.sample.lost", on_cpu, error("ring_full")) == 3
     assert value("kprofiler.sample.lost", off_cpu, error("ring_full")) == 2
     assert value("kprofiler.sample.missed", on_cpu) == 6
+    assert value("kprofiler.sample.coarse", {("kprofiler.coarse", "stack")}) == 8
+    assert value("kprofiler.sample.coarse", {("kprofiler.coarse", "group")}) == 9
     assert value("kprofiler.symbol.record.lost", error("queue_full")) == 4
     size = "otel.sdk.processor.profile_sample.queue.size"
     assert value(size, PROCESSOR, on_cpu) == 10

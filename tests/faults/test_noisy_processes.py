@@ -1,0 +1,185 @@
+"""One process that makes all of its samples differ takes no samples of others."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from otel_kprofiler.model import COARSE
+from otel_kprofiler.otlp import decode_windows
+from tests.faults.accounts import check_account, check_stream
+
+pytestmark = pytest.mark.live
+
+RATE = 99
+
+GOOD = """
+volatile unsigned long x;
+int main(void) { for (;;) x++; }
+"""
+
+NOISY = {
+    "renames": """
+#include <stdio.h>
+#include <sys/prctl.h>
+volatile unsigned long x;
+int main(void) {
+    char name[16];
+    for (unsigned long i = 0;; i++) {
+        snprintf(name, 16, "%015lx", i * 0x9E3779B97F4A7C15ul >> 4);
+        prctl(PR_SET_NAME, name);
+        for (int k = 0; k < 100000; k++) x++;
+    }
+}
+""",
+    "mappings": """
+#define _GNU_SOURCE
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+static const unsigned char code[] = {0xb9, 0, 0, 3, 0, 0xff, 0xc9, 0x75, 0xfc, 0xc3};
+#else
+static const unsigned int code[] = {0x52a00060, 0x71000400, 0x54ffffe1, 0xd65f03c0};
+#endif
+int main(void) {
+    for (;;) {
+        int fd = memfd_create("code", 0);
+        void *page;
+        ftruncate(fd, 4096);
+        write(fd, code, sizeof code);
+        page = mmap(0, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0);
+        close(fd);
+        ((void (*)(void))page)();
+        munmap(page, 4096);
+    }
+}
+""",
+    "stacks": """
+volatile unsigned long x, seed = 1;
+static unsigned random_bits(void) { return (seed = seed * 6364136223846793005ul + 1) >> 33; }
+static void (*functions[4])(int);
+#define F(n) __attribute__((noinline)) void f##n(int depth) { \\
+    if (depth) functions[random_bits() & 3](depth - 1); \\
+    else for (int k = 0; k < 100000; k++) x++; \\
+    x += n; }
+F(0) F(1) F(2) F(3)
+int main(void) {
+    functions[0] = f0; functions[1] = f1; functions[2] = f2; functions[3] = f3;
+    for (;;) f0(20 + random_bits() % 60);
+}
+""",
+    "execs": """
+#include <unistd.h>
+volatile unsigned long x;
+int main(int argc, char **argv) {
+    for (int k = 0; k < 300000; k++) x++;
+    return execv("/proc/self/exe", argv);
+}
+""",
+}
+NEW_CODE = """
+def f():
+    x = 0
+    for k in range(2000):
+        x += k
+number, code = 0, f.__code__
+while True:
+    number += 1
+    f.__code__ = code.replace(co_name=f"f{number}", co_filename=f"/made/{number}.py")
+    f()
+"""
+SMALL_BUDGET = """
+from otel_kprofiler.pipeline import budget
+class Small(budget.CpuShare):
+    def __init__(self, share):
+        super().__init__(share / 1e6)
+        self._earned_ns = 3_000_000_000
+budget.CpuShare = Small
+budget.GROUP_NS = 20_000_000
+"""
+"""Enough for 150 groups of samples, and never more."""
+
+
+@contextlib.contextmanager
+def running(directory, kind):
+    """Runs a noisy program, or a good one."""
+    if kind == "code":
+        command = [sys.executable, "-c", NEW_CODE]
+    else:
+        (directory / f"{kind}.c").write_text(NOISY.get(kind, GOOD))
+        command = [directory / kind]
+        subprocess.run(["gcc", "-O1", "-o", *command, directory / f"{kind}.c"], check=True)
+    with subprocess.Popen(command) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def cpu_ns(pid):
+    with open(f"/proc/{pid}/schedstat") as file:
+        return int(file.read().split()[0])
+
+
+def samples_of(payloads, pid):
+    """Samples of a process: the sample, and how many."""
+    for payload in payloads:
+        for window in decode_windows(payload):
+            for profile in window.profiles:
+                for resource, sample in profile.samples:
+                    if resource.attributes.get("process.pid") == pid:
+                        yield sample, len(sample.timestamps_unix_ns)
+
+
+def count_coarse(agent, kind):
+    """Coarse samples so far; 0 if the agent gives no answer in time."""
+    return agent.get("/status")[1].get("coarse_samples", {}).get(kind, 0)
+
+
+@pytest.mark.parametrize("kind", [*NOISY, "code"])
+def test_a_noisy_process_takes_no_samples_of_others(run_agent, receiver, arrived, tmp_path, kind):
+    receiver.up()
+    with running(tmp_path, kind), running(tmp_path, "good") as good:
+        agent = run_agent(receiver.endpoint, rate=RATE, interval="1s")
+        before_ns = cpu_ns(good.pid)
+        time.sleep(4)
+        ran_ns = cpu_ns(good.pid) - before_ns
+        account = agent.stop()
+    got = arrived(receiver.payloads)
+    check_account(account, got)
+    check_stream(got, *got.totals)
+    count = sum(number for _, number in samples_of(receiver.payloads, good.pid))
+    expected = ran_ns * RATE / 1e9
+    assert count > 0.95 * expected - 3 * expected**0.5
+    assert not any(account["lost"].values())
+
+
+def test_above_its_budget_a_process_has_coarser_samples_and_others_do_not(
+    run_agent, receiver, arrived, tmp_path
+):
+    receiver.up()
+    (tmp_path / "sitecustomize.py").write_text(SMALL_BUDGET)
+    with running(tmp_path, "stacks") as noisy, running(tmp_path, "good") as good:
+        agent = run_agent(
+            receiver.endpoint,
+            rate=997,
+            interval="10s",
+            stacks=f"both\n    target_pids: [{noisy.pid}, {good.pid}]",
+            environment={"PYTHONPATH": str(tmp_path)},
+        )
+        agent.wait_until(lambda: count_coarse(agent, "stack") > 100)
+        agent.wait_until(lambda: count_coarse(agent, "group") > 100)
+        account = agent.stop()
+    check_account(account, arrived(receiver.payloads))
+    marked = {pid: Counter() for pid in (noisy.pid, good.pid)}
+    for pid, counts in marked.items():
+        for sample, number in samples_of(receiver.payloads, pid):
+            counts[dict(sample.labels).get(COARSE)] += number
+            if COARSE in dict(sample.labels):
+                assert (sample.thread_name, sample.tid) == ("stacks", noisy.pid)
+    assert marked[noisy.pid]["true"] > 50
+    assert marked[good.pid].keys() == {None}

@@ -1,0 +1,221 @@
+"""A process above its budget has coarser samples; those of others stay as they are."""
+
+import struct
+
+import pytest
+
+from otel_kprofiler.clock import Clock, SystemTime
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    STACK_OK,
+    STACK_OVER_BUDGET,
+    USER_SIDE,
+    RawSample,
+    Resource,
+)
+from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
+from otel_kprofiler.pipeline import WindowSchedule
+from otel_kprofiler.pipeline.budget import (
+    COARSE_LABELS,
+    GROUP_NS,
+    MAX_PROCESSES,
+    SHARE,
+    ProcessBudgets,
+)
+from otel_kprofiler.pipeline.windows import WindowBuilder
+from otel_kprofiler.symbols import StackResolver
+
+NOISY, GOOD = 10, 20
+SECOND_NS = 1_000_000_000
+KERNEL = struct.pack("=Q", 0xFFFFFFFF81000000)
+COLLECTED = ((KERNEL_SIDE, STACK_OK), (USER_SIDE, STACK_OK))
+
+
+class Time:
+    ns = SECOND_NS
+
+    def __call__(self):
+        return self.ns
+
+
+class CostlyStacks(StackResolver):
+    """Each new stack takes some time."""
+
+    cost_ns = 10_000_000
+
+    def __init__(self, time):
+        super().__init__({})
+        self.time, self.resolved = time, []
+
+    def resolve(self, sample):
+        if self.find(sample) is None:
+            self.resolved.append(sample)
+            self.time.ns += self.cost_ns
+        return super().resolve(sample)
+
+
+class CostlyResources:
+    """Each new program takes some time."""
+
+    cost_ns = 10_000_000
+
+    def __init__(self, time):
+        self.time, self.known, self.newest = time, {}, {}
+
+    def find(self, sample):
+        return self.known.get(sample.process)
+
+    def find_newest(self, sample):
+        return self.newest.get(sample.process.process)
+
+    def get(self, sample):
+        self.time.ns += self.cost_ns
+        found = Resource({"process.executable.name": f"exe-{sample.tgid}-{sample.exec_id}"})
+        self.known[sample.process] = self.newest[sample.process.process] = found
+        return found
+
+
+def user_stack(number):
+    """A stack of one frame, without mappings."""
+    return struct.pack("=BBHHHQ", 0, 0, 1, 1, 0xFFFF, 15 << 56 | number + 1)
+
+
+def sample(tgid, number=0, exec_id=0, comm=b"thread", time_ns=1):
+    return RawSample(
+        ON_CPU, 1, time_ns, 0, tgid, tgid + 1, 5, 0, comm, COLLECTED,
+        (KERNEL, user_stack(number)), None, exec_id=exec_id,
+    )  # fmt: skip
+
+
+class Parts:
+    def __init__(self):
+        self.time = Time()
+        self.stacks, self.resources = CostlyStacks(self.time), CostlyResources(self.time)
+        self.budgets = ProcessBudgets(self.stacks, self.resources, now_ns=self.time)
+        self.windows = WindowBuilder(
+            Clock(SystemTime()),
+            WindowSchedule(SECOND_NS),
+            start_boot_ns=0,
+            period_ns=1,
+            budgets=self.budgets,
+        )
+
+    def add(self, one):
+        stack, resource = self.budgets.resolve(one)
+        self.windows.add(one, stack, resource)
+        return stack, resource
+
+    def close(self):
+        """Samples of each process in the window: stack, thread, name, labels, how many."""
+        (profile,) = self.windows.close(2).profiles
+        return {
+            group.resource.attributes["process.executable.name"]: [
+                (one.stack, one.tid, one.thread_name, one.labels, len(one.timestamps_unix_ns))
+                for one in group.samples
+            ]
+            for group in profile.resources
+        }
+
+
+@pytest.fixture
+def parts():
+    return Parts()
+
+
+def statuses(stack):
+    return {side.kind: side.status for side in stack.sides}
+
+
+def test_new_stacks_of_a_noisy_process_are_cut_to_the_kernels(parts):
+    for number in range(200):
+        stack, _ = parts.add(sample(NOISY, number))
+    assert statuses(stack) == {KERNEL_SIDE: STACK_OK, USER_SIDE: STACK_OVER_BUDGET}
+    assert [len(side.frames) for side in stack.sides] == [1, 0]
+    whole = SECOND_NS // CostlyStacks.cost_ns
+    assert whole <= len(parts.stacks.resolved) <= 1.2 * whole, "the budget was not used"
+    assert parts.budgets.coarse["stack"] == 200 - len(parts.stacks.resolved) + 1
+    good, _ = parts.add(sample(GOOD, 1000))
+    assert statuses(good) == {KERNEL_SIDE: STACK_OK, USER_SIDE: STACK_OK}
+
+
+def test_known_stacks_of_a_noisy_process_stay_whole(parts):
+    first, _ = parts.add(sample(NOISY, 0))
+    for number in range(200):
+        parts.add(sample(NOISY, number))
+    before = parts.budgets.coarse["stack"]
+    assert before
+    assert parts.add(sample(NOISY, 0))[0] is first
+    assert parts.budgets.coarse["stack"] == before
+
+
+def test_budgets_refill(parts):
+    for number in range(200):
+        parts.add(sample(NOISY, number))
+    assert parts.budgets.coarse["stack"]
+    parts.time.ns += 20 * SECOND_NS
+    stack, _ = parts.add(sample(NOISY, 300))
+    assert statuses(stack)[USER_SIDE] == STACK_OK
+
+
+def test_what_a_process_costs_in_the_long_run_is_its_share(parts):
+    start_ns, spent_ns, number = parts.time.ns, 0, 0
+    while parts.time.ns < start_ns + 1000 * SECOND_NS:
+        before_ns = parts.time.ns
+        parts.add(sample(NOISY, number := number + 1))
+        spent_ns += parts.time.ns - before_ns
+        parts.time.ns += CostlyStacks.cost_ns
+    assert spent_ns <= 1000 * SECOND_NS * SHARE + 2 * SECOND_NS
+
+
+def test_a_process_that_renames_itself_gets_the_name_of_its_executable(parts):
+    count = 2 * SECOND_NS // GROUP_NS
+    for number in range(count):
+        parts.add(sample(NOISY, comm=b"%d" % number))
+    parts.add(sample(GOOD, comm=b"good thread"))
+    by_process = parts.close()
+    (coarse,) = [one for one in by_process[f"exe-{NOISY}-0"] if one[3]]
+    assert coarse[1:4] == (NOISY, f"exe-{NOISY}-0", COARSE_LABELS)
+    assert sum(one[4] for one in by_process[f"exe-{NOISY}-0"]) == count, "no sample is lost"
+    assert coarse[4] == parts.budgets.coarse["group"] > count // 4
+    assert [one[1:] for one in by_process[f"exe-{GOOD}-0"]] == [(GOOD + 1, "good thread", (), 1)]
+
+
+def test_a_process_that_executes_programs_all_the_time_keeps_one(parts):
+    for number in range(200):
+        _, resource = parts.add(sample(NOISY, exec_id=number))
+    assert parts.budgets.coarse["resource"] > 50
+    assert resource is parts.add(sample(NOISY, exec_id=500))[1]
+    _, good = parts.add(sample(GOOD))
+    assert good.attributes["process.executable.name"] == f"exe-{GOOD}-0"
+
+
+def test_without_limits_all_is_as_it_is():
+    parts = Parts()
+    parts.budgets = ProcessBudgets(
+        parts.stacks, parts.resources, is_limiting=False, now_ns=parts.time
+    )
+    for number in range(300):
+        stack, _ = parts.budgets.resolve(sample(NOISY, number))
+        assert parts.budgets.admit(NOISY)
+    assert statuses(stack)[USER_SIDE] == STACK_OK
+    assert not any(parts.budgets.coarse.values())
+
+
+def test_processes_are_forgotten(parts):
+    for tgid in range(2 * MAX_PROCESSES):
+        parts.budgets.admit(tgid)
+    assert len(parts.budgets._shares) == MAX_PROCESSES
+
+
+def test_receivers_see_which_samples_are_coarse(parts):
+    for number in range(200):
+        parts.add(sample(NOISY, number))
+    window = parts.windows.close(2)
+    (batch,) = encode_window(window).batches
+    assert check_payload(batch.payload) == []
+    (decoded,) = decode_windows(batch.payload)
+    (group,) = decoded.profiles[0].resources
+    coarse = [one for one in group.samples if one.labels == COARSE_LABELS]
+    assert {len(one.timestamps_unix_ns) for one in coarse} > {1}
+    assert STACK_OVER_BUDGET in {statuses(one.stack)[USER_SIDE] for one in coarse}
