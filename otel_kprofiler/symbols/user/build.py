@@ -196,7 +196,8 @@ class _Columns:
         end = bisect_left(starts, base + MAX_SPAN_BYTES)
         if sizes and max(sizes) >= MAX_SPAN_BYTES:
             sizes = array("Q", (min(size, MAX_SPAN_BYTES - 1) for size in sizes))
-        offsets = array("I", (start - base for start in islice(starts, end)))
+        kept = islice(starts, end)
+        offsets = array("I", (start - base for start in kept) if base else kept)
         del starts
         columns = array("I", islice(sizes, end)), names_at[:end]
         named = NamedCode(offsets, *columns, self._names, bytes(ranks[:end]))

@@ -183,8 +183,9 @@ def sort_symbols(values: array[int]) -> array[int]:
 
     They are sorted in runs, since a sort takes some 90 bytes for each.
     """
-    get = values.__getitem__
     count = len(values)
+    # A list has its integers already, and one of a run is part of what a sort takes.
+    get = (values.tolist() if count <= _RUN else values).__getitem__
     runs = [
         array("I", sorted(range(at, min(at + _RUN, count)), key=get))
         for at in range(0, count, _RUN)
