@@ -19,6 +19,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -268,13 +269,15 @@ def run_truncations(directory: Path, cuts: int, seed: int) -> list[str]:
     """
     chance = random.Random(seed)
     config = directory / "agent.yaml"
-    settings = {"port": second_pass.free_port(), "spool": directory / "spool", "fsync": "never"}
-    config.write_text(CONFIG.format(**settings))
-    for _ in range(3):
-        agent = Agent(config)
-        agent.wait_until_it_samples()
-        time.sleep(LONGEST_S)
-        agent.kill()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # nobody listens, and nobody else can
+        port = nobody.getsockname()[1]
+        config.write_text(CONFIG.format(port=port, spool=directory / "spool", fsync="never"))
+        for _ in range(3):
+            agent = Agent(config)
+            agent.wait_until_it_samples()
+            time.sleep(LONGEST_S)
+            agent.kill()
     (spool,) = (directory / "spool").iterdir()
     whole, _, _ = deliver(Path(shutil.copytree(spool, directory / "whole")))
     segments = sorted(path.name for path in spool.glob("*.spool"))
