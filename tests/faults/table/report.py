@@ -89,7 +89,7 @@ def _summary(rows: list[dict]) -> str:
         kept = [row["others_kept"] for row in of_kind if row["others_kept"] is not None]
         lines.append(
             _cells(
-                f"[{kind}](faults.md#{kind.replace(' ', '-')})", len(of_kind),
+                f"[{kind}](faults.md#{kind.lower().replace(' ', '-')})", len(of_kind),
                 *(sum(row[name] for row in of_kind) for name in ("taken", "arrived", "left")),
                 _lost(lost), sum(row["difference"] for row in of_kind),
                 _share(min(kept, default=None)),

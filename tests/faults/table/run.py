@@ -36,6 +36,7 @@ class Run(Programs):
         config: the agent's configuration; ``write_config`` makes a change of it effective.
         process: the agent.
         seconds: how long the fault should last.
+        has_moved_spool: whether the last run has another spool, and an account of this alone.
     """
 
     def __init__(self, scenario: Scenario, directory: Path, peak: Peak):
@@ -47,6 +48,7 @@ class Run(Programs):
             self.receiver.place(directory)
         self.exporter, self.health = self.receiver.exporter, free_port()
         self.accounts, self.killed, self.problems = [], 0, []
+        self.has_moved_spool = False
         self.cpu_s, self._cpu_from, self.peak_bytes = 0.0, None, 0
         self.config = self._make_config()
         self.process = None
@@ -266,7 +268,7 @@ class Run(Programs):
         last = self.accounts[-1][kind]["taken"]
         complete = streams and got.accounts[kind, streams[-1]][STREAM + "taken"] == last
         reachable = self.scenario.heals and streams and len(self.accounts) + self.killed == 1
-        if not rest and (complete or reachable):
+        if not rest and not self.has_moved_spool and (complete or reachable):
             difference += abs(got.missing(kind))
         return {"taken": taken, "rest": rest, "lost": before + later, "difference": difference}
 

@@ -199,7 +199,7 @@ SCENARIOS = [
     loop("all threads on a CPU, beside eight busy processes", scheduled(one_cpu), alone=True),
     loop("cgroup with a fifth of a CPU",
          in_cgroup("cpu", cfs_period_us=100_000, cfs_quota_us=20_000)),
-    loop("cgroup with 2 CPU shares beside eight busy processes", in_cgroup("cpu", shares=2)),
+    loop("cgroup with 2 CPU shares", in_cgroup("cpu", shares=2), others="the agent hardly runs"),
     loop("cgroup with memory of 256 MB", in_cgroup("memory", limit_in_bytes=256 << 20)),
     loop("moves between cgroups ten times a second", moved_between_cgroups),
     loop("sampled by perf at 999 Hz", traced),

@@ -151,6 +151,7 @@ def bring_back(run):
     aside.rename(place / aside.name.removesuffix(".aside"))
     patch(0, lambda data, at: b"kpspool2" + data[8:])(run, list(place.glob("*.spool")))
     queue = {"storage": str(place.parent)}
+    run.has_moved_spool = True
     run.config["exporters"][run.exporter]["sending_queue"] = queue
     run.restart()
     time.sleep(2)
