@@ -94,14 +94,14 @@ def cgroups(name):
 
 
 def memory(run):
-    """All memory but 300 MB is taken, and given back."""
+    """All memory but 2 GB is taken, and given back."""
     with open("/proc/meminfo") as file:
         free = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
     run.python(
         "import sys, time\n"
         "held = bytearray(int(sys.argv[1]))\n"
         "for at in range(0, len(held), 4096): held[at] = 1\n"
-        "time.sleep(60)", str((free - 300_000) * 1024))  # fmt: skip
+        "time.sleep(60)", str((free - 2_000_000) * 1024))  # fmt: skip
     time.sleep(run.seconds + 4)
 
 
@@ -156,7 +156,7 @@ SCENARIOS = [
     one("cgroups with names of containers come and go",
         cgroups("docker-" + "a" * 56 + "%08d.scope")),
     one("cgroups with control characters in their names", cgroups("fault\x1b[2J\n%d")),
-    one("all memory but 300 MB is taken", memory),
+    one("all memory but 2 GB is taken", memory),
     one("file systems are mounted and unmounted", mounts),
     one("a real-time process takes a CPU", real_time),
     one("process ids are used again within a second", low_pids),
