@@ -101,7 +101,9 @@ def _summary(rows: list[dict]) -> str:
 
 
 def write(rows: list[dict]) -> None:
-    """Write both pages."""
+    """Write both pages, each kind where its first row is."""
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    rows = sorted(rows, key=lambda row: kinds.index(row["kind"]))
     for name, text in (("faults.md", _detail(rows)), ("reliability.md", _summary(rows))):
         page = DOCS / name
         before = page.read_text()

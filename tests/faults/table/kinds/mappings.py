@@ -120,7 +120,8 @@ int main(void)
     for (;;)
         __asm__ volatile("push %%rbp; mov %%rsp, %%rbx; mov %0, %%rsp; mov %1, %%rbp;"
                          "mov $3000000, %%rcx; 1: dec %%rcx; jnz 1b; mov %%rbx, %%rsp; pop %%rbp"
-                         :: "r"(VALUE), "r"(OTHER) : "rbx", "rcx", "memory");
+                         :: "r"((unsigned long)(VALUE)), "r"((unsigned long)(OTHER))
+                         : "rbx", "rcx", "memory");
 }
 """
 )
