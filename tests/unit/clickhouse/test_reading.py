@@ -32,6 +32,11 @@ def test_texts_and_names_are_quoted():
     assert identifier("a`b\\") == r"`a\`b\\`"
 
 
+def test_bytes_that_are_not_utf8_are_those_of_profiles():
+    (condition, *_) = filter_conditions(Filter(services=("caf\udce9",)), "t")
+    assert r"'caf\\xe9'" in condition
+
+
 def test_conditions_hold_for_all_that_a_pattern_matches():
     (found,) = filter_conditions(Filter(services=("a_%[bc]d*?",)), "t")
     assert r"ServiceName LIKE 'a\\_\\%%d%%'" in found
