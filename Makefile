@@ -5,7 +5,7 @@ PYTEST := $(BIN)/python -m pytest
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 ROOT_PACKAGES := mmdebstrap buildah systemd-container
 
-.PHONY: help setup setup-test check format pythons test test-live test-faults fault-table test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-starts test-python-mutations test-symbols-truth test-hostile-files test-reload test-lines test-deploy test-packages test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated docs man dist deb clean
+.PHONY: help setup setup-test check format pythons test test-fast test-live test-faults fault-table test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-starts test-python-mutations test-symbols-truth test-hostile-files test-reload test-lines test-deploy test-packages test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated docs man dist test-dist deb clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -16,10 +16,11 @@ setup:  ## system packages for profiling, and the package in a virtual environme
 setup-test:  ## everything that development and the tests need
 	./setup.sh --tests
 
-check:  ## lint, format and types
+check:  ## lint, format, types and house style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.voice
 
 format:  ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix .
@@ -27,6 +28,9 @@ format:  ## rewrite the sources in the house format
 
 pythons:  ## interpreters that Debian has not, for tests of Python frames (needs Go)
 	if command -v go >/dev/null; then $(BIN)/python -m tests.fetch_pythons; fi
+
+test-fast:  ## unit tests without processes, sockets, compilers or privileges: half a minute
+	$(PYTEST) -q -n 2 --dist loadfile -m 'not system' tests/unit
 
 test: pythons  ## all tests that this machine can run, two files at a time
 	$(PYTEST) -n 2 --dist loadfile
@@ -160,8 +164,17 @@ test-python-mutations:  ## break the reader of Python frames on purpose; each ti
 test-kernel-mutations:  ## break the package on purpose; each time a named kernel test must fail
 	$(BIN)/python tests/kernels/mutations.py
 
-dist:  ## wheel and source distribution
-	$(BIN)/python -m pip wheel -q --no-deps -w dist .
+dist:  ## wheel and source distribution, checked
+	$(BIN)/python -m build -o dist .
+	$(BIN)/python -m twine check --strict dist/*.whl dist/*.tar.gz
+
+test-dist: dist  ## both of these, each installed in an empty environment
+	for file in $(CURDIR)/dist/*.whl $(CURDIR)/dist/*.tar.gz; do \
+		rm -rf build/empty && $(BIN)/python -m venv build/empty && \
+		build/empty/bin/python -m pip install -q $$file && \
+		(cd / && $(CURDIR)/build/empty/bin/otel-kprofiler --version && \
+		$(CURDIR)/build/empty/bin/otel-kprofiler validate -c $(CURDIR)/config/agent.yaml) || exit 1; \
+	done
 
 deb:  ## Debian package for this release, with a virtual environment of its own: REVISION=1
 	REVISION=$(or $(REVISION),1) config/debian/build.sh

@@ -45,7 +45,7 @@ class KProfilerError(Exception):
 
 
 def describe_error(error: BaseException) -> str:
-    """What went wrong, for people: a system error by its text and path, without its number."""
+    """Describes an error for people: a system error by its text and path, without its number."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     has_path = isinstance(error.filename, str | bytes)

@@ -1,4 +1,4 @@
-"""What the compiled sampler says of itself."""
+"""Reads the contents of the compiled sampler."""
 
 import struct
 

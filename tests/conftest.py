@@ -20,7 +20,7 @@ KEPT = Counter(
         "anon_inode:[eventfd]": 4,
     }
 )
-"""What the process keeps once it was needed."""
+"""Descriptors that the process keeps once they were needed."""
 NUMBER = re.compile(r":\[\d+\]$")
 
 
@@ -48,7 +48,7 @@ def pytest_make_parametrize_id(val, argname):
 
 @pytest.fixture(scope="session")
 def descriptors_kept():
-    """What was open before the tests, and what may stay open after them."""
+    """Counts what was open before the tests, and what may stay open after them."""
     return count_descriptors() + KEPT
 
 
@@ -64,7 +64,7 @@ def leave_nothing_open(request, descriptors_kept):
 
 
 def wait_for_the_rest(kept, seconds):
-    """What is open beyond what is kept, given time for threads that close things."""
+    """Returns what is open beyond what is kept, after time for threads to close things."""
     deadline = time.monotonic() + seconds
     while (left := count_descriptors() - kept) and time.monotonic() < deadline:
         gc.collect()

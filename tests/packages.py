@@ -173,7 +173,7 @@ def section(files: Iterable[Path]) -> Iterator[str]:
 
 
 def first_line(file: Path) -> str:
-    """What a file says of itself in one sentence."""
+    """Returns the first sentence of a file's documentation."""
     text = file.read_text()
     if file.suffix == ".py":
         words = ast.get_docstring(ast.parse(text)) or ""

@@ -20,7 +20,7 @@ CODE = f"import ctypes, os, sys\n{inspect.getsource(raw_fork)}"
 
 
 def run_in_raw_child(work):
-    """What a function returns in such a child, as text, and the child's exit code."""
+    """Runs a function in such a child; returns its result as text, and the exit code."""
     reading, writing = os.pipe()
     pid = raw_fork()
     if not pid:

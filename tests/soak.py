@@ -37,7 +37,7 @@ DESCRIPTORS = 4
 
 
 def usage(pid: int) -> dict[str, float]:
-    """What a process holds and has used."""
+    """The resources of a process."""
     return {
         "rss_mb": read_resident_bytes(pid) / 2**20,
         "cpu_s": cpu_seconds(pid),
@@ -48,7 +48,7 @@ def usage(pid: int) -> dict[str, float]:
 
 @dataclass
 class Soak:
-    """What faults happen to.
+    """The target of faults.
 
     Attributes:
         receiver: that of the agent named fake.
@@ -133,7 +133,7 @@ FAULTS: list[Callable[[Soak], Iterator[None]]] = [
 
 
 def unaccounted(account: dict, arrived: faults.Arrived, kills: int) -> list[str]:
-    """What does not add up between kernel, agent and receiver."""
+    """Returns what does not add up between kernel, agent and receiver."""
     exporter = account["exporters"]["otlp_grpc"]
     problems = list(account["gaps"])
     if exporter["exported"] + sum(exporter["lost"].values()) + exporter["pending"] != (

@@ -1,4 +1,4 @@
-"""What ``view`` shows: files, tables, what comes in as OTLP, or samples of this host."""
+"""Sources of ``view``: files, tables, what comes in as OTLP, or samples of this host."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool
 
 
 def choose_by(filters: Mapping[str, Any], *, idle: bool) -> Choose:
-    """What keeps of windows what the filters match, and idle waits if those are wanted."""
+    """Returns a function that keeps what the filters match, and idle waits if wanted."""
     choice = Choice.of(filters)
 
     def choose(windows: Sequence[Window]) -> Sequence[Window]:
@@ -97,7 +97,7 @@ def open_receivers(
     choose: Choose,
     endpoints: tuple[str | None, str | None],
 ) -> Source:
-    """What is sent to these endpoints, of gRPC and HTTP; says where they are.
+    """Opens receivers at these endpoints of gRPC and HTTP; prints their addresses.
 
     Raises:
         HostError: one cannot be listened on.
@@ -157,7 +157,7 @@ def describe_endpoint(protocol: str, host: str, port: int) -> Iterator[str]:
 def open_sampler(
     stack: ExitStack, store: SampleStore, answer: Answer, choose: Choose, sampling: Sampling
 ) -> Source:
-    """What runs on this host.
+    """Opens a sampler of this host.
 
     Raises:
         HostError: it cannot be sampled.

@@ -294,7 +294,7 @@ class OtlpGrpc(_Client):
         return value
 
     def settings(self) -> OtlpSettings:
-        """What the agent opens the exporter with."""
+        """Returns the settings that the agent opens the exporter with."""
         return self._settings("grpc", self.tls)
 
 
@@ -323,5 +323,5 @@ class OtlpHttp(_Client):
         return _check_address(value, ("http", "https"), "https://collector.example:4318")
 
     def settings(self) -> OtlpSettings:
-        """What the agent opens the exporter with."""
+        """Returns the settings that the agent opens the exporter with."""
         return self._settings("http/json" if self.encoding == "json" else "http/protobuf", self.tls)

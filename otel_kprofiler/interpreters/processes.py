@@ -172,7 +172,7 @@ class PythonProcesses:
                     self._release(event.process.tgid)
 
     def counts(self) -> PythonCounts:
-        """What became of interpreters; thread-safe."""
+        """Returns the outcomes of interpreters; thread-safe."""
         return PythonCounts(
             len(self._registered),
             self._without_room,
@@ -277,7 +277,7 @@ class PythonTracking:
         self._thread.start()
 
     def counts(self) -> PythonCounts:
-        """What became of interpreters; thread-safe."""
+        """Returns the outcomes of interpreters; thread-safe."""
         return self._processes.counts()
 
     def close(self) -> None:

@@ -89,7 +89,7 @@ STREAM_TAKEN: Final = "otel_kprofiler.stream.taken"
 STREAM_LOST: Final = "otel_kprofiler.stream.lost."
 """Attribute of a profile, followed by a cause: samples that this receiver will never get."""
 STREAM_MISSED: Final = "otel_kprofiler.stream.missed"
-"""Likewise: timer ticks without a sample on CPUs that were not idle; absent if there are none."""
+"""Attribute of a profile: timer ticks without a sample on CPUs that were not idle, if any."""
 EARLIER_PREFIX: Final = "otel_kprofiler.earlier."
 """Prefix of the attributes with counts of earlier streams."""
 EARLIER_SAMPLES: Final = "otel_kprofiler.earlier.samples"
@@ -106,7 +106,7 @@ WAIT_CAUSE: Final = "otel_kprofiler.wait.cause"
 WAIT_IS_ENDED: Final = "otel_kprofiler.wait.is_ended"
 """Attribute of a wait: false if it went on when the window ended; absent on others."""
 WAKER_PID: Final = "otel_kprofiler.wait.waker.process.pid"
-"""Likewise: process of the thread that ended the wait, if it is known; 0 for an idle CPU's
+"""Attribute of a wait: process of the thread that ended it, if known; 0 for an idle CPU's
 interrupt."""
 WAKER_TID: Final = "otel_kprofiler.wait.waker.thread.id"
 WAKER_NAME: Final = "otel_kprofiler.wait.waker.thread.name"
@@ -117,9 +117,9 @@ were off the CPU in this window, without sampling error; absent if 0."""
 WAIT_SWITCHES: Final = "otel_kprofiler.wait.switches"
 """Attribute of a profile: waits of the resource that ended in this window."""
 WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
-"""Likewise: the part of the totals in waits that are too short to be sampled; absent if 0."""
+"""Attribute of a profile: the part of the totals in waits too short to be sampled, if any."""
 WAIT_THRESHOLD: Final = "otel_kprofiler.wait.threshold_ns"
-"""Likewise, on the first profile of waits of a request: duration from which each wait is sampled
+"""Attribute of the first profile of waits of a request: duration from which each wait is sampled
 when the window ends; shorter ones by chance, in proportion."""
 
 SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})

@@ -218,7 +218,7 @@ _LATE: Final = {
     "Symbolizer": "symbolizer",
     "find_process": "resolvers.process",
 }
-"""What sampling does not need: imported on first use."""
+"""Names that sampling does not need, imported on first use."""
 
 
 def __getattr__(name: str) -> Any:

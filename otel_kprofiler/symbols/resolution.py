@@ -1,4 +1,4 @@
-"""What a resolver is, and what it answers: one result for kernel and user code."""
+"""Resolvers and their answers: one result for kernel and user code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST_KERNEL_ADDRESS: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What is known about one address. Nothing is ever guessed: what is not known has a reason.
+    """The answer for one address. Nothing is ever guessed: what is not known has a reason.
 
     Attributes:
         address: as it was asked for: an address of the process, or of the running kernel. Of a
@@ -44,7 +44,7 @@ class Resolution:
 
     @property
     def module(self) -> Module | None:
-        """What the code belongs to; None if that is not known."""
+        """The module of the code; None if it is not known."""
         return self.frame.module
 
     @property
@@ -96,7 +96,7 @@ class Resolver(Protocol):
     """
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """What is at some addresses.
+        """Resolves addresses.
 
         Args:
             addresses: of instructions, not return addresses: see :func:`lookup_addresses`.

@@ -1,4 +1,4 @@
-"""What resolves the sides of stacks: the protocol, the default, and what puts stacks together."""
+"""Resolvers of the sides of stacks: the protocol, the default, and what puts stacks together."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def _cache_sides(
 
 
 def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
-    """What returns the states of all resolvers, or of the only one, which is faster."""
+    """Returns a function for the states of all resolvers, or of the only one, which is faster."""
     return states[0] if len(states) == 1 else lambda sample: tuple([one(sample) for one in states])
 
 

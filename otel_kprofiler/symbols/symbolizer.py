@@ -54,7 +54,7 @@ class Symbolizer:
         return cls(kernel=KernelResolver(), user=ProcessesResolver(symbols=symbols))
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """What is at some addresses, kernel and user mixed as in a stack.
+        """Resolves addresses, kernel and user mixed as in a stack.
 
         Args:
             addresses: of instructions, not return addresses: see :func:`lookup_addresses`.

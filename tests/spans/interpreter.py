@@ -245,7 +245,7 @@ def make_wrapping_tracer():
             return self._inside.is_recording()
 
         def _ignore(self, *_, **__):
-            """Of no interest here."""
+            """Ignores an event."""
 
         set_attribute = set_attributes = add_event = update_name = _ignore
         set_status = record_exception = _ignore

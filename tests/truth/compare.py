@@ -22,7 +22,7 @@ class Verdict(enum.Enum):
 
 
 class Report(NamedTuple):
-    """Of many stacks.
+    """The result of many stacks.
 
     Attributes:
         verdicts: how many of each.

@@ -41,7 +41,7 @@ _LEAST_NAMED = 0.95
 
 
 class Tally(NamedTuple):
-    """What the samples of a workload show.
+    """Counts of the samples of a workload.
 
     Attributes:
         frames: user frames of threads that said what they ran.

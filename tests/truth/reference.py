@@ -115,7 +115,7 @@ class Maps:
         return self._tables[identity]
 
     def go_offsets(self) -> GoOffsets | None:
-        """Of Go's runtime, if the process has it."""
+        """Returns the offsets of Go's runtime, if the process has it."""
         known = (self.tables(m) for m in self.mappings if "x" in m[2])
         return next((tables.go for tables in known if tables and tables.go), None)
 
@@ -299,7 +299,7 @@ def _on_own_stack(
 
 
 class _Frame(NamedTuple):
-    """What the rules of one frame are applied to."""
+    """The registers that the rules of one frame are applied to."""
 
     tables: ElfTables
     registers: dict[int, int]

@@ -17,6 +17,8 @@ from otel_kprofiler.export import OtlpGrpcExporter, OtlpHttpExporter, RetryPolic
 from otel_kprofiler.model import Account, Batch, ExporterAccount, Finding, Form, Level, LossCause
 from tests.agent_account import parse_account
 
+pytestmark = pytest.mark.system
+
 RECEIVER = ExporterAccount.of_kinds(
     "otlp_grpc",
     {
@@ -88,7 +90,6 @@ def plain_grpc():
         server.stop(None).wait()
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_receiver_without_tls_gets_its_fix(protocol, plain_http, plain_grpc, caplog):
     once = RetryPolicy(enabled=False)
@@ -103,7 +104,6 @@ def test_a_receiver_without_tls_gets_its_fix(protocol, plain_http, plain_grpc, c
     assert "the receiver speaks no TLS at this port: set tls: {insecure: true}" in caplog.text
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_command_names_the_address_without_tls(protocol, plain_http, plain_grpc):
     port = plain_grpc if protocol == "grpc" else plain_http

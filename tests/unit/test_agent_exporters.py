@@ -25,6 +25,8 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import encode_window
 
+pytestmark = pytest.mark.system
+
 SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 CONFIG = """
 receivers: {{kprofiler: {{}}}}
@@ -123,7 +125,6 @@ class TallyExporter(ProfileExporter):
         pass
 
 
-@pytest.mark.system
 def test_an_exporter_is_added_by_its_row_alone(tmp_path, monkeypatch):
     monkeypatch.setitem(EXPORTERS, "tally", Tally)
     path = tmp_path / "agent.yaml"

@@ -7,6 +7,8 @@ import pytest
 
 from otel_kprofiler.agent.memory import find_clean_mappings
 
+pytestmark = pytest.mark.system
+
 MAPPING = """{range} {permissions} 00001000 fe:00 {inode}                    /usr/lib/libx.so.1
 Size:               1000 kB
 Rss:                 800 kB
@@ -49,7 +51,6 @@ def test_only_pages_that_equal_their_file_are_unmapped():
     assert found == [0x1000, 0x2000, 0x9000]
 
 
-@pytest.mark.system
 def test_code_runs_on_after_it_was_unmapped():
     code = (
         "import hashlib, json\n"

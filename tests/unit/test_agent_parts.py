@@ -20,6 +20,8 @@ from otel_kprofiler.agent.systemd import Notifier
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.serving import MAX_CONNECTIONS
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def root_logging():
@@ -128,7 +130,6 @@ def systemd(tmp_path):
     listener.close()
 
 
-@pytest.mark.system
 def test_systemd_is_notified_of_the_life_cycle(systemd):
     listener, environment = systemd
     notifier = Notifier(environment)
@@ -140,7 +141,6 @@ def test_systemd_is_notified_of_the_life_cycle(systemd):
     assert listener.recv(200) == b"STOPPING=1"
 
 
-@pytest.mark.system
 def test_the_watchdog_is_notified_twice_per_interval(systemd):
     listener, environment = systemd
     notifier = Notifier(environment)
@@ -152,14 +152,12 @@ def test_the_watchdog_is_notified_twice_per_interval(systemd):
         listener.recv(99)
 
 
-@pytest.mark.system
 def test_the_watchdog_of_another_process_is_ignored(systemd):
     _listener, environment = systemd
     notifier = Notifier({**environment, "WATCHDOG_PID": "1"}, pid=2)
     assert notifier.watchdog_interval_s is None
 
 
-@pytest.mark.system
 def test_a_full_notification_socket_does_not_block_and_is_retried(systemd):
     listener, environment = systemd
     notifier = Notifier(environment)
@@ -189,7 +187,6 @@ def get(port, path):
             return error.code, error.read()
 
 
-@pytest.mark.system
 def test_health_probes_report_problems():
     problems = []
     server = HealthServer("127.0.0.1:0", {"/livez": lambda: problems, "/readyz": list})
@@ -205,7 +202,6 @@ def test_health_probes_report_problems():
         server.close()
 
 
-@pytest.mark.system
 def test_a_port_in_use_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -226,7 +222,6 @@ def count_health_threads():
     return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
-@pytest.mark.system
 def test_clients_that_hold_connections_do_not_lock_out_others(health, caplog):
     with contextlib.ExitStack() as stack:
         for _ in range(5 * MAX_CONNECTIONS):
@@ -238,7 +233,6 @@ def test_clients_that_hold_connections_do_not_lock_out_others(health, caplog):
     assert "refused" not in caplog.text
 
 
-@pytest.mark.system
 def test_clients_that_come_at_once_are_all_connected(health):
     """Also while the server is busy with another one; the kernel drops what it cannot queue."""
     with health._server._changed, contextlib.ExitStack() as stack:
@@ -248,7 +242,6 @@ def test_clients_that_come_at_once_are_all_connected(health):
             client.connect(("127.0.0.1", health.port))
 
 
-@pytest.mark.system
 def test_a_client_that_sends_byte_by_byte_is_disconnected(health):
     deadline = time.monotonic() + 60
     with socket.create_connection(("127.0.0.1", health.port)) as client:
@@ -259,7 +252,6 @@ def test_a_client_that_sends_byte_by_byte_is_disconnected(health):
         assert time.monotonic() < deadline
 
 
-@pytest.mark.system
 def test_a_reset_connection_is_one_log_line(health, caplog, capfd):
     with socket.create_connection(("127.0.0.1", health.port)) as client:
         client.sendall(b"GET /livez HTTP/1.0\r\nX-Slow: ")

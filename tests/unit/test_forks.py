@@ -12,6 +12,8 @@ from otel_kprofiler import forks
 from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from tests.raw_forks import run_in_raw_child
 
+pytestmark = pytest.mark.system
+
 
 class Told(ForkAware):
     def __init__(self, name, log):
@@ -48,7 +50,6 @@ def fork(log):
     return log, child
 
 
-@pytest.mark.system
 def test_hooks_run_in_order_and_in_reverse_before_the_fork(log):
     restart, release = Told("restart", log), Told("release", log)
     forks.register(ForkStep.RESTART, restart)
@@ -62,7 +63,6 @@ def test_hooks_run_in_order_and_in_reverse_before_the_fork(log):
     assert child == ["before restart", "before release", "child release", "child restart"]
 
 
-@pytest.mark.system
 def test_unregistered_and_collected_objects_are_not_called(log):
     kept, collected = Told("unregistered", log), Told("collected", log)
     forks.register(ForkStep.RENEW, kept)
@@ -73,7 +73,6 @@ def test_unregistered_and_collected_objects_are_not_called(log):
     assert fork(log) == ([], [])
 
 
-@pytest.mark.system
 def test_a_failing_hook_is_logged_and_the_others_still_run(log, caplog):
     class Failing(Told):
         def after_fork_in_parent(self):
@@ -91,7 +90,6 @@ def test_a_failing_hook_is_logged_and_the_others_still_run(log, caplog):
     assert [record.exc_info[0] for record in caplog.records] == [ValueError]
 
 
-@pytest.mark.system
 def test_forks_of_two_threads_are_serialised(log):
     """Each releases the locks it took."""
 
@@ -168,7 +166,6 @@ def test_hooks_of_children_run_without_those_before_the_fork(registered, log):
     assert run_in_raw_child(child) == (str(IN_CHILD), 0)
 
 
-@pytest.mark.system
 def test_a_fork_that_ran_the_hooks_leaves_nothing_to_catch_up(registered, log):
     reading, writing = os.pipe()
     with warnings.catch_warnings():
@@ -214,7 +211,6 @@ def test_threads_of_a_child_of_cs_fork_wait_until_one_has_caught_up(log):
         forks.unregister(slow)
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("raw", [True, False])
 def test_a_lock_that_another_thread_held_at_the_fork_is_free_in_the_child(raw):
     lock, held, done = ProcessLock(), threading.Event(), threading.Event()

@@ -11,6 +11,8 @@ import pytest
 
 from tests.public import NOBODY, copy_environment, publish_interpreter
 
+pytestmark = pytest.mark.system
+
 TESTS = Path(__file__).parents[1]
 EXEMPT = {
     "test_image.py": "the image's own Python",
@@ -31,7 +33,6 @@ def public_directory():
     shutil.rmtree(directory)
 
 
-@pytest.mark.system
 @needs_root
 def test_a_copy_of_the_environment_imports_nothing_of_the_checkout(public_directory):
     python = copy_environment(public_directory)
@@ -43,7 +44,6 @@ def test_a_copy_of_the_environment_imports_nothing_of_the_checkout(public_direct
     assert not any(path.startswith(f"{TESTS.parent}/") for path in paths)
 
 
-@pytest.mark.system
 @needs_root
 def test_an_interpreter_in_a_closed_directory_is_copied(public_directory):
     base, library = Path(sys._base_executable).resolve(), Path(os.__file__).parent

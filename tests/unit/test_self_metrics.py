@@ -24,6 +24,8 @@ from otel_kprofiler.config import parse_config
 from otel_kprofiler.export import ExportOutcome, ExportResult
 from otel_kprofiler.model import Account, ExporterAccount, LossCause
 
+pytestmark = pytest.mark.system
+
 METHOD = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 CONFIG = """
 receivers: {{kprofiler: {{monitor_interval: 100ms, resource: {{deployment.environment.name: x}}}}}}
@@ -188,7 +190,6 @@ def test_samples_losses_queue_exports_symbols_cpu_and_memory(receiver, telemetry
     assert os.environ["OTEL_SERVICE_NAME"] == "environment", "and not changed"
 
 
-@pytest.mark.system
 def test_metrics_are_sent_over_http(telemetry):
     bodies, arrived = [], threading.Event()
 
@@ -226,7 +227,6 @@ def test_a_receiver_without_a_metrics_pipeline_is_explained_once(telemetry, capl
     assert not logging.getLogger("opentelemetry.exporter.otlp").propagate, "nor by the SDK"
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("kind", ["otlp_grpc", "otlp_http"])
 def test_an_unreachable_receiver_and_a_missing_pipeline_are_separate_warnings(
     telemetry, caplog, kind
@@ -265,7 +265,6 @@ def test_an_unreachable_receiver_and_a_missing_pipeline_are_separate_warnings(
     assert len([text for text in caplog.messages if "own metrics" in text]) == 2
 
 
-@pytest.mark.system
 def test_a_proxy_of_the_environment_is_not_used(receiver, telemetry, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         for name in ("http_proxy", "grpc_proxy", "https_proxy"):
@@ -303,7 +302,6 @@ def test_only_changed_settings_restart_the_metrics(receiver, telemetry):
     assert len(receiver.requests) == count
 
 
-@pytest.mark.system
 def test_without_metrics_the_sdk_is_not_loaded():
     code = (
         "import sys\n"

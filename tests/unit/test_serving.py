@@ -1,4 +1,4 @@
-"""What all servers hold against: headers without an end, and names that lead here."""
+"""Attacks that all servers withstand: headers without an end, and names that lead here."""
 
 import contextlib
 import socket

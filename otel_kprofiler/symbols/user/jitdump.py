@@ -245,7 +245,7 @@ def _split(body: bytes, count: int) -> list[_Entry]:
 def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
     """The entries if all are of the file that ends a function's name, as in ``JS:*f a.js:1:13``.
 
-    V8 may write names of files that it has freed. Their sizes are right all the same.
+    V8 may write names of files that it has freed. Their sizes are right nevertheless.
     """
     file = name.rpartition(b":")[0].rpartition(b":")[0]
     while file := file.partition(b" ")[2]:

@@ -28,7 +28,7 @@ class Seen(NamedTuple):
 
 
 class Report:
-    """What came of the samples of a program.
+    """The outcomes of the samples of a program.
 
     Attributes:
         right: how many are exactly what ran.

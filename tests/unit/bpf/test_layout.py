@@ -201,6 +201,7 @@ def test_interrupt_ranges_are_packed_as_start_and_size():
     assert struct.unpack("<38Q", packed) == (*range(1, 31), 100, 30, 200, 1, *[0] * 4)
 
 
+@pytest.mark.system
 @pytest.mark.skipif(
     shutil.which("clang-14") is None or shutil.which("llvm-strip-14") is None,
     reason="clang-14 and llvm-14, which the committed object was made with, are not installed",

@@ -19,6 +19,8 @@ from otel_kprofiler.bpf import (
 )
 from otel_kprofiler.errors import DependencyError, SamplerError
 
+pytestmark = pytest.mark.system
+
 SPEC = ObjectSpec(SAMPLER_SOURCE, SAMPLER_OBJECT, ("kprofiler_sample",), {})
 
 needs_bcc = pytest.mark.skipif(

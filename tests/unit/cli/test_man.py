@@ -12,10 +12,11 @@ import pytest
 from otel_kprofiler.cli.main import COMMANDS, cli
 from tests import man
 
+pytestmark = pytest.mark.system
+
 SECTIONS = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS"]
 
 
-@pytest.mark.system
 def test_the_pages_are_up_to_date():
     written = {path.name: path.read_text() for path in man.FOLDER.iterdir()}
     if any(not text.startswith(man.MADE_WITH) for text in written.values()):
@@ -37,7 +38,6 @@ def test_every_command_has_a_page_with_its_options(name):
         assert rf"\fB{man.escape(known)}\fR" in page
 
 
-@pytest.mark.system
 @pytest.mark.skipif(not shutil.which("groff"), reason="needs groff")
 @pytest.mark.parametrize("path", sorted(man.FOLDER.iterdir()), ids=lambda path: path.stem)
 def test_groff_sets_the_pages_without_a_warning(path):

@@ -12,6 +12,8 @@ from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.cli.main import cli
 from otel_kprofiler.version import __version__
 
+pytestmark = pytest.mark.system
+
 
 def test_the_version_names_what_it_runs_with():
     said = CliRunner().invoke(cli, ["--version"])
@@ -24,7 +26,6 @@ def test_the_version_names_what_it_runs_with():
     assert LibbpfLoader.find_version() in said.output
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
     ("words", "expected"), [("rec", "record"), ("record --du", "--duration"), ("symb", "symbolize")]
 )

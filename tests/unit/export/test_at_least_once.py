@@ -20,6 +20,8 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import encode_window
 
+pytestmark = pytest.mark.system
+
 SAMPLES = 5
 
 

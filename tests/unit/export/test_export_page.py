@@ -8,6 +8,8 @@ from otel_kprofiler.export import ExportQueue
 from otel_kprofiler.otlp import check_file, encode_window
 from tests.examples import examples
 
+pytestmark = pytest.mark.system
+
 EXAMPLES = examples("export.md")
 
 

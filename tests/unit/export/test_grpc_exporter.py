@@ -24,6 +24,8 @@ from otel_kprofiler.export import (
 )
 from otel_kprofiler.model import LossCause
 
+pytestmark = pytest.mark.system
+
 SUCCESS = ExportOutcome.SUCCESS
 RETRYABLE = {
     "CANCELLED",

@@ -15,6 +15,8 @@ from otel_kprofiler.export import OtlpGrpcExporter, RetryPolicy, Tls
 from otel_kprofiler.export.grpc import parse_endpoint, parse_retry_delay
 from otel_kprofiler.model import LossCause
 
+pytestmark = pytest.mark.system
+
 
 @pytest.mark.parametrize(
     ("messages", "delay"),

@@ -24,6 +24,8 @@ from otel_kprofiler.export.http import parse_endpoint
 from otel_kprofiler.export.http_answer import parse_retry_after
 from otel_kprofiler.model import Form, LossCause
 
+pytestmark = pytest.mark.system
+
 SUCCESS = ExportOutcome.SUCCESS
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 JSON = {"Content-Type": "application/json; charset=utf-8"}
@@ -54,7 +56,6 @@ def open_exporter(http_receiver, quick):
         exporter.shutdown(0)
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("form", Form)
 @pytest.mark.parametrize("compression", ["gzip", "none"])
 def test_requests_follow_the_specification(http_receiver, open_exporter, batch, form, compression):
@@ -76,7 +77,6 @@ def test_requests_follow_the_specification(http_receiver, open_exporter, batch, 
     assert " OTel-OTLP-Exporter-Python/" in headers["User-Agent"]
 
 
-@pytest.mark.system
 def test_one_connection_serves_several_batches(http_receiver, open_exporter, batch):
     ports = set()
 
@@ -94,7 +94,6 @@ def test_one_connection_serves_several_batches(http_receiver, open_exporter, bat
     assert len(ports) == 1
 
 
-@pytest.mark.system
 def test_the_timeout_of_one_attempt_does_not_affect_the_next(http_receiver, open_exporter, batch):
     def slow(handler):
         time.sleep(0.25)
@@ -109,7 +108,6 @@ def test_the_timeout_of_one_attempt_does_not_affect_the_next(http_receiver, open
     assert exporter.export(batch()).outcome is SUCCESS
 
 
-@pytest.mark.system
 def test_headers_take_precedence_over_netrc(
     http_receiver, open_exporter, batch, tmp_path, monkeypatch
 ):
@@ -122,7 +120,6 @@ def test_headers_take_precedence_over_netrc(
     assert sent == ["Bearer x", "Basic dXNAZXI6cHc="]
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("status", FAILURES)
 def test_exactly_the_retryable_statuses_are_retried(http_receiver, open_exporter, batch, status):
     http_receiver.answer((status, {"Location": "/elsewhere"}, b""), (200, {}, b""))
@@ -137,7 +134,6 @@ def test_exactly_the_retryable_statuses_are_retried(http_receiver, open_exporter
         assert len(http_receiver.requests) == 1
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(("status", "date"), [(429, False), (503, True)])
 def test_retry_after_is_honoured(http_receiver, open_exporter, batch, status, date):
     after = email.utils.formatdate(time.time() + 2, usegmt=True) if date else "1"
@@ -172,7 +168,6 @@ def partial(rejected, message):
     return response.SerializeToString()
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
     ("answer", "arrived"),
     [
@@ -216,14 +211,12 @@ def answer_chunked(handler):
     handler.wfile.write(b"0\r\n\r\n")
 
 
-@pytest.mark.system
 def test_partial_success_in_chunks_of_gzip(http_receiver, open_exporter, batch):
     http_receiver.answer(answer_chunked)
     result = open_exporter().export(batch(samples=(10, 100)))
     assert (result.exported, result.lost) == (10, {LossCause.REJECTED: 100})
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
     "answer",
     [
@@ -262,7 +255,6 @@ def test_a_success_is_delivered_whatever_its_body(
     assert "its answer cannot be read" in record.message
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
     ("headers", "body"),
     [
@@ -284,7 +276,6 @@ def test_the_receivers_explanation_is_reported(http_receiver, open_exporter, bat
     assert open_exporter().export(batch()).message == "bad profile"
 
 
-@pytest.mark.system
 def test_not_found_names_the_feature_gate_once(http_receiver, open_exporter, batch, caplog):
     http_receiver.answer((404, {"Content-Type": "text/plain"}, b"404 page not found"))
     exporter = open_exporter()
@@ -293,7 +284,6 @@ def test_not_found_names_the_feature_gate_once(http_receiver, open_exporter, bat
     assert [GATE in record.message for record in caplog.records] == [True]
 
 
-@pytest.mark.system
 def test_the_body_of_a_redirect_is_read_to_the_limit_only(http_receiver, open_exporter, batch):
     sent = []
 
@@ -312,7 +302,6 @@ def test_the_body_of_a_redirect_is_read_to_the_limit_only(http_receiver, open_ex
     assert len(sent) < 100
 
 
-@pytest.mark.system
 def test_a_dropped_connection_is_retried(http_receiver, open_exporter, batch):
     def cut_off(handler):
         handler.send_response(503)
@@ -340,7 +329,6 @@ def trickle_body(handler, status=503):
         time.sleep(0.05)
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("trickle", [trickle_head, trickle_body, lambda _: time.sleep(3)])
 def test_the_timeout_bounds_a_trickling_response(http_receiver, open_exporter, batch, trickle):
     http_receiver.answer(trickle)
@@ -351,7 +339,6 @@ def test_the_timeout_bounds_a_trickling_response(http_receiver, open_exporter, b
     assert (result.lost, result.error_type) == ({LossCause.RETRIES_EXHAUSTED: 3}, "timeout")
 
 
-@pytest.mark.system
 def test_the_timeout_bounds_the_answer_to_a_delivered_request(
     http_receiver, open_exporter, batch, caplog
 ):

@@ -22,6 +22,8 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_empty, read_profiles
 
+pytestmark = pytest.mark.system
+
 SECOND = 1_000_000_000
 
 

@@ -33,6 +33,8 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import decode_windows, encode_window
 
+pytestmark = pytest.mark.system
+
 START = 1_700_000_000_000_000_000
 COUNT = 300
 """Samples of each kind in a batch."""

@@ -21,6 +21,8 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window, read_profiles
 
+pytestmark = pytest.mark.system
+
 SECOND = 1_000_000_000
 ZIP = b"PK\x03\x04 a raw recording"
 REFUSED = "see the receiver's log for why it refuses them"

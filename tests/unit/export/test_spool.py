@@ -709,6 +709,7 @@ for number in range(1, 1_000_000):
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("said", [1, 40, 200])
 def test_written_batches_survive_sigkill(tmp_path, said):
     """Everything that the process reported as written is recovered, unless it was settled."""

@@ -27,6 +27,8 @@ from tests.cache import cache_directory
 from tests.page import data
 from tests.wire import fields
 
+pytestmark = pytest.mark.system
+
 
 def test_speedscope_follows_its_schema(windows):
     """The rules of file-format-schema.json, and every sample in the profile of its CPU."""
@@ -123,7 +125,6 @@ def tool():
     return program
 
 
-@pytest.mark.system
 def test_pprof_opens_in_its_tool(windows, tmp_path, tool):
     path = tmp_path / "x.pprof"
     path.write_bytes(pprof(windows))

@@ -13,6 +13,8 @@ from otel_kprofiler.recording import RecordingFacts, RecordingWriter
 from otel_kprofiler.sampling import SamplerCounts
 from tests.records import in_ring, pack_record
 
+pytestmark = pytest.mark.system
+
 PAGE = Path(__file__).parents[3] / "docs" / "record.md"
 ANOTHER = """
 from otel_kprofiler.cli.main import main
@@ -44,7 +46,6 @@ def recording(tmp_path):
     return path
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("words", [["-o", "x.threads"], ["-o", "x.y", "--format", "threads"]])
 def test_a_format_is_added_by_its_row_alone(tmp_path, recording, words):
     done = subprocess.run(
@@ -56,7 +57,6 @@ def test_a_format_is_added_by_its_row_alone(tmp_path, recording, words):
     assert (tmp_path / words[1]).read_text() == "worker"
 
 
-@pytest.mark.system
 def test_the_next_step_is_that_of_the_format_whatever_the_suffix(tmp_path, recording):
     words = ["record", "--replay", recording, "-o", "x.html", "--format", "table"]
     done = subprocess.run(

@@ -16,6 +16,8 @@ from otel_kprofiler.host.child_memory import (
     limit_memory,
 )
 
+pytestmark = pytest.mark.system
+
 MIB = 1 << 20
 MOUNTS = {
     "v1": "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"

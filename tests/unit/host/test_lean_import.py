@@ -8,6 +8,8 @@ import pytest
 
 from otel_kprofiler.host.lean_import import import_module_alone
 
+pytestmark = pytest.mark.system
+
 FILES = {
     "__init__.py": "from {name}.heavy import Heavy\nfrom {name} import wanted\nLOADED = True\n",
     "heavy.py": "from {name} import wanted, other\nclass Heavy: pass\n",

@@ -52,6 +52,7 @@ def own_file():
     raise AssertionError
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("minor", VERSIONS)
 def test_finds_the_interpreters_of_this_machine(minor):
     if minor in find_missing():

@@ -52,6 +52,7 @@ def told(path, name):
     raise AssertionError(lines)
 
 
+@pytest.mark.system
 def test_the_part_that_runs_rarely_is_found_without_its_symbol(tmp_path):
     path = build(tmp_path, RARE)
     parts = told(path, "loop"), told(path, "loop.cold")
@@ -59,11 +60,13 @@ def test_the_part_that_runs_rarely_is_found_without_its_symbol(tmp_path):
     assert find(path)[0] == parts
 
 
+@pytest.mark.system
 def test_a_loop_in_one_piece_is_that_alone(tmp_path):
     path = build(tmp_path, "if (code[i] == 5) sum++;")
     assert find(path)[0] == (told(path, "loop"),)
 
 
+@pytest.mark.system
 def test_damaged_unwind_information_gives_the_function_alone(tmp_path):
     path = build(tmp_path, RARE)
     found, symbol = find(path)

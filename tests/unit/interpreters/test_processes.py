@@ -15,6 +15,8 @@ from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.tracking import Exec, Exited, Mapped, Started, Unmapped
 from tests.interpreters import Journal
 
+pytestmark = pytest.mark.system
+
 CODE = MemoryMapping(0x7000, 0x9000, "r-xp", 0, 1, 2, "/lib/libpython.so", False)
 
 

@@ -13,6 +13,7 @@ from tests.interpreters import VERSIONS, find_missing, find_pythons
 _PROVE = "from otel_kprofiler.interpreters import open_own; print(open_own().interpreter.version)"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("minor", VERSIONS)
 def test_every_interpreter_here_is_proved(minor):
     if minor in find_missing():

@@ -1,4 +1,4 @@
-"""What environments say of services."""
+"""Names of services in environments."""
 
 import os
 import subprocess
@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from otel_kprofiler.host import Access
 from otel_kprofiler.processes.service_variables import parse_environment, read_environment
+
+pytestmark = pytest.mark.system
 
 
 def environ(**variables):
@@ -58,7 +60,6 @@ def test_any_environment_can_be_read(rest):
     assert all(key.startswith(("service.", "deployment.")) for key in found)
 
 
-@pytest.mark.system
 def test_the_environment_of_a_running_process():
     program = "import sys; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(

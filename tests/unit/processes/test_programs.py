@@ -1,4 +1,4 @@
-"""What interpreters run, by their command lines."""
+"""Programs of interpreters, by their command lines."""
 
 import pytest
 

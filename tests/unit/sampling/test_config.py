@@ -55,6 +55,7 @@ class OldKernel:
         return b"5.4.0-200-generic\n"
 
 
+@pytest.mark.system
 def test_an_unsupported_kernel_is_named_in_the_error():
     sampler = EbpfSampler(SamplerConfig(), access=OldKernel())
     with pytest.raises(KernelFeatureError, match=r"5\.4\.0-200-generic") as raised:

@@ -35,6 +35,8 @@ from otel_kprofiler.sdk.thread_slot import (
     get_token,
 )
 
+pytestmark = pytest.mark.system
+
 TRACER = TracerProvider().get_tracer("test")
 
 

@@ -343,6 +343,7 @@ def test_the_processor_is_added_to_the_global_provider_once(monkeypatch):
     span.end()
 
 
+@pytest.mark.system
 def test_a_forked_child_knows_the_spans_that_it_is_in(roots, tracer):
     top = tracer.start_span("top")
     inner = child_of(tracer, top)

@@ -24,6 +24,8 @@ from otel_kprofiler.sdk import process_context
 from otel_kprofiler.sdk.process_context import publish_process_context, withdraw_process_context
 from tests.raw_forks import run_in_raw_child
 
+pytestmark = pytest.mark.system
+
 # Header and payload as the C implementation of OpenTelemetry's sig-profiling published them.
 C_REFERENCE = (
     Path(__file__).parents[2] / "data" / "process_context" / "c-reference.bin"

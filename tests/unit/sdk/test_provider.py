@@ -160,6 +160,7 @@ def test_the_global_provider_can_be_set_only_once(monkeypatch, caplog):
     assert "not allowed" in caplog.text
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("first", ["traces", "metrics", "nothing"])
 def test_the_resource_is_that_of_the_other_signals(first):
     code = """

@@ -7,6 +7,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 SERVICE = """
 import os, signal, time
 from otel_kprofiler.sdk import ProfileProcessor, ProfilerProvider

@@ -39,6 +39,7 @@ def said():
     return 0 if span is None else id(span.get_span_context())
 
 
+@pytest.mark.system
 def test_spans_of_nested_contexts_threads_and_tasks_are_found(path):
     wrong = []
 

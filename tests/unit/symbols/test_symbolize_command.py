@@ -37,6 +37,8 @@ from otel_kprofiler.symbols import ElfResolver, FileIdentity, InstalledFiles, Sy
 from otel_kprofiler.symbols.resolvers import installed
 from tests.unit.symbols.user.elf_programs import build, symbols_of, tool
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

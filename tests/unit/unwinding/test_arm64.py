@@ -17,7 +17,10 @@ SAME, AT_CFA, IN_REGISTER, UNDEFINED = 0, 1, 3, 4
 KINDS = {"OFFSET": AT_CFA, "REGISTER": IN_REGISTER, "UNDEFINED": UNDEFINED, "SAME_VALUE": SAME}
 FP, RA = 29, 30
 
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -174,6 +174,7 @@ def test_pairs_of_c_code_are_kept_and_sorted():
     assert packed[4 + 8 * count :] == bytes(maker.frames)
 
 
+@pytest.mark.system
 @pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
 @pytest.mark.parametrize("flags", [(), ("-ldflags=-s",), ("-buildmode=pie",)])
 def test_tables_equal_those_for_debuggers(tmp_path, flags):
@@ -222,6 +223,7 @@ def _compare(known, made):
     return 1
 
 
+@pytest.mark.system
 def test_a_damaged_table_is_refused_with_its_reason(tmp_path):
     file, table, segments = go_file([ORDINARY] * 3)
     path = tmp_path / "file"

@@ -15,6 +15,8 @@ from otel_kprofiler.model import Segment
 from otel_kprofiler.unwinding import Refusal, TableRefused
 from otel_kprofiler.unwinding.indexing import MAX_FRAMES_BYTES, Children, index_frames
 
+pytestmark = pytest.mark.system
+
 
 def entry(body, *, back=0):
     body += b"\0" * (-len(body) % 4)

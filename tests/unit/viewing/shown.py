@@ -1,4 +1,4 @@
-"""What a page shows, and what it should show, in a form that can be compared."""
+"""Contents of a page, shown and expected, in a form that can be compared."""
 
 import contextlib
 import json

@@ -42,6 +42,8 @@ from otel_kprofiler.viewing.receiver import MAX_BYTES, PATH
 from tests.unit.viewing import http2
 from tests.unit.viewing.shown import answer, expected, resident_bytes, shown
 
+pytestmark = pytest.mark.system
+
 NOW = 1_700_000_000_000_000_000
 PROTOBUF, JSON = {"Content-Type": "application/x-protobuf"}, {"Content-Type": "application/json"}
 

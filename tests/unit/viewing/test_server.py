@@ -11,6 +11,8 @@ import pytest
 from otel_kprofiler.errors import HostError, KProfilerError
 from otel_kprofiler.viewing import PageServer, Query, QueryError
 
+pytestmark = pytest.mark.system
+
 SAME = {"Sec-Fetch-Site": "same-origin"}
 
 

@@ -35,6 +35,8 @@ from tests import page
 from tests.unit.viewing import http2
 from tests.unit.viewing.shown import resident_bytes
 
+pytestmark = pytest.mark.system
+
 SECOND = 10**9
 START = 1_600_000_000 * SECOND
 VIEW = [sys.executable, "-m", "otel_kprofiler", "view"]

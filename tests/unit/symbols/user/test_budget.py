@@ -13,6 +13,8 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from tests.unit.symbols.user import hostile_dwarf, read_hostile_files
 from tests.unit.symbols.user.hostile_files import KINDS, good
 
+pytestmark = pytest.mark.system
+
 LIMIT_MIB = 32
 SLACK_MIB = 12  # of the allocator, and of code that is imported when it is needed
 FILES = 20

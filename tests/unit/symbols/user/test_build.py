@@ -22,6 +22,8 @@ from tests.unit.symbols.user.elf_programs import (
     tool,
 )
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

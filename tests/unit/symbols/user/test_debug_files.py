@@ -21,6 +21,8 @@ from otel_kprofiler.symbols.user.debug_files import (
 )
 from tests.unit.symbols.user.elf_programs import build, functions_of, symbols_of, tool
 
+pytestmark = pytest.mark.system
+
 
 class Program:
     """A stripped program with its debug file."""

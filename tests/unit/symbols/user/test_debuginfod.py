@@ -21,6 +21,8 @@ from otel_kprofiler.symbols.user.debuginfod import (
     find_servers,
 )
 
+pytestmark = pytest.mark.system
+
 LIMITS = DownloadLimits(file_bytes=1 << 20, connect_s=1.0, total_s=1.0, missing_s=600.0)
 OTHER = "00112233445566778899aabbccddeeff00112233"
 

@@ -10,6 +10,8 @@ import pytest
 from otel_kprofiler.symbols.user import demangle as module
 from otel_kprofiler.symbols.user.demangle import demangle, has_cxx_runtime
 
+pytestmark = pytest.mark.system
+
 ROWS = Path(__file__).parents[3] / "data" / "symbols" / "rust_names.tsv"
 """Names of a program built by rustc 1.95 in both forms, as rustc-demangle prints them."""
 
@@ -24,7 +26,6 @@ def names_of(library):
     return sorted({line.split()[0].partition("@")[0] for line in lines if line.startswith("_Z")})
 
 
-@pytest.mark.system
 def test_names_of_cxx_are_those_of_cxxfilt():
     library = output("gcc", "-print-file-name=libstdc++.so.6").strip()
     names = names_of(library)
@@ -145,7 +146,6 @@ def test_names_of_cxx_stay_mangled_without_a_runtime(monkeypatch):
         module._find_runtime.cache_clear()
 
 
-@pytest.mark.system
 def test_several_threads_demangle_the_same():
     names = names_of(output("gcc", "-print-file-name=libstdc++.so.6").strip())[:500]
     expected = [demangle(name) for name in names]

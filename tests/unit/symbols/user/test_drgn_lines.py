@@ -19,6 +19,8 @@ from otel_kprofiler.symbols.user.lines import LinesError, SymbolicLines
 from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_names
 from otel_kprofiler.symbols.user.symcache import SymCache
 
+pytestmark = pytest.mark.system
+
 CODE = """
 static inline int leaf(int a) { return a * 3 + 1; }
 static inline int middle(int a) {

@@ -25,6 +25,8 @@ from tests.unit.symbols.user.go_tables import (
     pc_table,
 )
 
+pytestmark = pytest.mark.system
+
 FUNCTIONS = [
     GoFunction("main.first", 32, ((10, 0, 7), (300, 1, 9))),
     GoFunction("main.(*T[...]).ünl", 16, ((16, 1, 4000),)),

@@ -25,6 +25,8 @@ from otel_kprofiler.symbols.user.symcache import SymCache
 from tests.public import copy_environment
 from tests.unit.symbols.user import hostile_dwarf
 
+pytestmark = pytest.mark.system
+
 SOURCE = Path(__file__).parents[3] / "data" / "symbols" / "inlines.cc"
 ADDRESSES = int(os.environ.get("KPROFILER_LINES", "300"))
 PROGRAMS = {

@@ -297,6 +297,7 @@ def test_closing_keeps_no_descriptor(make, tmp_path):
     assert function(loader, 99) is Unresolved.SYMBOLS_DROPPED
 
 
+@pytest.mark.system
 def test_a_forked_child_lets_go(make, tmp_path):
     def read(_details, _content):
         threading.Event().wait(0.2)

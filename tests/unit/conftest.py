@@ -1,0 +1,99 @@
+"""Unit tests run in their own process alone, unless they are marked ``system``.
+
+An audit hook (PEP 578) sees what Python code starts and opens, and the bpf(2) call of the package
+is replaced: a test without the marker that uses the system fails, whatever becomes of the error.
+"""
+
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+FORBIDDEN = {
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.system",
+    "pty.spawn",
+    "socket.__new__",
+    "socket.bind",
+    "socket.connect",
+    "socket.sendto",
+    "subprocess.Popen",
+}
+PRIVILEGED = {"capset", "mount", "setns", "syscall", "unshare"}
+UNIT_TESTS = Path(__file__).parent
+BPF_CALL = "otel_kprofiler.bpf.call"
+
+
+class SystemUsedError(Exception):
+    """A test uses the system without the marker ``system``."""
+
+
+class Guard:
+    """Records and stops what a test uses of the system.
+
+    Attributes:
+        uses: what the current test has used; None while it may use the system.
+        threads: threads of earlier tests, which may still do so.
+    """
+
+    def __init__(self):
+        self.uses, self.threads = None, frozenset()
+
+    def start(self):
+        threads = {thread.ident for thread in threading.enumerate()}
+        self.uses, self.threads = [], threads - {threading.main_thread().ident}
+
+    def stop(self):
+        self.uses = None
+
+    def forbid(self, use):
+        if self.uses is not None and threading.get_ident() not in self.threads:
+            self.uses.append(use)
+            raise SystemUsedError(f"{use}: {ADVICE}")
+
+    def audit(self, event, args):
+        if event in FORBIDDEN:
+            self.forbid(f"{event}{args!r}"[:200])
+        elif event == "ctypes.dlopen" and "libbpf" in str(args[0]):
+            self.forbid(f"dlopen of {args[0]}")
+        elif event == "ctypes.dlsym" and args[1] in PRIVILEGED:
+            self.forbid(f"call of {args[1]}")
+
+
+ADVICE = "mark the test with @pytest.mark.system, or do without"
+_guard = Guard()
+sys.addaudithook(_guard.audit)
+
+
+@pytest.fixture
+def guard():
+    """The guard of this process, which is on in tests without the marker."""
+    return _guard
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Guard the fixtures, too: those of a module are made for the first test that uses them."""
+    # Hooks of this file are called for the tests of other directories, too.
+    if UNIT_TESTS in item.path.parents and not item.get_closest_marker("system"):
+        _guard.start()
+    try:
+        return (yield)
+    finally:
+        _guard.stop()
+
+
+@pytest.fixture(autouse=True)
+def _stay_in_this_process(request, monkeypatch):
+    """Fail a test that used the system even if it has caught the error."""
+    if BPF_CALL in sys.modules and not request.node.get_closest_marker("system"):
+        calls = SimpleNamespace(syscall=lambda *numbers: _guard.forbid(f"syscall{numbers!r}"))
+        monkeypatch.setattr(sys.modules[BPF_CALL], "_libc", calls)
+    yield
+    assert not _guard.uses, f"{'; '.join(_guard.uses)}: {ADVICE}"

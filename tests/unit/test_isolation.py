@@ -1,0 +1,44 @@
+"""Unit tests without the marker ``system`` cannot leave their process."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import threading
+
+import pytest
+
+from otel_kprofiler.bpf import call
+
+USES = {
+    "process": lambda: subprocess.run(["true"]),
+    "shell": lambda: os.system("true"),
+    "fork": os.fork,
+    "socket": socket.socket,
+    "bpf": lambda: call._libc.syscall(321, 0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_use_of_the_system_is_stopped_and_recorded(use, guard):
+    with pytest.raises(Exception, match="mark the test"):
+        USES[use]()
+    assert len(guard.uses) == 1
+    guard.uses.clear()  # or this test would fail
+
+
+def test_a_use_in_a_thread_whose_error_is_caught_is_recorded(guard):
+    def connect():
+        with contextlib.suppress(Exception):
+            socket.socket()
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    thread.join()
+    assert len(guard.uses) == 1
+    guard.uses.clear()
+
+
+@pytest.mark.system
+def test_a_test_with_the_marker_may_use_the_system():
+    subprocess.run(["true"], check=True)

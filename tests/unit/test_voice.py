@@ -1,0 +1,41 @@
+"""The counter of words that the house style avoids, and the state of the checkout."""
+
+import pytest
+
+from tests.voice import ALLOWED, Place, exceeds, find_all, find_places
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ('def f():\n    """Whether it runs."""\n', ["opening"]),
+        ('LIMIT = 3\n"""Of one file."""\n', ["opening"]),
+        ('def f():\n    """Returns whether it runs; what it does."""\n', []),
+        ("for one in rows:\n    pass\n", ["name"]),
+        ("def f(known):\n    pass\n", ["name"]),
+        ("print(row.one, file.tell())\n", []),
+        ("# The kernel tells\n# of no unmapping, in\tvain\n", ["in vain", "tell"]),
+        ("# files stay as they are, in the order of which.\n", ["as it is", "of which"]),
+        ("# names as they are given\n", []),
+    ],
+)
+def test_places_are_found_by_kind(text, kinds):
+    assert sorted(place.kind for place in find_places("a.py", text)) == kinds
+
+
+def test_pages_are_searched_for_phrases_with_their_lines():
+    assert list(find_places("a.md", "One\n\nWhat the log tells")) == [
+        Place("a.md", 3, "tell", "tells")
+    ]
+
+
+def test_a_kind_without_allowance_is_listed_and_another_is_counted():
+    places = [Place("docs/a.md", 1, "tell", "told"), Place("tests/b.py", 2, "name", "one")]
+    assert exceeds(places, {"tests": {"name": 1}}) == ["docs/a.md:1: tell: told"]
+    assert exceeds(places * 2, {"docs": {"tell": 2}, "tests": {"name": 1}}) == [
+        "tests: 2 of kind 'name', 1 allowed"
+    ]
+
+
+def test_the_checkout_has_no_more_places_than_allowed():
+    assert exceeds(find_all(), ALLOWED) == []

@@ -1,0 +1,123 @@
+"""Counts words and phrases that the house style avoids, as far as a program can find them.
+
+``python -m tests.voice`` prints the counts with their allowances, and each place that is of a kind
+without allowance; exit status 1 if there is any, or more of another kind than allowed. Lower an
+allowance when you have mended places; never raise one.
+"""
+# ruff: noqa: T201 - a command talks to its user
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("otel_kprofiler", "tests", "benchmarks", "examples")
+EXEMPT = {
+    "CHANGELOG.md": "describes released versions",
+    "tests/voice.py": "has the words themselves",
+    "tests/unit/test_voice.py": "likewise",
+}
+OPENING = re.compile(r"(What|Of|Likewise|Whether)\b")
+VAGUE_NAMES = frozenset({"before", "found", "known", "one", "own"})
+PHRASES = {
+    "in vain": re.compile(r"\bin\s+vain\b"),
+    "all the same": re.compile(r"\ball\s+the\s+same\b"),
+    "is nothing for": re.compile(r"\bis\s+nothing\s+for\b"),
+    "as it is": re.compile(r"\bstays? as (it is|they are)\b"),
+    "of which": re.compile(r"\b(as|by|of) which(?=[.,;:)])"),
+    "tell": re.compile(r"(?<!\.)\b(tells?|telling|told)\b(?!\()", re.IGNORECASE),
+}
+ALLOWED = {
+    "CONTRIBUTING.md": {"tell": 1},
+    "benchmarks": {"name": 80, "tell": 4},
+    "docs": {"tell": 10},
+    "otel_kprofiler": {"is nothing for": 1, "name": 850, "opening": 40, "tell": 75},
+    "tests": {"name": 1120, "opening": 45, "tell": 370},
+}
+"""Places by directory, then kind; none where a kind is not listed."""
+
+
+class Place(NamedTuple):
+    """A place to reword.
+
+    Attributes:
+        path: of the file, relative to the checkout.
+        line: number of the line, from 1.
+        kind: a key of ``PHRASES``, ``opening`` or ``name``.
+        text: the words.
+    """
+
+    path: str
+    line: int
+    kind: str
+    text: str
+
+
+def find_places(path: str, text: str) -> Iterator[Place]:
+    """Yields the places of a Python source or a page."""
+    for kind, pattern in PHRASES.items():
+        for match in pattern.finditer(text):
+            yield Place(path, text.count("\n", 0, match.start()) + 1, kind, match[0])
+    if path.endswith(".py"):
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.Expr(value=ast.Constant(value=str(words))) if OPENING.match(words):
+                    yield Place(path, node.lineno, "opening", words.partition("\n")[0])
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) if name in VAGUE_NAMES:
+                    yield Place(path, node.lineno, "name", name)
+
+
+def find_all() -> list[Place]:
+    """Returns the places of all sources and pages of the checkout."""
+    files = [path for name in SOURCES for path in sorted((ROOT / name).rglob("*.py"))]
+    files += [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+    places: list[Place] = []
+    for file in files:
+        path = str(file.relative_to(ROOT))
+        if path not in EXEMPT and "/data/" not in path:
+            places += find_places(path, file.read_text())
+    return places
+
+
+def exceeds(places: list[Place], allowed: dict[str, dict[str, int]]) -> list[str]:
+    """Returns a line for each place too many, or each kind with more places than allowed."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for place in places:
+        counts[place.path.partition("/")[0]][place.kind] += 1
+    lines = []
+    for directory, kinds in sorted(counts.items()):
+        for kind, count in sorted(kinds.items()):
+            limit = allowed.get(directory, {}).get(kind, 0)
+            if limit == 0:
+                lines += [
+                    f"{place.path}:{place.line}: {place.kind}: {place.text}"
+                    for place in places
+                    if place.kind == kind and place.path.partition("/")[0] == directory
+                ]
+            elif count > limit:
+                lines.append(f"{directory}: {count} of kind '{kind}', {limit} allowed")
+    return lines
+
+
+def main() -> None:
+    """Print the counts, and exit with 1 if one is too large."""
+    places = find_all()
+    if "--list" in sys.argv:
+        print(*(f"{one.path}:{one.line}: {one.kind}: {one.text}" for one in places), sep="\n")
+        return
+    counts = Counter(place.kind for place in places)
+    print("house style:", ", ".join(f"{kind} {count}" for kind, count in counts.most_common()))
+    lines = exceeds(places, ALLOWED)
+    if lines:
+        print(*lines, "See 'House style' in CONTRIBUTING.md.", sep="\n")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
