@@ -1,8 +1,8 @@
 """Counts words and phrases that the house style avoids, as far as a program can find them.
 
 ``python -m tests.voice`` prints the counts with their allowances, and each place that is of a kind
-without allowance; exit status 1 if there is any, or more of another kind than allowed. ``--count`` only
-prints the counts, ``--list`` all places. Lower an allowance when you have mended places; never
+without allowance; exit status 1 if there is any, or more of another kind than allowed. ``--count``
+only prints the counts, ``--list`` all places. Lower an allowance when you have mended places; never
 raise one.
 """
 # ruff: noqa: T201 - a command talks to its user
