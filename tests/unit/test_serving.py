@@ -9,6 +9,8 @@ from otel_kprofiler.agent.health import HealthServer
 from otel_kprofiler.serving import MAX_HEADER_BYTES
 from otel_kprofiler.viewing import HttpReceiver, Intake, PageServer
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(params=["health", "page", "receiver"])
 def port(request):
