@@ -232,7 +232,7 @@ class ExportQueue:
     def _adopt_carried(self) -> None:
         """Queue the batches of earlier runs, once the spool could be opened."""
         spool = self._spool
-        if spool is None or not (spool.earlier or spool.unknown_since_unix_ns):
+        if spool is None or not (spool.waiting or spool.earlier or spool.unknown_since_unix_ns):
             return
         for stored in spool.waiting:
             self._last += 1
