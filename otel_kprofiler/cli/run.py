@@ -44,7 +44,8 @@ def command(debug: bool, path: str) -> None:
     output, as one line in the log's encoding.
     """
     for number in _FOREIGN:
-        signal.signal(number, signal.SIG_IGN)
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.SIG_IGN)
     pending = PendingConfig(path, _convert, fork=True)
     # Import the rest while a child process reads the configuration.
     from otel_kprofiler.agent import (  # noqa: PLC0415
