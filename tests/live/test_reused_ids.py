@@ -1,0 +1,103 @@
+"""Process ids that are given again at once: no sample has names of the process before it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.otlp import read_profiles
+
+pytestmark = pytest.mark.live
+
+PID = int(Path("/proc/sys/kernel/pid_max").read_text()) - 1
+ROUNDS = int(os.environ.get("KPROFILER_ROUNDS", "150"))
+# Both programs have their functions at the same addresses.
+PROGRAM = """
+#include <time.h>
+static volatile unsigned long count;
+__attribute__((noinline)) void work_of_NAME(double seconds) {
+    struct timespec now;
+    do {
+        for (int i = 0; i < 20000; i++) count++;
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    } while (now.tv_sec + now.tv_nsec / 1e9 < seconds);
+}
+int main(void) { work_of_NAME(0.02); return 0; }
+"""
+# clone3(2) with set_tid: the next process has the id of the one before.
+DRIVER = """
+#define _GNU_SOURCE
+#include <linux/sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    int rounds = atoi(words[1]), pid = atoi(words[2]);
+    for (int round = 0; round < rounds; round++) {
+        struct clone_args how = {
+            .exit_signal = SIGCHLD, .set_tid = (unsigned long)&pid, .set_tid_size = 1};
+        char *program = words[3 + round % 2];
+        int child = syscall(SYS_clone3, &how, sizeof how);
+        if (child < 0) { perror("clone3"); return 1; }
+        if (!child) { execl(program, program, NULL); _exit(127); }
+        int status;
+        if (waitpid(child, &status, 0) != pid || status) { return 2; }
+    }
+    return 0;
+}
+"""
+
+
+@pytest.fixture
+def programs(tmp_path):
+    if not shutil.which("gcc"):
+        pytest.skip("needs gcc")
+    made = []
+    sources = {name: PROGRAM.replace("NAME", name) for name in ("first", "other")}
+    for name, source in {**sources, "driver": DRIVER}.items():
+        (tmp_path / f"{name}.c").write_text(source)
+        options = ["-O1", "-static", "-no-pie", "-Wl,--build-id=uuid"]
+        made.append(str(tmp_path / name))
+        subprocess.run(["gcc", *options, tmp_path / f"{name}.c", "-o", made[-1]], check=True)
+    return made
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="clone3 with set_tid needs root")
+def test_reused_process_ids_never_mix_names(programs, tmp_path):
+    first, other, driver = programs
+    path = tmp_path / "x.otlp"
+    recording = [sys.executable, "-m", "otel_kprofiler", "record", "-F", "999", "-o", path]
+    command = ["--", driver, str(ROUNDS), str(PID), first, other]
+    done = subprocess.run([*recording, *command], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found = Counter()
+    for resource, sample in samples_of(path):
+        if resource["process.pid"] == PID and sample.thread_name in ("first", "other"):
+            works = {
+                frame.function.removeprefix("work_of_")
+                for side in sample.stack.sides
+                for frame in side.frames
+                if frame.function.startswith("work_of_")
+            }
+            names = works | {sample.thread_name, resource.get("process.executable.name")}
+            found["mixed" if len(names) > 1 else "named" if works else "bare"] += len(
+                sample.timestamps_unix_ns
+            )
+    assert found["mixed"] == 0, found
+    assert found["named"] > ROUNDS, found
+
+
+def samples_of(path):
+    """Samples of a file, with the attributes of their Resources."""
+    for window in read_profiles(str(path)):
+        for profile in window.profiles:
+            for group in profile.resources:
+                for sample in group.samples:
+                    yield group.resource.attributes, sample
