@@ -170,11 +170,7 @@ class SymbolLoader(ForkAware):
         file.names = PENDING
         if isinstance(content, OpenFile):
             content = content._replace(fd=os.dup(content.fd))
-        self._put(file.owner, _Waiting(file, content))
-
-    def _put(self, owner: int | str, waiting: _Waiting | None) -> None:
-        """Queue work; above the limit, the owner with most work loses some."""
-        self._waiting.put(owner, waiting)
+        self._waiting.put(file.owner, _Waiting(file, content))
         if len(self._waiting) > MAX_WAITING and (dropped := self._waiting.drop_last()):
             _close(dropped.content)
             dropped.file.names = _DROPPED
@@ -185,7 +181,9 @@ class SymbolLoader(ForkAware):
     def _put_code(self) -> None:
         if not self._code_waits and not self._stopping:
             self._code_waits = True
-            self._put(_MADE_CODE, None)
+            self._waiting.put(_MADE_CODE, None)  # one entry, which the limit does not count
+            self._start()
+            self._changed.notify_all()
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
         """The functions at an address (SVMA) of a file; never waits."""

@@ -16,7 +16,7 @@ from otel_kprofiler.model import (
     Unresolved,
 )
 from otel_kprofiler.symbols.user import loader as loader_module
-from otel_kprofiler.symbols.user.file import NamedAddress
+from otel_kprofiler.symbols.user.file import NO_FILE, NamedAddress
 from otel_kprofiler.symbols.user.loader import SymbolLoader, SymbolsRefused
 
 
@@ -207,15 +207,20 @@ def test_an_evicted_file_is_read_again_when_it_is_opened_again(make):
         assert function(loader, number) == "f_10"
 
 
-def test_files_beyond_the_queue_are_dropped_and_counted(make, monkeypatch):
-    monkeypatch.setattr(loader_module, "MAX_WAITING", 2)
-    go_on = threading.Event()
+def read_after(go_on):
+    """A reader that waits for an event."""
 
     def read(_details, _content):
         assert go_on.wait(30)
         return Names("f")
 
-    loader = make(read)
+    return read
+
+
+def test_files_beyond_the_queue_are_dropped_and_counted(make, monkeypatch):
+    monkeypatch.setattr(loader_module, "MAX_WAITING", 2)
+    go_on = threading.Event()
+    loader = make(read_after(go_on))
     for number in range(10):
         loader.add(key(number), details(number), b"f")
     dropped = loader.counts().dropped
@@ -224,6 +229,34 @@ def test_files_beyond_the_queue_are_dropped_and_counted(make, monkeypatch):
     loader.finish(30)
     named = [number for number in range(10) if function(loader, number) == "f_10"]
     assert len(named) == 10 - dropped
+
+
+class MadeCode:
+    """Code without files that is read once."""
+
+    def __init__(self):
+        self.has_work, self.was_read = True, threading.Event()
+
+    def name(self, _process, _address, _at_ns):
+        return NO_FILE, self.has_work
+
+    def read_one(self):
+        self.has_work = False
+        self.was_read.set()
+
+    def close(self):
+        pass
+
+
+def test_code_without_files_keeps_its_turn_where_files_are_dropped(make, monkeypatch):
+    monkeypatch.setattr(loader_module, "MAX_WAITING", 1)
+    go_on, code = threading.Event(), MadeCode()
+    loader = make(read_after(go_on), code=code)
+    for number in range(3):
+        loader.add(key(number), details(number), b"f", number)
+    loader.name_code(None, 0, 0)
+    go_on.set()
+    assert code.was_read.wait(30)
 
 
 def test_each_process_has_its_turn_to_have_files_read(make):
@@ -246,12 +279,7 @@ def test_each_process_has_its_turn_to_have_files_read(make):
 def test_a_process_with_many_files_takes_no_place_of_others(make, monkeypatch):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 4)
     go_on = threading.Event()
-
-    def read(_details, _content):
-        assert go_on.wait(30)
-        return Names("f")
-
-    loader = make(read)
+    loader = make(read_after(go_on))
     for number in range(10):
         loader.add(key(number), details(number), b"f", 1)
     loader.add(key(99), details(99), b"f", 2)
