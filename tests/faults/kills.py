@@ -36,7 +36,8 @@ if __name__ == "__main__":
 from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
 from otel_kprofiler.export.queue import QueueCounts
 from otel_kprofiler.model import Batch, Form
-from tests.faults import second_pass
+from tests.faults.table.kinds.receivers import FINAL, GOOD, LOSING, TRANSIENT, at_random
+from tests.faults.table.receivers import HttpReceiver, Request
 
 STREAM, EARLIER = "otel_kprofiler.stream.", "otel_kprofiler.earlier."
 NOT_IN_WINDOWS = {"ring_full", "self_profiled"}
@@ -63,21 +64,17 @@ service:
 """
 
 
-class Receiver(second_pass.Receiver):
-    """Answers at random, but refuses no request that it has stored before."""
+def unless_stored(refuse):
+    """Accept what has been stored before, and refuse the rest."""
 
-    def do_refuse(self, handler, body):
-        self._refuse(super().do_refuse, handler, body)
+    def answer(request):
+        is_stored = request.body in request.receiver.payloads
+        (Request.accept if is_stored else refuse)(request)
 
-    def do_refuse_all_profiles(self, handler, body):
-        self._refuse(super().do_refuse_all_profiles, handler, body)
+    return answer
 
-    def down(self):
-        self.server.shutdown()
-        self.server.server_close()
 
-    def _refuse(self, refuse, handler, body):
-        (self.do_accept if body in self.stored else refuse)(handler, body)
+ANSWERS = (*GOOD, *TRANSIENT, *map(unless_stored, FINAL), *LOSING)
 
 
 class Stream(NamedTuple):
@@ -207,30 +204,28 @@ class Result(NamedTuple):
     wrong: list[str]
 
 
-def run_kills(directory: Path, kills: int, fsync: str, seed: int, manners=None) -> Result:
+def run_kills(directory: Path, kills: int, fsync: str, seed: int) -> Result:
     """Kill agents with one spool; a last one delivers the rest to a receiver that accepts all."""
     chance = random.Random(seed)
-    manners = manners or [
-        *second_pass.GOOD, *second_pass.PASSING, *second_pass.FINAL, *second_pass.AMBIGUOUS
-    ]  # fmt: skip
-    receiver = Receiver(manners, seed)
+    receiver = HttpReceiver(at_random(*ANSWERS, seed=seed))
     config = directory / "agent.yaml"
-    config.write_text(CONFIG.format(port=receiver.port, spool=directory / "spool", fsync=fsync))
+    port = receiver.address[1]
+    config.write_text(CONFIG.format(port=port, spool=directory / "spool", fsync=fsync))
     for _ in range(kills):
         agent = Agent(config)
         if chance.random() < SHARE_OF_RUNS:
             agent.wait_until_it_samples()
         time.sleep(chance.uniform(0, LONGEST_S))
         agent.kill()
-    receiver.manners = ["accept"]
+    receiver.heal()
     agent = Agent(config)
     agent.wait_until_it_samples()
     time.sleep(LAST_RUN_S)
     account = agent.stop()
-    receiver.down()
+    receiver.close()
     assert account["gaps"] == []
     assert account["exporters"]["otlp_http"]["pending"] == 0, account
-    arrived = read(receiver.stored)
+    arrived = read(receiver.payloads)
     difference, lost = count_difference(arrived)
     return Result(kills, arrived, lost, difference, check_unknown(arrived))
 

@@ -104,20 +104,23 @@ def redirect(where, code):
     return lambda request: request.reply(code, b"", Location=where)
 
 
-def at_random(*answers):
-    chance = random.Random(7)
+def at_random(*answers, seed=7):
+    chance = random.Random(seed)
     return lambda request: chance.choice(answers)(request)  # noqa: PLW0108 - each time another
 
 
 MIB = 1 << 20
 OK = b"HTTP/1.1 200 OK\r\n"
 GZIPPED = gzip.compress(bytes(64 * MIB))
+GOOD = (*[Request.accept] * 6, slow, storing(b"\xff" * 30))
+FINAL = (status(400), reject_all)
 TRANSIENT = (
     late,
     status(503),
     status(429, Retry_After="1"),
     raw(b"\0garbage\r\n\r\n", store=False),
 )
+LOSING = (raw(), raw(OK + b"Content-Length: 100\r\n\r\nx"))
 ANSWERS = {
     "stores and answers 204": lambda request: (request.store(), request.reply(204)),
     "stores and closes without an answer": raw(),
@@ -150,10 +153,9 @@ ANSWERS = {
     "redirects to itself": redirect("/v1development/profiles", 307),
     "redirects to a file": redirect("file:///etc/shadow", 302),
     "is busy, late, silent and final at random":
-        at_random(*[Request.accept] * 6, slow, storing(b"\xff" * 30), *TRANSIENT, status(400),
-                  reject_all),
+        at_random(*GOOD, *TRANSIENT, *FINAL),
     "stores and loses answers at random":
-        at_random(*[Request.accept] * 3, raw(), raw(OK + b"Content-Length: 100\r\n\r\nx")),
+        at_random(*[Request.accept] * 3, *LOSING),
 }  # fmt: skip
 
 
