@@ -1,6 +1,6 @@
 """The host: files, kernel, capabilities, perf events, checks of ``doctor``."""
 
-from otel_kprofiler.host.access import Access, HostFiles
+from otel_kprofiler.host.access import Access, HostFiles, read_limited
 from otel_kprofiler.host.cache_directory import CacheDirectory, find_cache_path
 from otel_kprofiler.host.capabilities import (
     Capabilities,
@@ -196,6 +196,7 @@ __all__ = [
     "parse_stat",
     "parse_unified_path",
     "read_capabilities",
+    "read_limited",
     "read_maps",
     "read_online_cpus",
     "read_pods",

@@ -78,3 +78,20 @@ class Access:
 
     def _open(self, path: str) -> int:
         return os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def read_limited(files: HostFiles, path: str, most_bytes: int) -> bytes:
+    """Read a file up to a limit, such as a file of ``/proc`` whose size a process chooses.
+
+    Raises:
+        OSError: it cannot be opened or read.
+    """
+    fd = files.open_fd(path)
+    try:
+        parts, left = [], most_bytes
+        while left and (part := os.read(fd, left)):
+            parts.append(part)
+            left -= len(part)
+    finally:
+        os.close(fd)
+    return b"".join(parts)

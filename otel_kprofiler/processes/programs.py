@@ -5,12 +5,11 @@ Other arguments may be secrets; they are neither kept nor exported.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from otel_kprofiler.host import HostFiles
+from otel_kprofiler.host import HostFiles, read_limited
 from otel_kprofiler.text import decode_name
 
 _MAX_BYTES: Final = 256 * 1024
@@ -168,16 +167,7 @@ def read_program(files: HostFiles, pid: int, executable: str) -> str:
     if not executable.startswith(_MEMFD) and _find_options(executable) is None:
         return ""
     try:
-        fd = files.open_fd(f"/proc/{pid}/cmdline")
+        words = read_limited(files, f"/proc/{pid}/cmdline", _MAX_BYTES)
     except OSError:
         return ""
-    try:
-        parts, left = [], _MAX_BYTES
-        while left and (part := os.read(fd, left)):
-            parts.append(part)
-            left -= len(part)
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
-    return find_program(executable, b"".join(parts).split(b"\0")[:-1])
+    return find_program(executable, words.split(b"\0")[:-1])

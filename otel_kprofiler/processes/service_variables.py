@@ -11,7 +11,7 @@ import os
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from otel_kprofiler.host import HostFiles
+from otel_kprofiler.host import HostFiles, read_limited
 from otel_kprofiler.model import AttributeValue
 from otel_kprofiler.text import escape_surrogates
 
@@ -63,16 +63,6 @@ def read_environment(files: HostFiles, pid: int) -> dict[str, AttributeValue]:
     cannot be read.
     """
     try:
-        fd = files.open_fd(f"/proc/{pid}/environ")
+        return parse_environment(read_limited(files, f"/proc/{pid}/environ", _MAX_BYTES))
     except OSError:
         return {}
-    try:
-        parts, left = [], _MAX_BYTES
-        while left and (part := os.read(fd, left)):
-            parts.append(part)
-            left -= len(part)
-    except OSError:
-        return {}
-    finally:
-        os.close(fd)
-    return parse_environment(b"".join(parts))
