@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from otel_kprofiler.agent.agent_settings import AgentConfig, find_fixed
-from otel_kprofiler.agent.agent_status import describe_agent
+from otel_kprofiler.agent.agent_status import describe_agent, open_health
 from otel_kprofiler.agent.announcements import describe_start
 from otel_kprofiler.agent.cpu_time import CpuTime, read_cpu_time
 from otel_kprofiler.agent.limits import Governor, Meter, next_look_s
@@ -110,15 +110,16 @@ class Agent:
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
-        self._targets: AgentTargets | None = None  # likewise
-        self._symbolizer: KernelSymbolizer | None = None  # likewise
-        self._user_names: SymbolLoader | None = None  # likewise
+        self._targets: AgentTargets | None = None  # of the pipeline, like the next two
+        self._symbolizer: KernelSymbolizer | None = None
+        self._user_names: SymbolLoader | None = None
         self._health: HealthServer | None = None
         self._telemetry = Telemetry(
             self.account, self._generation, self._count_lost_symbols, self._read_cpu_time,
             lambda: self._pipeline.budgets.coarse if self._pipeline else {},
         )  # fmt: skip
-        self._watchdog, self._meter, self._governor = Watchdog(), Meter(), Governor()
+        self._watchdog = Watchdog()
+        self._meter, self._governor = Meter(), Governor()
         self._next_measure = 0.0
         self._calls = 0  # of _alive_sometimes
         self._privileges: Privileges | None = None
@@ -165,8 +166,8 @@ class Agent:
 
     def _announce_stop(self) -> None:
         assert self._stop_signal  # noqa: S101 - the loop ends with it
-        words = self._stop_signal.name, self._config.shutdown_timeout_s
-        _log.info("stopping on %s; delivers pending samples for at most %g s", *words)
+        name, limit_s = self._stop_signal.name, self._config.shutdown_timeout_s
+        _log.info("stopping on %s; delivers pending samples for at most %g s", name, limit_s)
 
     def _time_left_s(self, kept_share: float = 0.0) -> float:
         """Time left to stop, less a reserved share of the shutdown timeout."""
@@ -338,7 +339,8 @@ class Agent:
 
     def _change(self, config: AgentConfig) -> None:
         """Apply a configuration; on an error, raise and change nothing."""
-        old, reporter, health = self._config, self._reporter, self._health
+        old, reporter = self._config, self._reporter
+        health = self._health
         assert reporter  # noqa: S101 - opened before the loop
         opened = run_unprivileged(lambda: open_changed(self._exporters, config.exporters))
         try:
@@ -392,14 +394,8 @@ class Agent:
         return "sampling" if self._pipeline else "up without samples"
 
     def _open_health(self, config: AgentConfig) -> HealthServer | None:
-        endpoint = config.health_endpoint
-        if not endpoint:
-            return None
-        # Imports http.server, 2 MB on top of gRPC that most agents do not need.
-        from otel_kprofiler.agent.health import HealthServer  # noqa: PLC0415
-
         probes = {"/livez": self._watchdog.find_stall, "/readyz": self._find_unready}
-        return HealthServer(endpoint, probes, self._describe)
+        return open_health(config.health_endpoint, probes, self._describe)
 
     def _describe(self) -> dict[str, object]:
         """The body of ``/status``."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from otel_kprofiler.agent.cpu_time import CpuTime
 from otel_kprofiler.export import ExportQueue
@@ -10,6 +11,9 @@ from otel_kprofiler.model import Account
 from otel_kprofiler.pipeline import Pipeline
 from otel_kprofiler.sampling import EbpfSampler
 from otel_kprofiler.symbols import SymbolLoader
+
+if TYPE_CHECKING:
+    from otel_kprofiler.agent.health import HealthServer, Probe
 
 
 def describe_agent(
@@ -51,3 +55,21 @@ def describe_agent(
         "stalls_of_the_loop": stalls,
         "cpu_seconds": cpu_time._asdict(),
     }
+
+
+def open_health(
+    endpoint: str, probes: dict[str, Probe], describe: Callable[[], dict[str, object]]
+) -> HealthServer | None:
+    """Serve the probes and ``/status``; None without an endpoint.
+
+    Args:
+        endpoint: ``host:port``, or empty.
+        probes: by path.
+        describe: returns the body of ``/status``.
+    """
+    if not endpoint:
+        return None
+    # Imports http.server, 2 MB on top of gRPC that most agents do not need.
+    from otel_kprofiler.agent.health import HealthServer  # noqa: PLC0415
+
+    return HealthServer(endpoint, probes, describe)

@@ -47,6 +47,7 @@ from otel_kprofiler.pipeline.windows import (
     WindowBuilder,
     WindowCounts,
     WindowSchedule,
+    find_latest,
 )
 from otel_kprofiler.processes import (
     Grain,
@@ -88,7 +89,8 @@ class Pipeline(Generic[SamplerT]):
         find_causes: whether to find what threads wait for.
         scheduler_rvas: of the kernel's functions in which threads wait.
         grain: what has a Resource of its own; windows are merged as they are closed.
-        leaves_out_self_profiled: whether on-CPU samples of such processes are counted as lost.
+        leaves_out_self_profiled: whether windows are without on-CPU samples of processes that
+            sample themselves; these are counted as lost.
         limits_processes: whether samples of a process that costs too much are coarser.
 
     Attributes:
@@ -127,7 +129,8 @@ class Pipeline(Generic[SamplerT]):
         self._find_labels = find_labels
         self._find_causes = find_causes
         self._scheduler_rvas = scheduler_rvas
-        self.python, self._stacks = python, stacks
+        self.python = python
+        self._stacks = stacks
         self.resources = resources
         self._schedule = schedule
         self._sink = sink
@@ -197,7 +200,9 @@ class Pipeline(Generic[SamplerT]):
             self.sampler.wait(timeout_s)  # for symbols, too, which the window waits for
         else:
             is_idle = not (self._has_drained or self._gate.counts)
-            wait_for_samples(self.sampler, self._clock, end_ns, timeout_s, idle_s * is_idle)
+            wait_for_samples(
+                self.sampler, self._clock, end_ns, timeout_s, idle_s if is_idle else 0.0
+            )
         self._drain()
         now_ns = self._looked_ns = self._clock.boot_ns()
         passed_ns = self._gate.passed_ns(
@@ -377,7 +382,7 @@ class Pipeline(Generic[SamplerT]):
                 for kind in self._counts
             },
             resolve_again=self._stacks.resolve,
-            renew=self._find_renewed,
+            renew=lambda resources: find_latest(resources, self._renewed),
         )
 
     def _merge(self, window: Window) -> Window:
@@ -402,16 +407,6 @@ class Pipeline(Generic[SamplerT]):
         if self._whole:
             self._renewed.update(renewed)
         return renewed
-
-    def _find_renewed(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
-        """The last Resource of each process; those of the last window have been renewed."""
-        latest = {}
-        for first in resources:
-            resource = first
-            while resource in self._renewed:
-                resource = self._renewed[resource]
-            latest[first] = resource
-        return latest
 
     def _count_window(
         self,

@@ -319,3 +319,16 @@ def _window_wait(stack: Stack | None, key: _WaitKey) -> WindowWait:
         cause = find_stack_cause(state, stack, in_iowait=in_iowait, is_throttled=is_throttled)
     by = WindowWaker(*waker[:2], decode_name(waker[2])) if waker else None
     return WindowWait(state, cause, is_ended, by)
+
+
+def find_latest(
+    resources: Collection[Resource], renewed: Mapping[Resource, Resource]
+) -> dict[Resource, Resource]:
+    """The last Resource of each process, where a Resource may have been renewed several times."""
+    latest = {}
+    for first in resources:
+        resource = first
+        while resource in renewed:
+            resource = renewed[resource]
+        latest[first] = resource
+    return latest

@@ -33,7 +33,7 @@ from otel_kprofiler.viewing.receiver import (
 THREADS: Final = 8
 """Calls whose messages are received or decoded at a time."""
 MOST_CALLS: Final = 32
-"""Calls beyond them that wait for a thread are told when to try again."""
+"""Most calls that run or wait; others are refused, with the time to try again."""
 
 _SERVICE: Final = DESCRIPTOR.services_by_name["ProfilesService"].full_name
 _METHOD: Final = f"/{_SERVICE}/Export"
@@ -117,9 +117,9 @@ class _Methods(grpc.GenericRpcHandler):
         """Cancel calls that have waited long for their message, if others wait for a thread."""
         end = time.monotonic() - _PATIENCE_S
         with self._lock:
-            slow = [one for one, since in self._receiving.items() if since < end]
             if self._calls <= THREADS:
-                slow = []
+                return
+            slow = [one for one, since in self._receiving.items() if since < end]
         for context in slow:
             context.cancel()
 
