@@ -72,10 +72,11 @@ from tests.collector.clickhouse_server import PASSWORD, USER
 from tests.collector.conftest import GATE, free_ports
 from tests.public import get_public_python
 
-pytestmark = pytest.mark.skipif(
+NEEDS_ENGINE = pytest.mark.skipif(
     not importlib.util.find_spec("chdb") or not importlib.util.find_spec("clickhouse_connect"),
     reason="needs chdb-core and clickhouse-connect",
 )
+pytestmark = NEEDS_ENGINE
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config" / "collector"
 DOCS = ROOT / "docs" / "backends.md"

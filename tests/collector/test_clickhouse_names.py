@@ -1,7 +1,6 @@
 """Names that look like SQL, placeholders, patterns or pages, through the gateway and ClickHouse."""
 
 import gc
-import importlib.util
 import json
 from fnmatch import fnmatchcase
 
@@ -28,12 +27,17 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import encode_window
 from tests.collector.conftest import VERSIONS, build
-from tests.collector.test_clickhouse import SECOND, START, TABLE, Engine, gateway, run
-
-pytestmark = pytest.mark.skipif(
-    not importlib.util.find_spec("chdb") or not importlib.util.find_spec("clickhouse_connect"),
-    reason="needs chdb-core and clickhouse-connect",
+from tests.collector.test_clickhouse import (
+    NEEDS_ENGINE,
+    SECOND,
+    START,
+    TABLE,
+    Engine,
+    gateway,
+    run,
 )
+
+pytestmark = NEEDS_ENGINE
 NAMES = [
     "plain", r"latin\xff", "it's", 'a"b', "back\\slash", "end\\", "\\'", "{x:String}", "{x}", "%s",
     "100%", "a_b", "axb", "a-b", "a*b", "a?b", "[ab]", "a", "a\nb", "a\r\nb", "a\tb", "nul\0nul",

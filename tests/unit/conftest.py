@@ -97,3 +97,18 @@ def _stay_in_this_process(request, monkeypatch):
         monkeypatch.setattr(sys.modules[BPF_CALL], "_libc", calls)
     yield
     assert not _guard.uses, f"{'; '.join(_guard.uses)}: {ADVICE}"
+
+
+class SettableClock:
+    """A clock in nanoseconds that changes only when a test sets it."""
+
+    def __init__(self):
+        self.ns = 0
+
+    def __call__(self):
+        return self.ns
+
+
+@pytest.fixture
+def clock():
+    return SettableClock()

@@ -44,27 +44,27 @@ def test_headers_are_limited_in_sum(port, lines):
     assert status(port, head + small * lines + b"\r\n") in {200, 405}
 
 
+def ask_health(request, endpoint="127.0.0.1:0"):
+    """The status of a health server's answer."""
+    with contextlib.closing(HealthServer(endpoint, {"/livez": list})) as server:
+        return status(server.port, request.encode())
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:80", "[::1]:80", "10.1.2.3"])
 def test_health_checks_by_address_are_answered(host):
-    with contextlib.closing(HealthServer("127.0.0.1:0", {"/livez": list})) as server:
-        head = f"GET /livez HTTP/1.1\r\nHost: {host}\r\n\r\n"
-        assert status(server.port, head.encode()) == 200
+    assert ask_health(f"GET /livez HTTP/1.1\r\nHost: {host}\r\n\r\n") == 200
 
 
 def test_health_checks_without_a_host_are_answered():
-    with contextlib.closing(HealthServer("127.0.0.1:0", {"/livez": list})) as server:
-        assert status(server.port, b"GET /livez HTTP/1.0\r\n\r\n") == 200
+    assert ask_health("GET /livez HTTP/1.0\r\n\r\n") == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::1", ""])
 def test_pages_of_others_cannot_read_the_health_endpoint_of_a_loopback_address(host):
     """Under a name of their own that leads to it (DNS rebinding)."""
-    with contextlib.closing(HealthServer("127.0.0.1:0", {"/livez": list})) as server:
-        head = f"GET /status HTTP/1.1\r\nHost: {host}\r\n\r\n"
-        assert status(server.port, head.encode()) == 403
+    assert ask_health(f"GET /status HTTP/1.1\r\nHost: {host}\r\n\r\n") == 403
 
 
 def test_health_checks_by_name_are_answered_where_other_hosts_come_from():
-    with contextlib.closing(HealthServer("0.0.0.0:0", {"/livez": list})) as server:
-        head = b"GET /livez HTTP/1.1\r\nHost: agent.monitoring.svc\r\n\r\n"
-        assert status(server.port, head) == 200
+    head = "GET /livez HTTP/1.1\r\nHost: agent.monitoring.svc\r\n\r\n"
+    assert ask_health(head, "0.0.0.0:0") == 200

@@ -10,20 +10,9 @@ SECOND_NS = 1_000_000_000
 SHARE = 0.05
 
 
-class Clock:
-    ns = RECENT_NS
-
-    def __call__(self):
-        return self.ns
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def queue(clock):
+    clock.ns = RECENT_NS
     return FairQueue(SHARE, clock)
 
 

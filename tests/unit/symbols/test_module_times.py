@@ -20,19 +20,11 @@ MS = 1_000_000
 BEGAN_NS = 1_000_000 * MS
 
 
-class Clock:
-    """Boot time that changes only when a test sets it."""
-
-    def __init__(self):
-        self.ns = BEGAN_NS
-
-    def __call__(self):
-        return self.ns
-
-
 @pytest.fixture
-def clock():
-    return Clock()
+def clock(clock):
+    """Boot time."""
+    clock.ns = BEGAN_NS
+    return clock
 
 
 @pytest.fixture

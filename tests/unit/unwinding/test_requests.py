@@ -14,19 +14,6 @@ from otel_kprofiler.unwinding.requests import MAX_OPEN, Opened, RequestQueue
 SECOND_NS = 1_000_000_000
 
 
-class Clock:
-    def __init__(self):
-        self.ns = 0
-
-    def __call__(self):
-        return self.ns
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def requests(clock):
     queue = RequestQueue(open_share=0.5, load_share=0.1, loaders=2, now_ns=clock)
