@@ -25,7 +25,7 @@ SCHEDULE: Final = WindowSchedule(1_000_000_000)
 _SUFFIX: Final = ".part"
 _HEAD_BYTES: Final = 5
 _FIELDS: Final = b"\n\x12"
-"""Tags of the first field of a message, by which these files are recognised."""
+"""Tags of the first field of a message, which identify these files."""
 _MOST: Final = 100
 _TIMEOUT_MILLIS: Final = 5_000
 

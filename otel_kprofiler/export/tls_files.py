@@ -16,7 +16,7 @@ from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.client import Tls
 
 Contents = tuple[bytes | None, bytes | None, bytes | None]
-"""Of the CA, certificate and key files; None if not set."""
+"""Contents of the CA, certificate and key files; None if not set."""
 
 _FIXES: Final = (
     ("certificate has expired", "renew the receiver's certificate"),
@@ -42,7 +42,7 @@ _FIXES: Final = (
         "the receiver wants a client certificate: set tls.cert_file and tls.key_file",
     ),
 )
-"""Texts of OpenSSL and BoringSSL for a failed handshake, and what ends it."""
+"""Texts of OpenSSL and BoringSSL for a failed handshake, and the fix."""
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _SEQUENCE: Final = 0x30
 _UTC_TIME: Final = 0x17
@@ -59,7 +59,7 @@ class TlsFiles:
         ExportError: one cannot be read, or only one of certificate and key is given.
 
     Attributes:
-        contents: of the files, as they were last used.
+        contents: contents in use.
     """
 
     def __init__(self, tls: Tls) -> None:
@@ -113,7 +113,7 @@ class TlsFiles:
 
 
 def find_fix(message: str) -> str:
-    """What ends the failure of a handshake; empty if its text is not known."""
+    """The fix for a failed handshake; empty if its text is unknown."""
     for pattern, fix in _FIXES:
         if re.search(pattern, message.replace("_", " ") + message, re.IGNORECASE):
             return fix

@@ -1,4 +1,4 @@
-"""Parses ksymbol records, by which the kernel announces code that it loads, from a perf ring.
+"""Parses the kernel's announcements of loaded code (ksymbol records) from a perf ring.
 
 Formats: include/uapi/linux/perf_event.h (``PERF_RECORD_KSYMBOL``, ``_BPF_EVENT``, ``_LOST``,
 ``struct perf_event_mmap_page``). Other records are ignored.

@@ -1,4 +1,4 @@
-"""Parses the records by which the kernel reports on processes, from a perf ring.
+"""Parses the kernel's records of process events from a perf ring.
 
 Formats: include/uapi/linux/perf_event.h (``PERF_RECORD_FORK``, ``_EXIT``, ``_COMM``, ``_MMAP2``,
 ``_LOST``). The last eight bytes of each record are its time.

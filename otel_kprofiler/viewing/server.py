@@ -131,7 +131,7 @@ class _Server(HttpServer):
         super().__init__(endpoint, _Handler, name="view", timeout_s=_TIMEOUT_S)
 
     def names(self) -> list[str]:
-        """Names of this host by which others reach the server."""
+        """Names that other hosts may use for this server."""
         return [] if is_loopback(self.host) else [socket.gethostname().lower()]
 
 

@@ -46,7 +46,7 @@ FILES = {
 
 
 class Cgroup:
-    """A cgroup with a limit on memory, of whichever version this host has."""
+    """A cgroup of either version with a limit on memory."""
 
     def __init__(self, path, kind):
         self.path = path

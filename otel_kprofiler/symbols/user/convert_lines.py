@@ -2,7 +2,7 @@
 
 The file is standard input, the result goes to standard output, and the cause of a failure, in a few
 words, to standard error. DWARF of hostile files makes the library take much time or memory, or
-abort; the process ends at its limits, of which its parent sets that on memory.
+abort; the process ends at its limits. Its parent sets the limit on memory.
 """
 
 from __future__ import annotations

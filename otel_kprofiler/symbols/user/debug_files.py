@@ -45,7 +45,7 @@ class DebugLink(NamedTuple):
 
 
 class WantedDebugFile(NamedTuple):
-    """Keys by which the debug file of a file is found.
+    """Keys that lead to the debug file of a file.
 
     Attributes:
         path: of the file, as its process sees it.
@@ -88,7 +88,7 @@ class DebugFileFinder(Protocol):
 
 
 def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> WantedDebugFile:
-    """Returns the keys by which the debug file of an open file is found.
+    """Returns the keys that lead to the debug file of an open file.
 
     Raises:
         ElfError: the section headers are damaged.

@@ -387,7 +387,7 @@ class JitDump(JitFile[Record]):
 
 
 def find_dump(maps: bytes, pid: int) -> MemoryMapping | None:
-    """The mapping by which a process announces its dump; None if there is none.
+    """The mapping that announces the dump of a process; None without a dump.
 
     Args:
         maps: text of the process's maps.

@@ -17,7 +17,7 @@ COPIES = 4
 
 
 def running(make, copies=1, name="hostile"):
-    """Code of copies of a file runs, each of which has another end and so another identity."""
+    """Runs code of copies of a file. Each ends differently, and so has another identity."""
 
     def fault(run):
         content = make()
