@@ -240,12 +240,14 @@ def test_processes_that_come_and_go_are_told_apart():
         totals = sampler.read_waits()
         counts = sampler.wait_counts
     mine = {key: one for key, one in totals.items() if key.tgid in pids}
-    # The kernel does not report every switch: a few waits are missing, or begin late.
-    assert len(pids - {key.tgid for key in mine}) < 15
+    assert mine
     assert len({key.start_time_ns for key in mine}) == len(mine)
-    late = [one for one in mine.values() if one.by_state[WaitState.INTERRUPTIBLE] < 0.02e9]
-    assert len(late) < 15
-    assert counts.lost == counts.no_room == 0
+    assert counts.no_room == 0
+    # The kernel does not report every switch, so waits are missing or begin late: as many as are
+    # counted. The clock of a run queue stands still between its updates.
+    missing = pids - {key.tgid for key in mine}
+    late = [one for one in mine.values() if one.by_state[WaitState.INTERRUPTIBLE] < 0.016e9]
+    assert len(missing) + len(late) <= counts.missed + counts.lost
     with running() as sampler:
         assert not {key for key in sampler.read_waits() if key in mine}
 
