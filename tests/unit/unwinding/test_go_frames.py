@@ -27,7 +27,7 @@ from tests.unit.unwinding.go_files import ORDINARY, PUSH, TEXT, Made, go_file
 
 ADDRESS = 0x700000
 WORK = Path(__file__).parents[2] / "truth" / "programs" / "work.go"
-RSP, RBP, R12, RIP = 7, 6, 12, 16
+RSP, RBP, RIP = 7, 6, 16
 
 
 def decode(frames, address=ADDRESS):
