@@ -179,7 +179,7 @@ def test_every_module_function_matches_the_elf_files(modules, truth):
             wrong.append((hex(address), truth.at(address), shown(frame)))
     assert len(truth.functions) > 1000
     if tuple(map(int, platform.release().split(".")[:2])) >= (6, 4):
-        assert overlapping_sizes(), "nothing here tells sections from address + size"
+        assert overlapping_sizes(), "nothing here distinguishes sections from address + size"
     assert not wrong, f"{len(wrong)} of {2 * len(truth.functions)}: {wrong[:5]}"
 
 

@@ -88,8 +88,8 @@ result = run_unprivileged(work)
 try:
     run_unprivileged(lambda: 1 / 0)
 except ZeroDivisionError as error:
-    told = str(error)
-print(json.dumps([held(tids[0]), result, told]))
+    message = str(error)
+print(json.dumps([held(tids[0]), result, message]))
 """)
     assert (threads, result, error) == ([], 7, "division by zero")
 
