@@ -5,7 +5,7 @@ PYTEST := $(BIN)/python -m pytest
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 ROOT_PACKAGES := mmdebstrap buildah systemd-container
 
-.PHONY: help setup setup-test check format pythons test test-fast test-live test-faults fault-table test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-python-starts test-python-mutations test-symbols-truth test-hostile-files test-reload test-lines test-deploy test-packages test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated docs man dist test-dist deb clean
+.PHONY: help setup setup-test check format pythons test test-fast test-live test-faults fault-table test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-first-stacks test-python-starts test-python-mutations test-symbols-truth test-hostile-files test-reload test-lines test-deploy test-packages test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated docs man dist test-dist deb clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -154,6 +154,9 @@ test-python-truth:  ## 20,000 Python stacks of each interpreter here against wha
 test-python-agent:  ## the same as uid 65534 for two processes at once, one in other namespaces (as root): SAMPLES=20000
 	KPROFILER_PYTHON_SAMPLES=$(or $(SAMPLES),20000) \
 		$(PYTEST) -rP tests/live/test_python_agent.py -k two_versions
+
+test-first-stacks:  ## stacks of programs that run already are whole from the first sample on: RECORDINGS=20
+	KPROFILER_RECORDINGS=$(or $(RECORDINGS),20) $(PYTEST) -rP tests/live/test_first_stacks.py
 
 test-python-starts:  ## services under load, whose threads come and go, have Python frames at each start: STARTS=200
 	KPROFILER_STARTS=$(or $(STARTS),200) $(PYTEST) tests/live/test_python_starts.py

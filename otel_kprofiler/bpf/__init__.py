@@ -14,6 +14,7 @@ from otel_kprofiler.bpf.btf import (
 )
 from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.bpf.choice import LOADERS, get_loader
+from otel_kprofiler.bpf.iterators import link_iterator, open_iterator
 from otel_kprofiler.bpf.kernel_types import KernelTypes
 from otel_kprofiler.bpf.layout import (
     A64,
@@ -215,6 +216,8 @@ __all__ = [
     "find_task_offsets",
     "find_wait_offsets",
     "get_loader",
+    "link_iterator",
+    "open_iterator",
     "pack_unwind_config",
     "parse_counts",
     "parse_program_btf",

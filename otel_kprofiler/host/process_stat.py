@@ -23,6 +23,7 @@ class ProcessStat(NamedTuple):
         name: of its main thread (``comm``).
         stack_start: address at which the main thread's stack starts, which differs between the
             programs that a process executes; 0 for readers who may not trace it.
+        cpu_ticks: CPU time of its threads in clock ticks, in user and in kernel mode.
     """
 
     parent: int
@@ -31,12 +32,13 @@ class ProcessStat(NamedTuple):
     is_kernel_thread: bool = False
     name: bytes = b""
     stack_start: int = 0
+    cpu_ticks: int = 0
 
 
 def parse_stat(stat: bytes) -> ProcessStat:
-    """Fields 2, 3, 4, 9, 22 and 28 of proc_pid_stat(5); the name may contain blanks and ) too.
+    """Fields 2, 3, 4, 9, 14, 15, 22 and 28 of proc_pid_stat(5).
 
-    Raises ``ValueError`` on malformed input.
+    The name may contain blanks and ) too. Raises ``ValueError`` on malformed input.
     """
     end = stat.rindex(b")")
     fields = stat[end + 2 :].split(b" ", 26)
@@ -49,6 +51,7 @@ def parse_stat(stat: bytes) -> ProcessStat:
         bool(int(fields[6]) & _PF_KTHREAD),
         stat[stat.find(b"(") + 1 : end],
         int(fields[25]) if len(fields) > 25 else 0,
+        int(fields[11]) + int(fields[12]),
     )
 
 

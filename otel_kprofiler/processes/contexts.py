@@ -77,7 +77,7 @@ class Published(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """The attributes that a process publishes about itself.
+    """What a process says of itself.
 
     Attributes:
         published: its context.
@@ -267,7 +267,7 @@ class ProcessContexts:
         return True
 
     def look(self, keys: Collection[ProcessKey]) -> Mapping[ProcessKey, Attributes]:
-        """Returns what these processes publish now, or published last before they exited.
+        """What these processes say now; of those that exited, the last.
 
         Processes that exited are then forgotten.
         """

@@ -65,10 +65,10 @@ from otel_kprofiler.model import MAX_FRAMES, KnownCodes, KnownFiles
 from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events, NoEvents
 from otel_kprofiler.sampling.python_frames import (
     PYTHON_SUFFIX,
-    describe_problem,
     open_python,
     plan_python,
     python_ring_bytes,
+    tell_problem,
 )
 from otel_kprofiler.sampling.record_waiter import RecordWaiter
 from otel_kprofiler.sampling.sampler import SamplerConfig
@@ -81,11 +81,13 @@ from otel_kprofiler.sampling.target_maps import (
 from otel_kprofiler.sampling.unwinder import (
     BY_TABLES,
     FRAME_POINTERS,
+    LIST_FILES,
     UnwindPlan,
     map_entries,
     open_tables,
     plan_unwinding,
     say_frame_pointers,
+    unwind_choices,
 )
 from otel_kprofiler.sampling.wait_follower import (
     open_waits,
@@ -161,7 +163,7 @@ class Attachment:
             if choice.python is not None:
                 self.python = open_python(choice.python, config, program, possible, python_codes)
                 undo.callback(self.python.close)
-            self.python_problem = describe_problem(plans.python, choice.python, plans.problem)
+            self.python_problem = tell_problem(plans.python, choice.python, plans.problem)
             self.stack_limit = _find_stack_limit(config, files)
             self._pack_config = functools.partial(
                 _pack_config,
@@ -302,7 +304,7 @@ def _load(
     """Load the first program that this kernel accepts, those that do more before others."""
     choices = [
         _Choice(name + PYTHON_SUFFIX if offsets else name, plan, offsets)
-        for plan in ((plans.unwinding, None) if plans.unwinding else (None,))
+        for plan in unwind_choices(plans.unwinding)
         for offsets in ((plans.python, None) if plans.python else (None,))
         for name in (BY_TABLES if plan else (FRAME_POINTERS,))
     ]
@@ -347,6 +349,8 @@ def _load_program(
     }
     programs: tuple[str, ...] = (choice.name,) if config.on_cpu else ()
     programs += wait_programs(config, choice.name)
+    if choice.unwinding and choice.unwinding.lists_files:
+        programs += (LIST_FILES,)
     spec = ObjectSpec(
         SAMPLER_SOURCE,
         SAMPLER_OBJECT,

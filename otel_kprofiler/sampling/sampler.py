@@ -42,6 +42,8 @@ class SamplerConfig:
             take at most 25 µs, a cached frame is 15.
         max_tables_bytes: limit on the kernel memory for unwind tables.
         max_table_bytes: likewise for the table of one file; larger ones are not used.
+        max_preload_s: time that loading the tables of running programs may take before the first
+            sample; 0: all are loaded when a sample asks for them, which it has not got itself.
         python_frames: limit of the Python frames of processes that are registered
             (:class:`PythonMaps`), 0 to 127; 0: none are read.
         pin_cpu_ids: CPUs to sample; empty: all.
@@ -85,6 +87,7 @@ class SamplerConfig:
     max_unwind_work: int = DEFAULT_MAX_WORK
     max_tables_bytes: int = 64 << 20
     max_table_bytes: int = 40 << 20
+    max_preload_s: float = 5.0
     python_frames: int = PYTHON_FRAMES
     pin_cpu_ids: tuple[int, ...] = ()
     send_idle_frames: bool = False

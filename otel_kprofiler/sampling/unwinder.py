@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import mmap
 import platform
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_kprofiler.bpf import (
@@ -19,9 +20,11 @@ from otel_kprofiler.bpf import (
     update_map,
 )
 from otel_kprofiler.clock import SystemTime
-from otel_kprofiler.host import ReferableFiles
+from otel_kprofiler.errors import describe_error
+from otel_kprofiler.host import ReferableFiles, find_descendants, read_processes
 from otel_kprofiler.model import KnownFiles
 from otel_kprofiler.sampling.sampler import SamplerConfig
+from otel_kprofiler.sampling.target_maps import INITIAL_NAMESPACE
 
 if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
@@ -30,6 +33,8 @@ FRAME_POINTERS: Final = "kprofiler_sample"
 """Name of the program that takes user stacks by frame pointers, if at all."""
 BY_TABLES: Final = ("kprofiler_unwind", "kprofiler_unwind_5_10")
 """Programs that unwind user stacks, the one that needs the newer kernel first."""
+LIST_FILES: Final = "kprofiler_list_files"
+"""Name of the program that lists the files which processes have mapped as code."""
 
 _SLOTS: Final = 1024
 _FILES: Final = 4 * _SLOTS
@@ -43,10 +48,11 @@ _log = logging.getLogger(__name__)
 
 
 class UnwindPlan(NamedTuple):
-    """How to unwind on this host."""
+    """How to unwind on this host; and whether its kernel can list what processes have mapped."""
 
     processor: Processor
     kernel: KernelOffsets
+    lists_files: bool
 
 
 def plan_unwinding(
@@ -56,21 +62,30 @@ def plan_unwinding(
     if config.stacks == "kernel" or config.user_unwinding == "frame_pointers":
         return None
     processor = PROCESSORS.get(platform.machine())
-    kernel = None
+    kernel, lists_files = None, False
     if processor is None:
         reason = f"for {platform.machine()} there is no unwinder"
     elif loader != "libbpf":
         reason = f"the loader {loader} cannot load the unwinder"
     else:
         try:
-            kernel = find_kernel_offsets(read_types())
+            types = read_types()
+            kernel = find_kernel_offsets(types)
+            lists_files = types.size("bpf_iter__task_vma") is not None  # since 5.12
             reason = "the kernel's structs are not those that the unwinder knows"
         except (OSError, ValueError):
             reason = "the kernel has no BTF"
     if processor is None or kernel is None:
         say_frame_pointers(reason)
         return None
-    return UnwindPlan(processor, kernel)
+    return UnwindPlan(processor, kernel, lists_files and config.max_preload_s > 0)
+
+
+def unwind_choices(plan: UnwindPlan | None) -> Sequence[UnwindPlan | None]:
+    """A plan and those with less, should this kernel not accept its programs."""
+    if plan is None:
+        return (None,)
+    return (plan, plan._replace(lists_files=False), None) if plan.lists_files else (plan, None)
 
 
 def say_frame_pointers(reason: str) -> None:
@@ -121,4 +136,32 @@ def open_tables(
     limits = Limits(config.max_tables_bytes, config.max_table_bytes)
     store = TableStore(maps, files, limits, SystemTime().boot_ns, known)
     store.start()
+    if plan.lists_files:
+        _load_running(store, config, program.program_fd(LIST_FILES), files)
     return store
+
+
+def _load_running(
+    store: TableStore, config: SamplerConfig, program_fd: int, files: ReferableFiles
+) -> None:
+    """Load the tables of running programs that will be sampled."""
+    from otel_kprofiler.unwinding import list_running  # noqa: PLC0415
+
+    until_s = time.monotonic() + config.max_preload_s
+    pids = set(config.target_pids if config.child_pid is None else (config.child_pid,))
+    if config.target_descendants:
+        pids |= find_descendants(read_processes(files), pids)
+    namespace = config.target_namespace
+    try:
+        found = list_running(
+            program_fd,
+            files,
+            pids,
+            is_inner=namespace is not None and namespace[1] != INITIAL_NAMESPACE,
+            until_s=until_s,
+        )
+    except OSError as error:
+        _log.info("first stacks will be cut off: the kernel does not list mapped files: %s",
+                  describe_error(error))  # fmt: skip
+        return
+    store.load_early(found, until_s)

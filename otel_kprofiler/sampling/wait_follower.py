@@ -26,6 +26,8 @@ from otel_kprofiler.bpf import (
     WaitThread,
     bpf_call,
     find_wait_offsets,
+    link_iterator,
+    open_iterator,
     parse_threads,
 )
 from otel_kprofiler.errors import HostError, KernelFeatureError
@@ -45,9 +47,6 @@ _BEGINS_PER_SAMPLE: Final = 6
 
 # include/uapi/linux/bpf.h
 _RAW_TRACEPOINT_OPEN: Final = 17
-_LINK_CREATE: Final = 28
-_ITER_CREATE: Final = 33
-_TRACE_ITER: Final = 28
 _LASTING_SHARE: Final = 0.5
 """Samples of waits that go on, as a share of those that are wanted of waits that end."""
 _LOADAVG: Final = "/proc/loadavg"
@@ -279,7 +278,7 @@ class WaitFollower:
         return self._wanted.samples_per_second * self._cpus
 
     def _link(self, name: str) -> None:
-        attach = _iterate if name == _WAITING else _attach
+        attach = link_iterator if name == _WAITING else _attach
         self._links[name] = attach(self._program.program_fd(name))
 
     def _look_at_waiting(self, now_ns: int) -> None:
@@ -290,7 +289,7 @@ class WaitFollower:
         self._settings.allow_late_begins(_BEGINS_PER_SAMPLE * self._rate)
         try:
             # union bpf_attr of BPF_ITER_CREATE: link, flags
-            fd = bpf_call(_ITER_CREATE, (ctypes.c_uint32 * 2)(self._links[_WAITING], 0))
+            fd = open_iterator(self._links[_WAITING])
         except PermissionError as error:
             # Before 5.19 without CAP_BPF: they are reported when they end.
             _log.info("some waits are not reported before they end: %s", error)
@@ -354,12 +353,6 @@ def open_waits(
         raise get_privilege_error("attaching the BPF programs for off-CPU time", files) from error
     with contextlib.closing(follower):
         yield follower
-
-
-def _iterate(program_fd: int) -> int:
-    """A link of a program that runs for each task; reading from its iterators does."""
-    # union bpf_attr of BPF_LINK_CREATE: program, target, type, flags
-    return bpf_call(_LINK_CREATE, (ctypes.c_uint32 * 4)(program_fd, 0, _TRACE_ITER, 0))
 
 
 def _attach(program_fd: int) -> int:

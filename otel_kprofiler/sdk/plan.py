@@ -36,6 +36,8 @@ _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_
 _LONGEST_DRAIN_S: Final = 1.0
 _SAMPLES_PER_DRAIN: Final = 100
 _SHORTEST_DRAIN_S: Final = 0.02
+_MAX_PRELOAD_S: Final = 1.0
+"""The service waits for it."""
 _OF_ONE_PROCESS: Final = ("process.", "service.instance.id", "thread.")
 
 _log = logging.getLogger(__name__)
@@ -106,6 +108,7 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
             find_span_layout(unsampled=plan.link_unsampled_spans) if plan.span_links else None
         ),
         span_path=_find_span_path() if plan.span_links else None,
+        max_preload_s=_MAX_PRELOAD_S,
         off_cpu=config.off_cpu and replace(config.off_cpu, leaves_out="threads"),
     )
     namespace = os.stat("/proc/self/ns/pid")

@@ -6,21 +6,16 @@ See Documentation/bpf/bpf_iterators.rst. It needs CAP_BPF, CAP_PERFMON and BTF, 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 from typing import Final
 
-from otel_kprofiler.bpf import PROGRAMS, Loader, ObjectSpec, bpf_call
+from otel_kprofiler.bpf import PROGRAMS, Loader, ObjectSpec, link_iterator, open_iterator
 from otel_kprofiler.model import Ksymbol, ModuleKind
 
 _SOURCE: Final = PROGRAMS / "iterators.bpf.c"
 _OBJECT: Final = PROGRAMS / "iterators.bpf.o"
 _PROGRAM: Final = "list_programs"
-# enum bpf_cmd, enum bpf_attach_type
-_LINK_CREATE: Final = 28
-_ITER_CREATE: Final = 33
-_TRACE_ITER: Final = 28
 _ROW: Final = struct.Struct("=QQQII")  # struct row; then the name
 _READ_BYTES: Final = 256 * 1024
 
@@ -36,10 +31,9 @@ def read_iterator(loader: Loader, name: str) -> bytes:
     loaded = loader.load(ObjectSpec(_SOURCE, _OBJECT, (name,), {}))
     try:
         fd = loaded.program_fd(name)
-        # union bpf_attr: program, target (none), attach type, flags
-        link = bpf_call(_LINK_CREATE, (ctypes.c_uint32 * 4)(fd, 0, _TRACE_ITER, 0))
+        link = link_iterator(fd)
         try:
-            reader = bpf_call(_ITER_CREATE, (ctypes.c_uint32 * 2)(link, 0))
+            reader = open_iterator(link)
         finally:
             os.close(link)
     finally:

@@ -4,6 +4,7 @@ from otel_kprofiler.unwinding.eviction import Limits
 from otel_kprofiler.unwinding.maps import FileState, MapSizes, TableMaps
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.request import VDSO
+from otel_kprofiler.unwinding.running import list_running
 from otel_kprofiler.unwinding.store import TableCounts, TableStore
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "TableMaps",
     "TableRefused",
     "TableStore",
+    "list_running",
 ]

@@ -31,7 +31,7 @@ class Table(NamedTuple):
         key: its file.
         slot: where the program finds it.
         size: bytes of its map.
-        loaded_ns: boot time at which it was loaded.
+        loaded_ns: boot time at which it was loaded; 0 if no sample has asked for it.
     """
 
     key: FileKey
@@ -69,13 +69,16 @@ class TableSpace:
         """Taken by tables, those included that are being loaded or removed."""
         self.tables: dict[FileKey, Table] = {}
 
-    def claim(self, size: int, last_uses_ns: Sequence[int], now_ns: int) -> Claim:
+    def claim(
+        self, size: int, last_uses_ns: Sequence[int], now_ns: int, *, evicts: bool = True
+    ) -> Claim:
         """Claim space for a table; it ends with :meth:`removed` and :meth:`add` or :meth:`cancel`.
 
         Args:
             size: bytes of the new table.
             last_uses_ns: boot time of the last sample per slot.
             now_ns: boot time.
+            evicts: whether others may go for it.
 
         Raises:
             TableRefused: there is no space; nothing is claimed.
@@ -89,7 +92,7 @@ class TableSpace:
 
         over = self.bytes - self._leaving + size - limits.total_bytes
         victims: list[Table] = []
-        if over > 0 or not self._free:
+        if evicts and (over > 0 or not self._free):
             for table in sorted(self.tables.values(), key=last_use_ns):
                 if now_ns - last_use_ns(table) < limits.idle_ns:
                     break
@@ -112,9 +115,9 @@ class TableSpace:
         self._leaving -= size
         self.bytes -= size
 
-    def add(self, claim: Claim, key: FileKey, now_ns: int) -> None:
-        """The claim's table is loaded."""
-        self.tables[key] = Table(key, claim.slot, claim.size, now_ns)
+    def add(self, claim: Claim, key: FileKey, loaded_ns: int) -> None:
+        """The claim's table is loaded. At time 0, it is the first to go until a sample uses it."""
+        self.tables[key] = Table(key, claim.slot, claim.size, loaded_ns)
 
     def cancel(self, claim: Claim) -> None:
         """The claim's table could not be loaded; its slot is empty."""

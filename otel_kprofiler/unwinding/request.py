@@ -23,5 +23,10 @@ def parse_requests(chunk: bytes) -> Iterator[FileRequest]:
     for start, end in record_spans(chunk):
         if end - start != _REQUEST.size:
             raise ValueError(f"a file request of {end - start} bytes")
-        inode, device, generation, *rest = _REQUEST.unpack_from(chunk, start)
+        yield from parse_rows(chunk[start:end])
+
+
+def parse_rows(rows: bytes) -> Iterator[FileRequest]:
+    """Requests one behind the other. Raises ``struct.error`` if the last one is not complete."""
+    for inode, device, generation, *rest in _REQUEST.iter_unpack(rows):
         yield FileRequest(FileKey(inode, device, generation), *rest)

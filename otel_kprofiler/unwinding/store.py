@@ -16,7 +16,7 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf import PAGE_BYTES
@@ -50,6 +50,7 @@ Making tables in other processes has as much of its own: nobody waits for a larg
 """
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
+_MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
 _JOIN_S: Final = 5.0
 
@@ -128,6 +129,8 @@ class TableStore:
         self._lock = threading.Lock()
         self._space = TableSpace(maps.sizes.slots, limits)
         self._pending: set[FileKey] = set()
+        self._early: set[FileKey] = set()  # those that no sample has asked for
+        self._answered = threading.Condition(self._lock)
         self._refused: dict[FileKey, int] = {}  # boot time until which it holds, 0 for ever
         self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
         self._refusals: Counter[Refusal] = Counter()
@@ -160,6 +163,39 @@ class TableStore:
             self._requested += 1
             self._pending.add(request.key)
         self._requests.put(request)
+
+    def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
+        """Load tables that no sample has asked for, as many as fit; blocks.
+
+        Args:
+            requests: for files that are not pending, the most important ones first.
+            until_s: monotonic time from which no more are loaded, and none is waited for.
+        """
+        for request in requests:
+            with self._lock:
+                if not self._wait_early(_MOST_EARLY - 1, until_s):
+                    return
+                try:
+                    self._maps.set_file(request.key, FileState.PENDING)
+                except OSError:  # the map is full
+                    return
+                self._early.add(request.key)
+            self.request(request)
+        with self._lock:
+            self._wait_early(0, until_s)
+
+    def _wait_early(self, most: int, until_s: float) -> bool:
+        """Wait until at most so many early requests are pending; False if the time is over."""
+        left_s = until_s - time.monotonic()
+        return self._answered.wait_for(lambda: len(self._early) <= most, left_s)
+
+    def _end(self, key: FileKey) -> bool:
+        """A request is answered; returns whether it was an early one. The lock must be held."""
+        is_early = key in self._early
+        self._pending.discard(key)
+        self._early.discard(key)
+        self._answered.notify_all()
+        return is_early
 
     def counts(self) -> TableCounts:
         """Returns the outcomes of the requests; thread-safe."""
@@ -288,7 +324,7 @@ class TableStore:
 
     def _load_tables(self, key: FileKey, loadable: LoadableTables) -> None:
         """Make space, fill a map, and publish it."""
-        claim = self._claim(loadable.pages * PAGE_BYTES)
+        claim = self._claim(loadable.pages * PAGE_BYTES, evicts=key not in self._early)
         with self._lock:
             self._serial += 1
             serial = self._serial
@@ -301,9 +337,8 @@ class TableStore:
             finally:
                 os.close(fd)
             with self._lock:
-                self._pending.discard(key)
                 self._maps.set_file(key, FileState.LOADED, claim.slot, serial)
-                self._space.add(claim, key, self._now_ns())
+                self._space.add(claim, key, 0 if self._end(key) else self._now_ns())
                 self._loaded += 1
                 self._maps.announce()
         except BaseException:
@@ -313,10 +348,12 @@ class TableStore:
                 self._space.cancel(claim)
             raise
 
-    def _claim(self, size: int) -> Claim:
+    def _claim(self, size: int, *, evicts: bool) -> Claim:
         """Make space for a table; removes others if need be."""
         with self._lock:
-            claim = self._space.claim(size, self._maps.last_uses_ns(), self._now_ns())
+            claim = self._space.claim(
+                size, self._maps.last_uses_ns(), self._now_ns(), evicts=evicts
+            )
             for table in claim.victims:
                 self._maps.forget_file(table.key)
             self._evicted += len(claim.victims)
@@ -330,7 +367,11 @@ class TableStore:
 
     def _refuse(self, key: FileKey, reason: Refusal) -> None:
         with self._lock:
-            self._pending.discard(key)
+            is_early = self._end(key)
+            if is_early and reason is Refusal.MEMORY_IN_USE:
+                self._requested -= 1
+                self._maps.forget_file(key)  # a sample that asks for it makes space
+                return
             self._refusals[reason] += 1
             if reason is Refusal.GONE and not self._is_always_gone(key):
                 self._maps.forget_file(key)  # another process may have it

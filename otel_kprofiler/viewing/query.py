@@ -136,7 +136,7 @@ class _Thread(NamedTuple):
 
 
 class _Content:
-    """The samples in a range of time.
+    """What is in a range of time.
 
     Args:
         database: the store, in a transaction.

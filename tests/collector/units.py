@@ -1,4 +1,4 @@
-"""Runs a systemd unit without systemd."""
+"""What the systemd unit says, done without systemd."""
 
 import json
 from pathlib import Path

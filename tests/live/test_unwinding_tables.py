@@ -231,7 +231,7 @@ def test_each_process_has_its_turn_to_have_tables_made(start, tmp_path, monkeypa
     assert made.index(os.fspath(first)) <= 1
 
 
-def test_files_without_tables_are_distinguished_from_those_with_unusable_ones(start, tmp_path):
+def test_files_without_tables_are_told_from_those_with_unusable_ones(start, tmp_path):
     text = tmp_path / "text"
     text.write_text("#!/bin/sh\n" * 100)
     bare = compile_c(tmp_path / "bare", "int _start(void) { return 0; }", "-nostdlib",
@@ -329,6 +329,53 @@ def test_tables_in_use_are_not_evicted(start, programs):
     assert running.kernel.file(refused).state == FileState.UNAVAILABLE
     for key in loaded:
         running.kernel.loaded(key)
+
+
+def load_early(running, *paths, until_s=60.0):
+    """Returns their keys, once none of them is awaited any more."""
+    requests = [running.files.ask(path, next(running.numbers)) for path in paths]
+    running.store.load_early(requests, time.monotonic() + until_s)
+    return [request.key for request in requests]
+
+
+def test_early_tables_are_loaded_as_long_as_they_fit(start, programs):
+    size = image_bytes(start(), programs[0])
+    running = start(Limits(total_bytes=2 * size, idle_ns=SECOND_NS))
+    first, rest = load_early(running, *programs[:2]), load_early(running, *programs[2:4])
+    for key in first:
+        running.kernel.loaded(key)
+    assert [running.kernel.file(key) for key in rest] == [None, None]
+    counts = running.settle()
+    assert (counts.loaded, counts.evicted, counts.refused) == (2, 0, {})
+
+
+def test_early_tables_that_no_sample_uses_make_room_at_once(start, programs):
+    size = image_bytes(start(), programs[0])
+    running = start(Limits(total_bytes=2 * size, idle_ns=SECOND_NS))
+    used, unused = load_early(running, *programs[:2])
+    running.kernel.use(running.kernel.file(used).slot, running.now_ns)
+    (wanted,) = running.load(programs[2])
+    running.kernel.loaded(wanted)
+    running.kernel.loaded(used)
+    assert running.kernel.file(unused) is None
+
+
+def test_early_tables_are_awaited_for_a_limited_time(start, programs, monkeypatch):
+    hangs, go_on = threading.Event(), threading.Event()
+    running = start()
+
+    def hang(*args):
+        hangs.set()
+        assert go_on.wait(60)
+        write_image(*args)
+
+    monkeypatch.setattr("otel_kprofiler.unwinding.loading.write_image", hang)
+    (key,) = load_early(running, programs[0], until_s=0.2)
+    assert hangs.wait(60)
+    assert running.kernel.file(key).state == FileState.PENDING
+    go_on.set()
+    running.settle()
+    running.kernel.loaded(key)
 
 
 def test_a_file_above_its_limit_is_refused(start):

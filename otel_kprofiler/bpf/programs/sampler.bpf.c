@@ -513,5 +513,6 @@ PROGRAM("perf_event") int kprofiler_unwind_5_10_python(void *ctx)
 	return run(ctx, BY_TABLES_5_10, 1);
 }
 
+#include "mapped_files.bpf.h"
 #include "wait.bpf.h"
 #endif

@@ -107,6 +107,17 @@ GLOBAL int find_vma(u64 address)
 	return vma_word(w, c->vma_mm) != w->mm || address - start >= vma_word(w, c->vma_end) - start;
 }
 
+/* Describe the file that the mapping in node[] is of, but for who has it mapped. */
+INLINE void fill_request(struct unwind_work *w, const struct unwind_config *c, const struct mapping *m)
+{
+	w->request.key = m->key;
+	w->request.start = vma_word(w, c->vma_start);
+	w->request.end = vma_word(w, c->vma_end);
+	w->request.file_offset = w->request.start - m->bias;
+	w->request.file_bytes = w->file_bytes;
+	w->request.file_modified = w->file_modified;
+}
+
 /* Ask user space, once, for the table of the file that the mapping in node[] is of. */
 INLINE u32 request_file(struct unwind_work *w, const struct unwind_config *c, const struct mapping *m)
 {
@@ -115,14 +126,9 @@ INLINE u32 request_file(struct unwind_work *w, const struct unwind_config *c, co
 	/* EEXIST: another CPU was faster. E2BIG: user space has to remove some first. */
 	if (bpf_map_update_elem(&files, &m->key, &pending, BPF_NOEXIST))
 		return FILE_PENDING;
-	w->request.key = m->key;
-	w->request.start = vma_word(w, c->vma_start);
-	w->request.end = vma_word(w, c->vma_end);
-	w->request.file_offset = w->request.start - m->bias;
+	fill_request(w, c, m);
 	w->request.tgid = w->tgid;
 	w->request.tid = w->tid;
-	w->request.file_bytes = w->file_bytes;
-	w->request.file_modified = w->file_modified;
 	if (RING_OUTPUT(file_requests, &w->request, sizeof(w->request), BPF_RB_FORCE_WAKEUP))
 		bpf_map_delete_elem(&files, &m->key); /* the next sample asks again */
 	return FILE_PENDING;

@@ -75,7 +75,9 @@ def test_mounts_of_a_type_are_found():
 
 def test_a_line_of_stat_with_parentheses_in_the_name():
     line = b"7 (a) (b) Z 3 " + b" ".join(b"%d" % number for number in range(5, 60))
-    expected = ProcessStat(3, has_ended=True, start_ticks=22, name=b"a) (b", stack_start=28)
+    expected = ProcessStat(
+        3, has_ended=True, start_ticks=22, name=b"a) (b", stack_start=28, cpu_ticks=14 + 15
+    )
     assert parse_stat(line) == expected
     with pytest.raises(ValueError, match="too few"):
         parse_stat(b"7 (a) S 3")

@@ -1,4 +1,4 @@
-"""Changes that root makes to the whole host: CPUs, clocks, kernel settings, other tools."""
+"""What root does to the whole host: CPUs, clocks, settings of the kernel, other tools."""
 
 from __future__ import annotations
 

@@ -1,0 +1,62 @@
+"""Runs BPF programs that iterate over tasks, mappings, programs or symbols of the kernel.
+
+See Documentation/bpf/bpf_iterators.rst.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+from otel_kprofiler.bpf.call import bpf_call
+
+# enum bpf_cmd, enum bpf_attach_type of include/uapi/linux/bpf.h
+_LINK_CREATE: Final = 28
+_ITER_CREATE: Final = 33
+_TRACE_ITER: Final = 28
+
+
+class _IterateTask(ctypes.Structure):
+    """``union bpf_iter_link_info`` for tasks: ``tid``, ``pid``, ``pid_fd``."""
+
+    _fields_ = (("tid", ctypes.c_uint32), ("pid", ctypes.c_uint32), ("pid_fd", ctypes.c_uint32))
+
+
+class _LinkAttributes(ctypes.Structure):
+    """``union bpf_attr`` for BPF_LINK_CREATE of an iterator."""
+
+    _fields_ = (
+        ("program_fd", ctypes.c_uint32),
+        ("target_fd", ctypes.c_uint32),
+        ("attach_type", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("info", ctypes.c_void_p),
+        ("info_bytes", ctypes.c_uint32),
+    )
+
+
+def link_iterator(program_fd: int, pid: int = 0) -> int:
+    """Link an iterator's program; returns a descriptor, which the caller closes.
+
+    Args:
+        program_fd: the program.
+        pid: the only process to iterate over, as this process sees it; 0: all. Needs kernel 6.1.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    attributes = _LinkAttributes(program_fd, 0, _TRACE_ITER, 0)
+    task = _IterateTask(0, pid, 0)
+    if pid:
+        attributes.info = ctypes.addressof(task)
+        attributes.info_bytes = ctypes.sizeof(task)
+    return bpf_call(_LINK_CREATE, attributes)
+
+
+def open_iterator(link: int) -> int:
+    """Begin an iteration: reading from the descriptor, which the caller closes, runs the program.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    return bpf_call(_ITER_CREATE, (ctypes.c_uint32 * 2)(link, 0))

@@ -1,0 +1,102 @@
+"""Which files running processes execute, so that their tables are there before the first sample.
+
+A program of the kernel lists them (mapped_files.bpf.h), by the same names as in requests.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from typing import Final
+
+from otel_kprofiler.bpf import link_iterator, open_iterator
+from otel_kprofiler.host import FileRequest, HostFiles, read_stat
+from otel_kprofiler.model import FileKey
+from otel_kprofiler.unwinding.request import parse_rows
+
+_MOST_LINKS: Final = 16
+"""Processes up to which each is iterated over by itself; of more, all of the host are."""
+_READ_BYTES: Final = 256 * 1024
+
+
+def list_running(
+    program_fd: int,
+    files: HostFiles,
+    pids: Collection[int],
+    *,
+    is_inner: bool,
+    until_s: float,
+) -> list[FileRequest]:
+    """A request for each file that processes have mapped as code.
+
+    Those come first whose processes have used the most CPU time together, then those of the most
+    processes.
+
+    Args:
+        program_fd: the loaded program ``kprofiler_list_files``.
+        files: this host's.
+        pids: the processes, as ``/proc`` has them; empty: all.
+        is_inner: whether this process is in another than the initial pid namespace.
+        until_s: monotonic time at which the list ends, whatever is in it.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    users: dict[FileKey, set[int]] = {}
+    found: dict[FileKey, FileRequest] = {}
+    for row in _read_rows(program_fd, pids, until_s):
+        pid = row.tid if is_inner else row.tgid
+        if not pids or pid in pids:
+            if row.key not in found:
+                found[row.key] = row._replace(tgid=pid, tid=pid)
+            users.setdefault(row.key, set()).add(pid)
+    ticks = dict(_read_cpu_ticks(files, set().union(*users.values()), until_s))
+
+    def use(key: FileKey) -> tuple[int, int]:
+        return sum(ticks.get(pid, 0) for pid in users[key]), len(users[key])
+
+    return [found[key] for key in sorted(found, key=use, reverse=True)]
+
+
+def _read_rows(program_fd: int, pids: Collection[int], until_s: float) -> Iterator[FileRequest]:
+    if 0 < len(pids) <= _MOST_LINKS:
+        try:
+            for pid in pids:
+                with suppress(ProcessLookupError):  # it has ended
+                    yield from _iterate(program_fd, pid, until_s)
+        except OSError:
+            pass  # before 6.1, an iterator cannot be limited to a process
+        else:
+            return
+    yield from _iterate(program_fd, 0, until_s)
+
+
+def _iterate(program_fd: int, pid: int, until_s: float) -> Iterator[FileRequest]:
+    link = link_iterator(program_fd, pid)
+    try:
+        reader = open_iterator(link)
+    finally:
+        os.close(link)
+    try:
+        while time.monotonic() < until_s:
+            try:
+                rows = os.read(reader, _READ_BYTES)
+            except BlockingIOError:  # a million mappings, none of them of code
+                continue
+            if not rows:
+                return
+            yield from parse_rows(rows)
+    finally:
+        os.close(reader)
+
+
+def _read_cpu_ticks(
+    files: HostFiles, pids: Iterable[int], until_s: float
+) -> Iterator[tuple[int, int]]:
+    for pid in pids:
+        if time.monotonic() > until_s:
+            return
+        if (process := read_stat(files, pid)) is not None:
+            yield pid, process.cpu_ticks

@@ -1,0 +1,147 @@
+"""The first stacks of programs that run already are whole: their unwind tables come before."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from otel_kprofiler.host import Access, find_descendants, read_processes
+from otel_kprofiler.model import USER_SIDE, StackEnd, parse_user_stack
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+
+pytestmark = pytest.mark.live
+
+RECORDINGS = int(os.environ.get("KPROFILER_RECORDINGS", "2"))
+SECONDS = 1.0
+LEAST_WHOLE = 0.99
+BUSY = [sys.executable, "-c", "while True: sorted(map(str, range(9999)))"]
+
+
+def record(pids=(), **options):
+    """Ends of the user stacks of the processes that ran before, in a recording of its own."""
+    before = read_processes(Access())
+    config = SamplerConfig(samples_per_second=499, stacks="both", target_pids=pids, **options)
+    sampler = EbpfSampler(config)
+    try:
+        sampler.start()
+        samples, until = [], time.monotonic() + SECONDS
+        while time.monotonic() < until:
+            sampler.wait(0.1)
+            samples += sampler.drain()
+        sampler.stop()
+        samples += sampler.drain()
+    finally:
+        sampler.close()
+    after = read_processes(Access())
+    known = {
+        pid
+        for pid, process in before.items()
+        if pid in after and process.stack_start == after[pid].stack_start != 0
+    }
+    words = [sample.words(USER_SIDE) for sample in samples if sample.tgid in known]
+    return Counter(parse_user_stack(one).end for one in words if one)
+
+
+def record_many(**options):
+    return sum((record(**options) for _ in range(RECORDINGS)), Counter())
+
+
+def show(host, ends):
+    shown = {end.name.lower(): count for end, count in ends.items()}
+    print(f"{RECORDINGS} recordings of {host}: {shown}")  # noqa: T201 - shown by -rP
+
+
+def test_an_idle_host_has_whole_stacks_from_the_start():
+    ends = record_many()
+    show("a host as it is", ends)
+    assert ends[StackEnd.PENDING] <= (1 - LEAST_WHOLE) * ends.total()
+
+
+def test_a_busy_host_has_whole_stacks_from_the_start():
+    command = [sys.executable, "-m", "benchmarks.mixed_load", "600"]
+    with subprocess.Popen(command) as load:
+        try:
+            time.sleep(1)
+            ends = record_many()
+        finally:
+            load.kill()
+    show("a busy host", ends)
+    assert ends.total() > 100 * RECORDINGS
+    assert ends[StackEnd.PENDING] <= (1 - LEAST_WHOLE) * ends.total()
+
+
+@pytest.fixture
+def busy():
+    """The id of a process that calls functions of Python's, of libc and of the interpreter."""
+    with subprocess.Popen(BUSY) as process:
+        time.sleep(0.3)
+        yield process.pid
+        process.kill()
+
+
+def test_a_process_alone_has_whole_stacks_from_the_start(busy):
+    ends = record(pids=(busy,))
+    assert ends[StackEnd.COMPLETE] > 10
+    assert ends[StackEnd.PENDING] == 0
+
+
+def test_without_it_the_first_stacks_of_a_process_are_cut_off(busy):
+    assert record(pids=(busy,), max_preload_s=0)[StackEnd.PENDING] > 0
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
+def test_processes_in_a_pid_namespace_are_known_by_their_ids_there():
+    """Both to a profiler outside of it, and to one inside."""
+    inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    with subprocess.Popen([*inside, *BUSY], start_new_session=True) as outer:
+        try:
+            time.sleep(0.5)
+            (pid,) = find_descendants(read_processes(Access()), [outer.pid])
+            assert record(pids=(pid,))[StackEnd.PENDING] == 0
+        finally:
+            os.killpg(outer.pid, signal.SIGKILL)
+    script = "import test_first_stacks as t; print(t.record_own_child()[t.StackEnd.PENDING])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(
+        [*inside, sys.executable, "-c", script],
+        env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (result.stdout, result.returncode) == ("0\n", 0), result.stderr
+
+
+def record_own_child():
+    """In a pid namespace: its second process."""
+    namespace = os.stat("/proc/self/ns/pid")
+    with subprocess.Popen(BUSY) as child:
+        time.sleep(0.3)
+        try:
+            ends = record(pids=(child.pid,), target_namespace=(namespace.st_dev, namespace.st_ino))
+        finally:
+            child.kill()
+    assert ends[StackEnd.COMPLETE] > 10
+    return ends
+
+
+def test_files_of_processes_with_the_most_cpu_time_come_first(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(
+        "otel_kprofiler.unwinding.TableStore.load_early",
+        lambda _, requests, __: loaded.extend(request.key.inode for request in requests),
+    )
+    with (
+        subprocess.Popen(["/bin/sleep", "60"]) as idle,
+        subprocess.Popen(["/bin/bash", "-c", "while :; do :; done"]) as busy,
+    ):
+        try:
+            time.sleep(0.5)
+            record(pids=(idle.pid, busy.pid))
+        finally:
+            idle.kill()
+            busy.kill()
+    inodes = [os.stat(path).st_ino for path in ("/bin/bash", "/bin/sleep")]
+    assert [inode for inode in loaded if inode in inodes] == inodes
