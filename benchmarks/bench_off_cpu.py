@@ -110,8 +110,8 @@ def ping_pong(seconds: float) -> float:
 def stress(seconds: float) -> float:
     """Context switches a second of stress-ng on all CPUs."""
     command = [*SWITCHES, str(max(1, round(seconds)))]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    line = next(x for x in (told.stdout + told.stderr).splitlines() if "switch  " in x)
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    line = next(x for x in (result.stdout + result.stderr).splitlines() if "switch  " in x)
     return float(line.split("switch")[1].split()[4])
 
 

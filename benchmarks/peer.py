@@ -308,7 +308,7 @@ def main() -> None:
     parser.add_argument("program", help="opentelemetry-ebpf-profiler's binary")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument(
-        "--tracers", default="native", help="interpreters of which it and ours tell frames"
+        "--tracers", default="native", help="interpreters whose frames both profilers report"
     )
     parser.add_argument(
         "--without",

@@ -209,8 +209,8 @@ class Reporter:
             not_offered = self._not_offered[exporter.name]
             window = _for_receiver(self._latest, self._account(exporter.name), not_offered)
             totals = _totals(window)
-            told = self._reported.get(queue, {})
-            if all(told.get(kind) == one for kind, one in totals.items() if one.taken):
+            listed = self._reported.get(queue, {})
+            if all(listed.get(kind) == one for kind, one in totals.items() if one.taken):
                 return None
             self._reported[queue] = totals
         encoded = self._encode(window, exporter.encoding)
@@ -333,10 +333,10 @@ class Reporter:
                 encoded[key] = self._encode(window, encoding)
             result = encoded[key]
             if result:
-                told = {profile.kind for batch in result.batches for profile in batch.profiles}
+                listed = {profile.kind for batch in result.batches for profile in batch.profiles}
                 with self._changed:
                     reported = self._reported.setdefault(queue, {})
-                    reported.update({kind: totals[kind] for kind in told & totals.keys()})
+                    reported.update({kind: totals[kind] for kind in listed & totals.keys()})
             results.append(result)
         return results
 

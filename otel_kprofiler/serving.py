@@ -139,7 +139,7 @@ class HttpHandler(BaseHTTPRequestHandler):
             self.rfile = whole
 
     def is_named(self, *names: str) -> bool:
-        """Whether ``Host`` is an address, ``localhost``, the server's host or one of these names.
+        """Returns whether ``Host`` is an address, ``localhost``, our host or one of these names.
 
         Other names are of sites that lead their visitors' browsers here (DNS rebinding).
         """
@@ -169,7 +169,7 @@ class _Headers:
 
 
 def is_address(host: str) -> bool:
-    """Whether this is an IP address, which no other site can claim."""
+    """Returns whether this is an IP address, which no other site can claim."""
     try:
         ip_address(host.partition("%")[0])
     except ValueError:
@@ -178,6 +178,6 @@ def is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host reaches this name or address."""
+    """Returns whether only this host reaches this name or address."""
     address = host.strip("[]")
     return host == "localhost" or (is_address(address) and ip_address(address).is_loopback)

@@ -34,7 +34,7 @@ class Python(NamedTuple):
 
 
 def environment():
-    """Of processes that import this package, and whatever else `PYTHONPATH` has."""
+    """Environment of processes that import this package and the rest of `PYTHONPATH`."""
     path = ":".join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -81,7 +81,7 @@ class Journal:
         self.seen = []
         self.passed_over = []
         self._room = room
-        self._registry = registry  # of a real program, which tells what it samples
+        self._registry = registry  # of a real program, which reports what it samples
 
     def register(self, tgid, layout, process, image=0):
         if len(self.now) >= self._room:
@@ -103,7 +103,7 @@ class Journal:
         return self.now.pop(tgid, None) is not None
 
     def see(self, tgid, image=1):
-        """Tell of a process as if it was sampled."""
+        """Report a process as if it was sampled."""
         self.seen.append(ProcessSeen(tgid, image))
         os.eventfd_write(self._event, 1)
 

@@ -153,12 +153,12 @@ def unaccounted(account: dict, arrived: faults.Arrived, kills: int) -> list[str]
             problems.append(f"stream {stream} does not add up")
     unknown = [totals.unknown_since_unix_ns for totals in arrived.totals.values()]
     if len(unknown) != kills + 1 or unknown.count(0) != 1:
-        problems.append(f"{kills} kills, and the streams tell of unknown times since {unknown}")
+        problems.append(f"{kills} kills, and the streams report unknown times since {unknown}")
     return problems
 
 
 def account_of(agent: faults.Agent) -> dict:
-    """The exporter's account, as the health endpoint tells it."""
+    """The exporter's account, as the health endpoint shows it."""
     agent.wait_until(lambda: agent.get("/status")[0] == 200)
     return agent.get("/status")[1]["account"]["exporters"]["otlp_grpc"]
 

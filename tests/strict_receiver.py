@@ -43,7 +43,7 @@ def find_faults(message):
 
 
 def labels_of(message):
-    """Of each profile what tells it apart from others: labels, type and time."""
+    """Returns the identity of each profile: labels, type and time."""
     strings = message.dictionary.string_table
     for group in message.resource_profiles:
         labels = frozenset((one.key, str(one.value)) for one in group.resource.attributes)

@@ -46,9 +46,6 @@ _ADVICE: Final = (
 
 _log = logging.getLogger(__name__)
 
-"""Settings of exporters whose receivers may also accept metrics."""
-Observer = Callable[[CallbackOptions], Iterable[Observation]]
-
 
 class SelfMetrics:
     """Sends metrics every ``interval_s`` to OTLP receivers.

@@ -46,19 +46,19 @@ class Notifier:
 
     def ready(self, status: str) -> None:
         """Report that the service has started or finished a reload."""
-        self._tell(f"READY=1\nSTATUS={status}")
+        self._report(f"READY=1\nSTATUS={status}")
 
     def reloading(self) -> None:
         """Report that a reload has begun (``Type=notify-reload``); :meth:`ready` ends it."""
-        self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._report(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
         """Report that the service is shutting down."""
-        self._tell("STOPPING=1")
+        self._report("STOPPING=1")
 
     def status(self, status: str) -> None:
         """Set the status line of ``systemctl status``."""
-        self._tell(f"STATUS={status}")
+        self._report(f"STATUS={status}")
 
     def alive(self, now: float) -> None:
         """Notify the watchdog when due; call often from the loop under supervision.
@@ -68,13 +68,13 @@ class Notifier:
         """
         if self._unsent and now >= self._next_try:
             self._next_try = now + _RETRY_S
-            self._tell(self._unsent)
+            self._report(self._unsent)
         if self.watchdog_interval_s is not None and now >= self._next_alive:
             # Half of the interval, as sd_watchdog_enabled(3) advises.
             self._next_alive = now + self.watchdog_interval_s / 2
             self._send("WATCHDOG=1")
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self._unsent = "" if self._send(text) else text
 
     def _send(self, text: str) -> bool:

@@ -112,7 +112,7 @@ def command(
     BEFORE and AFTER are files, or addresses of ClickHouse, where samples can be chosen by
     attributes on each side, and are those of the last hour if no time is named.
     Differences that may well be chance are marked with ~. The filters are those of report.
-    """  # noqa: D301 - \b tells click not to wrap the paragraph
+    """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if not after and not (time_before and time_after):
         raise click.UsageError("name two sources, or two times of one: --time-before, --time-after")
     way, chosen = Way(per), Filter(**filters)

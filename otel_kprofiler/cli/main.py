@@ -82,7 +82,7 @@ def cli(ctx: click.Context, *, debug: bool) -> None:
     \b
     Profile this host for ten seconds:   otel-kprofiler record -d 10s -o profile.html
     Run beside a Collector:              otel-kprofiler run -c agent.yaml
-    """  # noqa: D301 - \b tells click not to wrap the paragraph
+    """  # noqa: D301 - \b keeps click from wrapping the paragraph
     ctx.obj = debug
 
 

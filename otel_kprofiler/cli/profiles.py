@@ -32,7 +32,7 @@ _OTHERS: Final = {
 }
 """First bytes of files of formats that cannot be read, and the fix for each."""
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 """Called with a sentence about what could not be read."""
 
 
@@ -53,7 +53,7 @@ def load_profiles(paths: Sequence[str]) -> Samples:
     )
 
 
-def read_profile_file(path: str, tell: Tell) -> list[Window]:
+def read_profile_file(path: str, notify: Notify) -> list[Window]:
     """The windows of a file: OTLP in any form, a recording of ``--raw``, pprof; or ``-``.
 
     Each may be compressed with gzip. Of a damaged file, what can be read counts.
@@ -65,10 +65,10 @@ def read_profile_file(path: str, tell: Tell) -> list[Window]:
     if data.startswith(_ZIP):
         return _replay(path)
     with _named(path):
-        return _parse(data, lambda problem: tell(f"{path}: {problem}"))
+        return _parse(data, lambda problem: notify(f"{path}: {problem}"))
 
 
-def read_unpacked(path: str, tell: Tell) -> bytes:
+def read_unpacked(path: str, notify: Notify) -> bytes:
     """Content of a file, or of ``-``, unpacked if it is compressed with gzip.
 
     Raises:
@@ -76,10 +76,10 @@ def read_unpacked(path: str, tell: Tell) -> bytes:
     """
     data = _read(path)
     with _named(path):
-        return _unpack(data, tell) if data.startswith(_GZIP) else data
+        return _unpack(data, notify) if data.startswith(_GZIP) else data
 
 
-def read_otlp_file(path: str, tell: Tell) -> bytes:
+def read_otlp_file(path: str, notify: Notify) -> bytes:
     """Content of a file of OTLP profiles in any form, unpacked; or of ``-``.
 
     Raises:
@@ -92,7 +92,7 @@ def read_otlp_file(path: str, tell: Tell) -> bytes:
                 "a raw recording, which is not OTLP",
                 hint=f"otel-kprofiler record --replay {path} --export URL",
             )
-        data = _unpack_profile(data, lambda problem: tell(f"{path}: {problem}"))
+        data = _unpack_profile(data, lambda problem: notify(f"{path}: {problem}"))
         if is_pprof(data):
             raise PayloadError(
                 "a profile of pprof, which is not OTLP",
@@ -117,9 +117,9 @@ def _named(path: str) -> Iterator[None]:
         raise PayloadError(f"{path}: {error.message}", hint=error.hint or FIX) from error
 
 
-def _unpack_profile(data: bytes, tell: Tell) -> bytes:
+def _unpack_profile(data: bytes, notify: Notify) -> bytes:
     if data.startswith(_GZIP):
-        data = _unpack(data, tell)
+        data = _unpack(data, notify)
     if not data.strip():
         raise PayloadError("the file is empty")
     for magic, (what, fix) in _OTHERS.items():
@@ -128,8 +128,8 @@ def _unpack_profile(data: bytes, tell: Tell) -> bytes:
     return data
 
 
-def _parse(data: bytes, tell: Tell) -> list[Window]:
-    data = _unpack_profile(data, tell)
+def _parse(data: bytes, notify: Notify) -> list[Window]:
+    data = _unpack_profile(data, notify)
     if is_pprof(data):
         windows = parse_pprof(data)
         refuse_negative_values(windows)
@@ -141,11 +141,11 @@ def _parse(data: bytes, tell: Tell) -> list[Window]:
     refuse_negative_values(windows)
     for problem in problems[:1]:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        tell(f"left out what is damaged: {problem.message}{more}")
+        notify(f"left out what is damaged: {problem.message}{more}")
     return windows
 
 
-def _unpack(data: bytes, tell: Tell) -> bytes:
+def _unpack(data: bytes, notify: Notify) -> bytes:
     """Content of a gzip file, which may have several members, up to where it is damaged."""
     found = bytearray()
     while data:
@@ -153,12 +153,12 @@ def _unpack(data: bytes, tell: Tell) -> bytes:
         try:
             found += unpacker.decompress(data, _MAX_UNPACKED_BYTES - len(found))
         except zlib.error as error:
-            tell(f"left out what is damaged: {error}")
+            notify(f"left out what is damaged: {error}")
             break
         if unpacker.unconsumed_tail:
             raise PayloadError(f"it unpacks to more than {_MAX_UNPACKED_BYTES >> 30} GiB")
         if not unpacker.eof:
-            tell("the end of the compressed data is missing")
+            notify("the end of the compressed data is missing")
         data = unpacker.unused_data.lstrip(b"\0")
     return bytes(found)
 

@@ -130,7 +130,7 @@ def command(
     SIGKILL after five seconds. The exit status is that of the COMMAND, 128+n if signal n ended it,
     127 if it was not found, 126 if it cannot be executed, and 0 if the recording ended first; but 1
     if the receiver of --export did not take everything. What it did not take is in a file then.
-    """  # noqa: D301 - \b tells click not to wrap the paragraph
+    """  # noqa: D301 - \b keeps click from wrapping the paragraph
     sampling = Sampling(**options)
     if words and (sampling.has_targets or sampling.cpus):
         raise click.UsageError(

@@ -151,7 +151,7 @@ def command(
       otel-kprofiler report --service shop --from -1h clickhouse://localhost:8123/otel
 
     Filters may be repeated: a sample must match one of each. Names may be patterns: 'ext4_*'.
-    """  # noqa: D301 - \b tells click not to wrap the paragraph
+    """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if callers_of and callees_of:
         raise click.UsageError("--callers cannot be combined with --callees")
     chosen, is_written = Filter(**filters), bool(path or form)

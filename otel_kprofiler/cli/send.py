@@ -40,7 +40,7 @@ def command(paths: tuple[str, ...], address: str) -> None:
 
     Exit status 1 if anything was not taken; what is to be sent again is said, and kept in
     NAME.unsent.otlp where the receiver has taken a part of a file.
-    """  # noqa: D301 - \b tells click not to wrap the paragraph
+    """  # noqa: D301 - \b keeps click from wrapping the paragraph
     for path in paths:
         if path != _STDIN:
             read_otlp_file(path, lambda _: None)  # before anything is sent
@@ -74,7 +74,7 @@ class _Delivery:
 
     def send(self, path: str) -> None:
         """Send a file, or note that it, or a part of it, is to be sent again."""
-        data = read_otlp_file(path, self._tell_damage)
+        data = read_otlp_file(path, self._report_damage)
         sent_before, lost_before = self._sent, self._lost
         taken = 0
         with closing(UnsentFile(_name(path), self._exporter.form)) as unsent:
@@ -128,16 +128,16 @@ class _Delivery:
     def _encode(self, path: str, data: bytes) -> Iterator[Batch]:
         """Requests with what can be read of a file."""
 
-        def tell(error: PayloadError) -> None:
-            self._tell_damage(f"{path}: left out what is damaged: {error.message}")
+        def report(error: PayloadError) -> None:
+            self._report_damage(f"{path}: left out what is damaged: {error.message}")
 
-        for payload in parse_payloads(data, tell):
+        for payload in parse_payloads(data, report):
             try:
                 batches, too_large = encode_message(
                     payload.message, self._exporter.form, self._exporter.max_bytes
                 )
             except PayloadError as error:
-                tell(error)
+                report(error)
                 continue
             if too_large:
                 self._lost += sum(too_large.values())
@@ -161,7 +161,7 @@ class _Delivery:
                 self._said = describe_failure(result)
         return parts
 
-    def _tell_damage(self, problem: str) -> None:
+    def _report_damage(self, problem: str) -> None:
         self._is_readable = False
         say(problem, err=True)
 

@@ -80,8 +80,8 @@ class Session:
     def _end_command(self) -> None:
         if self.held:
             by = self.signals.received
-            is_told = by is signal.SIGINT and _is_in_foreground()
-            self.held.terminate(None if is_told else by or signal.SIGTERM)
+            has_signal = by is signal.SIGINT and _is_in_foreground()
+            self.held.terminate(None if has_signal else by or signal.SIGTERM)
 
 
 def _is_in_foreground() -> bool:

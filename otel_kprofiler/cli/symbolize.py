@@ -88,7 +88,7 @@ def command(**given: Any) -> None:
     Addresses are program counters: subtract one from a return address. They start with a digit, or
     have more than eight. Of the kernel, names may be patterns, and names and modules may have an
     offset. What this command prints can be read again from standard input.
-    """  # noqa: D301 - \b tells click not to wrap the paragraph
+    """  # noqa: D301 - \b keeps click from wrapping the paragraph
     options = Options(**given)
     _check(options)
     sys.exit(0 if _run(options) else 1)

@@ -118,7 +118,7 @@ def command(
     With --listen it receives the profiles of any OTLP sender, keeps the last hour on disk, and
     shows any part of it; with --live the samples of this host. The filters are those of report; of
     what comes in, it keeps what they match.
-    """  # noqa: D301 - \b tells click not to wrap the paragraph
+    """  # noqa: D301 - \b keeps click from wrapping the paragraph
     sampling = {name: filters.pop(name) for name in _SAMPLING}
     is_listening = bool(grpc_endpoint or http_endpoint)
     _check(bool(paths), is_listening, is_live, has_times=any(map(filters.get, ("start", "end"))))

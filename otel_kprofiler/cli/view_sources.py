@@ -107,11 +107,11 @@ def open_receivers(
     receivers = stack.enter_context(ExitStack())
     if grpc_endpoint:
         receiver = receivers.enter_context(closing(GrpcReceiver(grpc_endpoint, intake)))
-        _tell("gRPC", grpc_endpoint, receiver.port)
+        _announce("gRPC", grpc_endpoint, receiver.port)
         http_endpoint = http_endpoint or f"{_host(grpc_endpoint)}:{_HTTP_PORT}"
     if http_endpoint:
         other = receivers.enter_context(closing(HttpReceiver(http_endpoint, intake)))
-        _tell("HTTP", http_endpoint, other.port)
+        _announce("HTTP", http_endpoint, other.port)
 
     def describe() -> str:
         counts = intake.counts
@@ -142,7 +142,7 @@ def _host(endpoint: str) -> str:
     return endpoint.rpartition(":")[0]
 
 
-def _tell(protocol: str, endpoint: str, port: int) -> None:
+def _announce(protocol: str, endpoint: str, port: int) -> None:
     for line in describe_endpoint(protocol, _host(endpoint), port):
         say(line, err=True)
 

@@ -77,10 +77,10 @@ class _Row(NamedTuple):
         """Why it has no name; None if it has one."""
         if not self.function:
             return Unresolved.NOT_KEPT
-        place, _, told = self.function.rpartition(" ")
+        place, _, reason_name = self.function.rpartition(" ")
         name = self.mapping.rpartition("/")[2]
         is_made_up = place == (f"{name}+{self.address:#x}" if name else "")
-        return _REASONS.get(told) if is_made_up else None
+        return _REASONS.get(reason_name) if is_made_up else None
 
 
 class Stacks:

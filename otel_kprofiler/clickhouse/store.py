@@ -86,7 +86,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         rows = self._connection.rows(queries.first_time(self._table))
         return next((int(row[0]) for row in rows), 0)
 
-    def read(self, selection: Selection, need: Need, tell: Callable[[str], None]) -> Samples:
+    def read(self, selection: Selection, need: Need, report: Callable[[str], None]) -> Samples:
         """The samples of a selection, and some that its filter leaves out.
 
         They are of one window, which is the time that their profiles cover; of several if the
@@ -95,7 +95,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         Args:
             selection: what is read.
             need: what of it.
-            tell: called with a sentence if times of samples were merged.
+            report: called with a sentence if times of samples were merged.
 
         Raises:
             KProfilerError: it cannot be read, or is more than fits into memory.
@@ -112,7 +112,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         count, step = sum(one.samples for one in found.values()), None
         if need.times and count > EXACT_TIMES:
             step = max(1, -(-(end - start) // _STEPS))
-            tell(f"of {count:,} samples, those of {step / 1e9:.3g} s have one time")
+            report(f"of {count:,} samples, those of {step / 1e9:.3g} s have one time")
         stacks = self._stacks(queries.stacks(rows, conditions, times)) if need.stacks else None
         reader = RowReader(Range(start, end), stacks, has_times=need.times and not step)
         query = queries.samples(rows, conditions, times, need, step)

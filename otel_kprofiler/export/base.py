@@ -130,7 +130,7 @@ def sum_results(parts: Sequence[Part]) -> ExportResult:
 
 
 def is_wholly_lost(result: ExportResult) -> bool:
-    """Whether nothing arrived for certain: counts of rejected profiles name no kind."""
+    """True if certainly nothing arrived: counts of rejected profiles name no kind."""
     is_exact = result.outcome is ExportOutcome.FAILURE or len(result.kinds) == 1
     return is_exact and bool(result.lost) and not result.exported
 

@@ -368,7 +368,7 @@ class ExportQueue:
             self._changed.wait(min(left, _POLL_S))
 
     def _settled(self, last: int) -> bool:
-        """Whether all batches up to this number have left the queue; they leave in order."""
+        """Returns whether all batches up to this number have left the queue, in order."""
         first = self._in_flight or (self._waiting[0] if self._waiting else None)
         return not self._settling and (first is None or first.number > last)
 

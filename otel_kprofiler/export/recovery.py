@@ -66,7 +66,7 @@ def name_segment(segment: int) -> str:
 
 
 def has_segments(directory: PrivateDirectory) -> bool:
-    """Whether the directory has files named like segments."""
+    """Returns whether the directory has files named like segments."""
     return any(map(_NAME.fullmatch, os.listdir(directory.fd)))
 
 

@@ -37,7 +37,7 @@ _NO_TLS = (
 )
 
 _ERRNO = re.compile(r"\[Errno -?\d+\] ")
-"""What Python puts before the texts of system errors."""
+"""Prefix that Python gives the texts of system errors."""
 
 _log = logging.getLogger(__name__)
 

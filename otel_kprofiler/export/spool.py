@@ -12,7 +12,7 @@ written after a damaged record.
   starts with one, so that older segments can be deleted.
 - A *close* is a mark that ends the log cleanly.
 
-The counts in every record tell exactly how many samples of each kind a damaged segment has lost.
+The counts in every record show exactly how many samples of each kind a damaged segment has lost.
 
 Anything removed from an open spool, even its directory, is recreated with the next record. The
 segment being written is restored completely; losses in others are detected when they are read.
@@ -224,7 +224,7 @@ class Spool:
                 self._drop_settled()
 
     def holds(self, stored: Stored) -> bool:
-        """Whether a batch is not settled yet."""
+        """Returns whether a batch is not settled yet."""
         return stored.number > self._totals.settled
 
     def count_overdue(self, waiting: Sequence[Stored], more: int) -> tuple[int, LossCause | None]:

@@ -81,7 +81,7 @@ class TlsFiles:
         return is_new
 
     def find_problem(self, now: datetime | None = None) -> str:
-        """What is wrong with the files, and the fix; empty if nothing is."""
+        """Describes the problem of the files and the fix; empty if there is none."""
         tls = self._tls
         try:
             tls.read()

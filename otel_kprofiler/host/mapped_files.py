@@ -252,7 +252,7 @@ def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Itera
 def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator[tuple[str, str]]:
     """Names in map_files of mappings of the file, with its path.
 
-    That of the request comes first, then others if it has gone. The links in map_files tell the
+    That of the request comes first, then others if it has gone. The links in map_files show the
     path; where they may not be read, the maps do.
     """
     wanted = f"{request.start:x}-{request.end:x}"

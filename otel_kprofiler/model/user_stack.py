@@ -27,7 +27,6 @@ IN_MOVED_TEXT: Final = 8
 to which the process has copied the file's text."""
 _ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
 NO_MAPPING: Final = 15
-_VDSO_DEVICE: Final = 0xFFFFFFFF
 
 
 class StackEnd(enum.IntEnum):
@@ -107,11 +106,6 @@ class FileKey(NamedTuple):
     def pack(self) -> bytes:
         """``struct file_key``."""
         return _KEY.pack(*self)
-
-    @property
-    def is_vdso(self) -> bool:
-        """True if this is the code that the kernel maps into each process."""
-        return self.device == _VDSO_DEVICE and not self.inode
 
 
 class StackMapping(NamedTuple):

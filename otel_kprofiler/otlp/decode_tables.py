@@ -145,7 +145,7 @@ class Tables:
         return dict(self._attributes[index] for index in indices)
 
     def profile_key(self, profile: Any) -> ProfileKey:
-        """What the profiles of a window's kind have in common."""
+        """Fields that the profiles of a window share, for one kind of samples."""
         strings, kind, period = self.strings, profile.sample_type, profile.period_type
         return (
             find_profile_kind(

@@ -79,8 +79,8 @@ def name_unnamed(module: Module | None, address: int, reason: Unresolved | None)
     Without a file that is the reason alone, because addresses of one process mean nothing in
     another one.
     """
-    told = f"[{reason.name.lower() if reason else 'unknown'}]"
-    return f"{module.name.rpartition('/')[2]}+{address:#x} {told}" if module else told
+    reason_text = f"[{reason.name.lower() if reason else 'unknown'}]"
+    return f"{module.name.rpartition('/')[2]}+{address:#x} {reason_text}" if module else reason_text
 
 
 def _has_name(line: Line) -> bool:

@@ -222,8 +222,8 @@ def _units(options: _Options) -> list[_Unit]:
                 options.pause()
         for owner, own in found.items():
             group = _Group(owner, profile, waits[owner])
-            told = own or ([_NOTHING] if group.waits else [])
-            merged.setdefault(owner, []).extend([(group, sample) for sample in told])
+            selected = own or ([_NOTHING] if group.waits else [])
+            merged.setdefault(owner, []).extend([(group, sample) for sample in selected])
     return [unit for units in merged.values() for unit in units]
 
 
@@ -325,8 +325,8 @@ def _encode(
         counts.append(ProfileSamples(kind.name, count))
         profile_id = id_prefix + len(counts).to_bytes(4, "big")
         attributes = {**accounts.pop(kind, {}), **total_attributes(group.waits)}
-        told = dictionary.attributes(attributes)
-        profile = writer.profile(envelopes[kind], body, profile_id, told)
+        indices = dictionary.attributes(attributes)
+        profile = writer.profile(envelopes[kind], body, profile_id, indices)
         profiles.append((resource, profile))
         complete_size += len(profile)
     groups = [

@@ -120,13 +120,13 @@ def _find_nameless(dictionary: Any) -> Iterator[Nameless]:
         if frame_type not in _NATIVE:
             continue
         mapping = dictionary.mapping_table[location.mapping_index]
-        told = dict(attributes[at] for at in mapping.attribute_indices)
-        if names.MODULE_KIND in told:
+        by_key = dict(attributes[at] for at in mapping.attribute_indices)
+        if names.MODULE_KIND in by_key:
             continue  # the kernel's own code without a file
         file = NamelessFile(
             strings[mapping.filename_strindex].rpartition("/")[2],
-            BuildId(told.get(names.BUILD_ID_GNU, "")),
-            FileId(told.get(names.BUILD_ID_HTLHASH, "")),
+            BuildId(by_key.get(names.BUILD_ID_GNU, "")),
+            FileId(by_key.get(names.BUILD_ID_HTLHASH, "")),
             frame_type == "kernel",
         )
         offset = None

@@ -344,8 +344,8 @@ def kernel_address(contents: Contents) -> Iterator[Problem]:
 def kernel_names(contents: Contents) -> Iterator[Problem]:
     """Kernel functions are bare symbols: no +0x offset, no [module]; unless there is a reason."""
     for where, entry in contents.table("location_table"):
-        told = names.UNRESOLVED in contents.attributes(entry.attribute_indices)
-        for line in entry.lines if contents.is_kernel(entry) and not told else ():
+        has_reason = names.UNRESOLVED in contents.attributes(entry.attribute_indices)
+        for line in entry.lines if contents.is_kernel(entry) and not has_reason else ():
             function = contents.entry("function_table", line.function_index)
             name = contents.string(function.name_strindex) if function else ""
             if _OFFSET_OR_MODULE.search(name):

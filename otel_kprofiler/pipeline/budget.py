@@ -23,7 +23,7 @@ from otel_kprofiler.symbols import StackResolver
 SHARE: Final = 0.1
 """Part of the thread's time that one process may take in the long run, after a second in one go."""
 GROUP_NS: Final = 50_000
-"""What a group of equal samples costs later, when its window is closed and encoded."""
+"""Later cost of a group of equal samples: closing and encoding its window."""
 MAX_PROCESSES: Final = 4096
 """Processes whose cost is remembered; others start anew."""
 COARSE_LABELS: Final[LabelSet] = ((COARSE, "true"),)
@@ -110,7 +110,7 @@ class ProcessBudgets:
 
 
 def name_coarse_thread(resource: Resource) -> bytes:
-    """What threads of a process above its budget are called: the name of its executable."""
+    """Returns the name for threads of a process above its budget: that of its executable."""
     name = str(resource.attributes.get("process.executable.name", ""))
     return name.encode("utf-8", "surrogateescape")[:_MAX_COMM]
 

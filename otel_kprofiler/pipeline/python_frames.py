@@ -47,7 +47,7 @@ class PythonFrames:
     methods belong to the thread of the pipeline.
 
     Args:
-        sampler: its settings tell which processes it samples.
+        sampler: its settings select the processes that it samples.
         files: this host's.
         loops: gets the evaluation loops of the interpreters.
     """

@@ -1,4 +1,4 @@
-"""What the keys of ``receivers: kprofiler:`` mean, alike for the agent and for services."""
+"""Turns the keys of ``receivers: kprofiler:`` into settings, for the agent and for services."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _off_cpu_config(receiver: Receiver) -> OffCpuConfig:
 
 
 def user_symbol_settings(receiver: Receiver) -> UserSymbolSettings:
-    """What user frames carry."""
+    """Returns how much user frames carry."""
     return UserSymbolSettings(
         detail=receiver.user_symbols, max_bytes=receiver.max_user_symbol_megabytes << 20
     )
@@ -72,7 +72,7 @@ def resource_attributes(receiver: Receiver) -> dict[str, AttributeValue]:
 
 
 def resource_grain(receiver: Receiver) -> Grain:
-    """What has a Resource of its own."""
+    """Returns which units have a separate Resource."""
     return Grain(receiver.resources)
 
 
@@ -86,5 +86,5 @@ def target_groups(receiver: Receiver) -> Groups:
 
 
 def service_sources(receiver: Receiver) -> tuple[str, ...]:
-    """What services are named after that say no name themselves."""
+    """Returns the source of names for services that publish none."""
     return tuple(receiver.service_name.sources)

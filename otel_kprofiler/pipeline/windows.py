@@ -312,7 +312,7 @@ def _wait_key(wait: Wait) -> _WaitKey:
 
 
 def _window_wait(stack: Stack | None, key: _WaitKey) -> WindowWait:
-    """What is known of waits; without a stack, their cause is left out."""
+    """Returns the details of waits; without a stack, they have no cause."""
     state, is_ended, in_iowait, is_throttled, waker = key
     cause = None
     if stack is not None:

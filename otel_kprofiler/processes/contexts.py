@@ -77,7 +77,7 @@ class Published(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """What a process says of itself.
+    """The attributes that a process publishes about itself.
 
     Attributes:
         published: its context.
@@ -267,7 +267,7 @@ class ProcessContexts:
         return True
 
     def look(self, keys: Collection[ProcessKey]) -> Mapping[ProcessKey, Attributes]:
-        """What these processes say now; of those that exited, the last.
+        """Returns what these processes publish now, or published last before they exited.
 
         Processes that exited are then forgotten.
         """

@@ -33,11 +33,11 @@ _EXECUTABLE: Final = "process.executable."
 _EXECUTABLE_NAME: Final = "process.executable.name"
 _EXECUTABLE_PATH: Final = "process.executable.path"
 _NUMBERED: Final = re.compile(r"[/:].*", re.DOTALL)
-"""What the names of kernel threads end with, such as ``kworker/0:1H``."""
+"""The variable end of names of kernel threads, as in ``kworker/0:1H``."""
 
 
 class Grain(enum.Enum):
-    """What has a Resource of its own, from the finest to the coarsest."""
+    """The units that have a separate Resource, from the finest to the coarsest."""
 
     PROCESS = "process"
     EXECUTABLE = "executable"

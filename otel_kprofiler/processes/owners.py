@@ -38,7 +38,7 @@ class Owners:
         self._path: str | None = None
 
     def find(self, uid: int) -> str:
-        """Name of a user; empty if it cannot be told. Answers hold for a minute."""
+        """Name of a user; empty if it cannot be read. Answers hold for a minute."""
         now = self._monotonic()
         if now >= self._forget_at or len(self._names) >= _MOST:
             self._names.clear()

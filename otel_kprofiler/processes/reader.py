@@ -156,5 +156,5 @@ def _is_of(stat: ProcessStat, sample: RawSample) -> bool:
 
 
 def group_kernel_thread(comm: str) -> str:
-    """What kernel threads of one purpose have in common: ``kworker`` of ``kworker/0:1``."""
+    """Returns the name that kernel threads of one purpose share: ``kworker`` of ``kworker/0:1``."""
     return comm.partition("/")[0] or comm

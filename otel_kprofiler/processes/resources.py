@@ -62,7 +62,7 @@ def format_time(unix_ns: int) -> str:
 
 
 SERVICE_SOURCES: Final = ("container", "unit", "executable")
-"""What a service can be named after when neither it nor its environment says its name."""
+"""The sources of a service's name if neither the service nor its environment has one."""
 
 
 def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ _BPF_MAP: Final = "anon_inode:bpf-map"
 
 
 def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
-    """Whether a process samples itself: says so, and can.
+    """Returns whether a process samples itself: it says so, and it can.
 
     Args:
         files: the host's files.
@@ -52,7 +52,7 @@ def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
 
 
 def is_self_profiled(resource: Resource) -> bool:
-    """Whether a Resource is of a process that samples itself."""
+    """Returns whether a Resource belongs to a process that samples itself."""
     return resource.attributes.get(SELF_PROFILED) is True
 
 

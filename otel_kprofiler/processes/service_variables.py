@@ -1,4 +1,4 @@
-"""What the environment of a process says of its service, as OpenTelemetry's SDKs understand it.
+"""Reads service attributes from the environment of a process, as OpenTelemetry's SDKs do.
 
 See the specification, "Environment Variable Specification": ``OTEL_SERVICE_NAME`` goes before
 ``service.name`` in ``OTEL_RESOURCE_ATTRIBUTES``, whose values are percent-encoded, and which is

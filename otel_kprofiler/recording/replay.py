@@ -27,7 +27,7 @@ class ReplaySampler:
         self._received = SampleCounts()
         self._joiner = WaitJoiner()
         self._complete_until_ns = recording.facts.since_ns or self._find_start(recording)
-        self.exhausted = self._has_told_waits = False
+        self.exhausted = self._has_read_waits = False
 
     @property
     def period_ns(self) -> int:
@@ -83,9 +83,9 @@ class ReplaySampler:
 
         Processes that lived without a sample are known by the recording, so that others have ended.
         """
-        if not self.exhausted or self._has_told_waits:
+        if not self.exhausted or self._has_read_waits:
             return {}
-        self._has_told_waits = True
+        self._has_read_waits = True
         return {
             process: totals._replace(has_ended=True)
             for process, totals in self._facts.waits.items()

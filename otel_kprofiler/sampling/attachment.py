@@ -65,10 +65,10 @@ from otel_kprofiler.model import MAX_FRAMES, KnownCodes, KnownFiles
 from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events, NoEvents
 from otel_kprofiler.sampling.python_frames import (
     PYTHON_SUFFIX,
+    describe_problem,
     open_python,
     plan_python,
     python_ring_bytes,
-    tell_problem,
 )
 from otel_kprofiler.sampling.record_waiter import RecordWaiter
 from otel_kprofiler.sampling.sampler import SamplerConfig
@@ -163,7 +163,7 @@ class Attachment:
             if choice.python is not None:
                 self.python = open_python(choice.python, config, program, possible, python_codes)
                 undo.callback(self.python.close)
-            self.python_problem = tell_problem(plans.python, choice.python, plans.problem)
+            self.python_problem = describe_problem(plans.python, choice.python, plans.problem)
             self.stack_limit = _find_stack_limit(config, files)
             self._pack_config = functools.partial(
                 _pack_config,

@@ -38,7 +38,7 @@ def plan_python(
     return offsets, None if offsets else "the kernel has no BTF, or other structs"
 
 
-def tell_problem(
+def describe_problem(
     planned: PythonOffsets | None, loaded: PythonOffsets | None, problem: str | None
 ) -> str | None:
     """Why there are no Python frames although they are wanted, which is logged; None if none."""

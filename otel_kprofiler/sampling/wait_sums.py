@@ -1,4 +1,4 @@
-"""What each process waited between two readings of its threads' sums."""
+"""Computes how long each process waited between two readings of its threads' sums."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Follows a thread's state to its current span in memory, step by step as the sampler does.
 
 With it, :mod:`.span_path` proves the path against the interpreter's own answers before the sampler
-is told to follow it. Structs of CPython 3.11 to 3.14: pycore_context.h, Python/hamt.c,
+follows it. Structs of CPython 3.11 to 3.14: pycore_context.h, Python/hamt.c,
 pycore_dict.h and Objects/dictobject.c; ``python_span.bpf.h`` reads the same.
 """
 

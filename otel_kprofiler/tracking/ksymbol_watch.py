@@ -138,7 +138,7 @@ class KsymbolWatch(ForkAware):
             chunks, self._chunks = self._chunks, []
             for cpu, data in chunks:
                 self._changes += self._parse(cpu, data)  # may detect losses
-            told, self._readings, self._losses = self._losses + self._readings, [], []
+            reported, self._readings, self._losses = self._losses + self._readings, [], []
             complete_ns = now_ns - SETTLE_NS
             if self._lost_since_ns:
                 complete_ns = min(complete_ns, self._lost_since_ns)
@@ -149,7 +149,7 @@ class KsymbolWatch(ForkAware):
             count -= 1
         released, self._changes = self._changes[:count], self._changes[count:]
         # Readings are not held back: they complete all times before their own.
-        return KsymbolBatch(sorted([*told, *released], key=_TIME), complete_ns)
+        return KsymbolBatch(sorted([*reported, *released], key=_TIME), complete_ns)
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
         """Type, attachment and source lines of a function's program, as far as readable."""

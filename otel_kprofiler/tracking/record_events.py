@@ -89,7 +89,7 @@ class _CpuEvent:
         self.lost = 0
         self.lost_by_records = 0
 
-    def read(self, formats: int) -> tuple[int, int, int]:
+    def read(self) -> tuple[int, int, int]:
         """Count, nanoseconds enabled, records lost so far (0 if the kernel does not report it)."""
         data = os.read(self.fd, _READING.size)
         count, clock, lost = _READING.unpack(data.ljust(_READING.size, b"\0"))
@@ -187,7 +187,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
 
     def _is_dead(self, cpu: int) -> bool:
         event = self._events[cpu]
-        before, event.clock = event.clock, event.read(self._formats)[1]
+        before, event.clock = event.clock, event.read()[1]
         return event.clock == before
 
     def _close_event(self, event: _CpuEvent) -> None:
@@ -233,7 +233,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
 
     def _note_lost(self, cpu: int, event: _CpuEvent) -> None:
         if self._formats & _FORMAT_LOST:
-            self._count(cpu, event, event.read(self._formats)[2])
+            self._count(cpu, event, event.read()[2])
         else:  # the count comes with the next record, which may never come
             self._lose(RecordLoss.RING_FULL, cpu, 0)
 

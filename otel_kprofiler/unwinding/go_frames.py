@@ -274,7 +274,7 @@ class Code:
         return b""
 
     def find_texts(self, table: int) -> Iterator[int]:
-        """What may be ``text`` of a ``moduledata`` that points to a table."""
+        """Yields candidates for ``text``: words of each ``moduledata`` that points to the table."""
         wanted = _TEXT.pack(table)
         for segment in self._segments:
             at, end = segment.offset, segment.offset + segment.size

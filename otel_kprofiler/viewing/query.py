@@ -136,7 +136,7 @@ class _Thread(NamedTuple):
 
 
 class _Content:
-    """What is in a range of time.
+    """The samples in a range of time.
 
     Args:
         database: the store, in a transaction.

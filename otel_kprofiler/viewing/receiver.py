@@ -54,7 +54,7 @@ _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib: gzip's head
 
 @dataclass(slots=True)
 class Counts:
-    """What was received.
+    """Counts of what was received.
 
     Attributes:
         requests: accepted, at least in part.

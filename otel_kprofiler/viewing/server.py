@@ -46,7 +46,7 @@ class QueryError(KProfilerError):
 
 
 class Query(NamedTuple):
-    """What of the samples is asked for.
+    """The part of the samples that a request asks for.
 
     Attributes:
         start_ms: Unix time in milliseconds from which on; None for the first sample.
@@ -162,7 +162,7 @@ class _Handler(HttpHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _is_of_us(self, path: str) -> bool:
-        """Whether the request is not of another page, but for links that lead here."""
+        """Returns whether the request comes from this page, or follows a link to it."""
         if self.headers.get("Sec-Fetch-Site", "none") in {"none", "same-origin"}:
             return True
         kind = (self.headers.get("Sec-Fetch-Mode"), self.headers.get("Sec-Fetch-Dest"))

@@ -24,7 +24,7 @@ from tests.browser.test_flamegraph import (
 
 
 class Host:
-    """What a server answers, and what it was asked."""
+    """The answers of a server, and the requests it got."""
 
     def __init__(self):
         self.windows = [PROFILE]
@@ -115,7 +115,7 @@ def test_a_brushed_time_stays_when_the_range_moves_on(served, host):
     assert text(served, "brushed") == shown
 
 
-def test_problems_are_told_and_the_last_data_stay(served, host):
+def test_problems_are_shown_and_the_last_data_stay(served, host):
     host.problem = "<b>no such resource</b>"
     refresh(served)
     assert text(served, "status") == "<b>no such resource</b>"

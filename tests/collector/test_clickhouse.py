@@ -173,7 +173,7 @@ WAITS = [
 
 
 def window(number):
-    """Of two kinds and four processes, one of them without a name of its service."""
+    """Two kinds of samples, four processes; one process has no service name."""
     start = START + number * SECOND
     groups, waits = [], []
     for at in range(4):
@@ -307,7 +307,7 @@ def run(*words, status=0, environ=None):
 
 
 def report(*words):
-    """What ``report`` prints, as values; in this process, since there are many."""
+    """Parses the output of ``report``; runs it in this process, since there are many calls."""
     try:
         done = CliRunner().invoke(
             report_command, ["--json", *map(str, words)], catch_exceptions=False
@@ -422,7 +422,7 @@ def test_view_serves_a_table(engine, stored):
 
 
 def newest(engine, seconds, service):
-    """What ``top`` reads of the end of the table."""
+    """Returns what ``top`` reads from the end of the table."""
     chosen = Filter(services=(service,))
     end = START + WINDOWS * SECOND
     return Table(engine.address(), chosen, ON_CPU, seconds, idle=True, now=lambda: end)
@@ -442,14 +442,14 @@ def test_top_shows_the_last_seconds_of_a_table(engine, stored, by):
         wait_for_step(table)
         shown = table.shown()
     words = ["--service", "shop", "--kind", "on_cpu", "--by", by, "-n", "0"]
-    (told,) = report(*words, "--from", f"{WINDOWS - seconds}s", engine.address())
+    (reported,) = report(*words, "--from", f"{WINDOWS - seconds}s", engine.address())
     groups = Counter({group.key.name: group.own for group in shown.groups(View(by))})
     assert sum(groups.values()) == shown.weight > 0
     expected = Counter()
-    for group in told["groups"]:
+    for group in reported["groups"]:
         expected[group["name"]] += group["self"]
     assert +groups == +expected
-    assert (shown.samples, shown.seconds) == (told["samples"], seconds)
+    assert (shown.samples, shown.seconds) == (reported["samples"], seconds)
 
 
 def test_top_keeps_what_it_has_while_a_table_does_not_answer(engine, stored, monkeypatch, caplog):
@@ -470,8 +470,8 @@ def test_top_keeps_what_it_has_while_a_table_does_not_answer(engine, stored, mon
         while table.status.is_stale:
             wait_for_step(table)
         assert table.shown().samples == before.samples
-    told = [one.getMessage() for one in caplog.records if one.name == top_table.__name__]
-    assert told == ["no answer"]
+    reported = [one.getMessage() for one in caplog.records if one.name == top_table.__name__]
+    assert reported == ["no answer"]
 
 
 def test_top_ends_if_a_table_cannot_be_read_at_first(engine, stored):

@@ -46,7 +46,7 @@ ACCOUNTS = ("passwd", "group", "shadow", "gshadow")
 NOT_OURS = re.compile(
     r"(dev|proc|run|sys|tmp|var/lib/dpkg|var/log|root)/|etc/(passwd|g?shadow|group)-$"
 )
-"""What dpkg, adduser and the kernel keep for themselves."""
+"""Files that dpkg, adduser and the kernel keep."""
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def get(port):
 
 @contextlib.contextmanager
 def running(command, port, env, log):
-    """A running service, told to stop at the end; it must exit cleanly by itself."""
+    """A running service, asked to stop at the end; it must exit cleanly by itself."""
     with open(log, "wb") as output:
         process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -194,7 +194,7 @@ def test_links_agree_with_what_the_service_logs_and_the_collector_receives(
 
 
 def report_by_span(path):
-    """Numbers of samples by (trace id, span id), as `report` tells them."""
+    """Numbers of samples by (trace id, span id), as `report` shows them."""
     command = [BIN / "otel-kprofiler", "report", "--json", "--by", "span", path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     (kind,) = json.loads(done.stdout)["kinds"]

@@ -1,4 +1,4 @@
-"""What the processors and exporters of real Collectors make of our requests, as the next receiver
+"""Output of the processors and exporters of real Collectors for our requests, as the next receiver
 sees it: every sample, with names and values as sent."""
 
 import pytest

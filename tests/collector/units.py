@@ -1,4 +1,4 @@
-"""What the systemd unit says, done without systemd."""
+"""Runs a systemd unit without systemd."""
 
 import json
 from pathlib import Path

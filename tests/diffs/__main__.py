@@ -60,7 +60,7 @@ def record_all(program, folder, runs, **options):
 
 
 def compare(before, after, by):
-    """What ``diff`` says of two recordings."""
+    """Returns the result of ``diff`` for two recordings."""
     words = [*COMMAND, "diff", "--by", by, "--json", str(before), str(after)]
     done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
     (kind,) = json.loads(done.stdout)["kinds"]
@@ -68,7 +68,7 @@ def compare(before, after, by):
 
 
 def changed(kind):
-    """What changed, the first of the table first, with its shares in percent."""
+    """Returns the changed functions in the order of the table, with their shares in percent."""
     return [
         f"{group['name']} {group['self']['before']:.2%} -> {group['self']['after']:.2%}"
         f" (total {group['total']['before']:.2%} -> {group['total']['after']:.2%})"

@@ -78,7 +78,7 @@ ANSWERS = (*GOOD, *TRANSIENT, *map(unless_stored, FINAL), *LOSING)
 
 
 class Stream(NamedTuple):
-    """What the last request of a stream states, in samples.
+    """Totals that the last request of a stream states, in samples.
 
     Attributes:
         samples: in all its windows.
@@ -94,7 +94,7 @@ class Stream(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """What a receiver got: distinct samples, the latest time of each stream, and their totals."""
+    """The content of a receiver: distinct samples, the latest time of each stream, its totals."""
 
     samples: int
     requests: int
@@ -247,7 +247,7 @@ class Collecting(ProfileExporter):
 
 
 def deliver(spool: Path) -> tuple[list[Batch], QueueCounts, int]:
-    """What a spool delivers, its counts, and since when nothing is known."""
+    """Samples that a spool delivers, its counts, and the time since which nothing is known."""
     exporter = Collecting()
     queue = ExportQueue(exporter, spool=Spool(str(spool), fsync=False))
     assert queue.force_flush(60_000)

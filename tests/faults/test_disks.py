@@ -248,7 +248,7 @@ def test_the_next_run_reports_batches_lost_in_memory_on_a_full_disk(disk):
     again = ExportQueue(up, spool=Spool(str(disk / "spool")))
     assert again.force_flush(10_000)
     again.shutdown()
-    told = [
+    accounts = [
         window.profiles[0].totals for payload in up.payloads for window in decode_windows(payload)
     ]
-    assert told[-1] == totals._replace(lost={LossCause.SHUTDOWN: 3})
+    assert accounts[-1] == totals._replace(lost={LossCause.SHUTDOWN: 3})

@@ -26,7 +26,7 @@ def read_within(read, *, mebibytes=512, seconds=60):
         status = READ
     except KProfilerError:
         status = REFUSED
-    except BaseException:  # noqa: BLE001 - told, and judged by the parent
+    except BaseException:  # noqa: BLE001 - reported to the parent, which judges it
         traceback.print_exc()
     finally:
         os._exit(status)

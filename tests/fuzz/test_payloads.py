@@ -141,7 +141,7 @@ def test_depth_has_a_limit_in_json_too():
         decode_windows(payload.encode())
 
 
-def test_departures_and_violations_are_told_up_to_a_limit():
+def test_departures_and_violations_are_reported_up_to_a_limit():
     line = json.dumps({"unknown": 1}).encode() + b"\n"
     found = check_payload(line * 5000)
     assert MAX_VIOLATIONS < len(found) < MAX_VIOLATIONS + 100

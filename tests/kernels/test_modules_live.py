@@ -78,13 +78,13 @@ class Live:
             self.step()
             leaves = [stack.frames[:1] for _, stack in self.resolved]
             seen = sum(frame.function == function for frames in leaves for frame in frames)
-        told = Counter(
+        delays = Counter(
             (frame.module and frame.module.name, frame.unresolved)
             for raw, stack in self.resolved
             if raw.comm == b"insmod"
             for frame in stack.frames[:1]
         )
-        assert seen >= 20, (told, self.watch.counts)
+        assert seen >= 20, (delays, self.watch.counts)
 
     def end(self):
         """Stop sampling and resolve the rest."""
@@ -142,9 +142,9 @@ def test_load_unload_and_reload_under_sampling(request):
         host.end()
         assert host.watch.counts.rescans == 0
         wrong, unnamed, right = check(host, phases)
-    told = f"{max(metadata):.0f} ms to file id and RVA, {max(names):.0f} ms to names"
-    request.node.user_properties.append(("delay", told))
-    print(f"{told}; {right} frames right, {unnamed} honest without a name")  # noqa: T201
+    delays = f"{max(metadata):.0f} ms to file id and RVA, {max(names):.0f} ms to names"
+    request.node.user_properties.append(("delay", delays))
+    print(f"{delays}; {right} frames right, {unnamed} honest without a name")  # noqa: T201
     assert not wrong
     assert right >= 100
     # Frames between the last scan before a removal and its announcement have no name.

@@ -62,7 +62,7 @@ def test_process_start_time_is_read_through_btf():
     assert {s.start_time_ns // 10_000_000 for s in spin} == {ticks}
 
 
-def test_programs_of_a_process_are_told_apart():
+def test_programs_of_a_process_are_distinguished():
     """Samples carry the count of execve(2), the stack's start as /proc has it, and the owner."""
     processes = [subprocess.Popen([*shim, *BUSY], stderr=-3) for shim in ((), ("env",))]
     pids = [process.pid for process in processes]

@@ -27,7 +27,7 @@ def time_on_cpu(pid):
 
 
 def observe(pid):
-    """Of a process: time that passed, on a CPU, exact totals; state and kernel stack of waits."""
+    """Measures a process: time passed, CPU time, exact totals; state and kernel stack of waits."""
     with sampler(off_cpu=OffCpuConfig(samples_per_second=1000)) as running:
         drain_for(running, 1)
         running.read_waits()

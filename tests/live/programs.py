@@ -140,10 +140,10 @@ def attach_tracer(event: str, spin: int, cpu: int) -> list[int]:
     script = 'mount -t tracefs none "$1" && cat "$1/events/$2/id"'
     with tempfile.TemporaryDirectory() as folder:
         command = ["unshare", "-m", "sh", "-c", script, "sh", folder, event]
-        told = subprocess.run(command, capture_output=True, text=True, check=False)
-    if told.returncode:
-        raise OSError(f"no tracepoint {event}: {told.stderr.strip()}")
-    attributes = bytearray(PerfAttributes(int(told.stdout), sample_period=1).pack())
+        listing = subprocess.run(command, capture_output=True, text=True, check=False)
+    if listing.returncode:
+        raise OSError(f"no tracepoint {event}: {listing.stderr.strip()}")
+    attributes = bytearray(PerfAttributes(int(listing.stdout), sample_period=1).pack())
     struct.pack_into("=I", attributes, 0, _PERF_TYPE_TRACEPOINT)
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(bytes(attributes))

@@ -48,7 +48,7 @@ def frames(sampler, sample):
 
 
 def stacks(sampler, samples):
-    """What :func:`frames` tells of each sample that has Python frames."""
+    """Returns :func:`frames` of each sample that has Python frames."""
     return [frames(sampler, sample) for sample in samples if sample.words(PYTHON_SIDE)]
 
 

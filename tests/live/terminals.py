@@ -16,7 +16,7 @@ _PARTS = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|([^\x1b]+)|(\x1b)")
 
 
 class Page:
-    """What a terminal shows of a stream: of escape sequences those that top sends."""
+    """Renders a stream as a terminal would; knows the escape sequences that top sends."""
 
     def __init__(self, columns, lines):
         self.modes = set()
@@ -102,7 +102,7 @@ class Terminal:
         return termios.tcgetattr(self._slave)
 
     def resize(self, columns, lines):
-        """Change the size, of which the kernel tells the program."""
+        """Change the size; the kernel notifies the program."""
         self.page.resize(columns, lines)
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
 

@@ -25,18 +25,18 @@ from otel_kprofiler.pipeline import Pipeline
 
 read, step = symbolizer.read_snapshot, Pipeline.step
 
-def tell(files, **options):
+def report(files, **options):
     print("read", "symbols", file=sys.stderr)
     return read(files, **options)
 
-def tell_first(pipeline):
+def report_first(pipeline):
     Pipeline.step = step
     gc.collect()
     kept = sum(type(each) is symbolizer.Snapshot for each in gc.get_objects())
     print("kept", kept, file=sys.stderr)
     step(pipeline)
 
-symbolizer.read_snapshot, Pipeline.step = tell, tell_first
+symbolizer.read_snapshot, Pipeline.step = report, report_first
 main()
 """
 CONFIG = """
@@ -67,9 +67,9 @@ def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
         process.send_signal(signal.SIGTERM)
         out, log = process.communicate(timeout=60)
     assert process.returncode == 0, log.decode()
-    told = [line.split() for line in log.decode().splitlines()]
-    told = [words for words in told if words[0] in ("read", "kept")]
-    assert told == [["read", "symbols"], ["kept", "1"]]
+    events = [line.split() for line in log.decode().splitlines()]
+    events = [words for words in events if words[0] in ("read", "kept")]
+    assert events == [["read", "symbols"], ["kept", "1"]]
     account = parse_account(out)
     assert account["gaps"] == []
     first = read_profiles(str(path))[0]

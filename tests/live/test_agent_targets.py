@@ -1,4 +1,4 @@
-"""Containers, pods and units: the agent tells them, and samples only those it is told to."""
+"""Containers, pods and units: the agent identifies them, and samples only the selected ones."""
 
 import contextlib
 import os
@@ -185,7 +185,7 @@ def test_the_container_is_right_for_every_runtime(agent, place):
 
 
 def test_processes_that_exit_at_once_are_in_their_container(agent, place):
-    """By the cgroup that the sample carries: nothing in /proc tells of them any more."""
+    """By the cgroup that the sample carries: nothing in /proc shows them any more."""
     brief = "while :; do ( i=0; while [ $i -lt 500 ]; do i=$((i+1)); done ); done"
     place("spawns", f"docker/{container_id(1)}", script=brief)
 

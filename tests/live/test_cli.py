@@ -159,8 +159,8 @@ def test_a_signal_writes_what_was_recorded(tmp_path, by):
         record.send_signal(by)
         _, errors = record.communicate(timeout=60)
     assert record.returncode == 0, errors
-    told = "interrupted" if by is signal.SIGINT else f"ended by {by.name}"
-    assert told in errors.splitlines()[-1]
+    message = "interrupted" if by is signal.SIGINT else f"ended by {by.name}"
+    assert message in errors.splitlines()[-1]
     assert sum(window.sample_count for window in read_profiles(str(path))) > 0
 
 

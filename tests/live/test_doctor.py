@@ -127,7 +127,7 @@ LIMITED = """
 import json, resource
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
-told = []
+problems = []
 for limit in range(3, 100):
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, 1000))
     sampler = EbpfSampler(SamplerConfig())
@@ -135,17 +135,17 @@ for limit in range(3, 100):
         sampler.start()
         break
     except KProfilerError as error:
-        told.append((type(error).__name__, error.message, error.hint))
+        problems.append((type(error).__name__, error.message, error.hint))
     finally:
         sampler.close()
-print(json.dumps(told))
+print(json.dumps(problems))
 """
 
 
 def test_a_lack_of_descriptors_is_reported_wherever_it_occurs():
-    told = run([sys.executable, "-W", "ignore", "-c", LIMITED])
-    assert len(told) > 5
-    for kind, message, hint in told:
+    problems = run([sys.executable, "-W", "ignore", "-c", LIMITED])
+    assert len(problems) > 5
+    for kind, message, hint in problems:
         assert kind == "HostError", message
         assert message.endswith(": too many open files")
         assert "ulimit -n" in hint

@@ -194,10 +194,10 @@ def test_names_are_right_without_the_right_to_trace(shells, public_python):
     )
     assert watcher.stdout.readline() == "started\n"
     subprocess.run([first, "-c", f"{spin}; exec {second} -c '{spin}'"], check=True)
-    told, _ = watcher.communicate(timeout=60)
-    assert "('first', 'first')" in told
-    assert "('second', 'second')" in told
-    assert told.count("'first'") == told.count("'second'") == 2, told
+    printed, _ = watcher.communicate(timeout=60)
+    assert "('first', 'first')" in printed
+    assert "('second', 'second')" in printed
+    assert printed.count("'first'") == printed.count("'second'") == 2, printed
 
 
 def test_a_recording_shows_what_interpreters_run_and_no_other_argument(tmp_path):

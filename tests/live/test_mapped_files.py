@@ -119,7 +119,7 @@ def test_a_mapping_whose_place_another_file_has_taken_has_gone(program, tmp_path
 
 
 def test_a_later_user_of_the_inode_number_is_not_the_mapped_file(program):
-    """Number and size alone do not tell: file systems give a number away again at once."""
+    """Inode number and size do not identify a file: file systems reuse a number at once."""
     with running(program) as pid:
         request = wanted(pid, program)
         other = request._replace(modified=request.modified + 1)
@@ -276,7 +276,7 @@ def overlay(tmp_path):
     ("name", "layer"), [("first", "low"), ("second", "other"), ("third", "upper")]
 )
 def test_files_of_an_overlay_have_the_inode_of_their_layer(overlay, name, layer):
-    """The kernel's mapping is of the layer's file; stat tells a device of the overlay's own."""
+    """The kernel's mapping is of the layer's file; stat reports the overlay's device."""
     merged = overlay / "merged" / name
     if not merged.exists():
         shutil.copy(overlay / "low" / "first", merged)

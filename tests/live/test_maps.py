@@ -27,7 +27,7 @@ from otel_kprofiler.symbols.user.build import read_functions
 
 pytestmark = pytest.mark.live
 
-TELLS = """
+REPORTS = """
     #include <stdio.h>
     #include <unistd.h>
     int main(void) { printf("%p\\n", (void *)main); fflush(stdout); return pause(); }
@@ -95,14 +95,14 @@ def check_every_mapping(odd_mappings):
 
 @pytest.mark.skipif(not can_query(), reason="the kernel has no PROCMAP_QUERY (6.11)")
 def test_each_mapping_is_found_by_address(odd_mappings):
-    told = 0
+    reported = 0
     for mapping, build_id in filter(None, check_every_mapping(odd_mappings)):
         if mapping.path.startswith("/") and mapping.is_executable and not mapping.deleted:
             with open(mapping.path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 assert read_elf(FileSource(file.fileno(), size)).build_id == build_id
-            told += build_id is not None
-    assert told
+            reported += build_id is not None
+    assert reported
 
 
 def test_each_mapping_is_found_in_the_text_of_older_kernels(odd_mappings, without_query):
@@ -147,7 +147,7 @@ def test_nothing_is_found_of_a_process_that_ended_or_executed_another_program(qu
     ],
 )
 def test_a_file_offset_becomes_the_address_of_its_segment(tmp_path, flags):
-    path = compile_c(tmp_path / "tells", TELLS, *flags)
+    path = compile_c(tmp_path / "reports", REPORTS, *flags)
     with open(path, "rb") as file:
         elf = read_elf(FileSource(file.fileno(), os.fstat(file.fileno()).st_size))
         (main,) = ELFFile(file).get_section_by_name(".symtab").get_symbol_by_name("main")

@@ -1,4 +1,4 @@
-"""What is wrong with an output or a file is told in two lines, by every command."""
+"""Every command reports a bad output or file in two lines."""
 
 import json
 import os
@@ -60,11 +60,11 @@ for name in COMMANDS:
     importlib.import_module("otel_kprofiler.cli." + name.replace("-", "_"))
 cases, results = json.load(sys.stdin), []
 for words, output, as_nobody in cases:
-    told = os.memfd_create("stderr")
+    messages = os.memfd_create("stderr")
     child = os.fork()
     if not child:
         os.dup2(os.open(output, os.O_WRONLY), 1)
-        os.dup2(told, 2)
+        os.dup2(messages, 2)
         if as_nobody:
             os.setgroups([])
             os.setresgid(65534, 65534, 65534)
@@ -80,7 +80,7 @@ for words, output, as_nobody in cases:
         sys.stderr.flush()
         os._exit(status)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    results.append([status, os.pread(told, 1 << 20, 0).decode()])
+    results.append([status, os.pread(messages, 1 << 20, 0).decode()])
 print(json.dumps(results))
 """
 READERS = [
@@ -133,20 +133,20 @@ def run_all(cases, directory, python=sys.executable):
 
 def check_errors(cases, directory, *python):
     wrong = [
-        (words, status, told)
-        for (words, *_), (status, told) in zip(
+        (words, status, messages)
+        for (words, *_), (status, messages) in zip(
             cases, run_all(cases, directory, *python), strict=True
         )
         if status not in (1, 2, 3)
-        or "Traceback" in told
-        or "[Errno" in told
-        or "rror: " not in told
-        or ("fix: " not in told and status != 2)
+        or "Traceback" in messages
+        or "[Errno" in messages
+        or "rror: " not in messages
+        or ("fix: " not in messages and status != 2)
     ]
     assert not wrong
 
 
-def test_every_command_tells_what_is_wrong_with_a_file(directory):
+def test_every_command_reports_what_is_wrong_with_a_file(directory):
     ends = {"send": ["grpc://127.0.0.1:1"]}
     paths = ["none", ".", "good.otlp/none", "\udcff", "x" * 300]
     cases = [
@@ -157,7 +157,7 @@ def test_every_command_tells_what_is_wrong_with_a_file(directory):
     check_errors(cases, directory)
 
 
-def test_every_command_tells_what_another_user_may_not_do(directory, public_python):
+def test_every_command_reports_what_another_user_may_not_do(directory, public_python):
     ends = {"send": ["grpc://127.0.0.1:1"]}
     reading = [[*words, "secret", *ends.get(words[0], [])] for words in READERS]
     writing = [[*words, path] for words in WRITERS for path in ("closed/x.html", "x.html")]
@@ -166,7 +166,7 @@ def test_every_command_tells_what_another_user_may_not_do(directory, public_pyth
     assert sorted(os.listdir(directory)) == ["closed", "good.otlp", "good.yaml", "secret"]
 
 
-def test_every_command_tells_that_the_disk_is_full(directory):
+def test_every_command_reports_a_full_disk(directory):
     cases = [[words, "/dev/full", False] for words in PRINTERS]
     cases.append([["report", "good.otlp", "-f", "html", "-o", "/dev/full"], os.devnull, False])
     check_errors(cases, directory)

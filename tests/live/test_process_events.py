@@ -90,8 +90,8 @@ def storm(tmp_path_factory):
     return [compile_c(folder / "storm", STORM, "-pthread"), data]
 
 
-def tell(event, path):
-    """What the program would have said of an event; None if it says nothing about such."""
+def describe(event, path):
+    """Returns what the program should report for an event; None if it ignores such events."""
     match event:
         case Started():
             return f"started {event.process.tgid}"
@@ -106,7 +106,7 @@ def tell(event, path):
 
 
 def take(events):
-    """The events up to now: the kernel has written them when what they tell of has returned."""
+    """The events up to now: the kernel has written them when the system call has returned."""
     time.sleep(2 * SETTLE_NS / 1e9)
     return events.poll()
 
@@ -145,9 +145,9 @@ def test_every_event_of_a_storm_is_seen_in_order(storm):
         seen = take(events)
         assert not events.count_lost()
     for run, lines in zip(runs, said, strict=True):
-        told = [tell(event, storm[1]) for event in family(seen, run.pid)]
+        lines_seen = [describe(event, storm[1]) for event in family(seen, run.pid)]
         assert len(lines) > 150
-        assert [line for line in told if line] == [f"started {run.pid}", *lines]
+        assert [line for line in lines_seen if line] == [f"started {run.pid}", *lines]
 
 
 def test_times_ascend_and_mappings_are_those_of_the_process(storm):
@@ -208,7 +208,7 @@ sys.stdin.readline()
     assert isinstance(exited, Exited)
 
 
-def test_only_registered_processes_are_told_of(storm):
+def test_only_registered_processes_are_reported(storm):
     with (
         ProcessEvents([os.getpid()]) as events,
         ProcessEvents([os.getpid()], children=True) as all_,
@@ -216,8 +216,10 @@ def test_only_registered_processes_are_told_of(storm):
         take(events)
         take(all_)
         lines = subprocess.check_output([*storm, "0"], text=True).splitlines()
-        told = [tell(event, storm[1]) for event in take(all_)]
-        assert [line for line in told if line and not line.endswith(f" {os.getpid()}")][1:] == lines
+        lines_seen = [describe(event, storm[1]) for event in take(all_)]
+        assert [line for line in lines_seen if line and not line.endswith(f" {os.getpid()}")][
+            1:
+        ] == lines
         assert {event.process.tgid for event in take(events)} <= {os.getpid()}
         with subprocess.Popen(["sleep", "100"]) as run:
             events.add(run.pid)
@@ -240,33 +242,33 @@ def family_of_three():
             os.killpg(run.pid, signal.SIGKILL)
 
 
-def told_of(events):
+def pids_of(events):
     return {event.process.tgid for event in events}
 
 
-def test_children_that_there_are_already_are_told_of():
+def test_existing_children_are_reported():
     with family_of_three() as pids:
         with ProcessEvents(pids[:1], children=True) as events:
-            assert told_of(take(events)) == {*pids}
+            assert pids_of(take(events)) == {*pids}
             assert any("sleep" in one.path for one in events.mappings(pids[2]))
         with ProcessEvents(pids[:1]) as events:
-            assert told_of(take(events)) == {pids[0]}
+            assert pids_of(take(events)) == {pids[0]}
         with ProcessEvents([os.getpid()], children=True) as events, family_of_three() as new:
-            assert told_of(take(events)) >= {os.getpid(), *pids, *new}
+            assert pids_of(take(events)) >= {os.getpid(), *pids, *new}
         with ProcessEvents([2**22 - 1], children=True) as events:
             take(events)
             events.add(pids[1])
-            assert told_of(take(events)) == {*pids[1:]}
+            assert pids_of(take(events)) == {*pids[1:]}
 
 
-def test_children_of_the_time_of_a_loss_are_told_of(storm):
+def test_children_started_during_a_loss_are_reported(storm):
     with ProcessEvents([os.getpid()], children=True, ring_bytes=4096) as events:
         take(events)
         with family_of_three() as pids:
             subprocess.run([*storm, "20"], stdout=subprocess.DEVNULL, check=True)
             seen = take(events) + take(events)
             assert any(isinstance(event, Lost) for event in seen)
-            assert told_of(event for event in seen if isinstance(event, Started)) >= {*pids}
+            assert pids_of(event for event in seen if isinstance(event, Started)) >= {*pids}
 
 
 def test_after_a_loss_everything_is_read_again(storm):
@@ -290,8 +292,8 @@ def test_after_a_loss_everything_is_read_again(storm):
     assert run.pid in known
 
 
-def test_a_process_found_while_it_starts_is_told_of_once(storm):
-    """The stream is opened while processes start: no one is missing or told of twice."""
+def test_a_process_found_while_it_starts_is_reported_once(storm):
+    """The stream is opened while processes start: none is missing or reported twice."""
     stop = threading.Event()
     started = []
 

@@ -67,13 +67,13 @@ def library(folder, name):
 
 
 class Child:
-    """A process that loads and unloads libraries as it is told."""
+    """A process that loads and unloads libraries on command."""
 
     def __init__(self, process):
         self._process = process
         self.pid = process.pid
 
-    def tell(self, *words):
+    def send(self, *words):
         """Do something; the address of the library's function, or where it was."""
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
@@ -106,8 +106,8 @@ def processes():
 
 def symbol(path, name):
     """Address, size and section of a symbol, as binutils say."""
-    told = subprocess.run(["readelf", "-sW", path], capture_output=True, text=True, check=True)
-    for line in told.stdout.splitlines():
+    result = subprocess.run(["readelf", "-sW", path], capture_output=True, text=True, check=True)
+    for line in result.stdout.splitlines():
         fields = line.split()
         if len(fields) == 8 and fields[7] == name:
             return int(fields[1], 16), int(fields[2])
@@ -116,8 +116,8 @@ def symbol(path, name):
 
 def offset_of(path, address):
     """Offset in the file of an address, as binutils say."""
-    told = subprocess.run(["readelf", "-lW", path], capture_output=True, text=True, check=True)
-    for line in told.stdout.splitlines():
+    result = subprocess.run(["readelf", "-lW", path], capture_output=True, text=True, check=True)
+    for line in result.stdout.splitlines():
         fields = line.split()
         if fields[:1] == ["LOAD"]:
             offset, start, _, size = (int(word, 16) for word in fields[1:5])
@@ -127,7 +127,7 @@ def offset_of(path, address):
 
 
 @pytest.mark.parametrize("options", [("-no-pie",), ("-pie",), ("-static-pie",)])
-def test_addresses_of_a_file_are_told_apart_from_its_offsets(tmp_path, options):
+def test_addresses_of_a_file_are_distinguished_from_its_offsets(tmp_path, options):
     path = compile_c(tmp_path / "program", "int main(void) { return 7; }\n", *options)
     address, size = symbol(path, "main")
     offset = offset_of(path, address)
@@ -154,8 +154,8 @@ def test_a_file_may_be_given_as_path_descriptor_or_content(first):
     assert {resolver.file_id for resolver in resolvers} == {found[0].module.file_id}
 
 
-def test_an_answer_tells_all_that_is_known(child, processes, first):
-    start = child.tell("load", first, "first")
+def test_an_answer_has_all_that_is_known(child, processes, first):
+    start = child.send("load", first, "first")
     (answer,) = processes.resolve([start + 2], child.pid)
     address, _ = symbol(first, "first")
     assert (answer.address, answer.function, answer.offset) == (start + 2, "first", 2)
@@ -168,7 +168,7 @@ def test_an_answer_tells_all_that_is_known(child, processes, first):
 
 
 def test_names_and_offsets_lead_back_to_addresses(child, processes, first):
-    start = child.tell("load", first, "first")
+    start = child.send("load", first, "first")
     (found,) = processes.find("first", child.pid)
     assert (found.address, found.path) == (start, str(first))
     places = processes.find_offset(str(first), found.file_offset, child.pid)
@@ -178,12 +178,12 @@ def test_names_and_offsets_lead_back_to_addresses(child, processes, first):
 
 
 def test_what_was_unloaded_is_not_named_any_more(child, processes, first, second):
-    old = child.tell("load", first, "first")
+    old = child.send("load", first, "first")
     assert processes.resolve([old], child.pid)[0].function == "first"
-    child.tell("unload")
+    child.send("unload")
     (gone,) = processes.resolve([old], child.pid)
     assert (gone.function, gone.unresolved) == ("", Unresolved.UNMAPPED)
-    new = child.tell("load", second, "second")
+    new = child.send("load", second, "second")
     assert processes.resolve([new], child.pid)[0].function == "second"
 
 
@@ -193,16 +193,16 @@ def test_a_library_that_was_replaced_has_its_new_names(child, processes, tmp_pat
     for _ in range(3):
         for other, name in ((first, "first"), (second, "second")):
             path.write_bytes(other.read_bytes())
-            start = child.tell("load", path, name)
+            start = child.send("load", path, name)
             assert processes.resolve([start], child.pid)[0].function == name
-            child.tell("unload")
+            child.send("unload")
             path.unlink()
 
 
 def test_a_deleted_library_keeps_its_names(child, processes, tmp_path, first):
     path = tmp_path / "deleted.so"
     path.write_bytes(first.read_bytes())
-    start = child.tell("load", path, "first")
+    start = child.send("load", path, "first")
     path.unlink()
     (answer,) = processes.resolve([start], child.pid)
     assert (answer.function, answer.module.name) == ("first", "deleted.so (deleted)")
@@ -210,7 +210,7 @@ def test_a_deleted_library_keeps_its_names(child, processes, tmp_path, first):
 
 
 def test_a_program_that_was_executed_since_has_no_old_names(child, processes, first):
-    start = child.tell("load", first, "first")
+    start = child.send("load", first, "first")
     assert processes.resolve([start], child.pid)[0].function == "first"
     resolver = ProcessResolver(child.pid, processes)
     child._process.stdin.write("exec /bin/sleep 100\n")
@@ -223,7 +223,7 @@ def test_a_program_that_was_executed_since_has_no_old_names(child, processes, fi
 
 def test_of_a_process_that_has_ended_nothing_is_known(processes, first):
     with running() as child:
-        start = child.tell("load", first, "first")
+        start = child.send("load", first, "first")
         resolver = ProcessResolver(child.pid, processes)
         assert resolver.resolve([start])[0].function == "first"
     (answer,) = resolver.resolve([start])
@@ -235,10 +235,10 @@ def test_of_a_process_that_has_ended_nothing_is_known(processes, first):
 
 def test_another_process_with_the_pid_is_not_answered_for(processes, first):
     with running() as child:
-        child.tell("load", first, "first")
+        child.send("load", first, "first")
         resolver = ProcessResolver(child.pid, processes)
     pid = child.pid
-    time.sleep(0.02)  # start times are told to 10 ms
+    time.sleep(0.02)  # start times have a resolution of 10 ms
     try:
         with open("/proc/sys/kernel/ns_last_pid", "w") as file:
             file.write(str(pid - 1))
@@ -247,7 +247,7 @@ def test_another_process_with_the_pid_is_not_answered_for(processes, first):
     with running() as other:
         if other.pid != pid:
             pytest.skip("the pid was taken by a third process")
-        start = other.tell("load", first, "first")
+        start = other.send("load", first, "first")
         assert resolver.resolve([start])[0].unresolved is Unresolved.PROCESS_GONE
         assert resolver.find("first") == []
         (answer,) = processes.resolve([start], pid)
@@ -255,8 +255,8 @@ def test_another_process_with_the_pid_is_not_answered_for(processes, first):
         assert answer.process != resolver.process
 
 
-def test_what_may_not_be_seen_of_a_process_is_told_so(public_python, child, first):
-    start = child.tell("load", first, "first")
+def test_a_process_that_may_not_be_read_is_reported_as_hidden(public_python, child, first):
+    start = child.send("load", first, "first")
     code = (
         "import sys\n"
         "from otel_kprofiler.symbols import ProcessesResolver\n"
@@ -264,11 +264,11 @@ def test_what_may_not_be_seen_of_a_process_is_told_so(public_python, child, firs
         "answer, = processes.resolve([int(sys.argv[2])], int(sys.argv[1]))\n"
         "print(answer.unresolved.name, processes.find('first', int(sys.argv[1])))"
     )
-    told = subprocess.run(
+    result = subprocess.run(
         [*NOBODY, public_python.command, "-c", code, str(child.pid), str(start)],
         capture_output=True, text=True, check=True, cwd="/",
     )  # fmt: skip
-    assert told.stdout == "PROCESS_HIDDEN []\n"
+    assert result.stdout == "PROCESS_HIDDEN []\n"
 
 
 def test_a_resolver_of_one_process_answers_for_no_other(processes):
@@ -342,7 +342,7 @@ def test_a_file_of_something_else_has_its_place_in_it(processes, tmp_path):
 
 @pytest.mark.parametrize("error", [ElfError(ElfProblem.DAMAGED_HEADERS), OSError("disk")])
 def test_a_file_whose_symbols_cannot_be_read_is_known_all_the_same(child, first, error):
-    start = child.tell("load", first, "first")
+    start = child.send("load", first, "first")
     damaged = ProcessesResolver(symbols=Broken(error))
     (answer,) = damaged.resolve([start], child.pid)
     assert answer.unresolved is Unresolved.SYMBOLS_REFUSED
@@ -370,11 +370,11 @@ def test_symbols_are_read_once_for_all_processes_and_forgotten_by_size(first, se
 
     kept, small = ProcessesResolver(symbols=Counting()), None
     with running() as one, running() as two:
-        starts = [(child, child.tell("load", first, "first")) for child in (one, two)]
+        starts = [(child, child.send("load", first, "first")) for child in (one, two)]
         for child, start in 2 * starts:
             assert kept.resolve([start], child.pid)[0].function == "first"
         assert reads == [str(first)]
-        other = two.tell("load", second, "second")
+        other = two.send("load", second, "second")
         small = ProcessesResolver(symbols=Counting(), max_bytes=1)
         reads.clear()
         for _ in range(2):
@@ -398,9 +398,9 @@ def test_many_threads_may_ask_while_libraries_come_and_go(child, processes, firs
         thread.start()
     try:
         for path, name in 10 * ((first, "first"), (second, "second")):
-            start = child.tell("load", path, name)
+            start = child.send("load", path, name)
             assert processes.resolve([start], child.pid)[0].function == name
-            child.tell("unload")
+            child.send("unload")
     finally:
         stop.set()
         for thread in threads:
@@ -409,7 +409,7 @@ def test_many_threads_may_ask_while_libraries_come_and_go(child, processes, firs
 
 
 def test_the_ready_symbolizer_names_both_sides(child, first):
-    start = child.tell("load", first, "first")
+    start = child.send("load", first, "first")
     with Symbolizer.default() as symbolizer:
         (kernel, *_) = symbolizer.find("vfs_read") or [None]
         if kernel is None:

@@ -147,7 +147,9 @@ profiler.stop()
 
 
 @pytest.mark.parametrize("frames", ["", "off"])
-def test_a_service_shows_its_own_lines_unless_told_not_to(program, hot_line, tmp_path, frames):
+def test_a_service_shows_its_own_lines_unless_configured_not_to(
+    program, hot_line, tmp_path, frames
+):
     path = tmp_path / "x.otlp.jsonl"
     done = subprocess.run(
         [sys.executable, "-c", SERVICE.format(directory=str(tmp_path))],

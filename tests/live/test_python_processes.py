@@ -20,7 +20,7 @@ pytestmark = pytest.mark.live
 # Writes its pid and the address of its _PyRuntime; then does what each line says.
 PROGRAM = """
 import ctypes, os, select, sys
-def tell():
+def report():
     at = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
     os.write(1, b"%d %d\\n" % (os.getpid(), at))
 def read():
@@ -30,13 +30,13 @@ def read():
             pass  # sampled
         line += os.read(0, 1) or os._exit(0)
     return line.strip()
-tell()
+report()
 while True:
     line = read()
     if line != b"fork":
         os.execv(line, [line, *sys.orig_argv[-2:]])
     if not os.fork():
-        tell()
+        report()
         over = select.poll()
         over.register(0, 0)
         while not over.poll(0):
@@ -44,7 +44,7 @@ while True:
         os._exit(0)
 """
 
-# Maps code of a file, when it is told to.
+# Maps code of a file on command.
 LOADS = r"""
     #include <fcntl.h>
     #include <poll.h>
@@ -52,9 +52,9 @@ LOADS = r"""
     #include <sys/mman.h>
     int main(int argc, char **argv)
     {
-        struct pollfd told = {0, POLLIN, 0};
+        struct pollfd commands = {0, POLLIN, 0};
         int file = open(argv[1], O_RDONLY);
-        while (!poll(&told, 1, 0))
+        while (!poll(&commands, 1, 0))
             ;
         mmap(0, atol(argv[3]), PROT_READ | PROT_EXEC, MAP_PRIVATE, file, atol(argv[2]));
         for (;;)
@@ -77,7 +77,7 @@ CHANGES = r"""
 
 
 class Target:
-    """A Python process that does what it is told."""
+    """A Python process that obeys commands."""
 
     def __init__(self, command):
         self._process = subprocess.Popen(
@@ -94,7 +94,7 @@ class Target:
         pid, at = self._process.stdout.readline().split()
         return int(pid), int(at)
 
-    def tell(self, line):
+    def send(self, line):
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
@@ -157,7 +157,7 @@ def test_finds_processes_as_they_start_fork_and_end(start, minor):
                 target = start(python.command)
                 pid, runtime = target.heard()
                 wait_until(lambda: is_registered(journal, pid, runtime))  # noqa: B023
-                target.tell("fork")
+                target.send("fork")
                 child, runtime = target.heard()
                 wait_until(lambda: is_registered(journal, child, runtime))  # noqa: B023
                 target.end()
@@ -178,10 +178,10 @@ def test_finds_what_a_process_executes(start, changes):
         for python in (*pythons[1:], pythons[0]):
             pid, runtime = target.heard()
             wait_until(lambda: is_registered(journal, pid, runtime))  # noqa: B023
-            target.tell(python.command)
+            target.send(python.command)
         pid, runtime = target.heard()
         wait_until(lambda: is_registered(journal, pid, runtime))
-        target.tell(changes)
+        target.send(changes)
         wait_until(lambda: pid not in journal.now)
         assert target.is_running
 
@@ -213,17 +213,17 @@ def test_only_the_processes_that_are_sampled(start):
     one, other = start(), start()
     other.heard()
     one.heard()
-    one.tell("fork")
+    one.send("fork")
     before, _ = one.heard()
     with tracked(target_pids=(one.pid,), target_descendants=True) as journal:
         wait_until(lambda: {one.pid, before} <= journal.now.keys())
-        one.tell("fork")
+        one.send("fork")
         after, runtime = one.heard()
         wait_until(lambda: is_registered(journal, after, runtime))
         assert {tgid for tgid, *_ in journal.all} == {one.pid, before, after}
 
 
-def test_a_process_that_maps_code_all_the_time_is_told_of_ever_more_rarely(changes):
+def test_a_process_that_keeps_mapping_code_is_reported_ever_more_rarely(changes):
     config = SamplerConfig(samples_per_second=999, python_frames=1, stacks="both")
     with (
         closing(EbpfSampler(config)) as sampler,
@@ -236,7 +236,7 @@ def test_a_process_that_maps_code_all_the_time_is_told_of_ever_more_rarely(chang
     assert 1 < len(seen) < 12
 
 
-def test_of_programs_without_an_interpreter_each_is_told_of_once_a_minute(start, tmp_path):
+def test_each_program_without_an_interpreter_is_reported_once_a_minute(start, tmp_path):
     config = SamplerConfig(samples_per_second=999, python_frames=1, stacks="both")
     spins = compile_c(tmp_path / "spins", "int main(void) { for (;;); }")
     with closing(EbpfSampler(config)) as sampler, contextlib.ExitStack() as ends:

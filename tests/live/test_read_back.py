@@ -1,4 +1,4 @@
-"""What is read back from a saved profile equals what ``record`` shows, in every format.
+"""A saved profile reads back as ``record`` shows it, in every format.
 
 A recording is replayed into each format, and into files of profiles, which ``report`` converts.
 """

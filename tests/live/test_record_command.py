@@ -29,7 +29,7 @@ def is_running(pid):
 
 
 @pytest.mark.parametrize(
-    ("script", "status", "told"),
+    ("script", "status", "stderr_text"),
     [
         ("exit 0", 0, "wrote x.html: "),
         ("exit 7", 7, "the command exited with status 7"),
@@ -37,10 +37,10 @@ def is_running(pid):
         ("kill -RTMIN $$", 128 + signal.SIGRTMIN, "the command was ended by SIGRTMIN"),
     ],
 )
-def test_the_exit_status_is_that_of_the_command(tmp_path, script, status, told):
+def test_the_exit_status_is_that_of_the_command(tmp_path, script, status, stderr_text):
     done = record(tmp_path, "-o", "x.html", "--idle", "--", "sh", "-c", f"sleep 0.2; {script}")
     assert done.returncode == status, done.stderr
-    assert told in done.stderr.splitlines()[-1]
+    assert stderr_text in done.stderr.splitlines()[-1]
     assert (tmp_path / "x.html").exists()
 
 
@@ -53,7 +53,7 @@ def test_the_exit_status_is_that_of_the_command(tmp_path, script, status, told):
         ("./directory", 126, "./directory: Is a directory"),
     ],
 )
-def test_what_cannot_be_run_is_told_as_by_a_shell(tmp_path, name, status, message):
+def test_a_command_that_cannot_run_is_reported_as_by_a_shell(tmp_path, name, status, message):
     (tmp_path / "text").write_text("")
     (tmp_path / "directory").mkdir()
     done = record(tmp_path, "-o", "x.html", "--", name)

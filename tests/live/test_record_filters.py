@@ -217,7 +217,7 @@ def test_ids_are_those_of_the_own_pid_namespace(in_namespace, tmp_path):
 
 
 def test_commands_are_found_in_the_own_pid_namespace(in_namespace, tmp_path):
-    """By the name of their file, which only /proc tells."""
+    """By the name of their file, which only /proc shows."""
     (tmp_path / "command").symlink_to("inner")
     done = in_namespace(f"{NAMESPACED} -- ./command -c '{WORK}'", "--mount-proc")
     assert done.returncode == 0, done.stderr

@@ -94,7 +94,7 @@ class Parts:
             return self.start(*command, stdout=subprocess.PIPE, stderr=log)
 
     def windows(self, path=None):
-        """Of each window the samples and the Resource of each process, by pid."""
+        """Yields for each window the samples and the Resource of each process, by pid."""
         path = path or self.path
         data = path.read_bytes() if path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
@@ -154,8 +154,8 @@ def test_the_agent_leaves_a_service_out_while_that_profiles_itself(parts):
     assert totals.lost[LossCause.SELF_PROFILED] > 0
     check_formulas(totals, sent)
     assert account["exporters"]["file"]["exported"] == sent
-    told = sum(account["lost"].values()) + account["received"]
-    assert told == account["taken"]
+    accounted = sum(account["lost"].values()) + account["received"]
+    assert accounted == account["taken"]
 
 
 def test_with_mark_the_agent_sends_and_marks_them(parts):

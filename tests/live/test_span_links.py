@@ -53,7 +53,7 @@ def register(sampler, slot):
 
 
 def say(slot, owner, span_context):
-    """What a hook stores, in its order."""
+    """The fields that a hook stores, in order."""
     slot.span_context = None
     slot.owner = owner
     slot.variables = GET_VARIABLES(owner)

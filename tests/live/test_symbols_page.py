@@ -93,11 +93,11 @@ def test_process_events():
     with subprocess.Popen(["sh", "-c", "read go; ls /; true"], stdin=subprocess.PIPE,
                           stdout=subprocess.DEVNULL) as process:  # fmt: skip
 
-        def told(*words):
+        def printed(*words):
             lines.append(words)
             process.stdin.close()  # all is followed now: the shell may go on
 
-        run("Process events", pid=process.pid, print=told)
+        run("Process events", pid=process.pid, print=printed)
     assert any(pid == process.pid and "libc" in path for pid, _, path in lines)
     (child,) = {pid for pid, *rest in lines if rest == ["executes", "ls"]}
     assert any(pid == child and path.endswith("/ls") for pid, _, path in lines)
@@ -133,9 +133,9 @@ def test_debug_files_and_lines(path, tmp_path, monkeypatch, capsys):
                 pid=process.pid)  # fmt: skip
         finally:
             process.kill()
-    told = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert told[-1][0] == "hidden"
-    assert int(told[-1][2]) == 5
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert printed[-1][0] == "hidden"
+    assert int(printed[-1][2]) == 5
 
 
 def test_a_finder_of_ones_own(path, tmp_path, capsys):

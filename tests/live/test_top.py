@@ -191,7 +191,7 @@ def test_a_planted_bpf_program_is_in_each_table_until_the_end():
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "told"),
+    ("words", "status", "message"),
     [
         ([], 1, "standard output is no terminal\nfix: use --once"),
         (["--window", "0s"], 2, "1s to 60s"),
@@ -204,11 +204,11 @@ def test_a_planted_bpf_program_is_in_each_table_until_the_end():
         (["--once", "--from", "x"], 1, "x is no address of ClickHouse"),
     ],
 )
-def test_what_cannot_be_is_said(words, status, told, capsys):
+def test_what_cannot_be_is_said(words, status, message, capsys):
     with pytest.raises(SystemExit) as end:
         main(["top", *words])
     assert end.value.code == status
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_dumb_terminal_is_refused(monkeypatch, capsys):

@@ -337,7 +337,7 @@ def test_a_program_that_is_not_started_yet_has_no_user_stack():
     stacks = [parse_user_stack(words) for one in found if (words := one.words(USER_SIDE))]
     ends = Counter(stack.end for stack in stacks)
     assert ends[StackEnd.COMPLETE]
-    # A few steps of execve() come after the one by which it is told.
+    # A few steps of execve() come after the one that is reported.
     assert ends[StackEnd.NOT_EXECUTABLE] <= len(stacks) / 100, ends
     assert len(stacks) < len(found)
 

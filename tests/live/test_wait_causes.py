@@ -1,4 +1,4 @@
-"""Waits of known programs: `record --off-cpu` tells what each waits for.
+"""Waits of known programs: `record --off-cpu` shows what each waits for.
 
 `make test-waits-truth` has each wait 1,000 times and more.
 """
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
 ]
 
-WAITS = int(os.environ.get("KPROFILER_WAITS", "0"))  # at least; 0: enough to tell
+WAITS = int(os.environ.get("KPROFILER_WAITS", "0"))  # at least; 0: enough to judge
 TIMES = 2 * WAITS or 400
 
 # Each waits many times in one way only, under a name of its own.
@@ -204,7 +204,7 @@ def check(cause, found, weights, *, beside=""):
     # Long waits are all sampled; the others are too few to count on if the disk is fast.
     assert found[cause] >= (WAITS or (1 if cause in OF_FILES else 5)), found
     # A process may wait for pages or locks of the kernel on its way out.
-    # On a busy machine the begin of some waits cannot be told, and with it what they are for.
+    # On a busy machine the begin of some waits is unknown, and so is their cause.
     share = 0.01 if WAITS else 0.1
     assert found.total() - found[cause] <= max(2, share * found.total()), found
     assert weights[cause] >= 0.9 * weights.total(), weights

@@ -236,7 +236,7 @@ def test_a_wait_that_goes_on_is_seen(functions):
 
 
 def test_a_thread_that_gets_stuck_is_seen_although_its_waits_were_short(functions):
-    """Twenty of them: the begins of most waits are not told, as they will be short."""
+    """Twenty of them: the begins of most waits are not reported, as these will be short."""
     code = """
 import sys, threading, time
 def work():
@@ -295,7 +295,7 @@ while os.read(a, 1):
 """
 
 
-def test_the_waker_is_told():
+def test_the_waker_is_reported():
     with running(wakers=True) as sampler, program(TWO_THAT_WAKE_EACH_OTHER) as process:
         child = int(process.stdout.readline())
         samples = collect(sampler, 3)
@@ -309,7 +309,7 @@ def test_the_waker_is_told():
     assert any(name.startswith(b"python") for name in names)
 
 
-def test_wakers_are_told_while_they_are_wanted():
+def test_wakers_are_reported_while_they_are_wanted():
     with running() as sampler, program(TWO_THAT_WAKE_EACH_OTHER) as process:
         known = []
         for wakers in (False, True, False):
@@ -342,7 +342,7 @@ def test_fewer_samples_are_taken_when_fewer_are_wanted():
         assert sampler.wait_threshold_ns > before
 
 
-def test_replays_tell_the_same(tmp_path):
+def test_replays_report_the_same(tmp_path):
     path = str(tmp_path / "raw")
     writer = RecordingWriter(path)
     with running(sink=writer.add_records) as sampler:

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 TOTALS = OffCpuConfig(samples_per_second=0)
-# Each says "ready" when it runs, works for the seconds of its argument, and tells the nanoseconds
+# Each says "ready" when it runs, works for the seconds of its argument, and prints the nanoseconds
 # of CLOCK_MONOTONIC from then on, those on a CPU, and its schedstat before and after.
 FRAME = """
 import os, sys, threading, time
@@ -45,7 +45,7 @@ SPIN = "while time.monotonic() < end: pass"
 
 @pytest.fixture(params=["kernel", "wakers"])
 def account(request, monkeypatch):
-    """Who tells since when a thread wants a CPU; kernels without an account need the wakers."""
+    """Who reports since when a thread wants a CPU; kernels without an account need the wakers."""
     if request.param == "wakers":
 
         def find(types):
@@ -66,7 +66,7 @@ def running(**settings):
 
 
 class Program:
-    """A process that waits in a known way when it is told to."""
+    """A process that waits in a known way on command."""
 
     def __init__(self, body, seconds, *, cpu=None):
         pin = [] if cpu is None else ["taskset", "-c", str(cpu)]
@@ -82,7 +82,12 @@ class Program:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def told(self):
+    def switches(self):
+        """How often the main thread has left its CPU."""
+        with open(f"/proc/{self.process.pid}/status") as status:
+            return sum(int(line.split()[1]) for line in status if "ctxt_switches" in line)
+
+    def reported(self):
         """Nanoseconds that passed, on a CPU, and waiting for one."""
         return [int(word) for word in self.process.stdout.readline().split()]
 
@@ -110,7 +115,7 @@ def read(sampler):
 
 
 def measure(*programs):
-    """What each program tells, its totals meanwhile, and the nanoseconds that only they have."""
+    """Returns each program's output, its totals, and the nanoseconds only in the totals."""
     with running() as sampler, contextlib.ExitStack() as stack:
         started = [stack.enter_context(Program(*one[:2], **one[2])) for one in programs]
         time.sleep(0.2)
@@ -118,13 +123,13 @@ def measure(*programs):
         read(sampler)
         for one in started:
             one.go()
-        told = [one.told() for one in started]
+        reported = [one.reported() for one in started]
         totals = read(sampler)
         passed = time.monotonic_ns() - start
-    # Before it was told to go, and since it told, a program may have been off the CPU, too.
+    # Before its start signal, and after its report, a program may have been off the CPU, too.
     return [
         (numbers, totals[one.process.pid], passed - numbers[0])
-        for numbers, one in zip(told, started, strict=True)
+        for numbers, one in zip(reported, started, strict=True)
     ]
 
 
@@ -178,31 +183,34 @@ os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         Program(first, 0.8, cpu=cpu) as spinner,
     ):
         read(sampler)
+        before = sleeper.switches()
         sleeper.go()
         time.sleep(0.05)
         spinner.go()
         time.sleep(0.55)
         waiting = read(sampler)[sleeper.process.pid]
-        sleeper.told()
+        begun = sleeper.switches() - before
+        sleeper.reported()
         after = read(sampler)[sleeper.process.pid]
     assert waiting.by_state[WaitState.RUNNABLE] > 0.2e9
     assert waiting.by_state[WaitState.INTERRUPTIBLE] > 0.1e9
-    assert waiting.switches <= 1, "it still waits"
+    # the wait before the first of these has ended, the last goes on
+    assert waiting.switches == begun, "a wait that goes on is counted"
     assert after.by_state[WaitState.RUNNABLE] > 0.05e9
 
 
-def test_waits_that_go_on_are_told_once():
+def test_ongoing_waits_are_reported_once():
     with running() as sampler, Program("time.sleep(60)", 60) as program:
         program.go()
         time.sleep(0.5)
         read(sampler)
         start = time.monotonic_ns()
-        told = 0
+        reported = 0
         for _ in range(5):
             time.sleep(0.2)
-            told += read(sampler)[program.process.pid].total_ns
+            reported += read(sampler)[program.process.pid].total_ns
         passed = time.monotonic_ns() - start
-    assert told == pytest.approx(passed, rel=0.01, abs=50e6)
+    assert reported == pytest.approx(passed, rel=0.01, abs=50e6)
 
 
 def test_threads_that_ended_while_off_leave_their_totals():
@@ -219,7 +227,7 @@ for _ in range(200):
     assert totals.total_ns < 800 * 0.05e9 + wall + 0.05 * 40e9 + 4 * wall * 0.5
 
 
-def test_processes_that_come_and_go_are_told_apart():
+def test_processes_that_come_and_go_are_distinguished():
     """Each has slept; none inherits from another, whoever had its task or id before."""
     with running() as sampler:
         read(sampler)
@@ -232,12 +240,14 @@ def test_processes_that_come_and_go_are_told_apart():
         totals = sampler.read_waits()
         counts = sampler.wait_counts
     mine = {key: one for key, one in totals.items() if key.tgid in pids}
-    # The kernel does not report every switch: a few waits are missing, or begin late.
-    assert len(pids - {key.tgid for key in mine}) < 15
+    assert mine
     assert len({key.start_time_ns for key in mine}) == len(mine)
-    late = [one for one in mine.values() if one.by_state[WaitState.INTERRUPTIBLE] < 0.02e9]
-    assert len(late) < 15
-    assert counts.lost == counts.no_room == 0
+    assert counts.no_room == 0
+    # The kernel does not report every switch, so waits are missing or begin late: as many as are
+    # counted. The clock of a run queue stands still between its updates.
+    missing = pids - {key.tgid for key in mine}
+    late = [one for one in mine.values() if one.by_state[WaitState.INTERRUPTIBLE] < 0.016e9]
+    assert len(missing) + len(late) <= counts.missed + counts.lost
     with running() as sampler:
         assert not {key for key in sampler.read_waits() if key in mine}
 
@@ -261,7 +271,7 @@ for number, seconds in ((100, 0.3), (8, 1)):
         full = sampler.wait_counts.no_room
         assert full > 0
         program.go()
-        program.told()
+        program.reported()
         totals = read(sampler)[program.process.pid]
         assert sampler.wait_counts.no_room == full
     assert totals.total_ns == pytest.approx(9e9, rel=0.1), "eight threads, and the one that joins"

@@ -87,11 +87,11 @@ def test_the_stream_recovers_from_a_step_within_twice_its_length(step, interval)
     while ran <= 2 * max(0, -step):
         host.run(interval * SECOND)
         ran += interval
-        told = stream.interval(host.boot - interval * SECOND, host.boot)
-    assert abs(told.end_unix_ns - host.unix) <= 1
+        converted = stream.interval(host.boot - interval * SECOND, host.boot)
+    assert abs(converted.end_unix_ns - host.unix) <= 1
     host.run(interval * SECOND)
-    told = stream.interval(host.boot - interval * SECOND, host.boot)
-    assert told.end_unix_ns - told.start_unix_ns == interval * SECOND
+    converted = stream.interval(host.boot - interval * SECOND, host.boot)
+    assert converted.end_unix_ns - converted.start_unix_ns == interval * SECOND
 
 
 @given(st.lists(st.integers(0, 10 * SECOND), max_size=20).map(sorted), st.integers(-9, 0))
@@ -100,6 +100,6 @@ def test_times_keep_order_and_distance_while_the_clock_is_not_set(times, step):
     clock = Clock(host)
     host.run(10 * SECOND + 1)
     interval = StreamClock(clock).interval(0, host.boot)
-    told = interval.to_unix_ns(times)
-    assert [one - told[0] for one in told] == [time - times[0] for time in times]
-    assert told == [clock.to_unix_ns(time) for time in times]
+    converted = interval.to_unix_ns(times)
+    assert [one - converted[0] for one in converted] == [time - times[0] for time in times]
+    assert converted == [clock.to_unix_ns(time) for time in times]

@@ -178,7 +178,7 @@ def test_the_account_of_each_kind_is_exact_in_any_order_of_events(events, script
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(SAMPLES, min_size=1, max_size=8), SCRIPT, BUGS, st.integers(0, 3))
-def test_a_receiver_is_told_the_losses_of_each_kind(windows, script, bugs, before):
+def test_a_receiver_gets_the_losses_of_each_kind(windows, script, bugs, before):
     """Whatever is lost, and whichever kinds the last windows have: the totals add up."""
     run, first, receiver = Run(), Receiver("first"), Receiver("second", script)
     reporter = Reporter([ExportQueue(first)], encoder=encoder(bugs))
@@ -195,14 +195,14 @@ def test_a_receiver_is_told_the_losses_of_each_kind(windows, script, bugs, befor
     for kind in KINDS:
         taken = run.taken[kind.name]
         if taken:
-            told = totals[kind.sample_type]
-            assert told.samples == told.taken == taken
-            assert arrived[kind.name] + sum(told.lost.values()) == taken
+            counts = totals[kind.sample_type]
+            assert counts.samples == counts.taken == taken
+            assert arrived[kind.name] + sum(counts.lost.values()) == taken
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(SAMPLES, min_size=1, max_size=4), st.lists(SAMPLES, min_size=1, max_size=4), SCRIPT)
-def test_losses_of_the_run_before_are_told_by_kind(before, after, script):
+def test_losses_of_the_previous_run_are_reported_by_kind(before, after, script):
     """Batches from the spool are not mixed with the samples of the run that delivers it."""
     with tempfile.TemporaryDirectory() as directory:
         earlier = Run()
@@ -225,11 +225,11 @@ def test_losses_of_the_run_before_are_told_by_kind(before, after, script):
             one = account.exporters[0].of_kind(kind.name)
             assert one.carried == carried.exporters[0].of_kind(kind.name).pending
             if run.taken[kind.name]:
-                told = totals[kind.sample_type]
-                assert told.samples == run.taken[kind.name]
-                assert told.earlier_lost == one.carried_lost
-                assert one.carried + told.samples == one.exported + sum(
-                    [*told.lost.values(), *told.earlier_lost.values()]
+                counts = totals[kind.sample_type]
+                assert counts.samples == run.taken[kind.name]
+                assert counts.earlier_lost == one.carried_lost
+                assert one.carried + counts.samples == one.exported + sum(
+                    [*counts.lost.values(), *counts.earlier_lost.values()]
                 )
 
 
@@ -263,6 +263,6 @@ def test_the_last_run_states_what_all_killed_ones_took_and_lost(runs):
                     counts[batch.payload] = batch.sample_counts[kind]
         totals = receiver.totals()
         for kind in KINDS:
-            told = totals[kind.sample_type]
-            lost = sum([*told.lost.values(), *told.earlier_lost.values()])
-            assert told.samples + told.earlier_samples == arrived[kind.name].total() + lost
+            counts = totals[kind.sample_type]
+            lost = sum([*counts.lost.values(), *counts.earlier_lost.values()])
+            assert counts.samples + counts.earlier_samples == arrived[kind.name].total() + lost

@@ -110,7 +110,7 @@ lossy_steps = st.lists(
 @given(lossy_steps, st.booleans())
 def test_lost_records_never_lead_to_a_wrong_name(choices, timed):
     """Whatever is lost, each name is right, and after a full reading nothing is missing."""
-    table, live, history, told = KsymbolTable(), {}, [], []
+    table, live, history, reported = KsymbolTable(), {}, [], []
     polled_ns, is_lost, first_loss_ns = 0, False, 1 << 62
     choices = [*choices, (0, 0, False, True, KsymbolAction.ALL_READ, 1)]
     for number, (slot, kind, lose, poll, reading, after) in enumerate(choices, 1):
@@ -128,23 +128,23 @@ def test_lost_records_never_lead_to_a_wrong_name(choices, timed):
             live[slot] = code
             change = KsymbolChange(time_ns, KsymbolAction.ADDED, (code,))
         is_lost |= lose
-        told += [] if lose else [change]
+        reported += [] if lose else [change]
         if not poll:
             continue
         now_ns = time_ns + STEP_NS * 7 // 10
         if is_lost:
             first_loss_ns = min(first_loss_ns, polled_ns)
-            told.insert(0, KsymbolChange(polled_ns, KsymbolAction.LOST, until_ns=now_ns))
+            reported.insert(0, KsymbolChange(polled_ns, KsymbolAction.LOST, until_ns=now_ns))
         if reading is not None:
             there = [
                 code if timed and code.kind is ModuleKind.BPF else code._replace(since_ns=0)
                 for code in live.values()
                 if code.kind is ModuleKind.BPF or reading is KsymbolAction.ALL_READ
             ]
-            told.append(KsymbolChange(now_ns + after, reading, tuple(there)))
-        for change in told:
+            reported.append(KsymbolChange(now_ns + after, reading, tuple(there)))
+        for change in reported:
             table.apply(change)
-        polled_ns, is_lost, told = now_ns, False, []
+        polled_ns, is_lost, reported = now_ns, False, []
     history += [(code, code.since_ns, 1 << 62) for code in live.values()]
     for number in range(len(choices) + 2):
         time_ns = number * STEP_NS + STEP_NS // 2

@@ -1,4 +1,4 @@
-"""Python frames among native ones: generated calls between C and Python, as both sides tell."""
+"""Python frames among native ones: generated calls between C and Python, as both report them."""
 
 from dataclasses import replace
 from itertools import pairwise

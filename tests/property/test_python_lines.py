@@ -1,4 +1,4 @@
-"""Lines of instructions: those that CPython itself tells, for the standard library's code.
+"""Lines of instructions: those that CPython itself reports, for the standard library's code.
 
 ``KPROFILER_PYTHON_FILES=100000`` reads all of its files.
 """
@@ -74,7 +74,7 @@ def test_any_bytes_give_lines_or_none(table, first):
     assert list(found.ends) == sorted(set(found.ends))
 
 
-def test_a_table_that_is_cut_off_tells_what_comes_before():
+def test_a_truncated_table_yields_what_comes_before_the_cut():
     code = compile(Path(__file__).read_text(), "a.py", "exec")
     whole = parse_line_table(code.co_linetable, 1)
     for size in random.Random(1).sample(range(len(code.co_linetable)), 50):

@@ -72,11 +72,11 @@ class Written:
     def expect(self, files):
         """Expected from the intact records: waiting batches, damaged and known samples by kind."""
         whole = [record for record in self.records if any(record[0] in data for data in files)]
-        told = [record[2] for record in whole]
-        settled = max((one.get("settled", 0) for one in told), default=0)
+        headers = [record[2] for record in whole]
+        settled = max((one.get("settled", 0) for one in headers), default=0)
         done, appended = (
             {
-                kind: max([one.get(key, {}).get(kind, 0) for one in told], default=0)
+                kind: max([one.get(key, {}).get(kind, 0) for one in headers], default=0)
                 for kind in KINDS
             }
             for key in ("done", "appended")

@@ -1,4 +1,4 @@
-"""What a service notes about its spans, its samples, and the comparison of both."""
+"""Records the spans and samples of a service, and compares both."""
 
 import bisect
 import contextlib
@@ -40,7 +40,7 @@ class Note(NamedTuple):
 
 
 class Truth:
-    """What the service itself knows, by thread. Thread-safe."""
+    """Spans as the service itself records them, by thread. Thread-safe."""
 
     def __init__(self):
         self.notes = {}

@@ -15,7 +15,7 @@ from tests.raw_forks import run_in_raw_child
 pytestmark = pytest.mark.system
 
 
-class Told(ForkAware):
+class Recording(ForkAware):
     def __init__(self, name, log):
         self.name, self.log = name, log
 
@@ -51,7 +51,7 @@ def fork(log):
 
 
 def test_hooks_run_in_order_and_in_reverse_before_the_fork(log):
-    restart, release = Told("restart", log), Told("release", log)
+    restart, release = Recording("restart", log), Recording("release", log)
     forks.register(ForkStep.RESTART, restart)
     forks.register(ForkStep.RELEASE, release)
     try:
@@ -64,7 +64,7 @@ def test_hooks_run_in_order_and_in_reverse_before_the_fork(log):
 
 
 def test_unregistered_and_collected_objects_are_not_called(log):
-    kept, collected = Told("unregistered", log), Told("collected", log)
+    kept, collected = Recording("unregistered", log), Recording("collected", log)
     forks.register(ForkStep.RENEW, kept)
     forks.register(ForkStep.RENEW, collected)
     forks.unregister(kept)
@@ -74,11 +74,11 @@ def test_unregistered_and_collected_objects_are_not_called(log):
 
 
 def test_a_failing_hook_is_logged_and_the_others_still_run(log, caplog):
-    class Failing(Told):
+    class Failing(Recording):
         def after_fork_in_parent(self):
             raise ValueError(self.name)
 
-    failing, other = Failing("failing", log), Told("other", log)
+    failing, other = Failing("failing", log), Recording("other", log)
     forks.register(ForkStep.RELEASE, failing)
     forks.register(ForkStep.RESTART, other)
     try:
@@ -123,7 +123,7 @@ def test_forks_of_two_threads_are_serialised(log):
 
 @pytest.fixture
 def registered(log):
-    members = [Told("restart", log), Told("release", log)]
+    members = [Recording("restart", log), Recording("release", log)]
     forks.register(ForkStep.RESTART, members[0])
     forks.register(ForkStep.RELEASE, members[1])
     yield
@@ -149,7 +149,7 @@ def test_a_child_of_cs_fork_catches_up_once(registered, log):
 @pytest.mark.parametrize("call", [forks.register, lambda _, one: forks.unregister(one)])
 def test_members_that_come_or_go_in_a_child_of_cs_fork_catch_up(registered, log, call):
     def child():
-        call(ForkStep.RENEW, Told("late", log))
+        call(ForkStep.RENEW, Recording("late", log))
         return log
 
     assert run_in_raw_child(child) == (str(IN_CHILD), 0)
@@ -183,7 +183,7 @@ def test_a_fork_that_ran_the_hooks_leaves_nothing_to_catch_up(registered, log):
 
 
 def test_threads_of_a_child_of_cs_fork_wait_until_one_has_caught_up(log):
-    class Slow(Told):
+    class Slow(Recording):
         def after_fork_in_child(self):
             threading.Event().wait(0.2)
             forks.catch_up()  # as what a hook calls may do

@@ -128,8 +128,8 @@ def test_each_kind_has_an_exact_account_up_to_the_receiver(recording, form):
     assert check_payload(batch.payload) == []
     (received,) = decode_windows(batch.payload)
     assert values(received) == EXPECTED
-    told = {one.kind: (one.taken, one.lost, one.totals.samples) for one in received.profiles}
-    assert told == {ON_CPU: (2, {}, 2), LOCK_WAIT: (7, {LossCause.RING_FULL: 4}, 3)}
+    totals = {one.kind: (one.taken, one.lost, one.totals.samples) for one in received.profiles}
+    assert totals == {ON_CPU: (2, {}, 2), LOCK_WAIT: (7, {LossCause.RING_FULL: 4}, 3)}
 
 
 def test_a_missing_sample_of_one_kind_is_not_made_up_for_by_another():

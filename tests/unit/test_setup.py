@@ -235,10 +235,10 @@ def test_options_of_the_script_are_checked(clone):
 
 def test_every_error_is_documented():
     texts = re.findall(r"""\bfail (['"])(.*?)\1""", (ROOT / "setup.sh").read_text())
-    told = "".join(re.findall(r"^\| (.*?) \|", PAGE, re.MULTILINE))
+    documented = "".join(re.findall(r"^\| (.*?) \|", PAGE, re.MULTILINE))
     assert len(texts) == 5
     for _, text in texts:
-        assert re.sub(r"\$\w+", "…", text) in told
+        assert re.sub(r"\$\w+", "…", text) in documented
 
 
 def test_the_commands_of_the_readme_are_those_of_the_set_up():

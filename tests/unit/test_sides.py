@@ -103,7 +103,7 @@ def test_frequent_addresses_of_two_raw_sides_are_kept_apart():
     ] == [[(frame.side, frame.address) for frame in stack.frames] for stack in stacks]
 
 
-def test_a_side_that_could_not_be_taken_is_told_apart_from_one_that_was_not_wanted():
+def test_a_side_that_could_not_be_taken_differs_from_one_that_was_not_wanted():
     failed = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (), StackStatus(-14))))
     unwanted = Stack((Side(KERNEL_SIDE, (VFS_READ,)),))
     first, second = sent(window_of(failed, unwanted)).profiles[0].resources[0].samples

@@ -33,7 +33,7 @@ MAX_TABLES_CACHED: Final = 1_024
 MAX_TABLE_BYTES_CACHED: Final = 4 * 1024 * 1024
 """Memory of line tables that are kept."""
 _TABLE_FACTOR: Final = 6
-"""Of a table and what it is parsed to: an entry of two bytes may be a run of eight."""
+"""Memory per byte of a table and its parsed form: two bytes may become a run of eight."""
 
 UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 

@@ -10,7 +10,7 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from otel_kprofiler.elf import (
@@ -81,7 +81,7 @@ class DebugFile(NamedTuple):
 
 
 class DebugFileFinder(Protocol):
-    """Finds debug files; others than those here fit into a :class:`FinderChain` too."""
+    """Finds debug files."""
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
         """Open and verify what may be the debug file, the best first; the caller closes each."""
@@ -156,18 +156,6 @@ class DebugLinkDirectories:
         for folder in (own, f"{own}/.debug", *below):
             path = f"{wanted.root}{folder}/{name}"
             yield from _open_same(self._files, path, wanted.build_id, crc)
-
-
-class FinderChain:
-    """Asks finders in their order."""
-
-    def __init__(self, finders: Iterable[DebugFileFinder]) -> None:
-        self._finders = tuple(finders)
-
-    def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields the results of the first finder, then of the others."""
-        for finder in self._finders:
-            yield from finder.find(wanted)
 
 
 def find_alternate(

@@ -30,7 +30,7 @@ _MAX_FAILURES: Final = 3
 
 
 class WorkerLimits(NamedTuple):
-    """What a worker may take.
+    """Limits of a worker.
 
     Attributes:
         memory_bytes: data; at most half of what the cgroup leaves.
@@ -51,7 +51,7 @@ DEFAULT_LIMITS: Final = WorkerLimits()
 class DrgnLines:
     """Source lines and inlined functions of one file. Thread-safe; one look-up at a time.
 
-    A look-up takes about 0.3 ms, but seconds at worst, so it is nothing for threads that sample. A
+    A look-up takes about 0.3 ms, but seconds at worst, so threads that sample must not call it. A
     worker that takes too long or ends is replaced, and after three such failures no more is known.
     Inlined functions have the names of the source, without namespaces and parameters. Files of
     split DWARF are read where the file says that they are, on this host.
@@ -156,7 +156,7 @@ class _Worker:
             raise LinesError(f"the DWARF cannot be read: {cause}")
 
     def has_ended(self) -> bool:
-        """Whether it has ended, as it does when it is not asked for a while."""
+        """Returns whether the worker has ended, as it does after a while without questions."""
         return self._child.poll() is not None
 
     def ask(self, svma: int) -> tuple[Line, ...]:

@@ -1,7 +1,7 @@
 """Answers questions for source lines with the library drgn: what a child process runs.
 
 Each line of standard input is an address (SVMA) in hexadecimal; each answer on standard output is
-a line of JSON: ``[[function, file, line], …]``, innermost first. Before that, a line tells why the
+a line of JSON: ``[[function, file, line], …]``, innermost first. Before that, a line says why the
 file cannot be read; it is empty if it can. The process ends when it has not been asked for a while.
 """
 
@@ -25,7 +25,7 @@ _PT_LOAD: Final = 1
 
 
 class Task(NamedTuple):
-    """What the process is started for.
+    """The task of the process.
 
     Attributes:
         idle_s: seconds after which it ends if it is not asked.
@@ -46,7 +46,7 @@ def main() -> None:
     limit_resources({})
     try:
         look_up = _open(task)
-    except Exception as error:  # noqa: BLE001 - a third party's, told to the parent
+    except Exception as error:  # noqa: BLE001 - a third party's, reported to the parent
         _answer(f"{type(error).__name__}: {error}"[:_SHOWN].replace("\n", " "))
         return
     _answer("")

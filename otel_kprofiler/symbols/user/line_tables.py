@@ -29,7 +29,7 @@ class LineTables:
         """Open the lines of a file, or of the debug file of it; the caller closes them.
 
         Look-ups take microseconds, but those of files whose DWARF is split or shared with others
-        block for longer: :class:`DrgnLines` tells.
+        block for longer: see :class:`DrgnLines`.
 
         Args:
             source: the file.

@@ -138,8 +138,8 @@ class _Words(dict[int, Frame]):
     def __init__(self, mappings: list[_Mapping], *, has_files: bool) -> None:
         super().__init__()
         # With too many, a frame without a mapping may have a file nevertheless.
-        is_told = has_files and len(mappings) < NO_MAPPING
-        outside = _Mapping(None, 0, Unresolved.NO_FILE if is_told else Unresolved.USER_ADDRESS)
+        is_complete = has_files and len(mappings) < NO_MAPPING
+        outside = _Mapping(None, 0, Unresolved.NO_FILE if is_complete else Unresolved.USER_ADDRESS)
         self._mappings = mappings + [outside] * (NO_MAPPING + 1 - len(mappings))
         self.pending = 0
 

@@ -29,9 +29,9 @@ _NONE: Final = (1 << 32) - 1
 _MAX_INLINED: Final = 1000
 """Functions at one address: a bound for damaged files, far above what compilers write."""
 _MAX_KEPT_CHARACTERS: Final = 2 << 20
-"""Of names and paths that are kept, of all files; a character takes up to four bytes."""
+"""Limit for the names and paths kept of all files; a character takes up to four bytes."""
 _ENTRY_CHARACTERS: Final = 200
-"""What an entry takes besides its text."""
+"""Overhead of an entry besides its text."""
 _MAX_STRING_BYTES: Final = 8192
 """Longer names and paths are cut: what is kept has a bound, whatever the file."""
 

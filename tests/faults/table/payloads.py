@@ -11,7 +11,6 @@ KINDS = {"samples": "on_cpu", "off_cpu": "off_cpu"}
 STREAM, EARLIER = "otel_kprofiler.stream.", "otel_kprofiler.earlier."
 EARLIER_LOST = EARLIER + "lost."
 EARLIER_SAMPLES = "otel_kprofiler.earlier.samples"
-OF_STORED = {"rejected", "retries_exhausted", "spool_full", "spool_aged", "spool_damaged"}
 IN_NO_WINDOW = ("ring_full", "self_profiled")
 CONTROL_FUNCTION = "answer_requests"
 

@@ -26,7 +26,7 @@ def read(path: Path) -> dict[str, dict]:
 
 
 def failures(row: dict) -> list[str]:
-    """What the row shows that must not be."""
+    """Yields what the row shows and must not show."""
     found = list(row["problems"])
     if row["difference"]:
         found.append(f"{row['difference']} samples without an account")

@@ -104,7 +104,7 @@ class Run(Programs):
 
     @property
     def log(self) -> str:
-        """What the agent has logged."""
+        """Returns the log of the agent."""
         return (self.directory / "log").read_text(errors="replace")
 
     @property
@@ -241,7 +241,7 @@ class Run(Programs):
         }  # fmt: skip
 
     def _compare(self, kind, exporter, got) -> dict:
-        """Of one kind of samples and exporter: counts, and samples without an account.
+        """Returns counts of an exporter for a kind of samples, and samples without an account.
 
         Samples are compared by the printed accounts, and by those in the data if none are left. The
         end of a stream may have been destroyed in the spool between two runs, or its receiver may

@@ -1,1 +1,1 @@
-"""What the tests inside a guest share; importable on the host, usable only in the guest."""
+"""Helpers for tests inside a guest; importable on the host, usable only in the guest."""

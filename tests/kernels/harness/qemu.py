@@ -148,7 +148,7 @@ def run_guest(
 def _job(
     kernel: KernelFiles, boot: Boot, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> str:
-    """Shell script that tells the guest what to run."""
+    """Shell script with the commands for the guest."""
     variables = {
         **environment,
         "OTEL_KPROFILER_GUEST": f"{kernel.name} {boot.name}",

@@ -1,6 +1,6 @@
 """Generated call chains whose stacks are known: each function is called at one place only.
 
-A function stores a mark when it begins and another one when it ends, so a mark tells which
+A function stores a mark when it begins and another one when it ends, so a mark shows which
 functions may be on top. Runs in every version of CPython that is tested; imports nothing else.
 """
 
@@ -14,7 +14,7 @@ STYLES = (
 )  # fmt: skip
 """How a function calls the next one: half of the time directly, as most programs do."""
 GREENLET = "greenlet"
-"""Likewise, where that package is installed; the callee's stack ends with itself."""
+"""Links that need greenlet; the callee's stack ends with itself."""
 END = "nothing is below"
 THREADS, PER_THREAD = 4, 6
 _DEPTHS = (1, 2, 3, 5, 8, 12, 20, 40, 55)
@@ -162,7 +162,7 @@ class Chains:
         return qualname, calling
 
     def _add_work(self, qualname, function, indent, marks):
-        """What a function does between its marks; the line that calls, the last one of a leaf."""
+        """Body of a function between its marks; the line of its call, or a leaf's last line."""
         if function.style is None and not function.leaf:
             lines = [self._emit(indent + text.format(**vars(marks))) for text in _STEPS]
             first, second = {marks.begin}, {marks.step}

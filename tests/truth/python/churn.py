@@ -65,9 +65,9 @@ def expected(mark):
     return "f", first, first + 2
 
 
-def work(make_next, serial, told, ready, stop):
+def work(make_next, serial, reports, ready, stop):
     m, r = array.array("Q", [0, 0]), range(10_000)
-    told.append([threading.get_native_id(), m.buffer_info()[0], []])
+    reports.append([threading.get_native_id(), m.buffer_info()[0], []])
     ready.wait()
     while not stop.is_set():
         serial += 2
@@ -78,17 +78,17 @@ def work(make_next, serial, told, ready, stop):
 
 
 def main():
-    told, ready, stop = [], threading.Barrier(5), threading.Event()
+    reports, ready, stop = [], threading.Barrier(5), threading.Event()
     threads = [
-        threading.Thread(target=work, args=(make_next, serial, told, ready, stop))
+        threading.Thread(target=work, args=(make_next, serial, reports, ready, stop))
         for make_next in (named, lined)
         for serial in (1, 2)
     ]
     for thread in threads:
         thread.start()
-    while len(told) < len(threads):
+    while len(reports) < len(threads):
         stop.wait(0.01)
-    print(json.dumps({"pid": os.getpid(), "threads": told}), flush=True)
+    print(json.dumps({"pid": os.getpid(), "threads": reports}), flush=True)
     ready.wait()
     sys.stdin.read()
     stop.set()

@@ -74,21 +74,21 @@ def running(
 ) -> Iterator[Target]:
     """Run the program, or a copy, with an interpreter; `wrapper` comes before the command."""
     arguments = [str(program), str(SEED), ",".join(styles)]
-    with _started([*wrapper, str(python.command), *arguments], options) as (process, told):
-        judge = Judge(Chains(SEED, styles), told["threads"][0][2])
-        yield _make_target(process, told, judge)
+    with _started([*wrapper, str(python.command), *arguments], options) as (process, started):
+        judge = Judge(Chains(SEED, styles), started["threads"][0][2])
+        yield _make_target(process, started, judge)
 
 
 @contextlib.contextmanager
 def churning(python: Python) -> Iterator[Target]:
     """Run churn.py."""
-    with _started([str(python.command), str(CHURN)], {}) as (process, told):
-        yield _make_target(process, told, ChurnJudge())
+    with _started([str(python.command), str(CHURN)], {}) as (process, started):
+        yield _make_target(process, started, ChurnJudge())
 
 
-def _make_target(process: subprocess.Popen[str], told: Any, judge: AnyJudge) -> Target:
-    pid, tids = find_outer_ids(process.pid, told["pid"])
-    return Target(process, {tids[inner]: at for inner, at, _ in told["threads"]}, judge, pid)
+def _make_target(process: subprocess.Popen[str], started: Any, judge: AnyJudge) -> Target:
+    pid, tids = find_outer_ids(process.pid, started["pid"])
+    return Target(process, {tids[inner]: at for inner, at, _ in started["threads"]}, judge, pid)
 
 
 @contextlib.contextmanager

@@ -31,10 +31,10 @@ def functions_below(frame):
         frame = frame.f_back
 
 
-def work(functions, told, ready, stop):
+def work(functions, reports, ready, stop):
     m, n = array.array("Q", [0, 0]), Things()
     below = list(functions_below(sys._getframe()))
-    told.append([threading.get_native_id(), m.buffer_info()[0], below])
+    reports.append([threading.get_native_id(), m.buffer_info()[0], below])
     ready.wait()
     while not stop.is_set():
         for function in functions:
@@ -45,17 +45,17 @@ def main():
     program = chains.Chains(int(sys.argv[1]), sys.argv[2].split(","))
     names = {}
     exec(compile(program.source, "chains.py", "exec"), names)
-    told, ready, stop = [], threading.Barrier(chains.THREADS + 1), threading.Event()
+    reports, ready, stop = [], threading.Barrier(chains.THREADS + 1), threading.Event()
     threads = [
-        threading.Thread(target=work, args=([names[one] for one in roots], told, ready, stop))
+        threading.Thread(target=work, args=([names[one] for one in roots], reports, ready, stop))
         for roots in program.roots.values()
     ]
     for thread in threads:
         thread.start()
-    while len(told) < chains.THREADS:
+    while len(reports) < chains.THREADS:
         stop.wait(0.01)
     sys.setswitchinterval(0.001)
-    print(json.dumps({"pid": os.getpid(), "threads": told}), flush=True)
+    print(json.dumps({"pid": os.getpid(), "threads": reports}), flush=True)
     ready.wait()
     sys.stdin.read()
     stop.set()

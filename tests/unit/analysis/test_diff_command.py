@@ -106,7 +106,7 @@ def test_two_times_of_one_profile(tmp_path):
 
 
 @pytest.mark.parametrize(("limit", "status"), [("39", 1), ("41", 0)])
-def test_the_exit_status_tells_of_gains_above_a_limit(files, limit, status):
+def test_the_exit_status_shows_gains_above_a_limit(files, limit, status):
     assert run(*files, "--fail-above", limit).exit_code == status
 
 
@@ -162,7 +162,7 @@ def test_a_page_of_two_times_has_only_these(files, tmp_path):
     assert "5.0 s from 2020-09-13 12:26:40 UTC · 10.0 s from" in found["summary"]
 
 
-def test_a_page_replaces_a_file_only_if_told_to(files, tmp_path):
+def test_a_page_replaces_a_file_only_with_force(files, tmp_path):
     path = tmp_path / "change.html"
     path.write_text("mine")
     assert "already exists" in str(run("-o", str(path), *files).exception)

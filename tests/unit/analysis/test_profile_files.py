@@ -57,13 +57,13 @@ def window(number=0):
     return Window(times[0], times[0] + 10**9, [profile])
 
 
-def read(tmp_path, content, told=()):
-    """Windows of a file with this content, about which these sentences are told."""
+def read(tmp_path, content, expected=()):
+    """Windows of a file with this content, which is reported with these sentences."""
     path = tmp_path / "no suffix"
     path.write_bytes(content)
     said = []
     found = read_profile_file(str(path), said.append)
-    assert [text.removeprefix(f"{path}: ").partition(":")[0] for text in said] == list(told)
+    assert [text.removeprefix(f"{path}: ").partition(":")[0] for text in said] == list(expected)
     return found
 
 
@@ -124,9 +124,9 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_messages_that_are_whole_count_and_the_others_are_said(tmp_path, damage):
-    change, told = DAMAGES[damage]
+    change, expected = DAMAGES[damage]
     data = change(WRITE["otlp"]([window(0), window(1), window(2)]))
-    counted = load_samples(read(tmp_path, data, [told])).count
+    counted = load_samples(read(tmp_path, data, [expected])).count
     assert counted == (12 if damage == "cut length" else 8)
 
 
@@ -137,13 +137,13 @@ def test_a_cut_line_of_json_is_left_out(tmp_path):
 
 def test_the_whole_messages_of_a_cut_gzip_file_count(tmp_path):
     parts = [gzip.compress(WRITE["otlp-json"]([window(number)])) for number in (0, 1)]
-    told = ["the end of the compressed data is missing", "left out what is damaged"]
-    found = read(tmp_path, (parts[0] + parts[1])[:-40], told)
+    expected = ["the end of the compressed data is missing", "left out what is damaged"]
+    found = read(tmp_path, (parts[0] + parts[1])[:-40], expected)
     assert load_samples(found).count == 4
 
 
 @pytest.mark.parametrize(
-    ("pack", "status", "told"),
+    ("pack", "status", "expected"),
     [
         (gzip.compress, 0, "ok"),
         (lambda data: gzip.compress(b"") + gzip.compress(data), 0, "ok"),
@@ -151,15 +151,15 @@ def test_the_whole_messages_of_a_cut_gzip_file_count(tmp_path):
         (lambda data: gzip.compress(b"no profiles"), 1, "not a protobuf message"),
     ],
 )
-def test_check_unpacks(pack, status, told, tmp_path):
+def test_check_unpacks(pack, status, expected, tmp_path):
     path = tmp_path / "packed"
     path.write_bytes(pack(WRITE["otlp"]([window()])))
     done = CliRunner().invoke(check.command, [str(path)])
-    assert (done.exit_code, told in done.output) == (status, True), done.output
+    assert (done.exit_code, expected in done.output) == (status, True), done.output
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (b"", "the file is empty"),
         (b"\n \n", "the file is empty"),
@@ -172,12 +172,12 @@ def test_check_unpacks(pack, status, told, tmp_path):
         (b"\x1f\x8b\x08", "the file is empty"),
     ],
 )
-def test_other_files_are_refused_with_a_fix(tmp_path, content, told):
+def test_other_files_are_refused_with_a_fix(tmp_path, content, expected):
     path = tmp_path / "other"
     path.write_bytes(content)
     with pytest.raises(PayloadError) as refused:
         read_profile_file(str(path), lambda problem: None)
-    assert refused.value.message.startswith(f"{path}: {told}")
+    assert refused.value.message.startswith(f"{path}: {expected}")
     assert refused.value.hint
 
 

@@ -301,7 +301,7 @@ def test_several_windows_are_written_to_one_file(profile, tmp_path, suffix):
     assert rows("--by", "syscall", tmp_path / f"merged.{suffix}")["read"][0] == 6 * SECOND
 
 
-def test_narrow_terminals_still_tell_the_module(profile, monkeypatch):
+def test_narrow_terminals_still_show_the_module(profile, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.cli.report.terminal_width", lambda: 60)
     assert report("-n", 1, profile).splitlines()[1].split()[-2:] == ["module", "function"]
 
@@ -320,7 +320,7 @@ def test_lines_fit_the_terminal(profile, width, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "cause"),
     [
         (b"", "the file is empty"),
         (b"not a profile\n", "not a protobuf message of OTLP profiles"),
@@ -328,22 +328,22 @@ def test_lines_fit_the_terminal(profile, width, monkeypatch):
         (b"{}\n", "no profiles in the file"),
     ],
 )
-def test_what_is_no_profile_is_said_with_a_fix(tmp_path, capsys, content, told):
+def test_what_is_no_profile_is_said_with_a_fix(tmp_path, capsys, content, cause):
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(SystemExit) as stop:
         main(["report", str(path)])
     assert stop.value.code == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {path}: {told}")
+    assert error.startswith(f"error: {path}: {cause}")
     assert "\nfix: " in error
 
 
-@pytest.mark.parametrize(("name", "told"), [("gone", "No such file"), (".", "Is a directory")])
-def test_unreadable_files_are_said_without_a_traceback(tmp_path, capsys, name, told):
+@pytest.mark.parametrize(("name", "cause"), [("gone", "No such file"), (".", "Is a directory")])
+def test_unreadable_files_are_said_without_a_traceback(tmp_path, capsys, name, cause):
     with pytest.raises(SystemExit):
         main(["report", str(tmp_path / name)])
-    assert f"error: cannot read {tmp_path / name}: {told}" in capsys.readouterr().err
+    assert f"error: cannot read {tmp_path / name}: {cause}" in capsys.readouterr().err
 
 
 @pytest.mark.system

@@ -84,7 +84,7 @@ TOTALS = (
 )
 
 
-def test_waits_by_cause_leave_out_the_idle_ones_but_tell_of_them(profile):
+def test_waits_by_cause_leave_out_idle_ones_but_count_them(profile):
     assert report("--by", "cause", profile).output.splitlines() == [
         "off_cpu: 4 samples, 11.0 ms, 0.0 s from 2020-09-13 12:26:40 UTC, 0 lost",
         TOTALS,
@@ -144,7 +144,7 @@ def test_what_runs_is_no_part_of_causes(profile, tmp_path):
     assert [kind["kind"] for kind in kinds] == ["on_cpu"]
 
 
-def test_only_idle_waits_are_told_of_without_a_table(profile):
+def test_idle_waits_alone_are_reported_without_a_table(profile):
     lines = report("--function", "do_sys_poll", profile).output.splitlines()
     assert lines[0].startswith("off_cpu: 0 samples, 0.0 ms")
     assert lines[1:] == [

@@ -120,7 +120,7 @@ def asynchronous(tmp_path):
     )  # fmt: skip
 
 
-def test_parts_of_asynchronous_spans_tell_what_else_the_thread_did(asynchronous):
+def test_parts_of_asynchronous_spans_show_what_else_the_thread_did(asynchronous):
     assert parts("--span", A.span_id.hex(), asynchronous) == {
         "user code": 3, "other tasks": 3 + 1 + 4, "event loop waited": 10,
         "other spans of the trace": 2,

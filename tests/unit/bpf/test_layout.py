@@ -120,7 +120,7 @@ def test_a_python_stack_that_contradicts_itself_is_refused():
 
 
 @pytest.mark.parametrize("end", StackEnd)
-def test_a_user_stack_tells_why_it_ends(end):
+def test_a_user_stack_records_why_it_ends(end):
     stack = pack_user_stack(end, [(3, None, FrameSource.REGISTERS)])
     status = parse(pack(user=len(stack)) + stack).sides[-1].status
     assert (status == STACK_OK) == (end is StackEnd.COMPLETE)

@@ -1,4 +1,4 @@
-"""Options of commands that sample: what the sampler is told of waits."""
+"""Options of commands that sample: what the sampler learns about waits."""
 
 import pytest
 from click.testing import CliRunner

@@ -341,7 +341,7 @@ def test_an_empty_screen_says_so_and_takes_all_keys():
         assert screen(state, shown)[2] == "no BPF program ran"
 
 
-def test_losses_are_told_by_cause_and_stay_on_narrow_screens():
+def test_losses_are_shown_by_cause_and_stay_on_narrow_screens():
     shown = filled(window(0, lost=12)).shown()
     assert "lost 12 ring_full" in screen(TopState(), shown)[0]
     state = TopState()

@@ -71,7 +71,7 @@ def test_frames_without_a_name_are_not_inlined():
     assert not any(frame.lines for frame in found.frames)
 
 
-def test_names_that_tell_why_there_is_none_are_none():
+def test_placeholders_with_a_reason_are_not_names():
     found = stack(
         (0x20, "program+0x20 [no_name]", "", 0, "program"),
         (0x20, "program+0x20 [no_name]", "", 0, "program"),

@@ -64,7 +64,7 @@ def test_what_the_sampler_gets(line, expected):
         ("off_cpu: 7", "off_cpu"),
     ],
 )
-def test_mistakes_are_told(line, message):
+def test_mistakes_are_reported(line, message):
     with pytest.raises(ConfigError) as caught:
         load(line)
     (problem,) = caught.value.problems

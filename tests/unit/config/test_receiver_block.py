@@ -84,9 +84,9 @@ def test_all_unsupported_keys_are_reported_at_once_with_reasons():
     everything = {key: value for key, (value, *_) in HONOURED.items()} | REFUSED
     with pytest.raises(ConfigError) as caught:
         load(everything)
-    told = {problem.key.rpartition(".")[2]: problem for problem in caught.value.problems}
-    assert sorted(told) == sorted(REFUSED)
-    for problem in told.values():
+    refused = {problem.key.rpartition(".")[2]: problem for problem in caught.value.problems}
+    assert sorted(refused) == sorted(REFUSED)
+    for problem in refused.values():
         reason = problem.message.removeprefix("not available: ")
         assert reason != problem.message
         assert len(reason) > 15

@@ -253,7 +253,7 @@ def test_nothing_is_kept_if_all_arrived(grpc_receiver, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_partial_success_is_told_in_the_words_of_the_receiver(grpc_receiver, tmp_path):
+def test_partial_success_is_reported_in_the_words_of_the_receiver(grpc_receiver, tmp_path):
     from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as pb
 
     response = pb.ExportProfilesServiceResponse()
@@ -269,4 +269,4 @@ def test_partial_success_is_told_in_the_words_of_the_receiver(grpc_receiver, tmp
     )
     with pytest.raises(ExportError, match=r"3 of 6 samples did not arrive.*one is too old"):
         sending.check()
-    assert list(tmp_path.iterdir()) == [], "it cannot be told which arrived"
+    assert list(tmp_path.iterdir()) == [], "unknown which arrived"

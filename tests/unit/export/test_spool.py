@@ -393,9 +393,9 @@ def test_intact_but_invalid_records_are_skipped(tmp_path, kind, body):
     stored.append(spool.append(numbered(2)))
     spool.close()
     again = Spool(str(tmp_path))
-    told = kind in (Kind.MARK, Kind.CLOSE) and b"color" in body
-    assert [one.samples for one in again.waiting] == [one.samples for one in stored[told:]]
-    assert again.damaged == (stored[0].samples if told else {})
+    is_record = kind in (Kind.MARK, Kind.CLOSE) and b"color" in body
+    assert [one.samples for one in again.waiting] == [one.samples for one in stored[is_record:]]
+    assert again.damaged == (stored[0].samples if is_record else {})
     assert again.unknown_since_unix_ns == 0
     again.append(numbered(3))
     again.close()

@@ -68,7 +68,7 @@ def test_functions_lines_and_start_lines_come_back_from_otlp(form):
     assert own.frames == WHOLE.sides[1].frames
 
 
-def test_functions_of_one_name_are_told_apart_by_their_start():
+def test_functions_of_one_name_are_distinguished_by_their_start():
     stacks = [stack_of(python("get", 9, start)) for start in (1, 5, 9)]
     samples = sent(*stacks).profiles[0].resources[0].samples
     assert [sample.stack.frames[1].lines[0].start_line for sample in samples] == [1, 5, 9]

@@ -26,7 +26,7 @@ def test_no_name_moves_the_cursor_or_hides_a_line(hostile):
     assert "\\xff" in folded(hostile)
 
 
-def test_folded_by_thread_tells_threads_apart(windows):
+def test_folded_by_thread_distinguishes_threads(windows):
     lines = folded(windows, threads=True).splitlines()
     assert f"dd;helper/71;{DEEP} 1" in lines
     assert f"dd;dd/7;{DEEP} 5" in lines

@@ -94,8 +94,8 @@ def test_files_without_the_symbols_are_refused(own_file):
     assert refusal(content) is Refusal.NO_SYMBOLS
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="_PyRuntime itself tells the version")
-def test_files_that_do_not_tell_their_version_are_refused(own_file):
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="_PyRuntime itself has the version")
+def test_files_without_a_version_are_refused(own_file):
     content = renamed(own_file, b"\0Py_Version\0", b"\0Xy_Version\0")
     assert refusal(content) is Refusal.UNKNOWN_VERSION
 

@@ -1,4 +1,4 @@
-"""Which processes are registered, by what they have mapped and by what events tell of them."""
+"""Which processes are registered, by what they have mapped and by the events about them."""
 
 import mmap
 import os

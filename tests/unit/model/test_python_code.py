@@ -1,4 +1,4 @@
-"""Descriptions of code objects: bounded, and told to be dropped."""
+"""Descriptions of code objects: bounded, and reported when they are to be dropped."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_one_that_exceeds_the_limit_is_dropped_at_once(table):
     assert dropped == [code(1, table)]
 
 
-def test_the_owner_may_ask_while_it_is_told():
+def test_the_owner_may_ask_during_the_callback():
     codes = KnownCodes(max_bytes=1, on_dropped=lambda one: codes.get(one.id) or list(codes))
     codes.add(code(1))
     assert codes.dropped == 1

@@ -122,7 +122,7 @@ def test_preempted_threads_want_a_cpu():
     assert find_cause(WaitState.RUNNABLE, captured("preempted")) is WaitCause.RUN_QUEUE
 
 
-def test_since_6_18_throttled_threads_are_told_by_their_stack():
+def test_since_6_18_throttled_threads_are_identified_by_their_stack():
     kernel = ["schedule", "throttle_cfs_rq_work", "task_work_run", "exit_to_user_mode_loop"]
     assert find_cause(WaitState.RUNNABLE, kernel) is WaitCause.THROTTLED
 

@@ -155,7 +155,7 @@ def peer_message():
     return message
 
 
-def test_what_a_payload_of_another_producer_tells_about_a_location():
+def test_locations_of_a_payload_of_another_producer():
     seen = []
 
     def find(wanted):

@@ -71,7 +71,7 @@ class Source:
 
 
 class Symbols:
-    """Gives each sample the stack that is told for its thread."""
+    """Gives each sample the stack set for its thread."""
 
     def __init__(self):
         self.stacks = {}

@@ -60,7 +60,7 @@ def count_samples(window):
 
 
 def labels_of(payload):
-    """Of each profile in a request what Pyroscope tells profiles apart by."""
+    """Returns what Pyroscope identifies each profile of a request by."""
     request = ExportProfilesServiceRequest.FromString(payload)
     strings = request.dictionary.string_table
     return [
@@ -142,7 +142,7 @@ OF_CONTAINER = {
         (Grain.HOST, {*COMMON}),
     ],
 )
-def test_a_coarser_resource_tells_less_and_nothing_else(grain, kept):
+def test_a_coarser_resource_has_fewer_attributes_and_no_others(grain, kept):
     assert grain.select(PROCESS, COMMON) == {key: PROCESS[key] for key in kept}
 
 

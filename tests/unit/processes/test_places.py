@@ -133,7 +133,7 @@ def test_in_a_namespace_other_containers_are_found_by_their_relative_path(host):
     assert places.read(6) == {}  # of the host's systemd, or of another container's
 
 
-def test_in_a_namespace_the_own_container_is_told_by_its_mounts(host):
+def test_in_a_namespace_mounts_identify_our_container(host):
     host.link("cgroup:[4026532999]")
     host("/proc/5/cgroup", "0::/\n")
     host("/proc/6/cgroup", "0::/../..\n")
@@ -144,14 +144,14 @@ def test_in_a_namespace_the_own_container_is_told_by_its_mounts(host):
     assert places.read(6) == {}
 
 
-def test_in_a_namespace_of_a_pod_its_mounts_tell_the_pod(host):
+def test_in_a_namespace_of_a_pod_its_mounts_identify_the_pod(host):
     host.link("cgroup:[4026532999]")
     host("/proc/5/cgroup", "0::/\n")
     host("/proc/self/mountinfo", mount(UID, "cart"))
     assert host.places().read(5) == {"k8s.pod.uid": UID, "k8s.container.name": "cart"}
 
 
-def test_in_a_namespace_the_hosts_hierarchy_tells_most(host):
+def test_in_a_namespace_the_hosts_hierarchy_identifies_most(host):
     host.link("cgroup:[4026532999]")
     host("/proc/2/stat", KTHREAD)
     host("/proc/2/cgroup", "0::/../../..\n")
@@ -160,7 +160,7 @@ def test_in_a_namespace_the_hosts_hierarchy_tells_most(host):
     assert host.places().read(5, own) == {"container.id": ID, "k8s.pod.uid": UID}
 
 
-def test_in_a_namespace_a_part_of_the_hierarchy_does_not_tell_units(host):
+def test_in_a_namespace_a_part_of_the_hierarchy_does_not_identify_units(host):
     host.link("cgroup:[4026532999]")
     host("/proc/2/stat", KTHREAD)
     host("/proc/2/cgroup", "0::/../..\n")

@@ -132,11 +132,11 @@ def test_totals_of_waits_come_once_after_all_samples(tmp_path, tree):
         assert recording.facts.waits == waits
         sampler = ReplaySampler(recording)
         assert sampler.wait_threshold_ns == 2_000
-        told = []
+        sums = []
         while not sampler.exhausted:
-            told.append(sampler.read_waits())
+            sums.append(sampler.read_waits())
             sampler.drain()
-        assert told == [{}, {}]
+        assert sums == [{}, {}]
         ended = {process: one._replace(has_ended=True) for process, one in waits.items()}
         assert [sampler.read_waits(), sampler.read_waits()] == [ended, {}]
 

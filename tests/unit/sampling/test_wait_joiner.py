@@ -102,7 +102,7 @@ def test_a_begin_is_that_of_its_own_wait():
     assert one.stacks == (b"12345678",)
 
 
-def test_waits_that_go_on_are_told_once():
+def test_ongoing_waits_are_reported_once():
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
     (first,) = joiner.sample_lasting([thread(1000)], 1300, 77, 1)
@@ -126,7 +126,7 @@ def test_waits_that_go_on_are_told_once():
         thread(1000, tid=8),
     ],
 )
-def test_other_waits_are_not_told(asleep):
+def test_other_waits_are_not_reported(asleep):
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
     assert joiner.sample_lasting([asleep], 1300, 77, 1) == []
@@ -143,11 +143,11 @@ def test_threads_that_ended_are_forgotten():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_course_of_waits_is_told_exactly(seed):
+def test_any_course_of_waits_is_reported_exactly(seed):
     """Against a plain account of each wait: its duration, or the threshold if it is shorter."""
     rng = random.Random(seed)
     joiner, now = WaitJoiner(), 1000
-    waiting, expected, told, kept, taken = {}, {}, defaultdict(int), 0, 0
+    waiting, expected, reported, kept, taken = {}, {}, defaultdict(int), 0, 0
     for _ in range(3000):
         now += rng.randrange(1, 60)
         tid = rng.randrange(10)
@@ -180,16 +180,18 @@ def test_any_course_of_waits_is_told_exactly(seed):
             for one in found:
                 since, _, threshold = waiting[one.tid]
                 assert now - since >= threshold
-                told[one.tid, since] += one.value
+                reported[one.tid, since] += one.value
         for one in joiner.join(records):
-            told[one.tid, one.wait.start_ns - BOOT] += one.value
+            reported[one.tid, one.wait.start_ns - BOOT] += one.value
             kept += 1
         kept += len(found)
     going_on = {
-        (tid, since): now - since for tid, (since, *_) in waiting.items() if (tid, since) in told
+        (tid, since): now - since
+        for tid, (since, *_) in waiting.items()
+        if (tid, since) in reported
     }
-    assert {key: value for key, value in told.items() if key not in going_on} == expected
-    assert all(told[key] <= passed for key, passed in going_on.items())
+    assert {key: value for key, value in reported.items() if key not in going_on} == expected
+    assert all(reported[key] <= passed for key, passed in going_on.items())
     assert kept == taken + joiner.added
 
 

@@ -20,7 +20,7 @@ def thread(number=1, by_state=(0,) * 5, *, since=0, woken=0, waits=0, tgid=100, 
     return WaitThread(number, 5, since, woken, by_state, waits, 0, tgid, tgid, state, epoch, 0, 0)
 
 
-def test_each_reading_tells_what_is_new():
+def test_each_reading_returns_what_is_new():
     sums = WaitSums()
     first = sums.read([thread(by_state=(1, 2, 3, 4, 5), waits=2)], 100, 1)
     assert first == {KEY: WaitTotals((1, 2, 3, 4, 5), 2)}
@@ -70,7 +70,7 @@ def test_a_thread_that_ends_leaves_the_rest():
 def test_readings_add_up_to_what_the_threads_have():
     """In any order of readings, ends and waits, against the sums of all threads."""
     rng = random.Random(7)
-    sums, told, expected = WaitSums(), Counter(), Counter()
+    sums, reported, expected = WaitSums(), Counter(), Counter()
     living, now, number = {}, 1000, 0
     for _ in range(2000):
         now += rng.randrange(1, 50)
@@ -89,11 +89,11 @@ def test_readings_add_up_to_what_the_threads_have():
         if rng.random() < 0.1:
             threads = [thread(n, tuple(s), waits=w[0]) for n, (s, w) in living.items()]
             for totals in sums.read(threads, now, 1).values():
-                told.update(dict(enumerate(totals.by_state)))
+                reported.update(dict(enumerate(totals.by_state)))
     threads = [thread(n, tuple(s), waits=w[0]) for n, (s, w) in living.items()]
     for totals in sums.read(threads, now, 1).values():
-        told.update(dict(enumerate(totals.by_state)))
-    assert told == expected
+        reported.update(dict(enumerate(totals.by_state)))
+    assert reported == expected
 
 
 class Files:
@@ -121,7 +121,7 @@ def test_there_is_room_for_four_times_as_many_threads(text, room):
     assert entries == {"buckets": room // 16, "threads": room, "wait_lines": 4}
 
 
-def test_hosts_that_cannot_follow_waits_are_told_why():
+def test_hosts_that_cannot_follow_waits_get_the_reason():
     def no_types():
         raise FileNotFoundError
 

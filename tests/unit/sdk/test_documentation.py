@@ -13,19 +13,19 @@ from otel_kprofiler.sdk.schema import Settings, read_settings
 PAGE_PATH = Path(__file__).parents[3] / "docs/embedding.md"
 PAGE = PAGE_PATH.read_text()
 WITHOUT_DEFAULT = {"OTEL_KPROFILER_FILE", "OTEL_KPROFILER_BAGGAGE_KEYS"}
-TOLD = dict(re.findall(r"^\| `(OTEL_\w+)` \| (?:`(.+?)`)?", PAGE, re.MULTILINE))
+DOCUMENTED = dict(re.findall(r"^\| `(OTEL_\w+)` \| (?:`(.+?)`)?", PAGE, re.MULTILINE))
 
 
 def test_every_variable_and_setting_is_documented():
     variables = {name for name in vars(environment_variables) if name.startswith("OTEL_")}
     own = Settings.model_fields.keys() - Receiver.model_fields.keys()
-    assert {f"OTEL_KPROFILER_{name.upper()}" for name in own} <= TOLD.keys() == variables
+    assert {f"OTEL_KPROFILER_{name.upper()}" for name in own} <= DOCUMENTED.keys() == variables
 
 
 def test_the_documented_defaults_are_right():
     settings = {
         name: text
-        for name, text in TOLD.items()
+        for name, text in DOCUMENTED.items()
         if name.startswith("OTEL_KPROFILER_") and name not in WITHOUT_DEFAULT
     }
     assert all(settings.values())

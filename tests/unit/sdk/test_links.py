@@ -428,7 +428,7 @@ def test_a_forked_child_has_no_hooks_and_the_parent_keeps_its_links(slots, links
 
 
 def hold_a_span(leave, spans):
-    """Stay in a span until told to leave, then start another one outside it."""
+    """Stay in a span until asked to leave, then start another one outside it."""
     with TRACER.start_as_current_span("long") as span:
         spans.put(span)
         leave.wait()

@@ -135,17 +135,17 @@ def test_a_reader_never_sees_a_torn_update():
 
 def test_a_child_republishes_with_its_own_instance_id():
     publish_process_context({"service.name": "a", "service.instance.id": "parent"})
-    told, tell = os.pipe()
+    receive, send = os.pipe()
     pid = os.fork()
     if not pid:
-        os.write(tell, b"x")
+        os.write(send, b"x")
         time.sleep(60)
         os._exit(0)
-    os.read(told, 1)
+    os.read(receive, 1)
     context = read_process_context(pid)
     os.kill(pid, 9)
     _, status = os.waitpid(pid, 0)
-    for fd in (told, tell):
+    for fd in (receive, send):
         os.close(fd)
     assert status == 9  # not a segmentation fault
     assert context.resource["service.name"] == "a"

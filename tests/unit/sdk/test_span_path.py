@@ -118,7 +118,7 @@ def make_equal(key):
 
 
 @pytest.mark.parametrize("others", [0, 40])
-def test_variables_whose_hashes_are_equal_are_told_apart(path, others):
+def test_variables_whose_hashes_are_equal_are_distinguished(path, others):
     equal = make_equal(VARIABLE)
     filling = [contextvars.ContextVar(str(number)) for number in range(others)]
 

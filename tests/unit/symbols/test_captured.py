@@ -100,11 +100,11 @@ def test_a_mistyped_path_is_an_error(tmp_path, copies, symbolize, what):
     with pytest.raises(NotADirectoryError if what == "sys_module" else IsADirectoryError):
         KernelSymbolizer.from_files(**{**copies, what: wrong})
     if what != "version":
-        status, _, told = symbolize(*options({**copies, what: missing}), "vfs_read")
+        status, _, notes = symbolize(*options({**copies, what: missing}), "vfs_read")
         assert status == 3
-        assert f"cannot read {missing}: No such file" in told.replace("\n", "")
-        told = symbolize(*options({**copies, what: wrong}), "vfs_read")[2]
-        assert ("give the copied file itself" in told) is (what != "sys_module")
+        assert f"cannot read {missing}: No such file" in notes.replace("\n", "")
+        notes = symbolize(*options({**copies, what: wrong}), "vfs_read")[2]
+        assert ("give the copied file itself" in notes) is (what != "sys_module")
 
 
 @pytest.mark.parametrize("what", NAMES)
@@ -117,9 +117,9 @@ def test_a_damaged_copy_is_an_error_without_a_traceback(tmp_path, copies, symbol
         copy.write_bytes(damaged)
         with pytest.raises(KProfilerError, match=name):
             KernelSymbolizer.from_files(**{**copies, what: copy})
-        status, _, told = symbolize(*options({**copies, what: copy}), "vfs_read")
+        status, _, notes = symbolize(*options({**copies, what: copy}), "vfs_read")
         assert status == 1
-        assert name in told.replace("\n", "")
+        assert name in notes.replace("\n", "")
 
 
 @pytest.mark.parametrize("keep", [0, 300, 512, 5000])
@@ -161,21 +161,21 @@ def test_the_command_reports_problems(tmp_path, copies, symbolize):
     cut.write_bytes(lzma.decompress(copies["kallsyms"].read_bytes())[:-5])
     listed = tmp_path / "proc_modules"
     listed.write_bytes(copies["modules"].read_bytes() + b"malformed\n")
-    status, _, told = symbolize(*options({**copies, "kallsyms": cut, "modules": listed}), "_text")
+    status, _, notes = symbolize(*options({**copies, "kallsyms": cut, "modules": listed}), "_text")
     assert status == 0
-    assert "note: /proc/kallsyms: the last line is truncated" in told
-    assert "note: /proc/modules: 1 malformed lines skipped" in told
+    assert "note: /proc/kallsyms: the last line is truncated" in notes
+    assert "note: /proc/modules: 1 malformed lines skipped" in notes
     symbolizer = KernelSymbolizer.from_files(kallsyms=cut, modules=listed)
     assert symbolizer.bad_lines == 2
     assert symbolize(*options(copies), "_text")[2] == ""
-    told = symbolize("--kallsyms", copies["kallsyms"], "_text")[2]
-    assert told == "", "copies that were not given are no problem"
+    notes = symbolize("--kallsyms", copies["kallsyms"], "_text")[2]
+    assert notes == "", "copies that were not given are no problem"
 
 
 def test_many_problems_of_a_kind_are_counted(tmp_path, copies, symbolize):
-    _, _, told = symbolize(*options({**copies, "sys_module": tmp_path}), "_text")
-    assert len(told.splitlines()) == 11
-    assert "note: and 116 more" in told
+    _, _, notes = symbolize(*options({**copies, "sys_module": tmp_path}), "_text")
+    assert len(notes.splitlines()) == 11
+    assert "note: and 116 more" in notes
 
 
 CAPTURED, RECORDED = EXAMPLES["Captured files and recorded events"]

@@ -72,7 +72,7 @@ def host(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda text: text[:-20], "the last line is truncated"),
         (lambda text: text[:82], "_etext is missing"),
@@ -80,9 +80,9 @@ def host(tmp_path):
         (lambda text: text.replace("T first", "TT first"), "1 of 10 lines are malformed"),
     ],
 )
-def test_a_damaged_kallsyms_is_reported(tmp_path, damage, told):
+def test_a_damaged_kallsyms_is_reported(tmp_path, damage, message):
     symbolizer = KernelSymbolizer.live(make_host(tmp_path, damage(KALLSYMS)))
-    assert any(told in problem for problem in symbolizer.problems), symbolizer.problems
+    assert any(message in problem for problem in symbolizer.problems), symbolizer.problems
 
 
 def test_an_intact_kallsyms_has_no_problems(host):

@@ -83,8 +83,8 @@ def symbolize(capsysbinary, monkeypatch):
     def run(*arguments):
         with pytest.raises(SystemExit) as ended:
             main(["symbolize", *map(str, arguments)])
-        output, told = capsysbinary.readouterr()
-        return ended.value.code or 0, output.decode(), told.decode()
+        output, errors = capsysbinary.readouterr()
+        return ended.value.code or 0, output.decode(), errors.decode()
 
     return run
 
@@ -112,12 +112,12 @@ def test_addresses_and_offsets_of_a_user_file(symbolize, program):
     assert symbolize("--elf", program, "main+0x3") == (0, by_address, "")
     assert symbolize("--elf", program, "no+0x3")[0] == 1
     status, by_name, _ = symbolize("--elf", program, "main", "--json")
-    told = json.loads(by_name)
-    assert (told["address"], told["file_offset"]) == (f"{address:#x}", f"{found.file_offset:#x}")
-    assert (told["function"], told["path"]) == ("main", program)
+    shown = json.loads(by_name)
+    assert (shown["address"], shown["file_offset"]) == (f"{address:#x}", f"{found.file_offset:#x}")
+    assert (shown["function"], shown["path"]) == ("main", program)
 
 
-def test_several_files_are_told_apart_by_their_ids(symbolize, program, unmarked):
+def test_several_files_are_distinguished_by_their_ids(symbolize, program, unmarked):
     both = ("--elf", program, "--elf", unmarked)
     first, second = ElfResolver(program), ElfResolver(unmarked)
     assert second.build_id is None
@@ -127,20 +127,20 @@ def test_several_files_are_told_apart_by_their_ids(symbolize, program, unmarked)
         assert (status, output.split()[1]) == (0, "main+0x0")
     assert symbolize(*both, f"{first.build_id}:{symbols_of(program)['main'][0]:#x}")[0] == 0
     assert len(symbolize(*both, "main")[1].splitlines()) == 2
-    status, _, told = symbolize(*both, "0x10")
-    assert (status, "is ambiguous" in told) == (2, True)
-    status, _, told = symbolize(*both, "ab:0x10")
-    assert (status, "no file has this id" in told) == (1, True)
+    status, _, errors = symbolize(*both, "0x10")
+    assert (status, "is ambiguous" in errors) == (2, True)
+    status, _, errors = symbolize(*both, "ab:0x10")
+    assert (status, "no file has this id" in errors) == (1, True)
 
 
-def test_what_is_not_found_is_told(symbolize, program):
-    status, output, told = symbolize("--elf", program, "0x1", "no_such_name", "main")
+def test_a_missing_symbol_or_file_is_reported(symbolize, program):
+    status, output, errors = symbolize("--elf", program, "0x1", "no_such_name", "main")
     assert status == 1
     assert output.splitlines()[0].startswith("0x1  [the address lies between")
-    assert "no_such_name: no such symbol" in told
+    assert "no_such_name: no such symbol" in errors
     assert "main+0x0" in output
-    status, _, told = symbolize("--elf", program + "?", "main")
-    assert (status, "cannot read" in told) == (3, True)
+    status, _, errors = symbolize("--elf", program + "?", "main")
+    assert (status, "cannot read" in errors) == (3, True)
     assert symbolize("--elf", __file__, "main")[0] == 1
 
 
@@ -186,17 +186,17 @@ def test_lines_show_inlined_functions_too(symbolize, folder, monkeypatch):
 def test_addresses_names_and_offsets_of_a_process(symbolize):
     pid = os.getpid()
     status, output, _ = symbolize("--pid", pid, "--json", "PyObject_Call")
-    told = json.loads(output)
-    assert (status, told["function"], told["pid"]) == (0, "PyObject_Call", pid)
-    status, output, _ = symbolize("--pid", pid, told["address"])
+    shown = json.loads(output)
+    assert (status, shown["function"], shown["pid"]) == (0, "PyObject_Call", pid)
+    status, output, _ = symbolize("--pid", pid, shown["address"])
     assert (status, output.split()[1]) == (0, "PyObject_Call+0x0")
     assert symbolize("--pid", pid, "PyObject_Call+0x0") == (0, output, "")
-    place = f"{told['path']}:{told['file_offset']}"
+    place = f"{shown['path']}:{shown['file_offset']}"
     assert symbolize("--pid", pid, "--file-offset", place) == (0, output, "")
-    status, output, told = symbolize("--pid", pid, "0x10", "no_such_name")
+    status, output, errors = symbolize("--pid", pid, "0x10", "no_such_name")
     assert status == 1
     assert output == "0x10  [no module is known at the address]  unknown  no build id\n"
-    assert told == "no_such_name: not found in the process\n"
+    assert errors == "no_such_name: not found in the process\n"
 
 
 def test_a_process_that_is_not_there_is_an_error(symbolize):
@@ -214,15 +214,15 @@ def test_a_process_that_is_not_there_is_an_error(symbolize):
     ],
 )  # fmt: skip
 def test_options_that_do_not_go_together_are_refused(symbolize, words):
-    status, output, told = symbolize(*words)
+    status, output, errors = symbolize(*words)
     assert (status, output) == (2, "")
-    assert "Error: " in told
+    assert "Error: " in errors
 
 
 def test_servers_have_to_be_given(symbolize, program, monkeypatch):
     monkeypatch.delenv("DEBUGINFOD_URLS", raising=False)
-    status, _, told = symbolize("--elf", program, "--debuginfod", "main")
-    assert (status, "DEBUGINFOD_URLS" in told) == (2, True)
+    status, _, errors = symbolize("--elf", program, "--debuginfod", "main")
+    assert (status, "DEBUGINFOD_URLS" in errors) == (2, True)
 
 
 def user_module(path, **changes):
@@ -260,19 +260,19 @@ def test_a_payload_gets_the_names_of_local_files(symbolize, tmp_path, programs, 
     path.write_bytes(encode_window(make_window(frames), form=form).batches[0].payload)
     words = ("--payload", path, "-o", output, "--debug-directory", debug)
     words += ("--elf", program, "--elf", unmarked, "--elf", stripped)
-    status, _, told = symbolize(*words)
-    assert (status, told.splitlines()[0]) == (0, "named 4 of 5 locations")
-    assert "1 without a name in program  build-id 1212" in told
+    status, _, errors = symbolize(*words)
+    assert (status, errors.splitlines()[0]) == (0, "named 4 of 5 locations")
+    assert "1 without a name in program  build-id 1212" in errors
     payload = output.read_bytes()
     assert check_payload(payload) == []
     assert payload[:1] == path.read_bytes()[:1]
     named = frames_of(payload)
     assert [frame.function for frame in named] == ["shown", "main", "hidden", "main", "", ""]
     assert [frame.address for frame in named] == [frame.address for frame in frames]
-    status, _, told = symbolize(*words)
-    assert (status, "already exists" in told) == (1, True)
-    status, _, told = symbolize(*words, "--force", "--json")
-    counts = json.loads(told)
+    status, _, errors = symbolize(*words)
+    assert (status, "already exists" in errors) == (1, True)
+    status, _, errors = symbolize(*words, "--force", "--json")
+    counts = json.loads(errors)
     assert (status, counts["nameless"], counts["named"]) == (0, 5, 4)
     assert [file["file"] for file in counts["missing"]] == ["program"]
     if form is Form.JSON:
@@ -325,18 +325,18 @@ def test_a_payload_of_nothing_known_says_so(symbolize, tmp_path):
     )
     path, output = tmp_path / "in", tmp_path / "out"
     path.write_bytes(encode_window(make_window(frames)).batches[0].payload)
-    status, _, told = symbolize("--payload", path, "-o", output)
-    assert (status, told.splitlines()[0]) == (1, "named 0 of 2 locations")
+    status, _, errors = symbolize("--payload", path, "-o", output)
+    assert (status, errors.splitlines()[0]) == (1, "named 0 of 2 locations")
     assert output.read_bytes() == path.read_bytes()
     path.write_bytes(b"no profiles")
     assert symbolize("--payload", path, "-o", tmp_path / "other")[0] == 1
     assert not (tmp_path / "other").exists()
-    status, _, told = symbolize("--payload", tmp_path / "missing", "-o", tmp_path / "other")
-    assert (status, "cannot read" in told) == (3, True)
+    status, _, errors = symbolize("--payload", tmp_path / "missing", "-o", tmp_path / "other")
+    assert (status, "cannot read" in errors) == (3, True)
 
 
 def test_installed_files_are_found_by_name_and_proven_by_identity(tmp_path, program, unmarked):
-    """Of files with one name, that with the build id, or else with the hash, is taken."""
+    """Among files of one name, the build id decides, or else the hash."""
     for folder, path in (("a", unmarked), ("b/c", program)):
         (tmp_path / folder).mkdir(parents=True)
         shutil.copy(path, tmp_path / folder / "tool")

@@ -57,7 +57,7 @@ def test_a_name_with_an_offset_is_the_address(symbolize):
     assert json.loads(text)["address"] == "0xffffffff81000110"
 
 
-def test_functions_of_the_same_name_are_told_apart_by_offset_and_size(symbolize):
+def test_functions_of_the_same_name_are_distinguished_by_offset_and_size(symbolize):
     both = ["0xffffffff81000404", "0xffffffff81000504"]
     assert addresses(symbolize("twice+0x4")[1]) == both
     assert addresses(symbolize("twice+0x4/0x10")[1]) == both[:1]
@@ -73,9 +73,9 @@ def test_parts_of_functions_are_found_by_the_name_that_is_shown(symbolize):
 
 
 def test_an_offset_behind_the_end_is_said(symbolize):
-    status, lines, told = symbolize("vfs_read+0x300")
+    status, lines, errors = symbolize("vfs_read+0x300")
     assert (status, addresses(lines)) == (0, ["0xffffffff81000400"])
-    assert "note: vfs_read has only 0x100 bytes" in told
+    assert "note: vfs_read has only 0x100 bytes" in errors
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def test_an_offset_behind_the_end_is_said(symbolize):
     ],
 )
 def test_patterns_show_all_that_match(symbolize, pattern, names):
-    status, lines, told = symbolize(pattern)
+    status, lines, errors = symbolize(pattern)
     assert [line.split()[1] for line in lines] == names
     assert status == (not names)
-    assert (f"{pattern}: no such symbol" in told) is (not names)
+    assert (f"{pattern}: no such symbol" in errors) is (not names)
 
 
 def test_a_pattern_of_all_shows_each_symbol_once(symbolize):
@@ -100,10 +100,10 @@ def test_a_pattern_of_all_shows_each_symbol_once(symbolize):
     assert len(lines) == len(set(lines)) == len(KALLSYMS.splitlines())
 
 
-def test_what_is_not_there_is_told(symbolize):
-    status, lines, told = symbolize("nothing+0x10", "vfs_read+10", "+0x10")
+def test_missing_symbols_are_reported(symbolize):
+    status, lines, errors = symbolize("nothing+0x10", "vfs_read+10", "+0x10")
     assert (status, lines) == (1, [])
-    assert told[-3:] == [
+    assert errors[-3:] == [
         "nothing+0x10: no such symbol", "vfs_read+10: no such symbol", "+0x10: no such symbol"
     ]  # fmt: skip
 

@@ -172,7 +172,7 @@ def test_records_survive_a_ring_wrap_around():
 def test_a_full_ring_is_reported():
     memory = Memory(PAGE)
     ring = PerfRing(memory, PAGE)
-    told = 0
+    full_chunks = 0
     for round_ in range(20):
         for number in range(10 * round_):
             memory.write(ksymbol(number, "bpf_prog_1_a"))
@@ -180,8 +180,8 @@ def test_a_full_ring_is_reported():
         chunk = ring.take()
         assert not parse_perf_records(chunk.data).damaged
         assert chunk.was_full or not lost
-        told += chunk.was_full
-    assert told
+        full_chunks += chunk.was_full
+    assert full_chunks
 
 
 @pytest.mark.parametrize("head", [PAGE + 8, 1 << 40])

@@ -146,7 +146,7 @@ def reading(time_ns, pid, start, *mappings, threads=None):
     return Reading(time_ns, ProcessKey(pid, start), frozenset(threads or [pid]), mappings)
 
 
-def test_a_reading_tells_what_has_changed():
+def test_a_reading_returns_what_has_changed():
     table = ProcessTable(same_start_ns=5)
     old, new = ProcessKey(5, 10), ProcessKey(5, 30)
     assert apply_all(table, reading(20, 5, 10, mapping(0, 4), threads=[5, 6])) == [
@@ -202,9 +202,9 @@ CHANGES = st.one_of(
 
 @settings(max_examples=400)
 @given(st.lists(CHANGES, max_size=40))
-def test_events_alone_tell_what_is_mapped(changes):
+def test_events_alone_show_what_is_mapped(changes):
     """Whoever follows the events knows the mappings: byte for byte what was mapped last."""
-    table, bytes_of, told = ProcessTable(), {}, {}
+    table, bytes_of, mapped = ProcessTable(), {}, {}
     for time_ns, one in enumerate(changes, 1):
         change = one._replace(time_ns=time_ns)
         match change:
@@ -222,21 +222,23 @@ def test_events_alone_tell_what_is_mapped(changes):
             pid = event.process.tgid
             match event:
                 case Started():
-                    told[pid] = set(told.get(event.parent, ()))
+                    mapped[pid] = set(mapped.get(event.parent, ()))
                 case Exited():
-                    del told[pid]
+                    del mapped[pid]
                 case Exec():
-                    told[pid] = set()
+                    mapped[pid] = set()
                 case Unmapped():
-                    told[pid].remove(event.mapping)
+                    mapped[pid].remove(event.mapping)
                 case Mapped():
                     inside = {
-                        old for old in told[pid]
+                        old for old in mapped[pid]
                         if event.mapping.start <= old.start and old.end <= event.mapping.end
                     }  # fmt: skip
-                    told[pid] = told[pid] - inside | {event.mapping}
+                    mapped[pid] = mapped[pid] - inside | {event.mapping}
         for pid, places in bytes_of.items():
-            assert set(table.mappings(pid)) == told[pid]
-            assert {at: row.path for row in told[pid] for at in range(row.start, row.end)} == places
-            assert sum(row.end - row.start for row in told[pid]) == len(places)
-    assert set(table.pids()) == set(bytes_of) == set(told)
+            assert set(table.mappings(pid)) == mapped[pid]
+            assert {
+                at: row.path for row in mapped[pid] for at in range(row.start, row.end)
+            } == places
+            assert sum(row.end - row.start for row in mapped[pid]) == len(places)
+    assert set(table.pids()) == set(bytes_of) == set(mapped)

@@ -27,7 +27,7 @@ from tests.unit.unwinding.go_files import ORDINARY, PUSH, TEXT, Made, go_file
 
 ADDRESS = 0x700000
 WORK = Path(__file__).parents[2] / "truth" / "programs" / "work.go"
-RSP, RBP, R12, RIP = 7, 6, 12, 16
+RSP, RBP, RIP = 7, 6, 16
 
 
 def decode(frames, address=ADDRESS):
@@ -138,7 +138,7 @@ def test_functions_that_signal_handlers_call_have_interrupted_their_callers():
     assert all("S" not in str(entry.cie.header.augmentation) for entry in entries.values())
 
 
-def test_what_cannot_be_told_has_no_entry():
+def test_functions_with_unknown_frames_have_no_entry():
     sigreturn = Made(b"runtime.sigreturn", bytes.fromhex("48c7c00f0000000f05"), ((9, 0),))
     other_language = Made(b"C.function", bytes(32), ())
     negative = Made(b"syscall.rawVforkSyscall", bytes(32), ((4, 0), (8, -8), (32, 0)))
@@ -250,7 +250,7 @@ NO_PUSH = Made(b"main.leaf", bytes(64), ((64, 0),))
     ],
     ids=["all push", "most push", "one pushes, which is not among the first looked at"],
 )
-def test_some_functions_tell_where_the_code_is(functions, most, monkeypatch):
+def test_some_functions_show_where_the_code_is(functions, most, monkeypatch):
     monkeypatch.setattr(go_frames, "_CHECKED", 10)
     file, table_at, segments = go_file(functions)
     table = Table(file[table_at.offset :])

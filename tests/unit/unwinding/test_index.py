@@ -161,7 +161,7 @@ def test_stopping_ends_a_process_that_works(tmp_path):
 
 
 def test_memory_is_limited(tmp_path):
-    """A section that needs more than the limit fails like any other, and is told."""
+    """A section that needs more than the limit fails like any other, and is reported."""
     path = tmp_path / "frames"
     with open(path, "wb") as file:
         file.truncate(1 << 31)

@@ -210,7 +210,7 @@ def test_of_a_damaged_request_the_rest_counts(store, receivers):
     assert sum(answer(store, Query(), NOW)["samples"]["count"]) == 6
 
 
-def test_samples_that_are_too_old_are_told(store, intake, receivers):
+def test_samples_that_are_too_old_are_reported(store, intake, receivers):
     old = payload(window(start=NOW - 7200 * 10**9))
     said = ExportProfilesServiceResponse.FromString(post(receivers, old)[2])
     assert said.partial_success.rejected_profiles == 1
@@ -345,7 +345,7 @@ def test_a_store_that_fails_is_overload(receivers, intake):
     assert post(receivers, payload())[0] == 503
 
 
-def test_ports_in_use_are_told(intake):
+def test_ports_in_use_are_reported(intake):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         for kind, option in ((GrpcReceiver, "--listen"), (HttpReceiver, "--listen-http")):
@@ -376,7 +376,7 @@ RETRYABLE = {
 
 
 def is_taken(receivers):
-    """Whether a sender that tries again for 30 seconds, as OTLP wants it, gets through."""
+    """Returns whether a sender that retries for 30 seconds, as OTLP requires, succeeds."""
     end = time.monotonic() + 30
     while time.monotonic() < end:
         try:
@@ -442,7 +442,7 @@ def test_calls_that_are_reset_at_once_leave_no_memory_behind(receivers, clients)
     assert resident_bytes(os.getpid()) - before < 30 << 20
 
 
-def test_calls_above_the_limit_are_told_when_to_try_again(receivers, intake, monkeypatch):
+def test_calls_above_the_limit_learn_when_to_retry(receivers, intake, monkeypatch):
     """Without the time a sender must drop the request."""
     monkeypatch.setattr("otel_kprofiler.viewing.grpc_receiver.MOST_CALLS", 4)
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.5)

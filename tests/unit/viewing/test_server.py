@@ -157,7 +157,7 @@ def test_a_query_that_cannot_be_answered_gets_the_reason(server, query, problem)
     assert (status, json.loads(body)) == (400, {"error": problem})
 
 
-def test_an_error_of_the_server_is_told_with_its_fix(server):
+def test_an_error_of_the_server_is_reported_with_its_fix(server):
     status, _, body = ask(server, "/profile.json?resource=broken")
     assert status == 500
     assert json.loads(body) == {"error": "the disk is broken (fix: buy another)"}
@@ -190,7 +190,7 @@ def test_hostile_requests_are_refused_without_a_traceback(server, capfd, caplog,
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_an_address_that_cannot_be_had_is_told():
+def test_an_unavailable_address_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(HostError, match="cannot serve the page on") as raised:

@@ -318,7 +318,7 @@ def test_answers_are_of_one_state_while_samples_come(store):
         pieces.close()
 
 
-def test_a_full_disk_is_told(store):
+def test_a_full_disk_is_reported(store):
     store._database.execute("PRAGMA max_page_count = 1")
     many = [sample(stack(f"function {at}"), [NOW - 1 - at]) for at in range(5000)]
     with pytest.raises(KProfilerError, match=r"cannot write .*full") as raised:

@@ -53,7 +53,7 @@ def fill(run, name):
 
 
 def tiny(run):
-    """Of 128 kB; it stays full."""
+    """A file system of 128 kB; it stays full."""
     wait(run)
 
 

@@ -1,4 +1,4 @@
-"""What root does to the whole host: CPUs, clocks, settings of the kernel, other tools."""
+"""Changes that root makes to the whole host: CPUs, clocks, kernel settings, other tools."""
 
 from __future__ import annotations
 

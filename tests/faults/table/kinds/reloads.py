@@ -42,11 +42,6 @@ def sparse(path):
     os.truncate(path, 1 << 30)
 
 
-def forbidden(path):
-    path.write_text("x: 1")
-    path.chmod(0)
-
-
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(9)
 )

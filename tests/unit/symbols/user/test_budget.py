@@ -20,7 +20,7 @@ SLACK_MIB = 12  # of the allocator, and of code that is imported when it is need
 FILES = 20
 DWARF_LIMIT_MIB = 12  # and 96 for the child
 ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
-"""Of each kind of DWARF; `make test-hostile-files` reads 20."""
+"""Files per kind of DWARF; `make test-hostile-files` reads 20."""
 SLOW = {"versions", "packed-symbols", "symbols-that-fit"}
 """Kinds that are read, which takes a third of a second for each."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}

@@ -57,7 +57,7 @@ def close(time_ns):
 
 @contextmanager
 def mapped(path):
-    """The mapping by which this process tells of a file."""
+    """The mapping by which this process announces a file."""
     with open(path, "rb") as file:
         marker = mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
     try:
@@ -108,14 +108,14 @@ def test_a_name_is_given_from_its_record_on():
 
 
 def test_lines_are_those_of_the_place():
-    told = (
+    records = (
         header(),
         lines(0x100, (0x104, 7, b"/a.js"), (0x108, 7, b"\xff"), (0x10C, 9, b"\xff"),
               (0x110, 2, b"/b.js"), (0x10E, 8, b"/a.js")),
         load(1, 0x100, 0x20, b"one"),
         load(1, 0x200, 0x20, b"two"),
     )  # fmt: skip
-    with written(*told) as (dump, _):
+    with written(*records) as (dump, _):
         dump.update(10)
         found = [dump.lookup(0x100 + at, 10)[3:] for at in (0, 4, 0xB, 0xC, 0xE, 0x1F)]
         assert found == [
@@ -129,8 +129,8 @@ def test_names_of_files_that_v8_has_freed_are_those_of_its_functions(file):
     freed = (b"\xfa\0\0x" * 9)[: len(file)]
     entries = [(0x140 + at, 1 + at, freed) for at in range(9)]
     body = lines(0x100, *entries)[16:]
-    told = (header(padding=V8), record(2, 1, body + bytes(-len(body) % 8)))
-    with written(*told, load(1, 0x100, 0x20, b"JS:*hot " + file + b":1:13")) as (dump, _):
+    records = (header(padding=V8), record(2, 1, body + bytes(-len(body) % 8)))
+    with written(*records, load(1, 0x100, 0x20, b"JS:*hot " + file + b":1:13")) as (dump, _):
         dump.update(10)
         assert [dump.lookup(0x100 + at, 10)[3:] for at in (0, 8)] == [
             (file.decode(), 1), (file.decode(), 9),
@@ -149,20 +149,20 @@ def test_a_function_with_damaged_lines_has_a_name(damaged):
 
 
 def test_lines_of_v8_have_no_elf_header_in_front():
-    told = (header(padding=V8), lines(0x100, (0x140, 7, b"a"), (0x150, 8, b"a")))
-    with written(*told, load(1, 0x100, 0x20, b"one")) as (dump, _):
+    records = (header(padding=V8), lines(0x100, (0x140, 7, b"a"), (0x150, 8, b"a")))
+    with written(*records, load(1, 0x100, 0x20, b"one")) as (dump, _):
         dump.update(10)
         assert [dump.lookup(at, 10).line for at in (0x100, 0x10F, 0x110)] == [7, 7, 8]
 
 
 def test_moved_code_keeps_its_lines():
-    told = (header(), lines(0x100, (0x104, 7, b"a")), load(1, 0x100, 0x20, b"one"))
-    with written(*told, move(3, 0x100, 0x110, 0x20), move(4, 0x900, 0x118, 8)) as (dump, _):
+    records = (header(), lines(0x100, (0x104, 7, b"a")), load(1, 0x100, 0x20, b"one"))
+    with written(*records, move(3, 0x100, 0x110, 0x20), move(4, 0x900, 0x118, 8)) as (dump, _):
         dump.update(10)
         assert dump.lookup(0x118, 3)[2:] == ("one", "a", 7)
         assert name_at(dump, 0x118, 2) == "one"
         assert name_at(dump, 0x108, 3) is None
-        assert name_at(dump, 0x118, 4) is None  # something of which nothing was told
+        assert name_at(dump, 0x118, 4) is None  # code that no record described
 
 
 CODES = st.tuples(st.just("load"), st.integers(0, 60), st.integers(1, 20), st.integers(0, 9))
@@ -207,8 +207,8 @@ def test_names_are_right_at_any_time(rounds):
 
 def test_across_a_suspension_no_name_is_certain():
     suspended = 0
-    told = (header(), load(10, 0x100, 0x10, b"old"))
-    with written(*told, suspended=lambda: suspended) as (dump, path):
+    records = (header(), load(10, 0x100, 0x10, b"old"))
+    with written(*records, suspended=lambda: suspended) as (dump, path):
         dump.update(15)
         suspended = 1000
         append(path, load(20, 0x100, 0x10, b"new"))  # before or after it
@@ -236,8 +236,8 @@ def test_the_clock_of_the_time_namespace_counts():
 
 @pytest.mark.parametrize(("flags", "time_ns"), [(1, 5), (0, 1 << 63), (0, 1000)])
 def test_without_a_known_time_that_of_reading_counts(flags, time_ns):
-    told = (header(flags=flags), load(time_ns, 0x100, 0x10, b"old"))
-    with written(*told) as (dump, path):
+    records = (header(flags=flags), load(time_ns, 0x100, 0x10, b"old"))
+    with written(*records) as (dump, path):
         dump.update(10)
         append(path, load(time_ns, 0x108, 0x10, b"new"))
         dump.update(20)
@@ -247,8 +247,8 @@ def test_without_a_known_time_that_of_reading_counts(flags, time_ns):
 
 
 def test_records_of_child_processes_do_not_count():
-    told = (load(1, 1, 1, b"mine"), load(2, 1, 1, b"its", pid=PID + 1), move(3, 1, 5, 1, pid=1))
-    with written(header(), *told) as (dump, _):
+    records = (load(1, 1, 1, b"mine"), load(2, 1, 1, b"its", pid=PID + 1), move(3, 1, 5, 1, pid=1))
+    with written(header(), *records) as (dump, _):
         dump.update(10)
         assert name_at(dump, 1, 10) == "mine"
 
@@ -372,17 +372,17 @@ def test_a_perf_map_names_what_the_dump_does_not():
     if path.exists():
         pytest.skip("this process has a perf map")
     now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    told = now - suspended_ns() - SECOND
+    records = now - suspended_ns() - SECOND
     code = ProcessCode(ME, Access(), Clock())
     path.write_bytes(b"1 1 map\n3 1 map\n5 1 map\n")
     path.chmod(0o600)
     try:
-        with written(header(), load(told, 1, 1, b"dump"), load(now + SECOND, 5, 1, b"later")):
+        with written(header(), load(records, 1, 1, b"dump"), load(now + SECOND, 5, 1, b"later")):
             assert not code.update(now)
             assert [code.lookup(at, now) and code.lookup(at, now).name for at in (1, 3, 7)] == [
                 "dump", "map", None,
             ]  # fmt: skip
-            assert code.lookup(1, told - 1) is None, "the dump knows when its code came"
+            assert code.lookup(1, records - 1) is None, "the dump knows when its code came"
             assert code.read_ns == now
         code.close()
         code = ProcessCode(ME, Access(), Clock())

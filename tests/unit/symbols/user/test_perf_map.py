@@ -90,20 +90,20 @@ def test_no_name_is_wrong_at_any_time(tmp_path_factory, rounds, address):
     root = tmp_path_factory.mktemp("root")
     (root / "tmp").mkdir()
     perf_map = PerfMap(ME, Access(), Clock(), str(root))
-    told = []  # time and function
+    written_code = []  # time and function
     answered = {}
     now = 0
     with open(root / "tmp" / f"perf-{ME.tgid}.map", "wb", buffering=0) as file:
         for codes in rounds:
             for code in codes:
                 now += 1
-                told.append((now, code))
+                written_code.append((now, code))
                 file.write(b"%x %x %s\n" % (code.start, code.end - code.start, code.name))
             now += 1
             assert not perf_map.update(now)
             for at in range(now + 3):
                 owner = None
-                for time_ns, code in told:
+                for time_ns, code in written_code:
                     if time_ns <= at and code.start <= address < code.end:
                         owner = code
                     elif (
