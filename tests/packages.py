@@ -42,6 +42,7 @@ PACKAGES = {
     "clock": Package("Boot time, Unix time, and the offset between them"),
     "workers": Package("Workers of uWSGI, which C code forks"),
     "forks": Package("Fork hooks, in a defined order", "workers"),
+    "stopping": Package("One deadline for threads that are stopped together"),
     "checked": Package("Type checks for values of untrusted JSON"),
     "abortable": Package("HTTP connections that another thread can abort"),
     "serving": Package("HTTP servers that limit connections", "errors"),
@@ -66,7 +67,7 @@ PACKAGES = {
     ),
     "symbols": Package(
         "Resolves kernel and user addresses: modules, addresses in files, functions, lines",
-        "abortable checked clock elf errors forks host model redact version",
+        "abortable checked clock elf errors forks host model redact stopping version",
     ),
     "tracking": Package(
         "What changes while we sample: modules, BPF programs, other kernel symbols",
@@ -74,11 +75,11 @@ PACKAGES = {
     ),
     "interpreters": Package(
         "CPython in files and processes: finds it, and proves where it keeps its frames",
-        "bpf elf errors host model tracking",
+        "bpf elf errors host model stopping tracking",
     ),
     "unwinding": Package(
         "Unwind tables of user files: opens and checks them, fills the program's maps",
-        "bpf elf errors forks host model",
+        "bpf elf errors forks host model stopping",
     ),
     "sampling": Package(
         "Loads and attaches the sampler, drains its ring: `RawSample`s",
@@ -93,8 +94,8 @@ PACKAGES = {
     ),
     "pipeline": Package(
         "Gate and windows; puts together what samples this host or replays a recording",
-        "bpf clock config errors host interpreters model processes recording sampling symbols text "
-        "tracking",
+        "bpf clock config errors host interpreters model processes recording sampling stopping "
+        "symbols text tracking",
     ),
     "delivery": Package(
         "Delivers windows to the exporters' queues and keeps their accounts", "export model otlp"
@@ -117,7 +118,7 @@ PACKAGES = {
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",
         "clock config delivery errors export host model pipeline processes redact sampling "
-        "serving symbols text version",
+        "serving stopping symbols text version",
     ),
     "sdk": Package(
         "Embedding in services, with the component names of opentelemetry-sdk",

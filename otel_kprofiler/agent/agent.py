@@ -49,6 +49,7 @@ from otel_kprofiler.pipeline import (
     open_symbols,
 )
 from otel_kprofiler.sampling import EbpfSampler
+from otel_kprofiler.stopping import DEFAULT_S, stop_within
 from otel_kprofiler.symbols import KernelSymbolizer, SymbolLoader, open_user_names
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ _DELIVERY_SHARE: Final = 0.5
 """Share of the shutdown timeout reserved for delivering pending samples."""
 _CLOSING_SHARE: Final = 0.2
 """Share reserved for aborting exports in progress and sending the last metrics."""
+_CLOSED_SHARE: Final = 0.1
+"""Share reserved for what follows: the account is printed."""
 _CALLS_PER_REPORT: Final = 16
 """Samples between two reports of progress within a step."""
 
@@ -159,7 +162,8 @@ class Agent:
             self._telemetry.close(self._time_left_s())
             reporter.shutdown(0)
             if self._pipeline:
-                self._pipeline.close()
+                with stop_within(min(DEFAULT_S, self._time_left_s(_CLOSED_SHARE))):
+                    self._pipeline.close()
             if self._health:
                 self._health.close()
             self._privileges.close()

@@ -27,6 +27,7 @@ from otel_kprofiler.interpreters.binary import Interpreter
 from otel_kprofiler.interpreters.files import InterpreterFiles
 from otel_kprofiler.interpreters.refusal import Refusal
 from otel_kprofiler.model import BuildId
+from otel_kprofiler.stopping import join_all, reading
 from otel_kprofiler.tracking import (
     Exec,
     Exited,
@@ -41,7 +42,6 @@ INTERVAL_S: Final = 0.25
 _TIDY_S: Final = 5.0
 _REST_S: Final = 60.0
 """How often processes are looked for if none was sampled since."""
-_JOIN_S: Final = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -199,7 +199,8 @@ class PythonProcesses:
         """Looks for an interpreter in a mapping; None if there is none."""
         if not mapping.path.startswith("/"):
             return None  # memory, or the vDSO
-        found = self._files.find(pid, mapping, build_id)
+        with reading(mapping.path):
+            found = self._files.find(pid, mapping, build_id)
         if isinstance(found, Refusal):
             if pid not in self._refused:
                 self._refused.add(pid)
@@ -284,7 +285,7 @@ class PythonTracking:
         """Stop the thread; to be called once. Processes stay registered."""
         os.eventfd_write(self._stop_fd, 1)
         if self._pid == os.getpid() and self._thread.ident is not None:
-            self._thread.join(_JOIN_S)
+            join_all([self._thread])
         if not self._thread.is_alive():
             os.close(self._stop_fd)
 

@@ -57,6 +57,7 @@ from otel_kprofiler.processes import (
     merge_resources,
 )
 from otel_kprofiler.sampling import Sampler, SamplerCounts
+from otel_kprofiler.stopping import stop_within
 from otel_kprofiler.symbols import StackResolver
 
 _SETTLE_TRIES: Final = 40
@@ -248,12 +249,13 @@ class Pipeline(Generic[SamplerT]):
             self._whole_sink(self._merge(self._close_whole(self._whole, now_ns, given_up)))
 
     def close(self) -> None:
-        """Close sampler, resolvers and resources."""
-        if self.python:
-            self.python.close()
-        self.sampler.close()
-        self._stacks.close()
-        self.resources.close()
+        """Close sampler, resolvers and resources; within 5 s, or the caller's ``stop_within``."""
+        with stop_within():
+            if self.python:
+                self.python.close()
+            self.sampler.close()
+            self._stacks.close()
+            self.resources.close()
 
     def account(self) -> Account:
         """The account of all samples at the last drain, as of one instant. Thread-safe.

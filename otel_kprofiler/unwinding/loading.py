@@ -27,6 +27,7 @@ from otel_kprofiler.host import (
     open_mapped,
 )
 from otel_kprofiler.model import VDSO_NAME, FileDetails, KnownFiles
+from otel_kprofiler.stopping import reading
 from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
 from otel_kprofiler.unwinding.indexing import Children, index_frames, index_go
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused, refusing
@@ -103,7 +104,8 @@ def open_code(
         opened = open_mapped(request, files, before.path if before else "", places.find)
         try:
             places.add(opened.path)
-            return _read_headers(request, opened, known)
+            with reading(opened.path):
+                return _read_headers(request, opened, known)
         except BaseException:
             opened.close()
             raise

@@ -23,6 +23,7 @@ from otel_kprofiler.bpf import PAGE_BYTES
 from otel_kprofiler.forks import ForkGate
 from otel_kprofiler.host import FairQueue, FilePlaces, FileRequest, ReferableFiles, Turn
 from otel_kprofiler.model import FileKey, KnownFiles
+from otel_kprofiler.stopping import join_all, reading
 from otel_kprofiler.unwinding.eviction import Claim, Limits, TableSpace
 from otel_kprofiler.unwinding.indexing import Children
 from otel_kprofiler.unwinding.loading import (
@@ -52,7 +53,6 @@ _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
-_JOIN_S: Final = 5.0
 
 _NO_TABLE: Final = frozenset({Refusal.NOT_ELF, Refusal.NO_TEXT, Refusal.NO_FRAMES})
 _MAY_PASS: Final = frozenset(
@@ -145,7 +145,6 @@ class TableStore:
         self._epoll = select.epoll()
         self._gate = ForkGate()
         self._pid = os.getpid()
-        self._reading: dict[int, FileKey] = {}  # by thread
         self._threads = [threading.Thread(target=self._take, name="kprofiler-files", daemon=True)]
         self._threads += [
             threading.Thread(target=self._work, name="kprofiler-tables", daemon=True)
@@ -218,9 +217,6 @@ class TableStore:
         """
         if os.getpid() == self._pid and not self._stop_threads():
             # It would go on with descriptors that have become those of others.
-            names = ", ".join(sorted({self._name(key) for key in self._reading.copy().values()}))
-            _log.warning("%s cannot be read in %g s: the maps of unwind tables stay open",
-                         names or "a ring", _JOIN_S)  # fmt: skip
             return
         self._requests.close()
         self._maps.close()
@@ -241,11 +237,7 @@ class TableStore:
         self._wake()
         self._requests.stop()
         self._children.stop()
-        until = time.monotonic() + _JOIN_S
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, until - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return join_all(self._threads)
 
     def _take(self) -> None:
         """Take requests from the ring, and forget refusals whose time is over."""
@@ -274,12 +266,10 @@ class TableStore:
             began_ns = time.thread_time_ns()
             item = taken.item
             request = item if isinstance(item, FileRequest) else item.request
-            self._reading[threading.get_ident()] = request.key
-            with self._gate.work():
+            with reading(self._name(request.key)), self._gate.work():
                 if self._answer(request, item):
                     self._end_turn(request)
                 self._resume()
-            del self._reading[threading.get_ident()]
             cpu_ns = time.thread_time_ns() - began_ns
             self._requests.done(taken, cpu_ns)
             with self._lock:

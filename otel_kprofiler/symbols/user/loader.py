@@ -21,6 +21,7 @@ from otel_kprofiler.model import (
     ProcessKey,
     Unresolved,
 )
+from otel_kprofiler.stopping import join_all, reading
 from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, FileSymbols, NamedAddress
 from otel_kprofiler.symbols.user.jit_names import JitNames
 
@@ -29,7 +30,6 @@ MAX_WAITING: Final = 256
 DEFAULT_MAX_BYTES: Final = 32 << 20
 DEFAULT_CPU_SHARE: Final = 0.05
 """Share of one CPU that reading may take in the long run, after a second in one go."""
-_JOIN_S: Final = 5.0
 _MADE_CODE: Final = "code"
 """Owner of one turn for the code without files of all processes, which take turns themselves."""
 _DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
@@ -241,9 +241,7 @@ class SymbolLoader(ForkAware):
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        until = time.monotonic() + _JOIN_S
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+        join_all(self._threads)
         self._release()
 
     def before_fork(self) -> None:
@@ -323,7 +321,8 @@ class SymbolLoader(ForkAware):
             self._code_waits = False
         if self._code is None:
             return
-        self._code.read_one()
+        with reading("code that a process has made"):
+            self._code.read_one()
         if self._code.has_work:
             with self._changed:
                 self._put_code()
@@ -332,7 +331,8 @@ class SymbolLoader(ForkAware):
         began_ns = self._thread_ns()
         names = None
         try:
-            names = self._read_names(waiting)
+            with reading(waiting.file.details.path):
+                names = self._read_names(waiting)
         except (SymbolsRefused, OSError) as error:
             _log.info("no symbols for %s: %s", waiting.file.details.path, describe_error(error))
         except Exception:  # noqa: BLE001 - no file is a reason to stop reading

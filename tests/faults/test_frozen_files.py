@@ -1,0 +1,126 @@
+"""File systems that do not answer: a process runs a program whose file cannot be read."""
+
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.otlp import decode_windows
+from tests.agent_account import parse_account
+from tests.faults.accounts import check_account, check_stream
+from tests.fuse import mounted
+
+pytestmark = pytest.mark.live
+
+SHUTDOWN_S = 3.0
+GAP_BYTES = 8 << 20
+"""Between the code and its symbols: more than the kernel reads ahead."""
+SPINS = """
+    __asm__(".pushsection .gap\\n.zero {gap_bytes}\\n.popsection");
+    volatile long count;
+    __attribute__((noinline)) void spin_in_{name}(void)
+    {{
+        for (long i = 0; i < 100000; i++)
+            count++;
+    }}
+    int main(void) {{ for (;;) spin_in_{name}(); }}
+"""
+
+
+def compile_spins(directory, name):
+    """A program whose symbols have not been read when it runs."""
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
+    path = directory / name
+    subprocess.run(
+        ["gcc", "-O1", "-o", path, "-x", "c", "-"],
+        input=SPINS.format(name=name, gap_bytes=GAP_BYTES),
+        text=True,
+        check=True,
+    )
+    return path
+
+
+@contextmanager
+def running(*paths):
+    """Programs that spin."""
+    with ExitStack() as undo:
+        for path in paths:
+            process = undo.enter_context(subprocess.Popen([path]))
+            undo.callback(process.kill)
+        yield
+
+
+@pytest.fixture
+def frozen(tmp_path):
+    """Mounts and starts programs; freezes reads of what lies behind their code."""
+    with ExitStack() as undo:
+
+        def start(count=1, *, delay_s=None):
+            names = [f"frozen{number}" for number in range(count)]
+            content = {name: compile_spins(tmp_path, name).read_bytes() for name in names}
+            fuse = undo.enter_context(mounted(tmp_path / "fuse", content))
+            fuse.freeze("read", delay_s=delay_s, beyond=GAP_BYTES // 2)
+            undo.enter_context(running(*[fuse.point / name for name in names]))
+            return fuse
+
+        yield start
+
+
+@pytest.fixture
+def healthy(tmp_path):
+    """A program whose file can be read."""
+    with running(compile_spins(tmp_path, "healthy")):
+        yield
+
+
+def count_functions(payloads):
+    """Samples that have arrived, by the name of the function."""
+    counts = Counter()
+    for payload in payloads:
+        for window in decode_windows(payload):
+            for profile in window.profiles:
+                for _, sample in profile.samples:
+                    names = {line.function for frame in sample.stack.frames for line in frame.lines}
+                    counts.update(dict.fromkeys(names, len(sample.timestamps_unix_ns)))
+    return counts
+
+
+def count_waiting(agent):
+    """Threads of an agent that wait for content of a file."""
+    places = Path(f"/proc/{agent.process.pid}/task").glob("*/wchan")
+    return sum("folio" in place.read_text() for place in places)
+
+
+def stop(agent):
+    """Stop it; returns its account and how long that took to be printed."""
+    began = time.monotonic()
+    agent.process.send_signal(signal.SIGTERM)
+    line = agent.process.stdout.readline()
+    return parse_account(line), time.monotonic() - began
+
+
+def test_a_frozen_file_system_does_not_delay_the_account(
+    run_agent, receiver, arrived, frozen, healthy
+):
+    receiver.up()
+    frozen()
+    agent = run_agent(
+        receiver.endpoint, user_symbols="names", more=f"shutdown_timeout: {SHUTDOWN_S:g}s"
+    )
+    agent.wait_until(lambda: count_waiting(agent))
+    agent.wait_until(lambda: count_functions(receiver.payloads)["spin_in_healthy"] > 20)
+    account, took_s = stop(agent)
+    agent.process.wait(10)
+    assert took_s < 2 * SHUTDOWN_S  # on a busy machine
+    got = arrived(receiver.payloads)
+    assert check_account(account, got)["pending"] == 0
+    (stream,) = got.totals
+    check_stream(got, stream)
+    assert agent.process.returncode == 0
+    assert agent.log.read_text().count("fuse/frozen0") == 1
