@@ -133,7 +133,7 @@ class _Registry:
         self._forks: list[_Fork] = []  # several if nested
         self._armed = False
         self._pid = os.getpid()  # of the process that the members belong to
-        self._catching_up = 0  # likewise, while its hooks run
+        self._catching_up = 0  # the same while its hooks run
 
     def add(self, step: ForkStep, member: ForkAware) -> None:
         self.catch_up()

@@ -54,7 +54,7 @@ def labels_of(message):
 
 
 def find_complaints(message, seen):
-    """How often the receiver drops something of a request, by what it is.
+    """Counts of what the receiver drops from requests, by kind.
 
     Args:
         message: the request.

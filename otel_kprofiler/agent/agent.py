@@ -133,7 +133,7 @@ class Agent:
         Raises:
             HostError: this host cannot be profiled and ``error_mode`` is ``propagate``; or this
                 installation is closed to threads without capabilities.
-            SamplerError: the sampler cannot be loaded, likewise.
+            SamplerError: the sampler cannot be loaded and ``error_mode`` is ``propagate``.
             ExportError: an exporter's files are unusable.
         """
         config = self._config

@@ -13,7 +13,7 @@ class CpuTime(NamedTuple):
 
     Attributes:
         user: of the agent's process, outside the kernel.
-        system: likewise, in the kernel.
+        system: the same in the kernel.
         children: of processes that read files for it and have ended.
         programs: of the BPF program that takes samples, in the interrupts of all CPUs. The kernel
             accounts for it as time of the processes that were interrupted.

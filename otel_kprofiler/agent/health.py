@@ -22,7 +22,7 @@ class HealthServer:
     Args:
         endpoint: ``host:port`` to listen on; ``[::1]:port`` for IPv6, port 0 for a free one.
         probes: by path, such as ``/livez``; called in server threads.
-        status: returns the body of ``/status`` as values for JSON; likewise.
+        status: returns the body of ``/status`` as values for JSON; called in server threads.
 
     Raises:
         HostError: the endpoint cannot be listened on.

@@ -95,7 +95,7 @@ class _TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - name of logging
         return escape_controls(super().formatMessage(record))
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802 - likewise
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - name of logging
         return "\n".join(map(escape_controls, super().formatException(ei).split("\n")))
 
 

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 class Telemetry:
     """The agent's own metrics, as currently configured.
 
+    A thread of the SDK calls all arguments.
+
     Args:
-        account: returns the account of all samples; called from a thread of the SDK.
-        generation: returns the number of changes of kernel symbols; likewise.
-        lost_symbols: returns the number of lost symbol records, by cause; likewise.
-        cpu_time: returns the CPU time so far; likewise.
-        coarse: returns the number of coarse samples, by what is coarse; likewise.
+        account: returns the account of all samples.
+        generation: returns the number of changes of kernel symbols.
+        lost_symbols: returns the number of lost symbol records, by cause.
+        cpu_time: returns the CPU time so far.
+        coarse: returns the number of samples with less detail, by the missing detail.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ def chance_of_means(
     Args:
         difference: of the means.
         first: variance of one mean, and the number of observations that it comes from.
-        second: likewise of the other.
+        second: the same for the other mean.
     """
     variance = first[0] + second[0]
     if not variance:

@@ -41,7 +41,7 @@ class Amount(NamedTuple):
 
     Attributes:
         before: share of the weight of all samples, or weight per second.
-        after: likewise.
+        after: the same for the other side.
         margin: the change lies within so much of ``change``, in 95 of 100 comparisons.
         chance: of a change at least that large if there is no cause, for this group alone.
     """

@@ -178,7 +178,7 @@ def assign(samples: Samples, by: str) -> Assignment:
 
 
 def group_samples(samples: Samples, by: str) -> list[Group]:
-    """Samples in groups, those with most of their own first; lines by their total.
+    """Groups samples; sorted by self count, and lines by total.
 
     Args:
         samples: what to group.

@@ -81,11 +81,11 @@ class Samples:
     Attributes:
         tables: what the columns point into.
         origins: column of indices into ``tables.origins``.
-        threads: likewise into ``tables.threads``, which lead to the resource.
-        stacks: likewise into ``tables.stacks``.
-        links: likewise into ``tables.links``.
-        cpus: likewise into ``tables.cpus``, the logical CPUs.
-        waits: likewise into ``tables.waits``.
+        threads: index into ``tables.threads``, which lead to the resource.
+        stacks: index into ``tables.stacks``.
+        links: index into ``tables.links``.
+        cpus: index into ``tables.cpus``, the logical CPUs.
+        waits: index into ``tables.waits``.
         ends: column of the ends of rows in ``times``, where the next row begins.
         times: Unix times in nanoseconds, row by row.
         values: the value at each time, in the unit of the kind; empty if all are 1.
@@ -153,7 +153,7 @@ class Samples:
         return any(waits[wait] is not None for wait in self.waits)
 
     def without_idle(self) -> Samples:
-        """The samples that are no waits of threads without work; see :class:`WaitCause`."""
+        """The samples that are not waits of threads without work; see :class:`WaitCause`."""
         idle = [wait is not None and wait.is_idle for wait in self.tables.waits]
         return self.select([not idle[wait] for wait in self.waits]) if any(idle) else self
 

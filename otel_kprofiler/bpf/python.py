@@ -18,17 +18,17 @@ class PythonLayout(NamedTuple):
         flags: ``PYTHON_CFRAME``, ``PYTHON_IS_ENTRY``.
         interpreters_head: the first interpreter, in ``_PyRuntime``.
         interpreter_next: the next one, in an interpreter.
-        interpreter_threads: the first thread state, likewise.
+        interpreter_threads: the first thread state, in an interpreter.
         thread_bytes: of a thread state, all that is read.
         thread_previous: the state before it in the list, in a thread state.
-        thread_next: the one behind it, likewise.
-        thread_interpreter: the interpreter, likewise.
-        thread_native: the thread's gettid(2), likewise.
+        thread_next: the state after it in the list, in a thread state.
+        thread_interpreter: the interpreter, in a thread state.
+        thread_native: the thread's gettid(2), in a thread state.
         thread_status: bits; that of value 8 is set if its thread used this state last (3.13 on),
-            likewise; 0 if there are none.
-        thread_frame: the current frame, or ``_PyCFrame``, likewise.
-        thread_chunk: the chunk of memory with the newest frames, likewise; behind it, the end of
-            what it has, and of the chunk.
+            in a thread state; 0 if there are none.
+        thread_frame: the current frame, or ``_PyCFrame``, in a thread state.
+        thread_chunk: the chunk of memory with the newest frames, in a thread state; followed by the
+            end of its used part and the end of the chunk.
         cframe_frame: the current frame, in a ``_PyCFrame``.
         frame_bytes: of a frame, what comes before its variables.
         frame_code: the code object, in a frame; the lowest two bits may be set.
@@ -37,7 +37,7 @@ class PythonLayout(NamedTuple):
         frame_owner: who has its memory, a byte: 1 for generators.
         frame_entry: whether C entered it, a byte, with ``PYTHON_IS_ENTRY``.
         frame_header: bytes of a frame before its variables; 0 if ``code_frame_words`` covers all.
-        entry_owner: lowest owner of frames that are no function's, but entries from C.
+        entry_owner: lowest owner of frames that are entries from C, not functions.
         generator_state_back: bytes from a generator's state, a byte, to its frame.
         generator_executing: the state of one that runs.
         code_bytes: of a code object, what comes before its instructions.

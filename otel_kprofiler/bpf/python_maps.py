@@ -214,7 +214,7 @@ class PythonMaps:
             return True
 
     def release(self, tgid: int) -> bool:
-        """Read no more frames of a process; whether it was registered."""
+        """Stop reading frames of a process; returns whether it was registered."""
         with self._lock:
             if not self._is_open or tgid not in self._registered:
                 return False

@@ -66,10 +66,11 @@ class Processor(NamedTuple):
         goexit_back: bytes of it before the return address.
         sigreturn_bytes: length of a signal trampoline up to the end of its system call.
         signal_at: offset of ``signal`` from the stack pointer in a trampoline.
-        sp_column: DWARF number of the stack pointer; likewise of the frame pointer and of the
-            return address.
+        sp_column: DWARF number of the stack pointer; ``fp_column`` and ``ra_column`` are those of
+            the frame pointer and the return address.
         mode_at: offset in ``pt_regs`` of the word that holds the mode of the processor.
-        user_mask: its bits that are ``user_value`` in user mode; likewise 32-bit code.
+        user_mask: its bits that are ``user_value`` in user mode; ``narrow_mask`` and
+            ``narrow_value`` identify 32-bit code.
         interrupt: ``pt_regs``.
         signal: what a signal has saved.
         preserved: DWARF numbers of the registers that calls preserve, other than sp and fp; up to

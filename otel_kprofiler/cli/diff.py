@@ -44,7 +44,7 @@ class _RangeType(click.ParamType[_Range]):
         """Convert to moments; fails with a usage error."""
         start, between, end = str(value).partition("..")
         if not between:
-            self.fail(f"{value!r} is no range such as 0s..30s", param, ctx)
+            self.fail(f"{value!r} is not a range such as 0s..30s", param, ctx)
         moment = MomentType()
         return moment.convert(start, param, ctx), moment.convert(end, param, ctx)
 
@@ -66,7 +66,7 @@ class _RangeType(click.ParamType[_Range]):
 )  # fmt: skip
 @click.option(
     "--time-after", type=_RangeType(), metavar="FROM..TO",
-    help="Likewise of AFTER, or of BEFORE if that is the only file.",
+    help="Only this time of AFTER, or of BEFORE if that is the only file.",
 )  # fmt: skip
 @click.option(
     "--fail-above", type=click.FloatRange(0), metavar="PERCENT",

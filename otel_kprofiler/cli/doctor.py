@@ -82,7 +82,7 @@ def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
     """The verdict, and the findings that it is due to."""
     failed = [finding for finding in findings if finding.level is Level.FAIL]
     if failed:
-        # That the sampler did not start is no cause if there is another one.
+        # That the sampler did not start is not the cause if there is another one.
         return "does not work", [one for one in failed if one.check != "sampler"] or failed
     limits = [finding for finding in findings if finding.level is Level.WARN]
     return "works with limits" if limits else "works", limits
@@ -105,7 +105,7 @@ def _name(findings: Sequence[Finding]) -> str:
 
 
 def _tolerate_hidden(finding: Finding) -> Finding:
-    """Addresses that are hidden in the file are no limit where the iterator has them."""
+    """Addresses hidden in the file are no limit where the BPF iterator reports them."""
     is_hidden = finding.check == "kernel symbols" and finding.level is Level.WARN
     return replace(finding, level=Level.INFO) if is_hidden else finding
 

@@ -45,11 +45,11 @@ def _choose_format(path: str, name: str | None) -> OutputFormat:
 
 
 class Output:
-    """Where a recording goes: a file that appears when it is complete, or what is no file.
+    """Destination of a recording: a file that appears when it is complete, or a device or pipe.
 
     The constructor fails if the file exists and must not be replaced, or if its directory is not
     writable. Leaving the context without writing leaves no file, but a ``.part`` file if there
-    are samples. What is no regular file is written to, never replaced; ``-`` is standard output.
+    are samples. Devices and pipes are written to, never replaced; ``-`` is standard output.
 
     Args:
         path: where to write; None for ``profile`` with the format's suffix in the working

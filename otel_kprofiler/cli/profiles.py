@@ -56,7 +56,7 @@ def load_profiles(paths: Sequence[str]) -> Samples:
 def read_profile_file(path: str, notify: Notify) -> list[Window]:
     """The windows of a file: OTLP in any form, a recording of ``--raw``, pprof; or ``-``.
 
-    Each may be compressed with gzip. Of a damaged file, what can be read counts.
+    Each may be compressed with gzip. The readable part of a damaged file is used.
 
     Raises:
         KProfilerError: it cannot be read, or nothing of it can.

@@ -197,7 +197,7 @@ def _report_parts(
     *,
     as_json: bool,
 ) -> None:
-    """Print what the time of spans went to; of what their threads did meanwhile all is needed."""
+    """Print where the time of spans went; needs all samples of their threads."""
     around = replace(chosen, spans=(), endpoints=(), functions=(), modules=())
     loaded, every = load_choice(paths, Choice(around, start, end), need_of(chosen, PART))
     check_matches(chosen, loaded)

@@ -41,7 +41,7 @@ class Report:
             totals of waits belong.
         by: a name of :data:`GROUPINGS`, or of an attribute.
         callers_of: if not None, groups are the callers of this function instead.
-        callees_of: likewise what it calls.
+        callees_of: if not None, groups are the functions that this one calls.
         idle: whether to show waits of threads without work.
         order: a name of :data:`SORTS`; None for that of the grouping.
     """

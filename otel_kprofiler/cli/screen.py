@@ -37,10 +37,10 @@ def check_terminal() -> None:
     """Refuse what cannot be a screen.
 
     Raises:
-        KProfilerError: standard output is no terminal, or one that cannot be drawn on.
+        KProfilerError: standard output is not a terminal, or one that cannot be drawn on.
     """
     if not sys.stdout.isatty():
-        raise KProfilerError("standard output is no terminal", hint="use --once or --batch")
+        raise KProfilerError("standard output is not a terminal", hint="use --once or --batch")
     if os.environ.get("TERM", "dumb") in ("dumb", ""):
         raise KProfilerError(
             "the terminal cannot be drawn on: TERM is not set, or dumb",
@@ -143,7 +143,7 @@ class Screen:
         return True
 
     def flush(self) -> None:
-        """Write what the terminal takes of what was drawn."""
+        """Write as much of the drawing as the terminal takes."""
         try:
             while self._pending and self._can_write():
                 self._pending = self._pending[os.write(self._output, self._pending) :]

@@ -24,13 +24,13 @@ class _File(Protocol):
         """Yields its identifiers: build id and file id."""
 
     def show(self, number: int, *, as_json: bool) -> bool:
-        """Print the function at an address; whether there is one."""
+        """Print the function at an address; returns whether there is one."""
 
     def find_starts(self, name: str) -> Iterator[int]:
         """Addresses that offsets from a name begin at."""
 
     def find(self, name: str, *, as_json: bool) -> bool:
-        """Print where functions with a name are; whether there is one."""
+        """Print where functions with a name are; returns whether there is one."""
 
 
 class ElfFiles:

@@ -15,7 +15,7 @@ _NUMBER: Final = re.compile("(?:0[xX])?[0-9a-fA-F]+")
 
 
 def print_resolution(answer: Resolution, *, as_json: bool) -> bool:
-    """Print an answer; whether it has a name."""
+    """Print an answer; returns whether it has a name."""
     say(json.dumps(as_dict(answer)) if as_json else "\n".join(_text(answer)))
     return bool(answer.lines)
 

@@ -208,12 +208,12 @@ class Live:
         self.pipeline.wake()
 
     def request_end(self) -> None:
-        """Make the :meth:`step` that runs return, whatever is left to do; callable likewise."""
+        """Make a running :meth:`step` return, whatever is left to do; callable as :meth:`wake`."""
         self._woken.set()
         self.pipeline.request_stop()
 
     def step(self) -> bool:
-        """Sample until something wakes us, a moment at most; whether there is something new."""
+        """Sample for a moment, or until woken; returns whether there is new data."""
         if self.status.has_ended:
             self._woken.wait(DRAIN_INTERVAL_S)
             self._woken.clear()

@@ -97,12 +97,12 @@ class Table:
         self._woken.set()
 
     def request_end(self) -> None:
-        """Make the :meth:`step` that runs return; callable likewise."""
+        """Make a running :meth:`step` return; callable as :meth:`wake`."""
         self._is_over.set()
         self._woken.set()
 
     def step(self) -> bool:
-        """Wait a moment; whether there may be something new, or something else has woken us.
+        """Wait a moment; returns whether there may be new data, or something else woke us.
 
         Raises:
             KProfilerError: the first reading failed.

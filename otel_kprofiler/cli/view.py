@@ -55,7 +55,7 @@ class EndpointType(click.ParamType[str]):
         """Return the value; fails with a usage error."""
         host, _, port = str(value).rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
-            self.fail(f"{value!r} is no address such as 127.0.0.1:4317", param, ctx)
+            self.fail(f"{value!r} is not an address such as 127.0.0.1:4317", param, ctx)
         return str(value)
 
 
@@ -67,7 +67,7 @@ class EndpointType(click.ParamType[str]):
 )  # fmt: skip
 @click.option(
     "--listen-http", "http_endpoint", type=EndpointType(), metavar="HOST:PORT",
-    help="Likewise over HTTP. Default with --listen: its host, port 4318.",
+    help="Show what comes in as OTLP over HTTP here. Default with --listen: its host, port 4318.",
 )  # fmt: skip
 @click.option("--live", "is_live", is_flag=True, help="Show what runs on this host from now on.")
 @click.option(

@@ -73,7 +73,7 @@ def parse_address(text: str, environ: Mapping[str, str]) -> Address:
     Raises:
         KProfilerError: it is none, or not UTF-8.
     """
-    problem = f"{redact_address(text)} is no address of ClickHouse"
+    problem = f"{redact_address(text)} is not an address of ClickHouse"
     try:
         text.encode()  # names of ClickHouse are UTF-8
         unquote(text, errors="strict")

@@ -34,7 +34,7 @@ class Selection(NamedTuple):
     """The samples that are read.
 
     Attributes:
-        chosen: the filter; what does not match may be among what is read.
+        chosen: the filter; a read may return samples that do not match it.
         times: of the samples.
     """
 

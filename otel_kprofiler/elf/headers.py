@@ -149,7 +149,7 @@ def find_address(segments: Iterable[Segment], offset: int) -> int | None:
 
 
 def read_sections(source: Source, elf: ElfFile) -> list[Section]:
-    """All section headers, in their order; none if the file has none, or none with names.
+    """Reads all section headers, in file order; empty if the file has none or no section names.
 
     Raises:
         ElfError: they are damaged.
@@ -228,7 +228,7 @@ def _segments(
 
 
 def _read_notes(source: Source, notes: list[tuple[int, int]]) -> tuple[BuildId | None, bool]:
-    """The build id, None if there is none or the notes are damaged; whether Go has a note, too."""
+    """Returns the build id (None if missing or damaged), and whether Go has a note."""
     build_id, is_go, left = None, False, MAX_NOTE_BYTES
     for offset, size in notes:
         left -= size

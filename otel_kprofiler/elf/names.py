@@ -18,7 +18,7 @@ _MAPPING: Final = re.compile(MAPPING_SYMBOL)
 
 
 def is_mapping_symbol(name: bytes) -> bool:
-    """Returns whether a name marks code or data, and is no function's."""
+    """Returns whether a name marks code or data, and not a function."""
     return b"$" in name and _MAPPING.fullmatch(name) is not None
 
 

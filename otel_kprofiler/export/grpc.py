@@ -62,7 +62,7 @@ _TOO_LARGE_CODES: Final = frozenset(
     }
 )
 _MIN_LIMIT_BYTES: Final = 1024
-"""Smaller numbers in such a text are no limit."""
+"""Smaller numbers in such a message are not taken as a limit."""
 _LARGE_RESPONSE: Final = "CLIENT: Received message larger than max"
 """How gRPC's core says that a response is above our limit; servers respond to what they have."""
 Options = tuple[tuple[str, str | int], ...]

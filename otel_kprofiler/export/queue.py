@@ -408,7 +408,7 @@ class ExportQueue:
             return ()
 
     def _conclude(self, held: _Held, parts: Sequence[Part], *, replaced: bool) -> bool:
-        """Count the outcome of a batch, and requeue what is left of it; whether it is settled."""
+        """Count the outcome of a batch and requeue the rest; returns whether it is settled."""
         gone = held.stored and self._spool and not self._spool.holds(held.stored)
         if not parts:
             self._lose(held, LossCause.SPOOL_FULL if gone else LossCause.SPOOL_DAMAGED)

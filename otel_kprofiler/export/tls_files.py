@@ -68,7 +68,7 @@ class TlsFiles:
         self.contents: Contents = tls.read()
 
     def renew(self) -> bool:
-        """Read the files if they have changed; whether there are new ones that can be used."""
+        """Read the files if they have changed; returns whether new, usable ones were read."""
         seen = self._look()
         if seen == self._seen or self.find_problem():
             return False

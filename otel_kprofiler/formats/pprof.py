@@ -1,6 +1,6 @@
 """pprof's ``profile.proto``, gzipped (github.com/google/pprof, proto/profile.proto).
 
-Written by hand, because the message is small and its generated code is no dependency.
+Written by hand, because the message is small and its generated code is not a dependency.
 """
 
 from __future__ import annotations

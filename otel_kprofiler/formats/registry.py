@@ -29,7 +29,7 @@ class OutputFormat:
         other_suffixes: suffixes that stand for it, too.
         is_compressed: whether its content is compressed with gzip already.
         is_profile: whether all that is known can be read back from it.
-        write_titled: likewise under a heading; None if it has none.
+        write_titled: as ``write``, under a heading; None if the format has none.
     """
 
     name: str

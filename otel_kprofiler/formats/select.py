@@ -1,4 +1,4 @@
-"""Only the samples that ran in certain modules, or that are no idle waits."""
+"""Only the samples that ran in certain modules, or that are not idle waits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LeftOut(NamedTuple):
 def leave_out_idle(windows: Iterable[Window]) -> tuple[list[Window], LeftOut]:
     """Windows without waits of threads that have no work, and what those are together.
 
-    The totals of waits stay: they are of all.
+    The totals of waits stay those of all samples.
     """
     samples = weight_ns = 0
     kept = []

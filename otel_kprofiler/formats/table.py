@@ -24,7 +24,7 @@ class Row(NamedTuple):
             named by the reason.
         module: name of its module, or of the side of the stack if no more is known.
         self_count: sum of the values of samples that were taken in it.
-        total_count: likewise, in it or below it; each sample counts once.
+        total_count: sum for samples in it or below it; each sample counts once.
     """
 
     function: str

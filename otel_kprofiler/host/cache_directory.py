@@ -123,4 +123,4 @@ class CacheDirectory:
 
 def _check(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a file of a cache")
+        raise ValueError(f"{name!r} is not the name of a cached file")

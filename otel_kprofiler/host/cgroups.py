@@ -38,7 +38,7 @@ class MountPoint(NamedTuple):
 
     Attributes:
         path: its directory.
-        root: which cgroup that is, relative to the own cgroup namespace: ``/`` is the own root,
+        root: which cgroup that is, relative to our cgroup namespace: ``/`` is the own root,
             ``/..`` its parent.
     """
 
@@ -92,7 +92,7 @@ def find_cgroup_root(files: HostFiles) -> Cgroup | None:
 
 
 def _find_own_level(files: HostFiles) -> int | None:
-    """Depth of the root of the own cgroup namespace; None if it is unknown."""
+    """Depth of the root of our cgroup namespace; None if it is unknown."""
     if not is_in_cgroup_namespace(files):
         return 0
     first = read_stat(files, _KTHREADD)

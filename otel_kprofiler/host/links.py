@@ -42,7 +42,7 @@ def open_directory(path: str) -> int:
     """An ``O_PATH`` descriptor of a directory; to root, only by links that root can have made.
 
     Raises:
-        OSError: it cannot be opened, is no directory, or another user's link leads to it.
+        OSError: it cannot be opened, is not a directory, or another user's link leads to it.
     """
     if os.geteuid() != 0:
         return os.open(path, _DIRECTORY)

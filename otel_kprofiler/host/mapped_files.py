@@ -7,7 +7,7 @@ What                    Needs, for processes of others                  Finds
                         CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH
 /proc/PID/exe           CAP_SYS_PTRACE                                  the executable
 /proc/PID/root + path   CAP_SYS_PTRACE                                  files not deleted
-path                    nothing                                         likewise, in our mounts;
+path                    nothing                                         the same, in our mounts;
                                                                         or beside other files
 ======================  ==============================================  ======================
 
@@ -102,13 +102,13 @@ def open_regular(files: ReferableFiles, path: str) -> OpenFile:
     Nothing else is opened for reading, which might block or have effects.
 
     Raises:
-        OSError: it is no regular file, or cannot be opened.
+        OSError: it is not a regular file, or cannot be opened.
     """
     reference = files.open_reference(path)
     try:
         status = os.fstat(reference)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{path} is no regular file")
+            raise OSError(f"{path} is not a regular file")
         # Opened by the reference: the path may lead elsewhere a second time.
         fd = os.open(f"/proc/self/fd/{reference}", os.O_RDONLY | os.O_CLOEXEC)
         return OpenFile(fd, status.st_size, status.st_mtime_ns)
@@ -170,8 +170,8 @@ def open_mapped(
         request: names the file and a process that has it mapped.
         files: this host's.
         known_path: where the file was when it was opened before; for a process that has ended.
-        find_places: where files with an inode number are; likewise. A file is taken only if its
-            size and time of modification are known and the same.
+        find_places: where files with an inode number are, as for ``known_path``; taken only if
+            size and time of modification are known and equal.
 
     Raises:
         MappedFileError: it is gone, this process may not open it, or other files are in its place.
@@ -260,7 +260,7 @@ def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator
         path = files.read_link(f"/proc/{pid}/map_files/{wanted}")
         yield wanted, path.removesuffix(_DELETED)
     except OSError:
-        yield wanted, ""  # opening it fails likewise, with the reason
+        yield wanted, ""  # opening it fails for the same reason
         with suppress(OSError):
             found = (
                 (f"{mapping.start:x}-{mapping.end:x}", mapping.path)

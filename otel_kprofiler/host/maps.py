@@ -84,7 +84,7 @@ class FoundMapping(NamedTuple):
 
 
 def parse_mappings(maps: bytes, *, only_code: bool = False) -> Iterator[MemoryMapping]:
-    """The mappings in a text of maps, by address; incomplete and other lines are skipped.
+    """The mappings in a text of maps, by address; other and incomplete lines are skipped.
 
     Args:
         maps: the text.

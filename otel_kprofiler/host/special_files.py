@@ -15,7 +15,7 @@ _OWN_DESCRIPTOR: Final = re.compile(r"/proc/(?:self|thread-self)/fd/(\d+)")
 
 
 def open_special(path: str) -> int | None:
-    """A descriptor for writing to a path that exists and is no regular file; None for others.
+    """A descriptor for writing to a path that exists and is not a regular file; None for others.
 
     Opening a FIFO waits for its reader. The caller closes the descriptor.
 

@@ -66,7 +66,7 @@ class Interpreter(NamedTuple):
     def find_load_bias(self, start: int, file_offset: int) -> int | None:
         """The runtime address of SVMA 0 where a mapping begins with a place of the file.
 
-        None if that is no place of code.
+        None if that is not a place of code.
         """
         for text in self.texts:
             first = text.offset - text.offset % mmap.PAGESIZE

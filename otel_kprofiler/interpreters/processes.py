@@ -71,7 +71,7 @@ class PythonRegistry(Protocol):
         """Announce no process with this program for a while."""
 
     def release(self, tgid: int) -> bool:
-        """Read them no longer; whether it was registered."""
+        """Stop reading frames of a process; returns whether it was registered."""
 
 
 class _Registered(NamedTuple):
@@ -147,7 +147,7 @@ class PythonProcesses:
             self._registry.pass_over(seen.program)
 
     def release_ended(self) -> None:
-        """Release the processes that there are no more. Raises ``OSError``."""
+        """Release the processes that have ended. Raises ``OSError``."""
         alive = set(self._host.list_dir("/proc"))
         for pid in [pid for pid in self._registered if str(pid) not in alive]:
             self._release(pid)
@@ -323,7 +323,7 @@ class PythonTracking:
         return 1000 * (min(INTERVAL_S, tidy_s) if events else tidy_s)
 
     def _inspect(self, processes: Iterable[ProcessSeen]) -> bool:
-        """Look at processes that were sampled; whether that was permitted of all."""
+        """Look at processes that were sampled; returns whether all permitted it."""
         permitted = True
         for seen in processes:
             try:

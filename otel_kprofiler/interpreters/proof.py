@@ -65,7 +65,7 @@ class OwnMemory:
         return self._target.value
 
     def read_bytes(self, at: int, size: int) -> bytes:
-        """Bytes; raises likewise."""
+        """Reads bytes one by one; raises as :meth:`read`."""
         return b"".join(self.read(at + place, 1).to_bytes() for place in range(size))
 
 
@@ -117,8 +117,8 @@ class Proof:
     """Reads this process, and compares.
 
     Args:
-        layout: what shall be proved.
-        process: likewise.
+        layout: to be proved.
+        process: to be proved, too.
         memory: of this process.
     """
 
@@ -154,7 +154,7 @@ class Proof:
     def _find_thread(self) -> int:
         """Address of the calling thread's state, which is where the interpreter's list has it.
 
-        Threads that start and end change the list between two reads, so one look is no proof of
+        Threads that start and end change the list between two reads, so one look is not proof of
         a wrong layout: only what is wrong each time is.
         """
         for _ in range(_TRIES - 1):

@@ -74,10 +74,10 @@ class RawSample(NamedTuple):
             outcome. Samples share such tuples.
         stacks: the words of each of them, as :class:`RawSide` has them.
         link: the span that was current in the thread, if it is known.
-        labels: number of the set of labels that was current likewise; 0 for none.
-        wait: what is known of the wait; None for kinds that are no waits.
+        labels: number of the set of labels that was current in the thread; 0 for none.
+        wait: what is known of the wait; None for kinds that are not waits.
         exec_id: see :class:`ProcessKey`.
-        owner: likewise.
+        owner: see :class:`ProcessKey`.
         stack_start: address at which the stack of the program's main thread starts, which
             ``/proc/PID/stat`` shows, too; 0 if that is unknown, and during execve(2).
     """

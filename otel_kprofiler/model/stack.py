@@ -222,9 +222,9 @@ class Frame:
             (they may be where its name is not: ``NO_NAME``); else 0.
         side: side of the stack that it is on.
         unresolved: why ``lines`` is empty, None when it is not.
-        builtin: modules that the code of ``vmlinux`` would be in, were it not built in; several
-            where they share an object file, mostly none.
-        found_by: how the frame was found if that is no proof: ``frame_pointer`` (a callee may be
+        builtin: for code built into ``vmlinux``, the modules that it would otherwise be in;
+            several if they share an object file, empty for most code.
+        found_by: how the frame was found if that is not proof: ``frame_pointer`` (a callee may be
             missing) or ``guess``; how its file was found if not by the mapping: ``moved_text`` (it
             lies in memory that fills a hole between two mappings of the file).
     """

@@ -29,7 +29,7 @@ class FileDetails(NamedTuple):
 
     Attributes:
         path: as its process sees it, or ``[vdso]``.
-        build_id: GNU build id; None if it has none or is no ELF file.
+        build_id: GNU build id; None if it has none or is not an ELF file.
         file_id: hash of the file (htlhash).
         texts: executable segments, by which offsets in the file become addresses (SVMA).
         deleted: no directory has the file any more, or ever had.
@@ -59,7 +59,7 @@ class OpenFile(NamedTuple):
     Attributes:
         fd: open for reading.
         size: in bytes, when it was found to be that file.
-        modified_ns: Unix time at which it was written last, likewise.
+        modified_ns: Unix time at which it was written last, read with ``size``.
     """
 
     fd: int

@@ -74,7 +74,7 @@ class WaitCause(enum.Enum):
 
     @property
     def is_idle(self) -> bool:
-        """True if threads without work wait so, which says nothing of what slows a program."""
+        """True if threads without work wait in this way, so the wait slows no program."""
         return self in _IDLE
 
 
@@ -197,7 +197,7 @@ def find_cause(
         state: in which it waits.
         kernel: names of the kernel functions on its stack, leaf first; suffixes of compilers
             (``.isra.0``) are ignored. Empty if they are hidden or unknown.
-        user: likewise of native code.
+        user: names of native functions on its stack, in the same form.
         in_iowait: the task's flag of waits for block I/O.
         is_throttled: its cgroup has used up its quota of CPU time.
     """

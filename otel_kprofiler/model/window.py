@@ -55,7 +55,7 @@ class WindowWait(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """True if threads without work wait so."""
+        """True if threads without work wait in this way."""
         return self.cause is not None and self.cause.is_idle
 
 
@@ -122,7 +122,7 @@ class Profile:
         lost: how many of those were lost before they reached the window, by cause.
         totals: the account of the whole stream, if it is known.
         threshold_ns: duration from which each wait is sampled, when the window ended; 0 if it is
-            not known, or for kinds that are no waits.
+            not known, or for kinds that are not waits.
     """
 
     kind: ProfileKind

@@ -46,7 +46,7 @@ FUNCTION_START: Final = "otel_kprofiler.function.start"
 """Ours, on locations whose function has bounds, but no name: the address at which it starts, an
 integer."""
 FOUND_BY: Final = "otel_kprofiler.frame.found_by"
-"""Ours, on locations that were found in a way that is no proof: ``frame_pointer`` or ``guess``."""
+"""Ours, on locations that were found in a way that is not proof: ``frame_pointer`` or ``guess``."""
 LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"
 """Ours, on samples with a link: method and route, else name, of the topmost span of the process in
 this trace."""

@@ -72,7 +72,7 @@ class SharedValues:
         self._sides[""] = USER_SIDE
 
     def side(self, frame_type: str) -> SideKind:
-        """The side of a type of frames; one of its own for a type that we have none of."""
+        """Returns the side for a frame type; makes a new side for an unknown type."""
         found = self._sides.get(frame_type)
         if found is None:
             has_files = frame_type not in _MACHINE_CODE
@@ -82,7 +82,7 @@ class SharedValues:
 
 
 def find_profile_kind(type_: str, unit: str, period_type: str, period_unit: str) -> ProfileKind:
-    """The kind with these types; one of its own for what we do not sample."""
+    """Returns the kind with these types; makes a new kind if we do not sample them."""
     found = ProfileKind(type_, type_, unit, period_type, period_unit)
     for kind in KINDS:
         if kind._replace(name=type_, number=0) == found:
@@ -106,7 +106,7 @@ class _FrameAttributes(NamedTuple):
         side: of stacks.
         reason: why it has no name; empty if that is not said.
         builtin: modules that its code would be in, were it not built in.
-        found_by: how it was found, if that is no proof.
+        found_by: how it was found, if that is not proof.
         start: where its function starts, if it has no name; None if that is not known.
     """
 

@@ -45,7 +45,7 @@ def add_lines(message: Any, tree: Any, lines: Mapping[int, Sequence[Line]]) -> N
 
     Args:
         message: a request that has no index outside of its tables.
-        tree: the JSON that it was parsed from, likewise changed; None if there is none.
+        tree: the JSON that it was parsed from, with the same changes; None if there is none.
         lines: functions by index of the location, the innermost inlined one first.
     """
     if not lines:

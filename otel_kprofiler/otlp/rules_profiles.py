@@ -246,7 +246,7 @@ def waits(contents: Contents) -> Iterator[Problem]:
         if WAIT_CAUSE in attributes and WAIT_STATE not in attributes:
             yield where, f"{WAIT_CAUSE} is set without {WAIT_STATE}"
         if WAIT_IS_ENDED in attributes and not attributes[WAIT_IS_ENDED].HasField("bool_value"):
-            yield where, f"{WAIT_IS_ENDED} is no truth value"
+            yield where, f"{WAIT_IS_ENDED} is not a boolean"
 
 
 def _window(profile: Any) -> tuple[object, ...]:

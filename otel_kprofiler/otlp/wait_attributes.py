@@ -43,7 +43,7 @@ def wait_attributes(wait: WindowWait) -> dict[str, AttributeValue]:
 
 
 def parse_wait(attributes: Mapping[str, AttributeValue]) -> WindowWait | None:
-    """Inverse of :func:`wait_attributes`; None if it is no wait of a known state."""
+    """Inverse of :func:`wait_attributes`; None if it is not a wait of a known state."""
     state = _STATES.get(as_text(attributes.get(WAIT_STATE, "")))
     if state is None:
         return None

@@ -150,10 +150,10 @@ def open_live(
         access: the host's files.
         clock: the host's clocks.
         resources: the Resources of processes; closed with the pipeline, or if this fails.
-        symbolizer: from :func:`open_symbols`; closed likewise.
-        user_names: names user frames, such as a :class:`SymbolLoader`; closed likewise.
+        symbolizer: from :func:`open_symbols`; closed as ``resources`` are.
+        user_names: names user frames, such as a :class:`SymbolLoader`; closed, too.
         resolvers: resolvers of sides other than the kernel's, in place of that which finds the
-            files of user code; closed likewise.
+            files of user code; closed, too.
         raw_sink: receives the raw records of each drain.
         replaced_sink: receives native frames in whose place Python frames may stand, by name.
         whole_sink: receives all samples once more at the end, in a single window.

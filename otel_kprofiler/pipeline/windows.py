@@ -85,8 +85,8 @@ class WindowCounts:
         taken: samples that the kernel took in this window.
         lost: how many of them were lost, by cause.
         totals: the account of the stream, this window included.
-        threshold_ns: duration from which each wait is sampled; 0 for kinds that are no waits.
-        waits: time off the CPU in this window by Resource; empty likewise.
+        threshold_ns: duration from which each wait is sampled; 0 for kinds that are not waits.
+        waits: time off the CPU in this window by Resource; empty for kinds that are not waits.
     """
 
     taken: int = 0

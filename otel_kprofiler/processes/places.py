@@ -77,7 +77,7 @@ class Places:
         return self._find_names(str(container)) if container else {}
 
     def _find_around(self, names: CgroupNames, path: str, cgroup_id: int) -> CgroupNames:
-        """Complete what a path says that is relative to the own cgroup namespace."""
+        """Complete a path that is relative to our cgroup namespace."""
         if not names.container:
             found = parse_cgroup_path(self._find_path(cgroup_id))
             if any(found):

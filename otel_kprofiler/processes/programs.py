@@ -28,8 +28,8 @@ class _Options(NamedTuple):
         valued: those whose value is the next argument.
         code: those after which there is code in place of a script, or no script.
         module: those whose value is what runs.
-        letters: likewise, of single letters that can stand together: with a value.
-        code_letters: likewise with code.
+        letters: single letters, which can stand together, with a value.
+        code_letters: single letters with code.
     """
 
     valued: frozenset[bytes] = frozenset()

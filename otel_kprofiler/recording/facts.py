@@ -28,7 +28,7 @@ class RecordingFacts(NamedTuple):
         counts: the sampler's counters at that time, by kind.
         since_ns: boot time at which sampling started; 0 if it is not known.
         waits: exact time off the CPU of each process meanwhile; empty if it was not counted.
-        wait_threshold_ns: duration from which each wait was sampled at last; 0 likewise.
+        wait_threshold_ns: duration from which each wait was sampled at last; 0 if unknown.
     """
 
     offset_ns: int

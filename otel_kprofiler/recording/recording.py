@@ -9,7 +9,7 @@ A recording is a zip archive::
     user_files.json         files that user stacks lie in, if they were collected
     python_codes/000000 …   code objects of Python frames: blocks without a time
     user_names.json         names of user frames, if there are any
-    code_names.json         names of code without files, likewise
+    code_names.json         names of code without files, in the same form
     files/…                 the host's files that symbols come from
     errors.json             errno of those that could not be read
 
@@ -225,9 +225,9 @@ class Recording:
         facts: settings and counters of the sampler.
         files: the recorded host's files.
         resources: attributes of processes; empty if they were not recorded.
-        user_files: files that user stacks lie in; likewise.
-        user_names: names of user frames; likewise.
-        python_codes: code objects of Python frames; likewise.
+        user_files: files that user stacks lie in; empty if they were not recorded.
+        user_names: names of user frames; empty if they were not recorded.
+        python_codes: code objects of Python frames; empty if they were not recorded.
 
     Raises:
         OSError: the file cannot be read.

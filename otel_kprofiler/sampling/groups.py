@@ -100,7 +100,7 @@ class GroupFollower:
         self._said_limit = False
 
     def look(self) -> bool:
-        """Look for the groups if it is time; whether what is to be sampled has changed."""
+        """Look for the groups if it is time; returns whether the selection has changed."""
         started = self._monotonic()
         if started < self._next_look:
             return False

@@ -41,7 +41,7 @@ class SamplerConfig:
         max_unwind_work: limit on the unwinding of one user stack in the interrupt; 1000 units
             take at most 25 µs, a cached frame is 15.
         max_tables_bytes: limit on the kernel memory for unwind tables.
-        max_table_bytes: likewise for the table of one file; larger ones are not used.
+        max_table_bytes: limit for the table of one file; larger ones are not used.
         max_preload_s: time that loading the tables of running programs may take before the first
             sample; 0: all are loaded when a sample asks for them, which it has not got itself.
         python_frames: limit of the Python frames of processes that are registered

@@ -97,11 +97,11 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
 
     Args:
         given: labels by name, of 1 to 100 characters. Values become text of up to 200 characters.
-        more: likewise; these come first.
+        more: labels whose names are identifiers; they override ``given``.
 
     Raises:
-        ValueError: a name is no text, empty, too long or one that samples have themselves, or there
-            are more than 16. With those outside, the ones beyond 16 are left out.
+        ValueError: a name is not text, is empty, too long or reserved, or there are more than 16.
+            Nested labels beyond 16 in total are left out.
     """
     forks.catch_up()
     inside = _check({**(given or {}), **more})

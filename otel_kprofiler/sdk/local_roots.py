@@ -34,10 +34,10 @@ from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_SPANS: Final = 65_536
 MAX_NAMES: Final = 128
-"""Distinct names in a window; those of fewest samples beyond are left out."""
+"""Maximum distinct names in a window; names with the fewest samples are left out."""
 MAX_NAME_CHARS: Final = 200
 _KEEP_S: Final = 2.0
-"""How long at least spans are known after their end: samples of before are still being drained."""
+"""Minimum time that ended spans are kept, because their samples may still be drained."""
 
 _TRACE_ID, _SPAN_ID, _IS_REMOTE = 0, 1, 2
 """Places in a span context, which is a tuple; its properties are calls."""

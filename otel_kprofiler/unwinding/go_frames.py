@@ -42,7 +42,7 @@ _TEXT_AT: Final = 22 * _TEXT.size
 _TOP_FRAME, _WRITES_SP = 1, 2
 
 # Version 1, "zR", alignments 1 and -8, return address 16, pointers pcrel|sdata4; then
-# def_cfa rsp 8; offset rip 1; undefined rbx, r12 to r15. Likewise for signals.
+# def_cfa rsp 8; offset rip 1; undefined rbx, r12 to r15. The same for signals.
 _REST: Final = b"\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f"
 _CIE: Final = b"\1zR\0" + _REST
 _SIGNAL_CIE: Final = b"\1zRS\0" + _REST
@@ -405,7 +405,7 @@ def make_tables(
         for function in table.functions():
             maker.add(function)
             if len(maker.frames) > table_at.size + _SPARE_BYTES:
-                raise ValueError("functions that share too much")
+                raise ValueError("functions whose frames exceed the table")
     except (IndexError, struct.error) as error:
         raise ValueError(f"a function: {error}") from error
     return maker

@@ -1,4 +1,4 @@
-"""From a request to tables that can be copied into a map."""
+"""Turns a request into tables that can be copied into a map."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def open_code(
     """Open the file of a request, and remember its details.
 
     Raises:
-        TableRefused: it could not be opened, or is no ELF file. Its details are remembered if it
+        TableRefused: it could not be opened, or is not an ELF file. Its details are kept if it
             could be read.
     """
     with refusing():

@@ -41,8 +41,8 @@ class MapSizes(NamedTuple):
     """Entries of the maps.
 
     Attributes:
-        files: files that the program may know of.
-        slots: tables that may be loaded.
+        files: that the program can hold.
+        slots: tables that can be loaded.
         ring_bytes: of the ring of requests.
     """
 
@@ -96,7 +96,7 @@ class TableMaps:
         update_map(self._tables, slot.to_bytes(4, "little"), fd.to_bytes(4, "little"))
 
     def remove_table(self, slot: int) -> None:
-        """Empty a slot, whose file must have been forgotten. Waits likewise."""
+        """Empty a slot, whose file must have been forgotten. Waits as :meth:`publish_table`."""
         delete_from_map(self._tables, slot.to_bytes(4, "little"))
 
     def set_file(self, key: FileKey, state: FileState, slot: int = 0, serial: int = 0) -> None:

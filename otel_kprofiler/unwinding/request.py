@@ -15,7 +15,7 @@ _REQUEST: Final = struct.Struct("=QIIQQQIIQQ")
 
 
 VDSO: Final = FileKey(0, 0xFFFFFFFF, 0)
-"""Stands for the kernel's vDSO, which is no file."""
+"""Stands for the kernel's vDSO, which is not a file."""
 
 
 def parse_requests(chunk: bytes) -> Iterator[FileRequest]:

@@ -34,7 +34,7 @@ class RequestQueue:
 
     Args:
         open_share: of one CPU that opening may take in the long run.
-        load_share: likewise, for loading.
+        load_share: the same for loading.
         loaders: workers that may load at the same time; the others open files.
         now_ns: the time.
     """

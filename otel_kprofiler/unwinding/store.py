@@ -232,7 +232,7 @@ class TableStore:
         self._gate.after_fork()
 
     def _stop_threads(self) -> bool:
-        """Stop them; whether all have ended."""
+        """Stop the workers; returns whether all have ended."""
         self._stopping.set()
         self._wake()
         self._requests.stop()
@@ -276,7 +276,7 @@ class TableStore:
                 self._cpu_ns += cpu_ns
 
     def _answer(self, request: FileRequest, taken: FileRequest | Opened) -> bool:
-        """Open a file, or load its tables; whether nothing is left to do."""
+        """Open a file, or load its tables; returns whether nothing is left to do."""
         try:
             try:
                 if isinstance(taken, FileRequest):

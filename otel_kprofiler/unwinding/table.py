@@ -100,7 +100,7 @@ def find_tables(source: Source, elf: ElfFile) -> Tables | None:
 
 
 def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
-    """Check that pairs are sorted by function; the lowest and the highest of what they point to.
+    """Check that pairs are sorted by function; returns the lowest and highest entry address.
 
     Raises:
         TableRefused: they are not.

@@ -87,7 +87,7 @@ def _number(fields: dict[str, list[str]], name: str) -> float | None:
     except ValueError:
         number = -1
     if not 0 <= number <= _MAX_MS:
-        raise QueryError(f"{name} is no time: {text[:40]}")
+        raise QueryError(f"{name} is not a time: {text[:40]}")
     return number
 
 

@@ -343,7 +343,7 @@ def _statements(table: str, columns: str) -> tuple[str, str]:
     marks = ", ".join("?" * len(names))
     return (
         f"SELECT id FROM {table} WHERE {which}",  # noqa: S608 - names are our own
-        f"INSERT INTO {table} ({columns}) VALUES ({marks})",  # noqa: S608 - likewise
+        f"INSERT INTO {table} ({columns}) VALUES ({marks})",  # noqa: S608 - our own names
     )
 
 

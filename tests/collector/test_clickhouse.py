@@ -254,7 +254,7 @@ def engine(tmp_path_factory):
 
 @contextmanager
 def gateway(program, engine, directory):
-    """The shipped gateway with other addresses; yields those of gRPC and HTTP, and its file."""
+    """Runs the shipped gateway; yields its gRPC and HTTP addresses and its configuration."""
     grpc, http = free_ports(2)
     file, extra, log = (directory / name for name in ("profiles.jsonl", "extra.yaml", "log"))
     extra.write_text(GATEWAY.format(grpc=grpc, http=http, file=file))

@@ -175,7 +175,7 @@ def test_the_installed_wheel_delivers_everything_as_the_units_user(
     assert int(status["CapEff"], 16) & ~int(status["CapBnd"], 16) == 0
     assert account["gaps"] == []
     exported = account["exporters"]["otlp_grpc"]["exported"]
-    left_out = account["lost"].pop("self_profiled", 0)  # of services in other tests
+    left_out = account["lost"].pop("self_profiled", 0)  # samples of services that other tests run
     assert account["lost"] == {}
     assert exported + left_out == account["taken"] > SECONDS * 5
     assert count_timestamps(file) == exported

@@ -65,7 +65,7 @@ def test_receivers_are_asked_before_anything_is_sampled_or_written(open_collecto
         assert fix in done.stderr
         assert len(done.stderr.splitlines()) == 2, "nothing else is said"
         assert list(tmp_path.iterdir()) == []
-    assert collector.output.read_bytes() == b"", "an empty request is no profile"
+    assert collector.output.read_bytes() == b"", "an empty request is not a profile"
 
 
 def test_what_a_collector_that_dies_does_not_take_is_kept(open_collector, tmp_path, monkeypatch):

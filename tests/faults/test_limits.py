@@ -43,7 +43,7 @@ def test_the_rate_drops_to_the_cpu_limit_and_each_profile_has_its_period(
 
 
 def test_memory_stays_within_its_limit_at_the_highest_rate(run_agent, receiver, arrived):
-    """With a smaller ring buffer and shorter windows; samples that find it full are counted."""
+    """Uses a smaller ring buffer and shorter windows; counts samples lost to a full ring."""
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=10_000, more="limits: {max_rss_megabytes: 120}")
     # Memory grows until windows are on their way and the exporter has sent some of them.

@@ -64,7 +64,7 @@ def own_calls(stack):
 
 
 @pytest.mark.parametrize("stacks", ["kernel", "both"])
-def test_python_frames_are_those_that_run(stacks):
+def test_python_frames_match_the_running_code(stacks):
     """Python frames of this process are exactly those of its known chain of calls."""
     own, stop = open_own(), threading.Event()
     worker = threading.Thread(target=serve, args=(stop,))

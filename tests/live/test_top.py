@@ -193,7 +193,7 @@ def test_a_planted_bpf_program_is_in_each_table_until_the_end():
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        ([], 1, "standard output is no terminal\nfix: use --once"),
+        ([], 1, "standard output is not a terminal\nfix: use --once"),
         (["--window", "0s"], 2, "1s to 60s"),
         (["--once", "--batch"], 2, "--once cannot be combined"),
         (["--once", "-p", str(2**30)], 1, "there is no process"),
@@ -201,7 +201,7 @@ def test_a_planted_bpf_program_is_in_each_table_until_the_end():
         (["--once", "--service", "shop"], 2, "--service needs --from"),
         (["--once", "--from", "x", "-F", "9"], 2, "--from cannot be combined with --rate"),
         (["--once", "--from", "x", "--no-python"], 2, "--from cannot be combined with --python"),
-        (["--once", "--from", "x"], 1, "x is no address of ClickHouse"),
+        (["--once", "--from", "x"], 1, "x is not an address of ClickHouse"),
     ],
 )
 def test_what_cannot_be_is_said(words, status, message, capsys):

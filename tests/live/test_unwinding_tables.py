@@ -444,7 +444,7 @@ def test_close_while_requests_wait(programs):
     assert not any(thread.is_alive() for thread in running.store._threads)
 
 
-def test_a_forked_child_lets_go_without_disturbing_its_parent(start, programs):
+def test_a_forked_child_closes_the_files_without_disturbing_its_parent(start, programs):
     running = start()
     running.load(programs[0])
     child = os.fork()

@@ -92,7 +92,7 @@ def collect(sampler, seconds):
 
 
 def waits_of(samples, process):
-    """Sampled waits of a process, each of up to two samples, and the time they stand for."""
+    """Counts the sampled waits of a process (up to two samples each) and sums their time."""
     mine = [one for one in samples if one.kind is OFF_CPU and one.tgid == process.pid]
     return len({(one.tid, one.wait.start_ns) for one in mine}), sum(one.value for one in mine)
 

@@ -164,7 +164,7 @@ def test_groups_of_parts_are_merged_to_those_of_all(by, made, edge):
 def test_callers_of_a_group_add_up_to_its_total(made):
     loaded = load_samples(made)
     for group in group_samples(loaded, "function"):
-        expected = 0 if group.key == ("[no stack]", "") else group.total  # it is no function
+        expected = 0 if group.key == ("[no stack]", "") else group.total  # not a function
         for found in (callers(loaded, group.key), callees(loaded, group.key)):
             assert sum(one.own for one in found) == expected
 

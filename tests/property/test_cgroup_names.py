@@ -1,4 +1,4 @@
-"""Paths of cgroups: any bytes are read, and no id is taken from what is no container."""
+"""Paths of cgroups: any bytes are read, and no id is taken from what is not a container."""
 
 import re
 

@@ -24,7 +24,7 @@ class Processor(NamedTuple):
     """DWARF numbers of registers, and what else differs.
 
     Attributes:
-        sp: the stack pointer; likewise the program counter and the return address.
+        sp: the stack pointer; ``pc`` and ``ra`` are the program counter and the return address.
         scratch: registers that a call does not preserve.
         mask: bits of a return address that are address.
         sigreturn: the code of a signal trampoline without an entry; empty: all have one.

@@ -1,4 +1,4 @@
-"""Benchmarks, which no other test runs."""
+"""Imports each benchmark, so that none breaks unnoticed."""
 
 import importlib
 

@@ -228,7 +228,7 @@ def test_losses_of_a_window_at_shutdown_are_counted_and_reported():
     reporter(dataclasses.replace(window, profiles=[profile]))
     reporter.shutdown(10_000)
     assert account_of(reporter, 12).gaps() == []
-    arrived, last = told(exporter)
+    arrived, last = reported(exporter)
     assert last.profiles[0].totals.lost == {LossCause.SHUTDOWN: 7}
     assert arrived + 7 == last.profiles[0].totals.samples
 
@@ -367,7 +367,7 @@ class Refusing(Collecting):
         return ExportResult.success(batch)
 
 
-def told(exporter, refused=()):
+def reported(exporter, refused=()):
     """The samples that arrived, and the totals of the last request."""
     payloads = [batch.payload for batch in exporter.batches]
     arrived = [one for number, one in enumerate(payloads, 1) if number not in refused]
@@ -385,7 +385,7 @@ def test_losses_after_the_last_window_are_reported(form):
     for number in (1, 2, 3):
         reporter(window_of(5, number * 1000, stream(5 * number)))
     reporter.shutdown(10_000)
-    arrived, last = told(exporter, exporter.refused)
+    arrived, last = reported(exporter, exporter.refused)
     assert last.sample_count == 0
     assert last.profiles[0].totals == stream(15)._replace(lost={LossCause.REJECTED: 10})
     assert arrived + 10 == last.profiles[0].totals.samples
@@ -399,7 +399,7 @@ def test_losses_of_an_empty_last_window_are_reported():
     totals = stream(5, taken=9)._replace(lost={LossCause.RING_FULL: 4})
     reporter(Window(2000, 3000, [Profile(ON_CPU, 1, (), taken=4, totals=totals)]))
     reporter.shutdown(10_000)
-    assert told(exporter)[1].profiles[0].totals == totals
+    assert reported(exporter)[1].profiles[0].totals == totals
 
 
 def test_the_final_request_has_a_profile_of_each_kind():
@@ -413,7 +413,7 @@ def test_the_final_request_has_a_profile_of_each_kind():
     reporter.shutdown(10_000)
     profiles = (ProfileSamples("on_cpu", 0), ProfileSamples("off_cpu", 0))
     assert exporter.batches[-1].profiles == profiles
-    arrived, last = told(exporter, exporter.refused)
+    arrived, last = reported(exporter, exporter.refused)
     assert arrived == 0
     assert [profile.totals.lost for profile in last.profiles] == [
         {LossCause.REJECTED: 5},
@@ -439,10 +439,10 @@ def test_samples_not_offered_to_a_receiver_are_reported():
     reporter.replace([*queues, ExportQueue(second)])
     reporter(window_of(3, 2000, stream(8)))
     reporter.shutdown(10_000)
-    arrived, last = told(second)
+    arrived, last = reported(second)
     assert last.profiles[0].totals.lost == {LossCause.NOT_OFFERED: 5}
     assert arrived + 5 == last.profiles[0].totals.samples
-    arrived, last = told(first)
+    arrived, last = reported(first)
     assert last.profiles[0].totals.lost == {}
     assert arrived == last.profiles[0].totals.samples
 
@@ -470,6 +470,6 @@ def test_the_next_run_reports_what_a_spool_could_not_deliver(tmp_path, reachable
         again = ExportQueue(later, spool=Spool(str(tmp_path)))
         assert again.force_flush(10_000)
         again.shutdown(1000)
-    arrived, last = told(later)
+    arrived, last = reported(later)
     assert last.profiles[0].totals.lost == {LossCause.INTERNAL: 4}
     assert arrived + 4 == last.profiles[0].totals.samples

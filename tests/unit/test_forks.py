@@ -182,7 +182,7 @@ def test_a_fork_that_ran_the_hooks_leaves_nothing_to_catch_up(registered, log):
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_threads_of_a_child_of_cs_fork_wait_until_one_has_caught_up(log):
+def test_threads_in_a_child_forked_by_c_wait_for_the_first_catch_up(log):
     class Slow(Recording):
         def after_fork_in_child(self):
             threading.Event().wait(0.2)

@@ -60,7 +60,7 @@ def test_health_checks_without_a_host_are_answered():
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::1", ""])
-def test_pages_of_others_cannot_read_the_health_endpoint_of_a_loopback_address(host):
+def test_other_sites_cannot_read_the_health_endpoint_on_loopback(host):
     """Under a name of their own that leads to it (DNS rebinding)."""
     assert ask_health(f"GET /status HTTP/1.1\r\nHost: {host}\r\n\r\n") == 403
 

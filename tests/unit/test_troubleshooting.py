@@ -42,14 +42,14 @@ def error_texts():
     return found - {"…"} - NOT_FOR_USERS
 
 
-def told():
+def documented():
     """Messages in the first column of the page's tables."""
     rows = [line.split(" | ")[0] for line in PAGE.splitlines() if line.startswith("| ")]
     return {text for row in rows for text in re.findall(r"`([^`]+)`", row)}
 
 
 def test_every_error_is_documented():
-    assert not error_texts() - told(), "add it to docs/troubleshooting.md, with the fix"
+    assert not error_texts() - documented(), "add it to docs/troubleshooting.md, with the fix"
 
 
 def test_every_documented_message_exists():
@@ -67,4 +67,4 @@ def test_every_documented_message_exists():
         # Log messages have %s where others have an expression.
         return any(all(part in message for part in parts) for message in messages)
 
-    assert not {text for text in told() if not exists(text)}
+    assert not {text for text in documented() if not exists(text)}

@@ -17,7 +17,7 @@ _BEGINNING_BYTES: Final = 18
 def is_kernel_file(path: str) -> bool:
     """Returns whether a file is vmlinux or a module, also compressed, or its debug file.
 
-    True for what is no ELF file, too: the reader of kernel files says what is wrong with it.
+    True for what is not an ELF file, too: the reader of kernel files says what is wrong with it.
 
     Raises:
         OSError: it cannot be opened.

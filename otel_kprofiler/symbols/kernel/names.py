@@ -12,7 +12,7 @@ PAD_PREFIX: Final = b"__pfx_"
 END_OF_TEXT: Final = b"_etext"
 PREAMBLE: Final = re.compile(rb" __cfi_(?!(?:check(?:_fail)?|slowpath(?:_diag)?)\s)")
 """Prefix, behind a space, of what precedes a function that can be called indirectly (kCFI, 6.1 and
-later), but not of the functions of kernel/cfi.c that begin likewise."""
+later), but not of the functions of kernel/cfi.c that begin in the same way."""
 GENERIC_NAMES: Final = frozenset({b"init_module", b"cleanup_module"})
 """Generic entry points, the same in every module."""
 

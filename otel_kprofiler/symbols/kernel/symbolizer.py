@@ -76,7 +76,7 @@ class KernelSymbolizer:
         ksymbols: tracks BPF programs and other code outside modules; started before ``snapshot``
             was read, and closed with the symbolizer. Without it, the snapshot's symbols of such
             code hold at all times.
-        modules: tracks modules, likewise.
+        modules: tracks modules; started and closed as ``ksymbols``.
         known_ksymbols: ksymbols to start with, in place of the snapshot's.
     """
 
@@ -183,7 +183,7 @@ class KernelSymbolizer:
         Args:
             files: files of the host.
             ksymbols: reports what has changed since :attr:`complete_until_ns`.
-            modules: likewise.
+            modules: reports changes of modules.
         """
         snapshot = self.snapshot
         without_init = snapshot.with_modules(

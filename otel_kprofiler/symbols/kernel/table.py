@@ -188,7 +188,7 @@ class SymbolTable:
     def _is_followed(self, index: int, section: tuple[int, int]) -> bool:
         """Returns whether an entry and the next are in one section.
 
-        A marker of the linker's is no proof: it may be behind a hole, as it begins a page.
+        A marker of the linker's is not proof: it may be behind a hole, as it begins a page.
         """
         start, end = section
         following = index + 1
@@ -281,7 +281,7 @@ class SymbolTable:
         return None if index is None else self.address(index)
 
     def find(self, name: bytes, *, prefix: bool = False) -> Iterator[int]:
-        """Indices of the entries with a name or a prefix, by address; with an empty one, of all."""
+        """Returns indices of entries with a name or prefix, by address; all for an empty one."""
         if prefix and not name:
             yield from (index for index in range(len(self._lengths)) if self._lengths[index])
             return

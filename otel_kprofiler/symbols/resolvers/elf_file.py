@@ -25,7 +25,7 @@ class ElfResolver:
 
     Raises:
         OSError: the file cannot be opened.
-        KProfilerError: it is no ELF file of 64 bits, or its headers are damaged.
+        KProfilerError: it is not an ELF file of 64 bits, or its headers are damaged.
     """
 
     def __init__(

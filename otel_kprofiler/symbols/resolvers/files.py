@@ -124,7 +124,7 @@ def read_code_file(
         deleted: whether no directory has it.
 
     Raises:
-        ElfError: it is no ELF file of 64 bits, or its headers are damaged.
+        ElfError: it is not an ELF file of 64 bits, or its headers are damaged.
     """
     elf = read_elf(source, None)
     if not elf.texts:  # a debug file, whose segments are elsewhere

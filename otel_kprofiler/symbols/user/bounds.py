@@ -89,7 +89,7 @@ def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bound
     """Bounds by a search table of pairs and ``.eh_frame`` at an SVMA.
 
     None if the table points outside of the frames, or if those are encoded as no compiler does for
-    a whole file; a few entries are looked at for that. Of an unsorted table, less is found.
+    a whole file; a few entries are looked at for that. An unsorted table yields less.
     """
     columns = array("i", pairs)
     starts, entries = columns[::2], columns[1::2]

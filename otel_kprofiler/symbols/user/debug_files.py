@@ -209,7 +209,7 @@ def _open_same(
         else:
             _log.debug("%s is the debug file of another file", path)
     except ElfError as error:
-        _log.debug("%s is no debug file: %s", path, error)
+        _log.debug("%s is not a debug file: %s", path, error)
     finally:
         if not kept:
             os.close(fd)

@@ -207,7 +207,7 @@ class _Download:
         )
 
     def run(self, address: str, target: int) -> bool:
-        """Write the file at an address to a descriptor; whether the server has it.
+        """Write the file at an address to a descriptor; returns whether the server has it.
 
         Raises:
             _DownloadError: it failed, or what it sends is not acceptable.
@@ -302,6 +302,6 @@ def _check(fd: int, build_id: str) -> None:
     try:
         found = read_debug_elf(FileSource(fd, os.fstat(fd).st_size)).build_id
     except ElfError as error:
-        raise _DownloadError(f"what it sends is no debug file: {error}") from error
+        raise _DownloadError(f"what it sends is not a debug file: {error}") from error
     if found != build_id:
         raise _DownloadError(f"sends the file of another build id: {found}")

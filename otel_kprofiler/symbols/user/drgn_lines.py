@@ -203,7 +203,7 @@ def parse_answer(text: str) -> tuple[Line, ...]:
     """The lines in an answer of the worker, which hostile DWARF may have taken over.
 
     Raises:
-        ValueError: it is no answer.
+        ValueError: the line is not an answer.
     """
     try:
         return tuple(

@@ -93,7 +93,7 @@ Record = Loaded | Moved | Closed
 
 
 class NotADumpError(OSError):
-    """A file that is no jitdump of the process."""
+    """A file that is not a jitdump of the process."""
 
 
 class JitDumpParser:

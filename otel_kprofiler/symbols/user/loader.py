@@ -255,7 +255,7 @@ class SymbolLoader(ForkAware):
         self._gate.after_fork()
 
     def after_fork_in_child(self) -> None:
-        """Let go of what was inherited; the child has no threads that read."""
+        """Close what was inherited; the child has no reading threads."""
         self._stopping = True
         self._threads = []
         self._changed = threading.Condition()

@@ -42,7 +42,7 @@ _FOUND_BY: Final[Mapping[int, str]] = {
     FrameSource.FRAME_POINTER: "frame_pointer",
     FrameSource.GUESS: "guess",
 }
-"""Ways of finding a frame that are no proof."""
+"""Ways of finding a frame that are not proof."""
 _MOVED_TEXT: Final = "moved_text"
 _PENDING: Final = frozenset({Unresolved.FILE_UNKNOWN, Unresolved.SYMBOLS_PENDING})
 
@@ -85,7 +85,7 @@ class _KnownFile:
         self._name = name
         self._whole = make_module(details, None)
         self._parts = [(text, make_module(details, text)) for text in details.texts]
-        self._frames: dict[int | tuple[int, str], Frame] = {}  # a tuple where it is no proof
+        self._frames: dict[int | tuple[int, str], Frame] = {}  # a tuple where it is not proof
 
     def frame(self, offset: int, found_by: str) -> Frame:
         """The frame at an offset in the file, the same one for all processes.

@@ -38,7 +38,7 @@ _CONTROLS: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\\0", "\\": "\
 
 
 def demangle_rust(name: str) -> str | None:
-    """The name as Rust writes it, None if it is no mangled name of Rust, or damaged or too deep.
+    """The name as Rust writes it, None if it is not a mangled Rust name, or damaged or too deep.
 
     Time and memory are bounded, whatever the name. Thread-safe; never raises.
     """

@@ -108,7 +108,7 @@ def read_stubs(
 def _relocations(
     source: Source, section: Section, skipped: int, slots: Collection[int], rows: Collection[int]
 ) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
-    """Relocations of some slots and in some rows, with their rows, until there are no more such."""
+    """Yields relocations of the given slots and rows, with their rows, until none is left."""
     for at in range(skipped * _RELOCATION.size, section.size, _PART_BYTES):
         if not slots and not rows:
             return

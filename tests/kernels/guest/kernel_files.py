@@ -47,7 +47,7 @@ def traced(filters: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def kprobe_inside(function: str) -> Iterator[None]:
-    """A kprobe that needs a page of copied instructions, because it is no function entry."""
+    """A kprobe that needs a page of copied instructions, because it is not a function entry."""
     for offset in range(6, 64):
         try:
             write(f"{TRACING}/kprobe_events", f"p:kprof/inside {function}+{offset}\n")

@@ -61,16 +61,16 @@ class Archive:
 
 
 def open_release(release: str, home: Path) -> Archive:
-    """The archive of another release, with its security updates.
+    """Opens the archive of another release, with its security updates.
 
-    It is looked for on this machine's mirror, then among the former releases.
+    Tries this machine's mirror first, then the archive of former releases.
 
     Args:
         release: its code name.
         home: where apt keeps its files; outside of the checkout.
 
     Raises:
-        MatrixError: no archive that can be reached has it.
+        MatrixError: no reachable archive has the release.
     """
     for place in ("lists/partial", "cache/archives/partial"):
         (home / place).mkdir(parents=True, exist_ok=True)

@@ -110,7 +110,7 @@ class DirectoryKernel:
         releases = sorted(os.listdir(modules)) if modules.is_dir() else []
         if len(releases) != 1 or not (self.path / "bzImage").exists():
             raise MatrixError(
-                f"{self.path} is no kernel directory",
+                f"{self.path} is not a kernel directory",
                 "put bzImage and lib/modules/RELEASE (exactly one) into it",
             )
         headers = self.path / "headers"

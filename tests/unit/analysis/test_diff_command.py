@@ -125,7 +125,7 @@ def test_filters_leave_nothing_to_compare(files):
     ("words", "message"),
     [
         ((), "name two sources, or two times of one"),
-        (("--time-before", "3s", "--time-after", "1s..2s"), "is no range such as 0s..30s"),
+        (("--time-before", "3s", "--time-after", "1s..2s"), "is not a range such as 0s..30s"),
     ],
 )
 def test_one_file_needs_two_times(files, words, message):

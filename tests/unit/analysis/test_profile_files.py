@@ -189,7 +189,7 @@ def test_a_damaged_recording_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("size", range(0, 200, 7))
-def test_a_cut_pprof_file_raises_nothing_else(size):
+def test_a_truncated_pprof_file_raises_only_our_error(size):
     data = gzip.decompress(WRITE["pprof"]([window()]))
     try:
         parse_pprof(data[:size])

@@ -92,7 +92,7 @@ def test_a_directory_that_others_can_write_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a\n", "x" * 300])
 def test_names_that_lead_elsewhere_are_refused(name, cache):
-    with pytest.raises(ValueError, match="no name of a file"):
+    with pytest.raises(ValueError, match="not the name of a cached file"):
         cache.open(name)
 
 

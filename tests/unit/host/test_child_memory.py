@@ -39,7 +39,7 @@ def version(request):
 
 @pytest.fixture
 def tree(tmp_path, version):
-    """Write a captured tree: the own path, the root of the mount, and limits by directory."""
+    """Write a captured tree: our path, the root of the mount, and limits by directory."""
 
     def write(path, limits, root="/", **others):
         proc = tmp_path / "proc/self"

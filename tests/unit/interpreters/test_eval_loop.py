@@ -43,7 +43,7 @@ def find(path):
         return find_loop(source, elf, symbol), symbol
 
 
-def told(path, name):
+def expected_part(path, name):
     """The range of a symbol, before it is stripped."""
     lines = subprocess.run(["nm", "-S", path], check=True, capture_output=True, text=True).stdout
     for words in map(str.split, lines.splitlines()):
@@ -55,7 +55,7 @@ def told(path, name):
 @pytest.mark.system
 def test_the_part_that_runs_rarely_is_found_without_its_symbol(tmp_path):
     path = build(tmp_path, RARE)
-    parts = told(path, "loop"), told(path, "loop.cold")
+    parts = expected_part(path, "loop"), expected_part(path, "loop.cold")
     subprocess.run(["strip", path], check=True)
     assert find(path)[0] == parts
 
@@ -63,7 +63,7 @@ def test_the_part_that_runs_rarely_is_found_without_its_symbol(tmp_path):
 @pytest.mark.system
 def test_a_loop_in_one_piece_is_that_alone(tmp_path):
     path = build(tmp_path, "if (code[i] == 5) sum++;")
-    assert find(path)[0] == (told(path, "loop"),)
+    assert find(path)[0] == (expected_part(path, "loop"),)
 
 
 @pytest.mark.system

@@ -76,5 +76,5 @@ def test_a_program_is_named_by_its_script_alone(executable, command, name):
         ({}, "thread"),
     ],
 )
-def test_the_name_that_is_shown(attributes, name):
+def test_a_process_is_shown_by_its_program_before_its_executable(attributes, name):
     assert process_name(Resource(attributes), "thread") == name

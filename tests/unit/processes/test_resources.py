@@ -59,7 +59,7 @@ def passwd(root, text):
 
 
 def users(root):
-    """Names of two users, on a host that is no container."""
+    """Names of two users, on a host that is not a container."""
     passwd(root, "root:x:0:0::/:/bin/sh\nweb:x:33:33::/:/bin/sh\n")
     (Path(root) / "proc/self").mkdir(parents=True)
     (Path(root) / "proc/self/cgroup").write_text("0::/user.slice\n")

@@ -221,7 +221,7 @@ def test_all_notes_are_parsed(modules_files):
     assert {note.name for note in notes} == {b"Linux", b"Xen", b"GNU"}
     assert find_build_id(data) == "764949bbe8b7a9241512fbf3b0d66d0ba34686a8"
     for end in range(len(data)):
-        assert find_build_id(data[:end]) is None, "a truncated note is no build id"
+        assert find_build_id(data[:end]) is None, "a truncated note is not a build id"
 
 
 def test_hostile_notes_are_parsed_without_an_error():

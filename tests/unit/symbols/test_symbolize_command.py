@@ -199,7 +199,7 @@ def test_addresses_names_and_offsets_of_a_process(symbolize):
     assert errors == "no_such_name: not found in the process\n"
 
 
-def test_a_process_that_is_not_there_is_an_error(symbolize):
+def test_a_missing_process_is_an_error(symbolize):
     assert symbolize("--pid", 4_194_305, "0x10")[0] == 3
     assert symbolize("--pid", os.getpid(), "--file-offset", "0x10")[0] == 2
 

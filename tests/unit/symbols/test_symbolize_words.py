@@ -118,7 +118,7 @@ def test_what_it_prints_can_be_read_again(symbolize, options):
     if not options:
         assert addresses(printed) == addresses(names)
         named = [line for line in printed if "[" not in line]
-        assert len(named) == len(printed) - 3, "the markers are no functions"
+        assert len(named) == len(printed) - 3, "the markers are not functions"
         for column in (1, 2):  # names, places
             words = [line.split()[column] for line in named]
             assert set(symbolize(*words)[1]) == set(named)

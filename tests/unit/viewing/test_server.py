@@ -101,7 +101,7 @@ def test_names_of_others_that_lead_here_are_refused(server, asked, host):
     assert asked == []
 
 
-def test_the_name_of_this_host_is_answered_only_to_other_hosts():
+def test_this_hosts_name_is_served_only_when_listening_on_all_addresses():
     name = socket.gethostname()
     for host, status in (("127.0.0.1", 403), ("0.0.0.0", 200)):
         with contextlib.closing(PageServer(f"{host}:0", "", answer)) as server:
@@ -144,11 +144,11 @@ def test_other_methods_are_refused(server, asked, method):
 @pytest.mark.parametrize(
     ("query", "problem"),
     [
-        ("from=x", "from is no time: x"),
-        ("to=-1", "to is no time: -1"),
-        ("last=nan", "last is no time: nan"),
-        ("last=inf", "last is no time: inf"),
-        ("from=1e99", "from is no time: 1e99"),
+        ("from=x", "from is not a time: x"),
+        ("to=-1", "to is not a time: -1"),
+        ("last=nan", "last is not a time: nan"),
+        ("last=inf", "last is not a time: inf"),
+        ("from=1e99", "from is not a time: 1e99"),
         ("resource=unknown", "there is no resource unknown"),
     ],
 )

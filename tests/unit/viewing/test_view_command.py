@@ -200,9 +200,9 @@ def test_no_file_is_left_behind(monkeypatch, tmp_path):
     [
         ([], "name SOURCEs, or --live, or where to --listen"),
         (["x.otlp", "--listen", "127.0.0.1:0"], "name SOURCEs, or --live, or where to --listen"),
-        (["--listen", "4317"], "no address such as"),
-        (["--listen", ":4317"], "no address such as"),
-        (["--listen", "127.0.0.1:70000"], "no address such as"),
+        (["--listen", "4317"], "not an address such as"),
+        (["--listen", ":4317"], "not an address such as"),
+        (["--listen", "127.0.0.1:70000"], "not an address such as"),
         (["--listen", "127.0.0.1:0", "--from", "5s"], "are for SOURCEs"),
         (["--listen", "127.0.0.1:0", "--live"], "name SOURCEs, or --live"),
         (["--listen", "127.0.0.1:0", "--rate", "9"], "--rate has no effect with --listen"),

@@ -48,7 +48,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 FILES = {
     "is missing": lambda path: None,
     "is empty": text(""),
-    "is no YAML": text("a: [b, {"),
+    "is not YAML": text("a: [b, {"),
     "is not UTF-8": text(b"a: \xff\xfe\xfa"),
     "has an unknown key": text("receivers: {kprofiler: {samples_per_secnd: 5}}"),
     "has a rate of -1": text("receivers: {kprofiler: {samples_per_second: -1}}"),

@@ -326,7 +326,7 @@ def test_closing_keeps_no_descriptor(make, tmp_path):
 
 
 @pytest.mark.system
-def test_a_forked_child_lets_go(make, tmp_path):
+def test_a_forked_child_closes_the_files(make, tmp_path):
     def read(_details, _content):
         threading.Event().wait(0.2)
         return Names("f")
