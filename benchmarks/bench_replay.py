@@ -1,0 +1,77 @@
+"""What the agent does with each sample: a recording of a steady load, replayed.
+
+``RECORDING=FILE`` replays what ``record --raw FILE`` wrote, so that two trees measure the same
+samples: ``RECORDING=steady.raw python -m benchmarks.compare BASE replay``.
+"""
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from benchmarks.peer_load import user_load
+from benchmarks.rows import Row
+from otel_kprofiler.delivery import encode
+from otel_kprofiler.model import Encoding, Window
+from otel_kprofiler.pipeline import WindowSchedule, replay
+from otel_kprofiler.recording import Recording
+
+WINDOW_NS = 5_000_000_000
+WINDOWS = 6
+"""The first one is not measured: it has the start, and fills caches."""
+
+
+class Costs(NamedTuple):
+    """CPU time and samples of all windows but the first."""
+
+    resolving_s: float
+    encoding_s: float
+    samples: int
+
+
+def record(path: str, seconds: float) -> None:
+    """Record whole stacks with names under the load of :mod:`benchmarks.peer`."""
+    with user_load(seconds + 30, without={"node"}):
+        time.sleep(5)  # until the load has compiled its program
+        command = [sys.executable, "-m", "otel_kprofiler", "record", "-d", f"{seconds}s"]
+        options = ["--stacks", "both", "--user-symbols", "names", "--raw", path]
+        output = ["-o", f"{path}.folded"]
+        subprocess.run([*command, *options, *output], check=True, stderr=subprocess.DEVNULL)
+
+
+def measure(path: str) -> Costs:
+    """Replay once."""
+    ends: list[tuple[float, float, int]] = []
+
+    def take(window: Window) -> None:
+        began = time.process_time()
+        encode(window, Encoding())
+        ends.append((began, time.process_time(), window.sample_count))
+
+    with contextlib.closing(Recording(path)) as recording:
+        replay(recording, WindowSchedule(WINDOW_NS), take)
+    encoding = sum(end - began for began, end, _ in ends[1:])
+    resolving = ends[-1][1] - ends[0][1] - encoding
+    return Costs(resolving, encoding, sum(samples for *_, samples in ends[1:]))
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Medians, by stage."""
+    path = os.environ.get("RECORDING")
+    with tempfile.TemporaryDirectory() as directory:
+        if path is None:
+            path = os.path.join(directory, "steady.raw")
+            record(path, WINDOWS * WINDOW_NS / 1e9)
+        costs = [measure(path) for _ in range(3 if quick else 9)]
+    for what, seconds in (
+        ("resolve and group", lambda cost: cost.resolving_s),
+        ("encode", lambda cost: cost.encoding_s),
+        ("resolve, group and encode", lambda cost: cost.resolving_s + cost.encoding_s),
+    ):
+        spent = statistics.median([seconds(cost) / cost.samples for cost in costs])
+        yield Row(f"{what}, steady load, whole stacks with names", f"{spent * 1e6:.1f} µs a sample")
