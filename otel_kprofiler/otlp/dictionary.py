@@ -60,6 +60,10 @@ _Statuses = tuple[tuple[SideKind, StackStatus], ...]
 """Outcomes of the sides of a stack that are incomplete."""
 
 
+_FunctionKey = tuple[str, str, str, int]
+"""Name, linker's name, file and first line of a function."""
+
+
 def status_text(status: StackStatus) -> str:
     """A stack's status as text: why it is cut off, or the name (else number) of an errno."""
     if status == STACK_TRUNCATED:
@@ -172,6 +176,8 @@ class Dictionary:
         self._by_reference = attribute_form is AttributeForm.REFERENCES
         self.tables = Tables(writer)
         self._strings: dict[str, Token] = {"": b""}
+        self._attributes: dict[type, dict[tuple[str, AttributeValue], Token]] = {str: {}, int: {}}
+        self._functions: dict[_FunctionKey, Token] = {}
         self._frames: dict[int, Token] = {}
         self._raw: dict[tuple[SideKind, Unresolved], _RawLocations] = {}
         self._stacks: dict[int, Token] = {}
@@ -195,7 +201,14 @@ class Dictionary:
 
     def attribute(self, key: str, value: AttributeValue) -> Token:
         """Token of an attribute without unit."""
-        return self.tables.intern(ATTRIBUTE, self._writer.attribute(self.string(key), value))
+        known = self._attributes.get(type(value))  # 1 equals True
+        token = known.get((key, value)) if known is not None else None
+        if token is None:
+            entry = self._writer.attribute(self.string(key), value)
+            token = self.tables.intern(ATTRIBUTE, entry)
+            if known is not None:
+                known[key, value] = token
+        return token
 
     def attributes(self, attributes: Mapping[str, AttributeValue]) -> bytes:
         """Joined tokens of attributes, in their order."""
@@ -250,27 +263,41 @@ class Dictionary:
             attributes[STACK_STATUS.format(side.name)] = status_text(status)
         return self._writer.sample_attributes(self.attributes(attributes))
 
-    def _join(self, tokens: list[Token]) -> bytes:
+    def _join(self, tokens: Iterable[Token]) -> bytes:
         return self._writer.separator.join(tokens)
 
     def _add_stack(self, stack: Stack) -> Token:
         """Token of a stack; a stack without frames is index 0."""
-        known = self._frames
-        tokens: list[Token] = []
-        for side in stack.sides:
-            frames = side.frames
+        parts: list[bytes] = []
+        run: list[Frame] = []
+        for kind, frames, status, *_ in stack.sides:
             if not isinstance(frames, RawFrames):
-                tokens += [known.get(id(frame)) or self._add_frame(frame) for frame in frames]
+                run += frames
             elif frames.addresses:  # else nothing would use their attributes
-                tokens += map(self.raw_locations(frames).__getitem__, frames.addresses)
-            if side.status:
+                if run:
+                    parts.append(self._locations(run))
+                    run = []
+                parts.append(
+                    self._join(map(self.raw_locations(frames).__getitem__, frames.addresses))
+                )
+            if status:
                 others = self._statuses.get(id(stack), ())
-                self._statuses[id(stack)] = (*others, (side.kind, side.status))
+                self._statuses[id(stack)] = (*others, (kind, status))
+        if run:
+            parts.append(self._locations(run))
         token = b""
-        if tokens:
-            token = self.tables.intern(STACK, self._writer.stack(self._join(tokens)))
+        if parts:
+            token = self.tables.intern(STACK, self._writer.stack(self._join(parts)))
         self._stacks[id(stack)] = token
         return token
+
+    def _locations(self, frames: Sequence[Frame]) -> bytes:
+        """Joined tokens of frames."""
+        known = self._frames
+        try:
+            return self._join(map(known.__getitem__, map(id, frames)))
+        except KeyError:
+            return self._join([known.get(id(frame)) or self._add_frame(frame) for frame in frames])
 
     def frame(self, frame: Frame) -> Token:
         """Token of a frame's location."""
@@ -289,33 +316,36 @@ class Dictionary:
 
     def _add_frame(self, frame: Frame) -> Token:
         module, address, lines = frame.module, frame.address, frame.lines
+        unresolved = frame.unresolved
         start = None
-        if frame.unresolved is Unresolved.NO_NAME and address < _MAX_INTEGER:
+        if unresolved is Unresolved.NO_NAME and address < _MAX_INTEGER:
             start = address - frame.offset
         if self._names_all and not (lines and all(map(_has_name, lines))):
             place = address if start is None else start
-            name = name_unnamed(module, place, frame.unresolved)
+            name = name_unnamed(module, place, unresolved)
             lines = tuple(
                 line if _has_name(line) else line._replace(function=name)
                 for line in lines or (Line(""),)
             )
-        entry = self._writer.location(
-            self._mapping(module, address) if module else b"",
-            address,
-            self._lines(lines) if lines else (),
-            self._frame_attributes(
-                frame.side, frame.unresolved, frame.builtin, frame.found_by, start
-            ),
-        )
+        key = (frame.side, unresolved, frame.builtin, frame.found_by, start)
+        mapping = self._mapping(module, address) if module else b""
+        places = self._lines(lines) if lines else ()
+        attributes = self._shortcuts.get(key)
+        if attributes is None:
+            attributes = self._shortcuts[key] = self._frame_attributes(*key)
+        entry = self._writer.location(mapping, address, places, attributes)
         token = self._frames[id(frame)] = self.tables.intern(LOCATION, entry)
         return token
 
     def _lines(self, lines: tuple[Line, ...]) -> list[tuple[Token, int]]:
-        return [
-            (self._function(line), line.line)
-            for line in lines
-            if line.function or line.system_name or line.file
-        ]
+        known = self._functions
+        places = []
+        for line in lines:
+            function, system_name, file, number, start = line
+            if function or system_name or file:
+                key = (function, system_name, file, start)
+                places.append((known.get(key) or self._add_function(key), number))
+        return places
 
     def _frame_attributes(
         self,
@@ -325,10 +355,6 @@ class Dictionary:
         found_by: str = "",
         start: int | None = None,
     ) -> bytes:
-        key = (side, unresolved, builtin, found_by, start)
-        known = self._shortcuts.get(key)
-        if known is not None:
-            return known
         attributes: dict[str, AttributeValue] = {FRAME_TYPE: side.frame_type}
         if builtin:
             attributes[MODULE_BUILTIN] = builtin if len(builtin) > 1 else builtin[0]
@@ -339,20 +365,18 @@ class Dictionary:
             attributes[FOUND_BY] = found_by
         if start is not None:
             attributes[FUNCTION_START] = start
-        known = self._writer.location_attributes(self.attributes(attributes))
-        self._shortcuts[key] = known
-        return known
+        return self._writer.location_attributes(self.attributes(attributes))
 
     def _mapping(self, module: Module, address: int) -> Token:
         """Token of a module; the range is written only for addresses inside it."""
         extent = self._extents.get(id(module))
         if extent is None:
             extent = self._extents[id(module)] = module.extent
-        inside = extent.start <= address < extent.end
-        mappings = self._mappings[inside]
-        known = mappings.get(id(module))
-        if known is not None:
-            return known
+        inside = extent[0] <= address < extent[1]
+        known = self._mappings[inside].get(id(module))
+        return known or self._add_mapping(module, extent, inside=inside)
+
+    def _add_mapping(self, module: Module, extent: AddressRange, *, inside: bool) -> Token:
         attributes: dict[str, AttributeValue] = {BUILD_ID_HTLHASH: module.file_id}
         if module.build_id:
             attributes[BUILD_ID_GNU] = module.build_id
@@ -367,15 +391,12 @@ class Dictionary:
             self.string(module.name),
             self.attributes(attributes),
         )
-        known = mappings[id(module)] = self.tables.intern(MAPPING, entry)
-        return known
+        token = self._mappings[inside][id(module)] = self.tables.intern(MAPPING, entry)
+        return token
 
-    def _function(self, line: Line) -> Token:
-        """Token of the function of a line."""
-        key = (line.function, line.system_name, line.file, line.start_line)
-        known = self._shortcuts.get(key)
-        if known is None:
-            name, system_name, file = map(self.string, key[:3])
-            entry = self._writer.function(name, system_name, file, line.start_line)
-            known = self._shortcuts[key] = self.tables.intern(FUNCTION, entry)
-        return known
+    def _add_function(self, key: _FunctionKey) -> Token:
+        """Token of a function."""
+        name, system_name, file = map(self.string, key[:3])
+        entry = self._writer.function(name, system_name, file, key[3])
+        token = self._functions[key] = self.tables.intern(FUNCTION, entry)
+        return token

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from otel_kprofiler.model import AttributeValue, Form, SpanLink, Window
-from otel_kprofiler.otlp.wire import MASK_64, delimited, double, fixed64, varint
+from otel_kprofiler.otlp.wire import MASK_64, ONE_BYTE, delimited, double, fixed64, varint
 from otel_kprofiler.otlp.writer import Envelope, KeyValue, ProfileTypes, Token
 from otel_kprofiler.text import escape_surrogates
 
@@ -87,9 +87,11 @@ class ProtobufWriter:
         if address:
             body += b"\x10" + varint(address & MASK_64)
         for function, line in lines:
-            inner = b"\x08" + function
-            body += delimited(b"\x1a", inner + b"\x10" + varint(line) if line else inner)
-        return delimited(b"\x12", body + attributes)
+            inner = b"\x08" + function + b"\x10" + varint(line) if line else b"\x08" + function
+            body += b"\x1a" + ONE_BYTE[len(inner)] + inner  # below 128: two varints
+        body += attributes
+        size = len(body)
+        return b"\x12" + ONE_BYTE[size] + body if size < len(ONE_BYTE) else delimited(b"\x12", body)
 
     def raw_location(self, address: int, attributes: bytes) -> bytes:
         """Entry of ``location_table`` without mapping and lines."""

@@ -16,13 +16,14 @@ FIXED_BYTES: Final = {1: 8, 5: 4}
 """Sizes of values by their wire type."""
 _MAX_SHIFT: Final = 63
 
-_ONE_BYTE: Final = tuple(bytes((value,)) for value in range(128))
+ONE_BYTE: Final = tuple(bytes((value,)) for value in range(128))
+"""The varints of one byte."""
 
 
 def varint(value: int) -> bytes:
     """An unsigned integer below 2**64 as a varint of 1 … 10 bytes."""
     if value < 128:
-        return _ONE_BYTE[value]
+        return ONE_BYTE[value]
     if value < 16384:
         return bytes((value & 127 | 128, value >> 7))
     return bytes((value & 127 | 128, value >> 7 & 127 | 128)) + _high_varint(value >> 14)
@@ -82,7 +83,7 @@ def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 def delimited(tag: bytes, body: bytes) -> bytes:
     """A length-delimited field (string, bytes, message, packed array); also when it is empty."""
     size = len(body)
-    return tag + (_ONE_BYTE[size] if size < 128 else varint(size)) + body
+    return tag + (ONE_BYTE[size] if size < 128 else varint(size)) + body
 
 
 def fixed64(value: int) -> bytes:

@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Final
 
@@ -280,12 +281,18 @@ class WindowBuilder:
         self, group: _Group, again: dict[Stack, Stack], interval: Interval, ends: WaitStacks
     ) -> list[WindowSample]:
         samples = []
+        boot_ns = chain.from_iterable([series[::2] for series in group.values()])
+        times_unix_ns = iter(interval.to_unix_ns(list(boot_ns)))
+        names: dict[bytes, str] = {}
         waits: dict[tuple[Stack, _WaitKey], WindowWait] = {}
         for (stack, tid, comm, cpu, link, labels, key), series in group.items():
             if self._pause:
                 self._pause()
-            name = decode_name(comm)
-            times, values = interval.to_unix_ns(series[::2]), series[1::2]
+            name = names.get(comm)
+            if name is None:
+                name = names[comm] = decode_name(comm)
+            values = series[1::2]
+            times = list(islice(times_unix_ns, len(values)))
             if values.count(1) == len(values):
                 values = []
             found = again.get(stack, stack)

@@ -87,7 +87,14 @@ class SideResolver(Protocol[StateT]):
         """Release all resources; idempotent."""
 
 
-class RawAddresses:
+class Stateless:
+    """A resolver for which a raw side means the same in all processes and at all times."""
+
+    def state(self, sample: RawSample) -> None:
+        """No state; not called for each sample."""
+
+
+class RawAddresses(Stateless):
     """Leaves the addresses of a side unresolved: the resolver of sides that have no other.
 
     Args:
@@ -96,9 +103,6 @@ class RawAddresses:
 
     def __init__(self, kind: SideKind) -> None:
         self._reason = kind.usual_reason or Unresolved.NO_SYMBOL_TABLE
-
-    def state(self, sample: RawSample) -> None:
-        """Addresses are shown alike in all processes and at all times."""
 
     def resolve(self, raw: RawSide, state: None) -> Side:
         """The side with raw frames."""
@@ -136,8 +140,11 @@ class StackResolver:
         raw = {kind: RawAddresses(kind) for kind in SIDES}
         self._resolvers: dict[SideKind, SideResolver[Any]] = {**raw, **resolvers}
         self._sides = {kind: _cache_sides(kind, one) for kind, one in self._resolvers.items()}
-        self._with_state = tuple(resolvers)
-        self._state = _join([resolver.state for resolver in resolvers.values()])
+        with_state = {
+            kind: one for kind, one in resolvers.items() if not isinstance(one, Stateless)
+        }
+        self._with_state = tuple(with_state)
+        self._state = _join([one.state for one in with_state.values()])
         self._stacks: BoundedCache[_StackKey, Stack | _VariableStack] = BoundedCache(
             MAX_STACKS_CACHED,
             self._make_stack,

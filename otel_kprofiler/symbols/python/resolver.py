@@ -22,6 +22,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.python.line_table import LineTable, parse_line_table
+from otel_kprofiler.symbols.resolver import Stateless
 
 MAX_PLACES_CACHED: Final = 16_384
 """Instructions whose frame is kept; few of them have a frame that no other has."""
@@ -38,8 +39,8 @@ _TABLE_FACTOR: Final = 6
 UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 
 
-class PythonResolver:
-    """Resolves the Python side of stacks; never waits for descriptions.
+class PythonResolver(Stateless):
+    """Resolves the Python side of stacks, by ids of code objects; never waits for descriptions.
 
     Args:
         codes: filled by the sampler as code objects are first seen.
@@ -67,9 +68,6 @@ class PythonResolver:
     def version(self) -> int:
         """Grows whenever a further code object is described."""
         return self._codes.version
-
-    def state(self, sample: RawSample) -> None:
-        """Ids of code objects mean the same in all processes and at all times."""
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide:
         """The frames of a Python stack; provisional while a description may still come."""

@@ -36,6 +36,7 @@ class LineTable(Protocol):
         """The functions at an address, the innermost inlined one first; empty if unknown."""
 
 
+_MAX_LINES_KEPT: Final = 256
 MAX_CANDIDATES: Final = 10_000
 """Names that one search makes readable, which takes some 50 ms."""
 _IDENTIFIER: Final = re.compile(r"[^\W\d]\w*")
@@ -65,6 +66,7 @@ class FileSymbols:
         self.functions = functions
         self._demangle = demangle
         self._lines = lines
+        self._made: dict[str, Line] = {}
 
     @property
     def nbytes(self) -> int:
@@ -121,9 +123,14 @@ class FileSymbols:
         )
 
     def make_line(self, name: str) -> Line:
-        """A linker's name as frames have it."""
-        readable = self._demangle(name)
-        return Line(readable, name if readable != name else "")
+        """A linker's name as frames have it; the same object for most frames of a function."""
+        line = self._made.get(name)
+        if line is None:
+            readable = self._demangle(name)
+            if len(self._made) >= _MAX_LINES_KEPT:
+                self._made.clear()
+            line = self._made[name] = Line(readable, name if readable != name else "")
+        return line
 
 
 def _is_called(readable: str, name: str) -> bool:

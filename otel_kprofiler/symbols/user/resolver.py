@@ -30,9 +30,12 @@ from otel_kprofiler.model import (
     mapping_fields,
     split_user_stack,
 )
+from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
 MAX_FRAMES_CACHED: Final = 8_192
+"""Words of stacks, and frames of files kept from before. Processes come and go, each with other
+words; the frames stay as long as they are used."""
 MAX_MAPPINGS_CACHED: Final = 8_192
 _PAGE_BYTES: Final = 4096
 _WORD_MASK: Final = (1 << 64) - 1
@@ -85,7 +88,9 @@ class _KnownFile:
         self._name = name
         self._whole = make_module(details, None)
         self._parts = [(text, make_module(details, text)) for text in details.texts]
-        self._frames: dict[int | tuple[int, str], Frame] = {}  # a tuple where it is not proof
+        # By offset, or a tuple where it is not proof. Those used lately, and before.
+        self._frames: dict[int | tuple[int, str], Frame] = {}
+        self._earlier: dict[int | tuple[int, str], Frame] = {}
 
     def frame(self, offset: int, found_by: str) -> Frame:
         """The frame at an offset in the file, the same one for all processes.
@@ -95,6 +100,10 @@ class _KnownFile:
         """
         key = (offset, found_by) if found_by else offset
         frame = self._frames.get(key)
+        if frame is None:
+            earlier = self._earlier.get(key)
+            if earlier is not None and earlier.unresolved is not Unresolved.SYMBOLS_DROPPED:
+                frame = self._frames[key] = earlier
         if frame is None or frame.unresolved is Unresolved.SYMBOLS_PENDING:
             module, address = self._whole, offset
             for text, part in self._parts:
@@ -107,6 +116,11 @@ class _KnownFile:
             )  # fmt: skip
             self._frames[key] = frame
         return frame
+
+    def forget(self) -> int:
+        """Forget frames that were not used since the last call; returns how many are left."""
+        self._earlier, self._frames = self._frames, {}
+        return len(self._earlier)
 
 
 class _Mapping(NamedTuple):
@@ -131,9 +145,10 @@ class _Words(dict[int, Frame]):
 
     Attributes:
         pending: how many look-ups found a frame of which more may be known later.
+        may_have_code: whether a word has a frame in no file.
     """
 
-    __slots__ = ("_mappings", "pending")
+    __slots__ = ("_mappings", "may_have_code", "pending")
 
     def __init__(self, mappings: list[_Mapping], *, has_files: bool) -> None:
         super().__init__()
@@ -142,9 +157,12 @@ class _Words(dict[int, Frame]):
         outside = _Mapping(None, 0, Unresolved.NO_FILE if is_complete else Unresolved.USER_ADDRESS)
         self._mappings = mappings + [outside] * (NO_MAPPING + 1 - len(mappings))
         self.pending = 0
+        self.may_have_code = False
 
     def __missing__(self, word: int) -> Frame:
         frame = self._mappings[word >> ADDRESS_BITS & NO_MAPPING].frame(word)
+        if frame.module is None:
+            self.may_have_code = True
         if frame.unresolved in _PENDING:
             self.pending += 1
         else:
@@ -221,8 +239,10 @@ def _with_code(side: Side, found: tuple[NamedAddress, ...]) -> Side:
     return Side(USER_SIDE, tuple(frames), side.status, is_provisional)
 
 
-class UserResolver:
+class UserResolver(Stateless):
     """Resolves the user side of stacks from what is known about files; never waits for them.
+
+    A stack names its files itself.
 
     Args:
         known: filled by the store of tables as the files are met.
@@ -236,27 +256,30 @@ class UserResolver:
         self._mapped: dict[tuple[int, int, int, int], _Mapping] = {}
         self._words: dict[bytes, _Words] = {}
         self._has_files = False  # by frame pointers alone, stacks have none
-        self._kept = 0  # words, and at most as many frames
+        self._kept = 0  # words, each with a frame at most, and frames from before
 
     @property
     def version(self) -> int:
         """Grows whenever more is known of a file."""
         return self._known.version + (self._names.version if self._names else 0)
 
-    def state(self, sample: RawSample) -> None:
-        """A stack names its files itself, so that neither process nor time matters."""
-
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide | _SideWithCode:
         """The frames of a user stack; provisional while one of its files is not known."""
         version = self.version
-        side, unknown = self.make_side(raw)
+        side, words = self._find(raw)
+        unknown = words.pending
         found = _PendingSide(self, raw, version, side, unknown) if unknown else side
-        if self._names and any(map(_may_be_code, side.frames)):
+        if self._names and words.may_have_code and any(map(_may_be_code, side.frames)):
             return _SideWithCode(found, self._names)
         return found
 
     def make_side(self, raw: RawSide) -> tuple[Side, int]:
         """The side as far as its files are known, and how many of its frames may be better."""
+        side, words = self._find(raw)
+        return side, words.pending
+
+    def _find(self, raw: RawSide) -> tuple[Side, _Words]:
+        """The side as far as its files are known, and the words of its mappings."""
         if self._kept >= MAX_FRAMES_CACHED:
             self._forget()
         if not self._has_files and self._known.version:
@@ -269,7 +292,7 @@ class UserResolver:
         known.pending, before = 0, len(known)
         frames = tuple(map(known.__getitem__, words))
         self._kept += len(known) - before
-        return Side(USER_SIDE, frames, raw.status, is_provisional=known.pending > 0), known.pending
+        return Side(USER_SIDE, frames, raw.status, is_provisional=known.pending > 0), known
 
     def advance(self, now_boot_ns: int) -> int:
         """Nothing to wait for: files that become known later complete provisional sides."""
@@ -283,6 +306,7 @@ class UserResolver:
     def close(self) -> None:
         """Forget all frames."""
         self._forget()
+        self._files.clear()
         if self._names:
             self._names.close()
 
@@ -315,10 +339,15 @@ class UserResolver:
         return mapping
 
     def _forget(self) -> None:
+        """Forget all places of files in memory, and frames that were not used of late."""
         self._words.clear()
         self._mapped.clear()
-        self._files.clear()
-        self._kept = 0
+        left = {key: file.forget() for key, file in self._files.items()}
+        self._kept = sum(left.values())
+        if self._kept > MAX_FRAMES_CACHED // 2:
+            self._kept = 0
+            left.clear()
+        self._files = {key: self._files[key] for key, count in left.items() if count}
 
 
 def make_module(details: FileDetails, text: Segment | None) -> Module:

@@ -225,6 +225,34 @@ def test_frames_of_one_mapping_are_bounded(monkeypatch, known):
     assert sum(0x30000 <= one.address < 0x30000 + 1000 for one in alive) <= 60
 
 
+def test_frames_in_use_stay_while_processes_come_and_go(monkeypatch, known):
+    """Each start of a program has other addresses, and the same frames."""
+    monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
+    resolver = UserResolver(known)
+    first = None
+    for number in range(1000):
+        biases = {**BIAS, LIBC: BIAS[LIBC] + 4096 * number}
+        (frame,) = resolver.resolve(raw((0x30000, LIBC, REGISTERS), biases=biases), None).frames
+        first = first or frame
+        assert frame is first
+        assert sum(map(len, resolver._words.values())) <= 50
+
+
+def test_names_that_were_given_up_are_asked_for_again(monkeypatch, known):
+    monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
+    names = Names()
+    dropped = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
+    names.files[LIBC] = {0x30000: dropped}
+    resolver = UserResolver(known, names)
+    stack = raw((0x30000, LIBC, REGISTERS))
+    assert resolver.resolve(stack, None).frames[0].unresolved is Unresolved.SYMBOLS_DROPPED
+    names.files[LIBC][0x30000] = READ
+    for number in range(100):
+        biases = {**BIAS, LIBC: BIAS[LIBC] + 4096 * number}
+        resolver.resolve(raw((0x30000, LIBC, REGISTERS), biases=biases), None)
+    assert resolver.resolve(stack, None).frames[0].function == "read"
+
+
 class Names:
     """Stands for loaded symbols: of LIBC, and code of process 70."""
 
