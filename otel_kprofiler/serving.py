@@ -16,6 +16,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from otel_kprofiler.errors import describe_error
+from otel_kprofiler.repeats import RepeatFilter
 
 MAX_CONNECTIONS: Final = 16
 MAX_HEADER_BYTES: Final = 32 << 10
@@ -23,6 +24,7 @@ MAX_HEADER_BYTES: Final = 32 << 10
 _FREE_WAIT_S: Final = 2.0
 
 _log = logging.getLogger(__name__)
+_log.addFilter(RepeatFilter())  # clients decide how often connections break
 
 
 class HttpServer(ThreadingHTTPServer):
@@ -89,7 +91,7 @@ class HttpServer(ThreadingHTTPServer):
         if is_free:
             super().process_request(request, client_address)
         else:
-            _log.warning("%s: connection refused: %d are open", self._name, MAX_CONNECTIONS)
+            self._warn("connection refused: %d are open", MAX_CONNECTIONS)
             self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
@@ -111,9 +113,17 @@ class HttpServer(ThreadingHTTPServer):
         error = sys.exception()
         client = client_address[0] if client_address else "a client"
         if isinstance(error, OSError):
-            _log.warning("%s: connection to %s lost: %s", self._name, client, describe_error(error))
+            self._warn("connection to %s lost: %s", client, describe_error(error))
         else:
-            _log.exception("%s: a request from %s failed", self._name, client)
+            self._warn("a request from %s failed", client, exc_info=True)
+
+    def _warn(self, message: str, *arguments: object, exc_info: bool = False) -> None:
+        """Log a warning, or an error with its traceback, unless this server did so lately."""
+        _log.log(
+            logging.ERROR if exc_info else logging.WARNING,
+            f"%s: {message}", self._name, *arguments,
+            exc_info=exc_info or None, extra={"subject": f"{self._name} {self.port}"},
+        )  # fmt: skip
 
 
 def _break_off(request: socket.socket) -> None:

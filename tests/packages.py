@@ -45,7 +45,8 @@ PACKAGES = {
     "stopping": Package("One deadline for threads that are stopped together"),
     "checked": Package("Type checks for values of untrusted JSON"),
     "abortable": Package("HTTP connections that another thread can abort"),
-    "serving": Package("HTTP servers that limit connections", "errors"),
+    "repeats": Package("Limits warnings that repeat"),
+    "serving": Package("HTTP servers that limit connections", "errors repeats"),
     "redact": Package("Redacts secrets in addresses and messages"),
     "text": Package("Texts for terminals and files: escapes untrusted names, counts in words"),
     "model": Package("Types that all packages share: samples, stacks, windows, accounts"),
@@ -117,8 +118,8 @@ PACKAGES = {
     ),
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",
-        "clock config delivery errors export host model pipeline processes redact sampling "
-        "serving stopping symbols text version",
+        "clock config delivery errors export host model pipeline processes redact "
+        "repeats sampling serving stopping symbols text version",
     ),
     "sdk": Package(
         "Embedding in services, with the component names of opentelemetry-sdk",

@@ -7,19 +7,15 @@ import json
 import logging
 import os
 import threading
-import time
 import warnings
 from collections import deque
-from collections.abc import Callable
 from datetime import UTC, datetime
 from logging.handlers import MemoryHandler
 from typing import Any, Final
 
 from otel_kprofiler.host import keep_only
+from otel_kprofiler.repeats import RepeatFilter
 from otel_kprofiler.text import escape_controls, escape_surrogates
-
-REPEAT_INTERVAL_S: Final = 60.0
-"""Interval in which only the first of several similar warnings is written."""
 
 MAX_WAITING_BYTES: Final = 256 * 1024
 """Limit on log data waiting to be written."""
@@ -32,42 +28,6 @@ LEVELS: Final = {
     "warn": logging.WARNING,
     "error": logging.ERROR,
 }
-
-
-class RepeatFilter(logging.Filter):
-    """Passes one message per pattern and interval, and counts the suppressed ones.
-
-    Messages below WARNING always pass: they are logged once per event. The record attribute
-    ``subject`` distinguishes messages with the same pattern. Thread-safe.
-    """
-
-    def __init__(
-        self,
-        interval_s: float = REPEAT_INTERVAL_S,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__()
-        self._interval_s = interval_s
-        self._now = now
-        self._seen: dict[tuple[str, int, str, str], tuple[float, int]] = {}
-        self._lock = threading.Lock()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether to write the record; adds the number of similar records suppressed."""
-        if record.levelno < logging.WARNING:
-            return True
-        pattern = (record.name, record.levelno, str(record.msg), getattr(record, "subject", ""))
-        now = self._now()
-        with self._lock:
-            written, suppressed = self._seen.get(pattern, (None, 0))
-            if written is not None and now - written < self._interval_s:
-                self._seen[pattern] = (written, suppressed + 1)
-                return False
-            self._seen[pattern] = (now, 0)
-        if suppressed:
-            record.msg = f"{record.getMessage()} ({suppressed} similar messages suppressed)"
-            record.args = ()
-        return True
 
 
 class JsonFormatter(logging.Formatter):

@@ -120,7 +120,7 @@ def _named(path: str) -> Iterator[None]:
 def _unpack_profile(data: bytes, notify: Notify) -> bytes:
     if data.startswith(_GZIP):
         data = _unpack(data, notify)
-    if not data.strip():
+    if not data.strip(b" \t\r\n"):
         raise PayloadError("the file is empty")
     for magic, (what, fix) in _OTHERS.items():
         if data.startswith(magic):

@@ -31,6 +31,8 @@ _FIRST_TAG: Final = 8
 
 _OLD_ATTRIBUTES_FIELD: Final = 3
 """Field of ``Sample.attribute_indices`` before opentelemetry-proto 1.43."""
+_JSON_SPACE: Final = b" \t\r\n"
+"""Blank in JSON (RFC 8259); others that Python strips are bytes of a damaged message."""
 
 
 class Note(NamedTuple):
@@ -78,7 +80,7 @@ class Framing(enum.Enum):
 
 def detect_framing(data: bytes) -> Framing:
     """The form of serialized requests, by their first bytes."""
-    if data.lstrip()[:1] == b"{" and not _is_message_like_json(data):
+    if data.lstrip(_JSON_SPACE)[:1] == b"{" and not _is_message_like_json(data):
         return Framing.JSON
     return Framing.PREFIXED if data[:1] < bytes([_FIRST_TAG]) else Framing.ONE
 
@@ -121,7 +123,7 @@ def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payloa
     Raises:
         PayloadError: by default, if the data is not OTLP profiles, or has the layout before 1.43.
     """
-    if not data.strip():
+    if not data.strip(_JSON_SPACE):
         return
     framing = detect_framing(data)
     if framing is Framing.JSON:
@@ -221,7 +223,7 @@ def _parse_json(data: bytes, on_damage: OnDamage) -> Iterator[Payload]:
     if len(lines) > 1 and _is_one_document(lines[0]):
         lines = [data]
     for number, line in enumerate(lines, 1):
-        if not line.strip():
+        if not line.strip(_JSON_SPACE):
             continue
         is_partial = number == len(lines) > 1 and not data.endswith(b"\n")
         yield from _parse(partial(_parse_line, line, is_partial), on_damage, f"line {number}")

@@ -15,9 +15,10 @@ import urllib.request
 import pytest
 
 from otel_kprofiler.agent.health import HealthServer
-from otel_kprofiler.agent.logs import RepeatFilter, configure_logging, hold_logging
+from otel_kprofiler.agent.logs import configure_logging, hold_logging
 from otel_kprofiler.agent.systemd import Notifier
 from otel_kprofiler.errors import HostError
+from otel_kprofiler.repeats import RepeatFilter
 from otel_kprofiler.serving import MAX_CONNECTIONS
 
 pytestmark = pytest.mark.system

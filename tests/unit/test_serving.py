@@ -2,6 +2,8 @@
 
 import contextlib
 import socket
+import struct
+import time
 
 import pytest
 
@@ -68,3 +70,18 @@ def test_other_sites_cannot_read_the_health_endpoint_on_loopback(host):
 def test_health_checks_by_name_are_answered_where_other_hosts_come_from():
     head = "GET /livez HTTP/1.1\r\nHost: agent.monitoring.svc\r\n\r\n"
     assert ask_health(head, "0.0.0.0:0") == 200
+
+
+def test_many_lost_connections_are_few_lines_of_the_log(port, caplog):
+    reset = struct.pack("ii", 1, 0)
+    for _ in range(50):
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    deadline = time.monotonic() + 30
+    while not caplog.records and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert status(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n") in {200, 405}
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines
+    assert len(lines) <= 2, lines  # connections lost, and connections refused

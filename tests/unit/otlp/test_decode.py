@@ -93,7 +93,9 @@ def test_a_truncated_end_is_ignored_by_read_and_reported_by_check(payload, line)
         assert [item.rule for item in check_payload(data)] == ["parsable"]
 
 
-@pytest.mark.parametrize("data", [b"\x0a\xff", b"{", b"[]", b"hello, world", b'{"a":\n1'])
+@pytest.mark.parametrize(
+    "data", [b"\x0a\xff", b"{", b"[]", b"\x0b", b"\x0c\n", b"hello, world", b'{"a":\n1']
+)
 def test_other_data_is_refused(data):
     with pytest.raises(PayloadError):
         decode_windows(data)
