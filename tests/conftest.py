@@ -47,6 +47,17 @@ def pytest_make_parametrize_id(val, argname):
 
 
 @pytest.fixture(scope="session")
+def sampling_host():
+    """Skips tests on a host that cannot be sampled, with what is missing."""
+    from otel_kprofiler.host import Access, doctor
+    from otel_kprofiler.model import Level
+
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+
+@pytest.fixture(scope="session")
 def descriptors_kept():
     """Counts what was open before the tests, and what may stay open after them."""
     return count_descriptors() + KEPT

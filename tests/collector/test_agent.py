@@ -9,12 +9,10 @@ from collections import Counter
 
 import pytest
 
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import Level
 from tests.agent_account import parse_account
 from tests.public import get_public_python
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("sampling_host")]
 
 CONFIG = """
 receivers:
@@ -30,13 +28,6 @@ service:
   telemetry: {{metrics: {{level: none}}}}
   pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grpc, file]}}}}
 """
-
-
-@pytest.fixture(autouse=True)
-def _host_can():
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
 def run_agent(directory, endpoint, seconds):

@@ -8,18 +8,9 @@ import time
 
 import pytest
 
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import Level
 from otel_kprofiler.otlp import read_profiles
 
-pytestmark = pytest.mark.live
-
-
-@pytest.fixture(autouse=True)
-def _host_can():
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("sampling_host")]
 
 
 RECORD = [sys.executable, "-m", "otel_kprofiler", "record", "-d", "2s", "-F", "199"]

@@ -17,12 +17,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import Level
 from tests import page
 from tests.public import get_public_python
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800), pytest.mark.usefixtures("sampling_host")]
 
 SECONDS = float(os.environ.get("KPROFILER_VIEW_S", "7"))
 STEP_S = 60 if SECONDS > 120 else 3
@@ -42,13 +40,6 @@ service:
   telemetry: {{metrics: {{level: none}}}}
   pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grpc]}}}}
 """
-
-
-@pytest.fixture(autouse=True)
-def _host_can():
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
 @pytest.fixture

@@ -18,8 +18,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import Level
 from otel_kprofiler.otlp import check_payload, decode_windows
 from tests.agent_account import parse_account
 from tests.public import get_public_python
@@ -50,14 +48,6 @@ service:
   {more}
   pipelines: {{profiles: {{receivers: [kprofiler], exporters: [{exporter}]}}}}
 """
-
-
-@pytest.fixture
-def host():
-    """This host, if it can be sampled."""
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
 def free_port():
@@ -303,7 +293,7 @@ def limited_receiver():
 
 
 @pytest.fixture
-def run_agent(host, tmp_path):
+def run_agent(sampling_host, tmp_path):
     agents = []
 
     def run(endpoint, directory="", **options):

@@ -9,7 +9,11 @@ from tests.faults.kills import run_kills, run_truncations
 KILLS = int(os.environ.get("KPROFILER_KILLS", "3"))
 CUTS = int(os.environ.get("KPROFILER_CUTS", "40"))
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900), pytest.mark.usefixtures("host", "load")]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("sampling_host", "load"),
+]
 
 
 @pytest.mark.parametrize("fsync", ["always", "never"])

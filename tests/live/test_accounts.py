@@ -15,8 +15,6 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler.export import FileExporter
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import Level
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.sdk import (
     BatchProfileProcessor,
@@ -28,7 +26,7 @@ from otel_kprofiler.sdk import (
 from tests.agent_account import parse_account
 from tests.public import get_public_python
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240), pytest.mark.usefixtures("sampling_host")]
 
 READ = "while True: open('/proc/stat').read()"
 CONFIG = """
@@ -41,13 +39,6 @@ service:
   health: {{endpoint: "127.0.0.1:{port}"}}
   pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file, otlp_http]}}}}
 """
-
-
-@pytest.fixture(autouse=True)
-def _host_can():
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
 @pytest.fixture

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import KERNEL_SIDE, Level, Unresolved
+from otel_kprofiler.model import KERNEL_SIDE, Unresolved
 from otel_kprofiler.otlp import read_profiles
 from tests.agent_account import parse_account
 from tests.public import copy_environment, get_public_python
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(120), pytest.mark.usefixtures("sampling_host")]
 
 RUN = """
 import gc, sys
@@ -45,13 +44,6 @@ receivers:
 exporters: {{file: {{path: {path}}}}}
 service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file]}}}}}}
 """
-
-
-@pytest.fixture(autouse=True)
-def _host_can():
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
 def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):

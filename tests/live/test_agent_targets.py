@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.host import Access, doctor, find_cgroup_root
-from otel_kprofiler.model import Level
+from otel_kprofiler.host import Access, find_cgroup_root
 from otel_kprofiler.otlp import read_profiles
 from tests.public import get_public_python
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300), pytest.mark.usefixtures("sampling_host")]
 
 CONFIG = """
 receivers:
@@ -47,13 +46,6 @@ FORMS = {
     "nested": f"docker/{container_id(99)}/docker/{{}}",
 }
 """Cgroups as runtimes name them, by what the test names the process in it."""
-
-
-@pytest.fixture(autouse=True)
-def _host_can():
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
 @pytest.fixture

@@ -13,11 +13,9 @@ import time
 
 import pytest
 
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import Level
 from tests.public import get_public_python
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("sampling_host")]
 
 CONFIG = """
 receivers:
@@ -48,13 +46,6 @@ service:
 
 WANTED = ("otlp_grpc: localhost", "otlp_http/unverified: ", "otlp_http/proxy: ", "Insecure",
           "own metrics")  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _host_can():
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

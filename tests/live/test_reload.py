@@ -19,14 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import Level
 from otel_kprofiler.otlp import decode_windows
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.agent_account import parse_account
 from tests.public import get_public_python
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300), pytest.mark.usefixtures("sampling_host")]
 
 RELOADS = int(os.environ.get("KPROFILER_RELOADS", "10"))
 RATE = 999
@@ -50,13 +48,6 @@ service:
   telemetry: {{metrics: {{level: none}}}}
   pipelines: {{profiles: {{receivers: [kprofiler], exporters: {exporters}}}}}
 """
-
-
-@pytest.fixture(autouse=True)
-def _host_can():
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
 class Receiver(grpc.GenericRpcHandler):

@@ -9,14 +9,13 @@ import time
 
 import pytest
 
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import Level, LossCause
+from otel_kprofiler.model import LossCause
 from otel_kprofiler.otlp import decode_windows
 from tests.agent_account import parse_account
 from tests.faults.accounts import check_formulas
 from tests.public import get_public_python
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300), pytest.mark.usefixtures("sampling_host")]
 
 CONFIG = """
 receivers:
@@ -52,13 +51,6 @@ while True:
     os.listdir("/proc/self/task")
 """
 MARK = "otel_kprofiler.self_profiled"
-
-
-@pytest.fixture(autouse=True)
-def _host_can():
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
 class Parts:

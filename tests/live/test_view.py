@@ -12,20 +12,11 @@ import urllib.request
 
 import pytest
 
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import Level
 from tests import page
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("sampling_host")]
 
 VIEW = [sys.executable, "-m", "otel_kprofiler", "view", "--no-browser", "--live"]
-
-
-@pytest.fixture(autouse=True)
-def _host_can():
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
 @pytest.fixture

@@ -30,6 +30,20 @@ def records(draw):
 
 @pytest.mark.fuzz
 @settings(max_examples=2000, deadline=None)
+def look_up_all(table, history, steps):
+    """Yields time, lookup and true names for each address, between all steps."""
+    for number in range(steps + 2):
+        time_ns = number * STEP_NS + STEP_NS // 2
+        for address in range(A, A + 64 * SLOTS, 8):
+            true = [
+                code.name
+                for code, since_ns, until_ns in history
+                if since_ns <= time_ns < until_ns
+                and code.start <= address < code.start + code.length
+            ]
+            yield time_ns, table.lookup(address, time_ns), true
+
+
 @given(st.lists(records(), max_size=8).map(b"".join) | st.binary(max_size=400), st.booleans())
 def test_arbitrary_bytes_parse_as_records_or_as_damage(data, timed):
     """No input makes the parser raise, hang, or return more records than headers fit."""
@@ -77,17 +91,8 @@ def test_every_lookup_returns_the_symbol_loaded_at_that_time(choices, readings):
         if number in readings:
             table.apply(KsymbolChange(time_ns + 1, KsymbolAction.ALL_READ, tuple(live.values())))
     history += [(code, code.since_ns, 1 << 62) for code in live.values()]
-    for number in range(len(choices) + 2):
-        time_ns = number * STEP_NS + STEP_NS // 2
-        for address in range(A, A + 64 * SLOTS, 8):
-            true = [
-                code.name
-                for code, since_ns, until_ns in history
-                if since_ns <= time_ns < until_ns
-                and code.start <= address < code.start + code.length
-            ]
-            found = table.lookup(address, time_ns)
-            assert ([found.symbol.name] if found else []) == true
+    for _, found, true in look_up_all(table, history, len(choices)):
+        assert ([found.symbol.name] if found else []) == true
     assert {code.symbol for code in table.live()} == set(live.values())
 
 
@@ -146,19 +151,10 @@ def test_lost_records_never_lead_to_a_wrong_name(choices, timed):
             table.apply(change)
         polled_ns, is_lost, reported = now_ns, False, []
     history += [(code, code.since_ns, 1 << 62) for code in live.values()]
-    for number in range(len(choices) + 2):
-        time_ns = number * STEP_NS + STEP_NS // 2
-        for address in range(A, A + 64 * SLOTS, 8):
-            true = [
-                code.name
-                for code, since_ns, until_ns in history
-                if since_ns <= time_ns < until_ns
-                and code.start <= address < code.start + code.length
-            ]
-            found = table.lookup(address, time_ns)
-            names = [found.symbol.name] if found and not found.is_uncertain else []
-            assert names in (true, [])
-            if time_ns < first_loss_ns or time_ns > polled_ns:
-                assert names == true
+    for time_ns, found, true in look_up_all(table, history, len(choices)):
+        names = [found.symbol.name] if found and not found.is_uncertain else []
+        assert names in (true, [])
+        if time_ns < first_loss_ns or time_ns > polled_ns:
+            assert names == true
     there = {(code.start, code.name) for code in live.values()}
     assert {(code.symbol.start, code.symbol.name) for code in table.live()} == there

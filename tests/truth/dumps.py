@@ -7,7 +7,6 @@ import mmap
 import os
 import platform
 import struct
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,6 +40,7 @@ from otel_kprofiler.host import (
 from otel_kprofiler.model import UserStack, parse_user_stack, user_stack_bytes
 from otel_kprofiler.unwinding import Limits, MapSizes, TableMaps, TableStore
 from tests.truth.reference import Memory
+from tests.truth.sources import compile_program
 from tests.truth.tables import GoOffsets
 
 SOURCE = Path(__file__).with_name("dump.bpf.c")
@@ -82,14 +82,7 @@ class StackDump(NamedTuple):
 
 def build(folder: Path, sources: Path = PROGRAMS) -> Path:
     """Compile the test's program with the unwinder's sources."""
-    target = folder / "dump.bpf.o"
-    command = [
-        "clang-14", "-target", "bpfel", "-mcpu=v2", "-O2", "-g", "-nostdinc", "-std=gnu11",
-        f"-I{sources}", "-c", str(SOURCE), "-o", str(target),
-    ]  # fmt: skip
-    subprocess.run(command, check=True)
-    subprocess.run(["llvm-strip-14", "--strip-debug", str(target)], check=True)
-    return target
+    return compile_program(SOURCE, sources, folder / "dump.bpf.o")
 
 
 class Dumps:

@@ -1,6 +1,7 @@
-"""Copies of the kernel programs' sources, to be broken on purpose."""
+"""Compiles kernel programs of tests, and copies sources to be broken on purpose."""
 
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Protocol
 
@@ -28,3 +29,14 @@ def copy_sources(folder: Path, mutation: Change | None) -> Path:
             raise SystemExit(f"{mutation.name}: its place is gone from {mutation.file}")
         path.write_text(text.replace(mutation.old, mutation.new, 1))
     return include
+
+
+def compile_program(source: Path, include: Path, target: Path) -> Path:
+    """Compile a BPF program for its BTF and code alone; returns the object."""
+    command = [
+        "clang-14", "-target", "bpfel", "-mcpu=v2", "-O2", "-g", "-nostdinc", "-std=gnu11",
+        f"-I{include}", "-c", str(source), "-o", str(target),
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+    subprocess.run(["llvm-strip-14", "--strip-debug", str(target)], check=True)
+    return target

@@ -21,6 +21,7 @@ from otel_kprofiler.symbols import PythonResolver
 from tests.interpreters import Python, environment
 from tests.truth.python.chains import STYLES, Chains
 from tests.truth.python.judge import ChurnJudge, Judge, Report, Seen
+from tests.truth.sources import compile_program
 
 HZ = 4999
 SOURCE = Path(__file__).with_name("marked.bpf.c")
@@ -33,14 +34,7 @@ SEED = 7
 
 def build(folder: Path, sources: Path = PROGRAMS) -> Path:
     """Compile the sampler with marks."""
-    target = folder / "marked.bpf.o"
-    command = [
-        "clang-14", "-target", "bpfel", "-mcpu=v2", "-O2", "-g", "-nostdinc", "-std=gnu11",
-        f"-I{sources}", "-c", str(SOURCE), "-o", str(target),
-    ]  # fmt: skip
-    subprocess.run(command, check=True)
-    subprocess.run(["llvm-strip-14", "--strip-debug", str(target)], check=True)
-    return target
+    return compile_program(SOURCE, sources, folder / "marked.bpf.o")
 
 
 class MarkingLoader(LibbpfLoader):

@@ -15,17 +15,12 @@ from otel_kprofiler.otlp import (
     rules_profiles,
 )
 from otel_kprofiler.otlp.check import FORM_RULES
+from tests.unit.otlp.mutations import Mutations
 
-MUTATIONS = {}
+MUTATIONS = Mutations()
 """By rule: functions that violate it in the JSON form."""
 
-
-def breaks(rule):
-    def register(mutate):
-        MUTATIONS.setdefault(rule, []).append(mutate)
-        return mutate
-
-    return register
+breaks = MUTATIONS.breaks
 
 
 @breaks("parsable")

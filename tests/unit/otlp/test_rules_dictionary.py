@@ -5,17 +5,12 @@ from __future__ import annotations
 import pytest
 
 from otel_kprofiler.otlp.rules_dictionary import RULES
+from tests.unit.otlp.mutations import Mutations
 
-MUTATIONS = {}
+MUTATIONS = Mutations()
 """By rule: functions that violate it in a message."""
 
-
-def breaks(rule):
-    def register(mutate):
-        MUTATIONS.setdefault(rule, []).append(mutate)
-        return mutate
-
-    return register
+breaks = MUTATIONS.breaks
 
 
 @breaks("zero-entries")

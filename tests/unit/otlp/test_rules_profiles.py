@@ -6,17 +6,12 @@ import pytest
 
 from otel_kprofiler.otlp.rules import TABLES
 from otel_kprofiler.otlp.rules_profiles import RULES
+from tests.unit.otlp.mutations import Mutations
 
-MUTATIONS = {}
+MUTATIONS = Mutations()
 """By rule: functions that violate it in a message."""
 
-
-def breaks(rule):
-    def register(mutate):
-        MUTATIONS.setdefault(rule, []).append(mutate)
-        return mutate
-
-    return register
+breaks = MUTATIONS.breaks
 
 
 @breaks("no-empty")

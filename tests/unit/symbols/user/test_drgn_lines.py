@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from otel_kprofiler.elf import FileSource
 from otel_kprofiler.errors import DependencyError
 from otel_kprofiler.host import Access, open_regular
 from otel_kprofiler.model import FileDetails, FileId, FileKey, Line
@@ -64,19 +63,6 @@ def folder(tmp_path_factory):
         (folder / name).write_bytes((folder / "whole").read_bytes())
     run("dwz", "-m", "common", "shared", "other", cwd=folder)
     return folder
-
-
-@pytest.fixture
-def opened():
-    fds = []
-
-    def open_source(path):
-        fds.append(os.open(path, os.O_RDONLY))
-        return FileSource(fds[-1], os.fstat(fds[-1]).st_size)
-
-    yield open_source
-    for fd in fds:
-        os.close(fd)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.elf import FileSource
 from otel_kprofiler.errors import DependencyError
 from otel_kprofiler.host import CacheDirectory
 from otel_kprofiler.model import Line
@@ -62,20 +61,6 @@ def cache(tmp_path):
     directory = CacheDirectory(str(tmp_path / "cache"), 1 << 26)
     yield directory
     directory.close()
-
-
-@pytest.fixture
-def opened():
-    """Open a file as a source, until the test ends."""
-    fds = []
-
-    def open_source(path):
-        fds.append(os.open(path, os.O_RDONLY))
-        return FileSource(fds[-1], os.fstat(fds[-1]).st_size)
-
-    yield open_source
-    for fd in fds:
-        os.close(fd)
 
 
 def code_addresses(path, count):
