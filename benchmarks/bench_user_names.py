@@ -1,4 +1,4 @@
-"""Which share of user frames has a name, of a mixed load and of a service under gunicorn."""
+"""Share of user frames with a name, in a mixed load and in a service under gunicorn."""
 
 import contextlib
 import http.client

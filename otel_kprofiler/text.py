@@ -4,7 +4,7 @@ File names are bytes; Python decodes bytes that are not UTF-8 to lone surrogates
 encoded. Names of processes and files may contain terminal escapes, which move the cursor, rename
 the window or hide the rest of a line. What people read (terminals, tables, pages, folded stacks)
 has no control characters; what programs read (OTLP, pprof, speedscope, JSON) has names as they are,
-but for bytes that are not UTF-8.
+except for bytes that are not UTF-8.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from importlib.metadata import Distribution, distributions
 HEAD = """otel-kprofiler is under the Apache License, Version 2.0, see
 /usr/share/common-licenses/Apache-2.0. Its eBPF programs are under GPL-2.0-only OR BSD-2-Clause.
 
-The virtual environment in /usr/lib/otel-kprofiler contains these packages too, unchanged but for
+The virtual environment in /usr/lib/otel-kprofiler contains these packages too, unchanged except for
 debug symbols. The texts of their licences are in their *.dist-info directories.
 """
 SHORT = 60  # some packages give the whole text in place of a name

@@ -160,7 +160,7 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
 
 
 def _reject(chances: Sequence[float]) -> set[int]:
-    """Which of all are changed, so that the chance of any mistake is at most ``LEVEL``.
+    """Selects the changed groups, so that the chance of any mistake is at most ``LEVEL``.
 
     Args:
         chances: the smaller one of self and total, 1 where there are too few samples: the number of

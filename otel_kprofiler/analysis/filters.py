@@ -1,4 +1,4 @@
-"""Which samples a report is about."""
+"""Filters that choose the samples of a report."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Filter:
         return samples.select(list(map(all, zip(*marks, strict=True)))) if marks else samples
 
     def find_processes(self, samples: Samples) -> list[bool] | None:
-        """Which resources are wanted, by index; None if more is wanted than certain processes."""
+        """Returns the wanted resources by index; None if the filter is not only on processes."""
         if replace(self, processes=(), services=(), containers=(), attributes=(), kinds=()) != (
             Filter()
         ):

@@ -50,7 +50,7 @@ LABEL: Final = "label:"
 
 
 class Assignment(NamedTuple):
-    """Which groups the entries of a column of samples belong to.
+    """The groups that the entries of a column of samples belong to.
 
     Attributes:
         column: of indices, row by row.

@@ -74,7 +74,7 @@ class Tables(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Rows of samples that are equal but for their time; not to be changed.
+    """Rows of samples that are equal except for their time; not to be changed.
 
     A row takes some 30 bytes, and each timestamp 8.
 

@@ -54,7 +54,7 @@ class BccLoader:
 
     @staticmethod
     def is_installed() -> bool:
-        """Returns whether python3-bpfcc is there. The package ``bcc`` on PyPI is something else."""
+        """Returns whether python3-bpfcc is installed; PyPI's ``bcc`` is another package."""
         return os.path.exists(f"{_PACKAGE}/__init__.py") and os.path.exists(_PYTHON)
 
     def load(self, spec: ObjectSpec) -> LoadedObject:

@@ -190,7 +190,7 @@ class Output:
             self.path = self._file.path
 
     def close(self) -> None:
-        """Discard what has not been written, but for samples in a ``.part`` file; idempotent."""
+        """Discard what has not been written, except for samples in a ``.part`` file; idempotent."""
         if self._file:
             self._file.abandon()
         if self._special is not None and self.path != _STDOUT:

@@ -71,7 +71,7 @@ def parse_address(text: str, environ: Mapping[str, str]) -> Address:
             has no user, so that the password is not in the list of processes.
 
     Raises:
-        KProfilerError: it is none, or not UTF-8.
+        KProfilerError: it is not such an address, or not UTF-8.
     """
     problem = f"{redact_address(text)} is not an address of ClickHouse"
     try:

@@ -33,7 +33,7 @@ _BLOCK_BYTES: Final = 4096
 MAX_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 """Size above which a spool begins another segment."""
 _MAX_READ_BYTES: Final = MAX_SEGMENT_BYTES + HEADER_BYTES + MAX_BODY_BYTES
-"""Longest segment that a spool writes: full but for one byte, and the longest record."""
+"""Longest segment that a spool writes: full except for one byte, and the longest record."""
 _EARLIEST_S: Final = 1_600_000_000
 """An earlier wall clock (2020) was not set, so the age of a batch is unknown."""
 

@@ -47,7 +47,7 @@ class CacheDirectory:
 
     Args:
         path: the directory; created if missing.
-        max_bytes: most that its files take on disk, but for a moment.
+        max_bytes: most that its files take on disk, except for a moment.
 
     Raises:
         OSError: it cannot be created, or others can write it.
@@ -63,7 +63,7 @@ class CacheDirectory:
         """Open a file for reading; None if there is none that can be trusted.
 
         Raises:
-            ValueError: the name is none of a file of a cache.
+            ValueError: the name is not that of a cached file.
         """
         _check(name)
         try:
@@ -78,7 +78,7 @@ class CacheDirectory:
         """A file that replaces that of the same name when finished; then call :meth:`trim`.
 
         Raises:
-            ValueError: the name is none of a file of a cache.
+            ValueError: the name is not that of a cached file.
             OSError: it cannot be created.
         """
         _check(name)

@@ -72,7 +72,7 @@ def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> st
     """How to start this command with the ``missing`` capabilities and all others for sampling.
 
     File capabilities are an option only for a python of its own: that of a virtual environment
-    mostly is a symbolic link to the system's.
+    is usually a symbolic link to the system's.
     """
     wanted = dict.fromkeys([*SAMPLING, "CAP_SYSLOG", *missing])
     names = [name.removeprefix("CAP_") for name in wanted]

@@ -1,4 +1,4 @@
-"""Which symbolic links lead to a file that is written: not those that somebody may have planted.
+"""Decides which symbolic links are followed to a written file: none that another user planted.
 
 Root follows only links that root can have made, in any directory of a path. Others follow what the
 kernel lets them follow: their rights end where they end.

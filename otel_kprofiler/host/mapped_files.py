@@ -185,7 +185,7 @@ def open_mapped(
             outcome = outcome.or_worse(_problem_of(error), describe_error(error))
         except _OtherInodeError as error:
             has_gone |= way.route == "map_files"
-            if way.route != "exe" and not has_gone:  # that mostly is another file
+            if way.route != "exe" and not has_gone:  # usually another file
                 outcome = outcome.or_worse(error.problem, way.path)
         except MappedFileError as error:
             outcome = outcome.or_worse(error.problem, way.path)

@@ -1,4 +1,4 @@
-"""Which processes there are, and which are descendants of others, from ``/proc``."""
+"""Lists processes and their descendants, from ``/proc``."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _jumps_out(source: Source, elf: ElfFile, loop: range) -> list[int]:
 
 
 def _find_functions(source: Source, elf: ElfFile, targets: list[int]) -> list[range]:
-    """The functions that these addresses lie in, but for those that they are the start of."""
+    """The functions that these addresses lie in, except for those that they are the start of."""
     if elf.search is None:
         return []
     at, size = elf.search

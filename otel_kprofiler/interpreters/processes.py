@@ -107,7 +107,7 @@ class PythonCounts(NamedTuple):
 
 
 class PythonProcesses:
-    """Registers processes. Belongs to one thread, but for ``counts``.
+    """Registers processes. Belongs to one thread, except for ``counts``.
 
     Args:
         registry: where they are registered.

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 class WaitState(enum.IntEnum):
     """State of a thread that is off the CPU; the names are those on the wire and in reports.
 
-    States of the task (``include/linux/sched.h``), but for :attr:`RUNNABLE`: that is the time in
+    States of the task (``include/linux/sched.h``), except for :attr:`RUNNABLE`: that is the time in
     which it wants a CPU, after a preemption and between wake-up and run (the ``run_delay`` of
     ``/proc/PID/schedstat``).
     """

@@ -214,7 +214,7 @@ def find_cause(
 
 
 def _find_proved(state: WaitState, names: Sequence[str]) -> WaitCause | None:
-    """The cause that the functions prove, but for disks."""
+    """The cause that the functions prove, except for disks."""
     waiting = next((at for at, name in enumerate(names) if not _WAITING.fullmatch(name)), 0)
     direct = [_DIRECT[name] for name in names[waiting : waiting + 1] if name in _DIRECT]
     if found := direct or [_CAUSES[name] for name in names if name in _CAUSES]:

@@ -60,7 +60,7 @@ class WindowWait(NamedTuple):
 
 
 class WindowSample(NamedTuple):
-    """Samples of one window that are equal but for their time.
+    """Samples of one window that are equal except for their time.
 
     Attributes:
         stack: the resolved stack.

@@ -235,7 +235,7 @@ class Dictionary:
         return entry
 
     def sample_head(self, sample: WindowSample) -> bytes:
-        """Encodes a sample but for its timestamps and values."""
+        """Encodes a sample except for its timestamps and values."""
         stack, tid, thread_name, cpu, link = sample[:5]
         token = self._stacks.get(id(stack))
         if token is None:

@@ -1,7 +1,7 @@
 """Encodes messages of any producer again, as receivers take them: in their form, and not too large.
 
-A message that is small enough is not changed, but for attributes of resources and scopes that are
-references, which most receivers do not resolve. One that is too large is divided by its samples
+A message that is small enough stays unchanged, except for attributes of resources and scopes that
+are references, which most receivers do not resolve. One that is too large is divided by its samples
 until the parts fit; each part has its own dictionary, which holds only what its samples use.
 """
 

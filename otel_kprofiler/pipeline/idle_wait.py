@@ -21,7 +21,7 @@ def wait_for_samples(
         clock: reads boot time.
         end_ns: boot time at which the window ends, and just after it the wait.
         timeout_s: how long to wait for more samples, seconds.
-        idle_s: how long to wait for the first, seconds; 0 if one may be there.
+        idle_s: seconds to wait for the first sample; 0 if one may be waiting.
     """
 
     def limit_s(wait_s: float) -> float:

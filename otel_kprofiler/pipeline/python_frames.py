@@ -103,7 +103,7 @@ class PythonFrames:
         return found
 
     def remarks(self) -> list[str]:
-        """Which Python frames were not read, and why, for reports; a line for each reason.
+        """Lists the Python frames that were not read, for reports; a line for each reason.
 
         Thread-safe; also after :meth:`close`.
         """

@@ -1,4 +1,4 @@
-"""Which tables are loaded, what they take, and which must go for a new one."""
+"""Tracks the loaded tables and their sizes, and selects those to evict for a new one."""
 
 from __future__ import annotations
 

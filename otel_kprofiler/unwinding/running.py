@@ -1,4 +1,4 @@
-"""Which files running processes execute, so that their tables are there before the first sample.
+"""Lists the files that running processes execute, to load their tables before the first sample.
 
 A program of the kernel lists them (mapped_files.bpf.h), by the same names as in requests.
 """

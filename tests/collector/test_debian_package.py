@@ -111,7 +111,7 @@ def root(packages, tmp_path):
 
 
 class Unit:
-    """The installed unit, started as systemd would, but for the sandbox."""
+    """The installed unit, started as systemd would, except for the sandbox."""
 
     def __init__(self, root):
         self._root = root

@@ -1,7 +1,7 @@
 """The image of config/kubernetes, built by buildah and run with what the DaemonSet allows it.
 
 No registry is needed: the Containerfile starts from a root of this release that mmdebstrap makes.
-No container runtime is needed: setpriv and mounts do what it would set, but for seccomp.
+No container runtime is needed: setpriv and mounts do what it would set, except for seccomp.
 """
 
 import json

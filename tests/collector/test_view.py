@@ -101,7 +101,7 @@ def functions(data):
 
 
 def reported(path, start, end):
-    """The same, as `report` says of a file, and its number of samples."""
+    """Returns the same from `report` of a file, and its number of samples."""
     times = (datetime.fromtimestamp(one, tz=UTC).isoformat() for one in (start, end))
     words = zip(("--from", "--to"), times, strict=True)
     done = subprocess.run(

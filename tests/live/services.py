@@ -44,7 +44,7 @@ def ask(place, timeout_s):
 
 
 def problems(log):
-    """Lines of a service's log, but for BPF symbols lost because the machine was busy."""
+    """Lines of a service's log, except for BPF symbols lost because the machine was busy."""
     return [line for line in log.splitlines() if not line.startswith("BPF symbol records lost")]
 
 

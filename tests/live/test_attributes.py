@@ -87,7 +87,7 @@ def test_strict_receivers_have_nothing_to_complain_of(receiver, tmp_path, grain)
 
 
 def test_by_default_they_miss_the_names_of_services_and_frames(receiver, tmp_path):
-    """Which is what the settings of the test before are for."""
+    """Shows why the previous test needs its settings."""
     run_agent(receiver, tmp_path / "agent.yaml")
     assert receiver.refused == []
     for complaints in receiver.complaints.values():

@@ -188,7 +188,7 @@ def test_what_was_unloaded_is_not_named_any_more(child, processes, first, second
 
 
 def test_a_library_that_was_replaced_has_its_new_names(child, processes, tmp_path, first, second):
-    """At the same path, mostly with the same inode number and at the same addresses."""
+    """Uses the same path, usually the same inode number, and the same addresses."""
     path = tmp_path / "replaced.so"
     for _ in range(3):
         for other, name in ((first, "first"), (second, "second")):

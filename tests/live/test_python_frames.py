@@ -195,7 +195,7 @@ def test_what_was_dropped_is_described_again():
 
 
 def test_other_code_at_the_same_address_is_another_function():
-    """Code objects are made and freed, and mostly get the memory of the one before."""
+    """Code objects are made and freed, and usually get the memory of the previous one."""
     source = "import os\ndef f{0}():\n{1} return os.listdir('/usr/bin')\n"
     addresses = Counter()
 

@@ -67,7 +67,7 @@ def innermost_lines(samples, entry="getdents64"):
 
 
 def check_hot_line(samples, program, hot_line):
-    """All that was seen in the system call is the planted line, but for what was not read."""
+    """All that was seen in the system call is the planted line, except for what was not read."""
     lines = innermost_lines(samples)
     missing = lines.pop(None, 0)
     (((line,), count),) = lines.items()

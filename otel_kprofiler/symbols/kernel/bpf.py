@@ -1,4 +1,4 @@
-"""Which BPF function, trampoline, ftrace or kprobe page was at an address at a time.
+"""Finds the BPF function, trampoline, ftrace or kprobe page at an address at a time.
 
 Each symbol is an interval of addresses and of boot time, so one table answers for all times and
 loading copies nothing. One thread changes the table while others look up without a lock: each

@@ -40,7 +40,7 @@ _MAX_HOMONYMS = 16  # symbols with the name of an anchor
 
 
 class BuiltinRange(NamedTuple):
-    """Code ``[start, end)`` of an object file and the modules it is linked into, mostly one."""
+    """Code ``[start, end)`` of an object file and the modules it is linked into, usually one."""
 
     start: int
     end: int

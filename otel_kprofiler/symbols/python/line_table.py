@@ -72,7 +72,7 @@ def parse_line_table(table: bytes, first_line: int) -> LineTable:
     """Decode ``co_linetable``.
 
     Args:
-        table: the bytes; may be cut off or damaged, what comes before is used.
+        table: the bytes; entries before a cut or damage are used.
         first_line: ``co_firstlineno``, of 32 bits.
     """
     damage = _DAMAGE.search(table)

@@ -134,6 +134,6 @@ class FileSymbols:
 
 
 def _is_called(readable: str, name: str) -> bool:
-    """Returns whether a readable name is this one, but for its type and parameters."""
+    """Returns whether a readable name is this one, except for its type and parameters."""
     before, found, behind = readable.partition(name)
     return bool(found) and before[-1:] in ("", " ") and behind[:1] in ("", "(")

@@ -121,7 +121,7 @@ NO_BOUNDS: Final = Bounds(0, array("I"), array("I"))
 
 
 class FunctionTable:
-    """Functions by address and by name; thread-safe, and but for what it keeps immutable.
+    """Functions by address and by name; thread-safe, and immutable except for caches.
 
     Of functions inside of each other, the innermost one has an address; of several with one start,
     the one with the best name. Bounds without a name count only where no named function is.

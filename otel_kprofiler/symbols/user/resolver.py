@@ -51,7 +51,7 @@ _PENDING: Final = frozenset({Unresolved.FILE_UNKNOWN, Unresolved.SYMBOLS_PENDING
 
 
 class UserNames(Protocol):
-    """Names of user code, as far as they are loaded; methods never wait but for ``finish``.
+    """Names of user code, as far as they are loaded; methods never wait except for ``finish``.
 
     Called by the thread that drains samples, ``add`` by any other.
     """

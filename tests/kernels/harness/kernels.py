@@ -1,4 +1,4 @@
-"""Which kernels the matrix has, and how their files get onto this machine.
+"""The kernels of the matrix, and how their files get onto this machine.
 
 Packages are downloaded and unpacked, never installed: no root is needed, and the machine's own
 kernel is left alone. The newest version that apt knows is taken.

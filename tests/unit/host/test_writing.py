@@ -144,7 +144,7 @@ def test_an_unprivileged_user_follows_the_links_that_the_kernel_lets_follow(tmp_
 
 @contextlib.contextmanager
 def as_nobody(directory):
-    """This process without root's rights, but for the way to a directory."""
+    """This process without root's rights, except for the way to a directory."""
     for parent in directory.parents:
         if parent.owner() == "root" and str(parent).startswith("/tmp/"):
             parent.chmod(0o755)

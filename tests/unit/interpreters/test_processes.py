@@ -1,4 +1,4 @@
-"""Which processes are registered, by what they have mapped and by the events about them."""
+"""Processes are registered by their mappings and by events."""
 
 import mmap
 import os

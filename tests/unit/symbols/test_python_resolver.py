@@ -85,7 +85,7 @@ def test_an_unknown_instruction_has_no_line(codes, resolver, instruction):
 
 
 def test_equal_lines_are_one_frame_in_all_processes(codes, resolver):
-    """Which instruction of a line runs, and which process, makes no difference to people."""
+    """The instruction within a line and the process do not change the frame."""
     codes.add(describe(1))
     codes.add(describe(2, process=8, address=0x2000, file=str(Path(__file__))))
     side = resolver.resolve(

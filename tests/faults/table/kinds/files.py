@@ -91,7 +91,7 @@ DAMAGES = {
     "cut behind its header": cut_to(64),
     "cut in its header": cut_to(40),
     "cut in half": lambda: program()[: len(program()) // 2],
-    "empty but for its magic number": lambda: b"\x7fELF" + bytes(8192),
+    "empty except for its magic number": lambda: b"\x7fELF" + bytes(8192),
     "random bytes behind its header": random_behind_header,
     "of 32 bits by its class": field(4, "B", 1),
     "big-endian by its header": field(5, "B", 2),

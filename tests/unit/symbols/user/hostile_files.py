@@ -91,7 +91,7 @@ def compressed():
 
 
 def frames():
-    """A table of unwind entries that all are one entry."""
+    """A search table whose rows all point to one unwind entry."""
     count = 3 << 20
     cie = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
     entry = struct.pack("<IIiI", 12, len(cie) + 4, 0, 1)
