@@ -1,4 +1,4 @@
-"""What the agent does with each sample: a recording of a steady load, replayed.
+"""Cost of a sample in the agent: replays a recording of a steady load.
 
 ``RECORDING=FILE`` replays what ``record --raw FILE`` wrote, so that two trees measure the same
 samples: ``RECORDING=steady.raw python -m benchmarks.compare BASE replay``.

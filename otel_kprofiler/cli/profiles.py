@@ -37,7 +37,7 @@ Notify = Callable[[str], None]
 
 
 def load_profiles(paths: Sequence[str]) -> Samples:
-    """The samples of all files; what could not be read is said.
+    """Reads the samples of all files; reports what could not be read.
 
     For commands that end soon: garbage collection is off from then on, since it would take as long
     as reading, to look at millions of objects that stay.

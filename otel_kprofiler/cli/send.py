@@ -38,7 +38,7 @@ def command(paths: tuple[str, ...], address: str) -> None:
     grpc://HOST:PORT, grpcs://, http:// or https://; OTEL_EXPORTER_OTLP_[PROFILES_]* set headers,
     certificates, compression and everything else, as for `record --export`.
 
-    Exit status 1 if anything was not taken; what is to be sent again is said, and kept in
+    Exit status 1 if anything was not taken; what to send again is reported, and kept in
     NAME.unsent.otlp where the receiver has taken a part of a file.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     for path in paths:

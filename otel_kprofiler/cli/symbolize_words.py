@@ -12,7 +12,7 @@ _PLACE: Final = re.compile(
     r"(?P<name>.+)\+(?P<offset>0[xX][0-9a-fA-F]+)(?:/(?P<size>0[xX][0-9a-fA-F]+))?"
 )
 _PRINTED: Final = re.compile(r"(0x[0-9a-f]+|\S+\+0x[0-9a-f]+)  \S")
-"""Beginning of a line that the command has printed for people."""
+"""Beginning of a line of this command's text output, pasted as input."""
 _MARK: Final = re.compile(r"\?|\[[^\[\]*]*\]")
 """Marks of kernel traces beside places: doubtful frames, and modules."""
 

@@ -1,7 +1,7 @@
 """Stacks from the columns of their frames.
 
-The table keeps names, files, lines and addresses. What it does not keep is found by what it does:
-the side of a frame by its mapping and file, inlined functions by their common address. Why a frame
+The table keeps names, files, lines and addresses. The rest is derived from these:
+the side of a frame from its mapping and file, inlined functions from their address. Why a frame
 has no name is known only if senders gave it a name that says so (``UnnamedFrames.NAMES``).
 """
 

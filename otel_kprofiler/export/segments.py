@@ -288,7 +288,7 @@ def _read_profile(value: object) -> ProfileSamples:
     match value:
         case [str(kind), samples]:
             return ProfileSamples(kind, _read_count(samples))
-    raise ValueError("a profile record lacks its kind or count")
+    raise ValueError("a profile record is not a pair of kind and count")
 
 
 def _read_counts(value: object) -> SampleCounts:

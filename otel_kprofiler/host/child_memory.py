@@ -60,7 +60,7 @@ class MemoryGrant(NamedTuple):
 
     Attributes:
         count_bytes: data of the process (``RLIMIT_DATA``): heap and private writable mappings.
-        cgroup: what limits it; None if that is the caller's wish.
+        cgroup: the cgroup whose limit decides; None if the requested size does.
     """
 
     count_bytes: int

@@ -17,7 +17,7 @@ class ProcessStat(NamedTuple):
 
     Attributes:
         parent: pid of the parent.
-        has_ended: whether its main thread has; others may be left.
+        has_ended: whether its main thread has ended; other threads may still run.
         start_ticks: start time in clock ticks since boot.
         is_kernel_thread: whether it runs in the kernel alone.
         name: of its main thread (``comm``).

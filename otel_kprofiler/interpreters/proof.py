@@ -1,7 +1,7 @@
 """Proves a layout in this process: reads its memory as the kernel program does, and compares.
 
-Nearly all that is read belongs to the calling thread: none of it changes meanwhile. Links to the
-states of other threads do, whenever one starts or ends: these are read again until they hold still.
+Nearly all that is read belongs to the calling thread, so it does not change meanwhile. The links to
+other threads change whenever a thread starts or ends: they are reread until two reads agree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Follows containers, pods and units as they come and go, so that only these are sampled.
 
-In the kernel by cgroup of version 2 where that is possible, so that each process counts from its
-first instruction on; otherwise by process, found once a second.
+Where possible, the kernel filters by cgroup of version 2, so that each process counts from its
+first instruction on. Otherwise it filters by process; these are looked up once a second.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
         source, start_ns = pending.begin, pending.begin.time_ns
         sampled = pending.asleep_ns + pending.runnable_ns
         asleep = max(0, asleep - pending.asleep_ns)
-        # The state at a reading may have turned out as another: the sum stays what it is.
+        # The final state may differ from that at the reading; the sum does not change.
         runnable = max(0, min(duration - sampled - asleep, duration - sampled))
     rest = asleep + runnable
     weight = rest * max(duration, end.threshold_ns) // duration if duration else 0

@@ -71,7 +71,9 @@ def test_health_checks_detect_a_stalled_loop(run_agent, receiver, arrived, tmp_p
     receiver.up()
     (tmp_path / "sitecustomize.py").write_text(STALL)
     agent = run_agent(receiver.endpoint, environment={"PYTHONPATH": str(tmp_path)})
-    agent.wait_until(lambda: len(receiver.payloads) > 3)  # the loop goes round, and is watched
+    agent.wait_until(
+        lambda: len(receiver.payloads) > 3
+    )  # the loop runs, and the watchdog checks it
     assert agent.get("/livez")[0] == 200
     agent.process.send_signal(signal.SIGUSR2)
     agent.wait_until(lambda: agent.get("/livez")[0] == 503)

@@ -43,7 +43,7 @@ def test_a_small_file_takes_little_memory_and_time(bomb, tmp_path):
 
 
 @pytest.mark.parametrize("fork", [False, True])
-def test_the_agent_says_why_it_does_not_take_such_a_file(fork, tmp_path):
+def test_the_agent_reports_why_it_rejects_such_a_file(fork, tmp_path):
     path = tmp_path / "agent.yaml"
     path.write_text(ALIASES)
     with pytest.raises(ConfigError, match="more than 10000 values"):

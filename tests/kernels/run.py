@@ -149,10 +149,10 @@ def report(title: str, outcome: Outcome) -> bool:
 def get_kernels(
     session: Session, names: list[str] | None
 ) -> tuple[list[tuple[Kernel, KernelFiles]], bool]:
-    """Kernels with their files, and whether these are all of the matrix.
+    """Returns kernels with their files, and whether these are the whole matrix.
 
-    A kernel of another release is left out, with the reason, if no archive can be reached that
-    has it, unless it was asked for.
+    Leaves out a kernel of another release, with the reason, if no reachable archive has it and it
+    was not requested.
     """
     found, complete = [], not names
     for name in names or KERNELS:

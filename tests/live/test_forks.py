@@ -111,7 +111,7 @@ from otel_kprofiler import KernelProfiler
 profiler = KernelProfiler.from_env().start("raise")
 
 def child(_=None):
-    """Run until this process was sampled; what the profiler took is said at the end."""
+    """Run until this process was sampled; the profiler reports its samples at the end."""
     deadline = time.monotonic() + 60
     while profiler.stats()["state"] != "running" and profiler.stats()["problem"] == "":
         time.sleep(0.01)

@@ -66,7 +66,7 @@ def wait_for_samples(part, windows):
     return read_profiles(str(part))
 
 
-def test_a_killed_recording_leaves_what_it_took_and_the_next_one_says_so(tmp_path):
+def test_a_killed_recording_keeps_its_samples_and_the_next_one_reports_it(tmp_path):
     part = tmp_path / "x.html.part"
     running = start(tmp_path, "-o", "x.html")
     seen = wait_for_samples(part, 3)

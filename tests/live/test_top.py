@@ -133,7 +133,7 @@ def test_a_terminal_that_is_closed_ends_it(busy):
         assert terminal.process.wait(20) == 129
 
 
-def test_the_end_of_what_is_sampled_is_said_and_ctrl_c_restores_the_terminal():
+def test_the_end_of_the_target_is_shown_and_ctrl_c_restores_the_terminal():
     short = subprocess.Popen(["sleep", "30"])
     with short, Terminal([*TOP, "-p", short.pid, "--stacks", "kernel"]) as terminal:
         terminal.wait_for("q quit")
@@ -204,7 +204,7 @@ def test_a_planted_bpf_program_is_in_each_table_until_the_end():
         (["--once", "--from", "x"], 1, "x is not an address of ClickHouse"),
     ],
 )
-def test_what_cannot_be_is_said(words, status, message, capsys):
+def test_impossible_options_are_reported(words, status, message, capsys):
     with pytest.raises(SystemExit) as end:
         main(["top", *words])
     assert end.value.code == status

@@ -173,7 +173,7 @@ LOOP = """
 """
 
 
-def test_parts_of_asynchronous_spans_have_what_else_the_loop_did(tmp_path):
+def test_parts_of_asynchronous_spans_include_other_work_of_the_loop(tmp_path):
     file = ToFile(tmp_path / "profiles.jsonl")
     env = {**file.env, "OTEL_KPROFILER_OFF_CPU": "true", "OTEL_KPROFILER_STACKS": "both"}
     durations = json.loads(run(LOOP, env=env).stdout)

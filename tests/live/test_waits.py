@@ -343,14 +343,14 @@ def test_totals_are_read_after_the_stop():
 
 
 @pytest.mark.skipif(not BccLoader.is_installed(), reason="python3-bpfcc is not installed")
-def test_bcc_cannot_load_it_and_says_what_can():
+def test_bcc_cannot_load_it_and_names_the_loader_that_can():
     sampler = EbpfSampler(SamplerConfig(off_cpu=TOTALS), loader=BccLoader())
     with pytest.raises(HostError, match="bcc cannot load the programs for off-CPU time") as raised:
         sampler.start()
     assert "libbpf1" in raised.value.hint
 
 
-def test_a_process_key_is_that_of_samples():
+def test_process_keys_equal_those_of_samples():
     with running() as sampler, Program(SLEEP, 60) as program:
         program.go()
         time.sleep(0.5)

@@ -126,7 +126,7 @@ def test_native_frames_without_proof_are_not_counted_on_where_a_side_is_cut_off(
     assert Interleaver()(sides) == sides
 
 
-def test_functions_that_the_loop_was_split_into_are_a_part_of_it():
+def test_functions_split_from_the_loop_count_as_the_loop():
     one = Calls([(["memcpy", "_TAIL_CALL_CALL"], "_PyEval_EvalFrameDefault", ["f1"])], [])
     merged = outside_kernel(Interleaver()(one.sides()))
     assert [frame.function for frame in merged] == ["memcpy", "f1"]

@@ -122,7 +122,7 @@ def test_the_systems_python_is_chosen_whatever_comes_first_on_the_path(clone, el
 
 
 @pytest.mark.system
-def test_an_environment_that_cannot_be_kept_is_replaced_and_that_is_said(clone, elsewhere):
+def test_an_unusable_environment_is_replaced_and_reported(clone, elsewhere):
     venv = clone / ".venv"
 
     def make(python):

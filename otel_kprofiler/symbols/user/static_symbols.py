@@ -164,7 +164,7 @@ def _have_holes(
 
 def _unpack(packed: bytes, budget: ReadingBudget) -> bytes:
     """The content of ``.gnu_debugdata``, which is taken."""
-    # While it is unpacked: the dictionary; what was unpacked in parts, and joined.
+    # Memory while unpacking: the dictionary, the unpacked parts, and the joined result.
     memory = most = min(MAX_UNPACKED_BYTES, budget.left_bytes // 3)
     try:
         decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memory)

@@ -60,7 +60,7 @@ def _cells(*cells) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-_HEAD = ("taken", "arrived", "left", "lost", "difference", "others have", "RSS (MB)", "CPU")
+_HEAD = ("taken", "arrived", "left", "lost", "difference", "others' share", "RSS (MB)", "CPU")
 
 
 def _detail(rows: list[dict]) -> str:

@@ -1,4 +1,4 @@
-"""Files of profiles: what they are is found by their content, and what is damaged is said."""
+"""Profile files: their content determines the format, and damage is reported."""
 
 import gzip
 import json
@@ -123,7 +123,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_messages_that_are_whole_count_and_the_others_are_said(tmp_path, damage):
+def test_intact_messages_count_and_the_others_are_reported(tmp_path, damage):
     change, expected = DAMAGES[damage]
     data = change(WRITE["otlp"]([window(0), window(1), window(2)]))
     counted = load_samples(read(tmp_path, data, [expected])).count

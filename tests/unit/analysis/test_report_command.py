@@ -328,7 +328,7 @@ def test_lines_fit_the_terminal(profile, width, monkeypatch):
         (b"{}\n", "no profiles in the file"),
     ],
 )
-def test_what_is_no_profile_is_said_with_a_fix(tmp_path, capsys, content, cause):
+def test_files_without_a_profile_are_reported_with_a_fix(tmp_path, capsys, content, cause):
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(SystemExit) as stop:
@@ -340,7 +340,7 @@ def test_what_is_no_profile_is_said_with_a_fix(tmp_path, capsys, content, cause)
 
 
 @pytest.mark.parametrize(("name", "cause"), [("gone", "No such file"), (".", "Is a directory")])
-def test_unreadable_files_are_said_without_a_traceback(tmp_path, capsys, name, cause):
+def test_unreadable_files_are_reported_without_a_traceback(tmp_path, capsys, name, cause):
     with pytest.raises(SystemExit):
         main(["report", str(tmp_path / name)])
     assert f"error: cannot read {tmp_path / name}: {cause}" in capsys.readouterr().err

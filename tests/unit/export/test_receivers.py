@@ -237,7 +237,7 @@ def test_files_of_earlier_recordings_are_not_replaced(http_receiver, tmp_path):
     assert (tmp_path / "profile.unsent.otlp").read_bytes() == b"mine"
 
 
-def test_what_cannot_be_kept_is_said(http_receiver):
+def test_what_cannot_be_kept_is_reported(http_receiver):
     http_receiver.answer((400, {}, b""))
     sending = send(http_receiver.endpoint, [window(0)], "missing/x.html")
     with pytest.raises(ExportError) as raised:

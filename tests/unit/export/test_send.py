@@ -257,7 +257,7 @@ def test_a_file_of_which_nothing_was_taken_is_not_copied(http_receiver, tmp_path
     assert os.listdir() == ["x.otlp"]
 
 
-def test_partial_success_is_said_in_the_words_of_the_receiver(http_receiver, tmp_path, capsys):
+def test_partial_success_is_shown_in_the_words_of_the_receiver(http_receiver, tmp_path, capsys):
     from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as pb
 
     response = pb.ExportProfilesServiceResponse()
@@ -284,7 +284,7 @@ def test_partial_success_is_said_in_the_words_of_the_receiver(http_receiver, tmp
     assert os.listdir() == ["x.otlp"]
 
 
-def test_what_is_damaged_is_left_out_and_said(http_receiver, tmp_path, capsys):
+def test_damaged_parts_are_left_out_and_reported(http_receiver, tmp_path, capsys):
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(2))[:-5])
     status, _, err = run(capsys, "x.otlp", http_receiver.endpoint)
     assert status == 1

@@ -123,7 +123,7 @@ def test_a_path_of_a_container(path):
 
 
 @pytest.mark.parametrize("path", OTHERS)
-def test_a_path_of_none(path):
+def test_a_path_without_a_container(path):
     assert parse_cgroup_path(path) == CgroupNames()._replace(**OTHERS[path])
 
 
@@ -153,7 +153,7 @@ def test_the_id_of_fargate_has_a_number():
         (f"0:cpu:/a:b/{ID}\n", {"container": ID}),
     ],
 )
-def test_the_hierarchy_that_says_most_is_used(text, expected):
+def test_the_most_specific_hierarchy_is_used(text, expected):
     assert parse_cgroup(text.encode()) == CgroupNames()._replace(**expected)
 
 

@@ -130,7 +130,7 @@ def test_without_limit_all_work_is_taken(queue):
     assert [serve(queue)[1] for _ in range(2)] == [1, 2]
 
 
-def test_all_work_can_be_taken_back(queue):
+def test_all_queued_work_can_be_removed(queue):
     queue.put("one", 1)
     queue.put("two", 2)
     assert sorted(queue.clear()) == [1, 2]

@@ -75,7 +75,7 @@ def test_a_stack_of_the_scheduler_alone_keeps_its_root():
     assert names(stack) == ["schedule"]
 
 
-def test_a_user_stack_that_was_not_taken_is_said_but_not_of_kernel_threads():
+def test_a_missing_user_stack_is_reported_except_for_kernel_threads():
     none = Side(USER_SIDE, (), STACK_NOT_TAKEN)
     stack = WaitStacks(SCHEDULER).cut(Stack((kernel(ROOT), none)))
     assert stack_entries(stack)[0].name == "[user stack not taken]"

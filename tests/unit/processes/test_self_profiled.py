@@ -34,7 +34,7 @@ def test_a_process_with_bpf_maps_is_believed(tmp_path):
     assert not profiles_itself(files, 7, {})
 
 
-def test_a_process_that_only_says_so_is_not(tmp_path):
+def test_a_process_that_only_claims_to_profile_itself_does_not(tmp_path):
     files = process(tmp_path, "/dev/null", "anon_inode:[perf_event]")
     assert not profiles_itself(files, 7, {TARGET: "self"})
 

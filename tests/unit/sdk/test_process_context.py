@@ -476,7 +476,7 @@ def test_the_environment_names_a_service_until_its_context_does(process, resourc
     assert "service.version" not in resource.attributes
 
 
-def test_a_source_names_a_service_that_says_nothing(process, resources):
+def test_a_source_names_a_service_that_publishes_no_name(process, resources):
     directory = process(name="/tmp/other")
     resources.rebase({}, ("executable",))
     (directory / "exe").symlink_to("/usr/bin/web")

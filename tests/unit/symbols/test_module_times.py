@@ -127,7 +127,7 @@ def read_captured():
 def test_no_name_is_wrong_whenever_captured_uevents_are_received(host, symbolizer, clock, seed):
     """Freed addresses are reused at once; datagrams are received up to 40 ms late."""
     random_, places = random.Random(seed), {"old": 0}
-    owners = [(0, 0, "old")]  # (time, place, whose it is from then on)
+    owners = [(0, 0, "old")]  # (time, place, owner from that time on)
     right = unresolved = 0
     for datagram, event in read_captured():
         clock.ns += random_.randrange(1, 30) * MS

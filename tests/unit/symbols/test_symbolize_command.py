@@ -316,7 +316,7 @@ def test_names_of_files_that_are_not_here_come_from_servers(symbolize, tmp_path,
     assert [frame.function for frame in frames_of(output.read_bytes())] == ["hidden"]
 
 
-def test_a_payload_of_nothing_known_says_so(symbolize, tmp_path):
+def test_a_payload_without_known_files_is_reported(symbolize, tmp_path):
     module = Module("gone.so", ModuleKind.USER, BuildId("ab" * 20), FileId("cd" * 16), 0)
     kernel = Module("ext4", ModuleKind.LOADED, BuildId("ef" * 20), FileId("cd" * 16), 1 << 63)
     frames = (

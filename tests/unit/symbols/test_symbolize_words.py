@@ -72,7 +72,7 @@ def test_parts_of_functions_are_found_by_the_name_that_is_shown(symbolize):
     assert symbolize("part.cold")[1] == lines[1:]
 
 
-def test_an_offset_behind_the_end_is_said(symbolize):
+def test_an_offset_beyond_the_end_is_reported(symbolize):
     status, lines, errors = symbolize("vfs_read+0x300")
     assert (status, addresses(lines)) == (0, ["0xffffffff81000400"])
     assert "note: vfs_read has only 0x100 bytes" in errors

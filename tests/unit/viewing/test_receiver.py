@@ -334,7 +334,7 @@ def test_data_behind_the_end_of_gzip_are_refused_and_not_dropped(receivers, inta
     assert intake.counts.requests == 0
 
 
-def test_a_store_that_fails_is_overload(receivers, intake):
+def test_a_failing_store_is_reported_as_overload(receivers, intake):
     def fail(_windows):
         raise KProfilerError("cannot write x.db: full", hint="free space")
 

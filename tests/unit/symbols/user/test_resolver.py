@@ -152,7 +152,7 @@ def test_code_without_a_file_keeps_its_runtime_address(resolve):
     assert caller.unresolved is Unresolved.USER_ADDRESS
 
 
-def test_nothing_is_said_of_a_file_where_none_was_recorded(resolve):
+def test_missing_recorded_files_are_not_mentioned(resolve):
     """Without the unwinder no frame has a mapping; with more than 15, the last ones have not."""
     by_frame_pointers = UserResolver(KnownFiles())
     (frame,) = by_frame_pointers.resolve(raw((0x7FFF0000, None, REGISTERS), keys=()), None).frames
