@@ -118,7 +118,12 @@ class _KnownFile:
         return frame
 
     def forget(self) -> int:
-        """Forget frames that were not used since the last call; returns how many are left."""
+        """Forget frames that were not used since the last call; returns how many are left.
+
+        Asks for one of their names again, by which the symbols of a file in use stay loaded.
+        """
+        if self._name and self._frames:
+            self._name(next(iter(self._frames.values())).address)
         self._earlier, self._frames = self._frames, {}
         return len(self._earlier)
 

@@ -253,6 +253,24 @@ def test_names_that_were_given_up_are_asked_for_again(monkeypatch, known):
     assert resolver.resolve(stack, None).frames[0].function == "read"
 
 
+def test_symbols_of_frames_in_use_are_asked_for_while_processes_come_and_go(monkeypatch, known):
+    """Those not asked for are the first to be evicted."""
+    monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
+    asked = []
+
+    class Asked(Names):
+        def name(self, key, address):
+            asked.append((key, address))
+            return READ
+
+    resolver = UserResolver(known, Asked())
+    for number in range(1000):
+        biases = {**BIAS, LIBC: BIAS[LIBC] + 4096 * number}
+        resolver.resolve(raw((0x30000, LIBC, REGISTERS), biases=biases), None)
+    assert 1000 / 50 <= len(asked) <= 1000 / 10
+    assert set(asked) == {(LIBC, 0x30000)}
+
+
 class Names:
     """Stands for loaded symbols: of LIBC, and code of process 70."""
 
