@@ -73,6 +73,7 @@ from otel_kprofiler.host.maps import (
     read_maps,
 )
 from otel_kprofiler.host.open_files import find_open_files_error
+from otel_kprofiler.host.patient_calls import PatientCalls
 from otel_kprofiler.host.perf import (
     COUNT_SW_CPU_CLOCK,
     COUNT_SW_DUMMY,
@@ -145,6 +146,7 @@ __all__ = [
     "NewFile",
     "OpenedFile",
     "OwnContainer",
+    "PatientCalls",
     "PerfAttributes",
     "PrivateDirectory",
     "Privileges",

@@ -16,6 +16,7 @@ from otel_kprofiler.host import (
     FileRequest,
     MappedFileError,
     MemoryMapping,
+    PatientCalls,
     ReferableFiles,
     open_mapped,
     open_regular,
@@ -25,6 +26,7 @@ from otel_kprofiler.host import (
 from otel_kprofiler.interpreters.binary import Interpreter, find_interpreter
 from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
 from otel_kprofiler.model import BuildId, FileKey, OpenFile
+from otel_kprofiler.stopping import reading
 
 MAX_FILES: Final = 4096
 _PYTHON: Final = "python"
@@ -39,11 +41,17 @@ class InterpreterFiles:
     Args:
         files: this host's.
         on_found: gets each interpreter when it is found, before a process is registered with it.
+        calls: reads the files; those of a device that does not answer have no interpreter
+            meanwhile.
     """
 
     def __init__(
-        self, files: ReferableFiles, on_found: Callable[[Interpreter], None] | None = None
+        self,
+        files: ReferableFiles,
+        on_found: Callable[[Interpreter], None] | None,
+        calls: PatientCalls,
     ) -> None:
+        self._calls = calls
         self._files = files
         self._on_found = on_found
         self._found: OrderedDict[_Key, Interpreter | Refusal | None] = OrderedDict()
@@ -65,26 +73,48 @@ class InterpreterFiles:
         if key in self._found:
             self._found.move_to_end(key)
             return self._found[key]
-        try:
-            file = self._open(pid, mapping, build_id)
-        except (OSError, MappedFileError) as error:
+        read = self._read_patiently(pid, mapping, build_id)
+        if isinstance(read, OSError | MappedFileError):
             if _PYTHON in mapping.path.rpartition("/")[2]:
-                refused = InterpreterRefused(Refusal.NOT_OPENED, describe_error(error))
+                refused = InterpreterRefused(Refusal.NOT_OPENED, describe_error(read))
                 return self._refuse(mapping, refused)
             return None  # not kept: it may be opened for another process
-        found: Interpreter | Refusal | None
-        try:
-            found = find_interpreter(FileSource(file.fd, file.size))
-        except InterpreterRefused as error:
-            found = self._refuse(mapping, error)
-        finally:
-            os.close(file.fd)
+        found = self._refuse(mapping, read) if isinstance(read, InterpreterRefused) else read
         if isinstance(found, Interpreter) and self._on_found:
             self._on_found(found)
         self._found[key] = found
         if len(self._found) > MAX_FILES:
             self._found.popitem(last=False)
         return found
+
+    def _read_patiently(
+        self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
+    ) -> Interpreter | OSError | MappedFileError | InterpreterRefused | None:
+        """What :meth:`_read` returns or raises."""
+        outcome: list[Interpreter | OSError | MappedFileError | InterpreterRefused | None] = []
+
+        def read() -> None:
+            try:
+                with reading(mapping.path):
+                    outcome.append(self._read(pid, mapping, build_id))
+            except (OSError, MappedFileError, InterpreterRefused) as error:
+                outcome.append(error)
+
+        device = mapping.device
+        if self._calls.has_left(device) or not self._calls.call(device, read):
+            return MappedFileError(FileProblem.UNREADABLE, "its file system does not answer")
+        failed = MappedFileError(FileProblem.UNREADABLE, "the log has the reason")
+        return outcome[0] if outcome else failed
+
+    def _read(
+        self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
+    ) -> Interpreter | None:
+        """The interpreter in a file; raises ``InterpreterRefused``, and what :meth:`_open` does."""
+        file = self._open(pid, mapping, build_id)
+        try:
+            return find_interpreter(FileSource(file.fd, file.size))
+        finally:
+            os.close(file.fd)
 
     def _refuse(self, mapping: MemoryMapping, error: InterpreterRefused) -> Refusal:
         """Count a refusal, and log it once per path and reason."""

@@ -18,6 +18,7 @@ from otel_kprofiler.errors import HostError, describe_error
 from otel_kprofiler.host import (
     Access,
     MemoryMapping,
+    PatientCalls,
     ReferableFiles,
     parse_mappings,
     read_capabilities,
@@ -27,7 +28,7 @@ from otel_kprofiler.interpreters.binary import Interpreter
 from otel_kprofiler.interpreters.files import InterpreterFiles
 from otel_kprofiler.interpreters.refusal import Refusal
 from otel_kprofiler.model import BuildId
-from otel_kprofiler.stopping import join_all, reading
+from otel_kprofiler.stopping import join_all
 from otel_kprofiler.tracking import (
     Exec,
     Exited,
@@ -107,7 +108,7 @@ class PythonCounts(NamedTuple):
 
 
 class PythonProcesses:
-    """Registers processes. Belongs to one thread, except for ``counts``.
+    """Registers processes. Belongs to one thread, except for ``counts`` and ``stop``.
 
     Args:
         registry: where they are registered.
@@ -123,7 +124,8 @@ class PythonProcesses:
     ) -> None:
         self._registry = registry
         self._host = files
-        self._files = InterpreterFiles(files, on_found)
+        self._calls = PatientCalls("kprofiler-python")
+        self._files = InterpreterFiles(files, on_found, self._calls)
         self._registered: dict[int, _Registered] = {}
         self._without_room = 0
         self._refused: set[int] = set()  # processes that have not ended
@@ -171,6 +173,10 @@ class PythonProcesses:
                 if known is not None and known.start == event.mapping.start:
                     self._release(event.process.tgid)
 
+    def stop(self) -> list[threading.Thread]:
+        """Read no more files; returns the threads that did, to be joined. Thread-safe."""
+        return self._calls.stop()
+
     def counts(self) -> PythonCounts:
         """Returns the outcomes of interpreters; thread-safe."""
         return PythonCounts(
@@ -199,8 +205,7 @@ class PythonProcesses:
         """Looks for an interpreter in a mapping; None if there is none."""
         if not mapping.path.startswith("/"):
             return None  # memory, or the vDSO
-        with reading(mapping.path):
-            found = self._files.find(pid, mapping, build_id)
+        found = self._files.find(pid, mapping, build_id)
         if isinstance(found, Refusal):
             if pid not in self._refused:
                 self._refused.add(pid)
@@ -285,7 +290,7 @@ class PythonTracking:
         """Stop the thread; to be called once. Processes stay registered."""
         os.eventfd_write(self._stop_fd, 1)
         if self._pid == os.getpid() and self._thread.ident is not None:
-            join_all([self._thread])
+            join_all([self._thread, *self._processes.stop()])
         if not self._thread.is_alive():
             os.close(self._stop_fd)
 

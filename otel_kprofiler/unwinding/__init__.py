@@ -1,11 +1,12 @@
 """Unwind tables of user files: read where they are, copied into maps of the BPF program."""
 
+from otel_kprofiler.unwinding.counts import TableCounts
 from otel_kprofiler.unwinding.eviction import Limits
 from otel_kprofiler.unwinding.maps import FileState, MapSizes, TableMaps
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.request import VDSO
 from otel_kprofiler.unwinding.running import list_running
-from otel_kprofiler.unwinding.store import TableCounts, TableStore
+from otel_kprofiler.unwinding.store import TableStore
 
 __all__ = [
     "VDSO",

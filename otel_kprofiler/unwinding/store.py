@@ -16,14 +16,22 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from otel_kprofiler.bpf import PAGE_BYTES
 from otel_kprofiler.forks import ForkGate
-from otel_kprofiler.host import FairQueue, FilePlaces, FileRequest, ReferableFiles, Turn
+from otel_kprofiler.host import (
+    FairQueue,
+    FilePlaces,
+    FileRequest,
+    PatientCalls,
+    ReferableFiles,
+    Turn,
+)
 from otel_kprofiler.model import FileKey, KnownFiles
 from otel_kprofiler.stopping import join_all, reading
+from otel_kprofiler.unwinding.counts import TableCounts
 from otel_kprofiler.unwinding.eviction import Claim, Limits, TableSpace
 from otel_kprofiler.unwinding.indexing import Children
 from otel_kprofiler.unwinding.loading import (
@@ -67,35 +75,6 @@ _MOST_GONE: Final = 16
 _MAX_GONE: Final = 1024
 
 _log = logging.getLogger(__name__)
-
-
-class TableCounts(NamedTuple):
-    """The outcomes of the requests, at one instant.
-
-    Attributes:
-        requested: since the start: loaded + refused + pending.
-        loaded: answered with a table.
-        refused: answered without, by reason.
-        pending: not answered yet.
-        evicted: tables removed to make space.
-        tables: in the kernel now.
-        bytes: that these take.
-        cpu_ns: time of this process's threads spent on it.
-    """
-
-    requested: int
-    loaded: int
-    refused: Mapping[Refusal, int]
-    pending: int
-    evicted: int
-    tables: int
-    bytes: int
-    cpu_ns: int
-
-    def as_dict(self) -> dict[str, object]:
-        """As plain values, for JSON."""
-        refused = {reason.name.lower(): count for reason, count in self.refused.items()}
-        return {**self._asdict(), "refused": refused}
 
 
 class _PostponedError(Exception):
@@ -144,6 +123,7 @@ class TableStore:
         self._stopping = threading.Event()
         self._epoll = select.epoll()
         self._gate = ForkGate()
+        self._calls = PatientCalls("kprofiler-tables")
         self._pid = os.getpid()
         self._threads = [threading.Thread(target=self._take, name="kprofiler-files", daemon=True)]
         self._threads += [
@@ -237,7 +217,7 @@ class TableStore:
         self._wake()
         self._requests.stop()
         self._children.stop()
-        return join_all(self._threads)
+        return join_all([*self._threads, *self._calls.stop()])
 
     def _take(self) -> None:
         """Take requests from the ring, and forget refusals whose time is over."""
@@ -263,17 +243,33 @@ class TableStore:
 
     def _work(self) -> None:
         while (taken := self._requests.take()) is not None:
+            with self._gate.work():
+                self._requests.done(taken, self._serve(taken.item))
+
+    def _serve(self, item: FileRequest | Opened) -> int:
+        """Open a file, or load its tables; returns the CPU time, 0 if its device does not answer.
+
+        Then the request stays pending until it does.
+        """
+        request = item if isinstance(item, FileRequest) else item.request
+        cpu_ns = 0
+
+        def answer() -> None:
+            nonlocal cpu_ns
             began_ns = time.thread_time_ns()
-            item = taken.item
-            request = item if isinstance(item, FileRequest) else item.request
-            with reading(self._name(request.key)), self._gate.work():
+            with reading(self._name(request.key)):
                 if self._answer(request, item):
                     self._end_turn(request)
                 self._resume()
             cpu_ns = time.thread_time_ns() - began_ns
-            self._requests.done(taken, cpu_ns)
             with self._lock:
                 self._cpu_ns += cpu_ns
+
+        if isinstance(item, FileRequest) and self._calls.has_left(request.key.device):
+            self._refuse(request.key, Refusal.UNREADABLE)
+        else:
+            self._calls.call(request.key.device, answer)
+        return cpu_ns
 
     def _answer(self, request: FileRequest, taken: FileRequest | Opened) -> bool:
         """Open a file, or load its tables; returns whether nothing is left to do."""

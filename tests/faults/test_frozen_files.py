@@ -47,11 +47,11 @@ def compile_spins(directory, name):
 
 
 @contextmanager
-def running(*paths):
+def running(*paths, niceness=0):
     """Programs that spin."""
     with ExitStack() as undo:
         for path in paths:
-            process = undo.enter_context(subprocess.Popen([path]))
+            process = undo.enter_context(subprocess.Popen(["nice", f"-n{niceness}", path]))
             undo.callback(process.kill)
         yield
 
@@ -66,7 +66,7 @@ def frozen(tmp_path):
             content = {name: compile_spins(tmp_path, name).read_bytes() for name in names}
             fuse = undo.enter_context(mounted(tmp_path / "fuse", content))
             fuse.freeze("read", delay_s=delay_s, beyond=GAP_BYTES // 2)
-            undo.enter_context(running(*[fuse.point / name for name in names]))
+            undo.enter_context(running(*[fuse.point / name for name in names], niceness=19))
             return fuse
 
         yield start
@@ -103,6 +103,20 @@ def stop(agent):
     agent.process.send_signal(signal.SIGTERM)
     line = agent.process.stdout.readline()
     return parse_account(line), time.monotonic() - began
+
+
+@pytest.mark.parametrize("delay_s", [None, 60], ids=["never", "after 60 s"])
+def test_frozen_file_systems_delay_no_names_of_others(
+    run_agent, receiver, frozen, tmp_path, delay_s
+):
+    """More files than threads that read wait before the first file of another program comes."""
+    receiver.up()
+    frozen(6, delay_s=delay_s)
+    agent = run_agent(receiver.endpoint, user_symbols="names")
+    agent.wait_until(lambda: count_waiting(agent) >= 5)
+    with running(compile_spins(tmp_path, "healthy")):
+        agent.wait_until(lambda: count_functions(receiver.payloads)["spin_in_healthy"] > 20, 50)
+    assert agent.get("/livez")[0] == 200
 
 
 def test_a_frozen_file_system_does_not_delay_the_account(

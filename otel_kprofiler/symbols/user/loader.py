@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from otel_kprofiler import forks
 from otel_kprofiler.errors import describe_error
 from otel_kprofiler.forks import ForkAware, ForkGate, ForkStep
-from otel_kprofiler.host import FairQueue, Turn
+from otel_kprofiler.host import FairQueue, PatientCalls, Turn
 from otel_kprofiler.model import (
     MAX_FILES,
     FileDetails,
@@ -32,6 +32,8 @@ DEFAULT_CPU_SHARE: Final = 0.05
 """Share of one CPU that reading may take in the long run, after a second in one go."""
 _MADE_CODE: Final = "code"
 """Owner of one turn for the code without files of all processes, which take turns themselves."""
+_NO_DEVICE: Final = -1
+"""Stands for where processes have code that is in none of their files."""
 _DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 _EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
@@ -75,10 +77,11 @@ class LoaderCounts(NamedTuple):
 class _File:
     """The names of a file, or why there are none; shared by all equal files."""
 
-    __slots__ = ("details", "names", "owner", "used")
+    __slots__ = ("details", "device", "names", "owner", "used")
 
-    def __init__(self, details: FileDetails, owner: int) -> None:
+    def __init__(self, details: FileDetails, device: int, owner: int) -> None:
         self.details = details
+        self.device = device
         self.owner = owner
         self.names: FileSymbols | NamedAddress = PENDING
         self.used = False  # since space was last needed
@@ -129,9 +132,10 @@ class SymbolLoader(ForkAware):
         self.version = 0
         """Grows whenever more is known."""
         self._gate = ForkGate()
+        self._calls = PatientCalls("kprofiler-symbols")
         self._changed = threading.Condition()
         self._waiting: FairQueue[_Waiting | None] = FairQueue(cpu_share, now_ns)
-        self._reading = 0
+        self._reading = self._unread = 0
         self._code_waits = False
         self._keys: dict[FileKey, _File] = {}
         self._files: dict[object, _File] = {}  # by identity, the oldest first
@@ -160,23 +164,33 @@ class SymbolLoader(ForkAware):
                 if file:
                     self._keys[key] = file
                 return
-            file = self._files[identity] = self._keys[key] = file or _File(details, owner)
+            file = self._files[identity] = self._keys[key] = file or _File(
+                details, key.device, owner
+            )
             _forget_oldest(self._keys)
             if oldest := _forget_oldest(self._files):
                 self._evict(oldest)
             self._queue(file, content)
 
     def _queue(self, file: _File, content: OpenFile | bytes | None) -> None:
+        if self._calls.has_left(file.device):
+            self._drop(file)  # even a descriptor of it may take for ever to be closed
+            return
         file.names = PENDING
+        self._unread += 1
         if isinstance(content, OpenFile):
             content = content._replace(fd=os.dup(content.fd))
         self._waiting.put(file.owner, _Waiting(file, content))
         if len(self._waiting) > MAX_WAITING and (dropped := self._waiting.drop_last()):
             _close(dropped.content)
-            dropped.file.names = _DROPPED
-            self._dropped += 1
+            self._unread -= 1
+            self._drop(dropped.file)
         self._start()
         self._changed.notify_all()
+
+    def _drop(self, file: _File) -> None:
+        file.names = _DROPPED
+        self._dropped += 1
 
     def _put_code(self) -> None:
         if not self._code_waits and not self._stopping:
@@ -230,7 +244,7 @@ class SymbolLoader(ForkAware):
                 self._refused,
                 self._dropped,
                 self._evicted,
-                len(self._waiting) - self._code_waits + self._reading,
+                self._unread,
                 self._bytes,
                 self._cpu_ns,
             )
@@ -241,7 +255,7 @@ class SymbolLoader(ForkAware):
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        join_all(self._threads)
+        join_all([*self._threads, *self._calls.stop()])
         self._release()
 
     def before_fork(self) -> None:
@@ -259,6 +273,7 @@ class SymbolLoader(ForkAware):
         self._stopping = True
         self._threads = []
         self._changed = threading.Condition()
+        self._calls = PatientCalls("kprofiler-symbols")
         self._release()
 
     def _start(self) -> None:
@@ -272,7 +287,7 @@ class SymbolLoader(ForkAware):
     def _release(self) -> None:
         with self._changed:
             for waiting in self._waiting.clear():
-                if waiting is not None:
+                if waiting is not None and not self._calls.has_left(waiting.file.device):
                     _close(waiting.content)
             for file in self._files.values():
                 if not isinstance(file.names, NamedAddress):
@@ -306,13 +321,20 @@ class SymbolLoader(ForkAware):
             return turn
 
     def _do(self, turn: Turn[_Waiting | None]) -> None:
-        began_ns = self._thread_ns()
-        if turn.item is None:
-            self._read_code()
-        else:
-            self._answer(turn.item)
+        cpu_ns = 0
+
+        def read() -> None:
+            nonlocal cpu_ns
+            began_ns = self._thread_ns()
+            if turn.item is None:
+                self._read_code()
+            else:
+                self._answer(turn.item)
+            cpu_ns = self._thread_ns() - began_ns
+
+        self._calls.call(turn.item.file.device if turn.item else _NO_DEVICE, read)
         with self._changed:
-            self._waiting.done(turn, self._thread_ns() - began_ns)
+            self._waiting.done(turn, cpu_ns)
             self._reading -= 1
             self._changed.notify_all()
 
@@ -359,6 +381,7 @@ class SymbolLoader(ForkAware):
     def _settle(self, file: _File, names: FileSymbols | None, cpu_ns: int) -> None:
         with self._changed:
             self._cpu_ns += cpu_ns
+            self._unread -= 1
             if names is None:
                 file.names = _REFUSED
                 self._refused += 1

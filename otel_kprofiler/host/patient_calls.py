@@ -1,0 +1,170 @@
+"""Reads files in threads that are left behind when a file system does not answer.
+
+A read of a frozen FUSE file system, or of NFS without its server, cannot be interrupted. So that
+one such file does not end the reading of all others, callers wait for a read only while it makes
+progress: a thread that has waited for storage for :data:`PATIENCE_S` is left to its device, which
+gets no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+PATIENCE_S: Final = 1.0
+"""How long a read may wait for storage before others go on without it."""
+MAX_LEFT: Final = 32
+"""Threads that are left behind at a time; with more, callers wait."""
+_FUSE_WAIT: Final = "request_wait_answer"  # interruptible at first, fs/fuse/dev.c
+
+_log = logging.getLogger(__name__)
+
+Job = Callable[[], None]
+
+
+class PatientCalls:
+    """Calls functions that read files; thread-safe.
+
+    Args:
+        name: of the threads. They are started by those that call, with their capabilities.
+        patience_s: see :data:`PATIENCE_S`.
+    """
+
+    def __init__(self, name: str, patience_s: float = PATIENCE_S) -> None:
+        self._name = name
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._idle: list[_Reader] = []
+        self._left: dict[int, _Reader] = {}  # by device
+        self._readers: set[_Reader] = set()
+        self._closed = False
+
+    def call(self, device: int, job: Job) -> bool:
+        """Call a function in another thread, and wait until it has returned.
+
+        Args:
+            device: of the file that it reads.
+            job: the function; it handles its own errors.
+
+        Returns:
+            Whether it has returned. Otherwise the device does not answer, and the call ends, or
+            begins, when it does.
+        """
+        with self._lock:
+            if self._closed:
+                return False
+            if device in self._left:
+                self._left[device].jobs.append(job)
+                return False
+            reader = self._idle.pop() if self._idle else self._start()
+        done = threading.Event()
+        reader.begin(job, done)
+        while not done.wait(self._patience_s):
+            is_over = self._is_closed() or _waits_for_storage(reader.native_id)
+            if is_over and self._leave(device, reader, done):
+                return False
+        with self._lock:
+            self._idle.append(reader)
+        return True
+
+    def has_left(self, device: int) -> bool:
+        """Returns whether a device does not answer."""
+        return device in self._left
+
+    def stop(self) -> list[threading.Thread]:
+        """Let all threads end, and all calls return; returns the threads, to be joined."""
+        with self._lock:
+            self._closed = True
+            readers = list(self._readers)
+        for reader in readers:
+            reader.end()
+        return list[threading.Thread](readers)
+
+    def _is_closed(self) -> bool:
+        with self._lock:
+            return self._closed
+
+    def _start(self) -> _Reader:
+        reader = _Reader(self._name)
+        self._readers.add(reader)
+        reader.start()
+        return reader
+
+    def _leave(self, device: int, reader: _Reader, done: threading.Event) -> bool:
+        """Leave a thread to its device, unless it has just returned; whether it is left."""
+        with self._lock:
+            if done.is_set() or len(self._left) >= MAX_LEFT:
+                return False
+            if device in self._left:  # several began at a time: one is kept for what is to come
+                reader.on_free = lambda: self._forget(None, reader)
+            else:
+                self._left[device] = reader
+                reader.on_free = lambda: self._forget(device, reader)
+            return True
+
+    def _forget(self, device: int | None, reader: _Reader) -> bool:
+        """End a thread that was left behind if it has nothing more to do."""
+        with self._lock:
+            if reader.jobs and not self._closed:
+                return False
+            if device is not None:
+                del self._left[device]
+            self._readers.discard(reader)
+            return True
+
+
+class _Reader(threading.Thread):
+    """Calls one function after another."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.jobs: deque[Job] = deque()  # once it was left behind
+        self.on_free: Callable[[], bool] | None = None  # likewise; whether to end
+        self._begun: tuple[Job, threading.Event] | None = None
+        self._wake = threading.Semaphore(0)
+        self._ends = False
+
+    def begin(self, job: Job, done: threading.Event) -> None:
+        self._begun = job, done
+        self._wake.release()
+
+    def end(self) -> None:
+        self._ends = True
+        self._wake.release()
+
+    def run(self) -> None:
+        while True:
+            self._wake.acquire()
+            begun, self._begun = self._begun, None
+            if begun is None:
+                return
+            job, done = begun
+            _call(job)
+            done.set()
+            if self.on_free is not None:
+                while not self.on_free():
+                    _call(self.jobs.popleft())
+                return
+            if self._ends:
+                return
+
+
+def _call(job: Job) -> None:
+    try:
+        job()
+    except Exception:  # noqa: BLE001 - no file is a reason to stop reading others
+        _log.exception("reading a file failed")
+
+
+def _waits_for_storage(tid: int | None) -> bool:
+    """Returns whether a thread of this process is in a wait that no signal ends."""
+    task = Path(f"/proc/self/task/{tid}")
+    with suppress(OSError):
+        state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+        return state == "D" or (task / "wchan").read_text() == _FUSE_WAIT
+    return False

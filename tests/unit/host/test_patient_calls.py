@@ -1,0 +1,88 @@
+"""Reads that do not return, and others that go on."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from otel_kprofiler.host import PatientCalls
+from otel_kprofiler.stopping import join_all, stop_within
+from tests.fuse import mounted
+
+pytestmark = pytest.mark.system
+
+HERE, THERE = 1, 2
+
+
+@pytest.fixture
+def fuse(tmp_path):
+    with mounted(tmp_path / "fuse", {"file": b"content"}) as fuse:
+        yield fuse
+
+
+@pytest.fixture
+def calls():
+    calls = PatientCalls("kprofiler-test", patience_s=0.1)
+    yield calls
+    assert join_all(calls.stop())
+
+
+def test_a_call_returns_when_the_function_has(calls):
+    read = []
+    assert calls.call(HERE, lambda: read.append(threading.current_thread().name))
+    assert read == ["kprofiler-test"]
+
+
+def test_a_function_that_computes_is_waited_for(calls):
+    read = []
+
+    def compute():
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            pass
+        read.append(1)
+
+    assert calls.call(HERE, compute)
+    assert read == [1]
+
+
+def test_a_function_that_fails_ends_no_other(calls, caplog):
+    assert calls.call(HERE, lambda: 1 // 0)
+    assert "ZeroDivisionError" in caplog.text
+    assert calls.call(HERE, lambda: None)
+
+
+@pytest.mark.parametrize("kind", ["lookup", "open", "read"])
+def test_a_device_that_does_not_answer_delays_no_other(fuse, tmp_path, calls, kind):
+    read = []
+    if kind != "lookup":
+        os.stat(fuse.point / "file")
+    fuse.freeze(kind)
+
+    def read_file():
+        with open(fuse.point / "file", "rb") as file:
+            read.append(file.read())
+
+    assert not calls.call(THERE, read_file)
+    assert calls.has_left(THERE)
+    assert calls.call(HERE, lambda: read.append(b"other"))
+    assert not calls.call(THERE, lambda: read.append(b"later"))
+    assert read == [b"other"]
+    fuse.thaw()
+    deadline = time.monotonic() + 30
+    while calls.has_left(THERE) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert read == [b"other", b"content", b"later"]
+    assert calls.call(THERE, lambda: None)
+
+
+def test_what_hangs_at_the_end_is_left_within_the_deadline(fuse, calls):
+    fuse.freeze("open")
+    path = fuse.point / "file"
+    assert not calls.call(THERE, path.read_bytes)
+    began = time.monotonic()
+    with stop_within(0.5):
+        assert not join_all(calls.stop())
+    assert time.monotonic() - began < 4
+    fuse.thaw()
