@@ -127,9 +127,10 @@ class Receiver(Section):
         default=32,
         ge=1,
         le=65_536,
-        description="Memory for the symbols of user files; those not used for a while are evicted. "
-        "As much again may be held while files are read, one at a time: a file that needs more is "
-        "refused, and the log gives the size. A table of more than half of it is refused, too. "
+        description="Memory for the symbols of user files; large tables and those not used for a "
+        "while are evicted. Three quarters of it may be held while files are read, one at a time: "
+        "a file that needs more is refused, and the log gives the size. A table of more than half "
+        "of it is refused, too. "
         "A process that converts DWARF (lines) may take eight times as much, and at most half of "
         "what the cgroup's limit leaves.",
     )

@@ -1,9 +1,9 @@
-"""Memory that reading the symbols of files may take: it is asked for before it is taken."""
+"""Memory for the symbols of files: it is asked for before it is taken."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -34,12 +34,19 @@ class ReadingBudget:
 
     Attributes:
         limit_bytes: the limit.
+        make_space: is called before more memory is taken, so that finished tables leave it.
     """
 
     def __init__(self, limit_bytes: int = _UNBOUNDED) -> None:
         self.limit_bytes = limit_bytes
+        self.make_space: Callable[[], None] = lambda: None
         self._turn = threading.Lock()
         self._held = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that reading holds now."""
+        return self._held
 
     @property
     def left_bytes(self) -> int:
@@ -70,9 +77,10 @@ class ReadingBudget:
             raise ElfError(
                 ElfProblem.TOO_LARGE,
                 f"{purpose}: reading takes {_mib(self._held + count_bytes)} MiB, the limit is "
-                f"{_mib(self.limit_bytes)}; raise {_KEY}",
+                f"{self.limit_bytes >> 20}, three quarters of {_KEY}; raise it",
             )
         self._held += count_bytes
+        self.make_space()
 
     def give_back(self, count_bytes: int) -> None:
         """Return memory that is not held any more."""

@@ -46,7 +46,6 @@ from otel_kprofiler.symbols.user.stubs import Stub, read_stubs
 from otel_kprofiler.symbols.user.symbol_tables import (
     SHF_EXECINSTR,
     SHT_DYNSYM,
-    SORT_BYTES,
     STB_LOCAL,
     STT_FUNC,
     STT_NOTYPE,
@@ -54,6 +53,7 @@ from otel_kprofiler.symbols.user.symbol_tables import (
     parse_symbols,
     pick,
     read_table,
+    sort_bytes,
     sort_symbols,
 )
 
@@ -169,7 +169,7 @@ class _Columns:
             code: sections with code.
             bounds: of functions, by unwind information.
         """
-        taken = _SORTED_BYTES * len(self._values) + SORT_BYTES
+        taken = _SORTED_BYTES * len(self._values) + sort_bytes(len(self._values))
         with self._budget.hold(taken, "its symbols"):
             return self._make_table(first_dynamic, code, bounds)
 

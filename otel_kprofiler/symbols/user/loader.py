@@ -22,6 +22,7 @@ from otel_kprofiler.model import (
     Unresolved,
 )
 from otel_kprofiler.stopping import join_all, reading
+from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, FileSymbols, NamedAddress
 from otel_kprofiler.symbols.user.jit_names import JitNames
 
@@ -30,6 +31,8 @@ MAX_WAITING: Final = 256
 DEFAULT_MAX_BYTES: Final = 32 << 20
 DEFAULT_CPU_SHARE: Final = 0.05
 """Share of one CPU that reading may take in the long run, after a second in one go."""
+_UNUSED_WEIGHT: Final = 4
+"""How many times its size a table counts that was not used, when one must leave."""
 _MADE_CODE: Final = "code"
 """Owner of one turn for the code without files of all processes, which take turns themselves."""
 _NO_DEVICE: Final = -1
@@ -103,8 +106,9 @@ class SymbolLoader(ForkAware):
         code: names code without files; closed with the loader. None: there are no such names.
         code_sink: takes the names of such code as they are given.
         reopen: opens an evicted file again that is still needed; None if it cannot be.
-        max_bytes: memory for tables; those not used for a while are evicted first. A table of more
-            than half of it is refused.
+        max_bytes: memory for tables and for what reading holds; large tables and those that were
+            not used for a while leave first. A table of more than half of it is refused.
+        budget: what reading holds; None: nothing that counts.
         cpu_share: CPU time that reading may take, in seconds per second.
         workers: number of threads.
         now_ns: any steady clock.
@@ -119,6 +123,7 @@ class SymbolLoader(ForkAware):
         code_sink: CodeSink | None = None,
         reopen: Callable[[FileDetails], OpenFile | None] = lambda _: None,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        budget: ReadingBudget | None = None,
         cpu_share: float = DEFAULT_CPU_SHARE,
         workers: int = 1,
         now_ns: Callable[[], int] = time.monotonic_ns,
@@ -127,6 +132,8 @@ class SymbolLoader(ForkAware):
         self._read, self._reopen, self._code = read, reopen, code
         self._code_sink = code_sink
         self._max_bytes = max_bytes
+        self._budget = budget or ReadingBudget()
+        self._budget.make_space = self._make_space
         self._workers = workers
         self._thread_ns = cpu_ns
         self.version = 0
@@ -393,18 +400,26 @@ class SymbolLoader(ForkAware):
             self.version += 1
             self._changed.notify_all()
 
-    def _make_space(self, new: _File) -> None:
-        """Evict tables until the rest fits: those not used since space was last needed first."""
-        for ignore_use in (False, True):
-            for file in list(self._files.values()):
-                if self._bytes <= self._max_bytes:
-                    return
-                if file is new or isinstance(file.names, NamedAddress):
-                    continue
-                if file.used and not ignore_use:
-                    file.used = False
-                    continue
+    def _make_space(self, new: _File | None = None) -> None:
+        """Evict tables until the rest and what reading holds fit.
+
+        The largest leave first, so that a large file does not push out many small ones; one that
+        was not used since a table last took space counts as if it were larger.
+        """
+        with self._changed:
+            if self._bytes + self._budget.held_bytes <= self._max_bytes:
+                return
+            tables = [
+                (file.names.nbytes * (1 if file.used else _UNUSED_WEIGHT), file)
+                for file in self._files.values()
+                if file is not new and not isinstance(file.names, NamedAddress)
+            ]
+            for _, file in sorted(tables, key=lambda table: -table[0]):
+                if self._bytes + self._budget.held_bytes <= self._max_bytes:
+                    break
                 self._evict(file)
+            for _, file in tables if new else ():
+                file.used = False
 
     def _evict(self, file: _File) -> None:
         if not isinstance(file.names, NamedAddress):

@@ -37,8 +37,9 @@ class UserSymbolSettings:
 
     Attributes:
         detail: nothing; names of functions; or also source lines and inlined functions.
-        max_bytes: memory for symbols, and as much again while files are read. A process that
-            converts DWARF may take eight times as much, and half of what the cgroup leaves.
+        max_bytes: memory for symbols. Three quarters of it may be held while files are read, for
+            which large tables leave. A process that converts DWARF may take eight times as much,
+            and half of what the cgroup leaves.
         cpu_share: CPU time that reading them may take, in seconds per second.
         may_block: whether naming an address may take seconds, as source lines of split DWARF do;
             without, these files have names alone.
@@ -71,7 +72,7 @@ def open_user_names(
             line_memory_bytes=_LINE_SHARE * settings.max_bytes,
             may_block=settings.may_block,
         )
-    budget = ReadingBudget(settings.max_bytes)
+    budget = ReadingBudget(settings.max_bytes * 3 // 4)
     sources = replace(sources, max_section_bytes=settings.max_bytes, budget=budget)
 
     def read(details: FileDetails, content: OpenFile | bytes) -> FileSymbols:
@@ -85,6 +86,7 @@ def open_user_names(
         code_sink=code_sink,
         reopen=reopen,
         max_bytes=settings.max_bytes,
+        budget=budget,
         cpu_share=settings.cpu_share,
         workers=_WORKERS[settings.detail],
     )

@@ -27,11 +27,11 @@ from otel_kprofiler.symbols.user.functions import Bounds
 from otel_kprofiler.symbols.user.go import read_go_symbols
 from otel_kprofiler.symbols.user.symbol_tables import (
     SHT_SYMTAB,
-    SORT_BYTES,
     Symbols,
     parse_symbols,
     pick,
     read_table,
+    sort_bytes,
     sort_symbols,
 )
 
@@ -133,7 +133,8 @@ class _Covered:
 
 
 def _covered_bytes(tables: list[Symbols]) -> int:
-    return _COVERED_BYTES * sum(len(table.values) for table in tables) + SORT_BYTES
+    count = sum(len(table.values) for table in tables)
+    return _COVERED_BYTES * count + sort_bytes(count)
 
 
 def _have_holes(

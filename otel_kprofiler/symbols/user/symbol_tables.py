@@ -33,13 +33,13 @@ MAX_TABLE_BYTES: Final = 32 << 20
 """Limit of a symbol table: 1.4 million symbols."""
 COLUMN_BYTES: Final = 21
 """Memory of a symbol in :class:`Symbols`, without its name."""
-SORT_BYTES: Final = 6 << 20
-"""Memory to sort symbols, besides four bytes for each."""
 _RUN: Final = 1 << 16  # symbols that are sorted in one go
+_SORT_BYTES: Final = 96
+"""Memory of a symbol of the run that is sorted."""
 _PICKED: Final = 1 << 12
 _PART_ENTRIES: Final = 1 << 14
-_PART_BYTES: Final = 3 << 20
-"""Memory to pick the symbols among so many entries."""
+_PICK_BYTES: Final = 192
+"""Memory of an entry of the part that symbols are picked from."""
 _NAMES_PART_BYTES: Final = 1 << 16
 _CODE_TYPES: Final = (STT_NOTYPE, STT_FUNC, STT_GNU_IFUNC)
 _CODE_KINDS: Final = frozenset(kind for kind in range(256) if kind & 0xF in _CODE_TYPES)
@@ -123,10 +123,11 @@ def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Sy
     """
     content, names, code = table
     budget = budget or ReadingBudget()
-    most = COLUMN_BYTES * (len(content) // ENTRY_BYTES)
+    count = len(content) // ENTRY_BYTES
+    most = COLUMN_BYTES * count
     values, sizes, names_at, kinds = array("Q"), array("Q"), array("I"), bytearray()
     budget.take(most, "its symbols")
-    with budget.hold(_PART_BYTES, "its symbols"):
+    with budget.hold(_PICK_BYTES * min(count, _PART_ENTRIES), "its symbols"):
         for at in range(0, len(content), _PART_ENTRIES * ENTRY_BYTES):
             part = content[at : at + _PART_ENTRIES * ENTRY_BYTES]
             words, longs = memoryview(part).cast("I"), memoryview(part).cast("Q")
@@ -176,6 +177,11 @@ def _one_of(column: bytes, wanted: Collection[int]) -> int:
     for value in wanted:
         flags[value] = 1
     return int.from_bytes(column.translate(flags), "little")
+
+
+def sort_bytes(count: int) -> int:
+    """Memory to sort so many symbols, besides four bytes for each."""
+    return _SORT_BYTES * min(count, _RUN)
 
 
 def sort_symbols(values: array[int]) -> array[int]:

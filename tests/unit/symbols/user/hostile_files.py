@@ -78,7 +78,7 @@ def versions():
     """All names have versions, of as few bytes as possible."""
     entries, names = make_symbols(2)
     table = b".symtab", 2, 0, 0, entries, 3, 24
-    return make_elf([CODE, table, (b".strtab", 3, 0, 0, names + b"a@b\0" * (3 << 20), 0, 0)])
+    return make_elf([CODE, table, (b".strtab", 3, 0, 0, names + b"a@b\0" * (2 << 20), 0, 0)])
 
 
 def compressed():
@@ -146,7 +146,7 @@ def packed_with_a_dictionary():
 def packed_symbols():
     """A packed debug file with a symbol table."""
     entries, names = make_symbols(100_000, b"f%06d")
-    table = b".symtab", 2, 0, 0, entries * 4, 3, 24
+    table = b".symtab", 2, 0, 0, entries * 2, 3, 24
     image = make_elf([CODE, table, (b".strtab", 3, 0, 0, names, 0, 0)])
     return packed(lzma.compress(image, preset=0))
 
@@ -187,7 +187,7 @@ def go():
 
 KINDS = {
     "symbols": lambda: symbols(1_390_000),
-    "symbols-that-fit": lambda: symbols(500_000),
+    "symbols-that-fit": lambda: symbols(350_000),
     "dynamic-symbols": lambda: symbols(1_390_000, 11),
     "versions": versions,
     "compressed": compressed,

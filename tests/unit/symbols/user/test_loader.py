@@ -16,6 +16,7 @@ from otel_kprofiler.model import (
     Unresolved,
 )
 from otel_kprofiler.symbols.user import loader as loader_module
+from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.file import NO_FILE, NamedAddress
 from otel_kprofiler.symbols.user.loader import SymbolLoader, SymbolsRefused
 
@@ -348,3 +349,27 @@ def test_a_forked_child_closes_the_files(make, tmp_path):
 def test_code_without_a_file_has_no_name(make):
     found = make().name_code(ProcessKey(1, 1), 0x1000, 1)
     assert found.unresolved is Unresolved.NO_FILE
+
+
+def test_large_tables_leave_for_what_reading_holds_and_small_ones_stay(make):
+    budget = ReadingBudget(300)
+    sizes = {0: 20, 1: 180, 2: 20}
+
+    def read(_details, content):
+        number = int(content)
+        names = Names(f"f{number}")
+        names.nbytes = sizes.get(number, 20)
+        if number == 3:
+            with budget.reading():
+                budget.take(300, "it")
+                held.append(loader.counts().bytes)
+        return names
+
+    held = []
+    loader = make(read, budget=budget, max_bytes=400)
+    for number in range(4):
+        loader.add(key(number), details(number), b"%d" % number)
+        loader.finish(30)
+        function(loader, number)
+    assert held == [40]
+    assert [function(loader, number) for number in (0, 2, 3)] == ["f0_10", "f2_10", "f3_10"]
