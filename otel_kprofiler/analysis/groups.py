@@ -1,4 +1,4 @@
-"""Samples grouped by what their frames are (functions, lines, modules) or by whose they are."""
+"""Groups samples by their frames (functions, lines, modules), or by process and thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets of what the sampler reads of tasks, in the kernel's structs."""
+"""Offsets of the task fields that the sampler reads, in the kernel's structs."""
 
 from __future__ import annotations
 

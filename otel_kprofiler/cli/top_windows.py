@@ -62,7 +62,7 @@ class Part:
         self.weight = sum(self.samples.weights())
 
     def groups(self, view: View) -> list[Group]:
-        """The groups of a view; those of the views of the last screens are kept."""
+        """Returns the groups of a view; caches them for recent views."""
         found = self._groups.get(view)
         if found is None:
             while len(self._groups) >= _KEPT_VIEWS:

@@ -57,9 +57,9 @@ class OtlpSender(ProfileExporter, abc.ABC):
     ``rejected``, so ``exported`` is a lower bound for each kind (exact if none or all are rejected,
     or if the batch has one profile). The rejected part is never resent.
 
-    **Size.** A batch that the receiver refuses for its size is divided until it takes the parts,
-    and ``max_bytes`` falls to what it takes, so that later batches are made that small. A sample
-    that it refuses alone is counted as ``too_large``.
+    **Size.** A batch that the receiver refuses for its size is divided until the receiver accepts
+    the parts. ``max_bytes`` falls to their size, so that later batches fit at once. A single sample
+    that is refused is counted as ``too_large``.
 
     Args:
         name: component id.

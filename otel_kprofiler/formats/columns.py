@@ -99,7 +99,7 @@ def choose_bin_ms(span_ms: float) -> int:
 class About(NamedTuple):
     """Facts about all samples of a page: names of hosts, releases of kernels, counts.
 
-    ``later`` has start and end of what follows on the time axis.
+    ``later`` has start and end of the later profiles on the time axis.
     """
 
     hosts: Collection[str]

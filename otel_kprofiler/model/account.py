@@ -99,7 +99,7 @@ class ExporterAccount(NamedTuple):
         carried_lost: that part of ``lost`` which is of earlier runs.
         unknown_since_unix_ns: when not 0, the run before was killed, and what it had taken
             after this time is unknown.
-        kinds: the account of each kind of samples, by its name; empty in these themselves.
+        kinds: the account of each kind of samples, by its name; empty in the account of a kind.
         earlier_samples: samples of all earlier runs that were in the spool, of one kind.
         earlier_lost: of these, lost so far, in any run.
     """
@@ -171,8 +171,8 @@ class Account(NamedTuple):
         exporters: one entry for each exporter.
         earlier: samples of profilers that ran before, which the exporters' counts include.
         missed: samples that the kernel did not take; not in ``taken``, see ``SamplerCounts``.
-        kinds: the account of each kind of samples, by its name; empty in these themselves.
-        truncated: received samples whose user stack is not complete, by why.
+        kinds: the account of each kind of samples, by its name; empty in the account of a kind.
+        truncated: received samples whose user stack is incomplete, by reason.
     """
 
     taken: int = 0

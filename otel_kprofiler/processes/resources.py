@@ -90,8 +90,8 @@ def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
 class _Process:
     """A process in one cgroup; ``own`` are its attributes without those that it publishes.
 
-    ``tried`` is where the stack starts in the sample for which its program was not found; None if
-    it was.
+    ``tried`` is the stack start of the last sample whose program was not found; None if the
+    program is known.
     """
 
     key: ProcessKey

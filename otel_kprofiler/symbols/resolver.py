@@ -39,19 +39,20 @@ class VariableSide(Protocol):
     """A side that differs between samples within one state of its resolver."""
 
     def of(self, sample: RawSample) -> Side:
-        """The side as of a sample; the same object as long as it does not differ."""
+        """Returns the side of a sample; the same object as long as it is equal."""
 
 
 class SideResolver(Protocol[StateT]):
     """Resolves one side of stacks, such as that of the kernel.
 
-    A question has two parts, so that answers can be cached: which state of things held where and
-    when a sample was taken, and what the raw side means in that state. Samples are asked about some
-    seconds after their time, when a process may have other mappings, or another process its pid.
+    A lookup has two steps, so that results can be cached: :meth:`state` finds the state of the
+    process at the time of the sample, then the raw side is resolved in that state. Lookups come
+    some seconds after the sample, when the process may have other mappings, or its pid another
+    process.
 
-    All methods are called by the one thread that drains samples. But for :meth:`finish`, they must
-    not wait for files or the network: what is not known yet is provisional, and asked for again
-    when the window is closed.
+    One thread, which drains samples, calls all methods. Except for :meth:`finish`, they must not
+    wait for files or the network: a result that is still incomplete is provisional, and looked up
+    again when the window is closed.
     """
 
     def state(self, sample: RawSample) -> StateT:

@@ -35,7 +35,7 @@ def check(report, samples):
 
 
 @pytest.mark.parametrize("minor", VERSIONS)
-def test_every_stack_is_what_ran(built, minor):
+def test_every_stack_matches_the_running_code(built, minor):
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
     for python in find_pythons():

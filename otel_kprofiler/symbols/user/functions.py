@@ -21,9 +21,9 @@ MAX_SPAN_BYTES: Final = 1 << 32
 
 MAX_DEPTH: Final = 16
 MAX_NESTED: Final = 1 << 16
-"""Functions inside of others, and how deep: limits for hostile files."""
+"""Number and depth of nested functions: limits for hostile files."""
 MAX_RANKED: Final = 64
-"""Names of one function that are compared; others count as if they were not there."""
+"""Names of one function that are compared; further names are ignored."""
 MAX_KEPT: Final = 1024
 """Functions of several names for which their order is kept; it takes some 200 bytes each."""
 _MAX_RANKED_BYTES: Final = 1024  # of a name

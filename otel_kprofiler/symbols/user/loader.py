@@ -48,7 +48,7 @@ ReadSymbols = Callable[[FileDetails, OpenFile | bytes], FileSymbols]
 
 
 CodeSink = Callable[[ProcessKey, int, int, NamedAddress], None]
-"""Takes what is at an address of a process at a boot time."""
+"""Receives process, address, boot time, and the code at that address at that time."""
 
 
 class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure

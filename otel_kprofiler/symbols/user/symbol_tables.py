@@ -190,7 +190,7 @@ def sort_symbols(values: array[int]) -> array[int]:
     They are sorted in runs, since a sort takes some 90 bytes for each.
     """
     count = len(values)
-    # A list has its integers already, and one of a run is part of what a sort takes.
+    # A list already holds its integers; the memory of a sort includes one run of them.
     get = (values.tolist() if count <= _RUN else values).__getitem__
     runs = [
         array("I", sorted(range(at, min(at + _RUN, count)), key=get))

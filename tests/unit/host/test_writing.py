@@ -158,7 +158,7 @@ def as_nobody(directory):
 
 
 @pytest.mark.usefixtures("file_system")
-def test_another_name_is_taken_if_the_first_has_been_given_away(tmp_path):
+def test_another_name_is_used_if_the_first_exists(tmp_path):
     file = NewFile(str(tmp_path / "out"))
     os.write(file.fd, b"new")
     for name in ("out", "out-2"):

@@ -142,7 +142,7 @@ def test_containers_of_version_1_are_followed_by_process(host):
     assert pids(follower, target_pids=(6,)) == (1 << 22 | 1,)  # none
 
 
-def test_a_hybrid_host_filters_by_cgroup_if_version_2_has_all(host):
+def test_a_hybrid_host_filters_by_cgroup_if_all_are_in_version_2(host):
     host.mounts(V1)
     made = host.cgroup(f"docker/{ID}")
     host("/proc/5/cgroup", f"2:cpu:/docker/{ID}\n0::/docker/{ID}/below\n")

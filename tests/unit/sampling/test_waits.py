@@ -47,7 +47,7 @@ def test_waits_of_another_epoch_are_not_known_to_last():
 
 
 def test_nothing_is_taken_back_and_the_sum_is_the_time_that_passed():
-    """The wake-up was written after the reading, and lies before it."""
+    """The wake-up is written after the reading, but its time is earlier."""
     sums = WaitSums()
     assert sums.read([thread(since=50)], 100, 1)[KEY].by_state == (0, 50, 0, 0, 0)
     assert sums.read([thread(since=50, woken=80)], 110, 1)[KEY].by_state == (10, 0, 0, 0, 0)

@@ -121,7 +121,7 @@ def test_a_thread_that_executes_a_program_ends_the_others():
     assert apply_all(table, ended(5, 5)) == [Exited(5, ProcessKey(5, 1))]
 
 
-def test_what_is_mapped_over_something_ends_it():
+def test_a_mapping_ends_the_mappings_that_it_covers():
     table = ProcessTable()
     key = ProcessKey(5, 1)
     apply_all(table, begun(1, 5), mapped(2, 5, 10, 40, offset=100))
