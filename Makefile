@@ -20,7 +20,7 @@ check:  ## lint, format, types and house style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m tests.voice --count
+	$(BIN)/python -m tests.voice
 
 format:  ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix .

@@ -1,9 +1,8 @@
 """Counts words and phrases that the house style avoids, as far as a program can find them.
 
-``python -m tests.voice`` prints the counts with their allowances, and each place that is of a kind
-without allowance; exit status 1 if there is any, or more of another kind than allowed. ``--count``
-only prints the counts, ``--list`` all places. Lower an allowance when you have mended places; never
-raise one.
+``python -m tests.voice`` prints the counts, and each place of a kind without allowance; exit status
+1 if there is any, or more of another kind than allowed. ``--list`` prints all places. Lower an
+allowance when you have mended places; never raise one.
 """
 # ruff: noqa: T201 - a command talks to its user
 
@@ -115,7 +114,7 @@ def main() -> None:
     counts = Counter(place.kind for place in places)
     print("house style:", ", ".join(f"{kind} {count}" for kind, count in counts.most_common()))
     lines = exceeds(places, ALLOWED)
-    if lines and "--count" not in sys.argv:
+    if lines:
         print(*lines, "See 'House style' in CONTRIBUTING.md.", sep="\n")
         sys.exit(1)
 

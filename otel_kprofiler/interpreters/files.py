@@ -90,7 +90,7 @@ class InterpreterFiles:
     def _read_patiently(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
     ) -> Interpreter | OSError | MappedFileError | InterpreterRefused | None:
-        """What :meth:`_read` returns or raises."""
+        """Result of :meth:`_read`, or the error that it raises."""
         outcome: list[Interpreter | OSError | MappedFileError | InterpreterRefused | None] = []
 
         def read() -> None:

@@ -1,4 +1,4 @@
-"""What has become of the requests for unwind tables."""
+"""Outcomes of the requests for unwind tables."""
 
 from __future__ import annotations
 
