@@ -2,7 +2,8 @@
 
 Only names and addresses of this server are answered to, so that a page elsewhere cannot read
 profiles under a name of its own that leads here (DNS rebinding). Nothing allows other origins to
-read answers (CORS), and browsers say in ``Sec-Fetch-Site`` who asks.
+read answers (CORS), and browsers say in ``Sec-Fetch-Site`` who asks. On a loopback address only who
+serves the page is answered, and root.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from ipaddress import ip_address
 from typing import Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from otel_kprofiler.errors import HostError, KProfilerError
+from otel_kprofiler.errors import HostError, KProfilerError, describe_error
 from otel_kprofiler.serving import HttpHandler, HttpServer, is_address, is_loopback
+from otel_kprofiler.viewing.peers import find_peer_user, find_trusted_users
 
 DATA: Final = "profile.json"
 """Where the page finds its data."""
@@ -128,6 +130,7 @@ class _Server(HttpServer):
     def __init__(self, endpoint: str, page: bytes, answer: Answer) -> None:
         self.page = page
         self.answer = answer
+        self.users = find_trusted_users()
         super().__init__(endpoint, _Handler, name="view", timeout_s=_TIMEOUT_S)
 
     def names(self) -> list[str]:
@@ -147,6 +150,8 @@ class _Handler(HttpHandler):
             return
         if not self.is_named(*self.server.names()):
             self.send_error(HTTPStatus.FORBIDDEN, "this name does not lead to this server")
+        elif problem := self._find_user_problem():
+            self.send_error(HTTPStatus.FORBIDDEN, problem)
         elif not self._is_of_us(url.path):
             self.send_error(HTTPStatus.FORBIDDEN, "other pages cannot read profiles")
         elif url.path == "/":
@@ -160,6 +165,16 @@ class _Handler(HttpHandler):
                 self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, error.with_fix())
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _find_user_problem(self) -> str:
+        """Why the user of the client may not read a page on a loopback address; empty if so."""
+        if not is_loopback(self.server.host):
+            return ""
+        try:
+            user = find_peer_user(self.connection)
+        except OSError as error:
+            return f"nobody is answered: who asks is not known ({describe_error(error)})"
+        return "" if user in self.server.users else "another user of this host serves this page"
 
     def _is_of_us(self, path: str) -> bool:
         """Returns whether the request comes from this page, or follows a link to it."""

@@ -155,6 +155,7 @@ MUTATIONS = [
     Mutation("unread notification socket", "otel_kprofiler/agent/systemd.py", "socket.SOCK_DGRAM | socket.SOCK_NONBLOCK", "socket.SOCK_DGRAM", f"{OUTPUTS}::test_an_unread_notify_socket_does_not_block_the_agent"),
     Mutation("health: clients holding connections", SERVING, "                _break_off(next(iter(self._open)))\n", "                pass\n", f"{PARTS}::test_clients_that_hold_connections_do_not_lock_out_others"),
     Mutation("health: slow client", SERVING, "            for request in [one for one, end in self._open.items() if end < now]:\n", "            for request in ():\n", f"{PARTS}::test_a_client_that_sends_byte_by_byte_is_disconnected"),
+    Mutation("view: other users of the host", "otel_kprofiler/viewing/server.py", "if user in self.server.users else", "if True else", "tests/unit/viewing/test_server.py::test_other_users_of_this_host_read_nothing"),
     Mutation("view: many reset connections", SERVING, "_log.addFilter(RepeatFilter())", "RepeatFilter()", "tests/unit/test_serving.py::test_many_lost_connections_are_few_lines_of_the_log"),
     Mutation("a message of bytes that Python strips as blanks", "otel_kprofiler/otlp/payloads.py", "data.strip(_JSON_SPACE)", "data.strip()", "tests/unit/otlp/test_decode.py::test_other_data_is_refused"),
     Mutation("health: reset connection", SERVING, "        if isinstance(error, OSError):\n", "        if False:\n", f"{PARTS}::test_a_reset_connection_is_one_log_line"),

@@ -4,7 +4,10 @@ import contextlib
 import gzip
 import http.client
 import json
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +16,7 @@ from otel_kprofiler.viewing import PageServer, Query, QueryError
 
 pytestmark = pytest.mark.system
 
+NOBODY = 65534
 SAME = {"Sec-Fetch-Site": "same-origin"}
 
 
@@ -196,3 +200,34 @@ def test_an_unavailable_address_is_reported():
         with pytest.raises(HostError, match="cannot serve the page on") as raised:
             PageServer(endpoint, "", lambda _: [])
     assert "--port" in raised.value.hint
+
+
+ASKS = """
+import http.client, sys
+connection = http.client.HTTPConnection(sys.argv[1], int(sys.argv[2]), timeout=20)
+connection.request("GET", sys.argv[3])
+print(connection.getresponse().status)
+"""
+
+
+def ask_as(user, server, host, path):
+    """The status of an answer to another user."""
+    command = [sys.executable, "-ISc", ASKS, host, str(port(server)), path]
+    return int(subprocess.run(command, user=user, capture_output=True, check=True).stdout)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_other_users_of_this_host_read_nothing(host):
+    endpoint = f"[{host}]:0" if ":" in host else f"{host}:0"
+    with contextlib.closing(PageServer(endpoint, "<p>", answer)) as server:
+        for path in ("/", "/profile.json"):
+            assert ask_as(NOBODY, server, host, path) == 403
+            assert ask_as(0, server, host, path) == 200
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
+def test_the_user_who_became_root_reads_the_page(monkeypatch):
+    monkeypatch.setenv("SUDO_UID", str(NOBODY))
+    with contextlib.closing(PageServer("127.0.0.1:0", "<p>", answer)) as server:
+        assert ask_as(NOBODY, server, "127.0.0.1", "/") == 200

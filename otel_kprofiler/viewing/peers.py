@@ -1,0 +1,52 @@
+"""Which user of this host is at the other end of a connection over a loopback address."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Final
+
+_TABLES: Final = {4: "/proc/net/tcp", 6: "/proc/net/tcp6"}
+_UNSET: Final = 0xFFFFFFFF
+"""``AUDIT_UID_UNSET``, include/uapi/linux/audit.h."""
+
+
+def find_trusted_users() -> frozenset[int]:
+    """The users who may read what this process serves: its own, root, and who became root for it.
+
+    The last is who called sudo(8), or logged in before su(1).
+    """
+    users = {0, os.getuid()}
+    if os.getuid() == 0:
+        with suppress(KeyError, ValueError):
+            users.add(int(os.environ["SUDO_UID"]))
+        with suppress(OSError, ValueError), open("/proc/self/loginuid", encoding="ascii") as file:
+            users.add(int(file.read()))
+    return frozenset(users - {_UNSET})
+
+
+def find_peer_user(connection: socket.socket) -> int | None:
+    """The user whose process has the other end; None if there is no such process in this host.
+
+    Raises:
+        OSError: the kernel's table of connections cannot be read.
+    """
+    here, peer = connection.getsockname(), connection.getpeername()
+    wanted = [_format(peer), _format(here)]
+    with open(_TABLES[ip_address(peer[0]).version], encoding="ascii") as table:
+        for row in table:
+            fields = row.split()
+            # Without an inode it has been closed, and its user is not shown.
+            if fields[1:3] == wanted and fields[9] != "0":
+                return int(fields[7])
+    return None
+
+
+def _format(address: tuple[str, int]) -> str:
+    """An address and port as tables in /proc/net have them: words in the order of this machine."""
+    packed = ip_address(address[0]).packed
+    words = struct.unpack(f"={len(packed) // 4}I", packed)
+    return "".join(f"{word:08X}" for word in words) + f":{address[1]:04X}"
