@@ -85,7 +85,7 @@ class Ready(NamedTuple):
 
 
 def ready(path: str, store: TableStore) -> Ready:
-    """Ask for a file as the program does, each time as if it were another; the median."""
+    """Request a file as the program does, each time as a new file; returns the median."""
     found = []
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())

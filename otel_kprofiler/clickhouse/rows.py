@@ -169,9 +169,9 @@ def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
 
 
 def _spread(kind: Kind, count: int, total: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Times and values of merged samples, with their number, sum, and first and last time.
+    """Returns times and values of merged samples, from their number, sum, first and last time.
 
-    Kinds that count need no more than two times; of others, the number of times is that of samples.
+    Kinds in the unit ``count`` need at most two times; other kinds need one for each sample.
     """
     first, last = ends
     number = min(count, 2) if kind.sample_unit == "count" else count

@@ -42,7 +42,7 @@ from otel_kprofiler.tracking import (
 INTERVAL_S: Final = 0.25
 _TIDY_S: Final = 5.0
 _REST_S: Final = 60.0
-"""How often processes are looked for if none was sampled since."""
+"""Interval between searches for processes if none was sampled since the last one."""
 
 _log = logging.getLogger(__name__)
 

@@ -82,7 +82,7 @@ class KnownCodes:
 
     @property
     def size_bytes(self) -> int:
-        """About what all descriptions take in memory."""
+        """Approximate memory of all descriptions."""
         return self._bytes
 
     def __len__(self) -> int:

@@ -66,7 +66,7 @@ class RequestQueue:
             self._changed.notify()
 
     def take(self) -> Turn[FileRequest] | Turn[Opened] | None:
-        """Wait for the next, whose file is the caller's now; None at the end."""
+        """Wait for the next turn; the caller then owns its file. None at the end."""
         with self._changed:
             while not self._stopping:
                 if (unopened := self._unopened.take()) is not None:

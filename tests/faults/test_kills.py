@@ -23,5 +23,5 @@ def test_the_data_accounts_for_every_sample_of_killed_agents(tmp_path, fsync):
     assert result.arrived.samples
 
 
-def test_what_cut_spools_lack_is_counted_or_later_than_what_is_known(tmp_path):
+def test_samples_missing_from_truncated_spools_are_counted_or_newer_than_the_known_time(tmp_path):
     assert run_truncations(tmp_path, CUTS, seed=CUTS) == []

@@ -273,7 +273,7 @@ def test_a_file_that_is_never_found_is_not_asked_for_with_each_sample(start):
     assert running.kernel.file(key).state == FileState.UNAVAILABLE
 
 
-def test_what_may_pass_is_tried_again_after_a_while(start, tmp_path):
+def test_temporary_failures_are_retried_after_a_while(start, tmp_path):
     program = compile_c(tmp_path / "waits", WAITS)
     running = start()
     request = running.files.ask(program, 5_999_998)

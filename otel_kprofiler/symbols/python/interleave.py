@@ -155,7 +155,7 @@ def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool
 
 
 def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, int]) -> list[Side]:
-    """Both sides in runs, one after the other; the outermost has the outcome of all."""
+    """Merges both sides into alternating runs; the outermost run has the overall outcome."""
     frames, left = tuple(native.frames), iter([*chains.closed, chains.rest])
     kinds: list[SideKind] = []
     runs: list[tuple[Frame, ...]] = []

@@ -31,7 +31,7 @@ class SymbolReader(Protocol):
     def read(
         self, source: Source, elf: ElfFile, details: FileDetails, root: str = ""
     ) -> FileSymbols:
-        """Those of a file, by its bytes, its headers, and what else is known.
+        """Reads the symbols of a file, given its bytes, headers and other details.
 
         ``root`` is the directory that is the root of a process that has it. Raises
         ``KProfilerError`` or ``OSError`` if they cannot be used.

@@ -182,7 +182,7 @@ class ProcessResolver:
         return [] if process is None else self._processes.find_in(process, name)
 
     def close(self) -> None:
-        """Forget all symbols, if they are its own."""
+        """Release all symbols, if this resolver opened them itself."""
         if self._is_own:
             self._processes.close()
 

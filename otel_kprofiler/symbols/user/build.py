@@ -1,9 +1,9 @@
 """Builds the table of a user file's functions from all that the file says about them.
 
-Names come from ``.symtab`` of the file; where it leaves functions without names, as unwind
-information shows, from that of its debug file, then from ``.gnu_debugdata`` (a small ELF file
-packed by xz), then from the table of Go's runtime; from ``.dynsym``; and from PLT stubs. An earlier
-source counts wherever a function of it is: a later one names nothing that starts inside.
+Names come from these sources, in this order: ``.symtab`` of the file; if unwind information shows
+functions without names, ``.symtab`` of its debug file, ``.gnu_debugdata`` (a small ELF file packed
+by xz) and the table of Go's runtime; ``.dynsym``; and PLT stubs. Inside a function of an earlier
+source, a later one names nothing.
 
 Bounds of functions without names come from unwind information. No name reaches beyond the end of
 its symbol; one without a size ends with its unwind entry, at the next symbol or with its section,

@@ -322,7 +322,7 @@ class GoTable:
         raise ElfError(ElfProblem.NO_SECTION, "it is not known where the code of Go starts")
 
     def _find_words(self, section: Section, wanted: bytes) -> tuple[int, ...]:
-        """The words of the module that begin so; none if a section does not have them."""
+        """Returns the words of the module with this start; empty if not in the section."""
         size = 8 * _MODULE_WORDS
         for at in range(0, section.size, _PART_BYTES):
             part = min(_PART_BYTES + size - 1, section.size - at)

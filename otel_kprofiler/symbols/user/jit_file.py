@@ -220,7 +220,7 @@ class JitFile(ABC, Generic[EventT]):
 
 
 class Writer(NamedTuple):
-    """The process that writes a file: its effective user, and its pid as it sees that itself."""
+    """The process that writes a file: its effective user, and its pid in its own namespace."""
 
     user: int
     pid: int

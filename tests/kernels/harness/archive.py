@@ -20,7 +20,7 @@ _FORMER = {
     "Debian": "http://archive.debian.org/debian/",
     "Debian-Security": "http://archive.debian.org/debian-security/",
 }
-"""Where releases go that are no longer supported, by what apt calls the archive."""
+"""Archives of releases that are no longer supported, by their name in apt."""
 
 
 def call(command: Sequence[str], **options: str | Path) -> str:

@@ -81,7 +81,7 @@ def test_a_chain_finds_each_place_once():
     assert chain.find("g") == []
 
 
-def test_a_chain_of_nothing_knows_nothing():
+def test_an_empty_chain_resolves_nothing():
     (answer,) = ChainResolver().resolve([5])
     assert answer.unresolved is Unresolved.UNMAPPED
 
