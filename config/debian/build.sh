@@ -130,7 +130,7 @@ Homepage: https://opentelemetry.io/docs/concepts/signals/profiles/
 Description: kernel-first continuous profiler for OpenTelemetry
  Samples every CPU with an eBPF program, resolves kernel and user code to
  functions and lines, and exports OTLP profiles: as a command, or as an agent
- that runs without root, with three capabilities.
+ that runs without root, with six capabilities.
 END
 (cd "$root" && find . -path ./DEBIAN -prune -o -type f -print | sort | cut -c3- |
 	xargs -d '\n' md5sum > DEBIAN/md5sums)

@@ -61,8 +61,7 @@ _CLOSING_SHARE: Final = 0.2
 """Share reserved for aborting exports in progress and sending the last metrics."""
 _CLOSED_SHARE: Final = 0.1
 """Share reserved for what follows: the account is printed."""
-_CALLS_PER_REPORT: Final = 16
-"""Samples between two reports of progress within a step."""
+_CALLS_PER_REPORT: Final = 16  # samples between two reports of progress within a step
 
 _log = logging.getLogger(__name__)
 
@@ -240,7 +239,8 @@ class Agent:
         self._configure_timers(config)
         self._draw(time.monotonic())
         exporters = [running.queue.exporter for running in self._exporters.values()]
-        _log.info("%s", describe_start(pipeline.sampler, exporters))
+        names = config.user_symbols.detail
+        _log.info("%s", describe_start(pipeline.sampler, exporters, names, self._access))
         if self._privileges:
             for name in self._privileges.reduce_this_thread():
                 _log.info("%s dropped: no %s", name, PURPOSES[name])

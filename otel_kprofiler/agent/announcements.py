@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
 from otel_kprofiler.export import ProfileExporter
+from otel_kprofiler.host import HostFiles, read_capabilities
 from otel_kprofiler.model import Account, Losses
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.pipeline import OF_OTHERS, describe_left_out, describe_sampling
+from otel_kprofiler.sampling import EbpfSampler
 from otel_kprofiler.text import describe_count
 
 _USUAL_MISSED_SHARE: Final = 0.05
@@ -19,23 +21,21 @@ _MISSED: Final = (
 )
 
 
-def describe_start(sampler: EbpfSampler, exporters: Iterable[ProfileExporter]) -> str:
-    """The line about a start: CPUs, rate, sides of stacks, and where samples go."""
+def describe_start(
+    sampler: EbpfSampler,
+    exporters: Iterable[ProfileExporter],
+    user_symbols: str,
+    files: HostFiles,
+) -> str:
+    """The line about a start: CPUs, rate, sides of stacks, where samples go, what they lack."""
+    missing = read_capabilities(files).missing(OF_OTHERS)
+    left_out = describe_left_out(sampler.config, user_symbols, missing)
     places = ", ".join(
         f"{one.name} ({one.destination})" if one.destination else one.name for one in exporters
     )
     cpus = describe_count(len(sampler.cpus), "CPU")
-    what = ", ".join(_describe_kinds(sampler.config))
-    return f"sampling {cpus}: {what}; to {places or 'no exporter'}"
-
-
-def _describe_kinds(config: SamplerConfig) -> Iterator[str]:
-    stacks = {"both": "kernel and user stacks"}.get(config.stacks, f"{config.stacks} stacks")
-    if config.on_cpu:
-        yield f"{config.samples_per_second} samples per second on each, {stacks}"
-    if config.off_cpu:
-        rate = config.off_cpu.samples_per_second
-        yield f"{rate} waits per second on each" if rate else "times of waits"
+    what = describe_sampling(sampler.config)
+    return f"sampling {cpus}: {what}; to {places or 'no exporter'}{left_out}"
 
 
 def make_account_record(account: Account, *, as_json: bool) -> logging.LogRecord:

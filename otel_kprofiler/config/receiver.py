@@ -90,7 +90,7 @@ class ServiceName(Section):
     sources: Annotated[
         list[Literal["container", "unit", "executable"]], BeforeValidator(_words)
     ] = Field(
-        default=[],
+        default=["container", "unit", "executable"],
         alias="from",
         description="The first of these that a process has becomes its service.name, unless the "
         "process publishes one, or has OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES in its "
@@ -113,12 +113,12 @@ class Receiver(Section):
         "running in step with timers of 10 or 100 Hz.",
     )
     stacks: Literal["kernel", "user", "both"] = Field(
-        default="kernel",
-        description="Sides of stacks to collect. User frames have files and addresses, by which "
-        "back ends find their names; see user_symbols.",
+        default="both",
+        description="Sides of stacks to collect. kernel also leaves out all time in user mode, and "
+        "costs the least.",
     )
     user_symbols: Annotated[Literal["off", "names", "lines"], BeforeValidator(_symbols)] = Field(
-        default="off",
+        default="names",
         description="What user frames carry besides file and address: nothing (off), names of "
         "functions (names), or also source lines and inlined functions (lines; needs the extra "
         "dwarf). Symbols are read from the files and their installed debug files.",

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
         replay,
     )
     from otel_kprofiler.pipeline.gate import EventTimeGate
+    from otel_kprofiler.pipeline.left_out import (
+        OF_OTHERS,
+        describe_left_out,
+        describe_sampling,
+    )
     from otel_kprofiler.pipeline.pipeline import Pipeline, WindowSink
     from otel_kprofiler.pipeline.receiver_settings import (
         resource_attributes,
@@ -42,6 +47,7 @@ __all__ = [
     "DRAIN_INTERVAL_S",
     "FIRST_WINDOW_NS",
     "IDLE_S",
+    "OF_OTHERS",
     "WHOLE_RECORDING",
     "EventTimeGate",
     "Pipeline",
@@ -50,6 +56,8 @@ __all__ = [
     "WindowSchedule",
     "WindowSink",
     "change_attributes",
+    "describe_left_out",
+    "describe_sampling",
     "open_live",
     "open_resources",
     "open_symbols",
@@ -65,9 +73,12 @@ __all__ = [
 
 _LATE: Final = {
     "EventTimeGate": "gate",
+    "OF_OTHERS": "left_out",
     "Pipeline": "pipeline",
     "WindowSink": "pipeline",
     "change_attributes": "composition",
+    "describe_left_out": "left_out",
+    "describe_sampling": "left_out",
     "open_live": "composition",
     "open_resources": "composition",
     "open_symbols": "composition",

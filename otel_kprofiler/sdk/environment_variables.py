@@ -23,7 +23,8 @@ OTEL_KPROFILER_SAMPLES_PER_SECOND = "OTEL_KPROFILER_SAMPLES_PER_SECOND"
 """Samples per second on each CPU, 1 to 10000; 19 by default."""
 
 OTEL_KPROFILER_STACKS = "OTEL_KPROFILER_STACKS"
-"""Sides of stacks to collect: ``kernel`` (default), ``user`` or ``both``."""
+"""Sides of stacks to collect: ``both`` (default), ``kernel``, which also leaves out all
+time in user mode, or ``user``."""
 
 OTEL_KPROFILER_USER_SYMBOLS = "OTEL_KPROFILER_USER_SYMBOLS"
 """Details of user frames besides file and address: ``names`` (default), ``lines`` or ``off``."""

@@ -67,7 +67,7 @@ class KernelProfiler(ForkAware):
     Args:
         provider: receives the profiles; by default the global one.
         samples_per_second: rate on each CPU, 1 to 10000.
-        stacks: sides to collect; user frames are raw addresses.
+        stacks: sides to collect; ``kernel`` also leaves out all time in user mode.
         target: this process, it and its descendants, or the host.
         max_frames: maximum frames per side of a stack, 1 to 127.
         python_frames: maximum functions of Python per stack, 0 to 127; 0 reads none.
@@ -95,7 +95,7 @@ class KernelProfiler(ForkAware):
         provider: ProfilerProvider | None = None,
         *,
         samples_per_second: int = 19,
-        stacks: Literal["kernel", "user", "both"] = "kernel",
+        stacks: Literal["kernel", "user", "both"] = "both",
         target: Target = "self",
         max_frames: int = MAX_FRAMES,
         python_frames: int = PYTHON_FRAMES,

@@ -72,7 +72,7 @@ class Plan:
     )
     loader: str = "auto"
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
-    service_sources: tuple[str, ...] = ()
+    service_sources: tuple[str, ...] = ("container", "unit", "executable")
     span_links: bool = True
     link_unsampled_spans: bool = False
     local_root_names: bool = True

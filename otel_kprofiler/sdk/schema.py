@@ -40,9 +40,6 @@ class Settings(Receiver):
         default="self",
         description="What to profile: this process, it and its descendants, or the host.",
     )
-    user_symbols: Literal["off", "names", "lines"] = Field(
-        default="names", description=Receiver.model_fields["user_symbols"].description
-    )
     span_links: bool = Field(
         default=True, description="Link samples to the span that was active in their thread."
     )

@@ -14,7 +14,14 @@ from opentelemetry.sdk.resources import Resource
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import Account, ExporterAccount, Window
-from otel_kprofiler.pipeline import IDLE_S, open_live, open_symbols
+from otel_kprofiler.pipeline import (
+    IDLE_S,
+    describe_left_out,
+    describe_sampling,
+    open_live,
+    open_symbols,
+)
+from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sdk.kernel_entries import name_entries
 from otel_kprofiler.sdk.label_sets import LabelCounts
 from otel_kprofiler.sdk.links import SpanLinks
@@ -112,6 +119,7 @@ class Session:
             self.set_service(service)
             self._pipeline.start()
             self._follows_spans = self._sampler.follows_spans
+            _log.info("%s", _describe_start(plan, self._sampler.config))
             self._link_other_spans()
             if self.root_names is not None:
                 self.root_names.start()
@@ -240,3 +248,10 @@ class Session:
         if self.root_names is not None:
             window = self.root_names.name(window)
         self._sink(name_entries(self._labels.limit(window)))
+
+
+def _describe_start(plan: Plan, config: SamplerConfig) -> str:
+    """The line about a start: what is profiled, and what the settings leave out."""
+    target = {"self": "this process", "children": "this process and its descendants"}
+    left_out = describe_left_out(config, plan.user_symbols.detail)
+    return f"profiling {target.get(plan.target, 'the host')}: {describe_sampling(config)}{left_out}"

@@ -14,6 +14,7 @@ from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
 from tests.collector.debian import build_twice, dependencies
 from tests.collector.roots import make_archive
+from tests.collector.units import capability_mask, unit_capabilities
 
 pytestmark = [
     pytest.mark.live,
@@ -86,7 +87,7 @@ def test_the_package_under_systemd(machine):
         [
             *("systemd-nspawn", "--quiet", "--directory", machine, "--boot", "--register=no"),
             *("--keep-unit", "--private-network", "--console=pipe"),
-            "--capability=CAP_BPF,CAP_PERFMON,CAP_SYSLOG",
+            f"--capability={','.join(unit_capabilities())}",
             "--system-call-filter=bpf perf_event_open",
         ],
         stdin=subprocess.DEVNULL,
@@ -106,7 +107,7 @@ def test_the_package_under_systemd(machine):
         "enabled": "enabled",
         "status": "sampling",
         "user": NAME,
-        "capabilities": f"{1 << 34 | 1 << 38 | 1 << 39:016x}",
+        "capabilities": f"{capability_mask():016x}",
         "reload": "active",
         "lines": "",
         "upgrade": "active",

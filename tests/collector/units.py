@@ -3,8 +3,20 @@
 import json
 from pathlib import Path
 
+from otel_kprofiler.host.capabilities import CAPABILITIES
+
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "config/systemd/otel-kprofiler.service"
+
+
+def unit_capabilities():
+    """Names of the capabilities that the shipped unit gives."""
+    return parse_unit(UNIT.read_text())["AmbientCapabilities"][0].split()
+
+
+def capability_mask():
+    """The same as in /proc/PID/status."""
+    return sum(1 << CAPABILITIES[name] for name in unit_capabilities())
 
 
 def parse_unit(text):

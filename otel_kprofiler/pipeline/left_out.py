@@ -1,0 +1,53 @@
+"""Says in a line what is sampled, and what the settings and missing capabilities leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from otel_kprofiler.sampling import SamplerConfig
+
+_BY_CAPABILITY: Final[Mapping[str, str]] = {
+    "CAP_SYS_PTRACE": "user stacks and names of other users' processes",
+    "CAP_DAC_READ_SEARCH": "user stacks in files that only their owner may read",
+    "CAP_CHECKPOINT_RESTORE": "user stacks in files that were deleted",
+}
+OF_OTHERS: Final = tuple(_BY_CAPABILITY)
+"""Capabilities without which user stacks of other users' processes are cut off."""
+
+
+def describe_sampling(config: SamplerConfig) -> str:
+    """Rate and sides of stacks, such as ``19 samples per second on each, kernel stacks``."""
+    return ", ".join(_describe_kinds(config))
+
+
+def _describe_kinds(config: SamplerConfig) -> Iterator[str]:
+    stacks = {"both": "kernel and user stacks"}.get(config.stacks, f"{config.stacks} stacks")
+    if config.on_cpu:
+        yield f"{config.samples_per_second} samples per second on each, {stacks}"
+    if config.off_cpu:
+        rate = config.off_cpu.samples_per_second
+        yield f"{rate} waits per second on each" if rate else "times of waits"
+
+
+def describe_left_out(
+    config: SamplerConfig, user_symbols: str, missing: Collection[str] = ()
+) -> str:
+    """Lists what samples lack, each with its reason, behind ``; left out:``; empty if nothing.
+
+    Args:
+        config: what is sampled.
+        user_symbols: the setting of this name.
+        missing: capabilities of :data:`OF_OTHERS` that this process does not have, if it samples
+            processes of other users.
+    """
+    found = []
+    if config.stacks == "kernel":
+        found.append("all time in user mode (stacks: kernel)")
+    else:
+        if config.stacks == "user":
+            found.append("all code of the kernel (stacks: user)")
+        if user_symbols == "off":
+            found.append("names of user functions (user_symbols: off)")
+        found += [f"{_BY_CAPABILITY[name]} ({name} missing)" for name in missing]
+    return "; left out: " + ", ".join(found) if found else ""

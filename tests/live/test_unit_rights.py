@@ -1,0 +1,100 @@
+"""The capabilities that the shipped unit gives for user stacks: each is needed, and is enough."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.pipeline import OF_OTHERS
+from tests.collector.units import unit_capabilities
+from tests.public import NOBODY, get_public_python
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to run others as nobody"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
+    pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed"),
+]
+
+LIBRARY = "volatile long n; void spin(void) { for (;;) n++; }"
+PROGRAM = "void spin(void); int main(void) { spin(); return 0; }"
+SAMPLE = """
+import json, sys, time
+from otel_kprofiler.model import USER_SIDE, StackEnd, parse_user_stack
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+pids = tuple(map(int, sys.argv[1:]))
+sampler = EbpfSampler(SamplerConfig(samples_per_second=499, stacks="user", target_pids=pids))
+sampler.start()
+time.sleep(1)
+sampler.stop()
+whole = {pid: [] for pid in pids}
+for sample in sampler.drain():
+    end = parse_user_stack(sample.words(USER_SIDE)).end
+    whole[sample.tgid].append(end is StackEnd.COMPLETE)
+print(json.dumps([sum(ends) / len(ends) for ends in whole.values()]))
+"""
+LACKS = {
+    (): (),
+    ("CAP_CHECKPOINT_RESTORE",): ("deleted",),
+    ("CAP_DAC_READ_SEARCH",): ("private",),
+    ("CAP_SYS_PTRACE",): ("elsewhere", "deleted"),
+}
+"""Libraries that cannot be opened, at least, by the capabilities that are missing."""
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """Processes of root that run code of a library that all may read, of one that only root may,
+    of one that is mounted elsewhere, as in a container, and of one that was deleted."""
+    place = tmp_path_factory.mktemp("rights")
+    started = {}
+    for kind in ("readable", "private", "elsewhere", "deleted"):
+        directory = place / kind
+        directory.mkdir()
+        library, program = directory / "libspin.so", directory / "program"
+        for source, target, options in (
+            (LIBRARY, library, ("-shared", "-fPIC")),
+            (PROGRAM, program, ("-L", directory, "-lspin", f"-Wl,-rpath,{directory}")),
+        ):
+            command = ["gcc", "-x", "c", "-", "-x", "none", "-O1", "-fomit-frame-pointer"]
+            subprocess.run([*command, *options, "-o", target], input=source, text=True, check=True)
+        command = ["nice", program]
+        if kind == "elsewhere":
+            copies = shutil.copytree(directory, place / "copies")
+            script = f"mount -t tmpfs none {directory} && cp {copies}/* {directory}"
+            command = ["unshare", "-m", "sh", "-c", f"{script} && exec nice {program}"]
+        started[kind] = subprocess.Popen(command)
+    for directory in (place, *place.parents[:2]):
+        directory.chmod(directory.stat().st_mode | 0o055)
+    time.sleep(0.5)
+    (place / "private/libspin.so").chmod(0o700)
+    (place / "deleted/libspin.so").unlink()
+    yield {kind: process.pid for kind, process in started.items()}
+    for process in started.values():
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("missing", LACKS, ids=lambda names: " ".join(names) or "none")
+def test_each_capability_opens_files_that_the_others_do_not(programs, missing):
+    assert set(OF_OTHERS) < set(unit_capabilities())
+    given = [name for name in unit_capabilities() if name not in missing]
+    sets = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in given)
+    rights = (f"--inh-caps=-all,{sets}", f"--ambient-caps=-all,{sets}", "--no-new-privs")
+    done = subprocess.run(
+        [*NOBODY, *rights, *get_public_python().words, "-c", SAMPLE, *map(str, programs.values())],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path("/"),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    whole = dict(zip(programs, json.loads(done.stdout), strict=True))
+    cut = {kind for kind, share in whole.items() if share < 0.5}
+    assert cut >= set(LACKS[missing]), whole
+    assert missing or not cut, whole

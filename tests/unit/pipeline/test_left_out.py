@@ -1,0 +1,36 @@
+"""The line that says what the settings and missing capabilities leave out."""
+
+import pytest
+
+from otel_kprofiler.pipeline import OF_OTHERS, describe_left_out, describe_sampling
+from otel_kprofiler.sampling import OffCpuConfig, SamplerConfig
+
+PTRACE = "user stacks and names of other users' processes (CAP_SYS_PTRACE missing)"
+RESTORE = "user stacks in files that were deleted (CAP_CHECKPOINT_RESTORE missing)"
+
+
+@pytest.mark.parametrize(
+    ("stacks", "user_symbols", "missing", "expected"),
+    [
+        ("both", "names", (), ""),
+        ("both", "lines", (), ""),
+        ("both", "off", (), "; left out: names of user functions (user_symbols: off)"),
+        ("kernel", "names", OF_OTHERS, "; left out: all time in user mode (stacks: kernel)"),
+        ("user", "names", (), "; left out: all code of the kernel (stacks: user)"),
+        (
+            "both",
+            "names",
+            ("CAP_SYS_PTRACE", "CAP_CHECKPOINT_RESTORE"),
+            f"; left out: {PTRACE}, {RESTORE}",
+        ),
+    ],
+)
+def test_each_part_that_is_left_out_has_its_reason(stacks, user_symbols, missing, expected):
+    assert describe_left_out(SamplerConfig(stacks=stacks), user_symbols, missing) == expected
+
+
+def test_rates_and_sides_are_named():
+    both = SamplerConfig(samples_per_second=19, stacks="both", off_cpu=OffCpuConfig())
+    assert describe_sampling(both) == (
+        "19 samples per second on each, kernel and user stacks, 20 waits per second on each"
+    )
