@@ -27,7 +27,7 @@ CONTENTS = {
     "Use": "installation commands record report view top flame-graph off-cpu python coming-from "
     "faq troubleshooting",
     "Operate": "configuration permissions reliability faults fleet backends kernels",
-    "Build on it": "embedding symbols otlp export processes unwinding",
+    "Build on it": "embedding spans symbols otlp export processes unwinding",
     "Python API": "api/sdk api/symbols api/otlp api/export api/formats api/analysis api/model "
     "api/elf api/errors",
     "Develop": "../CONTRIBUTING architecture modules ../SECURITY ../CHANGELOG",

@@ -91,7 +91,8 @@ PACKAGES = {
         "bpf checked errors host model sampling symbols tracking",
     ),
     "processes": Package(
-        "Identity, Resource and published context of a process", "clock host model otlp text"
+        "Identity, Resource and published contexts of a process and its threads",
+        "bpf clock elf host model otlp text",
     ),
     "pipeline": Package(
         "Gate and windows; puts together what samples this host or replays a recording",

@@ -2,7 +2,7 @@
 
 import struct
 
-_HEADER = struct.Struct("<8Q4I2H3h2xI16s")
+_HEADER = struct.Struct("<8Q4I2H3h2xI16sI4x")
 
 
 def pack_record(
@@ -26,15 +26,17 @@ def pack_record(
     python=-32768,
     labels=0,
     comm=b"comm",
+    context=b"",
 ):
     """A record without its length; all frames are kernel frames unless sizes in bytes are given."""
     kernel = 8 * len(frames) if kernel is None else kernel
     return _HEADER.pack(
         time_ns, start_ns, cgroup, trace >> 64, trace & (1 << 64) - 1, span, value,
         stack_start, tgid, tid, exec_id, owner, cpu, kind, kernel, user, python, labels, comm,
-    ) + struct.pack(f"<{len(frames)}Q", *frames)  # fmt: skip
+        len(context),
+    ) + struct.pack(f"<{len(frames)}Q", *frames) + context  # fmt: skip
 
 
 def in_ring(record):
-    """The record as it lies in the ring, behind its length."""
-    return struct.pack("<II", len(record), 0) + record
+    """The record as it lies in the ring, behind its length; the next begins at a word."""
+    return struct.pack("<II", len(record), 0) + record + bytes(-len(record) % 8)

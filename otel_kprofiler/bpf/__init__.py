@@ -34,6 +34,7 @@ from otel_kprofiler.bpf.layout import (
     SPAN_LINKS,
     STACK_BYTES,
     START_TIME,
+    THREAD_CONTEXTS,
     USER_STACKS,
     CpuLines,
     ProgramConfig,
@@ -89,6 +90,12 @@ from otel_kprofiler.bpf.ring import (
 )
 from otel_kprofiler.bpf.spans import SpanLayout, SpanSlots
 from otel_kprofiler.bpf.task_offsets import ProgramOffsets, TaskOffsets, find_task_offsets
+from otel_kprofiler.bpf.thread_contexts import (
+    MAX_CONTEXT_PROCESSES,
+    ContextPlace,
+    ThreadContexts,
+    find_thread_pointer,
+)
 from otel_kprofiler.bpf.unwind import (
     DEFAULT_MAX_WORK,
     PROCESSORS,
@@ -135,6 +142,7 @@ __all__ = [
     "KERNEL_STACKS",
     "LOADERS",
     "MAX_CGROUP_LEVEL",
+    "MAX_CONTEXT_PROCESSES",
     "MAX_INTERRUPT_RANGES",
     "MAX_PYTHON_PROCESSES",
     "NAMESPACE",
@@ -157,6 +165,7 @@ __all__ = [
     "SPAN_LINKS",
     "STACK_BYTES",
     "START_TIME",
+    "THREAD_CONTEXTS",
     "USER_STACKS",
     "VALUES_BY_POINTER",
     "VALUES_INLINE",
@@ -169,6 +178,7 @@ __all__ = [
     "WAIT_LAYOUT",
     "WAIT_UNIT_NS",
     "BccLoader",
+    "ContextPlace",
     "CpuLines",
     "Fence",
     "KernelOffsets",
@@ -197,6 +207,7 @@ __all__ = [
     "SpanPath",
     "SpanSlots",
     "TaskOffsets",
+    "ThreadContexts",
     "ThreadTable",
     "WaitConfig",
     "WaitCounts",
@@ -214,6 +225,7 @@ __all__ = [
     "find_member_offsets",
     "find_python_offsets",
     "find_task_offsets",
+    "find_thread_pointer",
     "find_wait_offsets",
     "get_loader",
     "link_iterator",

@@ -12,6 +12,7 @@ from otel_kprofiler.bpf.map_calls import MMAPABLE, MapShape
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.bpf.spans import SLOT_BYTES, SpanLayout
 from otel_kprofiler.bpf.task_offsets import ProgramOffsets
+from otel_kprofiler.bpf.thread_contexts import parse_thread_context
 from otel_kprofiler.bpf.wait_maps import (
     THREAD_ENDED,
     WAIT_END_BYTES,
@@ -40,7 +41,7 @@ from otel_kprofiler.model import (
     user_stack_bytes,
 )
 
-RECORD_VERSION: Final = 5
+RECORD_VERSION: Final = 6
 """Grows when ``struct record`` changes; recordings carry it."""
 MAX_INTERRUPT_RANGES: Final = 4
 
@@ -56,21 +57,26 @@ A64: Final = 256
 ONLY_COMMS: Final = 512
 ONLY_CGROUPS: Final = 1024
 PROGRAM_AND_OWNER: Final = 2048
+THREAD_CONTEXTS: Final = 4096
 COMM_BYTES: Final = 16
 MAX_CGROUP_LEVEL: Final = 15
 
+_NO_SPAN: Final = (None, b"")
 _NO_PROGRAM: Final = (0,) * len(ProgramOffsets._fields)
 _NO_SPANS: Final = (0,) * len(SpanLayout._fields)
 _CONFIG: Final = struct.Struct(
-    f"={14 + len(_NO_PROGRAM) + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q"
+    f"={15 + len(_NO_PROGRAM) + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q"
 )
-_RECORD: Final = struct.Struct("=8Q4I2H3hHI16s")
+_RECORD: Final = struct.Struct("=8Q4I2H3hHI16sI4x")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
 _USER_STACK_BYTES: Final = 1536
 """More than the largest: head, 15 mappings, MAX_FRAMES words."""
 _PYTHON_STACK_BYTES: Final = 2048
-_RECORD_BYTES: Final = RECORD_HEADER_BYTES + STACK_BYTES + _USER_STACK_BYTES + _PYTHON_STACK_BYTES
+_CONTEXT_BYTES: Final = 1056
+_RECORD_BYTES: Final = (
+    RECORD_HEADER_BYTES + STACK_BYTES + _USER_STACK_BYTES + _PYTHON_STACK_BYTES + _CONTEXT_BYTES
+)
 _NOT_COLLECTED: Final = -32768
 _NO_OWNER: Final = 0xFFFFFFFF
 _KINDS: Final = (KERNEL_SIDE, USER_SIDE)
@@ -102,6 +108,7 @@ class ProgramConfig(NamedTuple):
     cgroup_levels: int = 0
     period_ns: int = 0
     regular_since_ns: int = 0
+    thread_pointer: int = 0
     program: ProgramOffsets | None = None
     spans: SpanLayout | None = None
 
@@ -237,7 +244,7 @@ def parse_records(
             time_ns, start_time_ns, cgroup_id, trace_high, trace_low, span_id, value,
             stack_start, tgid, tid, exec_id, owner, cpu, number,
             kernel_bytes, user_bytes, python_bytes,
-            phase, labels, comm,
+            phase, labels, comm, context_bytes,
         ) = unpack(chunk, start)  # fmt: skip
         kernel = start + RECORD_HEADER_BYTES
         if phase == THREAD_ENDED:
@@ -248,7 +255,7 @@ def parse_records(
         user = kernel + kernel_bytes if kernel_bytes > 0 else kernel
         python = user + user_bytes if user_bytes > 0 else user
         last = python + python_bytes if python_bytes > 0 else python
-        if last != end:
+        if last + context_bytes != end:
             raise ValueError(f"the record at byte {start} and its stacks differ in length")
         user_damaged = user_bytes > 0 and user_stack_bytes(chunk, user) != user_bytes
         if user_damaged or (python_bytes > 0 and python_stack_bytes(chunk, python) != python_bytes):
@@ -274,7 +281,11 @@ def parse_records(
                 )
         if python_bytes > 0:
             collected = _with_python(collected, chunk[python])
-            stacks = (*stacks, shared(words := chunk[python:end], words))
+            stacks = (*stacks, shared(words := chunk[python:last], words))
+        has_span = span_id or context_bytes
+        link, context = (
+            _find_span(trace_high, trace_low, span_id, chunk[last:end]) if has_span else _NO_SPAN
+        )
         fields = (
             kind,
             value,
@@ -287,12 +298,13 @@ def parse_records(
             comm[: comm.find(b"\0")],
             collected,
             stacks,
-            _link(trace_high, trace_low, span_id) if span_id else None,
+            link,
             labels,
             None,
             exec_id,
             owner if owner != _NO_OWNER else None,
             stack_start,
+            shared(context, context),
         )
         sample = new(RawSample, fields)  # a third of the time of RawSample(*fields)
         if phase:
@@ -302,10 +314,16 @@ def parse_records(
     return samples
 
 
-def _link(trace_high: int, trace_low: int, span_id: int) -> SpanLink | None:
+def _find_span(
+    trace_high: int, trace_low: int, span_id: int, context: bytes
+) -> tuple[SpanLink | None, bytes]:
+    """The span, and the trace flags and attributes of a thread context if that is where it is."""
+    if context:
+        return parse_thread_context(context)
     if not (trace_high or trace_low):
-        return None
-    return SpanLink((trace_high << 64 | trace_low).to_bytes(16, "big"), span_id.to_bytes(8, "big"))
+        return _NO_SPAN
+    trace_id = (trace_high << 64 | trace_low).to_bytes(16, "big")
+    return SpanLink(trace_id, span_id.to_bytes(8, "big")), b""
 
 
 def _keep(

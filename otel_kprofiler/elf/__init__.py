@@ -20,6 +20,13 @@ from otel_kprofiler.elf.headers import (
     read_sections,
 )
 from otel_kprofiler.elf.identity import hash_file
+from otel_kprofiler.elf.loaded import (
+    LoadedElf,
+    Read,
+    find_relocations,
+    find_thread_variable,
+    read_loaded,
+)
 from otel_kprofiler.elf.names import (
     MAPPING_SYMBOL,
     cut_versions,
@@ -42,15 +49,19 @@ __all__ = [
     "ElfSymbol",
     "FileSource",
     "ImageSource",
+    "LoadedElf",
     "Note",
+    "Read",
     "Section",
     "Source",
     "cut_versions",
     "find_address",
     "find_build_id",
     "find_offset",
+    "find_relocations",
     "find_section",
     "find_symbols",
+    "find_thread_variable",
     "frame_index",
     "hash_file",
     "is_mapping_symbol",
@@ -61,6 +72,7 @@ __all__ = [
     "read_content",
     "read_debug_elf",
     "read_elf",
+    "read_loaded",
     "read_sections",
     "unpacked_size",
 ]

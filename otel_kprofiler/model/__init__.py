@@ -51,6 +51,9 @@ from otel_kprofiler.model.python_stack import (
 )
 from otel_kprofiler.model.sample import (
     COARSE,
+    MAX_LABEL_NAME_CHARS,
+    MAX_LABEL_VALUE_CHARS,
+    MAX_LABELS,
     Collected,
     LabelSet,
     ProcessKey,
@@ -136,6 +139,9 @@ __all__ = [
     "MAX_CODE_ID",
     "MAX_FILES",
     "MAX_FRAMES",
+    "MAX_LABELS",
+    "MAX_LABEL_NAME_CHARS",
+    "MAX_LABEL_VALUE_CHARS",
     "NO_CODE",
     "NO_INSTRUCTION",
     "NO_MAPPING",

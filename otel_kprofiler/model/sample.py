@@ -28,6 +28,10 @@ class SpanLink(NamedTuple):
 
 LabelSet = tuple[tuple[str, str], ...]
 """Labels of a sample: names and values, sorted."""
+MAX_LABELS: Final = 16
+"""Labels of a sample."""
+MAX_LABEL_NAME_CHARS: Final = 100
+MAX_LABEL_VALUE_CHARS: Final = 200
 
 COARSE: Final = "otel_kprofiler.coarse"
 """Label of samples with less detail, because their process is above its budget; its value is
@@ -80,6 +84,8 @@ class RawSample(NamedTuple):
         owner: see :class:`ProcessKey`.
         stack_start: address at which the stack of the program's main thread starts, which
             ``/proc/PID/stat`` shows, too; 0 if that is unknown, and during execve(2).
+        context: trace flags (one byte) and attributes of the thread context that ``link`` is from,
+            as the process encodes them (OTEP 4947); empty: there was none.
     """
 
     kind: ProfileKind
@@ -99,6 +105,7 @@ class RawSample(NamedTuple):
     exec_id: int = 0
     owner: int | None = None
     stack_start: int = 0
+    context: bytes = b""
 
     @property
     def process(self) -> ProcessKey:

@@ -195,6 +195,7 @@ def open_live(
     return Pipeline(
         sampler=sampler,
         python=PythonFrames(sampler, access, loops),
+        on_started=lambda: resources.follow_threads(sampler.contexts),
         stacks=stacks,
         resources=resources,
         schedule=schedule,

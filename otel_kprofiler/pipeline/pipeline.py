@@ -85,6 +85,7 @@ class Pipeline(Generic[SamplerT]):
         max_wait_ns: maximum wait of a sample for symbols of its time.
         pause: called repeatedly during long work, to let other threads run or report progress.
         python: registers the processes that run CPython; closed with the pipeline.
+        on_started: called when the sampler has started, before it is drained.
         on_drained: sees the samples of each drain, before they wait for their symbols.
         find_labels: the labels with a number; without it, samples have none.
         find_causes: whether to find what threads wait for.
@@ -112,6 +113,7 @@ class Pipeline(Generic[SamplerT]):
         max_wait_ns: int = MAX_WAIT_NS,
         pause: Callable[[], None] | None = None,
         python: PythonFrames | None = None,
+        on_started: Callable[[], None] = lambda: None,
         on_drained: Callable[[Sequence[RawSample]], None] | None = None,
         find_labels: Callable[[int], LabelSet] | None = None,
         find_causes: bool = True,
@@ -131,6 +133,7 @@ class Pipeline(Generic[SamplerT]):
         self._find_causes = find_causes
         self._scheduler_rvas = scheduler_rvas
         self.python = python
+        self._on_started = on_started
         self._stacks = stacks
         self.resources = resources
         self._schedule = schedule
@@ -144,14 +147,12 @@ class Pipeline(Generic[SamplerT]):
         self._pause = pause
         self._gate = EventTimeGate(max_wait_ns)
         self._windows: WindowBuilder | None = None
-        self._looked_ns = 0
-        self._has_drained = False
+        self._looked_ns, self._has_drained = 0, False
         # Held while samples move from one count to another, so that each is counted exactly once.
         # Reentrant: a signal handler may read the account.
         self._lock = threading.RLock()
         self._counts: Mapping[str, SamplerCounts] = {}
-        self._resolving = SampleCounts()
-        self._in_windows = SampleCounts()
+        self._resolving, self._in_windows = SampleCounts(), SampleCounts()
         self._stop_requested = False
         self._deadline_s = float("inf")  # for stopping; monotonic time
         self._handing_over: Account | None = None
@@ -165,6 +166,7 @@ class Pipeline(Generic[SamplerT]):
             self.sampler.start()
             if self.python:
                 self.python.start()
+            self._on_started()
         except BaseException:
             self._stacks.close()  # its sources may be open
             raise
@@ -181,6 +183,7 @@ class Pipeline(Generic[SamplerT]):
             period_ns=self.sampler.period_ns,
             pause=self._pause,
             find_labels=self._find_labels,
+            decode_context=self.resources.decode_context,
             find_causes=self._find_causes,
             scheduler_rvas=self._scheduler_rvas,
             budgets=self.budgets,

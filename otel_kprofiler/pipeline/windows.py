@@ -8,13 +8,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from otel_kprofiler.clock import Clock, Interval, StreamClock
 from otel_kprofiler.model import (
     KINDS,
     LabelSet,
     Losses,
+    ProcessKey,
     Profile,
     ProfileKind,
     RawSample,
@@ -46,7 +47,16 @@ FIRST_WINDOW_NS: Final = 100_000_000
 _WaitKey = tuple[WaitState, bool, bool, bool, tuple[int, int, bytes] | None]
 """State, whether it has ended, is for block I/O, and is throttled; process, thread and its name of
 the waker."""
-_Key = tuple[Stack, int, bytes, int, SpanLink | None, LabelSet, _WaitKey | None]
+
+
+class _Context(NamedTuple):
+    """A thread context, whose names the process may publish until the window is closed."""
+
+    process: ProcessKey
+    encoded: bytes
+
+
+_Key = tuple[Stack, int, bytes, int, SpanLink | None, LabelSet | _Context, _WaitKey | None]
 _Group = dict[_Key, list[int]]
 """Times and values of equal samples, alternating."""
 
@@ -97,6 +107,13 @@ class WindowCounts:
     waits: Mapping[Resource, WaitTotals] = field(default_factory=dict)
 
 
+class ContextDecoder(Protocol):
+    """Decodes the thread context of a sample; see :meth:`ProcessResources.decode_context`."""
+
+    def __call__(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
+        """Its attributes."""
+
+
 class WindowBuilder:
     """Collects resolved samples until the window's end has passed in event time.
 
@@ -110,6 +127,8 @@ class WindowBuilder:
         random_unit: returns random numbers in [0, 1), for jitter.
         pause: called repeatedly while a window is closed, to let other threads run.
         find_labels: the labels with a number; without it, samples have none.
+        decode_context: returns the attributes of a thread context, when the window is closed;
+            without it, samples have none.
         find_causes: whether to find what threads wait for.
         scheduler_rvas: of the kernel's functions in which threads wait; see :class:`WaitStacks`.
         budgets: limits the groups of a process; None: there is no limit.
@@ -125,6 +144,7 @@ class WindowBuilder:
         random_unit: Callable[[], float] = random.random,
         pause: Callable[[], None] | None = None,
         find_labels: Callable[[int], LabelSet] | None = None,
+        decode_context: ContextDecoder | None = None,
         find_causes: bool = True,
         scheduler_rvas: range = range(0),
         budgets: ProcessBudgets | None = None,
@@ -134,6 +154,7 @@ class WindowBuilder:
         self._scheduler_rvas = scheduler_rvas
         self._clock = StreamClock(clock)
         self._find_labels = find_labels
+        self._decode_context = decode_context
         self._schedule = schedule
         self._random_unit = random_unit
         self._pause = pause
@@ -184,7 +205,11 @@ class WindowBuilder:
         group = groups.get(resource)
         if group is None:
             group = groups[resource] = {}
-        labels = self._find_labels(sample.labels) if sample.labels and self._find_labels else ()
+        labels: LabelSet | _Context = ()
+        if sample.context:
+            labels = _Context(sample.process, sample.context)
+        elif sample.labels and self._find_labels:
+            labels = self._find_labels(sample.labels)
         wait = _wait_key(sample.wait) if sample.wait else None
         key = (stack, sample.tid, sample.comm, sample.cpu, sample.link, labels, wait)
         series = group.get(key)
@@ -303,8 +328,18 @@ class WindowBuilder:
                     known = found if self._find_causes else None
                     wait = waits[found, key] = _window_wait(known, key)
                 found = ends.cut(found)  # the cause is in what is cut
-            samples.append(WindowSample(found, tid, name, cpu, link, times, values, labels, wait))
+            its_labels = self._decode(labels, link)
+            samples.append(
+                WindowSample(found, tid, name, cpu, link, times, values, its_labels, wait)
+            )
         return samples
+
+    def _decode(self, labels: LabelSet | _Context, link: SpanLink | None) -> LabelSet:
+        if not isinstance(labels, _Context):
+            return labels
+        if self._decode_context is None:
+            return ()
+        return self._decode_context(labels.process, labels.encoded, has_span=link is not None)
 
 
 def _wait_key(wait: Wait) -> _WaitKey:

@@ -26,15 +26,23 @@ from otel_kprofiler.host import (
     TICK_NS,
     Access,
     HostFiles,
+    ProcessStat,
     parse_mappings,
     read_maps,
     read_stat,
 )
-from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey
+from otel_kprofiler.model import Attributes, AttributeValue, LabelSet, ProcessKey
 from otel_kprofiler.otlp import PROGRAM, ProcessContext, decode_process_context
 from otel_kprofiler.processes.programs import read_program
 from otel_kprofiler.processes.self_profiled import SELF_PROFILED, TARGET, profiles_itself
 from otel_kprofiler.processes.service_variables import read_environment
+from otel_kprofiler.processes.thread_contexts import (
+    KEY_MAP,
+    SCHEMA,
+    ContextReader,
+    PublishedThreads,
+    decode_context,
+)
 from otel_kprofiler.text import decode_name
 
 CONTEXT_SIGNATURE: Final = b"OTEL_CTX"
@@ -94,7 +102,7 @@ class Claims(NamedTuple):
         if self.published is None:
             return self.environment
         context = self.published.context
-        mark = {SELF_PROFILED: True} if context.extra else {}
+        mark = {SELF_PROFILED: True} if TARGET in context.extra else {}
         return {**self.environment, **context.resource, **mark}
 
     @property
@@ -233,6 +241,17 @@ class ProcessContexts:
         self._late = False
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._threads: PublishedThreads | None = None
+
+    def follow_threads(self, reader: ContextReader) -> None:
+        """Register processes that publish thread contexts; call before the first sample."""
+        self._threads = PublishedThreads(self._files, reader)
+
+    def decode(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
+        """The attributes of a sample with a thread context: see :func:`decode_context`."""
+        if self._threads is None:
+            return decode_context(context, (), has_span=has_span)
+        return self._threads.decode(key, context, has_span=has_span)
 
     def expect(self, key: ProcessKey, stack_start: int = 0) -> None:
         """Schedule the first read of a process that was sampled for the first time.
@@ -306,6 +325,8 @@ class ProcessContexts:
                     found = self._read_claims(key)
                 except (FileNotFoundError, ProcessLookupError):
                     self._gone.add(key)
+                    if self._threads:
+                        self._threads.release(key)
                 except OSError:
                     pass  # not permitted
                 self._keep(key, found)
@@ -376,21 +397,30 @@ class ProcessContexts:
     def _read_context(self, key: ProcessKey, known: Published | None) -> Published | None:
         with _opened(self._files, f"/proc/{key.tgid}/mem") as memory:
             # The open descriptor is bound to one process: check that it is the sampled one.
-            self._check(key)
+            stat = self._check(key)
             found = _find(self._files, key.tgid, memory, known)
+            if self._threads:
+                extra = found.context.extra if found else {}
+                self._threads.update(key, stat.stack_start, extra, memory)
         if found and found is not known:
             claims = filter_claims(found.context.resource)
             extra = found.context.extra
             proven = profiles_itself(self._files, key.tgid, extra)
-            kept = {TARGET: extra[TARGET]} if proven else {}
+            kept = {name: extra[name] for name in (SCHEMA, KEY_MAP) if name in extra}
+            kept |= {TARGET: extra[TARGET]} if proven else {}
             found = found._replace(context=ProcessContext(claims, kept))
         return found
 
-    def _check(self, key: ProcessKey) -> None:
-        """Raise ``ProcessLookupError`` if the pid is another process's, or runs another program."""
+    def _check(self, key: ProcessKey) -> ProcessStat:
+        """Return what ``/proc/PID/stat`` shows of a process.
+
+        Raises:
+            ProcessLookupError: the pid is another process's, or it runs another program.
+        """
         stat = read_stat(self._files, key.tgid)
         if stat is None or stat.start_ticks != (key.start_time_ns or 0) // TICK_NS:
             raise ProcessLookupError(f"process {key.tgid} has exited")
         expected = self._stack_starts.get(key)
         if expected and stat.stack_start and stat.stack_start != expected:
             raise ProcessLookupError(f"process {key.tgid} has executed another program")
+        return stat

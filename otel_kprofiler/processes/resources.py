@@ -16,6 +16,7 @@ from otel_kprofiler.model import (
     OFF_CPU,
     Attributes,
     AttributeValue,
+    LabelSet,
     ProcessKey,
     RawSample,
     Resource,
@@ -23,6 +24,7 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import ENDED_PROCESSES, KERNEL_THREAD, SCHEMA_URL, UNIT, USER_UNIT
 from otel_kprofiler.processes.contexts import ProcessContexts
 from otel_kprofiler.processes.reader import ProcessReader, Reading
+from otel_kprofiler.processes.thread_contexts import ContextReader, decode_context
 from otel_kprofiler.text import decode_name
 
 _IDLE: Final = "swapper"  # of all CPUs; not in /proc
@@ -336,6 +338,17 @@ class ProcessResources:
         """Stop reading process contexts."""
         if self._contexts:
             self._contexts.close()
+
+    def follow_threads(self, reader: ContextReader) -> None:
+        """Read the thread contexts of processes that publish them; before the first sample."""
+        if self._contexts:
+            self._contexts.follow_threads(reader)
+
+    def decode_context(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
+        """The attributes of a sample with a thread context, as far as their names are known."""
+        if self._contexts:
+            return self._contexts.decode(key, context, has_span=has_span)
+        return decode_context(context, (), has_span=has_span)
 
     def next_window(self) -> None:
         """Check pids again whose samples lack a start time."""

@@ -6,35 +6,20 @@ import contextlib
 import errno
 import functools
 import logging
-import os
-import platform
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_kprofiler.bpf import (
-    A64,
-    DESCENDANTS,
-    KEEP_IDLE,
-    KERNEL_STACKS,
-    NAMESPACE,
-    ONLY_CGROUPS,
-    ONLY_COMMS,
-    ONLY_TARGETS,
-    PROGRAM_AND_OWNER,
     RECORD_HEADER_BYTES,
     RECORD_OVERHEAD,
     SAMPLER_OBJECT,
     SAMPLER_SOURCE,
-    SPAN_LINKS,
-    START_TIME,
-    USER_STACKS,
     VMLINUX_BTF,
     CpuLines,
     KernelTypes,
     LoadedObject,
     Loader,
     ObjectSpec,
-    ProgramConfig,
     PythonMaps,
     PythonOffsets,
     ReaderFlag,
@@ -63,6 +48,7 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.model import MAX_FRAMES, KnownCodes, KnownFiles
 from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events, NoEvents
+from otel_kprofiler.sampling.program_config import pack_config
 from otel_kprofiler.sampling.python_frames import (
     PYTHON_SUFFIX,
     describe_problem,
@@ -73,10 +59,14 @@ from otel_kprofiler.sampling.python_frames import (
 from otel_kprofiler.sampling.record_waiter import RecordWaiter
 from otel_kprofiler.sampling.sampler import SamplerConfig
 from otel_kprofiler.sampling.target_maps import (
-    INITIAL_NAMESPACE,
     TargetMaps,
     check_cgroups,
     target_map_entries,
+)
+from otel_kprofiler.sampling.thread_contexts import (
+    context_map_entries,
+    open_contexts,
+    plan_contexts,
 )
 from otel_kprofiler.sampling.unwinder import (
     BY_TABLES,
@@ -124,6 +114,7 @@ class Attachment:
         tables: unwind tables of user files; None if user stacks are not unwound with them.
         python: processes whose Python frames are read; None if none are.
         python_problem: why not, although they are wanted.
+        contexts: processes whose thread contexts are read.
         waits: the programs that follow threads off the CPU; None if they are not wanted.
     """
 
@@ -166,8 +157,9 @@ class Attachment:
             self.python_problem = describe_problem(plans.python, choice.python, plans.problem)
             self.stack_limit = _find_stack_limit(config, files)
             self._pack_config = functools.partial(
-                _pack_config,
+                pack_config,
                 offsets=plans.task,
+                thread_pointer=plans.thread_pointer,
                 wakeup_bytes=size // 2,
                 stack_limit=self.stack_limit,
             )
@@ -183,6 +175,9 @@ class Attachment:
                 self.spans = SpanSlots(program.map_fd("span_slots"), config.span_slots)
                 undo.callback(self.spans.close)
                 self.follows_spans = _follow_spans(program, config, loader.name)
+            self.contexts = undo.enter_context(
+                contextlib.closing(open_contexts(plans.thread_pointer, program))
+            )
             flag = ReaderFlag(program.map_fd("reader_waits"))
             undo.callback(flag.close)
             self.waiter = RecordWaiter(self.ring, ring_fd, self.lines, flag)
@@ -274,13 +269,17 @@ class _Choice(NamedTuple):
 
 
 class _Plans(NamedTuple):
-    """How to unwind, read Python frames (``problem``: why not), follow waits, identify tasks."""
+    """How to unwind, read Python frames (``problem``: why not), follow waits, identify tasks.
+
+    ``thread_pointer`` is its offset in a task, for thread contexts; 0: these are not read.
+    """
 
     unwinding: UnwindPlan | None
     python: PythonOffsets | None
     problem: str | None
     waits: WaitOffsets | None
     task: TaskOffsets | None
+    thread_pointer: int
 
 
 def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
@@ -291,6 +290,7 @@ def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
         *plan_python(config, read_types, loader),
         plan_waits(config, read_types, loader),
         _find_task_offsets(read_types),
+        plan_contexts(read_types, loader),
     )
 
 
@@ -314,7 +314,7 @@ def _load(
         files=files,
         loader=loader,
         entries=entries,
-        constants=wait_constants(plans.waits, entries),
+        plans=plans,
     )
     for choice in choices[:-1]:
         try:
@@ -338,12 +338,13 @@ def _load_program(
     files: HostFiles,
     loader: Loader,
     entries: Mapping[str, int],
-    constants: Mapping[str, bytes],
+    plans: _Plans,
 ) -> LoadedObject:
     cpus = entries["cpu_lines"]
     python_ring = python_ring_bytes(config) if choice.python else 0
     sizes = {
         **entries,
+        **context_map_entries(plans.thread_pointer),
         **map_entries(choice.unwinding, cpus),
         **python_map_entries(cpus, python_ring),
     }
@@ -357,7 +358,7 @@ def _load_program(
         programs,
         sizes,
         config.verifier_log_level,
-        constants,
+        wait_constants(plans.waits, entries),
     )
     try:
         return loader.load(spec)
@@ -373,47 +374,6 @@ def _load_program(
             f"the kernel cannot load BPF programs: {error}",
             hint="it must be built with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS",
         ) from error
-
-
-def _pack_config(
-    config: SamplerConfig,
-    *,
-    offsets: TaskOffsets | None,
-    wakeup_bytes: int,
-    stack_limit: int,
-    regular_since_ns: int,
-) -> bytes:
-    flags = 0 if config.stacks == "user" else KERNEL_STACKS
-    flags |= 0 if config.stacks == "kernel" else USER_STACKS
-    flags |= KEEP_IDLE if config.send_idle_frames else 0
-    flags |= ONLY_TARGETS if config.target_pids else 0
-    flags |= ONLY_COMMS if config.target_comms else 0
-    flags |= ONLY_CGROUPS if config.target_cgroups else 0
-    flags |= SPAN_LINKS if config.span_layout else 0
-    flags |= START_TIME if offsets else 0
-    flags |= PROGRAM_AND_OWNER if offsets and offsets.program else 0
-    flags |= NAMESPACE if config.target_namespace else 0
-    flags |= DESCENDANTS if config.target_descendants else 0
-    flags |= A64 if platform.machine() == "aarch64" else 0
-    if config.target_descendants and not offsets:
-        raise KernelFeatureError(
-            "following the descendants of a process needs BTF",
-            hint="the kernel must be built with CONFIG_DEBUG_INFO_BTF, or profile one process",
-        )
-    leader, start, parent, tgid, comm, program = offsets or (0, 0, 0, 0, 0, None)
-    device, inode = config.target_namespace or (0, INITIAL_NAMESPACE)
-    levels = {1 << level for level, _ in config.target_cgroups}
-    return ProgramConfig(
-        flags, config.min_process_age_ns, leader, start, wakeup_bytes, stack_limit,
-        config.interrupt_ranges, _kernel_device(device), inode, parent, tgid, comm, sum(levels),
-        config.period_ns if config.child_pid is None else 0, regular_since_ns,
-        program, config.span_layout,
-    ).pack()  # fmt: skip
-
-
-def _kernel_device(device: int) -> int:
-    """``st_dev`` in the kernel's internal encoding (MKDEV of include/linux/kdev_t.h)."""
-    return os.major(device) << 20 | os.minor(device)
 
 
 def _find_task_offsets(read_types: Callable[[], KernelTypes]) -> TaskOffsets | None:

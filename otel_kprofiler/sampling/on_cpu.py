@@ -14,6 +14,7 @@ from otel_kprofiler.bpf import (
     ProgramCounts,
     PythonMaps,
     SpanSlots,
+    ThreadContexts,
     WaitCounts,
     WaitRecords,
     get_loader,
@@ -45,7 +46,7 @@ from otel_kprofiler.sampling.sampler import SamplerConfig, SamplerCounts
 from otel_kprofiler.sampling.unwinder import say_frame_pointers
 
 if TYPE_CHECKING:
-    from otel_kprofiler.unwinding import TableCounts
+    from otel_kprofiler.unwinding import TableCounts, TableStore
 
 _FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 _FOLLOW_PERIODS: Final = 3
@@ -131,6 +132,11 @@ class EbpfSampler(ForkAware):
     def spans(self) -> SpanSlots | None:
         """Slots in which threads publish their current span; None without a ``span_layout``."""
         return self._attachment().spans
+
+    @property
+    def contexts(self) -> ThreadContexts:
+        """Processes whose thread contexts are read."""
+        return self._attachment().contexts
 
     @property
     def follows_spans(self) -> bool:
@@ -261,8 +267,7 @@ class EbpfSampler(ForkAware):
 
     def wake(self) -> None:
         """End :meth:`wait`."""
-        attached = self._attached
-        if attached is not None:
+        if (attached := self._attached) is not None:
             attached.waiter.wake()
 
     def drain(self) -> list[RawSample]:
@@ -347,26 +352,24 @@ class EbpfSampler(ForkAware):
     def before_fork(self) -> None:
         """Finish work on mapped memory and span slots, and hold their locks."""
         self._lock.acquire()
-        if self._attached is not None and self._attached.spans is not None:
-            self._attached.spans.before_fork()
-        if self._attached is not None and self._attached.python is not None:
-            self._attached.python.before_fork()
-        if self._attached is not None and self._attached.tables is not None:
-            self._attached.tables.before_fork()
+        for part in self._locked():
+            part.before_fork()
 
     def after_fork_in_parent(self) -> None:
         """Go on."""
-        if self._attached is not None and self._attached.tables is not None:
-            self._attached.tables.after_fork()
-        if self._attached is not None and self._attached.python is not None:
-            self._attached.python.after_fork()
-        if self._attached is not None and self._attached.spans is not None:
-            self._attached.spans.after_fork()
+        for part in reversed(self._locked()):
+            part.after_fork()
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
         """Close the events without disabling them, because the parent uses them."""
         self.close()
+
+    def _locked(self) -> list[SpanSlots | ThreadContexts | PythonMaps | TableStore]:
+        """The parts that have locks of their own, in the order in which they are taken."""
+        if (a := self._attached) is None:
+            return []
+        return [part for part in (a.spans, a.contexts, a.python, a.tables) if part is not None]
 
     def _cpu_events(self) -> CpuEvents:
         events = self._attachment().events

@@ -15,13 +15,16 @@ from typing import Any, Final
 from opentelemetry import context as otel_context
 
 from otel_kprofiler import forks
-from otel_kprofiler.model import LabelSet, Window
+from otel_kprofiler.model import (
+    MAX_LABEL_NAME_CHARS,
+    MAX_LABEL_VALUE_CHARS,
+    MAX_LABELS,
+    LabelSet,
+    Window,
+)
 from otel_kprofiler.otlp import SAMPLE_ATTRIBUTES
 from otel_kprofiler.sdk.pacing import Pacer, paced
 
-MAX_LABELS: Final = 16
-MAX_NAME_CHARS: Final = 100
-MAX_VALUE_CHARS: Final = 200
 MAX_SETS: Final = 8192
 MAX_SETS_IN_WINDOW: Final = 128
 """Distinct sets in a window; those of fewest samples beyond are left out."""
@@ -124,13 +127,13 @@ def _check(found: Mapping[Any, object]) -> dict[str, str]:
     checked = {}
     for name, value in found.items():
         check_name(name)
-        checked[name] = str(value)[:MAX_VALUE_CHARS]
+        checked[name] = str(value)[:MAX_LABEL_VALUE_CHARS]
     return checked
 
 
 def check_name(name: Any) -> None:
     """Raise ``ValueError`` if this cannot be the name of a label."""
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_LABEL_NAME_CHARS:
         raise ValueError(f"the name of a label must be text of 1 to 100 characters: {name!r}")
     if name in SAMPLE_ATTRIBUTES or name.startswith("otel_kprofiler."):
         raise ValueError(f"samples have an attribute {name} of their own: name the label else")

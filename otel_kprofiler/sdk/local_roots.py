@@ -23,13 +23,13 @@ from opentelemetry.trace import SpanContext
 from otel_kprofiler import forks
 from otel_kprofiler.forks import ForkAware, ForkStep
 from otel_kprofiler.model import (
+    MAX_LABEL_VALUE_CHARS,
     LabelSet,
     RawSample,
     SpanLink,
     Window,
     WindowSample,
 )
-from otel_kprofiler.sdk.label_sets import MAX_VALUE_CHARS
 from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_SPANS: Final = 65_536
@@ -186,7 +186,11 @@ class LocalRoots(ForkAware):
     def _read_baggage(self, context: Context | None) -> LabelSet:
         found = [(key, baggage.get_baggage(key, context)) for key in self.baggage_keys]
         return tuple(
-            sorted((key, str(value)[:MAX_VALUE_CHARS]) for key, value in found if value is not None)
+            sorted(
+                (key, str(value)[:MAX_LABEL_VALUE_CHARS])
+                for key, value in found
+                if value is not None
+            )
         )
 
     def _find_root_of(self, parent: Any, parent_context: Context | None) -> LocalRoot | None:

@@ -15,7 +15,7 @@ from otel_kprofiler.bpf import SpanPath
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import AttributeValue
+from otel_kprofiler.model import MAX_LABELS, AttributeValue
 from otel_kprofiler.pipeline import WindowSchedule
 from otel_kprofiler.processes import (
     SCHEMA_URL,
@@ -24,7 +24,7 @@ from otel_kprofiler.processes import (
     read_host_attributes,
 )
 from otel_kprofiler.sampling import SamplerConfig
-from otel_kprofiler.sdk.label_sets import MAX_LABELS, check_name
+from otel_kprofiler.sdk.label_sets import check_name
 from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.span_path import UnprovenError, find_span_path
 from otel_kprofiler.sdk.thread_slot import find_span_layout

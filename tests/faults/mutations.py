@@ -63,6 +63,9 @@ CHILDREN, READ_LINES = (
 LINES, INDEXING = "otel_kprofiler/symbols/user/lines.py", "otel_kprofiler/unwinding/indexing.py"
 PROCESS_BUDGET, BUDGETS = "otel_kprofiler/pipeline/budget.py", "tests/unit/pipeline/test_budget.py"
 FAIR, TURNS = "otel_kprofiler/host/fair_queue.py", "tests/unit/host/test_fair_queue.py"
+THREAD_CONTEXT = "otel_kprofiler/bpf/programs/thread_context.bpf.h"
+CONTEXTS = "otel_kprofiler/processes/thread_contexts.py"
+THREAD_CONTEXTS = "tests/live/test_thread_contexts.py"
 
 MUTATIONS = [
     Mutation("window above its memory limit", WINDOWS, "        self.end_boot_ns = min(self.end_boot_ns, next_ns)\n        return True\n", "        return False\n", "tests/unit/pipeline/test_pipeline.py::test_a_full_window_ends_before_the_next_sample_and_loses_none"),
@@ -233,7 +236,22 @@ MUTATIONS = [
     Mutation("a process renames itself all the time", WINDOWS, "not self._budgets.admit(sample.tgid)", "False", f"{BUDGETS}::test_a_process_that_renames_itself_gets_the_name_of_its_executable"),
     Mutation("resolving is not charged", PROCESS_BUDGET, "        share.spend(self._now_ns() - began_ns)\n", "", f"{BUDGETS}::test_what_a_process_costs_in_the_long_run_is_its_share"),
     Mutation("the budget of one process is that of all", PROCESS_BUDGET, "share = self._get_share(sample.tgid)", "share = self._get_share(0)", f"{BUDGETS}::test_new_stacks_of_a_noisy_process_are_cut_to_the_kernels"),
+    Mutation("a thread context that is not valid", THREAD_CONTEXT, "	    head.valid != IS_VALID)\n", "	    0)\n", f"{THREAD_CONTEXTS}::test_pointers_to_no_context_are_no_span"),
+    Mutation("attributes of a thread context above the limit", THREAD_CONTEXT, "	if (bytes > MAX_CONTEXT_ATTRIBUTES)\n		bytes = MAX_CONTEXT_ATTRIBUTES;\n", "", f"{THREAD_CONTEXTS}::test_attributes_that_are_too_long_or_not_there_are_cut"),
+    Mutation("attributes of a thread context that are not there", THREAD_CONTEXT, "		bytes = 0; /*", "		return 0; /*", f"{THREAD_CONTEXTS}::test_attributes_that_are_too_long_or_not_there_are_cut"),
+    Mutation("a thread context that another thread changes", THREAD_CONTEXT, "	    !is_same_head(&head, &again))\n", "	    0)\n", f"{THREAD_CONTEXTS}::test_a_record_that_another_thread_changes_has_no_span_while_it_does"),
+    Mutation("a cut-off attribute of a thread context", CONTEXTS, "        if end > len(context):\n            break\n", "", "tests/unit/processes/test_thread_contexts.py::test_an_entry_that_is_cut_off_ends_the_reading"),
+    Mutation("more attributes of a thread context than labels", CONTEXTS, "if name and (name in found or len(found) < MAX_LABELS):", "if name:", "tests/unit/processes/test_thread_contexts.py::test_attributes_have_the_limits_of_labels"),
+    Mutation("names of attributes that samples have themselves", CONTEXTS, 'return "" if is_ours or', 'return "" if', "tests/unit/processes/test_thread_contexts.py::test_names_that_samples_have_themselves_or_that_are_no_names_are_passed_over"),
+    Mutation("a way to publish contexts that is not known", CONTEXTS, "if extra.get(SCHEMA) not in SCHEMAS:", "if SCHEMA not in extra:", "tests/unit/processes/test_thread_contexts.py::test_the_key_map_is_that_of_versions_that_are_known"),
+    Mutation("a thread-local variable that is not resolved yet", "otel_kprofiler/processes/thread_pointer.py", "if not 0 < module < _MAX_MODULE or", "if module >= _MAX_MODULE or", "tests/unit/processes/test_thread_pointer.py::test_words_that_the_linker_has_not_filled_in_yet_are_no_place"),
 ]  # fmt: skip
+
+
+def compile_programs(changed: Path) -> None:
+    """Compile the BPF programs if one of their sources is what has changed."""
+    if changed.name.endswith((".bpf.c", ".bpf.h")):
+        subprocess.run(["sh", changed.with_name("build.sh")], check=True)
 
 
 def survives(mutation: Mutation, copy: Path) -> str:
@@ -244,6 +262,7 @@ def survives(mutation: Mutation, copy: Path) -> str:
         return f"its place occurs {source.count(mutation.old)} times in {mutation.path}"
     path.write_text(source.replace(mutation.old, mutation.new))
     try:
+        compile_programs(path)
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
              "--timeout=120", *mutation.test.split()],
@@ -252,6 +271,7 @@ def survives(mutation: Mutation, copy: Path) -> str:
         )  # fmt: skip
     finally:
         path.write_text(source)
+        compile_programs(path)
     return (
         "" if done.returncode == 1 else f"pytest ended with {done.returncode}: {done.stdout[-300:]}"
     )

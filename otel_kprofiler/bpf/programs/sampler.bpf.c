@@ -19,6 +19,11 @@ enum {
 	MAX_FRAMES = 127, /* per side: the default of kernel.perf_event_max_stack */
 	STACK_BYTES = MAX_FRAMES * 8, /* 0x3f8: as a mask it keeps every length up to itself */
 	PYTHON_STACK_BYTES = 2048, /* more than the largest; a power of two */
+	MAX_CONTEXT_ATTRIBUTES = 612, /* OTEP 4947: a record of at most 640 bytes */
+	CONTEXT_MASK = 1023,
+	CONTEXT_BYTES = 1056, /* a record's head, and attributes as the verifier bounds them */
+	ALL_STACKS_BYTES = STACK_BYTES + USER_STACK_BYTES + PYTHON_STACK_BYTES,
+	ALL_STACKS_MASK = 8191,
 	NOT_COLLECTED = -32768,
 	NO_OWNER = -1, /* as for chown(2), no user's id */
 	MAX_RANGES = 4,
@@ -41,6 +46,7 @@ enum flags {
 	ONLY_COMMS = 512,
 	ONLY_CGROUPS = 1024,
 	PROGRAM_AND_OWNER = 2048, /* of tasks can be read */
+	THREAD_CONTEXTS = 4096,
 };
 
 /* How the programs of this object find user frames. */
@@ -85,6 +91,7 @@ struct config {
 	u64 cgroup_levels; /* bits: the depths of the cgroups */
 	u64 period_ns;	   /* between two runs on a CPU; 0: they are not regular */
 	u64 regular_since_ns; /* no run is missing from before */
+	u64 thread_pointer; /* of task_struct.thread.fsbase, the user's thread pointer */
 	struct program_offsets program;
 	struct span_layout spans;
 	struct range interrupt_text[MAX_RANGES];
@@ -133,8 +140,10 @@ struct record {
 	u16 phase; /* of a wait; 0 on a CPU */
 	u32 labels; /* number of the set; 0: none */
 	char comm[16];
+	u32 context_bytes; /* of the thread context behind the stacks (thread_context.bpf.h) */
+	u32 unused;
 	/* kernel, user (user_stack.bpf.h), Python (python_types.bpf.h): what is used of them */
-	u64 frames[MAX_FRAMES + (USER_STACK_BYTES + PYTHON_STACK_BYTES) / 8];
+	u64 frames[(ALL_STACKS_BYTES + CONTEXT_BYTES) / 8];
 };
 
 /* The last run on a CPU, to count those that are missing since. */
@@ -158,6 +167,7 @@ RING(ring);
 
 #ifndef KPROFILER_BCC
 #include "python_frames.bpf.h"
+#include "thread_context.bpf.h"
 #endif
 
 /*
@@ -324,7 +334,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 				 enum user_frames by, int python, int in_namespace)
 {
 	u64 flags = options->flags, limit = stack_bytes(options->stack_bytes);
-	u64 kernel_bytes = 0, user_bytes = 0, python_bytes = 0;
+	u64 kernel_bytes = 0, user_bytes = 0, python_bytes = 0, context_bytes = 0;
 	long result;
 
 	record->kernel_bytes = record->user_bytes = record->python_bytes = NOT_COLLECTED;
@@ -356,7 +366,15 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	record->labels = 0;
 	if (flags & SPAN_LINKS && in_namespace)
 		collect_span();
-	if (RING_OUTPUT(ring, record, HEADER_BYTES + kernel_bytes + user_bytes + python_bytes,
+#ifndef KPROFILER_BCC
+	if (flags & THREAD_CONTEXTS && in_namespace) {
+		context_bytes = collect_thread_context(kernel_bytes + user_bytes + python_bytes);
+		BOUND(context_bytes, CONTEXT_MASK);
+	}
+#endif
+	record->context_bytes = context_bytes;
+	if (RING_OUTPUT(ring, record,
+			HEADER_BYTES + kernel_bytes + user_bytes + python_bytes + context_bytes,
 			find_wakeup(options)))
 		return NO_ROOM;
 #ifndef KPROFILER_BCC

@@ -415,6 +415,7 @@ INLINE void prepare_end(const struct config *options, struct record *record,
 	record->cgroup_id = 0;
 	record->span.trace_id[0] = record->span.trace_id[1] = record->span.span_id = 0;
 	record->labels = 0;
+	record->context_bytes = 0;
 	record->tgid = thread->tgid;
 	record->tid = thread->tid;
 	record->kind = OFF_CPU;

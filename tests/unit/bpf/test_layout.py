@@ -10,6 +10,7 @@ import pytest
 from otel_kprofiler.bpf import (
     PROGRAMS,
     RECORD_HEADER_BYTES,
+    ContextPlace,
     ProgramConfig,
     ProgramOffsets,
     SpanClass,
@@ -79,6 +80,25 @@ def test_a_record_becomes_a_sample():
         link=SpanLink(bytes(range(16)), bytes(range(8, 16))),
         labels=0x8000_0001,
     )  # fmt: skip
+
+
+def test_a_thread_context_is_behind_the_stacks():
+    head = bytes(range(16)) + bytes(range(8, 16)) + struct.pack("<BBH", 1, 3, 2)
+    packed = pack((1,), kernel=8, user=-32768, trace=7, span=8, context=head + b"\0\0")
+    sample = parse(packed)
+    assert sample.link == SpanLink(bytes(range(16)), bytes(range(8, 16)))
+    assert (sample.context, sample.stacks) == (b"\3\0\0", (words(1),))
+
+
+@pytest.mark.parametrize("ids", [bytes(24), bytes(16) + b"s" * 8, b"t" * 16 + bytes(8)])
+def test_a_thread_context_without_both_ids_has_no_span(ids):
+    sample = parse(pack((1,), kernel=8, context=ids + struct.pack("<BBH", 1, 0, 3) + b"\0\1x"))
+    assert (sample.link, sample.context) == (None, b"\0\0\1x")
+
+
+def test_a_thread_context_that_is_too_short_is_refused():
+    with pytest.raises(ValueError, match="a thread context of 27 bytes"):
+        parse(pack((1,), kernel=8, context=bytes(27)))
 
 
 def test_a_record_of_an_unknown_kind_is_refused():
@@ -162,18 +182,20 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
         btf, "record",
         ("time_ns", "start_time_ns", "cgroup_id", "span", "value", "stack_start",
          "tgid", "tid", "exec_id", "owner", "cpu", "kind",
-         "kernel_bytes", "user_bytes", "python_bytes", "phase", "labels", "comm", "frames"),
+         "kernel_bytes", "user_bytes", "python_bytes", "phase", "labels", "comm",
+         "context_bytes", "frames"),
     ) == (
-        0, 8, 16, 24, 48, 56, 64, 68, 72, 76, 80, 82, 84, 86, 88, 90, 92, 96, RECORD_HEADER_BYTES
+        0, 8, 16, 24, 48, 56, 64, 68, 72, 76, 80, 82, 84, 86, 88, 90, 92, 96, 112,
+        RECORD_HEADER_BYTES,
     )  # fmt: skip
     assert find_member_offsets(btf, "span", ("trace_id", "span_id")) == (0, 16)
     numbers = tuple(name for name in ProgramConfig._fields if name != "interrupt_ranges")
-    assert find_member_offsets(btf, "config", numbers) == (*range(0, 120, 8), 152)
+    assert find_member_offsets(btf, "config", numbers) == (*range(0, 128, 8), 160)
     layout = find_member_offsets(btf, "span_layout", SpanLayout._fields)
     assert layout == tuple(range(0, 8 * len(SpanLayout._fields), 8))
     program = find_member_offsets(btf, "program_offsets", ProgramOffsets._fields)
     assert program == tuple(range(0, 40, 8))
-    assert find_member_offsets(btf, "config", ("interrupt_text",)) == (152 + 8 * len(layout),)
+    assert find_member_offsets(btf, "config", ("interrupt_text",)) == (160 + 8 * len(layout),)
     counters = find_member_offsets(btf, "cpu_line", ProgramCounts._fields)
     assert counters == (*range(0, 8 * _COUNTERS, 8), 8 * _MISSED_WORD, 8 * _BUSY_WORD)
     assert find_member_offsets(btf, "cpu_line", ("unused",)) == (_CPU_LINE_BYTES - 56,)
@@ -181,6 +203,8 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     assert find_member_offsets(btf, "span_slot", ("said_at", "context_at")) == (0, 8)
     for name, fields in (("span_path", SpanPath._fields), ("span_class", SpanClass._fields)):
         assert find_member_offsets(btf, name, fields) == tuple(range(0, 8 * len(fields), 8))
+    place = ("start_time_ns", "stack_start", *ContextPlace._fields)
+    assert find_member_offsets(btf, "context_place", place) == tuple(range(0, 56, 8))
 
 
 def test_the_path_to_spans_is_packed_with_its_classes():
@@ -194,11 +218,11 @@ def test_the_path_to_spans_is_packed_with_its_classes():
 
 
 def test_interrupt_ranges_are_packed_as_start_and_size():
-    program = ProgramOffsets(*range(15, 20))
-    spans = SpanLayout(*range(20, 31))
+    program = ProgramOffsets(*range(16, 21))
+    spans = SpanLayout(*range(21, 32))
     numbers = 1, 2, 3, 4, 5, 6
-    packed = ProgramConfig(*numbers, [(100, 130), (200, 201)], *range(7, 15), program, spans).pack()
-    assert struct.unpack("<38Q", packed) == (*range(1, 31), 100, 30, 200, 1, *[0] * 4)
+    packed = ProgramConfig(*numbers, [(100, 130), (200, 201)], *range(7, 16), program, spans).pack()
+    assert struct.unpack("<39Q", packed) == (*range(1, 32), 100, 30, 200, 1, *[0] * 4)
 
 
 @pytest.mark.system

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Reads the thread context that the interrupted thread publishes (OTEP 4947): a thread-local
+ * pointer to a record. User space finds out where the pointer is (processes/thread_pointer.py); the
+ * struct is written by bpf/thread_contexts.py; change both together. Included by sampler.bpf.c
+ * after its structs.
+ */
+
+/* Where the threads of a process have the pointer. */
+struct context_place {
+	u64 start_time_ns; /* of the process, and of its program's stack: it is another one otherwise */
+	u64 stack_start;
+	u64 offset;	/* from the thread pointer, or in the module's block */
+	u64 module;	/* 0: the offset is from the thread pointer */
+	u64 generation; /* of the thread's vector (DTV) from which on it knows the module */
+	u64 stride;	/* of the vector, in bytes */
+	u64 length_at;	/* of the vector's number of modules, from its address */
+};
+
+struct context_head {
+	u64 trace_id[2];
+	u64 span_id;
+	u8 valid;
+	u8 trace_flags;
+	u16 attributes_bytes;
+} __attribute__((packed));
+
+enum {
+	CONTEXT_HEAD_BYTES = sizeof(struct context_head),
+	DTV_AT = 8, /* tcbhead_t.dtv of glibc on x86-64, struct pthread of musl */
+	IS_VALID = 1,
+};
+
+HASH_OF(thread_contexts, u32, struct context_place, SIZED_BY_LOADER);
+
+/*
+ * Address of the pointer; 0: the thread has none yet. Only the thread itself changes its vector.
+ * Modules beyond its length, or of later generations, have no block; one that is not allocated is
+ * all ones in glibc.
+ */
+INLINE u64 find_context_pointer(const struct context_place *place, u64 thread_pointer)
+{
+	u64 vector, length, generation, block;
+
+	if (!place->module)
+		return thread_pointer + place->offset;
+	if (READ_USER(vector, thread_pointer + DTV_AT) ||
+	    READ_USER(length, vector + place->length_at) || READ_USER(generation, vector) ||
+	    length < place->module || generation < place->generation ||
+	    READ_USER(block, vector + place->module * place->stride) || !block || block == -1ULL)
+		return 0;
+	return block + place->offset;
+}
+
+INLINE int is_same_head(const struct context_head *one, const struct context_head *other)
+{
+	return one->trace_id[0] == other->trace_id[0] && one->trace_id[1] == other->trace_id[1] &&
+	       one->span_id == other->span_id && one->valid == other->valid &&
+	       one->trace_flags == other->trace_flags &&
+	       one->attributes_bytes == other->attributes_bytes;
+}
+
+/*
+ * Write the thread context behind the stacks of the record: its bytes, 0 if there is none. The
+ * thread stands still; a head that differs at a second look is written by another thread, against
+ * the protocol. A function of its own for the sake of the stack, as collect_span.
+ */
+GLOBAL int collect_thread_context(u64 behind)
+{
+	struct context_head head, again;
+	u64 thread_pointer = 0, pointer_at, at, at_again, bytes;
+	const struct context_place *place;
+	const struct config *options;
+	struct scratch *own;
+	u32 zero = 0;
+	u8 *to;
+
+	options = LOOKUP(config, &zero);
+	own = LOOKUP(scratch, &zero);
+	if (!options || !own)
+		return 0;
+	place = LOOKUP(thread_contexts, &own->record.tgid);
+	if (!place || place->start_time_ns != own->record.start_time_ns ||
+	    place->stack_start != own->record.stack_start ||
+	    READ_KERNEL(thread_pointer, bpf_get_current_task() + options->thread_pointer))
+		return 0;
+	pointer_at = find_context_pointer(place, thread_pointer);
+	if (!pointer_at || READ_USER(at, pointer_at) || !at || READ_USER(head, at) ||
+	    head.valid != IS_VALID)
+		return 0;
+	bytes = head.attributes_bytes;
+	if (bytes > MAX_CONTEXT_ATTRIBUTES)
+		bytes = MAX_CONTEXT_ATTRIBUTES;
+	BOUND(bytes, CONTEXT_MASK);
+	BOUND(behind, ALL_STACKS_MASK);
+	if (behind > ALL_STACKS_BYTES)
+		return 0;
+	to = (u8 *)own->record.frames + behind;
+	if (bpf_probe_read_kernel(to, sizeof(head), &head))
+		return 0;
+	if (bpf_probe_read_user(to + sizeof(head), bytes, (void *)(at + sizeof(head))))
+		bytes = 0; /* not resident, or not there: the ids are read */
+	if (READ_USER(at_again, pointer_at) || at_again != at || READ_USER(again, at) ||
+	    !is_same_head(&head, &again))
+		return 0;
+	return sizeof(head) + bytes;
+}

@@ -1,0 +1,135 @@
+"""Registers processes whose threads publish thread contexts (OTEP 4947), and parses those."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from otel_kprofiler.bpf.kernel_types import KernelTypes
+from otel_kprofiler.bpf.map_calls import delete_from_map, update_map
+from otel_kprofiler.forks import ProcessLock
+from otel_kprofiler.model import SpanLink
+
+MAX_CONTEXT_PROCESSES: Final = 4096
+_PLACE: Final = struct.Struct("=7Q")  # struct context_place
+# struct context_head, which is that of the specification: trace id, span id, valid, flags, size
+_HEAD: Final = struct.Struct("=16s8sBBH")
+_NO_TRACE: Final = bytes(16)
+_NO_SPAN: Final = bytes(8)
+
+
+class ContextPlace(NamedTuple):
+    """Where the threads of a process have the pointer to their context (``struct context_place``).
+
+    Attributes:
+        offset: in bytes, from the thread pointer, or in the thread's block of the module.
+        module: id of the module in a thread's vector of blocks (DTV); 0: ``offset`` is from the
+            thread pointer.
+        generation: of the vector from which on it has the module; 0: not checked.
+        stride: bytes of an entry of the vector.
+        length_at: offset from the vector's address of the number of its entries.
+    """
+
+    offset: int
+    module: int = 0
+    generation: int = 0
+    stride: int = 0
+    length_at: int = 0
+
+
+def find_thread_pointer(types: KernelTypes) -> int | None:
+    """Offset of the user's thread pointer in a task; None if the kernel keeps none there."""
+    return types.offset("task_struct", "thread", "fsbase")
+
+
+def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
+    """The span of a thread context, None if there is none, and its flags and attributes.
+
+    Args:
+        record: as the thread publishes it, with as many bytes of attributes as were read.
+
+    Returns:
+        The span; and the trace flags, one byte, with the attributes behind.
+
+    Raises:
+        ValueError: the record is too short.
+    """
+    if len(record) < _HEAD.size:
+        raise ValueError(f"a thread context of {len(record)} bytes")
+    trace_id, span_id, _, flags, _ = _HEAD.unpack_from(record)
+    link = None
+    if trace_id != _NO_TRACE and span_id != _NO_SPAN:
+        link = SpanLink(trace_id, span_id)
+    return link, bytes((flags,)) + record[_HEAD.size :]
+
+
+class ThreadContexts:
+    """The map of processes whose thread contexts are read. Thread-safe.
+
+    Args:
+        map_fd: descriptor of the map, whose owner closes it; None: no process is registered.
+    """
+
+    def __init__(self, map_fd: int | None) -> None:
+        self._map_fd = map_fd
+        self._registered: dict[int, None] = {}  # the longest ago first
+        self._lock = ProcessLock()
+
+    def register(
+        self, tgid: int, start_time_ns: int, stack_start: int, place: ContextPlace
+    ) -> None:
+        """Read the thread contexts of a process from now on.
+
+        Those of a later process with this id, or of a program that it executes, are not read. At
+        the limit of processes, the one that was registered longest ago is released.
+
+        Args:
+            tgid: process id as samples have it.
+            start_time_ns: ``CLOCK_BOOTTIME`` of its start, likewise.
+            stack_start: likewise; 0 if samples do not have it.
+            place: where the pointer is.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        with self._lock:
+            if self._map_fd is None:
+                return
+            self._registered.pop(tgid, None)
+            while len(self._registered) >= MAX_CONTEXT_PROCESSES:
+                self._delete(next(iter(self._registered)))
+            value = _PLACE.pack(
+                start_time_ns,
+                stack_start,
+                place.offset & (1 << 64) - 1,
+                *place[1:4],
+                place.length_at & (1 << 64) - 1,
+            )
+            update_map(self._map_fd, tgid.to_bytes(4, "little"), value)
+            self._registered[tgid] = None
+
+    def release(self, tgid: int) -> bool:
+        """Read no more thread contexts of a process; whether it was registered."""
+        with self._lock:
+            if tgid not in self._registered:
+                return False
+            self._delete(tgid)
+            return True
+
+    def _delete(self, tgid: int) -> None:
+        del self._registered[tgid]
+        if self._map_fd is not None:
+            delete_from_map(self._map_fd, tgid.to_bytes(4, "little"))
+
+    def before_fork(self) -> None:
+        """Take the lock, so that no thread is half way through a change."""
+        self._lock.acquire()
+
+    def after_fork(self) -> None:
+        """Release the lock."""
+        self._lock.release()
+
+    def close(self) -> None:
+        """Accept no more processes. Idempotent."""
+        with self._lock:
+            self._map_fd = None

@@ -1,0 +1,231 @@
+"""ELF files as the dynamic linker has loaded them: read from a process's memory.
+
+A file's program headers, its dynamic section and what that refers to are in memory, so that neither
+the file nor its sections are needed. Formats: elf(5); the System V ABI, chapter 5; GNU's hash table
+as binutils writes it; relocations of x86-64 as in its ABI, table 4.9. Memory belongs to others:
+all reads are limited, and what does not fit is an :class:`ElfError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from otel_kprofiler.elf.problem import ElfError, ElfProblem
+
+Read = Callable[[int, int], bytes]
+"""Reads bytes at a runtime address, exactly so many; raises ``OSError`` where there are none."""
+
+_IDENT: Final = b"\x7fELF\x02\x01\x01"
+_HEADER: Final = struct.Struct("<16xHHIQQQIHHHHHH")
+_PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
+_DYNAMIC: Final = struct.Struct("<QQ")
+_SYMBOL: Final = struct.Struct("<IBBHQQ")
+_RELOCATION: Final = struct.Struct("<QQq")
+_WORD: Final = struct.Struct("<I")
+_WORDS_4: Final = struct.Struct("<4I")
+_PT_LOAD, _PT_DYNAMIC, _PT_TLS = 1, 2, 7
+_DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH = 4, 5, 6, 0x6FFFFEF5
+_DT_RELA, _DT_RELASZ, _DT_JMPREL, _DT_PLTRELSZ, _DT_PLTREL = 7, 8, 23, 2, 20
+_STT_TLS: Final = 6
+_HEADER_SPACE: Final = 4096  # program headers follow the header
+
+MAX_PROGRAM_HEADERS: Final = 128
+MAX_DYNAMIC_BYTES: Final = 64 * 1024
+MAX_CHAIN: Final = 4096
+MAX_RELOCATION_BYTES: Final = 32 << 20
+_CHUNK_BYTES: Final = 24 * 64 * 1024
+
+
+class ThreadStorage(NamedTuple):
+    """The PT_TLS segment of a file: what each thread has a copy of.
+
+    Attributes:
+        address: where its initial content is in the file's own address space.
+        size: in bytes.
+        alignment: of the copies, in bytes; a power of two.
+    """
+
+    address: int
+    size: int
+    alignment: int
+
+    @property
+    def distance(self) -> int:
+        """From the copy's start to the thread pointer, for the program on x86-64.
+
+        The copy lies below the thread pointer, aligned like the segment itself (Drepper, ELF
+        Handling For Thread-Local Storage, section 3.4.6).
+        """
+        return self.size + (-self.address - self.size & self.alignment - 1)
+
+
+class LoadedElf(NamedTuple):
+    """A loaded file.
+
+    Attributes:
+        base: runtime address of its first byte.
+        bias: what runtime addresses are above those of the file.
+        headers_at: runtime address of the program headers.
+        storage: what each thread has a copy of; None if it has no such segment.
+        dynamic: values of the dynamic section by tag, the first of each.
+    """
+
+    base: int
+    bias: int
+    headers_at: int
+    storage: ThreadStorage | None
+    dynamic: dict[int, int]
+
+    def at(self, tag: int) -> int | None:
+        """Runtime address that a tag has; None without the tag.
+
+        glibc adds the bias to these values in memory, musl does not.
+        """
+        value = self.dynamic.get(tag)
+        if value is None:
+            return None
+        return value if value >= self.base else value + self.bias
+
+
+class Relocation(NamedTuple):
+    """A relocation: runtime address of what it fills in, its kind, symbol number and addend."""
+
+    address: int
+    kind: int
+    symbol: int
+    addend: int
+
+
+def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
+    """Read the headers and the dynamic section of a file whose first byte is at ``base``.
+
+    Raises:
+        ElfError: there is no file for code of ``machine`` (``e_machine``), or it is damaged.
+        OSError: the memory cannot be read.
+    """
+    header = read(base, _HEADER.size)
+    if not header.startswith(_IDENT):
+        raise ElfError(ElfProblem.NOT_ELF)
+    _, code, _, _, at, _, _, _, size, count, *_ = _HEADER.unpack(header)
+    is_odd = size != _PROGRAM_HEADER.size or not 0 < count <= MAX_PROGRAM_HEADERS
+    if code != machine or is_odd or at > _HEADER_SPACE:
+        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"machine {code}, {count} program headers")
+    bias, storage, dynamic = None, None, (0, 0)
+    for row in _PROGRAM_HEADER.iter_unpack(read(base + at, size * count)):
+        kind, _, offset, address, _, _, memory_size, alignment = row
+        if kind == _PT_LOAD and not offset and bias is None:
+            bias = base - address
+        elif kind == _PT_DYNAMIC:
+            dynamic = address, memory_size
+        elif kind == _PT_TLS:
+            if alignment & (alignment - 1):
+                raise ElfError(ElfProblem.DAMAGED_HEADERS, f"alignment {alignment}")
+            storage = ThreadStorage(address, memory_size, max(alignment, 1))
+    if bias is None or dynamic[1] > MAX_DYNAMIC_BYTES:
+        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"a dynamic section of {dynamic[1]} bytes")
+    tags: dict[int, int] = {}
+    if storage and dynamic[1]:
+        raw = read(bias + dynamic[0], dynamic[1] // _DYNAMIC.size * _DYNAMIC.size)
+        for tag, value in _DYNAMIC.iter_unpack(raw):
+            if not tag:
+                break
+            tags.setdefault(tag, value)
+    return LoadedElf(base, bias, base + at, storage, tags)
+
+
+def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, int] | None:
+    """Find a thread-local variable that a file defines and exports.
+
+    Returns:
+        Its number in the dynamic symbol table, and its offset in the segment; None if there is
+        none.
+
+    Raises:
+        ElfError: the tables are damaged.
+        OSError: the memory cannot be read.
+    """
+    symbols, strings = elf.at(_DT_SYMTAB), elf.at(_DT_STRTAB)
+    if not elf.storage or symbols is None or strings is None:
+        return None
+    table, numbers = elf.at(_DT_GNU_HASH), _numbers_gnu
+    if table is None:
+        table, numbers = elf.at(_DT_HASH), _numbers_sysv
+    if table is None:
+        return None
+    for number in numbers(read, table, name):
+        raw = read(symbols + number * _SYMBOL.size, _SYMBOL.size)
+        at, info, _, section, value, _ = _SYMBOL.unpack(raw)
+        is_variable = info & 0xF == _STT_TLS and section and value < elf.storage.size
+        if is_variable and read(strings + at, len(name) + 1) == name + b"\0":
+            return number, value
+    return None
+
+
+def find_relocations(
+    read: Read, elf: LoadedElf, symbol: int, kinds: tuple[int, ...]
+) -> Iterator[Relocation]:
+    """The relocations of some kinds that name a symbol, or none: those are of the file itself.
+
+    Raises:
+        ElfError: there are too many.
+        OSError: the memory cannot be read.
+    """
+    needles = [struct.pack("<II", kind, number) for kind in kinds for number in {symbol, 0}]
+    tables = [(elf.at(_DT_RELA), elf.dynamic.get(_DT_RELASZ, 0))]
+    if elf.dynamic.get(_DT_PLTREL) == _DT_RELA:
+        tables.append((elf.at(_DT_JMPREL), elf.dynamic.get(_DT_PLTRELSZ, 0)))
+    for table, size in tables:
+        if size > MAX_RELOCATION_BYTES:
+            raise ElfError(ElfProblem.DAMAGED_HEADERS, f"{size} bytes of relocations")
+        for done in range(0, size if table is not None else 0, _CHUNK_BYTES):
+            rows = read((table or 0) + done, min(_CHUNK_BYTES, size - done))
+            for needle in needles:
+                at = rows.find(needle)
+                while at >= 0:
+                    start = at - 8
+                    if start % _RELOCATION.size == 0 and start + _RELOCATION.size <= len(rows):
+                        address, info, addend = _RELOCATION.unpack_from(rows, start)
+                        yield Relocation(elf.bias + address, info & 0xFFFFFFFF, info >> 32, addend)
+                    at = rows.find(needle, at + 1)
+
+
+def _numbers_gnu(read: Read, table: int, name: bytes) -> Iterator[int]:
+    """Numbers of the symbols with the hash of a name."""
+    buckets, first, bloom, _ = _WORDS_4.unpack(read(table, _WORDS_4.size))
+    if not buckets:
+        return
+    hashed = 5381
+    for byte in name:
+        hashed = hashed * 33 + byte & 0xFFFFFFFF
+    starts = table + _WORDS_4.size + bloom * 8
+    (number,) = _WORD.unpack(read(starts + hashed % buckets * 4, 4))
+    if number < first:
+        return
+    chain = starts + buckets * 4 - first * 4
+    for current in range(number, number + MAX_CHAIN):
+        (word,) = _WORD.unpack(read(chain + current * 4, 4))
+        if word | 1 == hashed | 1:
+            yield current
+        if word & 1:
+            return
+    raise ElfError(ElfProblem.DAMAGED_HEADERS, "an endless hash chain")
+
+
+def _numbers_sysv(read: Read, table: int, name: bytes) -> Iterator[int]:
+    buckets, _ = struct.unpack("<II", read(table, 8))
+    if not buckets:
+        return
+    hashed = 0
+    for byte in name:
+        hashed = (hashed << 4) + byte
+        high = hashed & 0xF0000000
+        hashed = (hashed ^ high >> 24) & ~high & 0xFFFFFFFF
+    (number,) = _WORD.unpack(read(table + 8 + hashed % buckets * 4, 4))
+    for _ in range(MAX_CHAIN):
+        if not number:
+            return
+        yield number
+        (number,) = _WORD.unpack(read(table + 8 + buckets * 4 + number * 4, 4))
+    raise ElfError(ElfProblem.DAMAGED_HEADERS, "an endless hash chain")

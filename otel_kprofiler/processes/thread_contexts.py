@@ -1,0 +1,212 @@
+"""Follows the processes whose threads publish thread contexts (OTEP 4947), and decodes these.
+
+A process says so in its process context: ``threadlocal.schema_version``, and
+``threadlocal.attribute_key_map``, the names of attributes by their numbers, to which it may only
+append.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from otel_kprofiler.bpf import ContextPlace
+from otel_kprofiler.host import HostFiles, parse_mappings, read_limited, read_maps
+from otel_kprofiler.model import (
+    MAX_LABEL_NAME_CHARS,
+    MAX_LABEL_VALUE_CHARS,
+    MAX_LABELS,
+    AttributeValue,
+    LabelSet,
+    ProcessKey,
+)
+from otel_kprofiler.otlp import SAMPLE_ATTRIBUTES
+from otel_kprofiler.processes.thread_pointer import (
+    find_context_place,
+    find_objects,
+    parse_headers_address,
+)
+
+SCHEMA: Final = "threadlocal.schema_version"
+KEY_MAP: Final = "threadlocal.attribute_key_map"
+SCHEMAS: Final = ("tlsdesc_v1_dev", "tls_v1")
+"""Versions that are read; others publish in another way."""
+TRACE_FLAGS: Final = "trace_flags"
+"""Attribute of samples with a span: the W3C trace flags in hexadecimal; ``01`` is sampled."""
+MAX_KEYS: Final = 256
+_MAX_AUXV_BYTES: Final = 4096
+_MAX_MAPS: Final = 1024
+_OWNER: Final = 3  # in a ProcessKey: names are those of the program, whoever runs it
+_AGAIN_S: Final = 10.0
+_SHARE: Final = 200
+"""Looking takes no more than this part of the time, for each process."""
+
+_log = logging.getLogger(__name__)
+
+KeyMap = tuple[str, ...]
+
+
+class ContextReader(Protocol):
+    """Reads the thread contexts of processes; see :class:`otel_kprofiler.bpf.ThreadContexts`."""
+
+    def register(
+        self, tgid: int, start_time_ns: int, stack_start: int, place: ContextPlace
+    ) -> None:
+        """Read those of a process from now on. Raises ``OSError``."""
+
+    def release(self, tgid: int) -> bool:
+        """Read those of a process no more."""
+
+
+def read_key_map(extra: Mapping[str, AttributeValue]) -> KeyMap | None:
+    """The names of attributes by number; None if a process has no thread contexts that are read.
+
+    Names that samples have themselves, that are empty or longer than labels may be, are empty.
+
+    Args:
+        extra: attributes of its process context that are not part of the Resource.
+    """
+    if extra.get(SCHEMA) not in SCHEMAS:
+        return None
+    given = extra.get(KEY_MAP, ())
+    if not isinstance(given, tuple):
+        return ()
+    return tuple([_check_name(name) for name in given[:MAX_KEYS]])
+
+
+def _check_name(name: object) -> str:
+    if not isinstance(name, str) or len(name) > MAX_LABEL_NAME_CHARS:
+        return ""
+    is_ours = name in SAMPLE_ATTRIBUTES or name == TRACE_FLAGS
+    return "" if is_ours or name.startswith("otel_kprofiler.") else name
+
+
+def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet:
+    """The attributes of a sample with a thread context.
+
+    Of equal keys the last one counts; the first 16 names are kept, values up to 200 characters. An
+    entry that is cut off ends the reading.
+
+    Args:
+        context: trace flags and attributes, as :class:`RawSample` has them.
+        names: of the process's attributes.
+        has_span: whether the flags are those of a span.
+    """
+    found: dict[str, str] = {}
+    at = 1
+    while at + 2 <= len(context):
+        number, size = context[at], context[at + 1]
+        end = at + 2 + size
+        if end > len(context):
+            break
+        name = names[number] if number < len(names) else ""
+        if name and (name in found or len(found) < MAX_LABELS):
+            text = context[at + 2 : end].decode("utf-8", "replace")
+            found[name] = text[:MAX_LABEL_VALUE_CHARS]
+        at = end
+    if has_span:
+        found[TRACE_FLAGS] = f"{context[0]:02x}"
+    return tuple(sorted(found.items()))
+
+
+class PublishedThreads:
+    """The processes that publish thread contexts.
+
+    :meth:`decode` is thread-safe; other methods belong to the thread that reads process contexts.
+
+    Args:
+        files: the host's files.
+        reader: where they are registered.
+    """
+
+    def __init__(self, files: HostFiles, reader: ContextReader) -> None:
+        self._files = files
+        self._reader = reader
+        self._registered: dict[int, ProcessKey] = {}
+        self._not_before: dict[ProcessKey, float] = {}
+        self._names: OrderedDict[tuple[object, ...], KeyMap] = OrderedDict()
+        self._failed = False
+
+    def update(
+        self, key: ProcessKey, stack_start: int, extra: Mapping[str, AttributeValue], memory: int
+    ) -> None:
+        """Register a process if it publishes thread contexts; look again for those registered.
+
+        A library that is loaded later may define the variable, or one that is unloaded.
+
+        Args:
+            key: the process.
+            stack_start: of its program, as ``/proc/PID/stat`` shows it.
+            extra: attributes of its process context.
+            memory: descriptor of ``/proc/PID/mem``.
+
+        Raises:
+            OSError: the process has exited.
+        """
+        names = read_key_map(extra)
+        if names is None or key.start_time_ns is None:
+            self.release(key)
+            return
+        self._keep(key, names)
+        started = time.monotonic()
+        if started < self._not_before.get(key, 0):
+            return
+        place = self._find(key.tgid, memory)
+        if place is None:
+            self.release(key)
+        else:
+            self._register(key, key.start_time_ns, stack_start, place)
+        if len(self._not_before) > _MAX_MAPS:
+            self._not_before.clear()
+        now = time.monotonic()
+        wait = (now - started) * _SHARE
+        self._not_before[key] = now + max(wait, _AGAIN_S if place else 0)
+
+    def _find(self, pid: int, memory: int) -> ContextPlace | None:
+        objects = find_objects(parse_mappings(read_maps(self._files, pid)))
+        auxv = read_limited(self._files, f"/proc/{pid}/auxv", _MAX_AUXV_BYTES)
+
+        def read(address: int, size: int) -> bytes:
+            if not 0 <= address < 1 << 63:
+                raise OSError(f"no address of a process: {address:#x}")
+            data = os.pread(memory, size, address)
+            if len(data) != size:
+                raise OSError(f"{len(data)} of {size} bytes at {address:#x}")
+            return data
+
+        return find_context_place(read, objects, parse_headers_address(auxv))
+
+    def _register(
+        self, key: ProcessKey, start_time_ns: int, stack_start: int, place: ContextPlace
+    ) -> None:
+        try:
+            self._reader.register(key.tgid, start_time_ns, stack_start, place)
+        except OSError as error:
+            if not self._failed:
+                _log.warning("thread contexts of process %d are not read: %s", key.tgid, error)
+            self._failed = True
+            return
+        if key.tgid not in self._registered:
+            _log.debug("thread contexts of process %d: %s", key.tgid, place)
+        self._registered[key.tgid] = key
+
+    def _keep(self, key: ProcessKey, names: KeyMap) -> None:
+        self._names[key[:_OWNER]] = names
+        self._names.move_to_end(key[:_OWNER])
+        if len(self._names) > _MAX_MAPS:
+            self._names.popitem(last=False)
+
+    def release(self, key: ProcessKey) -> None:
+        """Read the thread contexts of a process no more; its samples keep their attributes."""
+        if self._registered.get(key.tgid) == key:
+            del self._registered[key.tgid]
+            self._not_before.pop(key, None)
+            self._reader.release(key.tgid)
+
+    def decode(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
+        """The attributes of a sample of a process, by the names that it published last."""
+        return decode_context(context, self._names.get(key[:_OWNER], ()), has_span=has_span)

@@ -1,0 +1,166 @@
+"""Finds where the threads of a process have ``otel_thread_ctx_v1``, in the process's memory.
+
+The variable is thread-local: a pointer to the thread context (OTEP 4947). The program, or a library
+whose references the dynamic linker has resolved, shows where a thread has it: at an offset from the
+thread pointer, or in the block of a module that its vector (DTV) refers to. Relocations: the ABI of
+x86-64, section 4.4.1; TLSDESC: Oliva, RFC TLSDESC-x86. What the linker leaves in memory: glibc's
+sysdeps/x86_64/dl-machine.h and dl-tlsdesc.h, musl's ldso/dynlink.c.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final, NamedTuple
+
+from otel_kprofiler.bpf import ContextPlace
+from otel_kprofiler.elf import (
+    MACHINES,
+    ElfError,
+    LoadedElf,
+    Read,
+    find_relocations,
+    find_thread_variable,
+    read_loaded,
+)
+from otel_kprofiler.host import MemoryMapping
+
+VARIABLE: Final = b"otel_thread_ctx_v1"
+MAX_OBJECTS: Final = 4096
+"""Files of a process that are looked at."""
+MAX_DEFINITIONS: Final = 16
+"""Libraries that define the variable; the references of others are not looked at."""
+MAX_REFERENCES: Final = 64
+"""References of a library to the variable that are looked at."""
+_DTPMOD, _TPOFF, _TLSDESC = 16, 18, 36  # R_X86_64_DTPMOD64, R_X86_64_TPOFF64, R_X86_64_TLSDESC
+_POINTER_BYTES: Final = 8
+_WORDS_2: Final = struct.Struct("<QQ")
+_AT_PHDR: Final = 3
+_MAX_MODULE: Final = 1 << 16
+_MOST_STATIC: Final = 1 << 31
+_MUSL: Final = ("ld-musl-", "libc.musl-")
+
+
+class LoadedObject(NamedTuple):
+    """Where a file is mapped: from its first byte up to behind its last mapping."""
+
+    start: int
+    end: int
+    path: str
+
+
+class _Vector(NamedTuple):
+    """How a libc lays out the vector of a thread: entries, place of its length."""
+
+    stride: int
+    length_at: int
+    has_generations: bool
+
+
+_GLIBC: Final = _Vector(16, -16, has_generations=True)
+_MUSL_VECTOR: Final = _Vector(8, 0, has_generations=False)
+
+
+def find_objects(mappings: Iterable[MemoryMapping]) -> list[LoadedObject]:
+    """The files with code that a process has mapped from their first byte on, by address."""
+    objects: list[list[MemoryMapping]] = []
+    for mapping in mappings:
+        if mapping.inode and not mapping.file_offset:
+            objects.append([mapping])
+        elif objects and (mapping.device, mapping.inode) == _file_of(objects[-1][0]):
+            objects[-1].append(mapping)
+    return [
+        LoadedObject(parts[0].start, parts[-1].end, parts[0].path)
+        for parts in objects
+        if any(part.is_executable for part in parts)
+    ]
+
+
+def _file_of(mapping: MemoryMapping) -> tuple[int, int]:
+    return mapping.device, mapping.inode
+
+
+def parse_headers_address(auxv: bytes) -> int:
+    """Runtime address of the program's program headers, from ``/proc/PID/auxv``; 0 if unknown."""
+    whole = auxv[: len(auxv) // _WORDS_2.size * _WORDS_2.size]
+    return next((value for tag, value in _WORDS_2.iter_unpack(whole) if tag == _AT_PHDR), 0)
+
+
+def find_context_place(
+    read: Read, objects: list[LoadedObject], headers_at: int, machine: str = "x86_64"
+) -> ContextPlace | None:
+    """Find where threads have the variable; None: nothing defines it, or it is not resolved yet.
+
+    The program's own definition goes before those of libraries, as it does for the dynamic linker.
+
+    Args:
+        read: reads the process's memory.
+        objects: the files that it has loaded.
+        headers_at: runtime address of the program's own program headers.
+        machine: as uname(2) calls it; only x86_64 is known.
+    """
+    is_musl = any(one.path.rpartition("/")[2].startswith(_MUSL) for one in objects)
+    vector = _MUSL_VECTOR if is_musl else _GLIBC
+    found: ContextPlace | None = None
+    definitions = 0
+    for one in objects[:MAX_OBJECTS]:
+        try:
+            elf = read_loaded(read, one.start, MACHINES[machine])
+            variable = find_thread_variable(read, elf, VARIABLE)
+            if not variable or not elf.storage:
+                continue
+            if elf.headers_at == headers_at:
+                return ContextPlace(variable[1] - elf.storage.distance)
+            definitions += 1
+            if not found and definitions <= MAX_DEFINITIONS:
+                found = _find_in_library(read, elf, one.end, variable, vector)
+        except (ElfError, OSError):
+            continue  # no ELF file, damaged, or unmapped meanwhile
+    return found
+
+
+def _find_in_library(
+    read: Read, elf: LoadedElf, end: int, variable: tuple[int, int], vector: _Vector
+) -> ContextPlace | None:
+    """Find what the references of a library, which ends at ``end``, are resolved to."""
+    symbol, value = variable
+    kinds = (_TPOFF, _TLSDESC, _DTPMOD)
+    for one in islice(find_relocations(read, elf, symbol, kinds), MAX_REFERENCES):
+        # Without a symbol, it refers to the file itself: the addend says to which of its variables.
+        if not one.symbol and one.kind != _DTPMOD and one.addend != value:
+            continue
+        first, second = _WORDS_2.unpack(read(one.address, _WORDS_2.size))
+        place: ContextPlace | None = None
+        if one.kind == _TPOFF:
+            place = _static(first)
+        elif one.kind == _DTPMOD:
+            place = _dynamic(first, second if one.symbol else value, 0, vector)
+        elif first and second >> 63:
+            place = _static(second)
+        elif first and not elf.base <= second < end:  # else it is resolved at first use
+            place = _read_descriptor(read, second, vector)
+        if place:
+            return place
+    return None
+
+
+def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace | None:
+    """Read module, offset and (glibc) generation from the target of a dynamic TLS descriptor."""
+    module, offset = _WORDS_2.unpack(read(address, _WORDS_2.size))
+    generation = 0
+    if vector.has_generations:
+        generation = int.from_bytes(read(address + _WORDS_2.size, 8), "little")
+    return _dynamic(module, offset, generation, vector)
+
+
+def _static(word: int) -> ContextPlace | None:
+    """At an offset from the thread pointer, which is below it; 0: not resolved yet."""
+    distance = -word & (1 << 64) - 1
+    return ContextPlace(-distance) if _POINTER_BYTES <= distance < _MOST_STATIC else None
+
+
+def _dynamic(module: int, offset: int, generation: int, vector: _Vector) -> ContextPlace | None:
+    if not 0 < module < _MAX_MODULE or offset >= _MOST_STATIC:
+        return None
+    return ContextPlace(offset, module, generation, vector.stride, vector.length_at)

@@ -1,0 +1,36 @@
+"""Thread contexts on this host: whether they can be read, and the map that this needs."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+
+from otel_kprofiler.bpf import (
+    MAX_CONTEXT_PROCESSES,
+    KernelTypes,
+    LoadedObject,
+    ThreadContexts,
+    find_thread_pointer,
+)
+
+
+def plan_contexts(read_types: Callable[[], KernelTypes], loader: str) -> int:
+    """Offset of the user's thread pointer in a task; 0: the program cannot read thread contexts."""
+    if loader != "libbpf" or platform.machine() != "x86_64":
+        return 0
+    try:
+        return find_thread_pointer(read_types()) or 0
+    except (OSError, ValueError):  # no BTF
+        return 0
+
+
+def context_map_entries(thread_pointer: int) -> dict[str, int]:
+    """Sizes of the maps."""
+    return {"thread_contexts": MAX_CONTEXT_PROCESSES if thread_pointer else 1}
+
+
+def open_contexts(thread_pointer: int, program: LoadedObject) -> ThreadContexts:
+    """The processes of the loaded program; it registers none if it cannot read thread contexts."""
+    if not thread_pointer:
+        return ThreadContexts(None)
+    return ThreadContexts(program.map_fd("thread_contexts"))

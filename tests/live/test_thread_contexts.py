@@ -1,0 +1,225 @@
+"""Samples of native programs have the span that their thread publishes, and no other."""
+
+import bisect
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import OFF_CPU, ON_CPU, Level
+from otel_kprofiler.otlp import read_profiles
+from otel_kprofiler.processes import ProcessContexts
+from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+from tests.thread_contexts import MODELS, SCHEMA, SOURCES, Program, compile_with, write_payload
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
+]
+WANTED = int(os.environ.get("KPROFILER_CONTEXT_SAMPLES", "2000"))
+THREADS = 24
+LATEST_S = 120
+
+
+@pytest.fixture(autouse=True)
+def _host_can():
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+
+class Reader:
+    """A sampler of programs by name, with what reads process contexts."""
+
+    def __init__(self, name, **options):
+        config = SamplerConfig(
+            samples_per_second=999, stacks="both", target_comms=(name,), **options
+        )
+        self._sampler = EbpfSampler(config)
+        self._sampler.start()
+        self.contexts = ProcessContexts(Access(), first_look_s=0, answer_timeout_s=1)
+        self.contexts.follow_threads(self._sampler.contexts)
+        self._seen = set()
+        self.samples = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.contexts.close()
+        self._sampler.close()
+
+    def drain(self):
+        new = self._sampler.drain()
+        self.samples += new
+        for process in {sample.process for sample in new} - self._seen:
+            self._seen.add(process)
+            self.contexts.expect(process)
+
+    def collect_until(self, condition):
+        deadline = time.monotonic() + LATEST_S
+        while not condition():
+            assert time.monotonic() < deadline, Counter(
+                sample.link is None for sample in self.samples
+            )
+            time.sleep(0.1)
+            self.drain()
+            self.contexts.look(self._seen)
+
+    def count_links(self, kind=ON_CPU):
+        return sum(sample.kind is kind and sample.link is not None for sample in self.samples)
+
+    def decode(self, sample):
+        has_span = sample.link is not None
+        return dict(self.contexts.decode(sample.process, sample.context, has_span=has_span))
+
+
+def find_line(lines, time_ns):
+    """The context that a thread began before a time, with its times."""
+    at = bisect.bisect_right(lines, time_ns, key=lambda line: line[0][0]) - 1
+    return lines[at] if at >= 0 else ((0, 0, 0, 0), b"", b"")
+
+
+def compare(samples, log):
+    """Numbers of samples by what their link is, beside what the thread says."""
+    first_ns = min(sample.time_ns for sample in samples if sample.link)
+    counts = Counter()
+    for sample in samples:
+        # The end of a wait is reported a little later: by then, the thread may have gone on.
+        time_ns = (
+            sample.wait.start_ns + sample.wait.duration_ns // 2 if sample.wait else sample.time_ns
+        )
+        (begin, since, until, end), trace, span = find_line(log.get(sample.tid, ()), time_ns)
+        if sample.link:
+            is_right = begin <= time_ns <= end and sample.link[:2] == (trace, span)
+            counts["right" if is_right else "wrong"] += 1
+        elif time_ns >= first_ns:
+            counts["missing" if since <= time_ns <= until else "none"] += 1
+    return counts
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_samples_have_the_span_of_their_thread(tmp_path, name):
+    with Reader(b"program") as reader, Program(tmp_path, name, THREADS) as program:
+        reader.collect_until(lambda: reader.count_links() >= WANTED)
+        log = program.read_log()
+        reader.drain()
+        counts = compare(reader.samples, log)
+        assert counts["right"] >= WANTED
+        assert (counts["wrong"], counts["missing"]) == (0, 0)
+        assert counts["none"] > WANTED / 10
+        for sample in [sample for sample in reader.samples if sample.link]:
+            assert reader.decode(sample) == {
+                "span.hex": sample.link.span_id.hex(),
+                "trace_flags": f"{sample.link.trace_id[0] & 1:02x}",
+            }
+
+
+def test_waits_have_the_span_that_their_thread_had(tmp_path):
+    off_cpu = OffCpuConfig(samples_per_second=500)
+    with (
+        Reader(b"program", off_cpu=off_cpu) as reader,
+        Program(tmp_path, "descriptor", THREADS) as program,
+    ):
+        reader.collect_until(lambda: reader.count_links(OFF_CPU) >= 500)
+        log = program.read_log()
+        reader.drain()
+        counts = compare([sample for sample in reader.samples if sample.kind is OFF_CPU], log)
+        assert counts["right"] >= 500
+        assert counts["wrong"] == 0
+
+
+def test_a_process_that_does_not_say_so_is_left_alone(tmp_path):
+    extra = {**SCHEMA, "threadlocal.schema_version": "nodejs_v1_dev"}
+    with Reader(b"program") as reader, Program(tmp_path, "local_exec", 4, extra):
+        reader.collect_until(lambda: len(reader.samples) > 1000)
+        assert reader.count_links() == 0
+
+
+@pytest.fixture
+def run_hostile(tmp_path):
+    words = ["gcc", "-O2", "-rdynamic", "-pthread", "-o", tmp_path / "hostile"]
+    compile_with([*words, SOURCES / "hostile.c", SOURCES / "variable.c"])
+    with contextlib.ExitStack() as stack:
+
+        def run(kind):
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [tmp_path / "hostile", write_payload(tmp_path), kind],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                )
+            )  # fmt: skip
+            stack.callback(process.kill)
+            assert process.stdout.readline() == b"ready\n"
+            return process
+
+        yield run
+
+
+@pytest.mark.parametrize("kind", ["none", "wild", "kernel", "invalid", "itself"])
+def test_pointers_to_no_context_are_no_span(run_hostile, kind):
+    with Reader(b"hostile") as reader:
+        run_hostile(kind)
+        reader.collect_until(lambda: len(reader.samples) > 1500)
+        assert not [sample for sample in reader.samples if sample.link or sample.context]
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("long", 612), ("end_of_memory", 0)])
+def test_attributes_that_are_too_long_or_not_there_are_cut(run_hostile, kind, kept):
+    with Reader(b"hostile") as reader:
+        run_hostile(kind)
+        reader.collect_until(lambda: reader.count_links() > 500)
+        linked = [sample for sample in reader.samples if sample.link]
+        assert {len(sample.context) - 1 for sample in linked} == {kept}
+        assert {sample.link.span_id for sample in linked} == {b"\7" * 8}
+
+
+@pytest.mark.skipif(os.cpu_count() < 2, reason="needs two CPUs, the second without interrupts")
+def test_a_record_that_another_thread_changes_has_no_span_while_it_does(run_hostile):
+    with Reader(b"hostile", pin_cpu_ids=(0,)) as reader:
+        process = run_hostile("changing")
+
+        def is_dropped():
+            linked = [sample.time_ns for sample in reader.samples if sample.link]
+            return linked and any(
+                sample.tid == process.pid and sample.time_ns > linked[0] and not sample.link
+                for sample in reader.samples
+            )
+
+        reader.collect_until(is_dropped)
+
+
+def test_a_program_that_was_executed_has_no_span_of_the_one_before(run_hostile):
+    with Reader(b"hostile") as reader:
+        run_hostile("exec")
+        reader.collect_until(lambda: len({sample.exec_id for sample in reader.samples}) == 2)
+        first = min(sample.exec_id for sample in reader.samples)
+        of_first = [sample for sample in reader.samples if sample.exec_id == first]
+        assert any(sample.link for sample in of_first)
+        count = len(reader.samples)
+        reader.collect_until(lambda: len(reader.samples) > count + 500)
+        assert not [sample for sample in reader.samples if sample.link and sample.exec_id != first]
+
+
+def test_recordings_have_the_spans_and_attributes_of_native_programs(tmp_path):
+    out = tmp_path / "out.otlp"
+    with Program(tmp_path, "general_dynamic", 4) as program:
+        words = ["record", "-F", "499", "-d", "8s", "-p", str(program.pid), "-o", str(out)]
+        subprocess.run(
+            [sys.executable, "-m", "otel_kprofiler", *words], check=True, capture_output=True,
+            timeout=110,
+        )  # fmt: skip
+        log = program.read_log()
+    spans = {(trace, span) for lines in log.values() for _, trace, span in lines}
+    (window,) = read_profiles(str(out))
+    linked = [sample for _, sample in window.samples if sample.link]
+    assert len(linked) > 20
+    assert {sample.link[:2] for sample in linked} <= spans
+    assert all(dict(sample.labels)["span.hex"] == sample.link.span_id.hex() for sample in linked)
+    assert {dict(sample.labels)["trace_flags"] for sample in linked} == {"00", "01"}

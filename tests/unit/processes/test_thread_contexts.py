@@ -1,0 +1,84 @@
+"""Thread contexts: the names that a process publishes for them, and what samples get of them."""
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from otel_kprofiler.model import MAX_LABEL_VALUE_CHARS, MAX_LABELS
+from otel_kprofiler.processes.thread_contexts import KEY_MAP, SCHEMA, decode_context, read_key_map
+
+NAMES = ("route", "method", "user")
+
+
+def entry(number, value):
+    return bytes((number, len(value))) + value
+
+
+def decode(*entries, names=NAMES, flags=1, has_span=True):
+    return dict(decode_context(bytes((flags,)) + b"".join(entries), names, has_span=has_span))
+
+
+def test_attributes_get_the_names_of_their_numbers():
+    labels = decode(entry(1, b"GET"), entry(0, "/käse".encode()))
+    assert labels == {"method": "GET", "route": "/käse", "trace_flags": "01"}
+
+
+def test_samples_without_a_span_have_no_trace_flags():
+    assert decode(entry(1, b"GET"), has_span=False) == {"method": "GET"}
+
+
+def test_the_last_of_equal_keys_counts():
+    assert decode(entry(1, b"GET"), entry(1, b"PUT"))["method"] == "PUT"
+
+
+def test_numbers_without_a_name_are_passed_over():
+    assert decode(entry(3, b"?"), entry(255, b"?"), entry(2, b"me")) == {
+        "user": "me", "trace_flags": "01",
+    }  # fmt: skip
+
+
+def test_an_entry_that_is_cut_off_ends_the_reading():
+    assert decode(entry(0, b"/"), b"\1\4GET") == {"route": "/", "trace_flags": "01"}
+    assert decode(entry(0, b"/"), b"\1") == {"route": "/", "trace_flags": "01"}
+
+
+def test_bytes_that_are_no_text_are_replaced():
+    assert decode(entry(0, b"\xff/"))["route"] == "\ufffd/"
+
+
+def test_attributes_have_the_limits_of_labels():
+    names = tuple(map(str, range(20)))
+    labels = decode(*[entry(number, b"x" * 255) for number in range(20)], names=names)
+    assert len(labels) == MAX_LABELS + 1
+    assert {len(value) for name, value in labels.items() if name != "trace_flags"} == {
+        MAX_LABEL_VALUE_CHARS
+    }
+    again = decode(*[entry(number, b"") for number in range(20)], entry(3, b"new"), names=names)
+    assert again["3"] == "new"
+
+
+@given(st.binary(min_size=1, max_size=700), st.booleans())
+@example(b"\0" * 700, True)
+def test_any_bytes_are_decoded_within_the_limits(context, has_span):
+    labels = decode_context(context, ("a", "b", "") * 80, has_span=has_span)
+    assert len(labels) <= 3
+    assert list(labels) == sorted(labels)
+
+
+def test_the_key_map_is_that_of_versions_that_are_known():
+    assert read_key_map({SCHEMA: "tlsdesc_v1_dev", KEY_MAP: NAMES}) == NAMES
+    assert read_key_map({SCHEMA: "tls_v1", KEY_MAP: NAMES}) == NAMES
+    assert read_key_map({SCHEMA: "tls_v1"}) == ()
+    assert read_key_map({SCHEMA: "nodejs_v1_dev", KEY_MAP: NAMES}) is None
+    assert read_key_map({KEY_MAP: NAMES}) is None
+
+
+def test_names_that_samples_have_themselves_or_that_are_no_names_are_passed_over():
+    given_names = ("thread.id", "otel_kprofiler.x", "trace_flags", 7, "n" * 101, "n" * 100)
+    labels = read_key_map({SCHEMA: "tls_v1", KEY_MAP: given_names})
+    assert labels == ("", "", "", "", "", "n" * 100)
+
+
+def test_a_key_map_has_as_many_names_as_there_are_numbers():
+    labels = read_key_map({SCHEMA: "tls_v1", KEY_MAP: tuple(map(str, range(300)))})
+    assert labels == tuple(map(str, range(256)))
+    assert read_key_map({SCHEMA: "tls_v1", KEY_MAP: "route"}) == ()

@@ -1,0 +1,143 @@
+"""Where threads have ``otel_thread_ctx_v1``, in the memory of real programs."""
+
+import ctypes
+import os
+import random
+import shutil
+import subprocess
+
+import pytest
+
+from otel_kprofiler.bpf import ContextPlace
+from otel_kprofiler.host import Access, parse_mappings, read_maps
+from otel_kprofiler.processes.thread_pointer import (
+    find_context_place,
+    find_objects,
+    parse_headers_address,
+)
+from tests.thread_contexts import MODELS, Program
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
+]
+DYNAMIC = {"stride": 16, "length_at": -16}  # of glibc
+
+
+class Image:
+    """The memory of a process."""
+
+    def __init__(self, pid):
+        files = Access()
+        self.objects = find_objects(parse_mappings(read_maps(files, pid)))
+        self.headers_at = parse_headers_address(files.read_bytes(f"/proc/{pid}/auxv"))
+        self._pages = {}
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            for part in parse_mappings(read_maps(files, pid)):
+                if part.path.startswith("[v"):
+                    continue
+                memory.seek(part.start)
+                self._pages[part.start, part.end] = memory.read(part.end - part.start)
+
+    def read(self, address, size):
+        for (start, end), data in self._pages.items():
+            if start <= address and address + size <= end:
+                return data[address - start : address - start + size]
+        raise OSError(f"no {size} bytes at {address:#x}")
+
+    def find(self, read=None):
+        return find_context_place(read or self.read, self.objects, self.headers_at)
+
+
+@pytest.fixture(scope="module")
+def image_of(tmp_path_factory):
+    images = {}
+
+    def get(name):
+        if name not in images:
+            directory = tmp_path_factory.mktemp(name)
+            with Program(directory, name, threads=2, late_ms=1) as program:
+                program.wait_ready()
+                images[name] = Image(program.pid)
+        return images[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "local" in name or "initial" in name])
+def test_a_static_model_is_an_offset_from_the_thread_pointer(image_of, name):
+    place = image_of(name).find()
+    assert place == ContextPlace(place.offset)
+    assert -4096 < place.offset <= -8
+
+
+@pytest.mark.parametrize("name", ["descriptor", "descriptor_symbolic"])
+def test_descriptors_of_libraries_that_the_program_needs_are_static(image_of, name):
+    place = image_of(name).find()
+    assert place == ContextPlace(place.offset)
+    assert -4096 < place.offset <= -8
+
+
+@pytest.mark.parametrize("name", ["general_dynamic", "general_dynamic_symbolic", "sysv_hash"])
+def test_general_dynamic_is_an_offset_in_a_module(image_of, name):
+    assert image_of(name).find() == ContextPlace(0, 1, **DYNAMIC)
+
+
+def test_a_library_that_is_opened_has_a_module_of_its_own(image_of):
+    offset = 1 << 20
+    place = image_of("opened_general_dynamic").find()
+    assert place in [ContextPlace(at, place.module, **DYNAMIC) for at in (0, offset)]
+    assert image_of("opened_descriptor").find() == place._replace(generation=place.module)
+
+
+def test_a_program_without_the_variable_has_no_place(tmp_path):
+    process = subprocess.Popen([shutil.which("cat")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process:
+        process.stdin.write(b"x")
+        process.stdin.flush()
+        process.stdout.read(1)
+        assert Image(process.pid).find() is None
+        process.stdin.close()
+
+
+@pytest.mark.parametrize("name", ["descriptor", "general_dynamic", "initial_exec"])
+def test_words_that_the_linker_has_not_filled_in_yet_are_no_place(image_of, name):
+    image = image_of(name)
+    (library,) = [part for part in image.objects if "libcontext" in part.path]
+
+    def read(address, size):
+        data = image.read(address, size)
+        is_word = library.start <= address < library.end and size == 16
+        return data if not is_word or address - library.start < 0x2000 else bytes(16)
+
+    assert image.find(read) is None
+
+
+@pytest.mark.parametrize("name", ["local_exec", "opened_descriptor", "sysv_hash"])
+def test_damaged_memory_is_no_error(image_of, name):
+    image, rng = image_of(name), random.Random(name)
+    reads = 0
+
+    def read(address, size):
+        nonlocal reads
+        reads += 1
+        data = image.read(address, size)
+        if rng.random() < 0.05:
+            raise OSError("unmapped")
+        if rng.random() < 0.1:
+            damaged = bytearray(data)
+            for _ in range(3):
+                damaged[rng.randrange(size)] = rng.randrange(256)
+            return bytes(damaged)
+        return data
+
+    for _ in range(200):
+        reads = 0
+        place = image.find(read)
+        assert place is None or isinstance(place, ContextPlace)
+        assert reads < 20_000
+
+
+def test_an_address_of_headers_that_is_missing_is_0():
+    assert parse_headers_address(b"") == 0
+    assert parse_headers_address(bytes(ctypes.c_uint64(3)) + b"\1") == 0
