@@ -1,9 +1,9 @@
-"""A bounded cache without locks, as fast as a dictionary on a hit."""
+"""Bounded caches without locks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -48,3 +48,27 @@ class BoundedCache(dict[K, V]):
             self._weight = 0
         self._weight += weight
         return self.setdefault(key, value)
+
+
+class KeptValues(Generic[K, V]):
+    """Values that many owners keep within one bound on their weight. Thread-safe.
+
+    Args:
+        max_weight: of all values together.
+    """
+
+    def __init__(self, max_weight: int) -> None:
+        self._max_weight = self._left = max_weight
+        self._values: dict[K, V] = {}
+
+    def get(self, key: K) -> V | None:
+        """A value; None if it is not kept any more."""
+        return self._values.get(key)
+
+    def put(self, key: K, value: V, weight: int) -> None:
+        """Keep a value; all others are forgotten if there is no space for it."""
+        self._left -= weight
+        if self._left < 0:
+            self._values = {}
+            self._left = self._max_weight - weight
+        self._values[key] = value

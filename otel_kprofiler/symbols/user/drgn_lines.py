@@ -107,6 +107,11 @@ class DrgnLines:
                     self._end()
             return ()
 
+    @property
+    def nbytes(self) -> int:
+        """None: the worker holds the lines."""
+        return 0
+
     def close(self) -> None:
         """End the worker and close the file; idempotent."""
         with self._lock:

@@ -35,6 +35,10 @@ class LineTable(Protocol):
     def lookup(self, svma: int) -> tuple[Line, ...]:
         """The functions at an address, the innermost inlined one first; empty if unknown."""
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of this process that the table takes."""
+
 
 _MAX_LINES_KEPT: Final = 256
 MAX_CANDIDATES: Final = 10_000
@@ -70,8 +74,8 @@ class FileSymbols:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the table takes."""
-        return self.functions.nbytes
+        """Memory that the tables take."""
+        return self.functions.nbytes + (self._lines.nbytes if self._lines else 0)
 
     def name(self, svma: int) -> NamedAddress:
         """The functions at an address."""

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 import threading
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
-from functools import partial
-from itertools import islice, pairwise
+from collections.abc import Callable
+from itertools import count, islice, pairwise
 from operator import sub
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from otel_kprofiler.elf import (
     ElfError,
@@ -34,8 +34,9 @@ from otel_kprofiler.elf import (
     find_offset,
 )
 from otel_kprofiler.model import Line
-from otel_kprofiler.symbols.cache import BoundedCache
+from otel_kprofiler.symbols.cache import KeptValues
 from otel_kprofiler.symbols.user.budget import ReadingBudget
+from otel_kprofiler.symbols.user.go_pc_table import PcTable
 from otel_kprofiler.symbols.user.symbol_tables import COLUMN_BYTES, STB_LOCAL, STT_FUNC, Symbols
 
 MAX_PART_BYTES: Final = 128 << 20
@@ -46,11 +47,14 @@ MAX_INLINED: Final = 64
 """Calls inlined into each other."""
 MAX_PC_TABLE_BYTES: Final = 16 * 1024
 """Most bytes of one function: some 5,000 places, read in 2 ms into 100 KB."""
-_KEPT: Final = 1024  # functions, pc tables and names that look-ups needed last
-_LONG_KEPT: Final = 128  # long pc tables
+_MAX_KEPT_BYTES: Final = 4 << 20
+"""Functions, pc tables and names of all files that look-ups needed last."""
+_ENTRY_BYTES, _PC_BYTES, _CHARACTER_BYTES = 600, 10, 4
+"""Memory of an entry, and of a byte of a pc table and a character in it."""
 _MAX_NAME_BYTES: Final = 4096
 _MOST_PC_TABLES_BYTES, _MOST_NAMES_BYTES, _MOST_FUNCTIONS_BYTES = 256, 128, 128  # read first
 
+_T = TypeVar("_T")
 _SECTIONS: Final = (b".gopclntab", b".data.rel.ro.gopclntab")
 _SHT_PROGBITS, _SHF_WRITE = 1, 1
 _HEADER: Final = struct.Struct("<IHBB8Q")
@@ -59,7 +63,6 @@ _WORD: Final = struct.Struct("<I")
 _PART_BYTES: Final = 1 << 20  # of data
 _QUANTA: Final = (1, 2, 4)
 _POINTER_BYTES: Final = 8
-_FOREVER: Final = (1 << 64) - 1
 _NO_OFFSET: Final = 0xFFFFFFFF
 _SPAN_LIMIT: Final = 1 << 32
 _FUNCTION_KIND: Final = STB_LOCAL << 4 | STT_FUNC
@@ -100,48 +103,8 @@ class _Function(NamedTuple):
     calls: int | None  # offset of these calls
 
 
-class PcTable:
-    """Values along a function, at places counted in the least size of its instructions.
-
-    It is pairs of numbers in pieces of seven bits: by how much the value changes (in zigzag form),
-    and for how many places it holds. A change of 0 that is not the first ends it. Pairs are decoded
-    up to the furthest place that was asked for. Not thread-safe.
-
-    Args:
-        data: from the beginning of the table on.
-    """
-
-    __slots__ = ("_ends", "_left", "_values")
-
-    def __init__(self, data: bytes) -> None:
-        self._left = iter(data)
-        self._ends = array("Q")
-        self._values = array("q")
-
-    def find(self, place: int) -> int:
-        """The value at a place; -1 if there is none.
-
-        Raises:
-            StopIteration: the table goes on behind ``data``.
-        """
-        ends, values, left = self._ends, self._values, self._left
-        if ends and place < ends[-1]:
-            return values[bisect_right(ends, place)]
-        value, end = (values[-1], ends[-1]) if ends else (-1, 0)
-        while place >= end:
-            delta = next(left)
-            if delta & 0x80:
-                delta = _read_long_number(delta, left)
-            elif not delta and ends:
-                ends.append(_FOREVER)
-                values.append(-1)
-                return -1
-            value += -(delta >> 1) - 1 if delta & 1 else delta >> 1
-            step = next(left)
-            end += step if step < 0x80 else _read_long_number(step, left)
-            ends.append(end)
-            values.append(value)
-        return value
+_NUMBERS: Final = count()
+_KEPT: Final = KeptValues[tuple[Any, ...], Any](_MAX_KEPT_BYTES)
 
 
 class _Module(NamedTuple):
@@ -185,13 +148,7 @@ class GoTable:
         if form is None or zeros or self._quantum not in _QUANTA or pointer != _POINTER_BYTES:
             raise ElfError(ElfProblem.NO_SECTION, f"a Go table of a known version: {magic:#x}")
         self._form = form
-        self._tables = BoundedCache(_KEPT, partial(self._read_pc_table, _MOST_PC_TABLES_BYTES))
-        self._long_tables = BoundedCache(
-            _LONG_KEPT, partial(self._read_pc_table, MAX_PC_TABLE_BYTES)
-        )
-        self._known_functions = BoundedCache(_KEPT, self._read_function)
-        self._texts = BoundedCache(_KEPT, self._read_text)
-        self._paths = BoundedCache(_KEPT, self._read_path)
+        self._number = next(_NUMBERS)
         parts = words[form.parts : form.parts + 5]
         if max(parts) > self._size:
             raise _damaged("a part out of bounds")
@@ -200,6 +157,11 @@ class GoTable:
         self._module = _Module(0, None)
         if form.start == "I":
             self._module = self._find_module(sections, section.address)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the table takes, but for what look-ups keep of all files."""
+        return sys.getsizeof(self._starts) + sys.getsizeof(self._structs)
 
     def symbols(self) -> Symbols:
         """The functions; each reaches to the next one."""
@@ -230,13 +192,13 @@ class GoTable:
         index = bisect_right(self._starts, pc) - 1
         if not 0 <= index < len(self._structs):
             return ()
-        function = self._known_functions[self._structs[index]]
+        function = self._keep(self._read_function, self._structs[index])
         pc -= self._starts[index]
         lines: list[Line] = []
         call = self._pc_value(function.inlined, pc)
         while call >= 0 and len(lines) < MAX_INLINED:
             if function.calls is None:  # it is not known what the line belongs to
-                return (Line(self._texts[self._names + function.name_at]),)
+                return (Line(self._keep(self._read_text, self._names + function.name_at)),)
             at = function.calls + call * _INLINED_CALL.size
             name_at, caller, _ = _INLINED_CALL.unpack(self._source.read(at, _INLINED_CALL.size))
             lines.append(self._line(function, name_at, pc))
@@ -251,8 +213,13 @@ class GoTable:
         line = self._pc_value(function.lines, pc)
         path = ""
         if file >= 0 and function.unit != _NO_OFFSET:
-            path = self._paths[function.unit + file]
-        return Line(self._texts[self._names + name_at], "", path, max(line, 0) if path else 0)
+            path = self._keep(self._read_path, function.unit + file)
+        return Line(
+            self._keep(self._read_text, self._names + name_at),
+            "",
+            path,
+            max(line, 0) if path else 0,
+        )
 
     def _read_starts(self, count: int) -> tuple[array[int], array[int]]:
         """Starts of the functions with the end of the last one, and where their structs are."""
@@ -294,15 +261,27 @@ class GoTable:
             return -1
         place = target // self._quantum
         try:
-            return self._tables[table].find(place)
+            return self._keep(self._read_pc_table, table, _MOST_PC_TABLES_BYTES).find(place)
         except StopIteration:
             pass  # one that goes on
         try:
-            return self._long_tables[table].find(place)
+            return self._keep(self._read_pc_table, table, MAX_PC_TABLE_BYTES).find(place)
         except StopIteration as error:
             raise _damaged("a pc table without end") from error
 
-    def _read_pc_table(self, size: int, table: int) -> PcTable:
+    def _keep(self, read: Callable[..., _T], *place: int) -> _T:
+        """Read from a place of this file, or take what was read."""
+        key = (self._number, read.__name__, *place)
+        value: _T | None = _KEPT.get(key)
+        if value is None:
+            value = read(*place)
+            size = _CHARACTER_BYTES * len(value) if isinstance(value, str) else 0
+            if isinstance(value, PcTable):
+                size = _PC_BYTES * place[-1]
+            _KEPT.put(key, value, _ENTRY_BYTES + size)
+        return value
+
+    def _read_pc_table(self, table: int, size: int) -> PcTable:
         return PcTable(self._read_most(self._pc_tables + table, size))
 
     def _find_module(self, sections: list[Section], address: int) -> _Module:
@@ -378,12 +357,18 @@ class GoLines(GoTable):
     """
 
     def __init__(
-        self, source: FileSource, elf: ElfFile, sections: list[Section], section: Section
+        self,
+        source: FileSource,
+        elf: ElfFile,
+        sections: list[Section],
+        section: Section,
+        budget: ReadingBudget | None = None,
     ) -> None:
         self._fd = os.dup(source.fd)
         self._lock = threading.Lock()
         try:
-            super().__init__(FileSource(self._fd, source.size), elf, sections, section)
+            source = FileSource(self._fd, source.size)
+            super().__init__(source, elf, sections, section, budget)
         except BaseException:
             self.close()
             raise
@@ -428,17 +413,6 @@ def read_go_symbols(
         if error.problem is not ElfProblem.NO_SECTION:
             raise
         return None
-
-
-def _read_long_number(byte: int, left: Iterator[int]) -> int:
-    """The number that begins with a byte, of 32 bits. Raises ``StopIteration``."""
-    value = byte & 0x7F
-    for shift in range(7, 35, 7):
-        byte = next(left)
-        value |= (byte & 0x7F) << shift
-        if not byte & 0x80:
-            break
-    return value & 0xFFFFFFFF
 
 
 def _damaged(what: str) -> ElfError:

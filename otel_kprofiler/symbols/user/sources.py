@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Final, Protocol
 
-from otel_kprofiler.elf import ElfFile, FileSource, Source, read_sections
+from otel_kprofiler.elf import ElfError, ElfFile, ElfProblem, FileSource, Source, read_sections
 from otel_kprofiler.errors import HostError, KProfilerError, describe_error
 from otel_kprofiler.host import Access, CacheDirectory, find_cache_path
 from otel_kprofiler.model import FileDetails
@@ -28,6 +28,7 @@ from otel_kprofiler.symbols.user.debug_files import (
 )
 from otel_kprofiler.symbols.user.demangle import demangle
 from otel_kprofiler.symbols.user.file import FileSymbols, LineTable
+from otel_kprofiler.symbols.user.functions import FunctionTable
 from otel_kprofiler.symbols.user.go import GoLines, find_go_section
 
 MAX_CACHE_BYTES: Final = 2 << 30
@@ -35,6 +36,8 @@ MAX_CACHE_BYTES: Final = 2 << 30
 _LINE_MEMORY_BYTES: Final = 4 << 30
 _log: Final = logging.getLogger(__name__)
 _DEBUG_INFO: Final = b".debug_info"
+_MOST_OF_READING: Final = 2 / 3
+"""Limit of the tables of a file: half of the memory, three quarters of which are for reading."""
 
 
 class LineReader(Protocol):
@@ -146,11 +149,11 @@ class SymbolSources:
             limit, budget = self.max_section_bytes, self.budget
             with budget.reading():
                 functions = read_functions(source, elf, find_debug, max_bytes=limit, budget=budget)
-            lines = self._open_lines(source, elf, details.path)
+            lines = self._open_lines(source, elf, details.path, functions)
             is_elsewhere = self.lines is not None and _DEBUG_INFO not in own
             debug = find_debug() if lines is None and is_elsewhere else None
             if debug is not None:
-                lines = self._open_lines(debug.source, debug.elf, debug.path)
+                lines = self._open_lines(debug.source, debug.elf, debug.path, functions)
         return FileSymbols(functions, self.demangle, lines)
 
     def find_debug_files(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
@@ -158,7 +161,9 @@ class SymbolSources:
         for finder in find_installed() if self.finders is None else self.finders:
             yield from finder.find(wanted)
 
-    def _open_lines(self, source: Source, elf: ElfFile, path: str) -> LineTable | None:
+    def _open_lines(
+        self, source: Source, elf: ElfFile, path: str, functions: FunctionTable
+    ) -> LineTable | None:
         """Those of DWARF, else those that the runtime of a Go program needs itself."""
         if self.lines is None or not isinstance(source, FileSource):
             return None
@@ -167,7 +172,15 @@ class SymbolSources:
         try:
             if any(section.name == _DEBUG_INFO for section in sections):
                 return self._open_dwarf(self.lines, source, elf, path)
-            return GoLines(source, elf, sections, go) if go else None
+            if go is None:
+                return None
+            with self.budget.reading():
+                self.budget.take(functions.nbytes, "its functions")
+                table = GoLines(source, elf, sections, go, self.budget)
+            if functions.nbytes + table.nbytes <= self.budget.limit_bytes * _MOST_OF_READING:
+                return table
+            table.close()
+            raise ElfError(ElfProblem.TOO_LARGE, f"Go's table: {table.nbytes >> 20} MiB of memory")
         except (KProfilerError, OSError) as error:  # names of functions are better than nothing
             _log.info("no source lines of %s: %s", path, describe_error(error))
             return None

@@ -11,12 +11,11 @@ import bisect
 import itertools
 import posixpath
 import struct
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from otel_kprofiler.model import Line
+from otel_kprofiler.symbols.cache import KeptValues
 from otel_kprofiler.symbols.user.demangle import demangle
-
-_T = TypeVar("_T")
 
 VERSION: Final = 9
 _HEADER: Final = struct.Struct("<4sI32x4x5I16x")
@@ -43,29 +42,9 @@ class _Name(NamedTuple):
     system_name: str
 
 
-class _Kept(Generic[_T]):
-    """Values by table and index, bounded by the characters in them. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._values: dict[tuple[int, int], _T] = {}
-        self._left = _MAX_KEPT_CHARACTERS
-
-    def get(self, key: tuple[int, int]) -> _T | None:
-        """A value; None if it is not kept any more."""
-        return self._values.get(key)
-
-    def put(self, key: tuple[int, int], value: _T, characters: int) -> None:
-        """Keep a value; all others are forgotten if there is no space for it."""
-        self._left -= characters + _ENTRY_CHARACTERS
-        if self._left < 0:
-            self._values = {}
-            self._left = _MAX_KEPT_CHARACTERS
-        self._values[key] = value
-
-
 _NUMBERS: Final = itertools.count()
-_NAMES: Final = _Kept[_Name]()
-_PATHS: Final = _Kept[str]()
+_NAMES: Final = KeptValues[tuple[int, int], _Name](_MAX_KEPT_CHARACTERS)
+_PATHS: Final = KeptValues[tuple[int, int], str](_MAX_KEPT_CHARACTERS)
 
 
 class SymCache:
@@ -128,6 +107,11 @@ class SymCache:
             return ()
         return tuple(found)
 
+    @property
+    def nbytes(self) -> int:
+        """None: the data is mapped from a file."""
+        return 0
+
     def close(self) -> None:
         """Do nothing: the data goes when the last look-up has ended."""
 
@@ -141,7 +125,8 @@ class SymCache:
             linked = self._string(offset)
             readable = demangle(linked)
             name = _Name(readable or "?", linked if linked != readable else "")
-            _NAMES.put((self._number, index), name, len(readable) + len(linked))
+            size = len(readable) + len(linked)
+            _NAMES.put((self._number, index), name, size + _ENTRY_CHARACTERS)
         return name
 
     def _path(self, index: int) -> str:
@@ -153,7 +138,7 @@ class SymCache:
                 offsets = ()
             path = posixpath.join("", *map(self._string, offsets))
             path = posixpath.normpath(path) if path else ""
-            _PATHS.put((self._number, index), path, len(path))
+            _PATHS.put((self._number, index), path, len(path) + _ENTRY_CHARACTERS)
         return path
 
     def _string(self, offset: int) -> str:

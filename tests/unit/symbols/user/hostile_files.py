@@ -185,6 +185,25 @@ def go():
     return make_elf([CODE, (b".gopclntab", 1, 2, 0x2000, table + starts.tobytes(), 0, 0)])
 
 
+GO_FUNCTIONS = 200_000
+
+
+def go_lines():
+    """A program of Go with many functions, and lines of all."""
+    count, address, header_bytes = GO_FUNCTIONS, 0x2000, 8 + 8 * 8
+    starts = array("I", bytes(4 * (2 * count + 1)))
+    starts[::2] = array("I", range(count + 1))
+    starts[1::2] = array("I", [4]) * count  # the name is at 1, the first start behind
+    words = (count, 0, 0, *[header_bytes] * 4, header_bytes + 8)
+    table = struct.pack("<IHBB8Q", 0xFFFFFFF1, 0, 1, 8, *words) + b"-f\0".ljust(8, b"\0")
+    module = [address, address + header_bytes, *[0] * 39]
+    module[22] = TEXT
+    return make_elf(
+        [CODE, (b".gopclntab", 1, 2, address, table + starts.tobytes(), 0, 0),
+         (b".go.module", 1, 3, 1 << 28, struct.pack("<41Q", *module), 0, 0)]
+    )  # fmt: skip
+
+
 KINDS = {
     "symbols": lambda: symbols(1_390_000),
     "symbols-that-fit": lambda: symbols(350_000),

@@ -11,7 +11,7 @@ import pytest
 from otel_kprofiler.elf import ElfError, ElfProblem
 from otel_kprofiler.symbols.user.budget import ReadingBudget
 from tests.unit.symbols.user import hostile_dwarf, read_hostile_files
-from tests.unit.symbols.user.hostile_files import KINDS, good
+from tests.unit.symbols.user.hostile_files import GO_FUNCTIONS, KINDS, go_lines, good
 
 pytestmark = pytest.mark.system
 
@@ -69,6 +69,20 @@ def test_dwarf_is_converted_within_the_limits(tmp_path, kind):
         (reason,) = report["reasons"]
         assert "takes more memory than the limit of" in reason
         assert "raise" in reason
+
+
+def test_lines_of_go_are_within_the_limit(tmp_path):
+    """They are kept while the names are, and leave with them."""
+    report = read(tmp_path, go_lines(), LIMIT_MIB, FILES, "lines")
+    counts = report["counts"]
+    assert counts["loaded"] == 1 + FILES, report
+    kept = FILES - counts["evicted"]
+    assert counts["evicted"]
+    # Thirteen bytes of a name, eight of its lines.
+    assert counts["bytes"] >= kept * 21 * GO_FUNCTIONS, report
+    added_kib = report["peak_kib"] - report["before_kib"]
+    assert added_kib <= (LIMIT_MIB + SLACK_MIB) * 1024, report
+    assert report["good"] == [["good_000000"]], report
 
 
 def test_a_refusal_names_the_size_and_the_key(tmp_path):

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 from otel_kprofiler.elf import ElfError, ElfProblem, FileSource, read_elf, read_sections
 from otel_kprofiler.model import Line
+from otel_kprofiler.symbols.cache import KeptValues
+from otel_kprofiler.symbols.user import go
 from otel_kprofiler.symbols.user.build import read_functions
-from otel_kprofiler.symbols.user.go import GoLines, PcTable, find_go_section
+from otel_kprofiler.symbols.user.go import GoLines, find_go_section
+from otel_kprofiler.symbols.user.go_pc_table import PcTable
 from tests.unit.symbols.user.go_tables import (
     MAGIC,
     TEXT,
@@ -219,3 +222,15 @@ def test_a_closed_table_knows_nothing(program):
     lines.close()
     lines.close()
     assert lines.lookup(outer.start) == ()
+
+
+def test_what_look_ups_keep_of_all_files_has_one_limit(monkeypatch):
+    kept = KeptValues(100_000)
+    monkeypatch.setattr(go, "_KEPT", kept)
+    most = 0
+    for _ in range(200):
+        table = open_table(make_table(20, FUNCTIONS), 20)
+        assert table.lookup(TEXT)
+        assert table.lookup(TEXT) == table.lookup(TEXT)
+        most = max(most, len(kept._values))
+    assert 20 < most < 100_000 / 600

@@ -1,0 +1,65 @@
+"""Tables of Go's runtime that have a value for each place in a function."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Final
+
+_FOREVER: Final = (1 << 64) - 1
+
+
+class PcTable:
+    """Values along a function, at places counted in the least size of its instructions.
+
+    It is pairs of numbers in pieces of seven bits: by how much the value changes (in zigzag form),
+    and for how many places it holds. A change of 0 that is not the first ends it. Pairs are decoded
+    up to the furthest place that was asked for. Not thread-safe.
+
+    Args:
+        data: from the beginning of the table on.
+    """
+
+    __slots__ = ("_ends", "_left", "_values")
+
+    def __init__(self, data: bytes) -> None:
+        self._left = iter(data)
+        self._ends = array("Q")
+        self._values = array("q")
+
+    def find(self, place: int) -> int:
+        """The value at a place; -1 if there is none.
+
+        Raises:
+            StopIteration: the table goes on behind ``data``.
+        """
+        ends, values, left = self._ends, self._values, self._left
+        if ends and place < ends[-1]:
+            return values[bisect_right(ends, place)]
+        value, end = (values[-1], ends[-1]) if ends else (-1, 0)
+        while place >= end:
+            delta = next(left)
+            if delta & 0x80:
+                delta = _read_long_number(delta, left)
+            elif not delta and ends:
+                ends.append(_FOREVER)
+                values.append(-1)
+                return -1
+            value += -(delta >> 1) - 1 if delta & 1 else delta >> 1
+            step = next(left)
+            end += step if step < 0x80 else _read_long_number(step, left)
+            ends.append(end)
+            values.append(value)
+        return value
+
+
+def _read_long_number(byte: int, left: Iterator[int]) -> int:
+    """The number that begins with a byte, of 32 bits. Raises ``StopIteration``."""
+    value = byte & 0x7F
+    for shift in range(7, 35, 7):
+        byte = next(left)
+        value |= (byte & 0x7F) << shift
+        if not byte & 0x80:
+            break
+    return value & 0xFFFFFFFF
