@@ -32,6 +32,8 @@ BATCH = f"find /var/lib/{NAME}/spool -name '*.spool' -size +1k"
 RELOADED = f"for try in $(seq 300); do systemctl is-active {NAME} | grep -x active && break"
 STEPS = {
     "install": f"dpkg -i /root/1.deb >> /root/log 2>&1; systemctl is-active {NAME}",
+    "not enabled": f"systemctl is-enabled {NAME}",
+    "first start": f"systemctl enable --now {NAME} 2>> /root/log; systemctl is-active {NAME}",
     "enabled": f"systemctl is-enabled {NAME}",
     "status": f"systemctl show -P StatusText {NAME}",
     "user": f"stat -c %U /proc/{PID}",
@@ -103,7 +105,9 @@ def test_the_package_under_systemd(machine):
     assert found.pop("first") != found.pop("second"), log
     assert int(found.pop("still waits")) >= int(found.pop("waits")) > 0
     assert found == {
-        "install": "active",
+        "install": "inactive",
+        "not enabled": "disabled",
+        "first start": "active",
         "enabled": "enabled",
         "status": "sampling",
         "user": NAME,

@@ -210,7 +210,8 @@ def test_install_run_upgrade_remove_and_purge(packages, root, collector_program,
     first, second = packages
     before = root.list_files()
 
-    root.dpkg("--install", first)
+    said = root.dpkg("--install", first)
+    assert "systemctl enable --now otel-kprofiler" in said
     assert root.run("dpkg", "--verify", "otel-kprofiler") == ""
     version = read_field(first, "Version").rpartition("-")[0]
     assert version in root.run("otel-kprofiler", "--version")
@@ -221,7 +222,7 @@ def test_install_run_upgrade_remove_and_purge(packages, root, collector_program,
     )
     root.run("/usr/lib/otel-kprofiler/bin/python3", "-c", "import grpc, symbolic, zstandard")
     wanted = root.path / "etc/systemd/system/multi-user.target.wants/otel-kprofiler.service"
-    assert wanted.is_symlink(), "enabled, as services of Debian are"
+    assert not wanted.is_symlink(), "nobody has named a receiver"
     (user,) = [
         line.split(":")
         for line in (root.path / "etc/passwd").read_text().splitlines()
@@ -249,7 +250,10 @@ def test_install_run_upgrade_remove_and_purge(packages, root, collector_program,
     )
     kept = config.read_text()
     spooled = spooled_bytes(root)
-    root.dpkg("--install", second)
+    wanted.parent.mkdir(exist_ok=True)  # as `systemctl enable` does
+    wanted.symlink_to("/usr/lib/systemd/system/otel-kprofiler.service")
+    assert "enable --now" not in root.dpkg("--install", second)
+    assert wanted.is_symlink(), "an upgrade keeps it enabled"
     assert root.run("dpkg-query", "-Wf", "${Version}", "otel-kprofiler") == read_field(
         second, "Version"
     )
