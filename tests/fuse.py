@@ -252,7 +252,10 @@ def main():
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
     _call("mount", b"test", os.fsencode(arguments.point), b"fuse", 6, options)  # nosuid, nodev
     _say("mounted")
-    _Server(fd, arguments.directory, _CACHED_S if arguments.cached else 0).serve()
+    try:
+        _Server(fd, arguments.directory, _CACHED_S if arguments.cached else 0).serve()
+    finally:  # also if the test was killed
+        _call("umount2", os.fsencode(arguments.point), _MNT_DETACH)
 
 
 if __name__ == "__main__":
