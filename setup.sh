@@ -14,7 +14,7 @@ set -eu
 RUN_PACKAGES='python3-venv libbpf1'
 TEST_PACKAGES='clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc
 	qemu-system-x86 busybox-static kmod gcc gcc-12 g++ python3-dev binutils dwz make xz-utils
-	openssl'
+	openssl musl-tools'
 SYSTEM_PYTHON=/usr/bin/python3
 VENV=${VENV:-.venv}
 export PIP_DISABLE_PIP_VERSION_CHECK=1

@@ -47,6 +47,18 @@ MODELS = {
 }
 
 
+MUSL_MODELS = (
+    "local_exec",
+    "initial_exec",
+    "general_dynamic",
+    "descriptor",
+    "descriptor_symbolic",
+    "opened_general_dynamic",
+    "opened_descriptor",
+)
+"""Ways that musl knows, too."""
+
+
 def build(directory, name, late_ms=1500, compiler="gcc"):
     """Compile a program; returns its path, and that of the library that it opens."""
     if shutil.which(compiler) is None:

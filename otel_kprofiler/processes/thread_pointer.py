@@ -39,7 +39,9 @@ _WORDS_2: Final = struct.Struct("<QQ")
 _AT_PHDR: Final = 3
 _MAX_MODULE: Final = 1 << 16
 _MOST_STATIC: Final = 1 << 31
-_MUSL: Final = ("ld-musl-", "libc.musl-")
+_MUSL: Final = "libc.so"
+"""Name of the file that is musl's C library and linker; glibc's has a version."""
+_ALPINE: Final = ("ld-musl-", "libc.musl-")
 
 
 class LoadedObject(NamedTuple):
@@ -100,8 +102,7 @@ def find_context_place(
         headers_at: runtime address of the program's own program headers.
         machine: as uname(2) calls it; only x86_64 is known.
     """
-    is_musl = any(one.path.rpartition("/")[2].startswith(_MUSL) for one in objects)
-    vector = _MUSL_VECTOR if is_musl else _GLIBC
+    vector = _MUSL_VECTOR if any(_is_musl(one.path) for one in objects) else _GLIBC
     found: ContextPlace | None = None
     definitions = 0
     for one in objects[:MAX_OBJECTS]:
@@ -118,6 +119,11 @@ def find_context_place(
         except (ElfError, OSError):
             continue  # no ELF file, damaged, or unmapped meanwhile
     return found
+
+
+def _is_musl(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return name == _MUSL or name.startswith(_ALPINE)
 
 
 def _find_in_library(

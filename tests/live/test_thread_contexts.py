@@ -15,7 +15,15 @@ from otel_kprofiler.model import OFF_CPU, ON_CPU, Level
 from otel_kprofiler.otlp import read_profiles
 from otel_kprofiler.processes import ProcessContexts
 from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
-from tests.thread_contexts import MODELS, SCHEMA, SOURCES, Program, compile_with, write_payload
+from tests.thread_contexts import (
+    MODELS,
+    MUSL_MODELS,
+    SCHEMA,
+    SOURCES,
+    Program,
+    compile_with,
+    write_payload,
+)
 
 pytestmark = [
     pytest.mark.live,
@@ -104,9 +112,15 @@ def compare(samples, log):
     return counts
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_samples_have_the_span_of_their_thread(tmp_path, name):
-    with Reader(b"program") as reader, Program(tmp_path, name, THREADS) as program:
+@pytest.mark.parametrize(
+    ("compiler", "name"),
+    [*(("gcc", name) for name in MODELS), *(("musl-gcc", name) for name in MUSL_MODELS)],
+)
+def test_samples_have_the_span_of_their_thread(tmp_path, compiler, name):
+    with (
+        Reader(b"program") as reader,
+        Program(tmp_path, name, THREADS, compiler=compiler) as program,
+    ):
         reader.collect_until(lambda: reader.count_links() >= WANTED)
         log = program.read_log()
         reader.drain()
