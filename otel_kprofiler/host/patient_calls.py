@@ -2,8 +2,8 @@
 
 A read of a frozen FUSE file system, or of NFS without its server, cannot be interrupted. So that
 one such file does not end the reading of all others, callers wait for a read only while it makes
-progress: a thread that has waited for storage for :data:`PATIENCE_S` is left to its device, which
-gets no other.
+progress: a thread that is in the same wait for storage at two looks :data:`PATIENCE_S` apart is
+left to its device, which gets no other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 PATIENCE_S: Final = 1.0
-"""How long a read may wait for storage before others go on without it."""
+"""How long one wait of a read for storage may last before others go on without it."""
 MAX_LEFT: Final = 32
 """Threads that are left behind at a time; with more, callers wait."""
 _FUSE_WAIT: Final = "request_wait_answer"  # interruptible at first, fs/fuse/dev.c
@@ -33,11 +33,18 @@ class PatientCalls:
     Args:
         name: of the threads. They are started by those that call, with their capabilities.
         patience_s: see :data:`PATIENCE_S`.
+        on_left: is called with the identifier of a thread that is left behind.
     """
 
-    def __init__(self, name: str, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        name: str,
+        patience_s: float = PATIENCE_S,
+        on_left: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._name = name
         self._patience_s = patience_s
+        self._on_left = on_left
         self._lock = threading.Lock()
         self._idle: list[_Reader] = []
         self._left: dict[int, _Reader] = {}  # by device
@@ -45,7 +52,7 @@ class PatientCalls:
         self._closed = False
 
     def call(self, device: int, job: Job) -> bool:
-        """Call a function in another thread, and wait until it has returned.
+        """Call a function in another thread, after :meth:`stop` in this one; wait for its return.
 
         Args:
             device: of the file that it reads.
@@ -56,17 +63,21 @@ class PatientCalls:
             begins, when it does.
         """
         with self._lock:
-            if self._closed:
-                return False
             if device in self._left:
                 self._left[device].jobs.append(job)
                 return False
-            reader = self._idle.pop() if self._idle else self._start()
+            reader = None if self._closed else self._idle.pop() if self._idle else self._start()
+        if reader is None:
+            _call(job)
+            return True
         done = threading.Event()
         reader.begin(job, done)
+        wait = None
         while not done.wait(self._patience_s):
-            is_over = self._is_closed() or _waits_for_storage(reader.native_id)
+            last, wait = wait, _find_storage_wait(reader.native_id)
+            is_over = self._is_closed() or (wait is not None and wait == last)
             if is_over and self._leave(device, reader, done):
+                self._on_left(reader.ident or 0)
                 return False
         with self._lock:
             self._idle.append(reader)
@@ -89,16 +100,21 @@ class PatientCalls:
         with self._lock:
             return self._closed
 
-    def _start(self) -> _Reader:
-        reader = _Reader(self._name)
+    def _start(self) -> _Reader | None:
+        """Start a thread; None if there can be no more of them."""
+        reader = _Reader(self._name, self._lock)
+        try:
+            reader.start()
+        except RuntimeError as error:
+            _log.warning("files are read without a limit of time: %s", error)
+            return None
         self._readers.add(reader)
-        reader.start()
         return reader
 
     def _leave(self, device: int, reader: _Reader, done: threading.Event) -> bool:
         """Leave a thread to its device, unless it has just returned; whether it is left."""
         with self._lock:
-            if done.is_set() or len(self._left) >= MAX_LEFT:
+            if done.is_set() or (len(self._left) >= MAX_LEFT and not self._closed):
                 return False
             if device in self._left:  # several began at a time: one is kept for what is to come
                 reader.on_free = lambda: self._forget(None, reader)
@@ -121,8 +137,9 @@ class PatientCalls:
 class _Reader(threading.Thread):
     """Calls one function after another."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lock: threading.Lock) -> None:
         super().__init__(name=name, daemon=True)
+        self._lock = lock  # of who calls: a thread that has returned is not left
         self.jobs: deque[Job] = deque()  # once it was left behind
         self.on_free: Callable[[], bool] | None = None  # likewise; whether to end
         self._begun: tuple[Job, threading.Event] | None = None
@@ -145,9 +162,11 @@ class _Reader(threading.Thread):
                 return
             job, done = begun
             _call(job)
-            done.set()
-            if self.on_free is not None:
-                while not self.on_free():
+            with self._lock:
+                done.set()
+                on_free = self.on_free
+            if on_free is not None:
+                while not on_free():
                     _call(self.jobs.popleft())
                 return
             if self._ends:
@@ -161,10 +180,11 @@ def _call(job: Job) -> None:
         _log.exception("reading a file failed")
 
 
-def _waits_for_storage(tid: int | None) -> bool:
-    """Returns whether a thread of this process is in a wait that no signal ends."""
+def _find_storage_wait(tid: int | None) -> int | None:
+    """Number of the wait for storage that a thread of this process is in; None: it is in none."""
     task = Path(f"/proc/self/task/{tid}")
     with suppress(OSError):
-        state = (task / "stat").read_text().rpartition(")")[2].split()[0]
-        return state == "D" or (task / "wchan").read_text() == _FUSE_WAIT
-    return False
+        status = (task / "status").read_text()
+        if "\nState:\tD" in status or (task / "wchan").read_text() == _FUSE_WAIT:
+            return int(status.rpartition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    return None

@@ -42,6 +42,8 @@ _MAX_AUXV_BYTES: Final = 4096
 _MAX_MAPS: Final = 1024
 _OWNER: Final = 3  # in a ProcessKey: names are those of the program, whoever runs it
 _AGAIN_S: Final = 10.0
+_MAX_LOOK_S: Final = 0.2
+"""Time that one look at a process may take, whatever its memory holds: others wait meanwhile."""
 _SHARE: Final = 200
 """Looking takes no more than this part of the time, for each process."""
 
@@ -170,7 +172,11 @@ class PublishedThreads:
         objects = find_objects(parse_mappings(read_maps(self._files, pid)))
         auxv = read_limited(self._files, f"/proc/{pid}/auxv", _MAX_AUXV_BYTES)
 
+        until = time.monotonic() + _MAX_LOOK_S
+
         def read(address: int, size: int) -> bytes:
+            if time.monotonic() > until:
+                raise OSError("looking for the variable takes too long")
             if not 0 <= address < 1 << 63:
                 raise OSError(f"no address of a process: {address:#x}")
             data = os.pread(memory, size, address)

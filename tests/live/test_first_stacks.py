@@ -59,6 +59,7 @@ def show(host, ends):
 def test_an_idle_host_has_whole_stacks_from_the_start():
     ends = record_many()
     show("a host as it is", ends)
+    assert ends
     assert ends[StackEnd.PENDING] <= (1 - LEAST_WHOLE) * ends.total()
 
 

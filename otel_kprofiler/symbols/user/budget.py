@@ -40,8 +40,10 @@ class ReadingBudget:
     def __init__(self, limit_bytes: int = _UNBOUNDED) -> None:
         self.limit_bytes = limit_bytes
         self.make_space: Callable[[], None] = lambda: None
-        self._turn = threading.Lock()
+        self._changed = threading.Condition()
+        self._reader: int | None = None  # the thread that reads a file
         self._held = 0
+        self._mine = _Mine()
 
     @property
     def held_bytes(self) -> int:
@@ -56,12 +58,22 @@ class ReadingBudget:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Wait until no other file is read; what was taken is given back at the end."""
-        with self._turn:
-            self._held = 0
-            try:
-                yield
-            finally:
-                self._held = 0
+        thread = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: self._reader is None)
+            self._reader = thread
+        try:
+            yield
+        finally:
+            self.give_back(self._mine.held)
+            self.pass_turn(thread)
+
+    def pass_turn(self, thread: int) -> None:
+        """Let others read: a thread has read its file, or is left behind with what it holds."""
+        with self._changed:
+            if self._reader == thread:
+                self._reader = None
+                self._changed.notify_all()
 
     def take(self, count_bytes: int, purpose: str) -> None:
         """Ask for memory that is held until the file was read, or given back.
@@ -73,18 +85,22 @@ class ReadingBudget:
         Raises:
             ElfError: it is more than is left.
         """
-        if count_bytes > self.left_bytes:
-            raise ElfError(
-                ElfProblem.TOO_LARGE,
-                f"{purpose}: reading takes {_mib(self._held + count_bytes)} MiB, the limit is "
-                f"{self.limit_bytes >> 20}, three quarters of {_KEY}; raise it",
-            )
-        self._held += count_bytes
+        with self._changed:
+            if count_bytes > self.left_bytes:
+                raise ElfError(
+                    ElfProblem.TOO_LARGE,
+                    f"{purpose}: reading takes {_mib(self._held + count_bytes)} MiB, the limit is "
+                    f"{self.limit_bytes >> 20}, three quarters of {_KEY}; raise it",
+                )
+            self._held += count_bytes
+            self._mine.held += count_bytes
         self.make_space()
 
     def give_back(self, count_bytes: int) -> None:
         """Return memory that is not held any more."""
-        self._held -= count_bytes
+        with self._changed:
+            self._held -= count_bytes
+            self._mine.held -= count_bytes
 
     @contextmanager
     def hold(self, count_bytes: int, purpose: str) -> Iterator[None]:
@@ -113,6 +129,12 @@ class ReadingBudget:
             content = read_content(source, section, limit)
         self.take(len(content), purpose)
         return content
+
+
+class _Mine(threading.local):
+    """Bytes that the calling thread holds."""
+
+    held = 0
 
 
 def _mib(count_bytes: int) -> int:

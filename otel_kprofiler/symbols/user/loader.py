@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -35,8 +36,9 @@ _UNUSED_WEIGHT: Final = 4
 """How many times its size a table counts that was not used, when one must leave."""
 _MADE_CODE: Final = "code"
 """Owner of one turn for the code without files of all processes, which take turns themselves."""
-_NO_DEVICE: Final = -1
-"""Stands for where processes have code that is in none of their files."""
+_UNANSWERED_NS: Final = 30_000_000_000  # until files of a device that did not answer are read
+_AGAIN_NS: Final = 500_000_000  # what files that were evicted before wait; then twice as long
+_MOST_DOUBLINGS: Final = 10
 _DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 _EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
@@ -80,7 +82,7 @@ class LoaderCounts(NamedTuple):
 class _File:
     """The names of a file, or why there are none; shared by all equal files."""
 
-    __slots__ = ("details", "device", "names", "owner", "used")
+    __slots__ = ("again_ns", "details", "device", "evictions", "names", "owner", "used")
 
     def __init__(self, details: FileDetails, device: int, owner: int) -> None:
         self.details = details
@@ -88,6 +90,8 @@ class _File:
         self.owner = owner
         self.names: FileSymbols | NamedAddress = PENDING
         self.used = False  # since space was last needed
+        self.evictions = 0
+        self.again_ns = 0  # when it may be read again after an eviction
 
 
 class _Waiting(NamedTuple):
@@ -135,11 +139,12 @@ class SymbolLoader(ForkAware):
         self._budget = budget or ReadingBudget()
         self._budget.make_space = self._make_space
         self._workers = workers
-        self._thread_ns = cpu_ns
+        self._thread_ns, self._now_ns = cpu_ns, now_ns
         self.version = 0
         """Grows whenever more is known."""
         self._gate = ForkGate()
-        self._calls = PatientCalls("kprofiler-symbols")
+        self._calls = PatientCalls("kprofiler-symbols", on_left=self._budget.pass_turn)
+        self._code_calls = itertools.count(1)
         self._changed = threading.Condition()
         self._waiting: FairQueue[_Waiting | None] = FairQueue(cpu_share, now_ns)
         self._reading = self._unread = 0
@@ -181,7 +186,8 @@ class SymbolLoader(ForkAware):
 
     def _queue(self, file: _File, content: OpenFile | bytes | None) -> None:
         if self._calls.has_left(file.device):
-            self._drop(file)  # even a descriptor of it may take for ever to be closed
+            # Even a descriptor of it may take for ever to be closed.
+            file.names, file.again_ns = _EVICTED, self._now_ns() + _UNANSWERED_NS
             return
         file.names = PENDING
         self._unread += 1
@@ -220,6 +226,8 @@ class SymbolLoader(ForkAware):
         return names.name(address)
 
     def _ask_again(self, file: _File) -> None:
+        if self._now_ns() < file.again_ns:
+            return
         with self._changed:
             if file.names is _EVICTED and not self._stopping:
                 self._queue(file, None)
@@ -339,15 +347,17 @@ class SymbolLoader(ForkAware):
                 self._answer(turn.item)
             cpu_ns = self._thread_ns() - began_ns
 
-        self._calls.call(turn.item.file.device if turn.item else _NO_DEVICE, read)
+        with self._changed:
+            self._code_waits &= turn.item is not None
+        # A process whose files of code do not answer delays no other's.
+        device = turn.item.file.device if turn.item else -next(self._code_calls)
+        self._calls.call(device, read)
         with self._changed:
             self._waiting.done(turn, cpu_ns)
             self._reading -= 1
             self._changed.notify_all()
 
     def _read_code(self) -> None:
-        with self._changed:
-            self._code_waits = False
         if self._code is None:
             return
         with reading("code that a process has made"):
@@ -426,6 +436,9 @@ class SymbolLoader(ForkAware):
             self._bytes -= file.names.nbytes
             file.names = _EVICTED
             self._evicted += 1
+            # Once at once, then later and later: tables that do not fit together end.
+            file.evictions = min(file.evictions + 1, _MOST_DOUBLINGS)
+            file.again_ns = self._now_ns() + (2**file.evictions - 2) * _AGAIN_NS
 
 
 def _forget_oldest(files: dict[Any, _File]) -> _File | None:

@@ -77,6 +77,56 @@ def test_a_device_that_does_not_answer_delays_no_other(fuse, tmp_path, calls, ki
     assert calls.call(THERE, lambda: None)
 
 
+def test_a_device_that_is_slow_is_waited_for(fuse):
+    fuse.freeze("open", delay_s=0.25)
+    read = []
+
+    def read_often():
+        for _ in range(14):
+            with open(fuse.point / "file", "rb"):
+                pass
+        read.append(1)
+
+    calls = PatientCalls("kprofiler-test", patience_s=1.5)
+    assert calls.call(THERE, read_often)
+    assert read == [1]
+    assert join_all(calls.stop())
+
+
+def test_who_is_left_behind_is_reported(fuse):
+    left, threads = [], []
+    fuse.freeze("open")
+
+    def read_file():
+        threads.append(threading.get_ident())
+        (fuse.point / "file").read_bytes()
+
+    calls = PatientCalls("kprofiler-test", patience_s=0.1, on_left=left.append)
+    assert not calls.call(THERE, read_file)
+    assert left == threads
+    fuse.thaw()
+    assert join_all(calls.stop())
+
+
+def test_without_more_threads_functions_are_called_by_who_asks(calls, monkeypatch, caplog):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    called = []
+    assert calls.call(HERE, lambda: called.append(threading.current_thread()))
+    assert called == [threading.current_thread()]
+    assert "can't start new thread" in caplog.text
+
+
+def test_after_the_end_functions_are_called_by_who_asks():
+    calls = PatientCalls("kprofiler-test")
+    assert join_all(calls.stop())
+    called = []
+    assert calls.call(HERE, lambda: called.append(threading.current_thread()))
+    assert called == [threading.current_thread()]
+
+
 def test_what_hangs_at_the_end_is_left_within_the_deadline(fuse, calls):
     fuse.freeze("open")
     path = fuse.point / "file"

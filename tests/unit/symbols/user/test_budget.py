@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,27 @@ def test_what_is_held_has_a_limit_and_is_given_back():
         assert caught.value.problem is ElfProblem.TOO_LARGE
         assert budget.left_bytes == 40
     assert budget.left_bytes == 100
+
+
+@pytest.mark.system
+def test_a_reader_that_is_left_behind_delays_no_other_and_what_it_holds_counts():
+    budget = ReadingBudget(100)
+    is_reading, go_on = threading.Event(), threading.Event()
+
+    def read():
+        with budget.reading():
+            budget.take(60, "a file")
+            is_reading.set()
+            go_on.wait(60)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert is_reading.wait(30)
+    budget.pass_turn(thread.ident)
+    with budget.reading():
+        assert budget.left_bytes == 40
+        budget.take(40, "another file")
+        go_on.set()
+        thread.join()
+        assert budget.held_bytes == 40
+    assert budget.held_bytes == 0

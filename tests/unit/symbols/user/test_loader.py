@@ -191,6 +191,34 @@ def test_an_evicted_file_that_is_needed_is_opened_again(make, tmp_path):
     assert function(loader, 0) == "again_10"
 
 
+def test_tables_that_do_not_fit_together_are_read_less_and_less(make, tmp_path):
+    path = tmp_path / "lib.so"
+    path.write_text("again")
+    now_s = 0.0
+
+    def reopen(_):
+        fd = os.open(path, os.O_RDONLY)
+        return OpenFile(fd, os.fstat(fd).st_size, os.fstat(fd).st_mtime_ns)
+
+    loader = make(
+        lambda *_: Names("f"), reopen=reopen, max_bytes=250, now_ns=lambda: int(now_s * 1e9)
+    )
+    for number in range(3):
+        loader.add(key(number), details(number), b"f")
+    loader.finish(30)
+    for _ in range(600):
+        now_s += 0.1
+        for number in range(3):
+            function(loader, number)
+            loader.finish(30)
+    assert 6 < loader.counts().loaded < 30
+    (last,) = [number for number in range(3) if isinstance(function(loader, number), Unresolved)]
+    now_s += 1000
+    function(loader, last)
+    loader.finish(30)
+    assert function(loader, last) == "f_10"
+
+
 def test_a_table_that_would_evict_most_others_is_refused(make, caplog):
     caplog.set_level("INFO")
     loader = make(max_bytes=199)
