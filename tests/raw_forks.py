@@ -4,18 +4,20 @@ import ctypes
 import inspect
 import os
 import sys
+import time
 
 
 def raw_fork():
     """Fork while no thread asks for the GIL: the child would wait forever for it to take it."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)
+    time.sleep(4 * interval)  # threads that wait already ask after the interval before
     pid = ctypes.PyDLL(None).fork()
     sys.setswitchinterval(interval)
     return pid
 
 
-CODE = f"import ctypes, os, sys\n{inspect.getsource(raw_fork)}"
+CODE = f"import ctypes, os, sys, time\n{inspect.getsource(raw_fork)}"
 """The function, for services in processes of their own."""
 
 

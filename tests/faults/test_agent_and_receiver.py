@@ -114,7 +114,7 @@ def test_a_receiver_of_small_requests_gets_every_sample_once(
     lost = check_account(account, got, exporter)["lost"]
     # A deep stack with its names may be larger alone.
     assert lost.keys() <= {LossCause.TOO_LARGE.value}
-    assert sum(lost.values()) < account["received"] / 2
+    assert sum(lost.values()) < account["received"]
     (stream,) = got.totals
     check_stream(got, stream)
 

@@ -86,12 +86,16 @@ def test_strict_receivers_have_nothing_to_complain_of(receiver, tmp_path, grain)
         assert exporters[name]["exported"] == receiver.samples(kind) > 0, log
 
 
-def test_by_default_they_miss_the_names_of_services_and_frames(receiver, tmp_path):
-    """Shows why the previous test needs its settings."""
-    run_agent(receiver, tmp_path / "agent.yaml")
+@pytest.mark.parametrize(
+    ("of_receiver", "missed"),
+    [("", {NO_FUNCTION}), ("service_name: {from: []}", {NO_SERVICE, NO_FUNCTION})],
+    ids=["default", "names of services off"],
+)
+def test_without_these_settings_they_miss_names(receiver, tmp_path, of_receiver, missed):
+    run_agent(receiver, tmp_path / "agent.yaml", of_receiver=of_receiver)
     assert receiver.refused == []
     for complaints in receiver.complaints.values():
-        assert complaints.keys() == {NO_SERVICE, NO_FUNCTION}
+        assert complaints.keys() == missed
 
 
 def test_strict_receivers_reject_references_and_the_loss_is_counted(receiver, tmp_path):

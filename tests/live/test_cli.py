@@ -154,8 +154,10 @@ def recording(*words, **kwargs):
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_writes_what_was_recorded(tmp_path, by):
     path = tmp_path / "x.otlp"
+    part = tmp_path / "x.otlp.part"
     with busy(), recording("-d", "60s", "-o", path) as record:
-        time.sleep(0.5)
+        while not part.exists() or not any(read_profiles(str(part))):
+            time.sleep(0.1)
         record.send_signal(by)
         _, errors = record.communicate(timeout=60)
     assert record.returncode == 0, errors

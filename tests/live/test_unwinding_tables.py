@@ -17,6 +17,7 @@ from unwind_maps import WAITS, KernelMaps, compile_c, request_of
 from otel_kprofiler.bpf import PAGE_BYTES
 from otel_kprofiler.host import Access, FileRequest
 from otel_kprofiler.model import FileKey
+from otel_kprofiler.stopping import stop_within
 from otel_kprofiler.unwinding import (
     VDSO,
     FileState,
@@ -103,7 +104,6 @@ def start():
 
 def test_a_thread_that_hangs_writes_to_no_maps_of_others(monkeypatch):
     """It may outlive the object of its maps, whose descriptors then are those of other maps."""
-    monkeypatch.setattr("otel_kprofiler.unwinding.store._JOIN_S", 0)
     hangs, go_on = threading.Event(), threading.Event()
     running = Running()
 
@@ -115,7 +115,8 @@ def test_a_thread_that_hangs_writes_to_no_maps_of_others(monkeypatch):
     monkeypatch.setattr("otel_kprofiler.unwinding.loading.write_image", hang)
     key = running.ask(LIBC)
     assert hangs.wait(60)
-    running.close()
+    with stop_within(0):
+        running.close()
     other = KernelMaps()
     go_on.set()
     running.settle()

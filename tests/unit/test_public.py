@@ -17,6 +17,7 @@ TESTS = Path(__file__).parents[1]
 EXEMPT = {
     "test_image.py": "the image's own Python",
     "test_deployment.py": "the wheel's own environment",
+    "test_server.py": "no other program: a child that asks and ends",
     "test_writing.py": "no other program: the process itself changes its effective user",
 }
 

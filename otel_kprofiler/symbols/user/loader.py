@@ -37,7 +37,7 @@ _UNUSED_WEIGHT: Final = 4
 _MADE_CODE: Final = "code"
 """Owner of one turn for the code without files of all processes, which take turns themselves."""
 _UNANSWERED_NS: Final = 30_000_000_000  # until files of a device that did not answer are read
-_AGAIN_NS: Final = 500_000_000  # what files that were evicted before wait; then twice as long
+_AGAIN_NS: Final = 500_000_000  # what an evicted file waits, the first time nothing; it doubles
 _MOST_DOUBLINGS: Final = 10
 _DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 _EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
@@ -436,7 +436,6 @@ class SymbolLoader(ForkAware):
             self._bytes -= file.names.nbytes
             file.names = _EVICTED
             self._evicted += 1
-            # Once at once, then later and later: tables that do not fit together end.
             file.evictions = min(file.evictions + 1, _MOST_DOUBLINGS)
             file.again_ns = self._now_ns() + (2**file.evictions - 2) * _AGAIN_NS
 
