@@ -11,7 +11,7 @@ def raw_fork():
     """Fork while no thread asks for the GIL: the child would wait forever for it to take it."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)
-    time.sleep(4 * interval)  # threads that wait already ask after the interval before
+    time.sleep(0.5)  # those that wait already ask after the interval before, or later if busy
     pid = ctypes.PyDLL(None).fork()
     sys.setswitchinterval(interval)
     return pid

@@ -186,11 +186,21 @@ def _read_kallsyms(blocks: tuple[str, ...]) -> set[tuple[int, str]]:
     return found
 
 
+_perf_events: dict[int, int] = {}  # of each process, before it holds the program
+
+
 def holds_sampler(pid: int) -> bool:
-    """Returns whether a process holds a BPF program for perf events."""
+    """Returns whether a process samples: its program is loaded, and events were opened since.
+
+    Between the two, it loads unwind tables. Call it from the start of the process on.
+    """
     with contextlib.suppress(OSError):  # descriptors come and go
-        files = Path(f"/proc/{pid}/fdinfo").iterdir()
-        return any(f"prog_type:\t{_PERF_EVENT}\n" in file.read_text() for file in files)
+        files = list(Path(f"/proc/{pid}/fd").iterdir())
+        events = sum(file.readlink().name == "anon_inode:[perf_event]" for file in files)
+        texts = [Path(f"/proc/{pid}/fdinfo/{file.name}").read_text() for file in files]
+        if any(f"prog_type:\t{_PERF_EVENT}\n" in text for text in texts):
+            return events > _perf_events.get(pid, 0)
+        _perf_events[pid] = events
     return False
 
 
