@@ -3,22 +3,52 @@
 import ctypes
 import inspect
 import os
+import select
+import signal
 import sys
+import threading
 import time
 
 
 def raw_fork():
-    """Fork while no thread asks for the GIL: the child would wait forever for it to take it."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)
-    time.sleep(0.5)  # those that wait already ask after the interval before, or later if busy
-    pid = ctypes.PyDLL(None).fork()
-    sys.setswitchinterval(interval)
-    return pid
+    """Fork; returns the child's id in the parent, and 0 in a child whose threads can run.
+
+    glibc's condition variable of the GIL counts a thread that waits at the fork in the child, too,
+    whose threads may then wait for it forever. Such a child is replaced.
+    """
+    for _ in range(5):
+        reading, writing = os.pipe()
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1000)
+        pid = ctypes.PyDLL(None).fork()
+        sys.setswitchinterval(interval)
+        if not pid:
+            other = threading.Thread(target=spin)
+            other.start()
+            spin()
+            other.join()
+            os.write(writing, b".")
+        else:
+            can_run = select.select([reading], [], [], 10)[0]
+        os.close(reading)
+        os.close(writing)
+        if not pid or can_run:
+            return pid
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    raise TimeoutError("no child in which threads can run")
 
 
-CODE = f"import ctypes, os, sys, time\n{inspect.getsource(raw_fork)}"
-"""The function, for services in processes of their own."""
+def spin():
+    """Take the GIL and give it back many times."""
+    until = time.monotonic() + 0.1
+    while time.monotonic() < until:
+        time.sleep(0)
+
+
+MODULES = "import ctypes, os, select, signal, sys, threading, time\n"
+CODE = MODULES + inspect.getsource(raw_fork) + inspect.getsource(spin)
+"""The functions, for services in processes of their own."""
 
 
 def run_in_raw_child(work):
