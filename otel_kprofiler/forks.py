@@ -118,6 +118,20 @@ class ProcessLock:
         return self._locks.get(pid) or self._locks.setdefault(pid, threading.RLock())
 
 
+class LockedForForks:
+    """An object with a lock, which its owner takes before a fork and releases after it."""
+
+    _lock: ProcessLock
+
+    def before_fork(self) -> None:
+        """Take the lock, so that no thread is half way through a change."""
+        self._lock.acquire()
+
+    def after_fork(self) -> None:
+        """Release the lock."""
+        self._lock.release()
+
+
 class _Fork(NamedTuple):
     """A fork in progress: what it holds, and whom it concerns."""
 

@@ -14,7 +14,7 @@ from otel_kprofiler.bpf.btf import (
 )
 from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.bpf.choice import LOADERS, get_loader
-from otel_kprofiler.bpf.iterators import link_iterator, open_iterator
+from otel_kprofiler.bpf.iterators import iterate, link_iterator, open_iterator
 from otel_kprofiler.bpf.kernel_types import KernelTypes
 from otel_kprofiler.bpf.layout import (
     A64,
@@ -228,6 +228,7 @@ __all__ = [
     "find_thread_pointer",
     "find_wait_offsets",
     "get_loader",
+    "iterate",
     "link_iterator",
     "open_iterator",
     "pack_unwind_config",

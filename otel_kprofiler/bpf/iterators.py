@@ -6,6 +6,7 @@ See Documentation/bpf/bpf_iterators.rst.
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Final
 
 from otel_kprofiler.bpf.call import bpf_call
@@ -60,3 +61,16 @@ def open_iterator(link: int) -> int:
         OSError: the kernel refused.
     """
     return bpf_call(_ITER_CREATE, (ctypes.c_uint32 * 2)(link, 0))
+
+
+def iterate(program_fd: int, pid: int = 0) -> int:
+    """Link an iterator's program and begin one iteration, as :func:`open_iterator` does.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    link = link_iterator(program_fd, pid)
+    try:
+        return open_iterator(link)
+    finally:
+        os.close(link)

@@ -15,7 +15,7 @@ from otel_kprofiler.bpf.map_calls import delete_from_map, update_map
 from otel_kprofiler.bpf.python import PythonLayout, PythonProcess
 from otel_kprofiler.bpf.python_codes import CodeParser, ProcessSeen, Program
 from otel_kprofiler.bpf.ring import RingMemory, RingReader
-from otel_kprofiler.forks import ProcessLock
+from otel_kprofiler.forks import LockedForForks, ProcessLock
 from otel_kprofiler.model import KnownCodes, PythonCode
 
 MAX_PYTHON_PROCESSES: Final = 4096
@@ -101,7 +101,7 @@ def python_map_entries(possible_cpus: int, ring_bytes: int) -> dict[str, int]:
     }
 
 
-class PythonMaps:
+class PythonMaps(LockedForForks):
     """Registers processes, and receives the descriptions of their code objects. Thread-safe.
 
     Args:
@@ -266,14 +266,6 @@ class PythonMaps:
             if self._is_open:
                 key = _CODE_KEY.pack(code.image, code.address)
                 delete_from_map(self._map_fd("codes"), key)
-
-    def before_fork(self) -> None:
-        """Take the lock, so that no thread is half way through a change."""
-        self._lock.acquire()
-
-    def after_fork(self) -> None:
-        """Release the lock."""
-        self._lock.release()
 
     def close(self) -> None:
         """Unmap, and accept no more processes; the owner of the maps closes them. Idempotent."""

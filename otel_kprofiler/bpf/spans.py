@@ -10,7 +10,7 @@ import struct
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.map_calls import delete_from_map, update_map
-from otel_kprofiler.forks import ProcessLock
+from otel_kprofiler.forks import LockedForForks, ProcessLock
 
 _SLOT: Final = struct.Struct("=2Q")  # struct span_slot
 SLOT_BYTES: Final = _SLOT.size
@@ -51,7 +51,7 @@ class SpanLayout(NamedTuple):
     unsampled: int
 
 
-class SpanSlots:
+class SpanSlots(LockedForForks):
     """The map of slots by thread. Thread-safe.
 
     Args:
@@ -105,11 +105,3 @@ class SpanSlots:
         with self._lock:
             self._slots = 0
             self._used.clear()
-
-    def before_fork(self) -> None:
-        """Take the lock, so that no thread is half way through a change."""
-        self._lock.acquire()
-
-    def after_fork(self) -> None:
-        """Release the lock."""
-        self._lock.release()

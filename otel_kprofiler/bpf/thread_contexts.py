@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.kernel_types import KernelTypes
 from otel_kprofiler.bpf.map_calls import delete_from_map, update_map
-from otel_kprofiler.forks import ProcessLock
+from otel_kprofiler.forks import LockedForForks, ProcessLock
 from otel_kprofiler.model import SpanLink
 
 MAX_CONTEXT_PROCESSES: Final = 4096
@@ -63,7 +63,7 @@ def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
     return link, bytes((flags,)) + record[_HEAD.size :]
 
 
-class ThreadContexts:
+class ThreadContexts(LockedForForks):
     """The map of processes whose thread contexts are read. Thread-safe.
 
     Args:
@@ -120,14 +120,6 @@ class ThreadContexts:
         del self._registered[tgid]
         if self._map_fd is not None:
             delete_from_map(self._map_fd, tgid.to_bytes(4, "little"))
-
-    def before_fork(self) -> None:
-        """Take the lock, so that no thread is half way through a change."""
-        self._lock.acquire()
-
-    def after_fork(self) -> None:
-        """Release the lock."""
-        self._lock.release()
 
     def close(self) -> None:
         """Accept no more processes. Idempotent."""

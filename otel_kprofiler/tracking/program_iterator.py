@@ -10,7 +10,7 @@ import os
 import struct
 from typing import Final
 
-from otel_kprofiler.bpf import PROGRAMS, Loader, ObjectSpec, link_iterator, open_iterator
+from otel_kprofiler.bpf import PROGRAMS, Loader, ObjectSpec, iterate
 from otel_kprofiler.model import Ksymbol, ModuleKind
 
 _SOURCE: Final = PROGRAMS / "iterators.bpf.c"
@@ -30,12 +30,7 @@ def read_iterator(loader: Loader, name: str) -> bytes:
     """
     loaded = loader.load(ObjectSpec(_SOURCE, _OBJECT, (name,), {}))
     try:
-        fd = loaded.program_fd(name)
-        link = link_iterator(fd)
-        try:
-            reader = open_iterator(link)
-        finally:
-            os.close(link)
+        reader = iterate(loaded.program_fd(name))
     finally:
         loaded.close()
     pieces = []

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from typing import Final
 
-from otel_kprofiler.bpf import link_iterator, open_iterator
+from otel_kprofiler.bpf import iterate
 from otel_kprofiler.host import FileRequest, HostFiles, read_stat
 from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.request import parse_rows
@@ -74,11 +74,7 @@ def _read_rows(program_fd: int, pids: Collection[int], until_s: float) -> Iterat
 
 
 def _iterate(program_fd: int, pid: int, until_s: float) -> Iterator[FileRequest]:
-    link = link_iterator(program_fd, pid)
-    try:
-        reader = open_iterator(link)
-    finally:
-        os.close(link)
+    reader = iterate(program_fd, pid)
     try:
         while time.monotonic() < until_s:
             try:

@@ -120,7 +120,7 @@ class _KnownFile:
     def forget(self) -> int:
         """Forget frames that were not used since the last call; returns how many are left.
 
-        Asks for one of their names again, by which the symbols of a file in use stay loaded.
+        Looks up one of its names again, so that the symbols of a file in use stay loaded.
         """
         if self._name and self._frames:
             self._name(next(iter(self._frames.values())).address)

@@ -37,7 +37,7 @@ _LINE_MEMORY_BYTES: Final = 4 << 30
 _log: Final = logging.getLogger(__name__)
 _DEBUG_INFO: Final = b".debug_info"
 _MOST_OF_READING: Final = 2 / 3
-"""Limit of the tables of a file: half of the memory, three quarters of which are for reading."""
+"""Limit of the tables of a file: half of the memory. Reading may take three quarters."""
 
 
 class LineReader(Protocol):

@@ -57,7 +57,7 @@ def close(time_ns):
 
 @contextmanager
 def mapped(path):
-    """The mapping by which this process announces a file."""
+    """The mapping that announces a dump of this process."""
     with open(path, "rb") as file:
         marker = mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
     try:
