@@ -102,10 +102,10 @@ def start():
         one.close()
 
 
-def test_a_thread_that_hangs_writes_to_no_maps_of_others(monkeypatch):
-    """It may outlive the object of its maps, whose descriptors then are those of other maps."""
+@pytest.fixture
+def hanging_write(monkeypatch):
+    """Tables are not written to maps until the second event is set; the first: one would be."""
     hangs, go_on = threading.Event(), threading.Event()
-    running = Running()
 
     def hang(*args):
         hangs.set()
@@ -113,6 +113,13 @@ def test_a_thread_that_hangs_writes_to_no_maps_of_others(monkeypatch):
         write_image(*args)
 
     monkeypatch.setattr("otel_kprofiler.unwinding.loading.write_image", hang)
+    return hangs, go_on
+
+
+def test_a_thread_that_hangs_writes_to_no_maps_of_others(hanging_write):
+    """It may outlive the object of its maps, whose descriptors then are those of other maps."""
+    hangs, go_on = hanging_write
+    running = Running()
     key = running.ask(LIBC)
     assert hangs.wait(60)
     with stop_within(0):
@@ -123,7 +130,6 @@ def test_a_thread_that_hangs_writes_to_no_maps_of_others(monkeypatch):
     assert running.store.counts().loaded == 1
     assert other.file(key) is None
     other.close()
-    monkeypatch.undo()
     running.store.close()
 
 
@@ -361,16 +367,9 @@ def test_early_tables_that_no_sample_uses_make_room_at_once(start, programs):
     assert running.kernel.file(unused) is None
 
 
-def test_early_tables_are_awaited_for_a_limited_time(start, programs, monkeypatch):
-    hangs, go_on = threading.Event(), threading.Event()
+def test_early_tables_are_awaited_for_a_limited_time(start, programs, hanging_write):
+    hangs, go_on = hanging_write
     running = start()
-
-    def hang(*args):
-        hangs.set()
-        assert go_on.wait(60)
-        write_image(*args)
-
-    monkeypatch.setattr("otel_kprofiler.unwinding.loading.write_image", hang)
     (key,) = load_early(running, programs[0], until_s=0.2)
     assert hangs.wait(60)
     assert running.kernel.file(key).state == FileState.PENDING
