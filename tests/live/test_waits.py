@@ -170,28 +170,43 @@ def test_a_stopped_process_waits_until_it_goes_on():
     assert second.switches == 0, "it goes on, and counts nevertheless"
 
 
-def test_a_thread_that_was_woken_but_does_not_run_wants_a_cpu(account):
-    cpu = min(os.sched_getaffinity(0))
+def starve_a_sleeper(sampler, cpu):
+    """Returns totals of a thread while it wants a CPU and after it, switches begun until then.
+
+    A thread with SCHED_FIFO takes the CPU for 0.8 s; the kernel lets it have no more than 0.95 s.
+    Returns None if a busy machine let it begin, or was read, too late.
+    """
     first = """
 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 while time.monotonic() < end: pass
 os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 """
     with (
-        running() as sampler,
-        Program("time.sleep(0.2)", 1, cpu=cpu) as sleeper,
+        Program("time.sleep(0.3)", 1, cpu=cpu) as sleeper,
         Program(first, 0.8, cpu=cpu) as spinner,
     ):
         read(sampler)
         before = sleeper.switches()
+        asleep = time.monotonic()
         sleeper.go()
-        time.sleep(0.05)
+        while sleeper.switches() == before:
+            time.sleep(0.001)
+        start = time.monotonic()
         spinner.go()
-        time.sleep(0.55)
+        time.sleep(0.6)
         waiting = read(sampler)[sleeper.process.pid]
         begun = sleeper.switches() - before
+        if start - asleep > 0.15 or time.monotonic() - start > 0.7:
+            return None
         sleeper.reported()
-        after = read(sampler)[sleeper.process.pid]
+        return waiting, begun, read(sampler)[sleeper.process.pid]
+
+
+def test_a_thread_that_was_woken_but_does_not_run_wants_a_cpu(account):
+    cpu = min(os.sched_getaffinity(0))
+    with running() as sampler:
+        tries = (starve_a_sleeper(sampler, cpu) for _ in range(20))
+        waiting, begun, after = next(filter(None, tries))
     assert waiting.by_state[WaitState.RUNNABLE] > 0.2e9
     assert waiting.by_state[WaitState.INTERRUPTIBLE] > 0.1e9
     # the wait before the first of these has ended, the last goes on
@@ -203,14 +218,17 @@ def test_ongoing_waits_are_reported_once():
     with running() as sampler, Program("time.sleep(60)", 60) as program:
         program.go()
         time.sleep(0.5)
+        before = time.monotonic_ns()
         read(sampler)
         start = time.monotonic_ns()
         reported = 0
         for _ in range(5):
             time.sleep(0.2)
+            end = time.monotonic_ns()
             reported += read(sampler)[program.process.pid].total_ns
-        passed = time.monotonic_ns() - start
-    assert reported == pytest.approx(passed, rel=0.01, abs=50e6)
+        after = time.monotonic_ns()
+    # The clock of a run queue stands still between its updates.
+    assert 0.99 * (end - start) <= reported <= 1.01 * (after - before)
 
 
 def test_threads_that_ended_while_off_leave_their_totals():
@@ -274,7 +292,7 @@ for number, seconds in ((100, 0.3), (8, 1)):
         program.reported()
         totals = read(sampler)[program.process.pid]
         assert sampler.wait_counts.no_room == full
-    assert totals.total_ns == pytest.approx(9e9, rel=0.1), "eight threads, and the one that joins"
+    assert 8.5e9 < totals.total_ns < 13e9, "eight threads, and the one that joins"
 
 
 def test_only_targets_are_followed():
@@ -304,10 +322,12 @@ def test_a_pause_is_no_wait():
         read(sampler)
         time.sleep(1)
         assert read(sampler) == {}
+        start = time.monotonic_ns()
         sampler.resume()
         time.sleep(0.5)
         totals = read(sampler)[program.process.pid]
-    assert 0 < totals.total_ns < 0.9e9
+        passed = time.monotonic_ns() - start
+    assert 0 < totals.total_ns <= 1.01 * passed
 
 
 def program_names():
