@@ -32,8 +32,11 @@ pythons:  ## interpreters that Debian has not, for tests of Python frames (needs
 test-fast:  ## unit tests without processes, sockets, compilers or privileges: half a minute
 	$(PYTEST) -q -n 2 --dist loadfile -m 'not system' tests/unit
 
-test: pythons  ## all tests that this machine can run, two files at a time
-	$(PYTEST) -n 2 --dist loadfile
+test: pythons  ## all tests that this machine can run but the long ones, two files at a time
+	$(PYTEST) -n 2 --dist loadfile -m 'not long'
+
+test-long:  ## the tests that take half a minute or more each
+	$(PYTEST) -m long
 
 test-live:  ## only the tests against the running kernel
 	$(PYTEST) -m live

@@ -44,6 +44,7 @@ def check(account, arrived):
 
 
 @live
+@pytest.mark.long
 def test_fifty_thousand_processes_a_minute_are_all_accounted_for(run_agent, receiver, arrived):
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=499)

@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("fsync", ["always", "never"])
+@pytest.mark.parametrize("fsync", ["always", pytest.param("never", marks=pytest.mark.long)])
 def test_the_data_accounts_for_every_sample_of_killed_agents(tmp_path, fsync):
     result = run_kills(tmp_path, KILLS, fsync, seed=KILLS)
     assert (result.difference, result.wrong) == (0, []), result

@@ -201,6 +201,7 @@ def test_no_frame_is_wrong_while_tables_are_evicted(built, compiled):
     assert ends[StackEnd.COMPLETE]
 
 
+@pytest.mark.long
 @needs_clang
 @needs_gcc
 def test_a_quarter_of_the_tables_in_turns_gives_no_wrong_frame(built, tmp_path):

@@ -44,7 +44,7 @@ def read(folder, content, limit_mib, count, detail="names"):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_are_read_within_the_limit(tmp_path, kind):
-    count = ALL or (5 if kind in SLOW else FILES)
+    count = ALL or (2 if kind in SLOW else FILES)
     report = read(tmp_path, KINDS[kind](), LIMIT_MIB, count)
     # Tables that fit leave for what reading takes.
     added_kib = report["peak_kib"] - report["before_kib"]
