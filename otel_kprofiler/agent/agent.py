@@ -43,6 +43,7 @@ from otel_kprofiler.pipeline import (
     DRAIN_INTERVAL_S,
     IDLE_S,
     Pipeline,
+    PipelineOptions,
     change_attributes,
     open_live,
     open_resources,
@@ -220,12 +221,10 @@ class Agent:
                 ),
                 symbolizer=symbolizer,
                 user_names=self._user_names,
-                exporters=reporter.accounts,
                 loader=config.loader,
-                pause=self._alive_sometimes,
-                grain=config.grain,
-                leaves_out_self_profiled=config.leaves_out_self_profiled,
-                limits_processes=True,
+                options=config.apply_to(
+                    PipelineOptions(exporters=reporter.accounts, pause=self._alive_sometimes)
+                ),
             )
             pipeline.start()
         except (HostError, SamplerError) as error:
@@ -381,8 +380,7 @@ class Agent:
         self._targets = targets
         if pipeline.sampler.period_ns != period_ns or new.schedule != old.schedule:
             pipeline.change_windows(changed_ns, new.schedule)
-        pipeline.grain = new.grain
-        pipeline.leaves_out_self_profiled = new.leaves_out_self_profiled
+        pipeline.options = new.apply_to(pipeline.options)
         if (new.resource, new.service_sources) != (old.resource, old.service_sources):
             change_attributes(pipeline, self._access, new.resource, new.service_sources)
         self._configure_timers(new)

@@ -14,6 +14,7 @@ from otel_kprofiler.agent.limits import Limits
 from otel_kprofiler.export import ExporterSettings
 from otel_kprofiler.pipeline import (
     DRAIN_INTERVAL_S,
+    PipelineOptions,
     WindowSchedule,
     resource_attributes,
     resource_grain,
@@ -83,6 +84,15 @@ class AgentConfig:
     sends_metrics: bool
     log_level: str
     log_encoding: str
+
+    def apply_to(self, options: PipelineOptions) -> PipelineOptions:
+        """Returns a pipeline's options with those of the agent."""
+        return replace(
+            options,
+            grain=self.grain,
+            leaves_out_self_profiled=self.leaves_out_self_profiled,
+            limits_processes=True,
+        )
 
 
 FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {

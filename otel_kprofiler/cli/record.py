@@ -32,6 +32,7 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.model import Window
 from otel_kprofiler.pipeline import (
     Pipeline,
+    PipelineOptions,
     WindowSink,
     open_live,
     open_resources,
@@ -166,7 +167,6 @@ def command(
                 sampling.config(access, targets, held.pid if held else None),
                 sinks.schedule,
                 sinks.add_window,
-                whole_sink=sinks.whole,
                 access=access,
                 clock=clock,
                 resources=open_resources(
@@ -177,6 +177,7 @@ def command(
                 loader=sampling.loader,
                 raw_sink=raw.add_records if raw else None,
                 replaced_sink=raw.add_frame if raw else None,
+                options=PipelineOptions(whole_sink=sinks.whole),
             )
             session = Session(pipeline, signals, held, targets)
             with open_progress(limit or float("inf")) as progress:

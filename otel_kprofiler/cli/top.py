@@ -33,6 +33,7 @@ from otel_kprofiler.model import OFF_CPU, ON_CPU, Window
 from otel_kprofiler.pipeline import (
     DRAIN_INTERVAL_S,
     Pipeline,
+    PipelineOptions,
     WindowSchedule,
     open_live,
     open_resources,
@@ -184,7 +185,7 @@ class Live:
             symbolizer=open_symbols(access),
             user_names=sampling.open_user_names(),
             loader=sampling.loader,
-            pause=self._pause,
+            options=PipelineOptions(pause=self._pause),
         )
         self._meter = CpuMeter()
 

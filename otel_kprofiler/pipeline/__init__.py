@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         describe_left_out,
         describe_sampling,
     )
+    from otel_kprofiler.pipeline.options import PipelineOptions
     from otel_kprofiler.pipeline.pipeline import Pipeline, WindowSink
     from otel_kprofiler.pipeline.receiver_settings import (
         resource_attributes,
@@ -51,6 +52,7 @@ __all__ = [
     "WHOLE_RECORDING",
     "EventTimeGate",
     "Pipeline",
+    "PipelineOptions",
     "WindowBuilder",
     "WindowCounts",
     "WindowSchedule",
@@ -75,6 +77,7 @@ _LATE: Final = {
     "EventTimeGate": "gate",
     "OF_OTHERS": "left_out",
     "Pipeline": "pipeline",
+    "PipelineOptions": "options",
     "WindowSink": "pipeline",
     "change_attributes": "composition",
     "describe_left_out": "left_out",

@@ -16,22 +16,19 @@ from otel_kprofiler.model import (
     PYTHON_SIDE,
     USER_SIDE,
     Attributes,
-    ExporterAccount,
     Frame,
     KnownCodes,
     KnownFiles,
     KnownLoops,
-    LabelSet,
     ProcessKey,
-    RawSample,
     Resource,
     SideKind,
 )
+from otel_kprofiler.pipeline.options import PipelineOptions
 from otel_kprofiler.pipeline.pipeline import Pipeline, WindowSink
 from otel_kprofiler.pipeline.python_frames import PythonFrames
 from otel_kprofiler.pipeline.windows import WindowSchedule
 from otel_kprofiler.processes import (
-    Grain,
     ProcessContexts,
     ProcessResources,
     read_host_attributes,
@@ -131,15 +128,8 @@ def open_live(
     resolvers: Mapping[SideKind, SideResolver[Any]] | None = None,
     raw_sink: RawSink | None = None,
     replaced_sink: Callable[[Frame], None] | None = None,
-    whole_sink: WindowSink | None = None,
-    exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
     loader: str = "auto",
-    pause: Callable[[], None] | None = None,
-    on_drained: Callable[[Sequence[RawSample]], None] | None = None,
-    find_labels: Callable[[int], LabelSet] | None = None,
-    grain: Grain = Grain.PROCESS,
-    leaves_out_self_profiled: bool = False,
-    limits_processes: bool = False,
+    options: PipelineOptions = PipelineOptions(),
 ) -> Pipeline[EbpfSampler]:
     """A pipeline that samples this host; loads no program before it is started.
 
@@ -156,15 +146,8 @@ def open_live(
             files of user code; closed, too.
         raw_sink: receives the raw records of each drain.
         replaced_sink: receives native frames in whose place Python frames may stand, by name.
-        whole_sink: receives all samples once more at the end, in a single window.
-        exporters: returns the account of each exporter behind the sink.
         loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
-        pause: called repeatedly during long work.
-        on_drained: sees the samples of each drain.
-        find_labels: the labels with a number that a sample has.
-        grain: what has a Resource of its own.
-        leaves_out_self_profiled: leave out on-CPU samples of processes that sample themselves.
-        limits_processes: make samples of a process that costs too much coarser.
+        options: what else the pipeline does.
 
     Raises:
         DependencyError: the loader's library is missing.
@@ -200,17 +183,10 @@ def open_live(
         resources=resources,
         schedule=schedule,
         sink=sink,
-        whole_sink=whole_sink,
-        exporters=exporters,
         clock=clock,
-        pause=pause,
-        on_drained=on_drained,
-        find_labels=find_labels,
+        options=options,
         find_causes=config.off_cpu is None or config.off_cpu.causes,
         scheduler_rvas=symbolizer.scheduler_rvas(),
-        grain=grain,
-        leaves_out_self_profiled=leaves_out_self_profiled,
-        limits_processes=limits_processes,
     )
 
 
@@ -322,8 +298,8 @@ def _replay(
         resources=ProcessResources(recording.files, clock, {}, known=recording.resources),
         schedule=schedule,
         sink=sink,
-        whole_sink=whole_sink,
         clock=clock,
+        options=PipelineOptions(whole_sink=whole_sink),
     )
     pipeline.start()
     while not sampler.exhausted:

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
@@ -26,11 +26,8 @@ from otel_kprofiler.model import (
     NO_WAITS,
     OFF_CPU,
     Account,
-    ExporterAccount,
-    LabelSet,
     LossCause,
     Losses,
-    RawSample,
     Resource,
     SampleCounts,
     StreamTotals,
@@ -38,8 +35,9 @@ from otel_kprofiler.model import (
     Window,
 )
 from otel_kprofiler.pipeline.budget import ProcessBudgets
-from otel_kprofiler.pipeline.gate import MAX_WAIT_NS, EventTimeGate, count_kinds
+from otel_kprofiler.pipeline.gate import EventTimeGate, count_kinds
 from otel_kprofiler.pipeline.idle_wait import SETTLE_S, wait_for_samples
+from otel_kprofiler.pipeline.options import PipelineOptions
 from otel_kprofiler.pipeline.python_frames import PythonFrames
 from otel_kprofiler.pipeline.windows import (
     DRAIN_INTERVAL_S,
@@ -50,7 +48,6 @@ from otel_kprofiler.pipeline.windows import (
     find_latest,
 )
 from otel_kprofiler.processes import (
-    Grain,
     ProcessResources,
     is_self_profiled,
     leave_out_self_profiled,
@@ -79,24 +76,15 @@ class Pipeline(Generic[SamplerT]):
         resources: finds the Resource of a process; closed with the pipeline.
         schedule: the length of windows.
         sink: receives each closed window; must not block.
-        whole_sink: receives all samples once more at the end, in a single window.
-        exporters: returns the account of each exporter behind the sink; called from any thread.
         clock: reads boot time and converts it to Unix time.
-        max_wait_ns: maximum wait of a sample for symbols of its time.
-        pause: called repeatedly during long work, to let other threads run or report progress.
+        options: what else the pipeline does.
         python: registers the processes that run CPython; closed with the pipeline.
         on_started: called when the sampler has started, before it is drained.
-        on_drained: sees the samples of each drain, before they wait for their symbols.
-        find_labels: the labels with a number; without it, samples have none.
         find_causes: whether to find what threads wait for.
         scheduler_rvas: of the kernel's functions in which threads wait.
-        grain: what has a Resource of its own; windows are merged as they are closed.
-        leaves_out_self_profiled: whether windows are without on-CPU samples of processes that
-            sample themselves; these are counted as lost.
-        limits_processes: whether samples of a process that costs too much are coarser.
 
     Attributes:
-        grain, leaves_out_self_profiled: as given; may be changed at any time.
+        options: as given; its grain and what it leaves out may be changed at any time.
     """
 
     def __init__(
@@ -108,28 +96,17 @@ class Pipeline(Generic[SamplerT]):
         schedule: WindowSchedule,
         sink: WindowSink,
         clock: Clock,
-        whole_sink: WindowSink | None = None,
-        exporters: Callable[[], tuple[ExporterAccount, ...]] = tuple,
-        max_wait_ns: int = MAX_WAIT_NS,
-        pause: Callable[[], None] | None = None,
+        options: PipelineOptions = PipelineOptions(),
         python: PythonFrames | None = None,
         on_started: Callable[[], None] = lambda: None,
-        on_drained: Callable[[Sequence[RawSample]], None] | None = None,
-        find_labels: Callable[[int], LabelSet] | None = None,
         find_causes: bool = True,
         scheduler_rvas: range = range(0),
-        grain: Grain = Grain.PROCESS,
-        leaves_out_self_profiled: bool = False,
-        limits_processes: bool = False,
     ) -> None:
         self.sampler = sampler
-        self.budgets = ProcessBudgets(stacks, resources, is_limiting=limits_processes)
-        self.grain = grain
-        self.leaves_out_self_profiled = leaves_out_self_profiled
+        self.budgets = ProcessBudgets(stacks, resources, is_limiting=options.limits_processes)
+        self.options = options
         self._left_out = SampleCounts()
         self._no_longer_self_profiled: set[Resource] = set()
-        self._on_drained = on_drained
-        self._find_labels = find_labels
         self._find_causes = find_causes
         self._scheduler_rvas = scheduler_rvas
         self.python = python
@@ -138,14 +115,11 @@ class Pipeline(Generic[SamplerT]):
         self.resources = resources
         self._schedule = schedule
         self._sink = sink
-        self._whole_sink = whole_sink
         self._whole: WindowBuilder | None = None
         self._renewed: dict[Resource, Resource] = {}
         self._all_waits: dict[Resource, WaitTotals] = {}  # for the whole
-        self._exporters = exporters
         self._clock = clock
-        self._pause = pause
-        self._gate = EventTimeGate(max_wait_ns)
+        self._gate = EventTimeGate()
         self._windows: WindowBuilder | None = None
         self._looked_ns, self._has_drained = 0, False
         # Held while samples move from one count to another, so that each is counted exactly once.
@@ -172,7 +146,7 @@ class Pipeline(Generic[SamplerT]):
             raise
         start_boot_ns = self._clock.boot_ns()  # moved back if samples are earlier
         self._windows = self._open_windows(self._schedule, start_boot_ns)
-        if self._whole_sink:
+        if self.options.whole_sink:
             self._whole = self._open_windows(WHOLE_RECORDING, start_boot_ns)
 
     def _open_windows(self, schedule: WindowSchedule, start_boot_ns: int) -> WindowBuilder:
@@ -181,8 +155,8 @@ class Pipeline(Generic[SamplerT]):
             schedule,
             start_boot_ns=start_boot_ns,
             period_ns=self.sampler.period_ns,
-            pause=self._pause,
-            find_labels=self._find_labels,
+            pause=self.options.pause,
+            find_labels=self.options.find_labels,
             decode_context=self.resources.decode_context,
             find_causes=self._find_causes,
             scheduler_rvas=self._scheduler_rvas,
@@ -248,8 +222,8 @@ class Pipeline(Generic[SamplerT]):
             given_up = count_kinds(self._gate.release(_END_OF_TIME_NS))
             self._in_windows += given_up
         self._close_window(now_ns, given_up)
-        if self._whole and self._whole_sink:
-            self._whole_sink(self._merge(self._close_whole(self._whole, now_ns, given_up)))
+        if self._whole and self.options.whole_sink:
+            self.options.whole_sink(self._merge(self._close_whole(self._whole, now_ns, given_up)))
 
     def close(self) -> None:
         """Close sampler, resolvers and resources; within 5 s, or the caller's ``stop_within``."""
@@ -281,13 +255,13 @@ class Pipeline(Generic[SamplerT]):
             )
             for kind, counts in self._counts.items()
         }
-        return Account.of_kinds(sampled, self._exporters())
+        return Account.of_kinds(sampled, self.options.exporters())
 
     def _drain(self) -> None:
         samples = self.sampler.drain()
         self._has_drained = bool(samples)
-        if self._on_drained:
-            self._on_drained(samples)
+        if self.options.on_drained:
+            self.options.on_drained(samples)
         with self._lock:
             self._gate.push(samples)
             self._counts = self.sampler.counts()
@@ -330,8 +304,8 @@ class Pipeline(Generic[SamplerT]):
                 if self._whole:
                     self._whole.add(sample, stack, resource)
                 samples.pop()  # early, because a backlog takes much memory
-                if self._pause:
-                    self._pause()
+                if self.options.pause:
+                    self.options.pause()
         finally:
             # Exceptions lose no sample.
             with self._lock:
@@ -358,7 +332,7 @@ class Pipeline(Generic[SamplerT]):
             resolve_again=self._stacks.resolve,
             renew=self._renew,
         )
-        if self.leaves_out_self_profiled:
+        if self.options.leaves_out_self_profiled:
             window, left = leave_out_self_profiled(window, self._no_longer_self_profiled)
             collected -= left
             with self._lock:
@@ -391,7 +365,7 @@ class Pipeline(Generic[SamplerT]):
         )
 
     def _merge(self, window: Window) -> Window:
-        return merge_resources(window, self.grain, self.resources.common)
+        return merge_resources(window, self.options.grain, self.resources.common)
 
     def _read_waits(self) -> Mapping[Resource, WaitTotals]:
         """Time off the CPU since the window before, by Resource."""

@@ -16,6 +16,7 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.model import Account, ExporterAccount, Window
 from otel_kprofiler.pipeline import (
     IDLE_S,
+    PipelineOptions,
     describe_left_out,
     describe_sampling,
     open_live,
@@ -102,11 +103,13 @@ class Session:
             resources=make_resources(plan, access, clock),
             symbolizer=self.symbolizer,
             user_names=open_user_names(plan.user_symbols),
-            exporters=exporters,
             loader=plan.loader,
-            pause=Pacer(),
-            on_drained=self.root_names.look if self.root_names else None,
-            find_labels=self._labels.find,
+            options=PipelineOptions(
+                exporters=exporters,
+                pause=Pacer(),
+                on_drained=self.root_names.look if self.root_names else None,
+                find_labels=self._labels.find,
+            ),
         )
         self._sampler = self._pipeline.sampler
         self.failure = ""

@@ -191,7 +191,7 @@ MUTATIONS = [
     Mutation("module in the working directory: reload", "otel_kprofiler/config/load_in_child.py", '[sys.executable, "-I", "-c"', '[sys.executable, "-c"', "tests/unit/test_hostile_directory.py"),
     Mutation("module in the working directory: -m", "otel_kprofiler/__main__.py", "    del sys.path[0]\n", "    pass\n", "tests/unit/test_hostile_directory.py"),
     Mutation("context claiming another host", "otel_kprofiler/processes/contexts.py", "        if not key.startswith(RESERVED):\n", "        if True:\n", "tests/unit/sdk/test_process_context.py"),
-    Mutation("service counted twice", PIPELINE, "        if self.leaves_out_self_profiled:\n", "        if False:\n", "tests/live/test_self_profiled.py"),
+    Mutation("service counted twice", PIPELINE, "        if self.options.leaves_out_self_profiled:\n", "        if False:\n", "tests/live/test_self_profiled.py"),
     Mutation("process hiding from the agent", "otel_kprofiler/processes/self_profiled.py", " == _BPF_MAP:", " != '':", "tests/unit/processes/test_self_profiled.py"),
     Mutation("two profiles with equal labels", "otel_kprofiler/processes/grain.py", "merged.setdefault(key, Resource(selected, resource.schema_url))", "Resource(selected, resource.schema_url)", "tests/unit/processes/test_grain.py"),
     Mutation("unbounded contexts", "otel_kprofiler/processes/contexts.py", " or self._known_bytes > _MAX_KNOWN_BYTES", "", "tests/unit/sdk/test_process_context.py"),

@@ -19,7 +19,7 @@ from otel_kprofiler.model import (
     Waker,
     WindowWaker,
 )
-from otel_kprofiler.pipeline import WindowSchedule
+from otel_kprofiler.pipeline import PipelineOptions, WindowSchedule
 from otel_kprofiler.pipeline.pipeline import Pipeline
 from otel_kprofiler.processes import ProcessResources
 from otel_kprofiler.sampling import SamplerCounts
@@ -103,7 +103,7 @@ def parts(tmp_path):
         resources=ProcessResources(Access(str(tmp_path)), clock, {}),
         schedule=WindowSchedule(SECOND),
         sink=windows.append,
-        whole_sink=whole.append,
+        options=PipelineOptions(whole_sink=whole.append),
         clock=clock,
     )
     pipeline.start()
