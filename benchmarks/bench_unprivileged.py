@@ -1,0 +1,187 @@
+"""Measures what a user without capabilities could record of such programs, beside ``record``.
+
+With ``perf_event_paranoid`` at 2 the kernel gives such a user perf events of own processes, without
+kernel mode, and the chain of frame pointers of user mode.
+"""
+
+import ctypes
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from benchmarks.rows import Row
+from otel_kprofiler.host.perf import COUNT_SW_CPU_CLOCK, PerfAttributes, open_perf_event
+from otel_kprofiler.model import STACK_OK, USER_SIDE
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+
+PYTHON: Final = "import json\nwhile True: json.loads(json.dumps(list(range(2000))))"
+FILES: Final = "import os\nwhile True:\n for _ in os.walk('/usr/lib'): pass"
+LOADS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Python": (sys.executable, "-c", PYTHON),
+    "gzip": ("sh", "-c", "exec gzip -c < /dev/zero > /dev/null"),
+    "openssl": ("openssl", "speed", "-seconds", "600", "sha256"),
+    "files": (sys.executable, "-c", FILES),
+    "dd": ("dd", "if=/dev/urandom", "of=/dev/null", "bs=64k"),
+}
+WITH_FRAME_POINTERS: Final = b"""
+volatile unsigned x;
+__attribute__((noinline)) void leaf(void) { for (int i = 0; i < 1000; i++) x += i; x++; }
+int main(void) { for (;;) leaf(); }
+"""
+NOBODY: Final = 65534
+PERIOD_NS: Final = 1_000_000
+# include/uapi/linux/perf_event.h
+_SAMPLE_CALLCHAIN: Final = 1 << 5
+_EXCLUDE_KERNEL, _EXCLUDE_HV = 1 << 5, 1 << 6
+_RECORD_SAMPLE: Final = 9
+_DATA_HEAD: Final = 1024
+_PAGES: Final = 256
+_NEAR_BYTES: Final = 256
+"""The function that calls main() has no exported name; it stands beside ``__libc_start_main``."""
+
+
+class Seen(NamedTuple):
+    """Samples of a process, and how many of them have a whole user stack."""
+
+    samples: int
+    whole: int
+
+
+def see_without_capabilities(pid: int, seconds: float) -> Seen:
+    """Sample a process by perf events alone, as the user that it belongs to."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.write(writer, struct.pack("=QQ", *_sample_chains(pid, seconds)))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        answer = file.read()
+    os.waitpid(child, 0)
+    if not answer:
+        raise RuntimeError("perf events were refused: is kernel.perf_event_paranoid above 2?")
+    return Seen(*struct.unpack("=QQ", answer))
+
+
+def _sample_chains(pid: int, seconds: float) -> Seen:
+    caller = _find_caller_of_main(pid)
+    attributes = PerfAttributes(
+        COUNT_SW_CPU_CLOCK,
+        sample_period=PERIOD_NS,
+        sample_type=_SAMPLE_CALLCHAIN,
+        flags=_EXCLUDE_KERNEL | _EXCLUDE_HV,
+    )
+    event = open_perf_event(attributes, pid=pid)
+    page = mmap.PAGESIZE
+    ring = mmap.mmap(event, (1 + _PAGES) * page)
+    samples = whole = tail = 0
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.01)
+        head, _ = struct.unpack_from("=QQ", ring, _DATA_HEAD)
+        while tail < head:
+            record = _take(ring, tail)
+            kind, _, size = struct.unpack_from("=IHH", record)
+            tail += size
+            if kind != _RECORD_SAMPLE:
+                continue
+            (count,) = struct.unpack_from("=Q", record, 8)
+            chain = struct.unpack_from(f"={count}Q", record, 16)
+            samples += 1
+            whole += chain[-1] in caller
+        struct.pack_into("=Q", ring, _DATA_HEAD + 8, tail)
+    return Seen(samples, whole)
+
+
+def _find_caller_of_main(pid: int) -> range:
+    start = ctypes.cast(ctypes.CDLL(None)["__libc_start_main"], ctypes.c_void_p).value or 0
+    at = start - _find_libc("self") + _find_libc(str(pid))
+    return range(at - _NEAR_BYTES, at + _NEAR_BYTES)
+
+
+def _find_libc(process: str) -> int:
+    """Returns where a process has the first mapping of libc."""
+    lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+    return next(int(line.partition("-")[0], 16) for line in lines if "/libc.so" in line)
+
+
+def _take(ring: mmap.mmap, tail: int) -> bytes:
+    """Returns the record at a position of the ring, which may continue at its beginning."""
+    size_bytes = _PAGES * mmap.PAGESIZE
+    header = bytes(ring[mmap.PAGESIZE + (tail + n) % size_bytes] for n in range(8))
+    size = struct.unpack("=IHH", header)[2]
+    at = tail % size_bytes
+    first = ring[mmap.PAGESIZE + at : mmap.PAGESIZE + min(size_bytes, at + size)]
+    return first + ring[mmap.PAGESIZE : mmap.PAGESIZE + size - len(first)]
+
+
+def see_with_capabilities(pid: int, seconds: float) -> Seen:
+    """Sample a process as ``record`` does."""
+    sampler = EbpfSampler(SamplerConfig(samples_per_second=999, stacks="both", target_pids=(pid,)))
+    sampler.start()
+    ends = Counter[int]()
+    samples = 0
+    try:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            sampler.wait(0.1)
+            for sample in sampler.drain():
+                samples += 1
+                sides = dict(sample.collected)
+                ends[sides.get(USER_SIDE, STACK_OK)] += 1
+    finally:
+        sampler.close()
+    return Seen(samples, ends[STACK_OK])
+
+
+def share_in_kernel(pid: int) -> float:
+    """Returns the share of a process's CPU time that it spent in the kernel (proc(5))."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    user, kernel = map(int, fields[11:13])
+    return kernel / max(1, user + kernel)
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """For each load: time that perf events do not show, and whole stacks of both ways."""
+    seconds = 2.0 if quick else 5.0
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        program = os.path.join(directory, "program")
+        source = ["gcc", "-O2", "-fno-omit-frame-pointer", "-x", "c", "-o", program, "-"]
+        subprocess.run(source, input=WITH_FRAME_POINTERS, check=True)
+        for name, command in {**LOADS, "C with frame pointers": (program,)}.items():
+            yield from _see(name, command, seconds)
+
+
+def _see(name: str, command: Sequence[str], seconds: float) -> Iterator[Row]:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        user=NOBODY, group=NOBODY, extra_groups=[], cwd="/",
+    ) as process:  # fmt: skip
+        try:
+            time.sleep(1)
+            without = see_without_capabilities(process.pid, seconds)
+            with_them = see_with_capabilities(process.pid, seconds)
+            kernel = share_in_kernel(process.pid)
+        finally:
+            process.kill()
+    yield Row(f"{name}: time in the kernel, which it does not show", f"{kernel:.1%}")
+    shares = [seen.whole / max(1, seen.samples) for seen in (without, with_them)]
+    yield Row(
+        f"{name}: user stacks that frame pointers make whole",
+        f"{shares[0]:.1%} of {without.samples}",
+        f"unwind tables {shares[1]:.1%} of {with_them.samples}",
+    )
