@@ -14,8 +14,8 @@ OUTPUTS = {
 
 
 def stale(root: str) -> list[str]:
-    """Generated files below ``root`` that are out of date."""
-    found = []
+    """Returns the generated files below ``root`` that are out of date."""
+    paths = []
     for path, make in OUTPUTS.items():
         try:
             with open(f"{root}/{path}", encoding="utf-8") as file:
@@ -23,18 +23,18 @@ def stale(root: str) -> list[str]:
         except FileNotFoundError:
             current = ""
         if current != make():
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def main(arguments: list[str]) -> int:
     """Run in the current directory, the root of a checkout."""
-    found = stale(".")
+    paths = stale(".")
     if "--check" in arguments:
-        for path in found:
+        for path in paths:
             sys.stderr.write(f"{path} is out of date: run make generated\n")
-        return 1 if found else 0
-    for path in found:
+        return 1 if paths else 0
+    for path in paths:
         with open(path, "w", encoding="utf-8") as file:
             file.write(OUTPUTS[path]())
         sys.stdout.write(f"wrote {path}\n")

@@ -24,7 +24,7 @@ MAX_DEPTH: Final = 32
 MAX_NUMBER_CHARS: Final = 64
 
 _QUOTED: Final = re.compile(r"'(.{2,})'")
-"""Names of anchors and aliases in the library's messages; shorter are characters of YAML."""
+"""Names of anchors and aliases in the library's messages; a shorter match is YAML syntax."""
 
 _TAG: Final = "tag:yaml.org,2002:"
 _TYPED: Final = {_TAG + name for name in ("null", "bool", "int", "float")}
@@ -52,9 +52,9 @@ class Document:
 
     Attributes:
         path: of the file, for messages.
-        values: what the document holds.
+        values: plain values of the document.
         marks: positions by path.
-        problems: in the order in which they were noticed.
+        problems: in order of detection.
         describe_key: shows the last key of a path in messages; an unknown one may be a secret.
     """
 
@@ -66,13 +66,13 @@ class Document:
 
     def complain(self, path: Path, message: str, *, at_key: bool = False) -> None:
         """Add a problem at the position of ``path`` or its nearest parent in the file."""
-        known = path
-        while known and known not in self.marks:
-            known = known[:-1]
-        mark = self.marks.get(known)
+        parent = path
+        while parent and parent not in self.marks:
+            parent = parent[:-1]
+        mark = self.marks.get(parent)
         line, column = (0, 0)
         if mark is not None:
-            line, column = mark.key if at_key or known != path else mark.value
+            line, column = mark.key if at_key or parent != path else mark.value
         self.problems.append(ConfigProblem(self.path, line, column, self.name(path), message))
 
     def name(self, path: Path) -> str:
@@ -116,7 +116,7 @@ def parse_document(
     except YAMLError as error:  # forbidden characters; has no mark
         message = " ".join(str(error).split())
         document.problems.append(ConfigProblem(path, 0, 0, "", f"not YAML: {message}"))
-    except (AssertionError, KeyError):  # of the library, by its versions
+    except (AssertionError, KeyError):  # of the library; depends on its version
         problem = "not YAML: unknown version behind %YAML"
         document.problems.append(ConfigProblem(path, 0, 0, "", problem))
     except RecursionError:

@@ -22,7 +22,7 @@ _WORDS: Final = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
 def dump_config(loaded: LoadedConfig, *, origins: bool = False) -> str:
-    """Every key with its effective value, as YAML that can be loaded again.
+    """Returns every key with its effective value, as YAML that can be loaded again.
 
     Secrets (values of headers, passwords in addresses) read ``[REDACTED]``. With ``origins``, a
     comment after each value says where it was set: default, file and line, environment.
@@ -35,7 +35,7 @@ def dump_config(loaded: LoadedConfig, *, origins: bool = False) -> str:
 
 
 def yaml_lines(value: Any, path: Path, comment: Callable[[Path], str]) -> Iterator[str]:
-    """Lines of a mapping or section, indented by the depth of ``path``."""
+    """Returns the lines of a mapping or section, indented by the depth of ``path``."""
     items = (
         [
             (field.alias or name, getattr(value, name))
@@ -56,7 +56,7 @@ def yaml_lines(value: Any, path: Path, comment: Callable[[Path], str]) -> Iterat
 
 
 def scalar(value: Any) -> str:
-    """A value other than a section in YAML flow style, with ``$`` escaped."""
+    """Returns a value other than a section in YAML flow style, with ``$`` escaped."""
     if isinstance(value, Duration):
         return str(value)
     if isinstance(value, SecretStr):

@@ -12,7 +12,7 @@ from otel_kprofiler.redact import has_secrets
 
 
 def find_exposure(loaded: LoadedConfig) -> str:
-    """A warning if the file holds secrets and every user can read it; empty otherwise.
+    """Returns a warning if the file holds secrets and every user can read it; empty otherwise.
 
     Values from the environment are not in the file and do not count.
     """

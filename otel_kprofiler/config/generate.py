@@ -27,7 +27,7 @@ _HEADING: Final = """\
 
 
 def sample() -> str:
-    """``config/agent.yaml``: every key with its default and its description."""
+    """Returns ``config/agent.yaml``: every key with its default and its description."""
     lines = [_HEADING, "receivers:", "  # The sampler; keys have the names of"]
     lines += ["  # opentelemetry-ebpf-profiler's receiver where the meaning is the same."]
     lines += ["  kprofiler:", *_sample_lines(Receiver, 2), "", "exporters:"]
@@ -69,7 +69,7 @@ def _summary(model: type[Section]) -> str:
 
 
 def _shown(field: FieldInfo) -> Any:
-    """The default, or the example if there is one."""
+    """Returns the example if there is one, otherwise the default."""
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "example" in extra:
         return extra["example"]
@@ -77,7 +77,7 @@ def _shown(field: FieldInfo) -> Any:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of the file, for editors.
+    """Returns the JSON Schema (2020-12) of the file, for editors.
 
     Every scalar may also be a string with a ``${…}`` reference.
     """
@@ -120,7 +120,7 @@ def _or_reference(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def json_schema_text() -> str:
-    """``config/schema.json``."""
+    """Returns ``config/schema.json``."""
     return json.dumps(json_schema(), indent=2, default=str) + "\n"
 
 
@@ -151,7 +151,7 @@ Collector such as filelog: they describe what the receiver observes, whichever e
 
 
 def reference() -> str:
-    """``docs/configuration.md``: tables of all keys and of unsupported keys."""
+    """Returns ``docs/configuration.md``: tables of all keys and of unsupported keys."""
     parts = [_PAGE, "\n## `receivers.kprofiler`\n\n", *_table(Receiver)]
     for name, model in EXPORTERS.items():
         parts += [f"\n## `exporters.{name}`\n\n{_summary(model)}\n\n", *_table(model)]
@@ -214,7 +214,7 @@ _TYPE_NAMES: Final = {
 
 
 def type_name(annotation: Any) -> str:
-    """A field's type in the words of the reference page."""
+    """Returns a field's type as the reference page names it."""
     arguments = get_args(annotation)
     origin = getattr(annotation, "__origin__", None)
     if origin is dict:

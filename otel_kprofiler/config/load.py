@@ -91,7 +91,7 @@ def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedC
 
 
 def _describe_key(path: Path) -> str:
-    """Show a key that the schema has, or nearly; any other may be a secret in a wrong place."""
+    """Show a key of the schema, or a near miss; any other may be a misplaced secret."""
     key = str(path[-1])
     if path[-2:-1] == ("headers",):
         is_shown = _HEADER.fullmatch(key) is not None
@@ -104,7 +104,7 @@ def _describe_key(path: Path) -> str:
 
 @functools.cache
 def _all_keys() -> frozenset[str]:
-    """All keys of the schema, and those of related configurations that it knows of."""
+    """Returns all keys of the schema, and unsupported keys of related configurations."""
     keys = {*EXPORTERS, *unsupported_keys.EXPORTERS}
     sections: list[type[Section]] = [Config, *EXPORTERS.values()]
     while sections:
@@ -191,11 +191,11 @@ def _message(detail: Any, path: Path) -> str:
     return f"{message}, not {shown!r}" if is_shown and message.startswith("should") else message
 
 
-def _unknown(name: str, known: Mapping[str, Any], reasons: Mapping[str, str], noun: str) -> str:
+def _unknown(name: str, keys: Mapping[str, Any], reasons: Mapping[str, str], noun: str) -> str:
     if name in reasons:
         return f"not available: {reasons[name]}"
-    near = difflib.get_close_matches(name, [*known, *reasons], n=1)
-    suggestion = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    near = difflib.get_close_matches(name, [*keys, *reasons], n=1)
+    suggestion = f"did you mean {near[0]}?" if near else f"known are {', '.join(keys)}"
     return f"unknown {noun}; {suggestion}"
 
 
@@ -206,14 +206,14 @@ def _section(model: type[Section], path: Path) -> type[Section]:
 
 
 def section_of(field: FieldInfo) -> type[Section] | None:
-    """The section type of a field; None for a plain value."""
+    """Returns the section type of a field; None for a plain value."""
     kinds = get_args(field.annotation) or (field.annotation,)
-    found = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
-    return found[0] if len(found) == 1 else None
+    sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+    return sections[0] if len(sections) == 1 else None
 
 
 def _fill(model: type[Section], values: Any) -> Any:
-    """Replace ``key:`` without a value by an empty mapping where a mapping is expected."""
+    """Replace a missing value by an empty mapping where a mapping is expected."""
     if values is None:
         return {}
     if not isinstance(values, dict):

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Convert = Callable[["Config"], T]
-"""Converts a checked configuration to the values wanted; a top-level function of a module."""
+"""Converts a checked configuration; a top-level function of a module."""
 
 _log = logging.getLogger(__name__)
 
 _ENVIRONMENT: Final = {"PYDANTIC_DISABLE_PLUGINS": "__all__"}  # searching for them is slow
 _ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# Far above the needs of the largest accepted file, including the libraries.
+# Far above what the largest accepted file needs, including the libraries.
 _LIMITS: Final = {resource.RLIMIT_AS: 1 << 30, resource.RLIMIT_CPU: 60}  # bytes, seconds
 
 
 class PendingConfig(Generic[T]):
-    """A configuration that is being read in the background.
+    """A configuration being read in the background.
 
     Args:
         path: YAML file.
@@ -94,7 +94,7 @@ def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
 
 
 def _fork(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
-    """Read the file in a fork of this process; returns the same."""
+    """Read the file in a fork of this process; returns the same as :func:`_spawn`."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

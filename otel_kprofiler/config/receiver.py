@@ -29,17 +29,17 @@ def _attribute(value: Any, _: Any) -> Any:
 
 
 def _symbols(value: Any) -> Any:
-    """``off``, which other YAML parsers read as false."""
+    """Convert false to ``off``, which other YAML parsers read as false."""
     return "off" if value is False else lower(value)
 
 
 def _count(value: Any) -> Any:
-    """``off`` for 0, also as other YAML parsers read it, and as an environment variable has it."""
+    """Convert ``off`` to 0, also as other YAML parsers and environment variables represent it."""
     return 0 if value is False or value in ("off", "false") else value
 
 
 def _words(value: Any) -> Any:
-    """A single word as a list of it."""
+    """Convert a single word to a list."""
     return [value] if isinstance(value, str) else value
 
 
@@ -50,14 +50,14 @@ Attribute = Annotated[
 
 
 def _enabled(value: Any) -> Any:
-    """``true`` and ``false`` in place of the keys, also as an environment variable has them."""
+    """Accept ``true`` and ``false`` in place of the keys, also from an environment variable."""
     words = {"true": True, "on": True, "false": False, "off": False}
     value = words.get(value.lower(), value) if isinstance(value, str) else value
     return {"enabled": value} if isinstance(value, bool) else value
 
 
 class OffCpu(Section):
-    """Waits of threads, beside what runs."""
+    """Sampling of threads while they wait."""
 
     enabled: bool = Field(
         default=False,
@@ -85,7 +85,7 @@ class OffCpu(Section):
 
 
 class ServiceName(Section):
-    """The name of the service of a process that does not name itself."""
+    """Naming of services that do not name themselves."""
 
     sources: Annotated[
         list[Literal["container", "unit", "executable"]], BeforeValidator(_words)
@@ -296,5 +296,5 @@ class Receiver(Section):
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """``pin_cpu_ids`` as sorted numbers; empty for all online CPUs."""
+        """Returns ``pin_cpu_ids`` as sorted numbers; empty for all online CPUs."""
         return parse_cpu_list(self.pin_cpu_ids)

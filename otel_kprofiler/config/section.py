@@ -48,7 +48,7 @@ class Exporter(Section, ABC):
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of a section by their keys in the file."""
+    """Returns the fields of a section by their keys in the file."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
@@ -58,7 +58,7 @@ def lower(value: Any) -> Any:
 
 
 def duration(default: str, description: str, *, ge: str = "0s", le: str | None = None) -> Any:
-    """A field for a duration between ``ge`` and ``le``, all in Go's syntax."""
+    """Returns a field type for durations between ``ge`` and ``le``, in Go's syntax."""
     upper = None if le is None else parse_duration(le)
     return Field(
         default=parse_duration(default), description=description, ge=parse_duration(ge), le=upper

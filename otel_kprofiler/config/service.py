@@ -60,7 +60,7 @@ class Health(Section):
 
 
 class Limits(Section):
-    """Limits on the agent's usage, which it keeps by lowering its sampling rate."""
+    """Limits on the agent's usage, enforced by lowering the sampling rate."""
 
     max_cpu_percent: float = Field(
         default=0,

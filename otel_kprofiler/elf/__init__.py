@@ -1,6 +1,6 @@
-"""ELF files: where their bytes come from, their headers, notes and identity.
+"""Reads ELF files: their bytes, headers, notes and identity.
 
-Everything here is for files that others made: what does not fit is an :class:`ElfError`.
+The files are untrusted: anything malformed raises :class:`ElfError`.
 """
 
 from otel_kprofiler.elf import frame_index

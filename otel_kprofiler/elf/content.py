@@ -1,4 +1,4 @@
-"""Contents of sections, decompressed if they are compressed (SHF_COMPRESSED, elf(5))."""
+"""Reads sections, and decompresses those with SHF_COMPRESSED (elf(5))."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ELFCOMPRESS_ZLIB, _ELFCOMPRESS_ZSTD = 1, 2
 
 
 def read_content(source: Source, section: Section, limit: int) -> bytes:
-    """The content of a section; empty if it has none in the file.
+    """Returns the content of a section; empty for SHT_NOBITS.
 
     Raises:
         ElfError: it has more than ``limit`` bytes, packed or unpacked, or cannot be decompressed.
@@ -31,7 +31,7 @@ def read_content(source: Source, section: Section, limit: int) -> bytes:
 
 
 def unpacked_size(source: Source, section: Section) -> int:
-    """Size of a section when it is decompressed, as its header gives it.
+    """Returns the decompressed size of a section, from its header.
 
     Raises:
         ElfError: the section has no header.
@@ -76,7 +76,7 @@ def _unpack_zstd(section: Section, packed: bytes, size: int) -> bytes:
         raise ElfError(
             ElfProblem.DAMAGED_SECTION, f"{_shown(section)} needs the package zstandard"
         ) from error
-    # Writers need no window larger than the content, but some use theirs for small ones, too.
+    # The window need not exceed the content, but some writers keep theirs for small contents.
     window = min(_MAX_WINDOW_BYTES, max(_LEAST_WINDOW_BYTES, 2 * size))
     try:
         with zstandard.ZstdDecompressor(max_window_size=window).stream_reader(packed) as reader:

@@ -1,7 +1,7 @@
-"""Makes the search table of a file without ``.eh_frame_hdr``, such as a static executable.
+"""Builds the search table of a file without ``.eh_frame_hdr``, such as a static executable.
 
-A script of its own (:mod:`otel_kprofiler.unwinding.indexing` runs it): it imports nothing of this
-package, so that it starts in milliseconds and needs none of its rights.
+:mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. It imports nothing of the
+package, so that it starts in milliseconds, and needs no privileges.
 
     frame_index.py OFFSET SIZE ADDRESS < file > pairs
 """
@@ -19,12 +19,12 @@ from typing import Final, NamedTuple
 CPU_SECONDS: Final = 10
 """For 5 million entries; libLLVM-14 has 95,000 and takes 0.15 s."""
 MEMORY_BYTES: Final = 160 << 20
-"""Besides what the interpreter has mapped: for the section, and 36 bytes for an entry."""
+"""Beyond the interpreter's mappings: the section, and 36 bytes per entry."""
 FAILED: Final = 3
 """Exit status if ``.eh_frame`` is damaged; the reason is on standard output."""
 
 _ENTRY: Final = struct.Struct("<II")  # length, CIE pointer (0 in a CIE itself)
-_RUN: Final = 1 << 16  # entries that are sorted in one go, which takes some 90 bytes for each
+_RUN: Final = 1 << 16  # entries sorted at once, at some 90 bytes each
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
 
 # DW_EH_PE_*
@@ -35,17 +35,17 @@ _ADDRESS_MASK: Final = (1 << 64) - 1
 
 
 class Cie(NamedTuple):
-    """How the entries of a CIE encode the start of their function."""
+    """Encoding of function starts in the FDEs of a CIE."""
 
     struct: struct.Struct
     relative: bool
 
 
 def make_pairs(frames: bytes, address: int, origin: int) -> bytes:
-    """The search table of ``.eh_frame`` at ``address``, with distances from ``origin``.
+    """Builds the search table of ``.eh_frame`` at ``address``, with distances from ``origin``.
 
     Raises:
-        ValueError: an entry is damaged or encoded otherwise than compilers do.
+        ValueError: an entry is damaged, or has an encoding that compilers do not emit.
     """
     cies: dict[int, Cie] = {}
     starts, entries = array("Q"), array("Q")
@@ -71,7 +71,7 @@ def make_pairs(frames: bytes, address: int, origin: int) -> bytes:
             starts.append(start & _ADDRESS_MASK)
             entries.append(address + at)
         at += 4 + length
-    order = _sort(starts)  # entries ascend: those with one start stay in their order
+    order = _sort(starts)  # keys ascend, so that entries with equal starts keep their order
     pairs = array("i", [0]) * (2 * len(order))
     try:
         pairs[::2] = array("i", (starts[index] - origin for index in order))
@@ -91,7 +91,7 @@ def _sort(values: array[int]) -> array[int]:
 
 
 def parse_cie(frames: bytes, at: int) -> Cie:
-    """The encoding that a CIE gives for addresses.
+    """Returns the address encoding that a CIE declares.
 
     Raises:
         ValueError: there is no CIE, or it is damaged or unknown.
@@ -110,7 +110,7 @@ def parse_cie(frames: bytes, at: int) -> Cie:
 
 
 def _find_encoding(body: bytes) -> int:
-    """The argument of ``R`` in a CIE's augmentation. Raises what a damaged one leads to."""
+    """Returns the argument of ``R`` in a CIE's augmentation; raises if that is damaged."""
     end = body.index(0, 1)
     augmentation = body[1:end]
     if not augmentation:

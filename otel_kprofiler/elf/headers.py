@@ -1,7 +1,7 @@
-"""ELF headers of programs and libraries, as far as unwinding and naming their code need them.
+"""Reads the ELF headers that unwinding and symbolization need.
 
-Reads the header, the program headers and the notes: some hundred bytes per file. pyelftools, which
-reads kernel files elsewhere, parses more than a storm of new binaries leaves time for.
+A file costs some hundred bytes: ELF header, program headers and notes. pyelftools, used for kernel
+files, is too slow when many new binaries start at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
 _SECTION_HEADER: Final = struct.Struct("<IIQQQQIIQQ")
 _EXECUTABLE_TYPES: Final = (2, 3)  # ET_EXEC, ET_DYN
 MACHINES: Final = {"x86_64": 62, "aarch64": 183}
-"""``e_machine`` by what uname(2) calls the machine."""
+"""``e_machine`` by the machine's name in uname(2)."""
 _PT_LOAD, _PT_NOTE, _PT_GNU_EH_FRAME = 1, 4, 0x6474E550
 _PF_X: Final = 1
 _GO_NOTE: Final = b"\4\0\0\0Go\0\0"  # type and owner: Go's own build id
@@ -41,7 +41,7 @@ MAX_NAME_BYTES: Final = 256
 
 
 class Section(NamedTuple):
-    """A section header: the fields of elf(5) in their order.
+    """A section header, with the fields of elf(5) in order.
 
     Attributes:
         name: without its terminating zero.
@@ -50,8 +50,8 @@ class Section(NamedTuple):
         address: SVMA; 0 if it is not loaded.
         offset: in the file.
         size: in bytes.
-        link: index of another section, by kind.
-        info: more, by kind.
+        link: index of a related section; its meaning depends on the kind.
+        info: extra information; its meaning depends on the kind.
         alignment: in bytes.
         entry_size: in bytes; 0 if it has no entries of a fixed size.
     """
@@ -77,9 +77,9 @@ class ElfFile(NamedTuple):
         search: address of ``.eh_frame_hdr`` and its size; None if the file has none.
         build_id: GNU build id; None if the file has none.
         entry: address of the first instruction; 0 if the file has none.
-        section_headers: offset, number, and index of the one with their names.
+        section_headers: offset, number, and index of the section name table.
         machine: ``e_machine``.
-        is_go: whether Go's linker made it, or part of it.
+        is_go: whether Go's linker produced all or part of it.
     """
 
     loads: tuple[Segment, ...]
@@ -97,7 +97,7 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
 
     Args:
         source: the file.
-        machine: whose code it must have, as uname(2) calls it; None for any of ``MACHINES``.
+        machine: required machine, as named by uname(2); None for any of ``MACHINES``.
 
     Raises:
         ElfError: not an ELF file for code of ``machine``, or the headers are damaged.
@@ -111,7 +111,7 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
 
 
 def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
-    """Read the headers of a debug file, whose segments are not in the file, hence not described.
+    """Read the headers of a debug file; its segments have no bytes, hence are left out.
 
     Raises:
         ElfError: not an ELF file for code of ``machine`` (None: any of ``MACHINES``), or the
@@ -120,12 +120,12 @@ def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
     code, entry, _, _, section_headers = _read_header(source, machine)
     elf = ElfFile((), (), None, None, entry, section_headers, code)
     sections = read_sections(source, elf)
-    notes = [(one.offset, one.size) for one in sections if one.kind == _SHT_NOTE]
+    notes = [(section.offset, section.size) for section in sections if section.kind == _SHT_NOTE]
     return elf._replace(build_id=_read_notes(source, notes)[0])
 
 
 def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:
-    """Offset in the file of what is loaded at an address.
+    """Returns the file offset of the bytes loaded at an address.
 
     Raises:
         ElfError: no segment has all of these bytes.
@@ -137,10 +137,10 @@ def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:
 
 
 def find_address(segments: Iterable[Segment], offset: int) -> int | None:
-    """The address (SVMA) at which a byte of the file is loaded; None if no segment has it.
+    """Returns the address (SVMA) of a byte of the file; None if no segment loads it.
 
-    Segments overlap in the file where one page belongs to two of them. Pass those that a mapping
-    can be of: ``ElfFile.texts`` for code.
+    Segments overlap in the file where they share a page. Pass only the candidates for a mapping:
+    ``ElfFile.texts`` for code.
     """
     for offset_of, size, address in segments:
         if 0 <= offset - offset_of < size:
@@ -168,10 +168,10 @@ def read_sections(source: Source, elf: ElfFile) -> list[Section]:
 
 
 def find_section(source: Source, elf: ElfFile, name: bytes) -> Segment:
-    """A section by its name, for files whose program headers do not point to it.
+    """Find a section by name, if no program header points to it.
 
     Raises:
-        ElfError: there is none, it is compressed or not in the file, or the section headers are
+        ElfError: the section is missing, compressed or not in the file, or the section headers are
             damaged.
     """
     for section in read_sections(source, elf):
@@ -185,7 +185,7 @@ def find_section(source: Source, elf: ElfFile, name: bytes) -> Segment:
 def _read_header(
     source: Source, machine: str | None
 ) -> tuple[int, int, int, int, tuple[int, int, int]]:
-    """Machine, entry, offset and number of the program headers, and the section headers."""
+    """Returns machine, entry, location of program headers, and location of section headers."""
     if source.size < _HEADER.size or source.read(0, len(_IDENT)) != _IDENT:
         raise ElfError(ElfProblem.NOT_ELF)
     header = _HEADER.unpack(source.read(0, _HEADER.size))
@@ -228,7 +228,7 @@ def _segments(
 
 
 def _read_notes(source: Source, notes: list[tuple[int, int]]) -> tuple[BuildId | None, bool]:
-    """Returns the build id (None if missing or damaged), and whether Go has a note."""
+    """Returns the build id (None if missing or damaged), and whether there is a note of Go."""
     build_id, is_go, left = None, False, MAX_NOTE_BYTES
     for offset, size in notes:
         left -= size

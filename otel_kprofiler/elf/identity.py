@@ -1,4 +1,4 @@
-"""How a user file is named on the wire: path, GNU build id, and the hash of the file."""
+"""Identifies a user file in OTLP: path, GNU build id, and hash."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _HASH_BYTES: Final = 16
 
 
 def hash_file(source: Source) -> FileId:
-    """``process.executable.build_id.htlhash`` of OpenTelemetry's data model.
+    """Returns ``process.executable.build_id.htlhash`` of OpenTelemetry's data model.
 
-    SHA-256 of the first and the last 4096 bytes and the length as 8 bytes, big-endian; the first
-    16 bytes of it. The two parts of a small file overlap.
+    The first 16 bytes of SHA-256 over the first and the last 4096 bytes and the length as 8 bytes,
+    big-endian. In small files the two parts overlap.
 
     Raises:
         ElfError: the file could not be read.

@@ -1,9 +1,9 @@
-"""ELF files as the dynamic linker has loaded them: read from a process's memory.
+"""Reads ELF files as loaded by the dynamic linker, from a process's memory.
 
-A file's program headers, its dynamic section and what that refers to are in memory, so that neither
-the file nor its sections are needed. Formats: elf(5); the System V ABI, chapter 5; GNU's hash table
-as binutils writes it; relocations of x86-64 as in its ABI, table 4.9. Memory belongs to others:
-all reads are limited, and what does not fit is an :class:`ElfError`.
+The program headers, the dynamic section and the tables that it refers to are in memory, so that
+neither the file nor its section headers are needed. Formats: elf(5); the System V ABI, chapter 5;
+GNU's hash table as binutils writes it; relocations of x86-64 as in its ABI, table 4.9. The memory
+is untrusted: all reads are bounded, and anything malformed raises :class:`ElfError`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.elf.problem import ElfError, ElfProblem
 
 Read = Callable[[int, int], bytes]
-"""Reads bytes at a runtime address, exactly so many; raises ``OSError`` where there are none."""
+"""Reads exactly the given number of bytes at a runtime address; raises ``OSError`` if unmapped."""
 
 _IDENT: Final = b"\x7fELF\x02\x01\x01"
 _HEADER: Final = struct.Struct("<16xHHIQQQIHHHHHH")
@@ -39,10 +39,10 @@ _CHUNK_BYTES: Final = 24 * 64 * 1024
 
 
 class ThreadStorage(NamedTuple):
-    """The PT_TLS segment of a file: what each thread has a copy of.
+    """The PT_TLS segment of a file, of which each thread has a copy.
 
     Attributes:
-        address: where its initial content is in the file's own address space.
+        address: of its initial content (SVMA).
         size: in bytes.
         alignment: of the copies, in bytes; a power of two.
     """
@@ -53,7 +53,7 @@ class ThreadStorage(NamedTuple):
 
     @property
     def distance(self) -> int:
-        """From the copy's start to the thread pointer, for the program on x86-64.
+        """Returns the distance from copy to thread pointer, for an executable on x86-64.
 
         The copy lies below the thread pointer, aligned like the segment itself (Drepper, ELF
         Handling For Thread-Local Storage, section 3.4.6).
@@ -66,10 +66,10 @@ class LoadedElf(NamedTuple):
 
     Attributes:
         base: runtime address of its first byte.
-        bias: what runtime addresses are above those of the file.
+        bias: runtime address minus SVMA.
         headers_at: runtime address of the program headers.
-        storage: what each thread has a copy of; None if it has no such segment.
-        dynamic: values of the dynamic section by tag, the first of each.
+        storage: the PT_TLS segment; None if there is none.
+        dynamic: values of the dynamic section by tag; the first of repeated tags.
     """
 
     base: int
@@ -79,7 +79,7 @@ class LoadedElf(NamedTuple):
     dynamic: dict[int, int]
 
     def at(self, tag: int) -> int | None:
-        """Runtime address that a tag has; None without the tag.
+        """Returns the runtime address in a tag; None without the tag.
 
         glibc adds the bias to these values in memory, musl does not.
         """
@@ -90,7 +90,7 @@ class LoadedElf(NamedTuple):
 
 
 class Relocation(NamedTuple):
-    """A relocation: runtime address of what it fills in, its kind, symbol number and addend."""
+    """A relocation: runtime address of its target, kind, symbol number and addend."""
 
     address: int
     kind: int
@@ -166,7 +166,7 @@ def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, 
 def find_relocations(
     read: Read, elf: LoadedElf, symbol: int, kinds: tuple[int, ...]
 ) -> Iterator[Relocation]:
-    """The relocations of some kinds that name a symbol, or none: those are of the file itself.
+    """Returns relocations of some kinds with a symbol number; 0 stands for the file itself.
 
     Raises:
         ElfError: there are too many.
@@ -192,7 +192,7 @@ def find_relocations(
 
 
 def _numbers_gnu(read: Read, table: int, name: bytes) -> Iterator[int]:
-    """Numbers of the symbols with the hash of a name."""
+    """Yields the numbers of symbols with the hash of a name."""
     buckets, first, bloom, _ = _WORDS_4.unpack(read(table, _WORDS_4.size))
     if not buckets:
         return

@@ -6,10 +6,10 @@ import re
 from typing import Final
 
 MAPPING_SYMBOL: Final = rb"(?:__pi_)?\$[adtx](?:\.[^\0]*)?"
-"""Pattern of the marks of code (``$x``, on 32 bits ``$a`` and ``$t``) and data (``$d``).
+"""Pattern of the mapping symbols for code (``$x``; ``$a``, ``$t`` on 32 bits) and data (``$d``).
 
 ELF for the Arm 64-bit Architecture (AAELF64), "Mapping symbols": ``$x``, ``$d``, and each with a
-suffix behind a dot. Code of the kernel that runs before relocation has them behind ``__pi_``
+suffix after a dot. Kernel code that runs before relocation prefixes them with ``__pi_``
 (arch/arm64/kernel/pi/Makefile).
 """
 
@@ -28,7 +28,7 @@ def marks_data(name: bytes) -> bool:
 
 
 def cut_versions(names: bytes) -> bytes:
-    r"""End names before their versions, in place: as many bytes as before.
+    r"""Cut versions off names in place; the length stays the same.
 
     Linkers write ``NAME@VERSION`` and ``NAME@@VERSION`` into ``.symtab`` (ld, "VERSION Command").
     A version is at the end and looks like an identifier. In ``@"a b"`` (Zig), ``turn@8`` (PE) and

@@ -1,4 +1,4 @@
-"""Why something cannot be read from an ELF file."""
+"""Errors of reading ELF files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from otel_kprofiler.errors import KProfilerError
 
 
 class ElfProblem(enum.Enum):
-    """A closed list of reasons; the value is what users read."""
+    """A reason, from a closed list; the value is shown to users."""
 
     UNREADABLE = "the file could not be read"
     CHANGED = "the file changed while it was read"
@@ -22,11 +22,11 @@ class ElfProblem(enum.Enum):
 
 
 class ElfError(KProfilerError):
-    """A file that is not what an ELF file has to be.
+    """An ELF file is damaged, unsupported or unreadable.
 
     Args:
         problem: why.
-        detail: what exactly, for a log.
+        detail: specifics, for logs.
     """
 
     def __init__(self, problem: ElfProblem, detail: str = "") -> None:

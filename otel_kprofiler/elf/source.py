@@ -1,4 +1,4 @@
-"""Where the bytes of an ELF file come from: a descriptor, or memory."""
+"""Random access to the bytes of an ELF file, by descriptor or in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from otel_kprofiler.elf.problem import ElfError, ElfProblem
 
-_IOV_MAX_BYTES = 0x7FFFF000  # most that one preadv(2) transfers
+_IOV_MAX_BYTES = 0x7FFFF000  # limit of one preadv(2)
 
 
 class Source(Protocol):
@@ -18,14 +18,14 @@ class Source(Protocol):
         """Length in bytes."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """Exactly these bytes. Raises :class:`ElfError` if they are not all there."""
+        """Read exactly ``size`` bytes. Raises :class:`ElfError` if there are fewer."""
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """Fill ``target``. Raises :class:`ElfError` if there are not enough bytes."""
+        """Fill ``target``. Raises :class:`ElfError` if there are fewer bytes."""
 
 
 class FileSource:
-    """A file by its descriptor, which the caller closes; keeps nothing of it in memory.
+    """A file by its descriptor, which the caller closes; nothing is cached.
 
     Attributes:
         fd: the descriptor.
@@ -37,7 +37,7 @@ class FileSource:
         self.size = size
 
     def read(self, offset: int, size: int) -> bytes:
-        """Exactly these bytes."""
+        """Read exactly ``size`` bytes."""
         _check_range(offset, size, self.size)
         try:
             data = os.pread(self.fd, size, offset)
@@ -48,7 +48,7 @@ class FileSource:
         return data
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """Fill ``target`` from the page cache, without a copy in between."""
+        """Fill ``target`` straight from the page cache."""
         _check_range(offset, len(target), self.size)
         done = 0
         while done < len(target):
@@ -72,7 +72,7 @@ class ImageSource:
         self.size = len(image)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Exactly these bytes."""
+        """Read exactly ``size`` bytes."""
         _check_range(offset, size, self.size)
         return self._image[offset : offset + size]
 

@@ -1,4 +1,4 @@
-"""Finds a few symbols of an ELF file by their names, without reading the others one by one."""
+"""Finds a few symbols of an ELF file by name, without parsing the whole table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_TABLE_BYTES: Final = 32 << 20
 
 
 class ElfSymbol(NamedTuple):
-    """Where a symbol is.
+    """Location of a symbol.
 
     Attributes:
         address: SVMA.
@@ -31,15 +31,15 @@ class ElfSymbol(NamedTuple):
 def find_symbols(
     source: Source, sections: list[Section], names: Collection[bytes]
 ) -> dict[bytes, ElfSymbol]:
-    """Defined symbols by name: those for the dynamic linker, or all others if it has none of them.
+    """Returns defined symbols by name, from ``.dynsym`` or, if it has none of them, ``.symtab``.
 
     Raises:
         ElfError: a table is damaged or too large.
     """
     for kind in (_SHT_DYNSYM, _SHT_SYMTAB):
-        for table in (one for one in sections if one.kind == kind):
-            if found := dict(_find_in(source, sections, table, names)):
-                return found
+        for table in (section for section in sections if section.kind == kind):
+            if symbols := dict(_find_in(source, sections, table, names)):
+                return symbols
     return {}
 
 
@@ -59,7 +59,7 @@ def _find_in(
 
 
 def _places(texts: bytes, name: bytes) -> Iterator[int]:
-    """Where a name begins; also at the end of a longer one, since linkers merge such."""
+    """Yields offsets of a name, also as the suffix of a longer one: linkers merge those."""
     at = texts.find(name + b"\0")
     while at >= 0:
         yield at

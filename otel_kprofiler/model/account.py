@@ -1,4 +1,4 @@
-"""Accounts of samples: how many were taken, exported and lost, and for which ``LossCause``."""
+"""Accounts of samples: numbers taken, exported, and lost by cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class LossCause(enum.Enum):
-    """Why a sample that was taken did not reach a receiver (closed list)."""
+    """Reason why a sample did not reach a receiver (closed list)."""
 
     RING_FULL = "ring_full"
     """The ring buffer between kernel and user space was full."""
@@ -19,23 +19,23 @@ class LossCause(enum.Enum):
     SPOOL_FULL = "spool_full"
     """The spool on disk was full and its oldest segment was dropped."""
     SPOOL_AGED = "spool_aged"
-    """It waited in the spool for longer than ``max_age``."""
+    """It exceeded ``max_age`` in the spool."""
     SPOOL_DAMAGED = "spool_damaged"
-    """It was in the spool, but cannot be read any more."""
+    """It is in the spool, but unreadable."""
     REJECTED = "rejected"
-    """The receiver refused the data, and said that it must not be sent again."""
+    """The receiver rejected the data with an error that forbids a retry."""
     RETRIES_EXHAUSTED = "retries_exhausted"
-    """The receiver could not be reached for as long as the retry policy allows."""
+    """The receiver stayed unreachable until the retry policy gave up."""
     TOO_LARGE = "too_large"
-    """One sample alone is larger than the size limit of the exporter."""
+    """A single sample exceeds the exporter's size limit."""
     WRITE_FAILED = "write_failed"
-    """An output file could not be written, such as for want of space."""
+    """An output file could not be written, such as on a full disk."""
     NOT_OFFERED = "not_offered"
     """Its window was closed while the exporter was not configured, such as before a reload."""
     SELF_PROFILED = "self_profiled"
-    """Its process samples itself and counts that time, so that it is left out, as configured."""
+    """Its process profiles itself, and the configuration leaves such samples out."""
     SHUTDOWN = "shutdown"
-    """The time for shutting down ended before the data was delivered."""
+    """The shutdown timeout ended before delivery."""
     INTERNAL = "internal"
     """A defect of the profiler itself; it is logged with its traceback."""
 
@@ -48,10 +48,10 @@ SampleCounts = Counter[str]
 
 
 def sum_losses(losses: Iterable[Losses]) -> dict[LossCause, int]:
-    """The losses of several accounts."""
+    """Returns the sum of several loss counts."""
     total: Counter[LossCause] = Counter()
-    for one in losses:
-        total.update(one)
+    for counts in losses:
+        total.update(counts)
     return dict(total)
 
 
@@ -59,21 +59,21 @@ _NONE: Final[Losses] = MappingProxyType({})
 
 
 class StreamTotals(NamedTuple):
-    """Counts since a sampler was started, as they stood when a window was closed.
+    """Cumulative counts since a sampler was started, up to the end of a window.
 
     Attributes:
         stream_id: random; one per start of a sampler.
-        samples: samples in all windows so far, this one included.
-        taken: samples that the kernel program took; ``samples`` and what was lost in the
-            kernel, and those that wait for their window.
-        lost: samples that were lost so far, by cause: in the kernel, and, once a window is
-            encoded for one receiver, on the way to that.
-        earlier_samples: samples of all earlier streams that were in this receiver's spool.
-        earlier_lost: of these, lost so far, by cause.
-        unknown_since_unix_ns: when not 0, the run before was killed, and what it took after
-            this time has left no trace.
-        missed: samples that the kernel did not take, such as on a CPU that was inside another
-            BPF program; not in ``taken``.
+        samples: samples in all windows so far, including this window.
+        taken: samples that the kernel program took: ``samples``, those lost in the kernel, and
+            those that wait for their window.
+        lost: samples lost so far, by cause: in the kernel, and, once a window is encoded for a
+            receiver, on the way there.
+        earlier_samples: samples of earlier streams that were in this receiver's spool.
+        earlier_lost: how many of these were lost so far, by cause.
+        unknown_since_unix_ns: nonzero if the previous run was killed; samples that it took after
+            this time left no trace.
+        missed: samples that the kernel skipped, such as on a CPU that ran another BPF program; not
+            in ``taken``.
     """
 
     stream_id: str
@@ -87,21 +87,21 @@ class StreamTotals(NamedTuple):
 
 
 class ExporterAccount(NamedTuple):
-    """The outcomes of the samples that were handed to one exporter.
+    """Outcomes of the samples handed to an exporter.
 
     Attributes:
         name: of the exporter.
         exported: samples that the receiver accepted.
         lost: samples that did not reach it, by cause.
-        pending: samples that are still on their way, or wait in the spool for the next run.
-        not_offered: samples of windows that were closed while there was no such exporter.
+        pending: samples in flight, or in the spool for the next run.
+        not_offered: samples of windows that were closed while the exporter was not configured.
         carried: samples of earlier runs that were in the spool at the start.
-        carried_lost: that part of ``lost`` which is of earlier runs.
-        unknown_since_unix_ns: when not 0, the run before was killed, and what it had taken
-            after this time is unknown.
-        kinds: the account of each kind of samples, by its name; empty in the account of a kind.
-        earlier_samples: samples of all earlier runs that were in the spool, of one kind.
-        earlier_lost: of these, lost so far, in any run.
+        carried_lost: the part of ``lost`` from earlier runs.
+        unknown_since_unix_ns: nonzero if the previous run was killed; the number of samples that it
+            took after this time is unknown.
+        kinds: accounts by kind of samples; empty in the account of a kind.
+        earlier_samples: samples of one kind, of all earlier runs, that were in the spool.
+        earlier_lost: how many of these were lost so far, in any run.
     """
 
     name: str
@@ -118,22 +118,24 @@ class ExporterAccount(NamedTuple):
 
     @classmethod
     def of_kinds(cls, name: str, kinds: Mapping[str, ExporterAccount]) -> ExporterAccount:
-        """The sums over all kinds."""
+        """Returns the sums over all kinds."""
         of_kind = kinds.values()
         return cls(
             name=name,
-            exported=sum(one.exported for one in of_kind),
-            lost=sum_losses(one.lost for one in of_kind),
-            pending=sum(one.pending for one in of_kind),
-            not_offered=sum(one.not_offered for one in of_kind),
-            carried=sum(one.carried for one in of_kind),
-            carried_lost=sum_losses(one.carried_lost for one in of_kind),
-            unknown_since_unix_ns=max([one.unknown_since_unix_ns for one in of_kind], default=0),
+            exported=sum(account.exported for account in of_kind),
+            lost=sum_losses(account.lost for account in of_kind),
+            pending=sum(account.pending for account in of_kind),
+            not_offered=sum(account.not_offered for account in of_kind),
+            carried=sum(account.carried for account in of_kind),
+            carried_lost=sum_losses(account.carried_lost for account in of_kind),
+            unknown_since_unix_ns=max(
+                [account.unknown_since_unix_ns for account in of_kind], default=0
+            ),
             kinds=kinds,
         )
 
     def add_not_offered(self, samples: Mapping[str, int]) -> ExporterAccount:
-        """The account with more samples that were not offered, by kind."""
+        """Returns the account with more samples not offered, by kind."""
         kinds = {
             kind: self.of_kind(kind)._replace(
                 not_offered=self.of_kind(kind).not_offered + samples.get(kind, 0)
@@ -145,11 +147,11 @@ class ExporterAccount(NamedTuple):
         )
 
     def of_kind(self, kind: str) -> ExporterAccount:
-        """The account of one kind; zeros if the exporter had no such samples."""
+        """Returns the account of one kind; zeros if the exporter had no such samples."""
         return self.kinds.get(kind, ExporterAccount(self.name))
 
     def as_dict(self) -> dict[str, object]:
-        """The account as plain values for JSON, without its kinds."""
+        """Returns the account as plain values for JSON, without its kinds."""
         return {
             "exported": self.exported,
             "lost": _plain(self.lost),
@@ -161,16 +163,16 @@ class ExporterAccount(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Where every sample that the kernel program took has gone; no figure is a difference.
+    """Outcomes of all samples that the kernel program took; no figure is computed by subtraction.
 
     Attributes:
         taken: counted by the kernel program.
         received: counted when read from the ring.
         lost: lost between kernel and user space, by cause.
-        waiting: read, but not yet in a closed window.
+        waiting: received, but not yet in a closed window.
         exporters: one entry for each exporter.
-        earlier: samples of profilers that ran before, which the exporters' counts include.
-        missed: samples that the kernel did not take; not in ``taken``, see ``SamplerCounts``.
+        earlier: samples of earlier runs, included in the exporters' counts.
+        missed: samples that the kernel skipped; not in ``taken``, see ``SamplerCounts``.
         kinds: the account of each kind of samples, by its name; empty in the account of a kind.
         truncated: received samples whose user stack is incomplete, by reason.
     """
@@ -192,12 +194,12 @@ class Account(NamedTuple):
         exporters: tuple[ExporterAccount, ...],
         earlier: Mapping[str, int] = MappingProxyType({}),
     ) -> Account:
-        """The account of all kinds, from what was sampled and what became of it.
+        """Returns the account of all kinds, from samples and their outcomes.
 
         Args:
-            sampled: the account of each kind up to the closed windows; its exporters are replaced.
-            exporters: with their kinds, which may be others than are sampled at present.
-            earlier: samples of profilers that ran before, by kind.
+            sampled: account of each kind up to the closed windows; its exporters are replaced.
+            exporters: accounts with kinds, which may differ from those sampled at present.
+            earlier: samples of earlier runs, by kind.
         """
         names = dict.fromkeys([*sampled, *earlier])
         for exporter in exporters:
@@ -211,27 +213,29 @@ class Account(NamedTuple):
         }
         of_kind = kinds.values()
         return cls(
-            taken=sum(one.taken for one in of_kind),
-            received=sum(one.received for one in of_kind),
-            lost=sum_losses(one.lost for one in of_kind),
-            waiting=sum(one.waiting for one in of_kind),
+            taken=sum(account.taken for account in of_kind),
+            received=sum(account.received for account in of_kind),
+            lost=sum_losses(account.lost for account in of_kind),
+            waiting=sum(account.waiting for account in of_kind),
             exporters=exporters,
-            earlier=sum(one.earlier for one in of_kind),
-            missed=sum(one.missed for one in of_kind),
+            earlier=sum(account.earlier for account in of_kind),
+            missed=sum(account.missed for account in of_kind),
             kinds=kinds,
-            truncated=sum((Counter(one.truncated) for one in of_kind), Counter()),
+            truncated=sum((Counter(account.truncated) for account in of_kind), Counter()),
         )
 
     def gaps(self) -> list[str]:
-        """Sentences about samples whose whereabouts are unknown; empty when all is accounted.
+        """Returns sentences on unaccounted samples; empty if all are accounted for.
 
-        Each kind is checked on its own: what one kind lacks, another cannot make up for.
+        Kinds are checked separately, so that a surplus of one cannot hide a deficit of another.
         """
         if self.kinds:
-            return [f"{kind}: {gap}" for kind, one in self.kinds.items() for gap in one.gaps()]
-        found = []
+            return [
+                f"{kind}: {gap}" for kind, account in self.kinds.items() for gap in account.gaps()
+            ]
+        sentences = []
         if self.taken != self.received + sum(self.lost.values()):
-            found.append(
+            sentences.append(
                 f"the kernel took {self.taken} samples, but {self.received} were received and "
                 f"{sum(self.lost.values())} were counted as lost"
             )
@@ -240,15 +244,15 @@ class Account(NamedTuple):
             seen += exporter.not_offered
             carried = exporter.carried + self.earlier
             if seen + self.waiting != self.received + carried:
-                found.append(
+                sentences.append(
                     f"{self.received} samples were received and {carried} carried over,"
                     f" but exporter {exporter.name} accounts for {seen} and {self.waiting} wait"
                     " for their window"
                 )
-        return found
+        return sentences
 
     def as_dict(self) -> dict[str, object]:
-        """The account as plain values for JSON."""
+        """Returns the account as plain values for JSON."""
         values = {
             "missed": self.missed,
             "taken": self.taken,
@@ -260,7 +264,7 @@ class Account(NamedTuple):
             "exporters": {exporter.name: exporter.as_dict() for exporter in self.exporters},
             "gaps": self.gaps(),
         }
-        kinds = {kind: one.as_dict() for kind, one in self.kinds.items()}
+        kinds = {kind: account.as_dict() for kind, account in self.kinds.items()}
         return {**values, "kinds": kinds} if kinds else values
 
 

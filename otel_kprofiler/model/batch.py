@@ -22,17 +22,17 @@ class AttributeForm(enum.Enum):
     INLINE = "inline"
     """In place. Every receiver reads it."""
     REFERENCES = "references"
-    """As indices into the string table: smaller, but most receivers find empty keys."""
+    """As indices into the string table: smaller, but most receivers then see empty keys."""
 
 
 class UnnamedFrames(enum.Enum):
     """How frames without a function name are written."""
 
     ADDRESSES = "addresses"
-    """Without functions: file and address, by which back ends find names."""
+    """Without functions: file and address, from which back ends resolve names."""
     NAMES = "names"
     """With a function named after file, address and reason, such as ``vmlinux+0x40 [no_symbol]``;
-    after the reason alone if no file is known. For back ends that drop frames without one."""
+    after the reason alone if the file is unknown. For back ends that drop frames without one."""
 
 
 class Encoding(NamedTuple):
@@ -56,7 +56,7 @@ class ProfileSamples(NamedTuple):
 
     Attributes:
         kind: name of their kind.
-        samples: how many.
+        samples: their number.
     """
 
     kind: str
@@ -71,8 +71,8 @@ class Batch:
         payload: the encoded request.
         form: how ``payload`` is encoded.
         profiles: the samples of each profile in it, in order.
-        start_unix_ns: start of the window it belongs to.
-        end_unix_ns: end of that window, exclusive.
+        start_unix_ns: start of its window.
+        end_unix_ns: end of its window, exclusive.
     """
 
     payload: bytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Level(enum.Enum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     OK = "ok"
     INFO = "info"
@@ -17,7 +17,7 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check of the host: what was looked at, what is there, what is needed, how to fix it."""
+    """Result of a check of the host: subject, observed state, required state, fix."""
 
     check: str
     level: Level

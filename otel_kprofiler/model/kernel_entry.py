@@ -1,8 +1,8 @@
-"""How the kernel was entered, by the names of its functions: system call, interrupt, and so on.
+"""Classifies kernel entries by function names: system call, interrupt, and so on.
 
 Names: arch/x86/entry, arch/x86/include/asm/syscall_wrapper.h, arch/arm64/kernel/entry-common.c and
-include/linux/syscalls.h of Linux 4.18 to 6.18. Wrappers of system calls are often inlined or end in
-a jump, so ``ksys_read`` or ``__do_sys_clone`` may stand where ``__x64_sys_read`` would.
+include/linux/syscalls.h of Linux 4.18 to 6.18. System call wrappers are often inlined or end in a
+tail call, so ``ksys_read`` or ``__do_sys_clone`` may appear instead of ``__x64_sys_read``.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _NAMES: Final = tuple(_ENTRIES)
 
 
 def find_entry(stack: Stack) -> str:
-    """Returns the kernel entry of a sample: the innermost of nested ones.
+    """Returns the innermost kernel entry of a sample.
 
-    So an interrupt during a system call counts as an interrupt. One of the names of system calls
+    An interrupt during a system call counts as an interrupt. Values: names of system calls
     (``read``), ``interrupt``, ``soft interrupt``, ``page fault``, ``exception``, ``kernel thread``,
-    ``start of a thread``, ``idle``, or a constant of this module.
+    ``start of a thread``, ``idle``, or constants of this module.
     """
     sides = [side for side in stack.sides if side.kind is KERNEL_SIDE]
     names = [
@@ -64,7 +64,7 @@ def entry_of_names(names: Iterable[str]) -> str:
     """Returns the kernel entry by the names of kernel functions, outermost first."""
     entry, in_call = UNKNOWN_ENTRY, False
     for full_name in names:
-        name = full_name.partition(".")[0]  # without suffixes of compilers: .isra.0
+        name = full_name.partition(".")[0]  # without compiler suffixes such as .isra.0
         call = _SYSTEM_CALL.fullmatch(name)
         if call and (in_call or entry == UNKNOWN_ENTRY):
             entry, in_call = _ALIASES.get(call[1], call[1]), False

@@ -1,4 +1,4 @@
-"""Kinds of samples: what is sampled, and what its values mean."""
+"""Kinds of samples and the meaning of their values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class ProfileKind(NamedTuple):
         period_type: what a periodic sampler counts between two samples (OTLP
             ``period_type.type``); empty for kinds without a period.
         period_unit: its unit (OTLP ``period_type.unit``).
-        number: in ring records and recordings; 0 for kinds that only others' payloads have.
+        number: in ring records and recordings; 0 for kinds that occur only in payloads of other
+            profilers.
     """
 
     name: str
@@ -27,7 +28,7 @@ class ProfileKind(NamedTuple):
 
     @property
     def measure(self) -> tuple[str, str]:
-        """Type and unit of what the samples stand for: that of the period, if there is one."""
+        """Returns type and unit of the period, or of the samples if there is no period."""
         if self.period_type:
             return self.period_type, self.period_unit
         return self.sample_type, self.sample_unit
@@ -37,18 +38,18 @@ ON_CPU: Final = ProfileKind("on_cpu", "samples", "count", "cpu", "nanoseconds", 
 """Periodic samples of what runs on a CPU; each counts 1."""
 
 OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
-"""Waits of threads, sampled; each counts the time that it stands for. Type and unit are those of
+"""Sampled waits of threads; each counts the time that it represents. Type and unit are those of
 opentelemetry-ebpf-profiler."""
 
 KINDS: Final[list[ProfileKind]] = [ON_CPU, OFF_CPU]
-"""The kinds that samplers produce, one row each, in the order of profiles in a window."""
+"""The kinds that samplers produce, in the order of profiles in a window."""
 
 
 def find_kind(number: int) -> ProfileKind:
-    """The kind with a number.
+    """Returns the kind with a number.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the number is unknown.
     """
     for kind in KINDS:
         if kind.number == number:

@@ -18,7 +18,7 @@ class Ksymbol(NamedTuple):
         name: the kernel's, as in kallsyms.
         kind: ``BPF`` or ``OUT_OF_LINE``.
         since_ns: boot time at which it was loaded, 0 if unknown.
-        program_id: BPF program that it is a function of, 0 if none or unknown.
+        program_id: id of the BPF program that contains it, 0 if none or unknown.
     """
 
     start: int
@@ -30,26 +30,26 @@ class Ksymbol(NamedTuple):
 
 
 class KsymbolAction(enum.Enum):
-    """The event of code outside of vmlinux and modules."""
+    """Events of code outside of vmlinux and modules."""
 
     ADDED = "added"
     REMOVED = "removed"
     PROGRAMS_READ = "programs_read"
-    """All BPF functions there are were read; trampolines and pages were not looked at."""
+    """All BPF functions were read; trampolines and probe pages were not."""
     ALL_READ = "all_read"
-    """All that there is was read."""
+    """All code was read."""
     LOST = "lost"
-    """Changes were missed, and what is there is not known until it is read again."""
+    """Changes were lost; the state is unknown until the next reading."""
 
 
 class KsymbolChange(NamedTuple):
-    """One change of code outside of vmlinux and modules, or what was there when it was read.
+    """A change of code outside of vmlinux and modules, or its state at a reading.
 
     Attributes:
-        time_ns: boot time; of a reading its beginning, of a loss the last time before it.
+        time_ns: boot time; start of a reading, or last time before a loss.
         action: what happened.
-        symbols: which were added, removed or there.
-        until_ns: of a loss, the boot time at which it was noticed.
+        symbols: those added, removed or present.
+        until_ns: for a loss, the boot time of its detection.
     """
 
     time_ns: int
@@ -59,14 +59,14 @@ class KsymbolChange(NamedTuple):
 
 
 class KsymbolBatch(NamedTuple):
-    """Changes in the order of time, and the boot time up to which there will be no others."""
+    """Changes in order of time, and the boot time up to which they are complete."""
 
     changes: Sequence[KsymbolChange]
     complete_until_ns: int
 
 
 class KsymbolDetails(NamedTuple):
-    """More about one function of a BPF program.
+    """Program and source lines of a BPF function.
 
     Attributes:
         program: the program.

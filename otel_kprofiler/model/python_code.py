@@ -1,4 +1,4 @@
-"""Code objects of CPython processes, as the kernel program describes them."""
+"""Code objects of CPython processes, as described by the kernel program."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 MAX_CODE_BYTES: Final = 16 * 1024 * 1024
-"""Limit on the memory of descriptions, if no other is given."""
+"""Default limit on the memory of descriptions."""
 _OBJECT_BYTES: Final = 512
-"""Memory of a description beside its texts: objects and their places in dictionaries."""
+"""Memory of a description besides its texts: objects and dictionary entries."""
 
 
 class PythonCode(NamedTuple):
-    """A code object at its first sight. All texts are what the process has in its memory.
+    """A code object at its first sample. All texts are raw bytes of the process's memory.
 
     Attributes:
-        id: that samples have, never used again within a recording.
+        id: as in samples; unique within a recording.
         process: process id in the initial pid namespace.
         address: of the code object.
-        image: distinguishes programs that ran in the same process, and users of one pid.
-        file: source file as the code object has it (``co_filename``).
+        image: distinguishes programs run by the same process, and processes that reuse a pid.
+        file: source file (``co_filename``).
         function: qualified name (``co_qualname``).
         first_line: 1-based (``co_firstlineno``), 0 if unknown.
-        first_traceable: index of the first instruction that can have a line of the body, in code
-            units (``_co_firsttraceable``).
-        line_table: ``co_linetable``; empty if it could not be read as a whole.
+        first_traceable: index of the first instruction with a line of the body, in code units
+            (``_co_firsttraceable``).
+        line_table: ``co_linetable``; empty if it could not be read completely.
     """
 
     id: int
@@ -41,20 +41,20 @@ class PythonCode(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """About what the description takes in memory."""
+        """Returns the approximate memory of the description."""
         texts = sys.getsizeof(self.file) + sys.getsizeof(self.function)
         return _OBJECT_BYTES + texts + len(self.line_table)
 
 
 class KnownCodes:
-    """Descriptions of code objects, by id; the oldest ones make room for new ones.
+    """Descriptions of code objects by id; the oldest are evicted first.
 
     Thread-safe; :meth:`get` takes no lock.
 
     Args:
         max_bytes: limit on the memory of all descriptions.
-        on_dropped: called for each description that was dropped, outside of the lock, so that the
-            kernel program can describe the code object again.
+        on_dropped: called for each evicted description, outside of the lock, so that the kernel
+            program can describe the code object again.
     """
 
     def __init__(
@@ -72,24 +72,24 @@ class KnownCodes:
 
     @property
     def version(self) -> int:
-        """Grows with each description that is added."""
+        """Returns a number that grows with each added description."""
         return self._version
 
     @property
     def dropped(self) -> int:
-        """How many descriptions have made room for others."""
+        """Returns the number of evicted descriptions."""
         return self._dropped
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory of all descriptions."""
+        """Returns the approximate memory of all descriptions."""
         return self._bytes
 
     def __len__(self) -> int:
         return len(self._codes)
 
     def __iter__(self) -> Iterator[PythonCode]:
-        """Those known now, oldest first."""
+        """Returns current descriptions, oldest first."""
         with self._lock:
             return iter(tuple(self._codes.values()))
 
@@ -106,8 +106,8 @@ class KnownCodes:
             dropped = self._drop_oldest()
             self._version += 1
         if self.on_dropped:
-            for one in dropped:
-                self.on_dropped(one)
+            for evicted in dropped:
+                self.on_dropped(evicted)
 
     def _drop_oldest(self) -> list[PythonCode]:
         dropped = []

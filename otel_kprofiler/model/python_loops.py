@@ -1,4 +1,4 @@
-"""Where the evaluation loops of CPython interpreters are, by file."""
+"""Address ranges of CPython's evaluation loops, by file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 from otel_kprofiler.model.stack import BuildId
 
 MAX_LOOPS: Final = 4096
-"""Files; of more, Python frames stand beside native ones."""
+"""Maximum number of files; with more, Python frames appear beside native frames."""
 
 
 class KnownLoops:
-    """Evaluation loops of interpreters that were found so far. Thread-safe."""
+    """Evaluation loops of interpreters seen so far. Thread-safe."""
 
     def __init__(self) -> None:
         self._loops: dict[BuildId, tuple[range, ...]] = {}
@@ -19,7 +19,7 @@ class KnownLoops:
 
     @property
     def version(self) -> int:
-        """Grows whenever a loop is added."""
+        """Returns a number that grows with each added loop."""
         return self._version
 
     def add(self, build_id: BuildId | None, loop: tuple[range, ...]) -> None:

@@ -23,19 +23,19 @@ _ID_BITS: Final = 40
 _INSTRUCTION_BITS: Final = 22
 MAX_CODE_ID: Final = (1 << _ID_BITS) - 1
 NO_CODE: Final = 0
-"""Id of frames whose code object the kernel program could not describe."""
+"""Id of frames without description of their code object."""
 NO_INSTRUCTION: Final = (1 << _INSTRUCTION_BITS) - 1
-"""Instruction of frames where it is unknown, or too large for its field."""
+"""Instruction of frames in which it is unknown, or too large for the field."""
 _FROM_C: Final = 1 << (_ID_BITS + _INSTRUCTION_BITS)
 
 
 class PythonEnd(enum.IntEnum):
-    """Why a Python stack has no more frames."""
+    """Reason why a Python stack ends."""
 
     COMPLETE = 0
     FRAME_LIMIT = 1
     UNREADABLE = 2
-    """Memory that is not resident, or not as it should be: the frames up to there are right."""
+    """Memory is not resident or is inconsistent; the frames up to there are right."""
 
 
 _STATUSES: Final = {
@@ -47,7 +47,7 @@ STATUS_BY_PYTHON_END: Final = tuple(
     _STATUSES[PythonEnd(end)] if end < len(PythonEnd) else StackStatus(-errno.EINVAL)
     for end in range(256)
 )
-"""Status of a Python stack by the number of its end; ``-EINVAL`` where there is none."""
+"""Status of a Python stack by the number of its end; ``-EINVAL`` for unused numbers."""
 
 
 class PythonFrame(NamedTuple):
@@ -57,8 +57,8 @@ class PythonFrame(NamedTuple):
         code: id of its :class:`PythonCode`, or :data:`NO_CODE`.
         instruction: index of the instruction that runs, in code units of two bytes from the start
             of the code; or :data:`NO_INSTRUCTION`.
-        is_from_c: whether C code entered the interpreter for it, so that a native frame of
-            ``_PyEval_EvalFrameDefault`` of its own lies below.
+        is_from_c: whether C code entered the interpreter for it, with a native frame of
+            ``_PyEval_EvalFrameDefault``.
     """
 
     code: int
@@ -70,8 +70,8 @@ class PythonStack(NamedTuple):
     """A Python stack, decoded.
 
     Attributes:
-        end: why it has no more frames.
-        tag: number that user space gave to the process when it was registered.
+        end: why it ends.
+        tag: number that user space assigned when it registered the process.
         frames: leaf first.
     """
 
@@ -81,7 +81,7 @@ class PythonStack(NamedTuple):
 
 
 def parse_python_word(word: int) -> PythonFrame:
-    """The frame of a word: id, instruction, and the flag, from the lowest bit."""
+    """Decode a word to a frame: id, instruction and flag, from the lowest bit."""
     return PythonFrame(word & MAX_CODE_ID, word >> _ID_BITS & NO_INSTRUCTION, word & _FROM_C != 0)
 
 
@@ -92,7 +92,7 @@ def parse_python_stack(raw: bytes) -> PythonStack:
 
 
 def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
-    """End, tag, and words of the frames; without an object for each.
+    """Returns end, tag, and words of the frames, without an object for each frame.
 
     Raises:
         ValueError: the stack is damaged.
@@ -106,12 +106,12 @@ def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
 
 
 def find_entries(words: Iterable[int]) -> tuple[int, ...]:
-    """Places behind each frame that C code entered, by the words of :func:`split_python_stack`."""
+    """Returns the index after each frame that C code entered, from the words of a stack."""
     return tuple([end for end, word in enumerate(words, start=1) if word & _FROM_C])
 
 
 def pack_python_stack(end: int, frames: Iterable[tuple[int, int, bool]], tag: int = 0) -> bytes:
-    """The inverse of :func:`parse_python_stack`."""
+    """Encode a Python stack: the inverse of :func:`parse_python_stack`."""
     words = array("Q", [
         code | instruction << _ID_BITS | _FROM_C * is_from_c
         for code, instruction, is_from_c in frames
@@ -120,7 +120,7 @@ def pack_python_stack(end: int, frames: Iterable[tuple[int, int, bool]], tag: in
 
 
 def python_stack_bytes(raw: bytes, at: int) -> int:
-    """Size of the Python stack at a place of ``raw``, by its head; 0 if there is none."""
+    """Returns the size of the Python stack at an offset of ``raw``; 0 if there is none."""
     if len(raw) - at < _HEAD.size:
         return 0
     _, version, frames, _ = _HEAD.unpack_from(raw, at)

@@ -43,8 +43,8 @@ class RawSide(NamedTuple):
 
     Attributes:
         kind: which side.
-        words: of the kernel, runtime addresses as native-endian 64-bit words, leaf first; of user
-            code, those with the mappings of its files (:func:`parse_user_stack`), or nothing.
+        words: for the kernel, runtime addresses as native-endian 64-bit words, leaf first; for user
+            code, addresses with file mappings (:func:`parse_user_stack`), or nothing.
         status: outcome of collecting it.
     """
 
@@ -53,7 +53,7 @@ class RawSide(NamedTuple):
     status: StackStatus = STACK_OK
 
     def addresses(self) -> array[int]:
-        """The addresses; an incomplete last word is dropped."""
+        """Returns the addresses; an incomplete last word is dropped."""
         return array("Q", self.words[: len(self.words) & -_WORD_BYTES])
 
 
@@ -74,18 +74,18 @@ class RawSample(NamedTuple):
         start_time_ns: ``CLOCK_BOOTTIME`` at which the process started, None if unknown.
         cgroup_id: cgroup v2 id (inode number), 0 or 1 on hosts that use cgroup v1.
         comm: thread name, at most 15 bytes, without the trailing zeros.
-        collected: the sides of its stack that were collected, from leaf to root, each with the
-            outcome. Samples share such tuples.
-        stacks: the words of each of them, as :class:`RawSide` has them.
-        link: the span that was current in the thread, if it is known.
-        labels: number of the set of labels that was current in the thread; 0 for none.
-        wait: what is known of the wait; None for kinds that are not waits.
+        collected: the collected sides of its stack, from leaf to root, with outcomes. Samples share
+            these tuples.
+        stacks: the words of each side, as in :class:`RawSide`.
+        link: current span of the thread, if known.
+        labels: number of the thread's current set of labels; 0 for none.
+        wait: details of the wait; None for other kinds.
         exec_id: see :class:`ProcessKey`.
         owner: see :class:`ProcessKey`.
-        stack_start: address at which the stack of the program's main thread starts, which
-            ``/proc/PID/stat`` shows, too; 0 if that is unknown, and during execve(2).
-        context: trace flags (one byte) and attributes of the thread context that ``link`` is from,
-            as the process encodes them (OTEP 4947); empty: there was none.
+        stack_start: start address of the main thread's stack (``startstack`` of
+            ``/proc/PID/stat``); 0 if unknown, and during execve(2).
+        context: trace flags (one byte) and attributes of the thread context of ``link``, as encoded
+            by the process (OTEP 4947); empty without context.
     """
 
     kind: ProfileKind
@@ -109,17 +109,17 @@ class RawSample(NamedTuple):
 
     @property
     def process(self) -> ProcessKey:
-        """The process that was sampled."""
+        """Returns the sampled process."""
         return ProcessKey(self.tgid, self.start_time_ns, self.exec_id, self.owner)
 
     @property
     def sides(self) -> tuple[RawSide, ...]:
-        """The sides of its stack that were collected, from leaf to root."""
+        """Returns the collected sides of its stack, from leaf to root."""
         sides = zip(self.collected, self.stacks, strict=True)
         return tuple([RawSide(kind, words, status) for (kind, status), words in sides])
 
     def words(self, kind: SideKind) -> bytes:
-        """The words of a side; empty if it was not collected."""
+        """Returns the words of a side; empty if not collected."""
         return next((side.words for side in self.sides if side.kind is kind), b"")
 
 
@@ -127,12 +127,12 @@ class ProcessKey(NamedTuple):
     """Identity of a process while it runs one program as one user.
 
     Attributes:
-        tgid: its process id.
-        start_time_ns: ``CLOCK_BOOTTIME`` at which it started, which distinguishes two users of one
-            process id; None if unknown.
+        tgid: process id.
+        start_time_ns: ``CLOCK_BOOTTIME`` of its start, which distinguishes processes with the same
+            id; None if unknown.
         exec_id: ``self_exec_id`` of its ``task_struct``, which grows with each execve(2); a child
             starts with its parent's.
-        owner: effective user id; None if neither is known, or of no matter.
+        owner: effective user id; None if unknown or irrelevant.
     """
 
     tgid: int
@@ -142,5 +142,5 @@ class ProcessKey(NamedTuple):
 
     @property
     def process(self) -> tuple[int, int | None]:
-        """The process, whatever it runs."""
+        """Returns the process, regardless of its program and user."""
         return self.tgid, self.start_time_ns

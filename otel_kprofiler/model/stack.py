@@ -1,4 +1,4 @@
-"""Stacks and their sides: frames with modules, names, or the reason for none (``Unresolved``)."""
+"""Stacks and their sides; frames have names or the reason for none (``Unresolved``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ StackStatus = NewType("StackStatus", int)
 STACK_OK: Final = StackStatus(0)
 
 STACK_TRUNCATED: Final = StackStatus(1)
-"""More frames than the limit: the outermost ones are missing."""
+"""The stack exceeds the frame limit: the outermost frames are missing."""
 
 _SIDE: Final = attrgetter("side")
 
@@ -29,7 +29,7 @@ MAX_FRAMES: Final = 127
 """Frames per side of a stack (the kernel's default ``kernel.perf_event_max_stack``)."""
 
 PYTHON_FRAMES: Final = 64
-"""Python frames per stack, if no other limit is set."""
+"""Default limit on Python frames per stack."""
 
 
 class ModuleKind(enum.Enum):
@@ -39,14 +39,14 @@ class ModuleKind(enum.Enum):
     LOADED = "module"
     BPF = "bpf"
     OUT_OF_LINE = "ool"
-    """Code pages that the kernel makes at run time: ftrace trampolines, kprobe slots."""
+    """Code pages that the kernel creates at run time: ftrace trampolines, kprobe slots."""
     USER = "user"
 
     __hash__ = object.__hash__  # that of Enum is Python code
 
 
 class RangeSource(enum.Enum):
-    """Where the executable ranges of a module were taken from, best first."""
+    """Source of a module's executable ranges, best first."""
 
     SECTIONS = "sections"
     """/sys/module/NAME/sections: exact."""
@@ -68,11 +68,11 @@ class BpfProgram(NamedTuple):
     """A loaded BPF program, beyond the names of its functions.
 
     Attributes:
-        id: number of the program, not used again before billions of loads.
+        id: number of the program; reused only after billions of loads.
         type: such as ``kprobe`` or ``xdp``, empty if unknown.
         tag: hash of its instructions, 16 hexadecimal digits.
         load_time_ns: boot time at which it was loaded, 0 if unknown.
-        attached_to: what it runs at (a tracepoint, a function), empty if unknown.
+        attached_to: attach point (a tracepoint, a function), empty if unknown.
     """
 
     id: int
@@ -84,7 +84,7 @@ class BpfProgram(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Something that code belongs to: vmlinux, a loaded module, a BPF program, a user object.
+    """Owner of code: vmlinux, a loaded module, a BPF program, a user object.
 
     Attributes:
         name: ``vmlinux``, the module's name without path and suffix, or the BPF symbol.
@@ -94,12 +94,12 @@ class Module:
         base: runtime address that RVAs are relative to: ``_text`` for vmlinux, the address
             of the ``.text`` section for a module, the start of the image for BPF. 0 for a user
             object, whose addresses are those of its ELF file (SVMA).
-        ranges: executable ranges without init sections, sorted by start; of a user object, the
-            segment that the frames are in, in whole pages.
-        range_source: how ``ranges`` were found.
-        generation: grows by one for each module seen, so that a reload is another module.
-        program: the BPF program that the code belongs to, if it is known.
-        file_offset: what the first byte of the range of a user object shows of its file.
+        ranges: executable ranges without init sections, sorted by start; for a user object, the
+            segment of the frames, in whole pages.
+        range_source: source of ``ranges``.
+        generation: grows by one with each module seen, so that a reload is another module.
+        program: the BPF program of the code, if known.
+        file_offset: for a user object, file offset of the first byte of its range.
     """
 
     name: str
@@ -115,9 +115,9 @@ class Module:
 
     @property
     def extent(self) -> AddressRange:
-        """From the first to the last address, relative to the base; empty if it is unknown.
+        """Returns the range from first to last address, relative to the base; empty if unknown.
 
-        That of kernel code begins at its base.
+        For kernel code it starts at the base.
         """
         if not self.ranges:
             return AddressRange(0, 0, "")
@@ -126,7 +126,7 @@ class Module:
 
 
 class Unresolved(enum.Enum):
-    """Why a frame has no function name; the value is what users read."""
+    """Reason why a frame has no function name; the value is shown to users."""
 
     HIDDEN = "kernel symbols are hidden from this process"
     NO_SYMBOL = "the address lies between the symbols of its module"
@@ -151,22 +151,22 @@ class Unresolved(enum.Enum):
     CODE_UNKNOWN = "the code object was not described in time"
     NOT_KEPT = "no name, and the store does not keep why"
 
-    __hash__ = object.__hash__  # that of Enum is Python code, which each frame would run
+    __hash__ = object.__hash__  # Enum's __hash__ is Python code, which would run for each frame
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SideKind:
-    """A part of stacks that is collected on its own, such as that of the kernel.
+    """A part of stacks that is collected separately, such as the kernel's.
 
     Attributes:
         name: of the side, in reports and in the names of OTLP attributes.
         frame_type: OTLP's ``profile.frame.type`` of its frames.
-        color: of its frames in the flame graph, one of those that the page knows.
-        folded_mark: suffix of its frames in folded stacks, by which flamegraph.pl chooses colours.
+        color: color of its frames in the flame graph, from the page's palette.
+        folded_mark: suffix of its frames in folded stacks, from which flamegraph.pl derives colors.
         is_expected: whether every thread has this side, so that reports mention its absence.
-        usual_reason: why its frames have no names if nothing else is said; not sent.
+        usual_reason: default reason for frames without names; not sent.
         has_files: whether its functions belong to source files instead of modules, so that reports
-            show the line behind the name.
+            show lines after names.
     """
 
     name: str
@@ -182,20 +182,20 @@ KERNEL_SIDE: Final = SideKind("kernel", "kernel", "kernel", "_[k]", is_expected=
 """Kernel code: vmlinux, modules, BPF programs."""
 
 USER_SIDE: Final = SideKind("user", "native", "user", usual_reason=Unresolved.USER_ADDRESS)
-"""Native code of the process; decoded frames of other types get sides of their own."""
+"""Native code of the process; decoded frames of other types get separate sides."""
 
 PYTHON_SIDE: Final = SideKind("python", "cpython", "python", "_[p]", has_files=True)
-"""Python functions of CPython processes, as their interpreter has them."""
+"""Python functions of CPython processes, from the interpreter's frames."""
 
 SIDES: Final = [KERNEL_SIDE, USER_SIDE, PYTHON_SIDE]
 """All sides, from leaf to root."""
 
 
 class Line(NamedTuple):
-    """One function at an address, inlined or physical.
+    """A function at an address, inlined or physical.
 
     Attributes:
-        function: name for people.
+        function: readable name.
         system_name: the linker's name, when it differs (``foo.isra.0``); else empty.
         file: source file, empty if unknown.
         line: 1-based source line, 0 if unknown.
@@ -214,19 +214,19 @@ class Frame:
     """One entry of a stack.
 
     Attributes:
-        module: what the code belongs to, None if unknown.
+        module: owner of the code, None if unknown.
         address: RVA in ``module``, or the runtime address when ``module`` is None. Already
             adjusted: the leaf is exact, a caller is its return address minus one.
         lines: functions at the address, innermost inlined one first; empty when unresolved.
-        offset: distance in bytes from the start of the physical function, if its bounds are known
-            (they may be where its name is not: ``NO_NAME``); else 0.
-        side: side of the stack that it is on.
-        unresolved: why ``lines`` is empty, None when it is not.
-        builtin: for code built into ``vmlinux``, the modules that it would otherwise be in;
+        offset: distance in bytes from the start of the physical function, 0 if its bounds are
+            unknown. Bounds may be known without a name (``NO_NAME``).
+        side: its side of the stack.
+        unresolved: why ``lines`` is empty, None if resolved.
+        builtin: for code built into ``vmlinux``, the modules that would otherwise contain it;
             several if they share an object file, empty for most code.
-        found_by: how the frame was found if that is not proof: ``frame_pointer`` (a callee may be
-            missing) or ``guess``; how its file was found if not by the mapping: ``moved_text`` (it
-            lies in memory that fills a hole between two mappings of the file).
+        found_by: method, if it is no proof: ``frame_pointer`` (a callee may be missing) or
+            ``guess`` for the frame, ``moved_text`` for the file (the memory fills a hole between
+            two mappings of the file).
     """
 
     module: Module | None
@@ -240,19 +240,19 @@ class Frame:
 
     @property
     def function(self) -> str:
-        """Name of the physical function, empty when unresolved."""
+        """Returns the name of the physical function, empty if unresolved."""
         return self.lines[-1].function if self.lines else ""
 
 
 class RawFrames:
-    """Frames of which only the addresses are known; each is made on demand.
+    """Frames with addresses only, created on demand.
 
-    Few of them are seen twice, so objects of them would cost more than they save.
+    Few occur twice, so that cached objects would cost more than they save.
 
     Args:
-        side: the side that they are on.
+        side: their side.
         addresses: addresses of the process, adjusted like those of frames.
-        reason: why no more is known.
+        reason: why they are unresolved.
     """
 
     __slots__ = ("addresses", "reason", "side")
@@ -277,10 +277,10 @@ class Side(NamedTuple):
 
     Attributes:
         kind: which side.
-        frames: its frames, leaf first. Those of a tuple live as long as the side.
+        frames: its frames, leaf first. Frames in a tuple live as long as the side.
         status: outcome of collecting it.
-        is_provisional: whether more may be known when the window is closed.
-        entries: of a Python side, the places behind frames that C code entered.
+        is_provisional: whether it may be resolved further when the window is closed.
+        entries: for a Python side, the indices after frames that C code entered.
     """
 
     kind: SideKind
@@ -298,8 +298,8 @@ class Stack:
     samples a dictionary look-up.
 
     Attributes:
-        sides: its sides, from leaf to root, without those that were not collected. Where frames of
-            two sides alternate, each run of them is a :class:`Side`.
+        sides: collected sides, from leaf to root. Where frames of two sides alternate, each run is
+            a :class:`Side`.
     """
 
     sides: tuple[Side, ...] = ()
@@ -308,13 +308,13 @@ class Stack:
     def from_frames(
         cls, frames: Iterable[Frame], statuses: Mapping[SideKind, StackStatus] | None = None
     ) -> Stack:
-        """The stack of some frames, leaf first.
+        """Build a stack of frames, leaf first.
 
         Args:
             frames: frames of any sides.
-            statuses: outcome of collecting a side; a side without frames is there only if it is
-                one of these, at the root if it was cut off. If a side has several runs of frames,
-                the status is that of the last.
+            statuses: outcomes by side. A side without frames is added only if listed here, at the
+                root if it was cut off. If a side has several runs of frames, the last run has the
+                status.
         """
         left = dict(statuses or {})
         sides: list[Side] = []
@@ -330,7 +330,7 @@ class Stack:
 
     @property
     def is_provisional(self) -> bool:
-        """True if more may be known when the window is closed."""
+        """Returns whether it may be resolved further when the window is closed."""
         for side in self.sides:  # noqa: SIM110 - any() takes three times as long
             if side.is_provisional:
                 return True
@@ -338,5 +338,5 @@ class Stack:
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """All frames, leaf first."""
+        """Returns all frames, leaf first."""
         return tuple(chain.from_iterable(side.frames for side in self.sides))

@@ -1,4 +1,4 @@
-"""User files that code was sampled in."""
+"""User files with sampled code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from otel_kprofiler.model.user_stack import FileKey
 VDSO_NAME: Final = "[vdso]"
 _MEMFD: Final = "memfd:"
 MAX_FILES: Final = 16_384
-"""Files whose details are kept, some 500 bytes each; they outlive the tables."""
+"""Limit on files with details, some 500 bytes each; they outlive the tables."""
 
 
 class Segment(NamedTuple):
@@ -28,11 +28,11 @@ class FileDetails(NamedTuple):
     """A file.
 
     Attributes:
-        path: as its process sees it, or ``[vdso]``.
+        path: as seen by its process, or ``[vdso]``.
         build_id: GNU build id; None if it has none or is not an ELF file.
         file_id: hash of the file (htlhash).
-        texts: executable segments, by which offsets in the file become addresses (SVMA).
-        deleted: no directory has the file any more, or ever had.
+        texts: executable segments, which map file offsets to addresses (SVMA).
+        deleted: whether no directory has an entry of the file.
     """
 
     path: str
@@ -43,9 +43,9 @@ class FileDetails(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The last part of the path, and whether the file was deleted.
+        """Returns the last part of the path, marked if the file was deleted.
 
-        A file of memfd_create(2), which was never in a directory, is named as the kernel does:
+        A file of memfd_create(2), which was never in a directory, has the kernel's name:
         ``memfd:NAME``.
         """
         name = os.path.basename(self.path) or self.path
@@ -54,12 +54,12 @@ class FileDetails(NamedTuple):
 
 
 class OpenFile(NamedTuple):
-    """The content of a file that was found to be the mapped one.
+    """The content of a file that was verified to be the mapped file.
 
     Attributes:
         fd: open for reading.
-        size: in bytes, when it was found to be that file.
-        modified_ns: Unix time at which it was written last, read with ``size``.
+        size: in bytes, when verified.
+        modified_ns: Unix time of the last write, read with ``size``.
     """
 
     fd: int
@@ -67,38 +67,37 @@ class OpenFile(NamedTuple):
     modified_ns: int
 
     def has_changed(self) -> bool:
-        """Returns whether it was written since. Raises ``OSError``."""
+        """Returns whether the file was written since. Raises ``OSError``."""
         now = os.fstat(self.fd)
         return (now.st_size, now.st_mtime_ns) != (self.size, self.modified_ns)
 
 
 FileReader = Callable[[FileKey, FileDetails, OpenFile | bytes, int], None]
-"""Takes a file, which is open during the call, or its image in memory; and the process that has
-mapped it."""
+"""Takes a file (open during the call) or its image in memory, and the process that mapped it."""
 
 
 class KnownFiles:
-    """Details by file, the oldest forgotten first. Any thread may look up; it waits for none.
+    """Details by file; the oldest are evicted first. Look-ups take no lock, from any thread.
 
     Args:
-        most: files to remember.
-        on_opened: called with each file that was opened, before it is known; must not wait.
+        most: maximum number of files.
+        on_opened: called with each opened file, before its details are added; must not wait.
     """
 
     def __init__(self, most: int = MAX_FILES, on_opened: FileReader | None = None) -> None:
         self._files: dict[FileKey, FileDetails] = {}
         self.version = 0
-        """Grows whenever more is known."""
+        """Grows with each added file."""
         self._most = most
         self._on_opened = on_opened
         self._lock = threading.Lock()
 
     def get(self, key: FileKey) -> FileDetails | None:
-        """Details of a file; None if it was not seen, could not be opened, or was forgotten."""
+        """Returns details of a file; None if unseen, unreadable or evicted."""
         return self._files.get(key)
 
     def all(self) -> dict[FileKey, FileDetails]:
-        """Details of all known files."""
+        """Returns details of all files."""
         with self._lock:
             return dict(self._files)
 
@@ -109,13 +108,13 @@ class KnownFiles:
         content: OpenFile | bytes | None = None,
         owner: int = 0,
     ) -> None:
-        """Remember a file.
+        """Add a file.
 
         Args:
             key: the file.
-            details: what is known about it.
-            content: the open file, or its image in memory; None: it is not at hand.
-            owner: id of the process that has mapped it.
+            details: its details.
+            content: the open file, or its image in memory; None if unavailable.
+            owner: id of the process that mapped it.
         """
         if self._on_opened is not None and content is not None:
             self._on_opened(key, details, content, owner)

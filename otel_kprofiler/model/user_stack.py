@@ -23,28 +23,30 @@ _MARKER: Final = 0xFFFF
 ADDRESS_BITS: Final = 56
 SOURCE_BITS: Final = 60
 IN_MOVED_TEXT: Final = 8
-"""A bit beside a frame's source: its file is that of the mappings around memory without a file,
-to which the process has copied the file's text."""
+"""Flag of a frame's source: its code was copied to memory without a file.
+
+The file is the one mapped around that memory.
+"""
 _ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
 NO_MAPPING: Final = 15
 
 
 class StackEnd(enum.IntEnum):
-    """Why a stack has no more frames."""
+    """Reason why a user stack ends."""
 
     COMPLETE = 0
-    """Its outermost frame says that it has no caller."""
+    """The outermost frame is marked as having no caller."""
     FRAME_LIMIT = 1
     WORK_LIMIT = 2
-    """Limit on the time that the kernel program may take."""
+    """The kernel program's time limit was reached."""
     PENDING = 3
     """The unwind table of the next file is not loaded yet."""
     NO_RULE = 4
-    """Code without unwind table and without frame pointer."""
+    """Code has neither unwind table nor frame pointer."""
     UNREADABLE = 5
-    """Memory that is not resident."""
+    """Memory is not resident."""
     UNSUPPORTED = 6
-    """A rule that the kernel program does not understand."""
+    """The kernel program does not support an unwind rule."""
     NOT_EXECUTABLE = 7
     """The return address points to no code."""
     NOT_A_CALL = 8
@@ -52,9 +54,9 @@ class StackEnd(enum.IntEnum):
     NO_PROGRESS = 9
     """The caller's frame does not lie above its callee's."""
     DAMAGED = 10
-    """The file's unwind table contradicts itself."""
+    """The file's unwind table is inconsistent."""
     OVER_BUDGET = 11
-    """The process has used up what its distinct stacks may cost; set in user space."""
+    """The process exceeded its budget for distinct stacks; set in user space."""
 
 
 _FIRST_TRUNCATED: Final = 16
@@ -66,26 +68,26 @@ STATUS_BY_END: Final = tuple(
     _STATUSES[StackEnd(end)] if end < len(StackEnd) else StackStatus(-errno.EINVAL)
     for end in range(256)
 )
-"""Status of a user stack by the number of its end; ``-EINVAL`` where there is none."""
+"""Status of a user stack by the number of its end; ``-EINVAL`` for unused numbers."""
 TRUNCATED_STACKS: Final[Mapping[StackStatus, StackEnd]] = {
     status: end for end, status in _STATUSES.items() if end is not StackEnd.COMPLETE
 }
-"""Why a stack with such a status is not complete."""
+"""Reasons for incomplete stacks, by status."""
 STACK_OVER_BUDGET: Final = _STATUSES[StackEnd.OVER_BUDGET]
 
 
 class FrameSource(enum.IntEnum):
-    """How a frame was found."""
+    """Method that yielded a frame."""
 
     REGISTERS = 0
     """The leaf: where the interrupt hit."""
     TABLE = 1
     FRAME_POINTER = 2
-    """A frame pointer, and the return address follows a call. A callee may be missing."""
+    """By frame pointer; the return address follows a call. A callee may be missing."""
     GUESS = 3
-    """A leaf that its file's table leaves out: what lies on top of its stack follows a call."""
+    """The caller of a leaf without unwind entry: the address on top of its stack follows a call."""
     SIGNAL = 4
-    """Interrupted by a signal: the registers that the kernel saved."""
+    """Interrupted by a signal; from the registers that the kernel saved."""
 
 
 class FileKey(NamedTuple):
@@ -93,10 +95,10 @@ class FileKey(NamedTuple):
 
     Attributes:
         inode: inode number.
-        device: of its file system as ``MKDEV`` (major << 20 | minor); on overlayfs and btrfs
-            another than ``st_dev``.
-        generation: distinguishes two users of one inode number, and a file before and after it was
-            overwritten in place; any number.
+        device: device of its file system as ``MKDEV`` (major << 20 | minor); differs from
+            ``st_dev`` on overlayfs and btrfs.
+        generation: distinguishes files with the same inode number, and a file before and after it
+            was overwritten in place.
     """
 
     inode: int
@@ -104,7 +106,7 @@ class FileKey(NamedTuple):
     generation: int
 
     def pack(self) -> bytes:
-        """``struct file_key``."""
+        """Encode as ``struct file_key``."""
         return _KEY.pack(*self)
 
 
@@ -113,7 +115,7 @@ class StackMapping(NamedTuple):
 
     Attributes:
         file: the file.
-        bias: runtime address of its first byte (modulo 2^64, were it mapped there).
+        bias: runtime address minus file offset, modulo 2^64.
     """
 
     file: FileKey
@@ -125,10 +127,10 @@ class UserStack(NamedTuple):
 
     Attributes:
         end: why it ends.
-        mappings: files that its frames lie in.
+        mappings: files of its frames.
         addresses: runtime addresses: the interrupted instruction, then return addresses.
-        places: for each frame its mapping's index, None in memory without a file.
-        sources: for each frame how it was found.
+        places: index of each frame's mapping, None in memory without a file.
+        sources: method that yielded each frame.
     """
 
     end: StackEnd
@@ -153,12 +155,12 @@ def parse_user_stack(raw: bytes) -> UserStack:
 
 
 def find_user_addresses(raw: bytes) -> array[int]:
-    """The addresses of ``RawSample.user_stack`` at which its code is to be looked up.
+    """Returns the look-up addresses of ``RawSample.user_stack``.
 
-    That is the byte before a return address, which belongs to the call.
+    For a caller that is the byte before the return address, which belongs to the call.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the stack is damaged.
     """
     words = split_user_stack(raw)[2]
     exact = (FrameSource.REGISTERS, FrameSource.SIGNAL)
@@ -176,7 +178,7 @@ def pack_user_stack(
     frames: Iterable[tuple[int, int | None, FrameSource]],
     mappings: tuple[StackMapping, ...] = (),
 ) -> bytes:
-    """The inverse of :func:`parse_user_stack`; frames as (address, place, source)."""
+    """Encode a user stack of (address, place, source) frames: inverse of parse_user_stack."""
     words = array("Q", [
         address | (NO_MAPPING if place is None else place) << ADDRESS_BITS
         | source << SOURCE_BITS
@@ -190,7 +192,7 @@ def pack_user_stack(
 
 
 def user_stack_bytes(raw: bytes, at: int) -> int:
-    """Size of the user stack at a place of ``raw``, by its head; 0 if there is none."""
+    """Returns the size of the user stack at an offset of ``raw``; 0 if there is none."""
     if len(raw) - at < _HEAD.size:
         return 0
     _, mappings, frames, version, marker = _HEAD.unpack_from(raw, at)
@@ -200,12 +202,12 @@ def user_stack_bytes(raw: bytes, at: int) -> int:
 
 
 def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
-    """End, mappings, and words of the frames; without an object for each.
+    """Returns end, mappings, and words of the frames, without an object for each frame.
 
-    What is known of the words holds for all stacks with equal mappings.
+    Stacks with equal mappings share the meaning of words.
 
-    A word is the address in its lower :data:`ADDRESS_BITS`, then four bits of the mapping's index
-    (:data:`NO_MAPPING` for none), and four of the source; one bit of that is :data:`IN_MOVED_TEXT`.
+    From the lowest bit: :data:`ADDRESS_BITS` of address, four bits of the mapping's index
+    (:data:`NO_MAPPING` for none), and four of the source, including the flag :data:`IN_MOVED_TEXT`.
 
     Raises:
         ValueError: the stack is damaged.
@@ -222,5 +224,5 @@ def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
 
 
 def mapping_fields(mappings: bytes) -> list[tuple[int, int, int, int]]:
-    """Fields of the mappings of a stack: those of the file's key, and the bias."""
+    """Decode the mappings of a stack: fields of the file key, and bias."""
     return list(_MAPPING.iter_unpack(mappings))

@@ -1,4 +1,4 @@
-"""Waits: times in which a thread is off the CPU."""
+"""Waits: periods in which a thread is off the CPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 class WaitState(enum.IntEnum):
     """State of a thread that is off the CPU; the names are those on the wire and in reports.
 
-    States of the task (``include/linux/sched.h``), except for :attr:`RUNNABLE`: that is the time in
-    which it wants a CPU, after a preemption and between wake-up and run (the ``run_delay`` of
+    States of the task (``include/linux/sched.h``), except for :attr:`RUNNABLE`: the thread waits
+    for a CPU, after a preemption or between wake-up and run (``run_delay`` of
     ``/proc/PID/schedstat``).
     """
 
@@ -20,11 +20,11 @@ class WaitState(enum.IntEnum):
     STOPPED = 3
     """Stopped by a signal or traced."""
     IDLE = 4
-    """Kernel threads that wait for work, and do not count as load (``TASK_IDLE``)."""
+    """A kernel thread that waits for work without counting as load (``TASK_IDLE``)."""
 
     @property
     def label(self) -> str:
-        """The name, in lower case."""
+        """Returns the name, in lower case."""
         return self.name.lower()
 
 
@@ -32,12 +32,12 @@ class Waker(NamedTuple):
     """The thread that ended a wait, as ``sched_waking`` saw it.
 
     Attributes:
-        tgid: its process id in the initial pid namespace; 0: an interrupt woke the thread while
-            the CPU was idle.
+        tgid: its process id in the initial pid namespace; 0 if an interrupt woke the thread on an
+            idle CPU.
         tid: its thread id.
         comm: its name, at most 15 bytes.
-        stack: its kernel stack, runtime addresses as native-endian 64-bit words, leaf first;
-            empty if it was not collected.
+        stack: its kernel stack, runtime addresses as native-endian 64-bit words, leaf first; empty
+            if not collected.
     """
 
     tgid: int
@@ -47,21 +47,20 @@ class Waker(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The wait that a sample stands for.
+    """The wait of a sample.
 
-    A wait whose thread is woken and then waits for a CPU gives two samples: one with the state in
-    which it slept, one that is runnable, with the same stack.
+    A thread that is woken and then waits for a CPU yields two samples with the same stack: one in
+    the state of its sleep, one runnable.
 
     Attributes:
-        state: in which the thread was.
+        state: state of the thread.
         start_ns: ``CLOCK_BOOTTIME`` at which it left the CPU.
-        duration_ns: time off the CPU in this state that the sample covers; suspends of the host
-            do not count. A sample's value is this, divided by the chance with which the wait was
-            sampled.
-        is_ended: False if it goes on; later samples report the rest.
+        duration_ns: time off the CPU in this state, without suspends of the host. The sample's
+            value is this time divided by the probability of sampling the wait.
+        is_ended: False if the wait continues; later samples report the rest.
         in_iowait: the task's flag of waits for block I/O.
-        is_throttled: the thread's cgroup had used up its quota of CPU time.
-        waker: who ended it; None if that is not known.
+        is_throttled: whether the thread's cgroup had used up its CPU quota.
+        waker: thread that ended it; None if unknown.
     """
 
     state: WaitState
@@ -77,10 +76,10 @@ class WaitTotals(NamedTuple):
     """Time that threads of a process were off the CPU, without sampling error.
 
     Attributes:
-        by_state: nanoseconds by state; waits that go on count with what has passed.
-        switches: number of waits that have ended.
-        below_ns: how much of the time was in waits that are too short to be sampled.
-        has_ended: whether no thread of the process lives that has waited; not kept in profiles.
+        by_state: nanoseconds by state, including the elapsed part of unfinished waits.
+        switches: number of ended waits.
+        below_ns: share of the time in waits too short to be sampled.
+        has_ended: whether all threads that waited have exited; not kept in profiles.
     """
 
     by_state: tuple[int, ...]
@@ -90,14 +89,14 @@ class WaitTotals(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """Nanoseconds in all states."""
+        """Returns nanoseconds in all states."""
         return sum(self.by_state)
 
     def plus(self, other: WaitTotals) -> WaitTotals:
-        """The sums of both."""
+        """Returns the sums of both."""
         states = zip(self.by_state, other.by_state, strict=True)
         return WaitTotals(
-            tuple([own + more for own, more in states]),
+            tuple([a + b for a, b in states]),
             self.switches + other.switches,
             self.below_ns + other.below_ns,
         )

@@ -1,7 +1,7 @@
-"""Causes of waits, by the kernel functions in which threads wait.
+"""Classifies causes of waits by the functions in which threads wait.
 
-Names are those of Linux 5.10 to 6.18. Functions that compilers inline into their callers have those
-callers in the table, too.
+Names are those of Linux 5.10 to 6.18. For functions that compilers inline, the table also has their
+callers.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ class WaitCause(enum.Enum):
     """The cause of a wait; reports and receivers show its value."""
 
     RUN_QUEUE = "run_queue"
-    """It could run, but another thread has the CPU."""
+    """Runnable, but another thread has the CPU."""
     THROTTLED = "throttled"
-    """Its cgroup has used up its quota of CPU time."""
+    """Its cgroup has used up its CPU quota."""
     DISK = "disk"
-    """A block device: reads and writes, and the pages and buffers of a file."""
+    """A block device: reads and writes, and pages and buffers of files."""
     PAGE_FAULT = "page_fault"
-    """Memory that is not there yet, such as of a mapped file that is read at first use."""
+    """Memory that is not present yet, such as pages of a mapped file."""
     MEMORY_RECLAIM = "memory_reclaim"
-    """Memory is short: it must free some, or is slowed down because its cgroup has too much."""
+    """Memory reclaim, or throttling because its cgroup exceeds a limit."""
     KERNEL_LOCK = "kernel_lock"
-    """A lock in the kernel, such as that of the mappings of its process."""
+    """A lock in the kernel, such as ``mmap_lock``."""
     FILE_LOCK = "file_lock"
     """``flock``, ``lockf`` and record locks of ``fcntl``."""
     FUTEX = "futex"
-    """A futex: locks, condition variables and the like of user space."""
+    """A futex: locks and condition variables of user space."""
     GIL = "gil"
-    """The lock of CPython's interpreter."""
+    """CPython's global interpreter lock."""
     PIPE = "pipe"
     """Data in a pipe or FIFO, room in it, or its other end."""
     SOCKET_RECEIVE = "socket_receive"
@@ -48,33 +48,33 @@ class WaitCause(enum.Enum):
     """``poll`` and ``select``."""
     EPOLL = "epoll"
     IO_URING = "io_uring"
-    """Completions of an ``io_uring``, of whatever operations."""
+    """Completions of an ``io_uring``."""
     SLEEP = "sleep"
-    """A time: ``nanosleep`` and the like, or a ``timerfd`` that is read."""
+    """A timer: ``nanosleep`` and the like, or a read of a ``timerfd``."""
     SIGNAL = "signal"
     """``pause``, ``sigsuspend``, ``sigwait`` and the like."""
     TERMINAL = "terminal"
     """Input from a terminal."""
     CHILD = "child"
-    """The end of a child process, or that it executes a program after ``vfork``."""
+    """The exit of a child process, or its execve(2) after ``vfork``."""
     STOP = "stop"
     """Stopped by a signal, a debugger or the freezer."""
     POOL = "pool"
-    """Work for a thread of a pool: of Python, Go, Java or libuv."""
+    """Work for a pool thread of Python, Go, Java or libuv."""
     KERNEL_THREAD = "kernel_thread"
     """A kernel thread without work."""
     OTHER = "other"
 
-    __hash__ = object.__hash__  # that of Enum is Python code
+    __hash__ = object.__hash__  # Enum's __hash__ is Python code
 
     @property
     def label(self) -> str:
-        """The name in reports and on the wire."""
+        """Returns the name in reports and OTLP."""
         return self.value
 
     @property
     def is_idle(self) -> bool:
-        """True if threads without work wait in this way, so the wait slows no program."""
+        """Returns whether threads without work wait in this way, so that it slows no program."""
         return self in _IDLE
 
 
@@ -128,8 +128,7 @@ PROOFS: Final[Mapping[WaitCause, str]] = {
     WaitCause.STOP: "do_signal_stop ptrace_stop ptrace_notify do_freezer_trap __refrigerator"
     " do_jobctl_trap",
 }
-"""Names of functions that prove a cause when the thread waits in them, or in what they call; of
-several on a stack the innermost decides."""
+"""Functions that prove a cause if the thread waits in them or their callees; the innermost wins."""
 
 DIRECT_PROOFS: Final[Mapping[WaitCause, str]] = {
     WaitCause.CHILD: "kernel_clone",
@@ -137,24 +136,26 @@ DIRECT_PROOFS: Final[Mapping[WaitCause, str]] = {
     " __se_sys_pause sys_pause",
     WaitCause.KERNEL_THREAD: "kthreadd io_wq_worker vhost_task_fn",
 }
-"""Names that prove a cause if they wait themselves: what they call waits for other things."""
+"""Functions that prove a cause only if they wait themselves; their callees wait for others."""
 
 DISK_PROOFS: Final = (
     "io_schedule io_schedule_timeout submit_bio_wait blk_wait_io wait_for_completion_io "
     "wait_for_completion_io_timeout jbd2_log_wait_commit folio_wait_writeback "
     "wait_on_page_writeback balance_dirty_pages"
 )
-"""Names that prove :attr:`WaitCause.DISK` where nothing else is proved: page faults and the reclaim
-of memory wait for disks, too."""
+"""Functions that prove :attr:`WaitCause.DISK` if nothing else is proved.
+
+Page faults and memory reclaim wait for disks, too.
+"""
 
 GIL_PROOFS: Final = "take_gil drop_gil drop_gil_impl"
-"""Functions of CPython that wait for the GIL, or for another thread to take it."""
+"""CPython functions that wait for the GIL, or for another thread to take it."""
 
 GIL_TAKERS: Final = (
     "PyEval_RestoreThread PyEval_AcquireThread PyEval_AcquireLock PyGILState_Ensure"
     " _PyThreadState_Attach _PyEval_EvalFrameDefault"
 )
-"""Exported functions of CPython that call ``take_gil()``, and wait on no other condition variable
+"""Exported CPython functions that call ``take_gil()``, and wait on no other condition variable
 (``Python/ceval_gil.c``). Distributions strip the name of ``take_gil()`` itself."""
 
 
@@ -177,7 +178,7 @@ _WAITING: Final = re.compile(
     r"|do_wait_for_common|wait_for_completion\w*|wait_for_common|do_wait_intr(?:_irq)?|wait_woken"
     r"|bpf_\w+|__bpf_\w+|__traceiter_\w+|trace_\w+|ftrace_trampoline"
 )
-"""How threads wait, whatever for, and what looks at them there."""
+"""Functions that wait regardless of the cause, and those of tracers at ``sched_switch``."""
 
 
 def find_cause(
@@ -188,18 +189,18 @@ def find_cause(
     in_iowait: bool = False,
     is_throttled: bool = False,
 ) -> WaitCause:
-    """Returns the cause of a wait; in doubt the wider one, at last :attr:`WaitCause.OTHER`.
+    """Returns the cause of a wait; in doubt the more general, finally :attr:`WaitCause.OTHER`.
 
-    The state decides first: who can run waits for a CPU, whatever its stack. Then
+    The state decides first: a runnable thread waits for a CPU, whatever its stack. Then
     :data:`DIRECT_PROOFS`, :data:`PROOFS`, kernel threads whose main function waits, and disks.
 
     Args:
-        state: in which it waits.
-        kernel: names of the kernel functions on its stack, leaf first; suffixes of compilers
-            (``.isra.0``) are ignored. Empty if they are hidden or unknown.
+        state: state of the thread.
+        kernel: names of the kernel functions on its stack, leaf first; compiler suffixes
+            (``.isra.0``) are ignored. Empty if hidden or unknown.
         user: names of native functions on its stack, in the same form.
         in_iowait: the task's flag of waits for block I/O.
-        is_throttled: its cgroup has used up its quota of CPU time.
+        is_throttled: whether its cgroup has used up its CPU quota.
     """
     names = [name.partition(".")[0] for name in kernel]
     if state is WaitState.RUNNABLE:
@@ -214,11 +215,11 @@ def find_cause(
 
 
 def _find_proved(state: WaitState, names: Sequence[str]) -> WaitCause | None:
-    """The cause that the functions prove, except for disks."""
+    """Returns the cause that the functions prove, except for disks."""
     waiting = next((at for at, name in enumerate(names) if not _WAITING.fullmatch(name)), 0)
     direct = [_DIRECT[name] for name in names[waiting : waiting + 1] if name in _DIRECT]
-    if found := direct or [_CAUSES[name] for name in names if name in _CAUSES]:
-        return found[0]
+    if causes := direct or [_CAUSES[name] for name in names if name in _CAUSES]:
+        return causes[0]
     is_main = names[waiting + 1 : waiting + 2] == ["kthread"]
     return WaitCause.KERNEL_THREAD if is_main and state is WaitState.INTERRUPTIBLE else None
 
@@ -245,8 +246,8 @@ def find_stack_cause(
 def _takes_gil(stack: Stack) -> bool:
     """Returns whether an unnamed function that waits on a condition variable is take_gil().
 
-    It is a function of the interpreter's own file, called by one of :data:`GIL_TAKERS`. Python
-    frames stand for the evaluation loop.
+    The function is in the interpreter's file and called by one of :data:`GIL_TAKERS`; Python frames
+    represent the evaluation loop.
     """
     frames = [
         frame for side in stack.sides if side.kind in (USER_SIDE, PYTHON_SIDE)

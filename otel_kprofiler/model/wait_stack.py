@@ -1,4 +1,4 @@
-"""Stacks of waits as people read them: they end below the scheduler, in which all threads wait."""
+"""Cuts stacks of waits below the scheduler, in which all threads wait."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from otel_kprofiler.model.stack import (
 )
 
 STACK_NOT_TAKEN: Final = StackStatus(-errno.ESRCH)
-"""The side was not taken when the wait began, and the thread did not run when it was wanted."""
+"""The side was not taken when the wait began, and the thread was off the CPU when it was needed."""
 
 _SCHEDULER: Final = frozenset({"__schedule", "schedule"})
 _KERNEL_THREAD: Final = "kthread"
 
 
 class WaitStacks:
-    """Cuts stacks of waits above the first function that is below the scheduler.
+    """Cuts the scheduler's functions off the leaf of stacks.
 
-    The stack of a thread that leaves its CPU begins with what looks on there (the sampler's own
-    program, tracers of ``sched_switch``), ``__schedule`` and other functions of the scheduler's
-    text. That of a thread that is off the CPU has none of these: ``stack_trace_save_tsk()``
-    (kernel/stacktrace.c) leaves them out, as ``/proc/PID/stack`` does. Cut, both are the same.
+    The stack of a thread that leaves its CPU starts with tracers (the sampler's program and others
+    at ``sched_switch``), ``__schedule`` and other functions of the scheduler's text. The stack of a
+    thread off the CPU has none of these: ``stack_trace_save_tsk()`` (kernel/stacktrace.c) leaves
+    them out, as ``/proc/PID/stack`` does. After the cut, both are equal.
 
     Equal stacks become the same object. Not thread-safe.
 
     Args:
-        scheduler_rvas: RVAs in vmlinux of the scheduler's text; where it is empty, only
-            ``__schedule`` and ``schedule`` are known by their names.
+        scheduler_rvas: RVAs in vmlinux of the scheduler's text; if empty, only ``__schedule`` and
+            ``schedule`` are recognized, by name.
     """
 
     def __init__(self, scheduler_rvas: range = range(0)) -> None:
@@ -46,17 +46,17 @@ class WaitStacks:
         self._equal: dict[tuple[object, ...], Stack] = {}
 
     def cut(self, stack: Stack) -> Stack:
-        """The stack as it is shown; a stack that is cut twice stays the same."""
-        found = self._cut.get(stack)
-        if found is None:
+        """Returns the stack without the scheduler; idempotent."""
+        cut = self._cut.get(stack)
+        if cut is None:
             sides = tuple(map(self._cut_side, stack.sides))
             if _is_of_kernel_thread(stack):
                 sides = tuple(map(_without_status, sides))
             key = tuple((side.kind, tuple(side.frames), side.status) for side in sides)
-            found = self._cut[stack] = self._equal.setdefault(
+            cut = self._cut[stack] = self._equal.setdefault(
                 key, stack if sides == stack.sides else Stack(sides)
             )
-        return found
+        return cut
 
     def _cut_side(self, side: Side) -> Side:
         if side.kind is not KERNEL_SIDE:
@@ -74,7 +74,7 @@ class WaitStacks:
 
 
 def _is_of_kernel_thread(stack: Stack) -> bool:
-    """Returns whether there is no user code that could have been taken."""
+    """Returns whether the stack is a kernel thread's, which has no user code."""
     kernel: Sequence[Frame] = [frame for frame in stack.frames if frame.side is KERNEL_SIDE]
     return any(_name(frame) == _KERNEL_THREAD for frame in kernel[-3:])
 

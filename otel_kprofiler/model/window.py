@@ -17,14 +17,14 @@ from otel_kprofiler.model.wait_cause import WaitCause
 AttributeScalar = str | bool | int | float
 
 AttributeValue = AttributeScalar | tuple[AttributeScalar, ...]
-"""Values that OpenTelemetry attributes may have here."""
+"""Supported values of OpenTelemetry attributes."""
 
 Attributes = Mapping[str, AttributeValue]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resource:
-    """Attributes of what produced samples (an OpenTelemetry Resource); compared by identity."""
+    """Attributes of a source of samples (an OpenTelemetry Resource); compared by identity."""
 
     attributes: Attributes
     schema_url: str = ""
@@ -39,13 +39,13 @@ class WindowWaker(NamedTuple):
 
 
 class WindowWait(NamedTuple):
-    """The properties that waits of a window share.
+    """Properties that waits of a window share.
 
     Attributes:
-        state: of the thread meanwhile.
-        cause: what it waited for; None if that was not looked for.
-        is_ended: False for waits that went on when the window ended.
-        waker: who ended them, if it is known.
+        state: state of the thread.
+        cause: cause; None if not determined.
+        is_ended: False for waits that continued when the window ended.
+        waker: thread that ended them, if known.
     """
 
     state: WaitState
@@ -55,12 +55,12 @@ class WindowWait(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """True if threads without work wait in this way."""
+        """Returns whether threads without work wait in this way."""
         return self.cause is not None and self.cause.is_idle
 
 
 class WindowSample(NamedTuple):
-    """Samples of one window that are equal except for their time.
+    """Samples of a window that are equal except for their time.
 
     Attributes:
         stack: the resolved stack.
@@ -68,10 +68,10 @@ class WindowSample(NamedTuple):
         thread_name: thread name (``comm``).
         cpu: logical CPU.
         link: current span of the thread, if known.
-        timestamps_unix_ns: when each was taken; never empty, in the order of arrival.
+        timestamps_unix_ns: time of each sample; never empty, in order of arrival.
         values: value of each timestamp, in the unit of the profile's kind; empty if all are 1.
-        labels: what the service has set in this context.
-        wait: of samples of waits, what is known of them.
+        labels: labels that the service set in this context.
+        wait: details of waits; None for other kinds.
     """
 
     stack: Stack
@@ -86,23 +86,23 @@ class WindowSample(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """True if it is a wait without work; see :class:`WaitCause`."""
+        """Returns whether it is a wait without work; see :class:`WaitCause`."""
         return self.wait is not None and self.wait.is_idle
 
     @property
     def weight(self) -> int:
-        """Sum of the values, in the unit of the profile's kind."""
+        """Returns the sum of the values, in the unit of the profile's kind."""
         return sum(self.values) if self.values else len(self.timestamps_unix_ns)
 
 
 class ResourceSamples(NamedTuple):
-    """All samples of one resource in a window; empty if only the account is reported.
+    """All samples of a resource in a window; empty if only the account is reported.
 
     Attributes:
-        resource: what they are of.
+        resource: source of the samples.
         samples: the samples.
-        waits: time that its threads were off the CPU in the window, without sampling error; None
-            if that is not known.
+        waits: time of its threads off the CPU in the window, without sampling error; None if
+            unknown.
     """
 
     resource: Resource
@@ -116,13 +116,13 @@ class Profile:
 
     Attributes:
         kind: what is sampled.
-        period_ns: distance between two samples of a CPU; 0 when the kind has no period.
-        resources: the samples by resource; empty when nothing was sampled.
+        period_ns: interval between two samples on a CPU; 0 if the kind has no period.
+        resources: the samples by resource; empty if nothing was sampled.
         taken: samples that the kernel program took in the window.
-        lost: how many of those were lost before they reached the window, by cause.
-        totals: the account of the whole stream, if it is known.
-        threshold_ns: duration from which each wait is sampled, when the window ended; 0 if it is
-            not known, or for kinds that are not waits.
+        lost: how many of these were lost before they reached the window, by cause.
+        totals: the account of the whole stream, if known.
+        threshold_ns: duration from which on each wait is sampled, at the end of the window; 0 if
+            unknown, or for kinds other than waits.
     """
 
     kind: ProfileKind
@@ -135,27 +135,27 @@ class Profile:
 
     @property
     def waits(self) -> WaitTotals | None:
-        """The sums of all resources; None if they are not known."""
-        known = [one.waits for one in self.resources if one.waits is not None]
-        return reduce(WaitTotals.plus, known) if known else None
+        """Returns the sums of all resources; None if unknown."""
+        totals = [resource.waits for resource in self.resources if resource.waits is not None]
+        return reduce(WaitTotals.plus, totals) if totals else None
 
     @property
     def samples(self) -> Iterator[tuple[Resource, WindowSample]]:
-        """Each sample with its resource."""
+        """Yields each sample with its resource."""
         for group in self.resources:
             for sample in group.samples:
                 yield group.resource, sample
 
     @property
     def sample_count(self) -> int:
-        """Number of samples (timestamps)."""
+        """Returns the number of samples (timestamps)."""
         return sum(
             len(sample.timestamps_unix_ns) for group in self.resources for sample in group.samples
         )
 
     @property
     def weight(self) -> int:
-        """Sum of the values of all samples, in the unit of ``kind``."""
+        """Returns the sum of the values of all samples, in the unit of ``kind``."""
         return sum(sample.weight for _, sample in self.samples)
 
     def measure(self, weight: int) -> int:
@@ -182,12 +182,12 @@ class Window:
 
     @property
     def sample_count(self) -> int:
-        """Number of samples (timestamps) of all kinds."""
+        """Returns the number of samples (timestamps) of all kinds."""
         return sum(profile.sample_count for profile in self.profiles)
 
     @property
     def sample_counts(self) -> SampleCounts:
-        """Number of samples of each kind."""
+        """Returns the number of samples of each kind."""
         counts = SampleCounts()
         for profile in self.profiles:
             counts[profile.kind.name] += profile.sample_count
@@ -198,11 +198,11 @@ class Window:
         change: Callable[[WindowSample], WindowSample],
         pause: Callable[[], None] = lambda: None,
     ) -> Window:
-        """The window with another sample for each, whose timestamps must stay.
+        """Returns the window with each sample replaced; timestamps must stay.
 
         Args:
-            change: makes the other sample.
-            pause: called before each, to let other threads run.
+            change: returns the replacement of a sample.
+            pause: called before each sample, to let other threads run.
         """
 
         def gently(sample: WindowSample) -> WindowSample:
@@ -223,6 +223,6 @@ class Window:
 
     @property
     def samples(self) -> Iterator[tuple[Resource, WindowSample]]:
-        """Each sample of any kind with its resource."""
+        """Yields each sample of any kind with its resource."""
         for profile in self.profiles:
             yield from profile.samples
