@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 BURST_NS: Final = 1_000_000_000
-"""Largest burst of CPU time after a quiet period."""
+"""Largest burst of CPU time after a quiet period, by default."""
 
 
 class CpuShare:
@@ -13,17 +13,18 @@ class CpuShare:
 
     Args:
         share: CPU seconds earned per second.
+        burst_ns: the most that is saved up; what there is at first.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, burst_ns: int = BURST_NS) -> None:
         self._share = share
-        self._earned_ns = BURST_NS
+        self._burst_ns = self._earned_ns = burst_ns
         self._refilled_ns = 0
 
     def wait_ns(self, now_ns: int) -> int:
         """Time until CPU time may be spent; 0 if now."""
         more_ns = int((now_ns - self._refilled_ns) * self._share)
-        self._earned_ns = min(BURST_NS, self._earned_ns + more_ns)
+        self._earned_ns = min(self._burst_ns, self._earned_ns + more_ns)
         self._refilled_ns = now_ns
         return 0 if self._earned_ns > 0 else 1 + int(-self._earned_ns / self._share)
 

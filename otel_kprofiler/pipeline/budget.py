@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from otel_kprofiler.host import CpuShare
 from otel_kprofiler.model import (
@@ -22,12 +22,21 @@ from otel_kprofiler.symbols import StackResolver
 
 SHARE: Final = 0.1
 """Part of the thread's time that one process may take in the long run, after a second in one go."""
+GROUP_SHARE: Final = 0.3
+"""Part that the young processes of one user in one cgroup may take together, after a second in one
+go; and part that the others may take, after five."""
+YOUNG_NS: Final = 10_000_000_000
+"""Age up to which a process is young."""
+_OLD_BURST_NS: Final = 5_000_000_000
+"""Enough to meet all that run when the agent starts."""
 GROUP_NS: Final = 50_000
 """Later cost of a group of equal samples: closing and encoding its window."""
 MAX_PROCESSES: Final = 4096
-"""Processes whose cost is remembered; others start anew."""
+"""Processes whose cost is remembered, and groups of them; others start anew."""
 COARSE_LABELS: Final[LabelSet] = ((COARSE, "true"),)
 _MAX_COMM: Final = 15
+
+KeyT = TypeVar("KeyT")
 
 
 class ProcessBudgets:
@@ -39,6 +48,10 @@ class ProcessBudgets:
     in wall-clock time, so that the budget is smaller in effect where CPU time is scarce. Above its
     budget, its own samples are coarser, and those of others wait for none of it.
 
+    What a process pays, the processes of its user and cgroup pay with it, so that a parent gains
+    nothing by children: each child would start with a budget. Young processes are a group apart, so
+    that a storm of them takes nothing from services of the same user.
+
     Belongs to one thread, except :attr:`coarse`.
 
     Args:
@@ -49,9 +62,9 @@ class ProcessBudgets:
 
     Attributes:
         coarse: number of samples so far by what is coarse: ``resource`` (it is that of the program
-            that the process ran before), ``stack`` (user sides have no frames, with the status
-            ``over_budget``), ``group`` (the thread is called like the executable, and has the
-            number of the process; without span and labels).
+            that the process ran before, or shared by new processes), ``stack`` (user sides have
+            no frames, with the status ``over_budget``), ``group`` (the thread is called like the
+            executable, and has the number of the process; without span and labels).
     """
 
     def __init__(
@@ -65,7 +78,9 @@ class ProcessBudgets:
         self._stacks, self._resources = stacks, resources
         self._is_limiting = is_limiting
         self._now_ns = now_ns
-        self._shares: dict[int, CpuShare] = {}  # by process id, the longest known first
+        # The longest known first
+        self._shares: dict[int, CpuShare] = {}  # by process id
+        self._groups: dict[tuple[int | None, int, bool], CpuShare] = {}
         self.coarse: Counter[str] = Counter({"resource": 0, "stack": 0, "group": 0})
 
     def resolve(self, sample: RawSample) -> tuple[Stack, Resource]:
@@ -76,37 +91,59 @@ class ProcessBudgets:
         if stack is not None and resource is not None:
             return stack, resource
         began_ns = self._now_ns()
-        share = self._get_share(sample.tgid)
-        is_over = share.wait_ns(began_ns) > 0
+        shares = self._get_shares(sample)
+        is_over = _is_spent(shares, began_ns)
         if resource is None and is_over:
-            resource = self._resources.find_newest(sample)
-            self.coarse["resource"] += resource is not None
+            resource = self._resources.find_newest(sample) or self._resources.get_shared(sample)
+            self.coarse["resource"] += 1
         if resource is None:
             resource = self._resources.get(sample)
         if stack is None:
             self.coarse["stack"] += is_over
             stack = self._stacks.resolve(_without_user_frames(sample) if is_over else sample)
-        share.spend(self._now_ns() - began_ns)
+        _spend(shares, self._now_ns() - began_ns)
         return stack, resource
 
-    def admit(self, tgid: int) -> bool:
-        """Charge a process for a new group; False if it is above its budget."""
+    def admit(self, sample: RawSample) -> bool:
+        """Charge a process for a new group of samples; False if it is above its budget."""
         if not self._is_limiting:
             return True
-        share = self._get_share(tgid)
-        if share.wait_ns(self._now_ns()):
+        shares = self._get_shares(sample)
+        if _is_spent(shares, self._now_ns()):
             self.coarse["group"] += 1
             return False
-        share.spend(GROUP_NS)
+        _spend(shares, GROUP_NS)
         return True
 
-    def _get_share(self, tgid: int) -> CpuShare:
-        share = self._shares.get(tgid)
+    def _get_shares(self, sample: RawSample) -> tuple[CpuShare, CpuShare]:
+        """The budgets of the process and of its group."""
+        share = self._shares.get(sample.tgid)
         if share is None:
-            share = self._shares[tgid] = CpuShare(SHARE)
-            if len(self._shares) > MAX_PROCESSES:
-                del self._shares[next(iter(self._shares))]
-        return share
+            share = _keep(self._shares, sample.tgid, CpuShare(SHARE))
+        start_ns = sample.start_time_ns
+        is_young = start_ns is not None and sample.time_ns - start_ns < YOUNG_NS
+        key = sample.owner, sample.cgroup_id, is_young
+        group = self._groups.get(key)
+        if group is None:
+            burst = () if is_young else (_OLD_BURST_NS,)
+            group = _keep(self._groups, key, CpuShare(GROUP_SHARE, *burst))
+        return share, group
+
+
+def _keep(shares: dict[KeyT, CpuShare], key: KeyT, share: CpuShare) -> CpuShare:
+    shares[key] = share
+    if len(shares) > MAX_PROCESSES:
+        del shares[next(iter(shares))]
+    return share
+
+
+def _is_spent(shares: tuple[CpuShare, CpuShare], now_ns: int) -> bool:
+    return any(share.wait_ns(now_ns) for share in shares)
+
+
+def _spend(shares: tuple[CpuShare, CpuShare], cost_ns: int) -> None:
+    for share in shares:
+        share.spend(cost_ns)
 
 
 def name_coarse_thread(resource: Resource) -> bytes:

@@ -213,9 +213,10 @@ class WindowBuilder:
         wait = _wait_key(sample.wait) if sample.wait else None
         key = (stack, sample.tid, sample.comm, sample.cpu, sample.link, labels, wait)
         series = group.get(key)
-        if series is None and self._budgets and not self._budgets.admit(sample.tgid):
+        if series is None and self._budgets and not self._budgets.admit(sample):
             comm = name_coarse_thread(resource)
-            key = (stack, sample.tgid, comm, sample.cpu, None, COARSE_LABELS, wait)
+            tid = sample.tgid if "process.pid" in resource.attributes else 0
+            key = (stack, tid, comm, sample.cpu, None, COARSE_LABELS, wait)
             series = group.get(key)
         if series is not None:
             series += (sample.time_ns, sample.value)

@@ -13,6 +13,7 @@ from typing import Final
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import TICK_NS, HostFiles, read_start_ticks, read_stat
 from otel_kprofiler.model import (
+    COARSE,
     OFF_CPU,
     Attributes,
     AttributeValue,
@@ -27,6 +28,7 @@ from otel_kprofiler.processes.reader import ProcessReader, Reading
 from otel_kprofiler.processes.thread_contexts import ContextReader, decode_context
 from otel_kprofiler.text import decode_name
 
+_MOST_SHARED: Final = 256
 _IDLE: Final = "swapper"  # of all CPUs; not in /proc
 _SERVICE: Final = ".service"
 _SOURCES: Final[Mapping[str, Sequence[str]]] = {
@@ -152,6 +154,7 @@ class ProcessResources:
         self._running: dict[Resource, _Process] = {}  # those whose attributes may change
         self._fixed: dict[int, dict[int | None, Resource]] = {}  # by pid and owner
         self._ended: Resource | None = None
+        self._shared: dict[tuple[object, ...], Resource] = {}
         # With contexts, their thread reads memory of processes, which can block.
         self._reader = ProcessReader(files, reads_arguments=contexts is None)
 
@@ -196,6 +199,22 @@ class ProcessResources:
         """The newest Resource of the sample's process, whatever program it ran; None without."""
         newest = self._newest.get(sample.process.process)
         return newest.resource if newest else None
+
+    def get_shared(self, sample: RawSample) -> Resource:
+        """The Resource of processes that are not read: what a cgroup, user and program have alike.
+
+        The program is known if the process was forked and its parent has been read.
+        """
+        owner = sample.owner if sample.stack_start else None
+        program = self._reader.find_program(sample)
+        key = owner, sample.cgroup_id, program.get("process.executable.path")
+        shared = self._shared.get(key)
+        if shared is None:
+            if len(self._shared) >= _MOST_SHARED:
+                self._shared.clear()
+            attributes = {**self._base, **self._reader.find(sample), **program, COARSE: True}
+            shared = self._shared[key] = Resource(self._complete(attributes, {}), SCHEMA_URL)
+        return shared
 
     def _place(self, sample: RawSample) -> tuple[ProcessKey, int]:
         key = sample.process
@@ -332,6 +351,7 @@ class ProcessResources:
         self._service_sources = tuple(service_sources)
         for known in (self._resources, self._latest, self._newest, self._running):
             known.clear()
+        self._shared.clear()
         self._ended = None
 
     def close(self) -> None:

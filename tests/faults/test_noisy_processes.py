@@ -1,8 +1,12 @@
 """One process that makes all of its samples differ takes no samples of others."""
 
 import contextlib
+import os
+import pathlib
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 
@@ -15,6 +19,8 @@ from tests.faults.accounts import check_account, check_stream
 pytestmark = pytest.mark.live
 
 RATE = 99
+NOBODY, ANOTHER = 65534, 65533
+"""Users that run nothing else."""
 
 GOOD = """
 volatile unsigned long x;
@@ -81,6 +87,56 @@ int main(int argc, char **argv) {
 }
 """,
 }
+STORMS = {
+    "forks": """
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+volatile unsigned long x;
+static void spin(int depth) {
+    volatile char stack[16 * (depth % 7 + 1)];
+    stack[0] = 0;
+    if (depth) spin(depth - 1); else for (int k = 0; k < 3000000; k++) x++;
+    stack[0] = 1;
+}
+int main(void) {
+    for (unsigned long i = 0;; i++) {
+        if (fork()) { wait(0); continue; }
+        char name[16];
+        snprintf(name, 16, "%lx", i * 0x9E3779B97F4A7C15ul >> 4);
+        prctl(PR_SET_NAME, name);
+        spin(i % 50);
+        _exit(0);
+    }
+}
+""",
+    "executables": """
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <sys/wait.h>
+#include <unistd.h>
+extern char **environ;
+volatile unsigned long x;
+int main(int count, char **words) {
+    if (count > 1) { for (int k = 0; k < 3000000; k++) x++; return 0; }
+    for (unsigned long i = 0;; i++) {
+        if (fork()) { wait(0); continue; }
+        char name[32], *const child[] = {name, "child", 0};
+        snprintf(name, sizeof name, "made-%lu", i);
+        int from = open("/proc/self/exe", O_RDONLY), to = memfd_create(name, MFD_CLOEXEC);
+        while (sendfile(to, from, 0, 1 << 20) > 0) { }
+        write(to, &i, sizeof i);
+        fexecve(to, child, environ);
+        _exit(1);
+    }
+}
+""",
+}
+"""Programs whose children each have names, stacks, or a file of their own."""
 NEW_CODE = """
 def f():
     x = 0
@@ -95,9 +151,8 @@ while True:
 SMALL_BUDGET = """
 from otel_kprofiler.pipeline import budget
 class Small(budget.CpuShare):
-    def __init__(self, share):
-        super().__init__(share / 1e6)
-        self._earned_ns = 3_000_000_000
+    def __init__(self, share, *_):
+        super().__init__(share / 1e6, 3_000_000_000)
 budget.CpuShare = Small
 budget.GROUP_NS = 20_000_000
 """
@@ -105,19 +160,27 @@ budget.GROUP_NS = 20_000_000
 
 
 @contextlib.contextmanager
-def running(directory, kind):
-    """Runs a noisy program, or a good one."""
+def running(directory, kind, user=0):
+    """Runs a noisy program, or a good one, as a user."""
     if kind == "code":
         command = [sys.executable, "-c", NEW_CODE]
     else:
-        (directory / f"{kind}.c").write_text(NOISY.get(kind, GOOD))
+        (directory / f"{kind}.c").write_text({**NOISY, **STORMS}.get(kind, GOOD))
         command = [directory / kind]
         subprocess.run(["gcc", "-O1", "-o", *command, directory / f"{kind}.c"], check=True)
-    with subprocess.Popen(command) as process:
+    with subprocess.Popen(command, user=user, start_new_session=True) as process:
         try:
             yield process
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def public_directory():
+    """A directory that other users can enter."""
+    with tempfile.TemporaryDirectory(prefix="kprofiler-noisy-") as name:
+        os.chmod(name, 0o755)
+        yield pathlib.Path(name)
 
 
 def cpu_ns(pid):
@@ -140,7 +203,7 @@ def count_coarse(agent, kind):
     return agent.get("/status")[1].get("coarse_samples", {}).get(kind, 0)
 
 
-@pytest.mark.parametrize("kind", [*NOISY, "code"])
+@pytest.mark.parametrize("kind", [*NOISY, *STORMS, "code"])
 def test_a_noisy_process_takes_no_samples_of_others(run_agent, receiver, arrived, tmp_path, kind):
     receiver.up()
     with running(tmp_path, kind), running(tmp_path, "good") as good:
@@ -159,17 +222,18 @@ def test_a_noisy_process_takes_no_samples_of_others(run_agent, receiver, arrived
 
 
 def test_above_its_budget_a_process_has_coarser_samples_and_others_do_not(
-    run_agent, receiver, arrived, tmp_path
+    run_agent, receiver, arrived, public_directory
 ):
     receiver.up()
-    (tmp_path / "sitecustomize.py").write_text(SMALL_BUDGET)
-    with running(tmp_path, "stacks") as noisy, running(tmp_path, "good") as good:
+    (public_directory / "sitecustomize.py").write_text(SMALL_BUDGET)
+    places = [(public_directory, "stacks", NOBODY), (public_directory, "good", ANOTHER)]
+    with running(*places[0]) as noisy, running(*places[1]) as good:
         agent = run_agent(
             receiver.endpoint,
             rate=997,
             interval="10s",
             stacks=f"both\n    target_pids: [{noisy.pid}, {good.pid}]",
-            environment={"PYTHONPATH": str(tmp_path)},
+            environment={"PYTHONPATH": str(public_directory)},
         )
         agent.wait_until(lambda: count_coarse(agent, "stack") > 100)
         agent.wait_until(lambda: count_coarse(agent, "group") > 100)
@@ -183,3 +247,29 @@ def test_above_its_budget_a_process_has_coarser_samples_and_others_do_not(
                 assert (sample.thread_name, sample.tid) == ("stacks", noisy.pid)
     assert marked[noisy.pid]["true"] > 50
     assert marked[good.pid].keys() == {None}
+
+
+@pytest.mark.parametrize("kind", STORMS)
+def test_a_storm_of_processes_has_one_budget_and_others_keep_theirs(
+    run_agent, receiver, arrived, public_directory, kind
+):
+    receiver.up()
+    (public_directory / "sitecustomize.py").write_text(SMALL_BUDGET)
+    places = [(public_directory, kind, NOBODY), (public_directory, "good", ANOTHER)]
+    with running(*places[0]), running(*places[1]) as good:
+        agent = run_agent(
+            receiver.endpoint,
+            rate=997,
+            interval="10s",
+            user_symbols="names",
+            environment={"PYTHONPATH": str(public_directory)},
+        )
+        agent.wait_until(lambda: count_coarse(agent, "resource") > 100)
+        account = agent.stop()
+    check_account(account, arrived(receiver.payloads))
+    samples = [sample for sample, _ in samples_of(receiver.payloads, good.pid)]
+    assert samples
+    assert {sample.thread_name for sample in samples} == {"good"}
+    assert not any(COARSE in dict(sample.labels) for sample in samples)
+    later = samples[len(samples) // 2 :]
+    assert all("main" in {frame.function for frame in sample.stack.frames} for sample in later)

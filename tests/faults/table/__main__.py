@@ -10,12 +10,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.faults.table import report
 from tests.faults.table.batches import Batches
 from tests.faults.table.run import ROOT
-from tests.faults.table.scenario import load
+from tests.faults.table.scenario import Scenario, load
 
 ROWS = Path(tempfile.gettempdir()) / "kprofiler-faults.jsonl"
 
@@ -23,6 +25,13 @@ ROWS = Path(tempfile.gettempdir()) / "kprofiler-faults.jsonl"
 def _commit() -> str:
     command = ["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _until(end_s: float, scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
+    for scenario in scenarios:
+        if time.monotonic() > end_s:
+            return
+        yield scenario
 
 
 def main() -> int:
@@ -34,6 +43,7 @@ def main() -> int:
     parser.add_argument("--rows", type=Path, default=ROWS, help="JSON lines of what has run")
     parser.add_argument("--fresh", action="store_true", help="repeat scenarios that have rows")
     parser.add_argument("--together", type=int, default=5, help="agents at once (%(default)s)")
+    parser.add_argument("--seconds", type=float, help="begin nothing new after this time")
     parser.add_argument("--list", action="store_true", help="print the scenarios, run none")
     parser.add_argument("--write", action="store_true", help="write the pages")
     options = parser.parse_args()
@@ -51,14 +61,16 @@ def main() -> int:
         parser.error("faults need root")
     rows = report.read(options.rows)
     todo = [one for one in chosen if options.fresh or one.key not in rows]
-    batches, commit = Batches(options.together), _commit()
+    total, batches, commit = len(todo), Batches(options.together), _commit()
+    if options.seconds is not None:
+        todo = _until(time.monotonic() + options.seconds, todo)
     try:
         for done, row in enumerate(batches.run(todo), 1):
             row["commit"] = commit
             with options.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             rows[report.key(row)] = row
-            print(f"{done}/{len(todo)} {report.line(row)}", flush=True)
+            print(f"{done}/{total} {report.line(row)}", flush=True)
     finally:
         batches.close()
     shown = [rows[scenario.key] for scenario in chosen if scenario.key in rows]

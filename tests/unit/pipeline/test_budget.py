@@ -19,8 +19,10 @@ from otel_kprofiler.pipeline import WindowSchedule
 from otel_kprofiler.pipeline.budget import (
     COARSE_LABELS,
     GROUP_NS,
+    GROUP_SHARE,
     MAX_PROCESSES,
     SHARE,
+    YOUNG_NS,
     ProcessBudgets,
 )
 from otel_kprofiler.pipeline.windows import WindowBuilder
@@ -29,6 +31,7 @@ from otel_kprofiler.symbols import StackResolver
 NOISY, GOOD = 10, 20
 SECOND_NS = 1_000_000_000
 KERNEL = struct.pack("=Q", 0xFFFFFFFF81000000)
+SHARED = Resource({"process.executable.name": "shared"})
 COLLECTED = ((KERNEL_SIDE, STACK_OK), (USER_SIDE, STACK_OK))
 
 
@@ -69,9 +72,13 @@ class CostlyResources:
     def find_newest(self, sample):
         return self.newest.get(sample.process.process)
 
+    def get_shared(self, sample):
+        return SHARED
+
     def get(self, sample):
         self.time.ns += self.cost_ns
-        found = Resource({"process.executable.name": f"exe-{sample.tgid}-{sample.exec_id}"})
+        name = f"exe-{sample.tgid}-{sample.exec_id}"
+        found = Resource({"process.pid": sample.tgid, "process.executable.name": name})
         self.known[sample.process] = self.newest[sample.process.process] = found
         return found
 
@@ -81,10 +88,10 @@ def user_stack(number):
     return struct.pack("=BBHHHQ", 0, 0, 1, 1, 0xFFFF, 15 << 56 | number + 1)
 
 
-def sample(tgid, number=0, exec_id=0, comm=b"thread", time_ns=1):
+def sample(tgid, number=0, exec_id=0, comm=b"thread", *, age_ns=2 * YOUNG_NS, owner=1000):
     return RawSample(
-        ON_CPU, 1, time_ns, 0, tgid, tgid + 1, 5, 0, comm, COLLECTED,
-        (KERNEL, user_stack(number)), None, exec_id=exec_id,
+        ON_CPU, 1, 1, 0, tgid, tgid + 1, 1 - age_ns, 0, comm, COLLECTED,
+        (KERNEL, user_stack(number)), None, exec_id=exec_id, owner=owner,
     )  # fmt: skip
 
 
@@ -190,6 +197,44 @@ def test_a_process_that_executes_programs_all_the_time_keeps_one(parts):
     assert good.attributes["process.executable.name"] == f"exe-{GOOD}-0"
 
 
+def storm(parts, count=1000, first=1000, age_ns=1):
+    """Processes with a program, a name and a stack each; the Resource of each."""
+    return [
+        parts.add(sample(tgid, number=tgid, exec_id=tgid, comm=b"%d" % tgid, age_ns=age_ns))[1]
+        for tgid in range(first, first + count)
+    ]
+
+
+def test_short_lived_processes_have_a_budget_together(parts):
+    began_ns = parts.time.ns
+    resources = storm(parts)
+    spent_ns = parts.time.ns - began_ns
+    assert spent_ns <= SECOND_NS + GROUP_SHARE * spent_ns + 3 * CostlyStacks.cost_ns
+    assert resources[0] is not SHARED
+    assert resources[-100:] == [SHARED] * 100
+    assert parts.budgets.coarse["resource"] == resources.count(SHARED)
+    by_process = parts.close()
+    (coarse,) = [samples for samples in by_process["shared"] if samples[3]]
+    assert coarse[1:4] == (0, "shared", COARSE_LABELS)
+    assert sum(samples[4] for group in by_process.values() for samples in group) == 1000
+
+
+@pytest.mark.parametrize("other", [{"age_ns": 2 * YOUNG_NS}, {"owner": 1001}], ids=str)
+def test_short_lived_processes_take_no_budget_of_others(parts, other):
+    if "age_ns" in other:
+        parts.add(sample(GOOD))
+    storm(parts)
+    stack, resource = parts.add(sample(GOOD, 5, comm=b"good thread", **other))
+    assert statuses(stack)[USER_SIDE] == STACK_OK
+    assert resource is not SHARED
+    (good,) = [samples for samples in parts.close()[f"exe-{GOOD}-0"] if samples[2] == "good thread"]
+    assert good[3] == ()
+
+
+def test_processes_that_wait_until_they_are_old_have_a_budget_together(parts):
+    assert SHARED in storm(parts, 2000, age_ns=2 * YOUNG_NS)
+
+
 def test_without_limits_all_is_as_it_is():
     parts = Parts()
     parts.budgets = ProcessBudgets(
@@ -197,15 +242,15 @@ def test_without_limits_all_is_as_it_is():
     )
     for number in range(300):
         stack, _ = parts.budgets.resolve(sample(NOISY, number))
-        assert parts.budgets.admit(NOISY)
+        assert parts.budgets.admit(sample(NOISY))
     assert statuses(stack)[USER_SIDE] == STACK_OK
     assert not any(parts.budgets.coarse.values())
 
 
 def test_processes_are_forgotten(parts):
     for tgid in range(2 * MAX_PROCESSES):
-        parts.budgets.admit(tgid)
-    assert len(parts.budgets._shares) == MAX_PROCESSES
+        parts.budgets.admit(sample(tgid, owner=tgid))
+    assert len(parts.budgets._shares) == len(parts.budgets._groups) == MAX_PROCESSES
 
 
 def test_receivers_see_which_samples_are_coarse(parts):

@@ -219,6 +219,28 @@ def test_processes_that_ended_without_a_sample_share_a_resource(proc):
     assert found.get_of(ProcessKey(97, TICK_NS), has_ended=True) is sampled
 
 
+def test_processes_that_are_not_read_share_a_resource_by_user_and_program(proc):
+    proc(97, 1, comm="main", stack=0x7000)
+    resolver = resources(proc)
+    parent = raw(97, TICK_NS, comm=b"main")._replace(owner=1000, stack_start=0x7000)
+    program = resolver.get(parent).attributes["process.executable.path"]
+    children = [parent._replace(tgid=pid, tid=pid) for pid in (98, 99)]
+    resource = resolver.get_shared(children[0])
+    assert resolver.get_shared(children[1]) is resource
+    assert resource.attributes["process.executable.path"] == program
+    assert resource.attributes["otel_kprofiler.coarse"] is True
+    assert "process.pid" not in resource.attributes
+    others = [{"owner": 1001}, {"stack_start": 0x8000}, {"cgroup_id": 5}]
+    assert resource not in [resolver.get_shared(parent._replace(**other)) for other in others]
+
+
+def test_the_number_of_shared_resources_is_limited(proc):
+    resolver = resources(proc)
+    for owner in range(1000):
+        resolver.get_shared(raw(98, TICK_NS)._replace(owner=owner, stack_start=1))
+    assert len(resolver._shared) <= 256
+
+
 def test_a_process_without_samples_that_cannot_be_read_has_no_name(proc):
     proc(99, 8)
     attributes = resources(proc).get_of(ProcessKey(99, 7 * TICK_NS)).attributes
