@@ -1,10 +1,9 @@
-"""The account of samples in every request, as attributes of its first profile of each kind.
+"""Encodes accounts of samples as attributes of a request's first profile of each kind.
 
-For the window: its samples in all requests, the samples that the eBPF program took meanwhile, and
-the losses in between. For the stream, since sampling began: the same as totals, and later losses
-on the way to this receiver. With the last request of a stream a receiver can prove that nothing is
-missing: samples that arrived, plus the stream's losses except those in the kernel, equal
-``stream.samples``.
+Window counts: its samples in all requests, samples that the eBPF program took in that time, and
+losses in between. Stream counts: the same totals since sampling began, and losses on the way to
+this receiver. The last request of a stream proves to a receiver that nothing is missing: received
+samples, plus the stream's losses outside of the kernel, equal ``stream.samples``.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from otel_kprofiler.otlp.conventions import (
 
 
 def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
-    """Attributes of a kind's first profile in each request; empty if nothing was counted."""
+    """Returns attributes for a kind's first profile of a request; empty if nothing was counted."""
     totals = profile.totals
     if totals is None and not profile.taken:
         return {}

@@ -1,8 +1,8 @@
 """Check payloads against the rules of OTLP profiles.
 
 Rules come from profiles.proto, the specification's ``profiles/`` pages, the semantic conventions,
-and the conformance checker of open-telemetry/sig-profiling (``profcheck``), each check of which has
-a counterpart here. Each rule is one function, registered under its id in ``rules_dictionary`` or
+and the conformance checker of open-telemetry/sig-profiling (``profcheck``), all of whose checks
+have a counterpart here. Each rule is a function, registered under its id in ``rules_dictionary`` or
 ``rules_profiles``; rules about the serialized form are in ``payloads`` and ``json_read``.
 """
 
@@ -22,7 +22,7 @@ PARSABLE: Final = "parsable"
 MAX_PLACES: Final = 1000
 """Limit of reported violations per rule and message."""
 MAX_VIOLATIONS: Final = 10_000
-"""Limit of violations per file; the rest is not checked."""
+"""Limit of violations per file; checking stops there."""
 
 FORM_RULES: Final = {
     PARSABLE: "Data is complete OTLP profiles in the layout of opentelemetry-proto 1.43 or later",
@@ -31,7 +31,7 @@ FORM_RULES: Final = {
     "json-int-numbers": "32-bit integers are numbers in JSON",
     "json-hex-ids": "Trace, span and profile ids are hexadecimal text in JSON",
 }
-"""Promises of the rules about the serialized form, by id."""
+"""Descriptions of the rules about the serialized form, by id."""
 
 MESSAGE_RULES: Final[dict[str, Rule]] = rules_dictionary.RULES | rules_profiles.RULES
 """The rules about messages."""
@@ -39,7 +39,7 @@ MESSAGE_RULES: Final[dict[str, Rule]] = rules_dictionary.RULES | rules_profiles.
 RULES: Final[dict[str, str]] = FORM_RULES | {
     name: rule.promise for name, rule in MESSAGE_RULES.items()
 }
-"""Promises of all rules, by id."""
+"""Descriptions of all rules, by id."""
 
 
 def check_message(message: object) -> list[Violation]:
@@ -75,9 +75,9 @@ def check_payload(data: bytes) -> list[Violation]:
         violations.append(Violation(PARSABLE, f"message {len(checked) + 1}", error.message))
     if not checked and not violations:
         violations.append(Violation(PARSABLE, "message 1", "no data"))
-    for number, found in enumerate(checked, 1):
+    for number, problems in enumerate(checked, 1):
         prefix = f"message {number}: " if len(checked) > 1 else ""
-        violations += [item._replace(where=prefix + item.where) for item in found]
+        violations += [item._replace(where=prefix + item.where) for item in problems]
     return violations
 
 

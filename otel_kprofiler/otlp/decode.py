@@ -1,7 +1,7 @@
-"""Decodes OTLP profiles into windows: our own payloads, and those of peers and Collectors.
+"""Decodes OTLP profiles of any producer into windows.
 
-Defaults replace what the wire does not carry: frames have offset 0, modules base 0, a side of a
-stack without a status is complete, or was not collected if it has no frames.
+Defaults replace values that OTLP lacks: frames have offset 0, modules base 0; a side without status
+is complete, or was not collected if it has no frames.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ProfileSamples = dict[_ResourceKey, dict[Identity, "_Series"]]
 
 
 def read_profiles(path: str) -> list[Window]:
-    """Decode the windows of a file: one message, length-prefixed messages, or JSON lines.
+    """Decode the windows of a file: a bare message, length-prefixed messages, or JSON lines.
 
     A truncated last line or message is ignored.
 
@@ -59,9 +59,9 @@ def decode_windows(
     """Decode serialized requests in any form; the parts of a window are merged.
 
     Args:
-        data: one message or file as bytes, or several of them.
-        on_damage: called for each message that cannot be read, or not to its end; what can be
-            read of it counts if this returns. By default, only the last may be truncated.
+        data: messages or files as bytes.
+        on_damage: called for each unreadable or truncated message; if it returns, the readable part
+            counts. By default, only the last message may be truncated.
 
     Raises:
         PayloadError: the data is not OTLP profiles, has the layout before 1.43, or exceeds a limit:
@@ -88,7 +88,7 @@ def _indices_checked() -> Iterator[None]:
 
 
 class _Decoder:
-    """Collects windows from several messages, which share equal values."""
+    """Collects windows from several messages; equal values are shared."""
 
     def __init__(self) -> None:
         self._profiles: dict[ProfileKey, _ProfileSamples] = {}
@@ -98,7 +98,7 @@ class _Decoder:
         self._shared = SharedValues()
 
     def add(self, message: Any) -> None:
-        """Add all that can be read of a message; raises an error if that is not all."""
+        """Add the readable part of a message; raises an error if that is not all."""
         with _indices_checked():
             tables = Tables(message.dictionary, self._shared)
         problems: list[PayloadError] = []
@@ -139,20 +139,20 @@ class _Decoder:
         return key
 
     def windows(self) -> list[Window]:
-        """Windows of equal intervals are one, unless a kind is in both."""
-        found: dict[tuple[int, int], list[list[Profile]]] = {}
+        """Returns the windows; those with equal intervals are merged unless they share a kind."""
+        by_interval: dict[tuple[int, int], list[list[Profile]]] = {}
         for key, resources in self._profiles.items():
             kind, period, start, end = key
             account = parse_account(self._accounts.get(key, {}))
             profile = Profile(kind, period, self._groups(key, resources), *account)
-            groups = found.setdefault((start, end), [])
+            groups = by_interval.setdefault((start, end), [])
             for group in groups:
                 if all(other.kind != kind for other in group):
                     group.append(profile)
                     break
             else:
                 groups.append([profile])
-        return [_window(*key, group) for key, groups in found.items() for group in groups]
+        return [_window(*key, group) for key, groups in by_interval.items() for group in groups]
 
     def _groups(self, key: ProfileKey, resources: _ProfileSamples) -> list[ResourceSamples]:
         return [
@@ -166,12 +166,12 @@ class _Decoder:
                 self._waits.get((key, resource)),
             )
             for resource, samples in resources.items()
-            if (key, resource) in self._waits or any(one.times for one in samples.values())
+            if (key, resource) in self._waits or any(series.times for series in samples.values())
         ]
 
 
 def _window(start: int, end: int, profiles: list[Profile]) -> Window:
-    """A window extended to include all its samples; a peer's profile may be narrower."""
+    """Build a window that includes all its samples; other producers' profiles may be narrower."""
     for profile in profiles:
         for group in profile.resources:
             for sample in group.samples:
@@ -199,7 +199,7 @@ class _Series:
             if not values:
                 raise PayloadError("a sample has neither timestamps nor values")
             if not any(values):
-                return  # it counts nothing
+                return  # does not count
             times, values = [profile.time_unix_nano], [sum(values)]
         if values and len(values) != len(times):
             raise PayloadError(f"a sample has {len(times)} timestamps, but {len(values)} values")

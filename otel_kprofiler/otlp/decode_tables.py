@@ -1,4 +1,4 @@
-"""The dictionary of a message as values of the model, which messages share."""
+"""Decodes the dictionary of a message to values of the model, shared between messages."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from otel_kprofiler.otlp.sample_attributes import (
 from otel_kprofiler.otlp.values import Values, as_text
 
 _MAX_BUILTIN: Final = 100
-"""Limit of the modules of a frame; real code has one, rarely a few."""
+"""Limit on the modules of a frame; real code has one, rarely a few."""
 
 _MACHINE_CODE: Final = frozenset({"go", "rust"})
-"""Types of frames whose functions belong to modules, besides those of our sides."""
+"""Frame types whose functions belong to modules, besides those of our sides."""
 
 _MODULE_KINDS: Final = {
     kind.value: kind for kind in (ModuleKind.VMLINUX, ModuleKind.BPF, ModuleKind.OUT_OF_LINE)
@@ -56,12 +56,12 @@ ProfileKey = tuple[ProfileKind, int, int, int]
 
 
 class SharedValues:
-    """Values that are equal in several messages, each made once.
+    """Values that occur in several messages, each created once.
 
     Attributes:
-        modules: by their value.
-        frames: by their parts.
-        stacks: by their frames and statuses.
+        modules: by value.
+        frames: by parts.
+        stacks: by frames and statuses.
     """
 
     def __init__(self) -> None:
@@ -73,21 +73,21 @@ class SharedValues:
 
     def side(self, frame_type: str) -> SideKind:
         """Returns the side for a frame type; makes a new side for an unknown type."""
-        found = self._sides.get(frame_type)
-        if found is None:
+        side = self._sides.get(frame_type)
+        if side is None:
             has_files = frame_type not in _MACHINE_CODE
-            found = SideKind(frame_type, frame_type, USER_SIDE.color, has_files=has_files)
-            self._sides[frame_type] = found
-        return found
+            side = SideKind(frame_type, frame_type, USER_SIDE.color, has_files=has_files)
+            self._sides[frame_type] = side
+        return side
 
 
 def find_profile_kind(type_: str, unit: str, period_type: str, period_unit: str) -> ProfileKind:
     """Returns the kind with these types; makes a new kind if we do not sample them."""
-    found = ProfileKind(type_, type_, unit, period_type, period_unit)
+    unlisted = ProfileKind(type_, type_, unit, period_type, period_unit)
     for kind in KINDS:
-        if kind._replace(name=type_, number=0) == found:
+        if kind._replace(name=type_, number=0) == unlisted:
             return kind
-    return found
+    return unlisted
 
 
 class _Table(list[Any]):
@@ -103,11 +103,11 @@ class _FrameAttributes(NamedTuple):
     """Attributes of a location.
 
     Attributes:
-        side: of stacks.
-        reason: why it has no name; empty if that is not said.
-        builtin: modules that its code would be in, were it not built in.
-        found_by: how it was found, if that is not proof.
-        start: where its function starts, if it has no name; None if that is not known.
+        side: side of the stack.
+        reason: why it has no name; empty if absent.
+        builtin: modules whose code is built in.
+        found_by: method that yielded the frame, if it is no proof.
+        start: start of its function, if that has no name; None if unknown.
     """
 
     side: SideKind
@@ -127,25 +127,27 @@ class Tables:
         self._frame_attributes: dict[tuple[int, ...], _FrameAttributes] = {}
         self._by_index: dict[tuple[int, _Statuses], Stack] = {}
         self._taken: dict[tuple[int, ...], SampleAttributes] = {}
-        self._links = _Table(SpanLink(one.trace_id, one.span_id) for one in dictionary.link_table)
+        self._links = _Table(
+            SpanLink(link.trace_id, link.span_id) for link in dictionary.link_table
+        )
         self._functions = _Table(dictionary.function_table)
         self._attributes = _Table(
             (self.strings[entry.key_strindex], self.values.read(entry.value))
             for entry in dictionary.attribute_table
         )
         modules = [self._module(entry) for entry in dictionary.mapping_table]
-        self._modules = _Table([shared.modules.setdefault(one, one) for one in modules])
-        users = [replace(one, kind=ModuleKind.USER) for one in modules]
-        self._user_modules = _Table([shared.modules.setdefault(one, one) for one in users])
+        self._modules = _Table([shared.modules.setdefault(module, module) for module in modules])
+        users = [replace(module, kind=ModuleKind.USER) for module in modules]
+        self._user_modules = _Table([shared.modules.setdefault(module, module) for module in users])
         self._frames = list(map(self._frame, dictionary.location_table))
         self._stacks = _Table(map(self._stack_frames, dictionary.stack_table))
 
     def attributes(self, indices: Iterable[int]) -> Mapping[str, AttributeValue]:
-        """The attributes with these indices, by key."""
+        """Returns the attributes with these indices, by key."""
         return dict(self._attributes[index] for index in indices)
 
     def profile_key(self, profile: Any) -> ProfileKey:
-        """Fields that the profiles of a window share, for one kind of samples."""
+        """Returns the fields that profiles of one kind share in a window."""
         strings, kind, period = self.strings, profile.sample_type, profile.period_type
         return (
             find_profile_kind(
@@ -160,12 +162,12 @@ class Tables:
         )
 
     def identity(self, sample: Any) -> Identity:
-        """All of a sample but its times and values."""
+        """Returns all of a sample except its times and values."""
         indices = tuple(sample.attribute_indices)
-        found = self._taken.get(indices)
-        if found is None:
-            found = self._taken[indices] = read_sample_attributes(self.attributes(indices))
-        statuses, tid, thread_name, cpu, local_root, labels, wait = found
+        attributes = self._taken.get(indices)
+        if attributes is None:
+            attributes = self._taken[indices] = read_sample_attributes(self.attributes(indices))
+        statuses, tid, thread_name, cpu, local_root, labels, wait = attributes
         stack_key = (sample.stack_index, statuses)
         stack = self._by_index.get(stack_key)
         if stack is None:
@@ -208,20 +210,20 @@ class Tables:
         return tuple([frames[index] for index in indices])
 
     def _frame(self, entry: Any) -> Frame:
-        """The frame of a location; equal ones of all messages are one, made only once."""
+        """Returns the frame of a location; equal frames of all messages are the same object."""
         indices = tuple(entry.attribute_indices)
-        found = self._frame_attributes.get(indices)
-        if found is None:
-            found = self._frame_attributes[indices] = self._read_frame_attributes(indices)
-        side, reason, builtin, found_by, start = found
+        attributes = self._frame_attributes.get(indices)
+        if attributes is None:
+            attributes = self._frame_attributes[indices] = self._read_frame_attributes(indices)
+        side, reason, builtin, found_by, start = attributes
         lines = tuple([self._line(line) for line in entry.lines]) if entry.lines else ()
         if lines and reason in _REASONS and lines[-1].function.endswith(f"[{reason}]"):
-            lines = ()  # a name that is none: see UnnamedFrames
+            lines = ()  # a placeholder: see UnnamedFrames
         module = None
         if entry.mapping_index:
             modules = self._modules if side is KERNEL_SIDE else self._user_modules
             module = modules[entry.mapping_index]
-        key = (id(module), entry.address, lines, found)
+        key = (id(module), entry.address, lines, attributes)
         frame = self._shared.frames.get(key)
         if frame is None:
             unresolved, offset = None, 0

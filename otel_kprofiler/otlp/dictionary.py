@@ -1,4 +1,4 @@
-"""The dictionary of one request: each value once, and only values in use."""
+"""Builds the dictionary of a request: each value once, and only values in use."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ from otel_kprofiler.otlp.writer import (
 from otel_kprofiler.text import escape_surrogates
 
 _Statuses = tuple[tuple[SideKind, StackStatus], ...]
-"""Outcomes of the sides of a stack that are incomplete."""
+"""Statuses of the incomplete sides of a stack."""
 
 
 _FunctionKey = tuple[str, str, str, int]
-"""Name, linker's name, file and first line of a function."""
+"""Name, system name, file and first line of a function."""
 
 
 def status_text(status: StackStatus) -> str:
-    """A stack's status as text: why it is cut off, or the name (else number) of an errno."""
+    """Returns a stack's status as text: why it is cut off, or an errno's name (else number)."""
     if status == STACK_TRUNCATED:
         return "truncated"
     if status in TRUNCATED_STACKS:
@@ -80,8 +80,7 @@ _MAX_INTEGER: Final = 1 << 63
 def name_unnamed(module: Module | None, address: int, reason: Unresolved | None) -> str:
     """Returns the stand-in for a missing function name, such as ``vmlinux+0x1234 [no_symbol]``.
 
-    Without a file that is the reason alone, because addresses of one process mean nothing in
-    another one.
+    Without a file it is the reason alone, because addresses of one process mean nothing in another.
     """
     reason_text = f"[{reason.name.lower() if reason else 'unknown'}]"
     return f"{module.name.rpartition('/')[2]}+{address:#x} {reason_text}" if module else reason_text
@@ -92,7 +91,7 @@ def _has_name(line: Line) -> bool:
 
 
 class Tables:
-    """The serialized entries of the seven tables, without their zero entries.
+    """Serialized entries of the seven tables, without the zero entries.
 
     Attributes:
         entries: by table.
@@ -118,17 +117,17 @@ class Tables:
         return tokens[index] if index < len(tokens) else self._token(index)
 
     def intern(self, table: int, entry: bytes) -> Token:
-        """Token of an entry, identified by its bytes: all that it refers to is interned."""
-        known = self._known[table]
-        token = known.get(entry)
+        """Returns the token of an entry, identified by its bytes, whose references are interned."""
+        known_tokens = self._known[table]
+        token = known_tokens.get(entry)
         if token is None:
-            entries = self.entries[table]  # as add does: a call less for each new entry
+            entries = self.entries[table]  # inlined add(): saves a call for each new entry
             entries.append(entry)
             self.size += len(entry)
             index = len(entries)
             tokens = self._first_tokens
             token = tokens[index] if index < len(tokens) else self._token(index)
-            known[entry] = token
+            known_tokens[entry] = token
         return token
 
 
@@ -156,7 +155,7 @@ class _RawLocations(dict[int, Token]):
 
 
 class Dictionary:
-    """Interns values into the seven tables and serializes each entry when first seen.
+    """Interns values into the seven tables and serializes each entry once.
 
     Frames, modules and stacks are looked up by identity first, so they must outlive the
     dictionary. Not thread-safe.
@@ -184,11 +183,11 @@ class Dictionary:
         self._extents: dict[int, AddressRange] = {}
         # Of modules, without and with their range.
         self._mappings: tuple[dict[int, Token], dict[int, Token]] = ({}, {})
-        self._statuses: dict[int, _Statuses] = {}  # of stacks that are not complete
+        self._statuses: dict[int, _Statuses] = {}  # for incomplete stacks
         self._shortcuts: dict[tuple[object, ...], bytes] = {}
 
     def string(self, text: str) -> Token:
-        """Token of a string; the empty string is index 0."""
+        """Returns the token of a string; the empty string is index 0."""
         token = self._strings.get(text)
         if token is None:
             cleaned = text if text.isascii() else escape_surrogates(text)
@@ -200,28 +199,28 @@ class Dictionary:
         return token
 
     def attribute(self, key: str, value: AttributeValue) -> Token:
-        """Token of an attribute without unit."""
-        known = self._attributes.get(type(value))  # 1 equals True
-        token = known.get((key, value)) if known is not None else None
+        """Returns the token of an attribute without unit."""
+        tokens = self._attributes.get(type(value))  # 1 equals True
+        token = tokens.get((key, value)) if tokens is not None else None
         if token is None:
             entry = self._writer.attribute(self.string(key), value)
             token = self.tables.intern(ATTRIBUTE, entry)
-            if known is not None:
-                known[key, value] = token
+            if tokens is not None:
+                tokens[key, value] = token
         return token
 
     def attributes(self, attributes: Mapping[str, AttributeValue]) -> bytes:
-        """Joined tokens of attributes, in their order."""
+        """Returns joined tokens of attributes, in order."""
         return self._join([self.attribute(*item) for item in attributes.items()])
 
     def link(self, link: SpanLink) -> Token:
-        """Token of a link."""
+        """Returns the token of a link."""
         return self.tables.intern(LINK, self._writer.link(link))
 
     def key_values(self, attributes: Iterable[tuple[str, AttributeValue]]) -> tuple[bytes, ...]:
-        """Attributes of a resource or scope, in their order."""
-        known = self._shortcuts  # most values are the same in all resources
-        return tuple([known.get(item) or self._key_value(item) for item in attributes])
+        """Encode attributes of a resource or scope, in order."""
+        shortcuts = self._shortcuts  # most values are the same in all resources
+        return tuple([shortcuts.get(item) or self._key_value(item) for item in attributes])
 
     def _key_value(self, item: tuple[str, AttributeValue]) -> bytes:
         key, value = item
@@ -235,7 +234,7 @@ class Dictionary:
         return entry
 
     def sample_head(self, sample: WindowSample) -> bytes:
-        """Encodes a sample except for its timestamps and values."""
+        """Encode a sample except for its timestamps and values."""
         stack, tid, thread_name, cpu, link = sample[:5]
         token = self._stacks.get(id(stack))
         if token is None:
@@ -267,13 +266,13 @@ class Dictionary:
         return self._writer.separator.join(tokens)
 
     def _add_stack(self, stack: Stack) -> Token:
-        """Token of a stack; a stack without frames is index 0."""
+        """Returns the token of a stack; a stack without frames is index 0."""
         parts: list[bytes] = []
         run: list[Frame] = []
         for kind, frames, status, *_ in stack.sides:
             if not isinstance(frames, RawFrames):
                 run += frames
-            elif frames.addresses:  # else nothing would use their attributes
+            elif frames.addresses:  # otherwise their attributes would be orphans
                 if run:
                     parts.append(self._locations(run))
                     run = []
@@ -292,27 +291,27 @@ class Dictionary:
         return token
 
     def _locations(self, frames: Sequence[Frame]) -> bytes:
-        """Joined tokens of frames."""
-        known = self._frames
+        """Returns joined tokens of frames."""
+        tokens = self._frames
         try:
-            return self._join(map(known.__getitem__, map(id, frames)))
+            return self._join(map(tokens.__getitem__, map(id, frames)))
         except KeyError:
-            return self._join([known.get(id(frame)) or self._add_frame(frame) for frame in frames])
+            return self._join([tokens.get(id(frame)) or self._add_frame(frame) for frame in frames])
 
     def frame(self, frame: Frame) -> Token:
-        """Token of a frame's location."""
+        """Returns the token of a frame's location."""
         return self._frames.get(id(frame)) or self._add_frame(frame)
 
     def raw_locations(self, frames: RawFrames) -> Mapping[int, Token]:
-        """Tokens of the locations of raw addresses, by address."""
+        """Returns the tokens of raw addresses' locations, by address."""
         key = (frames.side, frames.reason)
-        known = self._raw.get(key)
-        if known is None:
+        locations = self._raw.get(key)
+        if locations is None:
             attributes = self._frame_attributes(*key)
             name = name_unnamed(None, 0, frames.reason)
             lines = self._lines((Line(name),)) if self._names_all else ()
-            known = self._raw[key] = _RawLocations(self.tables, self._writer, lines, attributes)
-        return known
+            locations = self._raw[key] = _RawLocations(self.tables, self._writer, lines, attributes)
+        return locations
 
     def _add_frame(self, frame: Frame) -> Token:
         module, address, lines = frame.module, frame.address, frame.lines
@@ -338,13 +337,13 @@ class Dictionary:
         return token
 
     def _lines(self, lines: tuple[Line, ...]) -> list[tuple[Token, int]]:
-        known = self._functions
+        functions = self._functions
         places = []
         for line in lines:
             function, system_name, file, number, start = line
             if function or system_name or file:
                 key = (function, system_name, file, start)
-                places.append((known.get(key) or self._add_function(key), number))
+                places.append((functions.get(key) or self._add_function(key), number))
         return places
 
     def _frame_attributes(
@@ -368,13 +367,13 @@ class Dictionary:
         return self._writer.location_attributes(self.attributes(attributes))
 
     def _mapping(self, module: Module, address: int) -> Token:
-        """Token of a module; the range is written only for addresses inside it."""
+        """Returns the token of a module; the range is written only for addresses inside it."""
         extent = self._extents.get(id(module))
         if extent is None:
             extent = self._extents[id(module)] = module.extent
         inside = extent[0] <= address < extent[1]
-        known = self._mappings[inside].get(id(module))
-        return known or self._add_mapping(module, extent, inside=inside)
+        token = self._mappings[inside].get(id(module))
+        return token or self._add_mapping(module, extent, inside=inside)
 
     def _add_mapping(self, module: Module, extent: AddressRange, *, inside: bool) -> Token:
         attributes: dict[str, AttributeValue] = {BUILD_ID_HTLHASH: module.file_id}
@@ -395,7 +394,7 @@ class Dictionary:
         return token
 
     def _add_function(self, key: _FunctionKey) -> Token:
-        """Token of a function."""
+        """Add a function; returns its token."""
         name, system_name, file = map(self.string, key[:3])
         entry = self._writer.function(name, system_name, file, key[3])
         token = self._functions[key] = self.tables.intern(FUNCTION, entry)

@@ -1,8 +1,8 @@
 """Encodes windows as OTLP requests within a size limit.
 
-A window is encoded as one request. If that is too large, it is discarded and as many samples as are
-estimated to fit are encoded again, then the rest. Each request has its own dictionary, which holds
-only what its samples use.
+A window is encoded as one request. If that is too large, it is discarded: as many samples as are
+estimated to fit are encoded again, then the rest. Each request has a dictionary of only the values
+that its samples use.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ID_PREFIX_BYTES: Final = 12
 _MARGIN_SHARE: Final = 256
 """When splitting, limit / 256 is reserved for bytes that are only known at the end."""
 _MORE_SHARE: Final = 8
-"""Each further part is tried with an eighth more samples, to encode few of them twice."""
+"""Each further part starts with an eighth more samples, so that few are encoded twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Encoded(NamedTuple):
     """An encoded window.
 
     Attributes:
-        batches: the requests, in the order of the samples; empty if there were no samples.
+        batches: the requests, in order of samples; empty without samples.
         too_large: samples that exceed the size limit on their own and are in no batch, by kind.
     """
 
@@ -88,7 +88,7 @@ class _Options:
 
 
 class _Owner(NamedTuple):
-    """A Resource by value: attributes sorted by key, so that equal ones have equal bytes."""
+    """A Resource by value: attributes sorted by key, so that equal Resources have equal bytes."""
 
     attributes: tuple[tuple[str, AttributeValue], ...]
     types: tuple[type, ...]
@@ -97,7 +97,7 @@ class _Owner(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """The samples of one kind and one Resource."""
+    """The samples of a kind and a Resource."""
 
     owner: _Owner
     profile: Profile
@@ -106,8 +106,7 @@ class _Group(NamedTuple):
 
 _Unit = tuple[_Group, WindowSample]
 _NOTHING: Final = WindowSample(Stack(), 0, "", 0, None, (), (0,))
-"""Counts nothing: the sample of a profile that has only totals, because Collectors drop those
-without samples."""
+"""The sample of a profile with only totals: Collectors drop profiles without samples."""
 
 
 def encode_window(
@@ -129,12 +128,12 @@ def encode_window(
 
     Args:
         window: window to encode; must not change meanwhile.
-        scope: the instrumentation scope; by default this package.
+        scope: the instrumentation scope; this package by default.
         form: protobuf, or JSON by OTLP's mapping.
         max_bytes: limit of a batch's payload before compression; None for no limit.
-        attributes: how resource and scope attributes are written. Most receivers show those by
-            reference as empty: Collectors up to v0.162, Pyroscope and Parca.
-        unnamed_frames: how frames without a function name are written. Pyroscope drops those that
+        attributes: how resource and scope attributes are written. Collectors up to v0.162,
+            Pyroscope and Parca show references as empty.
+        unnamed_frames: how frames without a function name are written. Pyroscope drops frames that
             only have addresses.
         new_id: returns the given number of random bytes. A profile id is 12 random bytes per
             batch, followed by the profile's number in the batch, starting at 1.
@@ -159,7 +158,7 @@ def encode_window(
 
 
 def encode_empty(form: Form) -> bytes:
-    """A request without profiles; its dictionary is complete, since some receivers look at it."""
+    """Encode a request without profiles; some receivers check that the dictionary is complete."""
     writer = _WRITERS[form]
     return writer.request((), Dictionary(writer, AttributeForm.INLINE).tables.entries)
 
@@ -175,12 +174,16 @@ def _owner(resource: Resource) -> _Owner:
 
 
 def _encode_account(options: _Options) -> Iterator[Batch]:
-    """A request with the account of each kind for the first Resource, if there is one.
+    """Encode a request with the account of each kind for the first Resource, if any.
 
     Each profile has one sample of value 0, because Collectors drop requests without samples.
     """
     writer, window = options.writer, options.window
-    counted = [one for one in window.profiles if one.resources and options.accounts[one.kind]]
+    counted = [
+        profile
+        for profile in window.profiles
+        if profile.resources and options.accounts[profile.kind]
+    ]
     if not counted:
         return
     dictionary = Dictionary(writer, options.attribute_form, options.unnamed_frames)
@@ -206,23 +209,23 @@ def _encode_account(options: _Options) -> Iterator[Batch]:
 
 
 def _units(options: _Options) -> list[_Unit]:
-    """Samples by Resource, then by kind; equal Resources are merged."""
+    """Returns samples by Resource, then by kind; equal Resources are merged."""
     merged: dict[_Owner, list[_Unit]] = {}
     for profile in options.window.profiles:
         waits: dict[_Owner, WaitTotals | None] = {}
-        found: dict[_Owner, list[WindowSample]] = {}
+        by_owner: dict[_Owner, list[WindowSample]] = {}
         for resource, samples, totals in profile.resources:
             owner = _owner(resource)
             earlier = waits.get(owner)
             waits[owner] = earlier.plus(totals) if earlier and totals else earlier or totals
-            own = found.setdefault(owner, [])
+            waiting = by_owner.setdefault(owner, [])
             for sample in samples:
                 if sample.timestamps_unix_ns:
-                    own.append(sample)
+                    waiting.append(sample)
                 options.pause()
-        for owner, own in found.items():
+        for owner, waiting in by_owner.items():
             group = _Group(owner, profile, waits[owner])
-            selected = own or ([_NOTHING] if group.waits else [])
+            selected = waiting or ([_NOTHING] if group.waits else [])
             merged.setdefault(owner, []).extend([(group, sample) for sample in selected])
     return [unit for units in merged.values() for unit in units]
 
@@ -250,12 +253,12 @@ def _split(options: _Options, units: list[_Unit]) -> Encoded:
 
 
 def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | None, int]:
-    """A request with as many samples as fit, and their number.
+    """Encode a request with as many samples as fit; returns it and their number.
 
-    None and 1 if the first sample is too large on its own.
+    Returns None and 1 if the first sample alone is too large.
     """
     count = len(units)
-    # Not all units will fit, so what will be frequent is unknown.
+    # Not all units will fit, so the frequent entries are unknown.
     batch, fitting = _encode(options, units, frequent_first=False)
     while batch is None and fitting:
         count = fitting
@@ -264,7 +267,7 @@ def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | No
 
 
 def _encode_times(options: _Options, unit: _Unit) -> tuple[Batch | None, int]:
-    """A request with as many of a sample's timestamps as fit, and their number."""
+    """Encode a request with as many of a sample's times as fit; returns it and their number."""
     group, sample = unit
 
     def encode(count: int) -> Batch | None:
@@ -276,7 +279,7 @@ def _encode_times(options: _Options, unit: _Unit) -> tuple[Batch | None, int]:
 
 
 def _cut(sample: WindowSample, start: int, stop: int | None) -> WindowSample:
-    """The sample with a slice of its timestamps and values."""
+    """Returns the sample with a slice of its timestamps and values."""
     return sample._replace(
         timestamps_unix_ns=sample.timestamps_unix_ns[start:stop], values=sample.values[start:stop]
     )
@@ -285,20 +288,21 @@ def _cut(sample: WindowSample, start: int, stop: int | None) -> WindowSample:
 def _encode(
     options: _Options, units: Sequence[_Unit], *, frequent_first: bool = True
 ) -> tuple[Batch | None, int]:
-    """A request with all of these samples, and 0.
+    """Encode a request with all of these samples; returns it and 0.
 
-    If it is too large: None and the number of samples to try instead, 0 if there is only one.
+    If it is too large, returns None and the number of samples to try instead; 0 if there is only
+    one.
     """
     writer, limit = options.writer, options.max_bytes
     dictionary = Dictionary(writer, options.attribute_form, options.unnamed_frames)
     tables = dictionary.tables
     envelopes = _envelopes(options, dictionary, [group.profile for group, _ in units])
     scope = _scope(options, dictionary)
-    dictionary.key_values(units[0][0].owner.attributes)  # most are shared by all resources
+    dictionary.key_values(units[0][0].owner.attributes)  # all resources share most of them
     if frequent_first:
         intern_frequent(dictionary, [sample.stack for _, sample in units], options.pause)
     id_prefix = options.new_id(_ID_PREFIX_BYTES)
-    # For the first profile of each kind.
+    # for the first profile of each kind
     accounts = {kind: options.accounts[kind] for kind in envelopes}
     for account in accounts.values():
         dictionary.attributes(account)
@@ -349,7 +353,7 @@ def _write_samples(
     size: int,
     sizes: list[int],
 ) -> tuple[bytes, int]:
-    """The samples of a profile, and their number; incomplete if they are too large.
+    """Encode the samples of a profile; returns them and their number, incomplete if too large.
 
     Args:
         options: of the request.
@@ -374,9 +378,9 @@ def _write_samples(
         else:
             samples[head] = earlier + times
         if has_values:
-            own = writer.values(sample.values or [1] * len(sample.timestamps_unix_ns))
-            size += len(own)
-            values[head] = values.get(head, b"") + own
+            encoded = writer.values(sample.values or [1] * len(sample.timestamps_unix_ns))
+            size += len(encoded)
+            values[head] = values.get(head, b"") + encoded
         count += len(sample.timestamps_unix_ns)
         sizes.append(size + tables.size)
         if limit is not None and sizes[-1] > limit:
@@ -390,9 +394,9 @@ def _write_samples(
 
 
 def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
-    """How many samples to try next, because all of them are too large."""
-    found = bisect_right(sizes, limit - limit // _MARGIN_SHARE)
-    return min(max(found, 1), count - 1)
+    """Returns how many samples to try next after all were too large."""
+    fitting = bisect_right(sizes, limit - limit // _MARGIN_SHARE)
+    return min(max(fitting, 1), count - 1)
 
 
 def _envelopes(

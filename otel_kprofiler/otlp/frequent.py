@@ -1,4 +1,4 @@
-"""Gives the most frequent locations of a request the indices that are one byte long."""
+"""Gives one-byte indices to the most frequent locations of a request."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from otel_kprofiler.model import Frame, RawFrames, Stack
 from otel_kprofiler.otlp.dictionary import Dictionary
 
 _ONE_BYTE_INDICES: Final = 127
-"""Entries of a table, besides the zero entry, whose index is one byte long."""
+"""Number of entries with one-byte indices, without the zero entry."""
 _STACKS_COUNTED: Final = 64
-"""Number of samples, or up to twice as many, whose stacks determine the frequent entries."""
+"""Samples whose stacks determine the frequent entries: so many, or up to twice as many."""
 _STACKS_AT_ONCE: Final = 16
-"""Stacks counted between two calls of ``pause``."""
+"""Stacks between two calls of ``pause``."""
 _ADDRESS_BITS: Final = 64
 
 
@@ -59,7 +59,7 @@ def intern_frequent(
 
 
 class _RawAddresses:
-    """Raw addresses as negative numbers, unlike ids, that differ by side and reason too."""
+    """Maps raw addresses to negative numbers, distinct from ids and for each side and reason."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}
@@ -69,7 +69,7 @@ class _RawAddresses:
         number = self._numbers.setdefault((frames.side, frames.reason), len(self._examples))
         if number == len(self._examples):
             self._examples.append(frames)
-        if number == 0:  # mostly the only one
+        if number == 0:  # usually the only one
             return map(invert, frames.addresses)
         return map((-1 - (number << _ADDRESS_BITS)).__sub__, frames.addresses)
 

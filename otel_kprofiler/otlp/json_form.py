@@ -1,9 +1,8 @@
 """Writes OTLP profiles as JSON, without protobuf's message classes.
 
 Follows the OTLP specification's JSON mapping: lowerCamelCase keys, 64-bit integers as strings,
-32-bit ones as numbers, ids as hexadecimal text, other bytes as base64 (none occur here). Fields
-with their default value are not written. Entries start with a comma, which is stripped from the
-first.
+32-bit integers as numbers, ids as hexadecimal text, other bytes as base64 (none occur here).
+Default values are omitted. Entries start with a comma, which is stripped from the first.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def _text(name: bytes, text: str) -> bytes:
 
 
 def _last_text(schema_url: str) -> bytes:
-    """The last field of an object, if there is one, and the object's end."""
+    """Returns the last field of an object, if any, and the object's end."""
     return b"," + _text(b"schemaUrl", schema_url) + b"}" if schema_url else b"}"
 
 
@@ -74,7 +73,7 @@ def _any_value(value: AttributeValue) -> bytes:
 
 
 class JsonWriter:
-    """Writes ``ExportProfilesServiceRequest`` as one line of JSON; thread-safe, has no state."""
+    """Writes ``ExportProfilesServiceRequest`` as one line of JSON; stateless and thread-safe."""
 
     form = Form.JSON
     separator = b","
@@ -207,9 +206,9 @@ class JsonWriter:
         self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
     ) -> bytes:
         """One element of ``profiles``."""
-        own = (_text(b"profileId", profile_id.hex()), _array(b"attributeIndices", attributes))
+        fields = (_text(b"profileId", profile_id.hex()), _array(b"attributeIndices", attributes))
         profile = samples[1:].join(envelope)
-        return b"".join([profile, *(b"," + field for field in own if field), b"}"])
+        return b"".join([profile, *(b"," + field for field in fields if field), b"}"])
 
     def scope(
         self, name: str, version: str, attributes: Sequence[bytes], schema_url: str

@@ -1,7 +1,7 @@
-"""Parses OTLP JSON into protobuf messages, noting deviations from OTLP's JSON mapping.
+"""Parses OTLP JSON into protobuf messages, and reports deviations from OTLP's JSON mapping.
 
 Accepts the variants that producers write (numbers as strings or not, ids as hexadecimal text or
-base64, unknown keys). protobuf's ``json_format`` supports neither hexadecimal ids nor notes.
+base64, unknown keys). protobuf's ``json_format`` supports neither.
 """
 
 from __future__ import annotations

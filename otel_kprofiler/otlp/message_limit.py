@@ -1,4 +1,4 @@
-"""Counts the messages of a request before it is decoded: an empty one grows from 2 bytes to 80."""
+"""Limits messages per request, because decoding expands an empty message from 2 to 80 bytes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
 from otel_kprofiler.otlp.wire import FIXED_BYTES, LENGTH_DELIMITED, read_varint
 
 _LEAST_BYTES: Final = 12
-"""Least size of a message, on average; those of our requests have 19 bytes."""
+"""Minimum average size of messages; our requests have 19 bytes."""
 _ANY: Final = 10_000
-"""So many may be smaller."""
+"""Number of messages exempt from the average."""
 _GROUPS: Final = (3, 4)
-"""Wire types that begin and end a group, which the decoder skips: no values of their own."""
+"""Wire types of groups, which the decoder skips: they have no values."""
 
 
 def refuse_many_messages(data: bytes) -> None:
-    """Refuse a request whose messages are so small that decoding takes many times its size.
+    """Reject a request whose messages are so small that decoding takes many times its size.
 
-    Wire format: https://protobuf.dev/programming-guides/encoding. Damage ends the count, and is
-    reported by the decoder.
+    Wire format: https://protobuf.dev/programming-guides/encoding. Damage ends the count; the
+    decoder reports it.
 
     Args:
         data: a request, as protobuf or as JSON.
 
     Raises:
-        PayloadError: there are too many.
+        PayloadError: there are too many messages.
     """
     limit = _ANY + len(data) // _LEAST_BYTES
     if data[:1] == b"{":
@@ -40,12 +40,12 @@ def refuse_many_messages(data: bytes) -> None:
 
 @cache
 def _children(descriptor: Any) -> dict[int, Any]:
-    """Descriptors of the fields of a message that are messages, by number."""
-    return {one.number: one.message_type for one in descriptor.fields if one.message_type}
+    """Returns descriptors of a message's fields that are messages, by number."""
+    return {field.number: field.message_type for field in descriptor.fields if field.message_type}
 
 
 def _count(data: bytes, children: dict[int, Any], limit: int) -> int:
-    """Number of messages, at most one more than the limit."""
+    """Returns the number of messages, at most one more than the limit."""
     count, parts = 0, [(0, len(data), children)]
     try:
         while parts:

@@ -1,7 +1,6 @@
-"""Locations without function names in OTLP profiles: finds them, and adds names that others know.
+"""Finds locations without function names in OTLP profiles, and adds names from elsewhere.
 
-Payloads of any producer are changed in place: everything else in them stays, fields that are not
-known here included.
+Payloads of any producer are changed in place; everything else is kept, including unknown fields.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from otel_kprofiler.otlp.rules_dictionary import index_range
 from otel_kprofiler.otlp.values import Values, as_text
 
 _NATIVE: Final = frozenset({"go", "kernel", "native", "rust", None})
-"""Types of frames whose addresses are those of machine code; so are frames without a type."""
+"""Frame types of machine code; frames without a type count, too."""
 
 
 class NamelessFile(NamedTuple):
-    """The file that code is in, by its mapping.
+    """The file of a mapping with code.
 
     Attributes:
         name: last part of its path, or ``vmlinux`` or the module's name for kernel code.
-        build_id: GNU build id; empty if it is not given.
-        file_id: hash (htlhash), in hexadecimal; empty if it is not given.
+        build_id: GNU build id; empty if absent.
+        file_id: hash (htlhash), in hexadecimal; empty if absent.
         is_kernel: whether it is kernel code.
     """
 
@@ -44,9 +43,9 @@ class Nameless(NamedTuple):
 
     Attributes:
         location: its index in the dictionary of its message.
-        file: the file that the code is in.
+        file: the file of its code.
         address: in the file: SVMA of user code, RVA of kernel code.
-        file_offset: of the address, as far as the mapping has it; None if it does not.
+        file_offset: of the address; None if the mapping lacks it.
     """
 
     location: int
@@ -56,16 +55,16 @@ class Nameless(NamedTuple):
 
 
 FindNames = Callable[[Sequence[Nameless]], Mapping[int, Sequence[Line]]]
-"""Functions by index of their locations, the innermost inlined one first."""
+"""Functions by index of their locations, innermost inlined function first."""
 
 
 class Naming(NamedTuple):
     """Requests with names.
 
     Attributes:
-        data: the requests, in the form that they had.
-        nameless: locations of machine code that had no name, but a file.
-        named: how many of them have one now.
+        data: the requests, in their original form.
+        nameless: number of locations of machine code with a file, but no name.
+        named: how many of them were named.
     """
 
     data: bytes
@@ -74,11 +73,11 @@ class Naming(NamedTuple):
 
 
 def name_locations(data: bytes, find: FindNames) -> Naming:
-    """Add names to locations of native and kernel code that have none.
+    """Add names to unnamed locations of native and kernel code.
 
     Args:
         data: requests in any form.
-        find: knows names; called once for each message.
+        find: returns names; called once for each message.
 
     Raises:
         PayloadError: the data is not OTLP profiles, or an index points outside of its table.
@@ -91,7 +90,7 @@ def name_locations(data: bytes, find: FindNames) -> Naming:
                 "an index points outside of its table", hint="see `otel-kprofiler check FILE`"
             )
         wanted = list(_find_nameless(payload.message.dictionary))
-        lines = {index: found for index, found in find(wanted).items() if found}
+        lines = {index: functions for index, functions in find(wanted).items() if functions}
         add_lines(payload.message, payload.tree, lines)
         written.append(_serialize(payload))
         nameless += len(wanted)

@@ -1,4 +1,4 @@
-"""Changes the dictionary of a request: adds functions to locations, drops what no one uses then.
+"""Edits the dictionary of a request: adds functions to locations, removes entries left unused.
 
 The same edit is made to a protobuf message and to parsed JSON, in place.
 """
@@ -28,10 +28,10 @@ class Edit(NamedTuple):
     """Additions to a dictionary.
 
     Attributes:
-        strings: appended ones.
-        functions: appended ones: indices of name, system name and file.
+        strings: appended strings.
+        functions: appended functions: indices of name, system name and file.
         locations: by index, the new lines (function and line number) and the new attributes.
-        reasons: attributes of locations without a name, which these do not have any more.
+        reasons: attributes with reasons for a missing name, removed from these locations.
     """
 
     strings: list[str]
@@ -45,8 +45,8 @@ def add_lines(message: Any, tree: Any, lines: Mapping[int, Sequence[Line]]) -> N
 
     Args:
         message: a request that has no index outside of its tables.
-        tree: the JSON that it was parsed from, with the same changes; None if there is none.
-        lines: functions by index of the location, the innermost inlined one first.
+        tree: the JSON that it was parsed from, with the same changes; None for protobuf.
+        lines: functions by index of the location, innermost inlined function first.
     """
     if not lines:
         return
@@ -67,22 +67,22 @@ def _plan(dictionary: Any, lines: Mapping[int, Sequence[Line]]) -> Edit:
         if index and dictionary.string_table[entry.key_strindex] in (UNRESOLVED, FUNCTION_START)
     )
     new = _NewFunctions(dictionary)
-    known = set(map(_key, dictionary.location_table))
+    keys = set(map(_key, dictionary.location_table))
     locations = {}
-    for index, found in lines.items():
+    for index, functions in lines.items():
         entry = dictionary.location_table[index]
-        made = [(new.function(line), line.line) for line in found]
+        made = [(new.function(line), line.line) for line in functions]
         attributes = [at for at in entry.attribute_indices if at not in reasons]
         key = (entry.mapping_index, entry.address, tuple(made), frozenset(attributes))
-        if key in known:  # the reason keeps them apart, since tables have no equal entries
+        if key in keys:  # the reason distinguishes them, since tables have no equal entries
             attributes = list(entry.attribute_indices)
-        known.add(key)
+        keys.add(key)
         locations[index] = made, attributes
     return Edit(new.strings, new.functions, locations, reasons)
 
 
 class _NewFunctions:
-    """Numbers strings and functions behind those that a dictionary has."""
+    """Assigns indices to new strings and functions of a dictionary."""
 
     def __init__(self, dictionary: Any) -> None:
         self.strings: list[str] = []
@@ -99,7 +99,7 @@ class _NewFunctions:
         self._next_function = max(len(dictionary.function_table), 1)
 
     def function(self, line: Line) -> int:
-        """Index of the function of a line."""
+        """Returns the index of a line's function."""
         place = self._string(line.function), self._string(line.system_name), self._string(line.file)
         if place not in self._functions:
             self._functions[place] = self._next_function + len(self.functions)
@@ -153,11 +153,11 @@ def _edit_tree(dictionary: dict[str, Any], edit: Edit) -> None:
 
 
 def _entries(node: dict[str, Any], name: str) -> list[Any]:
-    """A list in JSON by the protobuf name of the field, which some producers write."""
-    found: Any = node.setdefault(name if name in node else _camel(name), [])
-    if not isinstance(found, list) or (name in node and _camel(name) in node):
+    """Returns a list in JSON, also by the field's protobuf name, which some producers write."""
+    entries: Any = node.setdefault(name if name in node else _camel(name), [])
+    if not isinstance(entries, list) or (name in node and _camel(name) in node):
         raise PayloadError(f"{name} is not one list")
-    return found
+    return entries
 
 
 def _camel(name: str) -> str:
@@ -166,7 +166,7 @@ def _camel(name: str) -> str:
 
 
 def _drop_unused(message: Any, tree: Any, table: str, candidates: AbstractSet[int]) -> None:
-    """Remove those entries of a table that nothing refers to, and renumber the others."""
+    """Remove the unreferenced entries of a table, and renumber the others."""
     used = {index for name, index in find_references(message) if name == table}
     unused = sorted(candidates - used - {0})
     if not unused:
@@ -180,9 +180,9 @@ def _drop_unused(message: Any, tree: Any, table: str, candidates: AbstractSet[in
     if tree is not None:
         entries.append(_entries(tree["dictionary"], table))
         _renumber_tree(tree, renumber)
-    for own in entries:
+    for table_entries in entries:
         for index in reversed(unused):
-            del own[index]
+            del table_entries[index]
 
 
 def _renumber_tree(node: Any, renumber: Callable[[str, int], int]) -> None:

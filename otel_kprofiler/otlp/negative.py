@@ -1,4 +1,4 @@
-"""Refuses profiles with negative values, which reports of time cannot show."""
+"""Rejects profiles with negative values, which reports cannot show."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from otel_kprofiler.text import describe_count
 
 
 def refuse_negative_values(windows: Iterable[Window]) -> None:
-    """Refuse windows in which the value of a sample is negative.
+    """Reject windows with negative values of samples.
 
-    Such a profile is the difference of two. OTLP allows it (profiles.proto, ``Sample.values``), but
-    shares of its total, and the widths of a flame graph, mean nothing.
+    Such a profile is a difference of two. OTLP allows it (profiles.proto, ``Sample.values``), but
+    percentages and widths in a flame graph are meaningless.
 
     Raises:
         PayloadError: there is a negative value.

@@ -1,6 +1,6 @@
-"""Parses bytes into messages: detects the form, splits messages, refuses old layouts.
+"""Parses bytes into messages: detects the form, splits messages, rejects old layouts.
 
-Three forms: one bare protobuf message; protobuf messages with a four-byte big-endian length prefix
+Three forms: a bare protobuf message; protobuf messages with a four-byte big-endian length prefix
 (the Collector's file exporter, ``format: proto``); JSON, one message per line.
 """
 
@@ -23,16 +23,16 @@ from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 MAX_FILE_BYTES: Final = 2 * 1024 * 1024 * 1024
 MAX_NOTES: Final = 1000
-"""Limit of deviations noted per message."""
+"""Limit of reported deviations per message."""
 
 _LENGTH_BYTES: Final = 4
 _FIRST_TAG: Final = 8
-"""Smallest first byte of a protobuf message: field 1. A length below 128 MiB starts lower."""
+"""Smallest first byte of a protobuf message (field 1); lengths below 128 MiB start lower."""
 
 _OLD_ATTRIBUTES_FIELD: Final = 3
 """Field of ``Sample.attribute_indices`` before opentelemetry-proto 1.43."""
 _JSON_SPACE: Final = b" \t\r\n"
-"""Blank in JSON (RFC 8259); others that Python strips are bytes of a damaged message."""
+"""Whitespace in JSON (RFC 8259); other whitespace of Python belongs to a damaged message."""
 
 
 class Note(NamedTuple):
@@ -45,12 +45,12 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """One message and the deviations noted while reading it.
+    """A message and the deviations seen while reading it.
 
     Attributes:
         message: ``ExportProfilesServiceRequest``.
         notes: the deviations.
-        tree: the JSON that the message was made of; None for protobuf.
+        tree: the JSON that the message was parsed from; None for protobuf.
     """
 
     message: Any
@@ -59,14 +59,14 @@ class Payload:
 
 
 class Framing(enum.Enum):
-    """How a file holds its messages."""
+    """Framing of messages in a file."""
 
     ONE = "one protobuf message"
     PREFIXED = "protobuf messages, each with its length in front"
     JSON = "a line of JSON for each message"
 
     def join(self, messages: Iterable[bytes]) -> bytes:
-        """A file with these messages; of :attr:`ONE`, there must be at most one."""
+        """Join messages to a file; :attr:`ONE` allows at most one."""
         if self is Framing.JSON:
             return b"".join([message + b"\n" for message in messages])
         if self is Framing.PREFIXED:
@@ -79,22 +79,22 @@ class Framing(enum.Enum):
 
 
 def detect_framing(data: bytes) -> Framing:
-    """The form of serialized requests, by their first bytes."""
+    """Detect the form of serialized requests by their first bytes."""
     if data.lstrip(_JSON_SPACE)[:1] == b"{" and not _is_message_like_json(data):
         return Framing.JSON
     return Framing.PREFIXED if data[:1] < bytes([_FIRST_TAG]) else Framing.ONE
 
 
 class TruncatedError(PayloadError):
-    """The end of the last message is missing, as in a file that is still being written."""
+    """The last message is truncated, as in a file that is still being written."""
 
 
 class DamagedProfilesError(PayloadError):
-    """Some profiles of a message cannot be read, or not to their end.
+    """Some profiles of a message are unreadable or truncated.
 
     Args:
-        error: what is wrong with the first of them.
-        count: how many there are.
+        error: error of the first profile.
+        count: number of such profiles.
     """
 
     def __init__(self, error: PayloadError, count: int) -> None:
@@ -103,7 +103,7 @@ class DamagedProfilesError(PayloadError):
 
 
 OnDamage = Callable[[PayloadError], None]
-"""Called for each message that cannot be read; it may raise the error."""
+"""Called for each unreadable message; may raise the error."""
 
 
 def refuse(error: PayloadError) -> None:
@@ -117,8 +117,8 @@ def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payloa
     JSON may also be one document of several lines.
 
     Args:
-        data: the bytes of a message or of a whole file.
-        on_damage: called for messages that cannot be read, which are left out if it returns.
+        data: bytes of a message or a file.
+        on_damage: called for unreadable messages, which are left out if it returns.
 
     Raises:
         PayloadError: by default, if the data is not OTLP profiles, or has the layout before 1.43.
@@ -135,7 +135,7 @@ def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payloa
 
 
 def _parse(parse: Callable[[], Payload], on_damage: OnDamage, where: str = "") -> Iterator[Payload]:
-    """The message, or nothing if it is damaged."""
+    """Yields the message, or nothing if it is damaged."""
     try:
         payload = parse()
     except PayloadError as error:
@@ -157,7 +157,7 @@ def _is_message_like_json(data: bytes) -> bool:
 
 
 def read_file(path: str) -> bytes:
-    """Content of a file of OTLP profiles.
+    """Returns the content of a file of OTLP profiles.
 
     Raises:
         OSError: it cannot be read.

@@ -1,9 +1,8 @@
-"""The payload of OpenTelemetry's process context: resource attributes as protobuf.
+"""Encodes and decodes OpenTelemetry's process context: resource attributes as protobuf.
 
 Format: message ``ProcessContext`` of OTEP 4719, opentelemetry/proto/common/v1/common.proto and
-opentelemetry/proto/resource/v1/resource.proto. Neither direction uses protobuf's message classes or
-has side effects. Decoded data comes from arbitrary processes and is not trusted: malformed messages
-are refused, unsupported values ignored.
+opentelemetry/proto/resource/v1/resource.proto. Does not use protobuf's message classes. Decoded
+data is untrusted: malformed messages are rejected, unsupported values ignored.
 """
 
 from __future__ import annotations
@@ -72,13 +71,13 @@ def _add_attribute(attributes: dict[str, AttributeValue], entry: int | bytes) ->
     for field, content in read_fields(entry):
         if isinstance(content, bytes):
             key, value = (content, value) if field == 1 else (key, content)
-    found = _any_value(value)
-    if key and found is not None:
-        attributes[key.decode()] = found
+    converted = _any_value(value)
+    if key and converted is not None:
+        attributes[key.decode()] = converted
 
 
 def _any_value(message: bytes) -> AttributeValue | None:
-    """Value of an ``AnyValue``; None for unsupported types."""
+    """Decode an ``AnyValue``; None for unsupported types."""
     value: AttributeValue | None = None
     for field, content in read_fields(message):
         if field == _ARRAY and isinstance(content, bytes):
@@ -102,7 +101,7 @@ def _scalar(field: int, content: int | bytes) -> AttributeScalar | None:
 
 
 def _items(message: bytes) -> tuple[AttributeScalar, ...] | None:
-    """Items of an ``ArrayValue`` if all are scalars; nested arrays are not followed."""
+    """Decode an ``ArrayValue`` of scalars; nested arrays are unsupported."""
     items = []
     for _, item in read_fields(message):
         if not isinstance(item, bytes):

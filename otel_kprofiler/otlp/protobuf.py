@@ -1,7 +1,7 @@
 """Writes OTLP profiles as protobuf, without protobuf's message classes.
 
 Field numbers: opentelemetry/proto/profiles/v1development/profiles.proto and
-opentelemetry/proto/common/v1/common.proto. Fields with their default value are not written.
+opentelemetry/proto/common/v1/common.proto. Default values are omitted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _text(tag: bytes, text: str) -> bytes:
 
 
 def _any_value(value: AttributeValue) -> bytes:
-    """Body of an AnyValue; zeros are written, because the field present determines the type."""
+    """Encode the body of an AnyValue; zeros are written, because the field determines the type."""
     if isinstance(value, str):
         return delimited(b"\x0a", escape_surrogates(value).encode())
     if isinstance(value, bool):
@@ -45,7 +45,7 @@ def _any_value(value: AttributeValue) -> bytes:
 
 
 def key_value(attribute: KeyValue) -> bytes:
-    """A ``KeyValue`` with its length, without a tag."""
+    """Encode a ``KeyValue`` with its length, without a tag."""
     key, value, key_token, value_token = attribute
     any_value = b"\x40" + value_token if value_token else _any_value(value)
     body = _text(b"\x0a", "" if key_token else key) + delimited(b"\x12", any_value)
@@ -162,8 +162,8 @@ class ProtobufWriter:
         self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
     ) -> bytes:
         """One field ``profiles`` of a ScopeProfiles."""
-        own = _message(b"\x3a", profile_id) + _message(b"\x5a", attributes)
-        return delimited(b"\x12", samples.join(envelope) + own)
+        fields = _message(b"\x3a", profile_id) + _message(b"\x5a", attributes)
+        return delimited(b"\x12", samples.join(envelope) + fields)
 
     def scope(
         self, name: str, version: str, attributes: Sequence[bytes], schema_url: str

@@ -1,4 +1,4 @@
-"""References of messages to the tables of their dictionary, by the names of fields."""
+"""Finds references of messages to their dictionary's tables, by field names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _TABLES: Final = {
 
 
 def find_table(field: str) -> str | None:
-    """The table that a field with this name has indices of."""
+    """Returns the table to which a field with this name refers."""
     return STRINGS if field.endswith("_strindex") else _TABLES.get(field)
 
 
 def find_references(message: Any) -> Iterator[tuple[str, int]]:
-    """Tables and indices that a message and those inside of it refer to."""
+    """Yields tables and indices to which a message and its submessages refer."""
     for field, value in message.ListFields():
         values = value if field.is_repeated else (value,)
         if table := find_table(field.name):
@@ -31,7 +31,7 @@ def find_references(message: Any) -> Iterator[tuple[str, int]]:
 
 
 def renumber_references(message: Any, renumber: Callable[[str, int], int]) -> None:
-    """Replace the indices that a message and those inside of it have, by table and index."""
+    """Replace the indices in a message and its submessages, by table and index."""
     for field, value in message.ListFields():
         table = find_table(field.name)
         if table and field.is_repeated:

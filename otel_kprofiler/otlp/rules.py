@@ -1,4 +1,4 @@
-"""Foundation of the rules: their registry, and a payload with resolved indices."""
+"""Registry of the rules, and payloads with resolved indices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TABLES: Final = (
 )  # fmt: skip
 
 _MAX_CHARS: Final = 512
-"""Limit of the characters of a string that rules check and messages show."""
+"""Limit on the characters of a string that rules check and messages show."""
 
 
 class Violation(NamedTuple):
@@ -23,7 +23,7 @@ class Violation(NamedTuple):
     Attributes:
         rule: id of the rule.
         where: path of the field, such as ``dictionary.stack_table[3]``.
-        message: what is wrong with it.
+        message: the problem.
     """
 
     rule: str
@@ -40,14 +40,14 @@ Find = Callable[["Contents"], Iterator[Problem]]
 
 
 class Rule(NamedTuple):
-    """A rule of the data model: its promise, and a function that finds violations."""
+    """A rule of the data model: its description, and a function that finds violations."""
 
     promise: str
     find: Find
 
 
 def registry(rules: dict[str, Rule]) -> Callable[[Find], Find]:
-    """A decorator that registers a function in ``rules``; its docstring is the promise."""
+    """Returns a decorator that registers a rule's function; its docstring is the description."""
 
     def rule(find: Find) -> Find:
         rules[find.__name__.replace("_", "-")] = Rule((find.__doc__ or "").rstrip("."), find)
@@ -93,29 +93,29 @@ class Contents:
         ]
 
     def table(self, name: str) -> Iterator[Place]:
-        """Entries of a table after the zero entry."""
+        """Returns the entries of a table after the zero entry."""
         entries = _places(f"dictionary.{name}", getattr(self.dictionary, name))
         next(entries, None)
         return entries
 
     def entry(self, name: str, index: int) -> Any:
-        """Entry of a table; None if out of range."""
+        """Returns an entry of a table; None if out of range."""
         table = getattr(self.dictionary, name)
         return table[index] if 0 <= index < len(table) else None
 
     def string(self, index: int) -> str:
-        """The first characters of a string; empty if the index is 0 (unset) or out of range."""
+        """Returns the start of a string; empty if the index is 0 (unset) or out of range."""
         return self.strings[index] if 0 < index < len(self.strings) else ""
 
     def attribute_lists(self) -> Iterator[Place]:
-        """Everything with ``attribute_indices``."""
+        """Yields all messages with ``attribute_indices``."""
         yield from self.profiles
         yield from self.samples
         yield from self.table("mapping_table")
         yield from self.table("location_table")
 
     def attributes(self, indices: Iterable[int]) -> dict[str, Any]:
-        """Keys and AnyValues behind ``attribute_indices``."""
+        """Returns keys and AnyValues of ``attribute_indices``."""
         entries = [self.entry("attribute_table", index) for index in indices]
         return {self.string(entry.key_strindex): entry.value for entry in entries if entry}
 
@@ -130,7 +130,7 @@ class Contents:
         return [(item.key or self.string(item.key_strindex), item) for item in attributes]
 
     def text(self, value: Any) -> str:
-        """The string of an AnyValue, inline or by reference; empty for other types."""
+        """Returns the string of an AnyValue, inline or by reference; empty for other types."""
         index = value.string_value_strindex
         return value.string_value or (self._whole[index] if self.string(index) else "")
 

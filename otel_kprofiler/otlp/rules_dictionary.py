@@ -51,7 +51,7 @@ def _is_set(entry: Any) -> bool:
 
 
 def _references(contents: Contents) -> Iterator[tuple[str, str, int]]:
-    """Every index in the request: its place, the table, the index."""
+    """Yields every index in the request: its place, the table, the index."""
     for where, profile in contents.profiles:
         for kind in ("sample_type", "period_type"):
             value = getattr(profile, kind)
@@ -146,7 +146,7 @@ _INWARD: Final = (
     "string_table", "attribute_table", "link_table", "mapping_table",
     "function_table", "location_table", "stack_table",
 )  # fmt: skip
-"""The tables, ordered so that each refers only to earlier ones."""
+"""The tables, ordered so that each refers only to earlier tables."""
 
 
 @rule
@@ -164,7 +164,7 @@ def no_duplicates(contents: Contents) -> Iterator[Problem]:
 
 
 def _value(name: str, entry: Any, first_of: dict[str, list[int]]) -> Hashable:
-    """An entry's value, with indices replaced by the first index of what they point to."""
+    """Returns an entry's value, with indices replaced by the first index of an equal entry."""
     if isinstance(entry, str):
         return entry
     plain = [
@@ -176,8 +176,8 @@ def _value(name: str, entry: Any, first_of: dict[str, list[int]]) -> Hashable:
     ordered = []
     unordered = set()
     for where, table, index in _entry_references("", name, entry):
-        known = first_of.get(table, [])
-        target = known[index] if 0 <= index < len(known) else index
+        firsts = first_of.get(table, [])
+        target = firsts[index] if 0 <= index < len(firsts) else index
         if where.startswith(".attribute_indices"):
             unordered.add(target)
         else:
@@ -232,13 +232,13 @@ def units(contents: Contents) -> Iterator[Problem]:
 @rule
 def integer_attributes(contents: Contents) -> Iterator[Problem]:
     """Ids and numbers that the conventions define as integers are integers."""
-    found = [
+    values = [
         (f"dictionary.attribute_table[{index}]", contents.string(entry.key_strindex), entry.value)
         for index, entry in enumerate(contents.dictionary.attribute_table)
     ]
     for where, attributes in contents.key_values():
-        found += [(f"{where}.attributes", key, item.value) for key, item in attributes]
-    for where, key, value in found:
+        values += [(f"{where}.attributes", key, item.value) for key, item in attributes]
+    for where, key, value in values:
         if key in names.INTEGER_ATTRIBUTES and value.WhichOneof("value") != "int_value":
             yield where, f"{key} must be an int_value"
 

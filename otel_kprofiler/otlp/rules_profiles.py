@@ -92,11 +92,11 @@ def resources_unique(contents: Contents) -> Iterator[Problem]:
     for (where, value), (_, attributes) in zip(
         contents.resources, contents.key_values(), strict=False
     ):
-        found = {
+        attribute_values = {
             key: contents.text(item.value) or item.value.SerializeToString(deterministic=True)
             for key, item in attributes
         }
-        first = seen.setdefault((value.schema_url, frozenset(found.items())), where)
+        first = seen.setdefault((value.schema_url, frozenset(attribute_values.items())), where)
         if first != where:
             yield f"{where}.resource", f"equals that of {first}"
 
@@ -128,11 +128,11 @@ def sample_type(contents: Contents) -> Iterator[Problem]:
 def period(contents: Contents) -> Iterator[Problem]:
     """Period and period type come together; samples/count has a period in cpu/nanoseconds."""
     for where, profile in contents.profiles:
-        found = _type(contents, profile.period_type)
-        if any(found) != (profile.period > 0) or profile.period < 0:
-            yield where, f"has period {profile.period} with type {'/'.join(found)!r}"
+        period_type = _type(contents, profile.period_type)
+        if any(period_type) != (profile.period > 0) or profile.period < 0:
+            yield where, f"has period {profile.period} with type {'/'.join(period_type)!r}"
         on_cpu = _type(contents, profile.sample_type) == _ON_CPU
-        if on_cpu and found != ("cpu", "nanoseconds"):
+        if on_cpu and period_type != ("cpu", "nanoseconds"):
             yield f"{where}.period_type", "of samples/count must be cpu/nanoseconds"
 
 
@@ -237,11 +237,11 @@ def account(contents: Contents) -> Iterator[Problem]:
 @rule
 def waits(contents: Contents) -> Iterator[Problem]:
     """Samples of waits have a known state and cause, and is_ended is a truth value."""
-    states, causes = {one.label for one in WaitState}, {one.label for one in WaitCause}
+    states, causes = {state.label for state in WaitState}, {state.label for state in WaitCause}
     for where, sample in contents.samples:
         attributes = contents.attributes(sample.attribute_indices)
-        for key, known in ((WAIT_STATE, states), (WAIT_CAUSE, causes)):
-            if key in attributes and contents.text(attributes[key]) not in known:
+        for key, labels in ((WAIT_STATE, states), (WAIT_CAUSE, causes)):
+            if key in attributes and contents.text(attributes[key]) not in labels:
                 yield where, f"{key} is {contents.text(attributes[key])!r}, which is unknown"
         if WAIT_CAUSE in attributes and WAIT_STATE not in attributes:
             yield where, f"{WAIT_CAUSE} is set without {WAIT_STATE}"

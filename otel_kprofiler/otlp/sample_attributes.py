@@ -1,4 +1,4 @@
-"""Reads the attributes of samples, in whichever form a receiver or store has kept them."""
+"""Parses the attributes of samples, from OTLP or as texts of a store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ERRNO_NUMBERS: Final = {name: number for number, name in errno.errorcode.items(
 
 
 def parse_status(text: str) -> StackStatus:
-    """Inverse of what the encoder writes for an incomplete stack."""
+    """Parse the status of an incomplete stack; inverse of ``status_text``."""
     if text == "truncated":
         return STACK_TRUNCATED
     if text in _TRUNCATED:
@@ -41,13 +41,13 @@ class SampleAttributes(NamedTuple):
     """The attributes of a sample.
 
     Attributes:
-        statuses: outcomes of collecting the sides of the stack that are incomplete.
+        statuses: statuses of incomplete sides of the stack.
         tid: thread id.
         thread_name: thread name (``comm``).
         cpu: logical CPU.
         local_root: name of the topmost span of its process in the trace; empty if unknown.
-        labels: all that have no meaning of their own.
-        wait: what is known of a wait; None if it is none.
+        labels: attributes without a defined meaning.
+        wait: details of a wait; None for other kinds.
     """
 
     statuses: tuple[tuple[SideKind, StackStatus], ...]
@@ -60,7 +60,7 @@ class SampleAttributes(NamedTuple):
 
 
 def read_sample_attributes(attributes: Mapping[str, AttributeValue]) -> SampleAttributes:
-    """Reads the attributes of a sample; numbers may be texts."""
+    """Parse the attributes of a sample; numbers may be texts."""
     statuses = tuple(
         [
             (side, parse_status(as_text(attributes[key])))
@@ -80,18 +80,18 @@ def read_sample_attributes(attributes: Mapping[str, AttributeValue]) -> SampleAt
 
 
 def _labels(attributes: Mapping[str, AttributeValue]) -> LabelSet:
-    found = [
+    labels = [
         (key, value)
         for key, value in attributes.items()
         if isinstance(value, str)
         and key not in names.SAMPLE_ATTRIBUTES
         and (key == COARSE or not key.startswith("otel_kprofiler."))
     ]
-    return tuple(sorted(found)[:_MAX_LABELS])
+    return tuple(sorted(labels)[:_MAX_LABELS])
 
 
 def as_integer(value: AttributeValue | None) -> int:
-    """A number, also if it is a text; 0 if it is none."""
+    """Convert a number or its text to an integer; 0 for anything else."""
     try:
         return int(value) if isinstance(value, int | str) else 0
     except ValueError:

@@ -1,7 +1,7 @@
-"""The account in parts of a message: the first profile of each kind in each part carries it.
+"""Keeps the account when a message is divided: in each part, the first profile of a kind has it.
 
-A message has it on the first profile of a kind; those behind it have the same. Before a message is
-divided, all get it; each part then keeps it where it is first.
+In a message, the first profile of a kind has the account, which applies to the following profiles.
+Before a message is divided, it is copied to all of them; each part then keeps only the first copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PREFIXES: Final = (WINDOW_PREFIX, STREAM_PREFIX, EARLIER_PREFIX)
 
 
 class KindKey(NamedTuple):
-    """Types and units of a profile, which are those of its kind of samples."""
+    """Types and units of a profile, which identify its kind of samples."""
 
     sample_type: str
     sample_unit: str
@@ -29,7 +29,7 @@ class KindKey(NamedTuple):
 
 
 def kind_key(profile: Any, strings: Sequence[str]) -> KindKey:
-    """The kind of the samples of a profile; empty texts for what is not there."""
+    """Returns the key of a profile's kind; absent fields are empty."""
     indices = (
         profile.sample_type.type_strindex,
         profile.sample_type.unit_strindex,
@@ -40,7 +40,7 @@ def kind_key(profile: Any, strings: Sequence[str]) -> KindKey:
 
 
 def spread_accounts(message: Any) -> None:
-    """Give each profile the account of the one before it that has its kind."""
+    """Copy the account to each profile from the previous profile of its kind."""
     latest: dict[KindKey, list[int]] = {}
     for profile, key, account in _accounts(message):
         if account:
@@ -50,7 +50,7 @@ def spread_accounts(message: Any) -> None:
 
 
 def thin_accounts(message: Any) -> None:
-    """Undo :func:`spread_accounts`: remove accounts that repeat the one before."""
+    """Undo :func:`spread_accounts`: remove accounts equal to the previous one."""
     latest: dict[KindKey, list[int]] = {}
     for profile, key, account in _accounts(message):
         if account and latest.get(key) == account:
@@ -61,10 +61,13 @@ def thin_accounts(message: Any) -> None:
 
 
 def _accounts(message: Any) -> Iterable[tuple[Any, KindKey, list[int]]]:
-    """Profiles in order, with their kinds and the indices of their account's attributes."""
+    """Yields profiles in order, with kinds and indices of account attributes."""
     dictionary = message.dictionary
     strings = dictionary.string_table
-    names = [strings[one.key_strindex] if strings else "" for one in dictionary.attribute_table]
+    names = [
+        strings[attribute.key_strindex] if strings else ""
+        for attribute in dictionary.attribute_table
+    ]
     is_account = [name.startswith(_PREFIXES) or name == WAIT_THRESHOLD for name in names]
     for resource in message.resource_profiles:
         for scope in resource.scope_profiles:

@@ -1,8 +1,8 @@
-"""Encodes messages of any producer again, as receivers take them: in their form, and not too large.
+"""Re-encodes messages of any producer for a receiver: in its form, within its size limit.
 
-A message that is small enough stays unchanged, except for attributes of resources and scopes that
-are references, which most receivers do not resolve. One that is too large is divided by its samples
-until the parts fit; each part has its own dictionary, which holds only what its samples use.
+A message that is small enough stays unchanged, except for references in attributes of resources and
+scopes, which most receivers do not resolve. A larger message is divided by samples until the parts
+fit; each part has a dictionary of only the values that its samples use.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from otel_kprofiler.otlp.shared_account import (
 )
 
 _KIND: Final = "samples"
-"""Kind of all samples in the counts of batches made of messages of any producer."""
+"""Kind of all samples in the counts of re-encoded batches."""
 _ID_BYTES: Final = 16
 _MARGIN: Final = 1.1
-"""Parts are larger than their share of the samples: they have entries in common."""
+"""Parts are larger than their share of samples, because they repeat common entries."""
 
 
 class _Place(NamedTuple):
-    """Where samples are: indices of the resource, the scope and the profile."""
+    """Location of samples: indices of resource, scope and profile."""
 
     resource: int
     scope: int
@@ -51,7 +51,7 @@ class _Place(NamedTuple):
 
 
 class _Slice(NamedTuple):
-    """Samples of one profile, from and to an index."""
+    """A half-open range of a profile's samples."""
 
     place: _Place
     start: int
@@ -59,7 +59,7 @@ class _Slice(NamedTuple):
 
 
 def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
-    """Encode an ``ExportProfilesServiceRequest`` as requests that receivers take.
+    """Encode an ``ExportProfilesServiceRequest`` as requests for a receiver.
 
     Args:
         message: from :func:`otel_kprofiler.otlp.parse_payloads`; may be changed.
@@ -67,7 +67,7 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
         max_bytes: limit of a request before compression; None for no limit.
 
     Returns:
-        The requests, and how many samples are in none because one alone exceeds the limit.
+        The requests, and the number of samples left out because each alone exceeds the limit.
 
     Raises:
         PayloadError: an index points outside of its table.
@@ -85,16 +85,16 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
 
 
 def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
-    """Divide a request into at least two with fewer samples each.
+    """Divide a request into at least two smaller ones.
 
-    Every sample is in exactly one part, and each part carries the account of the samples.
+    Every sample is in exactly one part; each part has the account.
 
     Args:
-        batch: its form and its kinds stay.
+        batch: the request; form and kinds stay.
         max_bytes: intended size of the parts; some may be larger.
 
     Returns:
-        The parts in order; none if the request has one sample at one time, or cannot be read.
+        The parts in order; none if the request has a single timestamp or is unreadable.
     """
     try:
         message = _parse(batch)
@@ -116,7 +116,7 @@ def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
         )
         for part in _divide(message, count)
     )
-    # The account must not depend on how others count.
+    # The account must not depend on other producers' counts.
     counts = sum((part.sample_counts for part in parts), SampleCounts())
     return parts if counts == batch.sample_counts else ()
 
@@ -150,7 +150,7 @@ def _serialize(message: Any, form: Form) -> bytes:
 
 
 def _write_ids_hexadecimal(node: dict[str, Any], *names: str) -> None:
-    """As OTLP wants ids in JSON, unlike all other bytes."""
+    """Write ids in hexadecimal, as OTLP requires in JSON, unlike other bytes."""
     for name in names:
         if name in node:
             node[name] = base64.b64decode(node[name]).hex()
@@ -159,7 +159,7 @@ def _write_ids_hexadecimal(node: dict[str, Any], *names: str) -> None:
 def _make_batch(
     message: Any, payload: bytes, form: Form, kinds: Mapping[KindKey, str] = MappingProxyType({})
 ) -> Batch:
-    """A request; its kinds are by the types of their profiles."""
+    """Build a batch; kinds follow from the types of profiles."""
     profiles = [profile for _, profile in _profiles(message)]
     strings = message.dictionary.string_table
     counts = [
@@ -174,7 +174,7 @@ def _make_batch(
 
 
 def _count(sample: Any) -> int:
-    """Samples that an entry stands for; 0 for one that only carries the account of a profile."""
+    """Returns the number of samples of an entry; 0 if it only carries the account of a profile."""
     return len(sample.timestamps_unix_nano) or sum(value != 0 for value in sample.values)
 
 
@@ -219,8 +219,8 @@ def _resolve_value(value: Any, strings: Sequence[str]) -> None:
     if kind == "string_value_strindex":
         value.string_value = strings[value.string_value_strindex] if strings else ""
     elif kind == "array_value":
-        for one in value.array_value.values:
-            _resolve_value(one, strings)
+        for item in value.array_value.values:
+            _resolve_value(item, strings)
     elif kind == "kvlist_value":
         _resolve_attributes(value.kvlist_value.values, strings)
 
@@ -230,7 +230,7 @@ def _slices(message: Any) -> list[_Slice]:
 
 
 def _split(message: Any, form: Form, max_bytes: int, too_large: SampleCounts) -> Iterator[Batch]:
-    """Requests with the samples of a message, each at most so large."""
+    """Yields requests with the samples of a message, each within the size limit."""
     pending = [message]
     while pending:
         part = pending.pop()
@@ -244,7 +244,7 @@ def _split(message: Any, form: Form, max_bytes: int, too_large: SampleCounts) ->
 
 
 def _divide(message: Any, parts: int) -> list[Any]:
-    """Messages with about as many samples each; none if there is one sample at one time."""
+    """Returns messages with about equal numbers of samples; none if there is a single timestamp."""
     spread_accounts(message)
     divided = _divide_samples(message, parts)
     for part in divided:
@@ -254,7 +254,7 @@ def _divide(message: Any, parts: int) -> list[Any]:
 
 def _divide_samples(message: Any, parts: int) -> list[Any]:
     slices = _slices(message)
-    count = sum(one.end - one.start for one in slices)
+    count = sum(part.end - part.start for part in slices)
     if count <= 1:
         return _halve_times(message)
     size = math.ceil(count / parts)
@@ -273,7 +273,7 @@ def _divide_samples(message: Any, parts: int) -> list[Any]:
 
 
 def _halve_times(message: Any) -> list[Any]:
-    """Halves the times of the only sample."""
+    """Divide the timestamps of the only sample in halves."""
     halves = []
     for index in range(2):
         half = _take(message, _slices(message))
@@ -291,26 +291,26 @@ def _halve_times(message: Any) -> list[Any]:
 
 
 def _renew_ids(message: Any) -> None:
-    """Give profiles ids of their own, as far as they have one."""
+    """Give new ids to profiles that have one."""
     for _, profile in _profiles(message):
         if profile.profile_id:
             profile.profile_id = _derive_id(profile.profile_id, 1)
 
 
 def _derive_id(whole: bytes, start: int) -> bytes:
-    """Id of a part of a profile, the same each time that it is divided there."""
+    """Derive the id of a part of a profile; the same for the same division."""
     return hashlib.blake2b(start.to_bytes(8, "big"), key=whole[:64], digest_size=_ID_BYTES).digest()
 
 
 def _take(message: Any, slices: Sequence[_Slice]) -> Any:
-    """A message with some of the samples, and of the dictionary what they use."""
+    """Returns a message with a selection of the samples, and a dictionary of the values in use."""
     part = ExportProfilesServiceRequest()
-    for number, of_resource in groupby(slices, lambda one: one.place.resource):
+    for number, of_resource in groupby(slices, lambda part: part.place.resource):
         resource = message.resource_profiles[number]
         new_resource = part.resource_profiles.add(schema_url=resource.schema_url)
         if resource.HasField("resource"):
             new_resource.resource.CopyFrom(resource.resource)
-        for second, of_scope in groupby(of_resource, lambda one: one.place.scope):
+        for second, of_scope in groupby(of_resource, lambda part: part.place.scope):
             scope = resource.scope_profiles[second]
             new_scope = new_resource.scope_profiles.add(schema_url=scope.schema_url)
             if scope.HasField("scope"):
@@ -328,7 +328,7 @@ def _take(message: Any, slices: Sequence[_Slice]) -> Any:
 
 
 def _copy_dictionary(dictionary: Any, part: Any) -> None:
-    """Give a message without a dictionary what it refers to, and renumber its references."""
+    """Fill the dictionary of a message with the entries in use, and renumber its references."""
     used = _find_used(dictionary, part)
     numbers = {
         table: {old: new for new, old in enumerate(sorted(indices))}
@@ -352,7 +352,7 @@ def _copy_dictionary(dictionary: Any, part: Any) -> None:
 
 
 def _find_used(dictionary: Any, part: Any) -> dict[str, set[int]]:
-    """Indices of the entries that a message uses, directly or not, and of the zero entries."""
+    """Returns indices of the entries that a message uses, directly or not, and of zero entries."""
     used = {field.name: {0} for field in dictionary.DESCRIPTOR.fields}
     pending = set(find_references(part))
     while pending:

@@ -1,7 +1,7 @@
-"""Attribute values as Python values, within limits.
+"""Converts attribute values to Python values, within limits.
 
 Attributes refer to strings of the dictionary and can be nested, so an expanded value can be far
-larger than its message. All text created here is therefore limited.
+larger than its message. The size of created text is therefore limited.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import AttributeScalar, AttributeValue
 
 MAX_WRITTEN_CHARS: Final = 16 * 1024 * 1024
-"""Limit of characters for all maps, bytes and nested lists of one message together."""
+"""Limit on characters for all maps, bytes and nested lists of a message together."""
 MAX_DEPTH: Final = 64
 """Nesting limit of lists and maps."""
 _SCALARS: Final = frozenset({"string_value", "bool_value", "int_value", "double_value"})
@@ -35,7 +35,7 @@ class Values:
         """Convert an AnyValue; types that attributes cannot hold become text (maps as JSON).
 
         Raises:
-            PayloadError: it is nested too deeply, or there is too much of it.
+            PayloadError: it is nested too deeply, or too large.
         """
         which = value.WhichOneof("value")
         if which == "array_value":
@@ -46,7 +46,7 @@ class Values:
         return scalar
 
     def read_all(self, attributes: Any) -> Iterator[tuple[str, AttributeValue]]:
-        """Keys and values of resource or scope attributes, written inline or by reference."""
+        """Returns keys and values of resource or scope attributes, inline or by reference."""
         for attribute in attributes:
             yield self._key(attribute), self.read(attribute.value)
 
@@ -91,7 +91,7 @@ class Values:
 
 
 def as_text(value: AttributeValue) -> str:
-    """A value as text; empty for a list."""
+    """Returns a value as text; empty for a list."""
     if isinstance(value, str):
         return value
     return "" if isinstance(value, tuple) else str(value)

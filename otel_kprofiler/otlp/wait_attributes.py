@@ -1,4 +1,4 @@
-"""Waits on the wire: attributes of their samples, and totals of each resource."""
+"""Converts waits to OTLP attributes and back: those of samples, and totals of each resource."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CAUSES: Final = {cause.label: cause for cause in WaitCause}
 
 
 def wait_attributes(wait: WindowWait) -> dict[str, AttributeValue]:
-    """Attributes of samples of a wait."""
+    """Returns the attributes of a wait's samples."""
     attributes: dict[str, AttributeValue] = {WAIT_STATE: wait.state.label}
     if wait.cause:
         attributes[WAIT_CAUSE] = wait.cause.label
@@ -43,12 +43,12 @@ def wait_attributes(wait: WindowWait) -> dict[str, AttributeValue]:
 
 
 def parse_wait(attributes: Mapping[str, AttributeValue]) -> WindowWait | None:
-    """Inverse of :func:`wait_attributes`; None if it is not a wait of a known state."""
+    """Inverse of :func:`wait_attributes`; None without a known state."""
     state = _STATES.get(as_text(attributes.get(WAIT_STATE, "")))
     if state is None:
         return None
     cause, waker = None, None
-    if WAIT_CAUSE in attributes:  # later versions may know more
+    if WAIT_CAUSE in attributes:  # later versions may have more
         cause = _CAUSES.get(as_text(attributes[WAIT_CAUSE]), WaitCause.OTHER)
     if WAKER_TID in attributes:
         waker = WindowWaker(
@@ -60,7 +60,7 @@ def parse_wait(attributes: Mapping[str, AttributeValue]) -> WindowWait | None:
 
 
 def total_attributes(waits: WaitTotals | None) -> dict[str, AttributeValue]:
-    """Attributes of each profile of a resource's waits; empty if they were not counted."""
+    """Returns the attributes of each profile of a resource's waits; empty if not counted."""
     if waits is None:
         return {}
     attributes: dict[str, AttributeValue] = {

@@ -1,4 +1,4 @@
-"""Protobuf wire format: varints, length-delimited fields, the fields of a message.
+"""Encodes and decodes protobuf's wire format: varints, length-delimited fields, fields of messages.
 
 Source: https://protobuf.dev/programming-guides/encoding/. All functions are pure.
 """
@@ -13,15 +13,15 @@ from typing import Final
 MASK_64: Final = (1 << 64) - 1
 LENGTH_DELIMITED: Final = 2
 FIXED_BYTES: Final = {1: 8, 5: 4}
-"""Sizes of values by their wire type."""
+"""Sizes of values by wire type."""
 _MAX_SHIFT: Final = 63
 
 ONE_BYTE: Final = tuple(bytes((value,)) for value in range(128))
-"""The varints of one byte."""
+"""The one-byte varints."""
 
 
 def varint(value: int) -> bytes:
-    """An unsigned integer below 2**64 as a varint of 1 … 10 bytes."""
+    """Encode an unsigned integer below 2**64 as a varint of 1 … 10 bytes."""
     if value < 128:
         return ONE_BYTE[value]
     if value < 16384:
@@ -30,14 +30,14 @@ def varint(value: int) -> bytes:
 
 
 _high_varint: Final = lru_cache(maxsize=1024)(varint)
-"""Addresses of one object have their high bits in common."""
+"""Cached, because addresses of an object share their high bits."""
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A varint and where it ends; bits above the 64th are dropped, as decoders do.
+    """Decode a varint; returns it and its end. Bits above the 64th are dropped, as decoders do.
 
     Raises:
-        ValueError: it is cut off, or has more than 10 bytes.
+        ValueError: it is truncated, or longer than 10 bytes.
     """
     try:
         byte = data[at]
@@ -57,10 +57,10 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and content of each field: varints as numbers, all others as their bytes.
+    """Yields number and content of each field: varints as numbers, all others as bytes.
 
     Raises:
-        ValueError: the message is cut off, or a wire type is unknown or a group.
+        ValueError: the message is truncated, or a wire type is unknown or a group.
     """
     at, end = 0, len(message)
     while at < end:
@@ -81,16 +81,16 @@ def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def delimited(tag: bytes, body: bytes) -> bytes:
-    """A length-delimited field (string, bytes, message, packed array); also when it is empty."""
+    """Encode a length-delimited field (string, bytes, message, packed array), even if empty."""
     size = len(body)
     return tag + (ONE_BYTE[size] if size < 128 else varint(size)) + body
 
 
 def fixed64(value: int) -> bytes:
-    """A ``fixed64`` without its tag."""
+    """Encode a ``fixed64`` without its tag."""
     return struct.pack("<Q", value)
 
 
 def double(value: float) -> bytes:
-    """A ``double`` without its tag."""
+    """Encode a ``double`` without its tag."""
     return struct.pack("<d", value)

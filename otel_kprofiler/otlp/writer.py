@@ -1,8 +1,8 @@
-"""Interface of a serialized form, as the encoder uses it.
+"""Interface between the encoder and a serialized form.
 
 A *token* is the serialized index of a table's entry (a varint, or decimal digits); the empty token
-is index 0, which is not written. Entries and samples are self-contained, so the size of a request
-is their sum plus a few length prefixes.
+is index 0, which is omitted. Entries and samples are self-contained, so the size of a request is
+their sum plus a few length prefixes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KeyValue(NamedTuple):
 
 
 class ProfileTypes(NamedTuple):
-    """String tokens of a profile's sample type and period type (empty without a period)."""
+    """String tokens of a profile's sample type and period type (empty without period)."""
 
     sample_type: Token
     sample_unit: Token
@@ -41,7 +41,7 @@ class ProfileTypes(NamedTuple):
 
 
 Envelope = tuple[bytes, bytes]
-"""The bytes before and after the repeated part of a message."""
+"""Bytes before and after the repeated part of a message."""
 
 
 class Writer(Protocol):
@@ -49,18 +49,18 @@ class Writer(Protocol):
 
     form: Form
     separator: bytes
-    """Between the tokens of an array."""
+    """Separator of tokens in an array."""
     first_tokens: tuple[Token, ...]
     """Precomputed results of :meth:`token` for the lowest indices."""
     sample_bytes: int
-    """Minimum size of a sample besides its head and timestamps."""
+    """Minimum size of a sample without its head and timestamps."""
 
     def token(self, index: int) -> Token:
-        """The serialized index."""
+        """Serialize an index."""
         ...
 
     def string(self, text: str) -> bytes:
-        """Entry of the string table; the text has no surrogates."""
+        """Entry of the string table; the text must not have surrogates."""
         ...
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
@@ -77,7 +77,7 @@ class Writer(Protocol):
         ...
 
     def raw_location(self, address: int, attributes: bytes) -> bytes:
-        """Entry of the location table that has an address and attributes alone."""
+        """Entry of the location table with only an address and attributes."""
         ...
 
     def location_attributes(self, attributes: bytes) -> bytes:
@@ -109,11 +109,11 @@ class Writer(Protocol):
         ...
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
-        """Timestamps of a sample; more may be appended."""
+        """Timestamps of a sample; results may be concatenated."""
         ...
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Values of a sample, one for each timestamp; more may be appended."""
+        """Values of a sample, one for each timestamp; results may be concatenated."""
         ...
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
@@ -128,7 +128,7 @@ class Writer(Protocol):
         ...
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
-        """The fields that all profiles of one kind share, around the samples."""
+        """Fields that all profiles of a kind share, around the samples."""
         ...
 
     def profile(
@@ -148,7 +148,7 @@ class Writer(Protocol):
         ...
 
     def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
-        """One ResourceProfiles with these profiles, one after the other."""
+        """One ResourceProfiles with these profiles, in order."""
         ...
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
