@@ -1,6 +1,7 @@
 """Packages import what the table in tests/packages.py allows, by their public names."""
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from tests.packages import MODULES, PACKAGES, PAGE, modules, page
 ROOT = Path(otel_kprofiler.__file__).parent
 
 
-def public_names(package: list[str]) -> set[str]:
+@functools.cache
+def public_names(package: tuple[str, ...]) -> set[str]:
     """Names in the ``__all__`` of a package."""
     path = ROOT.joinpath(*package, "__init__.py")
     if not path.exists():
@@ -36,7 +38,7 @@ def own_imports(path: Path) -> list[str]:
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             if (node.module or "").split(".")[0] == "otel_kprofiler":
-                base = (node.module or "").split(".")[1:]
+                base = tuple((node.module or "").split(".")[1:])
                 for alias in node.names:
                     inner = ROOT.joinpath(*base, alias.name)
                     is_module = alias.name not in public_names(base) and (
@@ -52,6 +54,7 @@ def own_imports(path: Path) -> list[str]:
     return [name for name in found if name]
 
 
+@functools.cache
 def imports_by_package() -> dict[str, set[str]]:
     """Dotted names that each package imports from others."""
     found: dict[str, set[str]] = {}
