@@ -42,7 +42,7 @@ from otel_kprofiler.host.cpu_share import CpuShare
 from otel_kprofiler.host.cpus import parse_cpu_list, read_online_cpus, read_possible_cpus
 from otel_kprofiler.host.doctor import doctor
 from otel_kprofiler.host.event_per_cpu import CpuChanges, EventPerCpu
-from otel_kprofiler.host.fair_queue import FairQueue, Turn
+from otel_kprofiler.host.fair_queue import FairQueue, Turn, find_user
 from otel_kprofiler.host.file_places import FilePlaces
 from otel_kprofiler.host.kernel import (
     OLDEST_KERNEL,
@@ -170,6 +170,7 @@ __all__ = [
     "find_lockdown",
     "find_open_files_error",
     "find_sysctl",
+    "find_user",
     "find_vdso",
     "get_capability_fix",
     "get_privilege_error",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+import os
+from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -15,7 +16,7 @@ RECENT_NS: Final = 60_000_000_000
 RESERVE: Final = 0.2
 """Part of the share that is the reserve."""
 MAX_OWNERS: Final = 1024
-"""Owners whose cost is remembered; others start anew."""
+"""Owners whose cost is remembered, and groups of them; others start anew."""
 
 T = TypeVar("T")
 
@@ -34,8 +35,22 @@ class Turn(NamedTuple, Generic[T]):
     share: CpuShare
 
 
+def find_user(pid: Hashable) -> int | None:
+    """Effective user id of a running process; None if it has exited.
+
+    The directory is the process's, whatever its files are (task_dump_owner() in fs/proc/base.c).
+    """
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
 class FairQueue(Generic[T]):
     """Work by owner: the owner that has cost the least has the next turn. Not thread-safe.
+
+    Of groups of owners, that which has cost the least is served first, so that the owners of one
+    take no turns of another, however many they are.
 
     This is start-time fair queueing: an owner with new work starts at the cost of the last turn's
     owner, so that idle time earns no credit. Of owners that have cost the same, the one that has
@@ -47,28 +62,37 @@ class FairQueue(Generic[T]):
     Args:
         share: CPU seconds earned per second.
         now_ns: any steady clock, in nanoseconds.
+        find_group: returns the group of an owner whose work begins to wait.
     """
 
-    def __init__(self, share: float, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        share: float,
+        now_ns: Callable[[], int],
+        find_group: Callable[[Hashable], Hashable] = lambda _: None,
+    ) -> None:
         self._share = CpuShare(share * (1 - RESERVE))
         self._reserve = CpuShare(share * RESERVE)
-        self._now_ns = now_ns
+        self._now_ns, self._find_group = now_ns, find_group
         self._waiting: dict[Hashable, deque[T]] = {}  # without empty ones; longest waiting first
-        self._costs: dict[Hashable, int] = {}
+        self._groups: dict[Hashable, Hashable] = {}  # of owners with a cost
+        self._costs, self._group_costs = _Costs(), _Costs()
         self._last_ns: dict[Hashable, int] = {}  # time of the last turn, the oldest first
-        self._level = 0  # cost of the last turn's owner before it
-        self._length = 0
+        self._sizes: Counter[Hashable] = Counter()  # how much work of a group waits
 
     def __len__(self) -> int:
-        return self._length
+        return self._sizes.total()
 
     def put(self, owner: Hashable, item: T) -> None:
         """Add work behind that of the same owner."""
         if owner not in self._waiting:
             self._waiting[owner] = deque()
-            self._costs[owner] = max(self._costs.get(owner, 0), self._level)
+            group = self._groups[owner] = self._find_group(owner)
+            self._costs.begin(owner)
+            if not self._sizes[group]:
+                self._group_costs.begin(group)
         self._waiting[owner].append(item)
-        self._length += 1
+        self._sizes[self._groups[owner]] += 1
 
     def wait_ns(self) -> int | None:
         """Time until there is CPU time for a turn; 0 if there is now, None without work."""
@@ -85,9 +109,9 @@ class FairQueue(Generic[T]):
         item = queue.popleft()
         if queue:
             self._waiting[owner] = queue
-        self._length -= 1
-        self._level = self._costs[owner]
-        self._costs[owner] += TURN_NS
+        self._shrink(owner)
+        self._costs.take(owner)
+        self._group_costs.take(self._groups[owner])
         self._last_ns.pop(owner, None)
         self._last_ns[owner] = self._now_ns()
         self._forget()
@@ -98,29 +122,41 @@ class FairQueue(Generic[T]):
         turn.share.spend(cpu_ns)
         if turn.owner in self._costs:
             self._costs[turn.owner] += cpu_ns
+            if (group := self._groups[turn.owner]) in self._group_costs:
+                self._group_costs[group] += cpu_ns
 
     def drop_last(self) -> T | None:
         """Remove the newest work of the owner with most of it; None if there is none.
 
-        Of owners with equally much, that which has waited for the shortest time loses it.
+        Its group is that with most work. Of owners with equally much, that which has waited for the
+        shortest time loses it.
         """
         if not self._waiting:
             return None
-        owner = max(reversed(self._waiting), key=lambda one: len(self._waiting[one]))
+        sizes, groups = self._sizes, self._groups
+        owner = max(
+            reversed(self._waiting), key=lambda one: (sizes[groups[one]], len(self._waiting[one]))
+        )
         queue = self._waiting[owner]
         item = queue.pop()
+        self._shrink(owner)
         if not queue:
             del self._waiting[owner]
             if owner not in self._last_ns:
-                del self._costs[owner]
-        self._length -= 1
+                del self._costs[owner], self._groups[owner]
         return item
+
+    def _shrink(self, owner: Hashable) -> None:
+        group = self._groups[owner]
+        self._sizes[group] -= 1
+        if not self._sizes[group]:
+            del self._sizes[group]
 
     def clear(self) -> list[T]:
         """Remove and return all work."""
         items = [item for queue in self._waiting.values() for item in queue]
         self._waiting.clear()
-        self._length = 0
+        self._sizes.clear()
         return items
 
     def lift_limit(self) -> None:
@@ -131,7 +167,7 @@ class FairQueue(Generic[T]):
         """How long the next owner must wait, who that is, and what its turn is paid from."""
         now_ns = self._now_ns()
         wait_ns = self._share.wait_ns(now_ns)
-        owner = min(self._waiting, key=self._costs.__getitem__)
+        owner = min(self._waiting, key=self._rank)
         if not wait_ns:
             return 0, owner, self._share
         before_ns = now_ns - RECENT_NS
@@ -139,8 +175,11 @@ class FairQueue(Generic[T]):
         if new:
             reserve_ns = self._reserve.wait_ns(now_ns)
             if reserve_ns < wait_ns:
-                return reserve_ns, min(new, key=self._costs.__getitem__), self._reserve
+                return reserve_ns, min(new, key=self._rank), self._reserve
         return wait_ns, owner, self._share
+
+    def _rank(self, owner: Hashable) -> tuple[int, int]:
+        return self._group_costs[self._groups[owner]], self._costs[owner]
 
     def _forget(self) -> None:
         """Forget the owner without work whose last turn is the longest ago."""
@@ -149,3 +188,23 @@ class FairQueue(Generic[T]):
             del self._last_ns[oldest]
             if oldest not in self._waiting:
                 self._costs.pop(oldest, None)
+                self._groups.pop(oldest, None)
+        if len(self._group_costs) > MAX_OWNERS:
+            idle = (group for group in self._group_costs if group not in self._sizes)
+            if (group := next(idle, None)) is not None:
+                del self._group_costs[group]
+
+
+class _Costs(dict[Hashable, int]):
+    """Costs by key; new work starts at the cost of the last turn's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._level = 0  # cost of the last turn's before it
+
+    def begin(self, key: Hashable) -> None:
+        self[key] = max(self.get(key, 0), self._level)
+
+    def take(self, key: Hashable) -> None:
+        self._level = self[key]
+        self[key] += TURN_NS

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from otel_kprofiler.host import FairQueue, FileRequest, Turn
+from otel_kprofiler.host import FairQueue, FileRequest, Turn, find_user
 from otel_kprofiler.unwinding.loading import Code
 
 MAX_OPEN: Final = 64
@@ -43,8 +43,8 @@ class RequestQueue:
         self, open_share: float, load_share: float, loaders: int, now_ns: Callable[[], int]
     ) -> None:
         self._changed = threading.Condition()
-        self._unopened: FairQueue[FileRequest] = FairQueue(open_share, now_ns)
-        self._opened: FairQueue[Opened] = FairQueue(load_share, now_ns)
+        self._unopened: FairQueue[FileRequest] = FairQueue(open_share, now_ns, find_user)
+        self._opened: FairQueue[Opened] = FairQueue(load_share, now_ns, find_user)
         self._loaders = loaders
         self._loading = self._open = 0
         self._stopping = False

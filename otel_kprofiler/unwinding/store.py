@@ -28,6 +28,7 @@ from otel_kprofiler.host import (
     PatientCalls,
     ReferableFiles,
     Turn,
+    find_user,
 )
 from otel_kprofiler.model import FileKey, KnownFiles
 from otel_kprofiler.stopping import join_all, reading
@@ -115,7 +116,7 @@ class TableStore:
         self._refusals: Counter[Refusal] = Counter()
         self._gone: dict[FileKey, int] = {}  # how often each was not found
         self._requests = RequestQueue(OPEN_SHARE, CPU_SHARE, _LOADERS, now_ns)
-        self._postponed: FairQueue[FileRequest] = FairQueue(CPU_SHARE, now_ns)
+        self._postponed: FairQueue[FileRequest] = FairQueue(CPU_SHARE, now_ns, find_user)
         self._turn: Turn[FileRequest] | None = None  # whose tables may be made
         self._turn_ns = 0
         self._children = Children()

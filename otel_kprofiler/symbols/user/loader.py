@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from otel_kprofiler import forks
 from otel_kprofiler.errors import describe_error
 from otel_kprofiler.forks import ForkAware, ForkGate, ForkStep
-from otel_kprofiler.host import FairQueue, PatientCalls, Turn
+from otel_kprofiler.host import FairQueue, PatientCalls, Turn, find_user
 from otel_kprofiler.model import (
     MAX_FILES,
     FileDetails,
@@ -146,7 +146,7 @@ class SymbolLoader(ForkAware):
         self._calls = PatientCalls("kprofiler-symbols", on_left=self._budget.pass_turn)
         self._code_calls = itertools.count(1)
         self._changed = threading.Condition()
-        self._waiting: FairQueue[_Waiting | None] = FairQueue(cpu_share, now_ns)
+        self._waiting: FairQueue[_Waiting | None] = FairQueue(cpu_share, now_ns, find_user)
         self._reading = self._unread = 0
         self._code_waits = False
         self._keys: dict[FileKey, _File] = {}

@@ -1,10 +1,18 @@
 """Turns of processes that cause work, and the CPU time that these share."""
 
+import os
 from collections import Counter
 
 import pytest
 
-from otel_kprofiler.host.fair_queue import MAX_OWNERS, RECENT_NS, RESERVE, TURN_NS, FairQueue
+from otel_kprofiler.host.fair_queue import (
+    MAX_OWNERS,
+    RECENT_NS,
+    RESERVE,
+    TURN_NS,
+    FairQueue,
+    find_user,
+)
 
 SECOND_NS = 1_000_000_000
 SHARE = 0.05
@@ -110,6 +118,59 @@ def test_the_owner_with_most_work_loses_its_newest(queue):
     assert queue.drop_last() == "late"
     assert len(queue) == 2
     assert [queue.drop_last() for _ in range(3)] == [0, 0, None]
+
+
+@pytest.fixture
+def grouped(clock):
+    """A queue whose owners are pairs of a group and a number."""
+    clock.ns = RECENT_NS
+    return FairQueue(SHARE, clock, lambda owner: owner[0])
+
+
+def test_many_owners_of_a_group_take_no_turns_of_another(grouped):
+    for number in range(100):
+        grouped.put(("storm", number), number)
+    serve(grouped)
+    grouped.put(("good", 1), 0)
+    assert serve(grouped)[0] == ("good", 1)
+    grouped.put(("good", 2), 0)
+    owners = [serve(grouped)[0][0] for _ in range(4)]
+    assert owners.index("good") <= 1
+    assert owners.count("storm") == 3
+
+
+def test_costs_of_a_group_are_those_of_its_owners(grouped, clock):
+    for number in range(10):
+        grouped.put(("costly", number), 0)
+        grouped.put(("cheap", number), 0)
+    turns = Counter()
+    for _ in range(9):
+        turn = grouped.take()
+        grouped.done(turn, 5 * TURN_NS if turn.owner[0] == "costly" else 0)
+        turns[turn.owner[0]] += 1
+    assert turns["costly"] <= 2
+
+
+def test_the_group_with_most_work_loses_its_newest(grouped):
+    grouped.put(("good", 0), "good")
+    for number in range(3):
+        grouped.put(("storm", number), number)
+    grouped.put(("good", 1), "late")
+    assert grouped.drop_last() == 2
+    assert len(grouped) == 4
+
+
+def test_groups_are_forgotten(grouped):
+    for number in range(3 * MAX_OWNERS):
+        grouped.put((number, 0), 0)
+        serve(grouped)
+    assert len(grouped._group_costs) <= MAX_OWNERS
+    assert len(grouped._groups) <= MAX_OWNERS
+
+
+def test_processes_are_grouped_by_user():
+    assert find_user(os.getpid()) == os.geteuid()
+    assert find_user(2**30) is None, "no such process"
 
 
 def test_owners_are_forgotten(queue):

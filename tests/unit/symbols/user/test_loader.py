@@ -318,6 +318,19 @@ def test_a_process_with_many_files_takes_no_place_of_others(make, monkeypatch):
     assert loader.counts().dropped in {6, 7}
 
 
+def test_many_processes_with_a_file_each_take_no_place_of_another_users(make, monkeypatch):
+    monkeypatch.setattr(loader_module, "MAX_WAITING", 4)
+    go_on = threading.Event()
+    loader = make(read_after(go_on))
+    for number in range(10):
+        loader.add(key(number), details(number), b"f", 2**30 + number)  # no such processes
+    loader.add(key(99), details(99), b"f", os.getpid())
+    go_on.set()
+    loader.finish(30)
+    assert function(loader, 99) == "f_10"
+    assert loader.counts().dropped in {6, 7}
+
+
 def test_reading_is_limited_to_its_share_until_the_end(make):
     spent_ns = 0
 
