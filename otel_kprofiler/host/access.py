@@ -1,7 +1,7 @@
 """Access to the host's files.
 
-All files of ``/proc`` and ``/sys`` are opened here: tests and recordings pass another root or an
-archive instead of patching modules.
+All files of ``/proc`` and ``/sys`` are opened here, so that tests and recordings can pass another
+root or an archive instead of patching modules.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Access:
         return os.readlink(self.root + path)
 
     def open_reference(self, path: str) -> int:
-        """Open as a mere reference (``O_PATH``): no effect on the file, no right to read it."""
+        """Open as a reference (``O_PATH``), which neither affects nor reads the file."""
         return os.open(self.root + path, os.O_PATH | os.O_CLOEXEC)
 
 
 def read_limited(files: HostFiles, path: str, most_bytes: int) -> bytes:
-    """Read a file up to a limit, such as a file of ``/proc`` whose size a process chooses.
+    """Read a file up to a limit, such as a file of ``/proc`` whose size a process controls.
 
     Raises:
         OSError: it cannot be opened or read.

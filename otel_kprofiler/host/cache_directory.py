@@ -1,4 +1,4 @@
-"""A directory of files that can be made again, of bounded size."""
+"""A cache directory of bounded size."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from otel_kprofiler.host.writing import NewFile, PrivateDirectory
 _NAME: Final = re.compile(r"[0-9a-z][0-9a-z._-]{0,200}")
 _BLOCK_BYTES: Final = 512  # st_blocks, stat(2)
 _LEAST_BYTES: Final = 4096
-"""The least size that a file counts as, which bounds the number of empty files."""
+"""Minimum size that a file counts as, to bound the number of empty files."""
 
 
 def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
-    """The directory of this program's caches; None if the user has none.
+    """Returns the directory of this program's caches; None if the user has none.
 
     ``CACHE_DIRECTORY`` is set by systemd (systemd.exec(5)), ``XDG_CACHE_HOME`` by the user (XDG
     Base Directory Specification). Otherwise it is in ``/var/cache`` for root, in ``~/.cache`` for
@@ -39,18 +39,17 @@ def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
 
 
 class CacheDirectory:
-    """Files by name, of which those that were not used for longest are removed.
+    """Files by name; the least recently used are removed.
 
     Only files of this user in a directory that no other user can write are trusted. Several threads
-    and processes may share the directory; a file that is removed remains readable for those who
-    have opened it.
+    and processes may share the directory; a removed file stays readable through open descriptors.
 
     Args:
         path: the directory; created if missing.
-        max_bytes: most that its files take on disk, except for a moment.
+        max_bytes: limit on its files' size on disk, briefly exceeded.
 
     Raises:
-        OSError: it cannot be created, or others can write it.
+        OSError: it cannot be created, or other users can write it.
     """
 
     def __init__(self, path: str, max_bytes: int) -> None:
@@ -60,7 +59,7 @@ class CacheDirectory:
         weakref.finalize(self, self._directory.close)
 
     def open(self, name: str) -> int | None:
-        """Open a file for reading; None if there is none that can be trusted.
+        """Open a file for reading; None if there is no trusted file.
 
         Raises:
             ValueError: the name is not that of a cached file.
@@ -75,7 +74,7 @@ class CacheDirectory:
         return fd
 
     def create(self, name: str) -> NewFile:
-        """A file that replaces that of the same name when finished; then call :meth:`trim`.
+        """Create a file that replaces one of the same name when finished; then call :meth:`trim`.
 
         Raises:
             ValueError: the name is not that of a cached file.
@@ -91,7 +90,7 @@ class CacheDirectory:
             os.unlink(name, dir_fd=self._directory.fd)
 
     def age_s(self, name: str, now_s: float) -> float | None:
-        """Seconds of Unix time since a file was made or opened; None if there is none."""
+        """Returns seconds since a file was created or opened; None if there is none."""
         _check(name)
         try:
             return now_s - os.stat(name, dir_fd=self._directory.fd, follow_symlinks=False).st_mtime
@@ -99,14 +98,14 @@ class CacheDirectory:
             return None
 
     def trim(self) -> int:
-        """Remove files until the rest is within the limit; returns how many bytes they take."""
+        """Remove files until the rest is within the limit; returns its size in bytes."""
         files = []
         for name in os.listdir(self._directory.fd):
             with contextlib.suppress(OSError):  # another process has removed it
-                found = os.stat(name, dir_fd=self._directory.fd, follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode):
-                    size = max(found.st_blocks * _BLOCK_BYTES, _LEAST_BYTES)
-                    files.append((found.st_mtime_ns, name, size))
+                status = os.stat(name, dir_fd=self._directory.fd, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    size = max(status.st_blocks * _BLOCK_BYTES, _LEAST_BYTES)
+                    files.append((status.st_mtime_ns, name, size))
         total = sum(size for _, _, size in files)
         for _, name, size in sorted(files):
             if total <= self.max_bytes:
@@ -117,7 +116,7 @@ class CacheDirectory:
         return total
 
     def close(self) -> None:
-        """Close the directory, as the last reference to this does; idempotent."""
+        """Close the directory; idempotent. Also done when the last reference is gone."""
         self._directory.close()
 
 

@@ -39,7 +39,7 @@ class Capabilities(NamedTuple):
     bounding: int
 
     def missing(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of ``names`` that are not effective; CAP_SYS_ADMIN implies CAP_BPF etc."""
+        """Returns those of ``names`` that are not effective; CAP_SYS_ADMIN implies CAP_BPF etc."""
         covered = ("CAP_BPF", "CAP_PERFMON") if _has(self.effective, "CAP_SYS_ADMIN") else ()
         return tuple(
             name for name in names if name not in covered and not _has(self.effective, name)
@@ -48,9 +48,9 @@ class Capabilities(NamedTuple):
 
 def parse_capabilities(status: bytes) -> Capabilities:
     """Parse the text of ``/proc/PID/status``. Raises ``ValueError`` if the sets are missing."""
-    found = dict(line.split(b":\t", 1) for line in status.splitlines() if line.startswith(b"Cap"))
+    sets = dict(line.split(b":\t", 1) for line in status.splitlines() if line.startswith(b"Cap"))
     try:
-        return Capabilities(int(found[b"CapEff"], 16), int(found[b"CapBnd"], 16))
+        return Capabilities(int(sets[b"CapEff"], 16), int(sets[b"CapBnd"], 16))
     except KeyError as error:
         raise ValueError(f"no {error} in the status of a process") from error
 
@@ -69,10 +69,10 @@ def is_in_user_namespace(files: HostFiles) -> bool:
 
 
 def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> str:
-    """How to start this command with the ``missing`` capabilities and all others for sampling.
+    """Returns how to start this command with all capabilities for sampling, including ``missing``.
 
-    File capabilities are an option only for a python of its own: that of a virtual environment
-    is usually a symbolic link to the system's.
+    File capabilities are an option only for a separate python: that of a virtual environment is
+    usually a symbolic link to the system's.
     """
     wanted = dict.fromkeys([*SAMPLING, "CAP_SYSLOG", *missing])
     names = [name.removeprefix("CAP_") for name in wanted]

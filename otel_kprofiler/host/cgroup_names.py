@@ -1,23 +1,23 @@
-"""Parses the paths of cgroups for container, pod and unit.
+"""Parses cgroup paths for container, pod and unit.
 
-Each form as its runtime makes it:
+Forms, by runtime:
 
 - Docker (moby, daemon/cgroup): ``/docker/ID``, ``PARENT/ID``, ``docker-ID.scope``
 - containerd (internal/cri): ``cri-containerd-ID.scope``, ``/kubepods/…/podUID/ID``, and
   ``….slice:cri-containerd:ID`` where its cgroup driver differs from the kubelet's; nerdctl:
   ``nerdctl-ID.scope``, ``/NAMESPACE/ID``
 - CRI-O (internal/config/cgmgr): ``crio-ID.scope``, ``crio-ID``; with its monitor beside it in
-  ``crio-conmon-ID.scope``, which is a process of the host
+  ``crio-conmon-ID.scope``, which belongs to the host
 - podman (libpod/oci_conmon_linux.go): ``libpod-ID.scope``, ``/libpod_parent/libpod-ID``,
   ``libpod-payload-ID`` (``--cgroups=split``); its pods have ids of the same form
-  (``/libpod_parent/ID``, ``machine-libpod_pod_ID.slice``), its monitor ``libpod-conmon-ID.scope``,
-  its health checks ``ID.service``, and none of these is a container
+  (``/libpod_parent/ID``, ``machine-libpod_pod_ID.slice``), its monitor is in
+  ``libpod-conmon-ID.scope``, its health checks in ``ID.service``; none of these is a container
 - Amazon ECS (amazon-ecs-agent): ``/ecs/TASK/ID``, ``ecstasks-TASK.slice``; on Fargate
-  ``/ecs/TASK/TASK-NUMBER``, which is the id there
+  ``/ecs/TASK/TASK-NUMBER``, where that is the id
 - the kubelet (pkg/kubelet/cm/cgroup_manager_linux.go): ``podUID``, or ``…-podUID.slice`` with ``_``
   for ``-``; the UID of a static pod is the hash of its file
 - systemd (src/basic/cgroup-util.c, ``cg_path_get_unit``): the first unit below its slices, with a
-  leading ``_`` where the name would look like a file of the kernel
+  leading ``_`` where the name would look like a control file
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONTAINER_ID: Final = re.compile(
     r"(?:(?:docker|cri-containerd|containerd|nerdctl|crio|libpod|libpod-payload)-)?"
     r"([0-9a-f]{64})(?:\.scope)?"
 )
-"""A directory of a container."""
+"""Pattern of a container's directory."""
 _BY_COLONS: Final = re.compile(
     r"(?:[^:]*:)?(?:docker|cri-containerd|nerdctl|crio|libpod):([0-9a-f]{64})"
 )
@@ -46,18 +46,18 @@ _USER_MANAGER: Final = re.compile(r"user@\d+\.service")
 _POD_PARENT: Final = "libpod_parent"
 _DELETED: Final = " (deleted)"
 _LINES: Final = ("", "name=systemd", "cpu", "cpuacct", "memory", "pids")
-"""Hierarchies in the order of trust: version 2, systemd's own, then controllers."""
+"""Hierarchies by precedence: version 2, systemd's, then controllers."""
 _LONGEST_ID: Final = 64
 
 
 class CgroupNames(NamedTuple):
-    """Names in the path of a cgroup; empty where it has none.
+    """Names in the path of a cgroup; empty if absent.
 
     Attributes:
         container: id of the innermost container.
         pod: UID of its Kubernetes pod.
-        unit: unit of the system's systemd, without the scopes that runtimes make for containers.
-        user_unit: unit of a user's systemd.
+        unit: unit of the system manager, without the scopes that runtimes create for containers.
+        user_unit: unit of a user manager.
     """
 
     container: str = ""
@@ -77,38 +77,38 @@ NO_NAMES: Final = CgroupNames()
 
 
 def parse_cgroup_lines(text: bytes) -> list[CgroupLine]:
-    """Lines of ``/proc/PID/cgroup``, see cgroups(7); malformed ones are left out."""
-    found = []
+    """Parse the lines of ``/proc/PID/cgroup``, see cgroups(7); malformed lines are skipped."""
+    lines = []
     for line in text.decode("utf-8", "surrogateescape").split("\n"):
         parts = line.split(":", 2)
         if len(parts) == 3 and parts[2].startswith("/"):
             controllers = tuple(parts[1].split(",")) if parts[1] else ()
-            found.append(CgroupLine(controllers, parts[2].removesuffix(_DELETED)))
-    return found
+            lines.append(CgroupLine(controllers, parts[2].removesuffix(_DELETED)))
+    return lines
 
 
 def parse_unified_path(text: bytes) -> str:
-    """The path in the hierarchy of version 2; empty if there is none."""
+    """Returns the path in the hierarchy of version 2; empty if there is none."""
     return next((line.path for line in parse_cgroup_lines(text) if not line.controllers), "")
 
 
 @lru_cache(256)
 def parse_cgroup(text: bytes) -> CgroupNames:
-    """Parses ``/proc/PID/cgroup``, by its most specific hierarchy; never raises."""
+    """Parse ``/proc/PID/cgroup`` by its most specific hierarchy; never raises."""
     if text == b"0::/\n":
         return NO_NAMES  # most processes of hosts without systemd, and all kernel threads
     lines = sorted(parse_cgroup_lines(text), key=_rank)
     names = [parse_cgroup_path(line.path) for line in lines if len(line.path) > 1]
-    inside = next((one for one in names if one.container), NO_NAMES)
-    pod = inside.pod or next((one.pod for one in names if one.pod), "")
-    managed = next((one for one in names if one.unit), NO_NAMES)
+    inside = next((path_names for path_names in names if path_names.container), NO_NAMES)
+    pod = inside.pod or next((path_names.pod for path_names in names if path_names.pod), "")
+    managed = next((path_names for path_names in names if path_names.unit), NO_NAMES)
     return CgroupNames(inside.container, pod, managed.unit, managed.user_unit)
 
 
 def parse_cgroup_path(path: str) -> CgroupNames:
-    """Parses one path; never raises.
+    """Parse a path; never raises.
 
-    A path relative to a cgroup namespace (``/../…``) does not show which systemd a unit belongs to.
+    A path relative to a cgroup namespace (``/../…``) does not show to which manager a unit belongs.
     """
     parts = [part for part in path.split("/") if part and part != ".."]
     at, container = _find_container(parts)
@@ -120,41 +120,44 @@ def parse_cgroup_path(path: str) -> CgroupNames:
 
 def _rank(line: CgroupLine) -> int:
     controllers = line.controllers or ("",)
-    return min(_LINES.index(one) if one in _LINES else len(_LINES) for one in controllers)
+    return min(
+        _LINES.index(controller) if controller in _LINES else len(_LINES)
+        for controller in controllers
+    )
 
 
 def _find_container(parts: list[str]) -> tuple[int, str]:
-    """Place and id of the innermost container; -1 and nothing if there is none."""
+    """Returns index and id of the innermost container; -1 and an empty text if there is none."""
     for at in range(len(parts) - 1, -1, -1):
         part = parts[at]
         if len(part) < _LONGEST_ID:
             fargate = _FARGATE.fullmatch(part)
-            if fargate and any(one.startswith("ecs") for one in parts[:at]):
+            if fargate and any(parent.startswith("ecs") for parent in parts[:at]):
                 return at, fargate[1]
             continue
-        found = CONTAINER_ID.fullmatch(part) or _BY_COLONS.fullmatch(part)
-        # Without a runtime's name and below this directory, it is a pod of podman.
-        if found and not (part == found[1] and at and parts[at - 1] == _POD_PARENT):
-            return at, found[1]
+        match = CONTAINER_ID.fullmatch(part) or _BY_COLONS.fullmatch(part)
+        # A pod of podman, if below this directory and without a runtime's name.
+        if match and not (part == match[1] and at and parts[at - 1] == _POD_PARENT):
+            return at, match[1]
     return -1, ""
 
 
 def _find_pod(part: str) -> str:
-    found = _POD.fullmatch(part)
-    if not found or (found["slice"] is None) == (found["end"] is not None):
+    match = _POD.fullmatch(part)
+    if not match or (match["slice"] is None) == (match["end"] is not None):
         return ""
-    if "_" in found["uid"] and "-" in found["uid"]:
+    if "_" in match["uid"] and "-" in match["uid"]:
         return ""
-    return found["uid"].replace("_", "-")
+    return match["uid"].replace("_", "-")
 
 
 def _find_units(parts: list[str]) -> tuple[str, str]:
-    """Units of the system's and of a user's systemd, outside of containers."""
+    """Returns units of the system and of a user manager, outside of containers."""
     at = _skip_slices(parts, 0)
     unit = _find_unit(parts, at)
     if not _USER_MANAGER.fullmatch(unit):
         return unit, ""
-    # The manager itself is in init.scope below its unit.
+    # The manager itself runs in init.scope below its unit.
     return unit, _find_unit(parts, _skip_slices(parts, at + 1))
 
 

@@ -1,4 +1,4 @@
-"""Cgroups of version 2 (cgroups(7)): where they are mounted, their ids and depths."""
+"""Cgroups of version 2 (cgroups(7)): mounts, ids and depths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOUNTS: Final = "/proc/self/mountinfo"
 _INITIAL: Final = "cgroup:[4026531835]"  # PROC_CGROUP_INIT_INO, include/linux/proc_ns.h
 _KTHREADD: Final = 2  # always in the root of the hierarchy
 _MOST: Final = 20_000
-_NONE_BELOW: Final = 2  # links of a directory without others in it: kernfs_set_inode_attr()
+_NONE_BELOW: Final = 2  # link count of a directory without subdirectories: kernfs_set_inode_attr()
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
@@ -24,8 +24,8 @@ class Cgroup(NamedTuple):
 
     Attributes:
         path: its directory.
-        level: depth below the root, which has 0.
-        id: what ``bpf_get_current_cgroup_id`` returns, the number of its inode.
+        level: depth below the root, whose level is 0.
+        id: as in ``bpf_get_current_cgroup_id``: its inode number.
     """
 
     path: str
@@ -34,12 +34,12 @@ class Cgroup(NamedTuple):
 
 
 class MountPoint(NamedTuple):
-    """Where a part of a hierarchy is mounted.
+    """A mount of a part of a hierarchy.
 
     Attributes:
         path: its directory.
-        root: which cgroup that is, relative to our cgroup namespace: ``/`` is the own root,
-            ``/..`` its parent.
+        root: the mounted cgroup, relative to our cgroup namespace: ``/`` is its root, ``/..`` the
+            root's parent.
     """
 
     path: str
@@ -47,18 +47,18 @@ class MountPoint(NamedTuple):
 
 
 def parse_mount_points(mountinfo: bytes, kind: str) -> list[MountPoint]:
-    """Mounts of a type of file system; from ``/proc/PID/mountinfo``, see proc_pid_mountinfo(5)."""
-    found = []
+    """Parse mounts of a file system type from ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5))."""
+    mounts = []
     for line in mountinfo.decode("utf-8", "surrogateescape").splitlines():
         fields, _, rest = line.partition(" - ")
         parts = fields.split(" ")
         if len(parts) >= 5 and rest.partition(" ")[0] == kind:
-            found.append(MountPoint(_unescape(parts[4]), _unescape(parts[3])))
-    return found
+            mounts.append(MountPoint(_unescape(parts[4]), _unescape(parts[3])))
+    return mounts
 
 
 def _unescape(text: str) -> str:
-    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), text)
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def is_in_cgroup_namespace(files: HostFiles) -> bool:
@@ -70,9 +70,9 @@ def is_in_cgroup_namespace(files: HostFiles) -> bool:
 
 
 def find_cgroup_root(files: HostFiles) -> Cgroup | None:
-    """The cgroup of version 2 that is mounted nearest to the root of the hierarchy.
+    """Find the mounted cgroup of version 2 that is nearest to the root of the hierarchy.
 
-    None if none is mounted, or if a cgroup namespace hides at what depth it is.
+    None if none is mounted, or if a cgroup namespace hides its depth.
 
     Raises:
         OSError: the mounts cannot be read.
@@ -80,19 +80,19 @@ def find_cgroup_root(files: HostFiles) -> Cgroup | None:
     own_level = _find_own_level(files)
     if own_level is None:
         return None
-    found = []
+    cgroups = []
     for path, root in parse_mount_points(files.read_bytes(_MOUNTS), "cgroup2"):
         parts = [part for part in root.split("/") if part]
         level = own_level + sum(-1 if part == ".." else 1 for part in parts)
         try:
-            found.append(Cgroup(path, level, os.stat(path).st_ino))
+            cgroups.append(Cgroup(path, level, os.stat(path).st_ino))
         except OSError:
             continue  # hidden by another mount
-    return min(found, key=lambda one: one.level, default=None)
+    return min(cgroups, key=lambda cgroup: cgroup.level, default=None)
 
 
 def _find_own_level(files: HostFiles) -> int | None:
-    """Depth of the root of our cgroup namespace; None if it is unknown."""
+    """Returns the depth of our cgroup namespace's root; None if unknown."""
     if not is_in_cgroup_namespace(files):
         return 0
     first = read_stat(files, _KTHREADD)
@@ -106,9 +106,9 @@ def _find_own_level(files: HostFiles) -> int | None:
 
 
 def find_cgroup(files: HostFiles, path: str) -> Cgroup | None:
-    """A cgroup by the path of its directory, or below the root of the hierarchy.
+    """Find a cgroup by the path of its directory, or by its path below the root of the hierarchy.
 
-    None if there is none, or no hierarchy of version 2.
+    None if it or a hierarchy of version 2 does not exist.
 
     Raises:
         OSError: it cannot be read.
@@ -127,7 +127,7 @@ def find_cgroup(files: HostFiles, path: str) -> Cgroup | None:
 
 
 def walk_cgroups(root: Cgroup) -> Iterator[Cgroup]:
-    """All cgroups below one, each before those below it; at most 20,000."""
+    """Yields all cgroups below a cgroup, parents first; at most 20,000."""
     rest, left = [root], _MOST
     while rest and left:
         above = rest.pop()
@@ -148,7 +148,7 @@ def walk_cgroups(root: Cgroup) -> Iterator[Cgroup]:
 
 
 def is_populated(cgroup: Cgroup) -> bool:
-    """Returns whether a process is in a cgroup or below it."""
+    """Returns whether a cgroup or one of its descendants has a process."""
     try:
         with open(os.path.join(cgroup.path, "cgroup.events"), "rb") as file:
             return b"populated 1" in file.read()

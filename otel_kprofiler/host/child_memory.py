@@ -1,4 +1,4 @@
-"""Memory that child processes may take, so that the cgroup's limit is not reached.
+"""Limits the memory of child processes, so that the cgroup's limit is not reached.
 
 The kernel kills processes of a cgroup at its limit, and throttles all of them above ``memory.high``
 (Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's sources).
@@ -17,14 +17,14 @@ from otel_kprofiler.host.cgroup_names import parse_cgroup_lines
 from otel_kprofiler.host.cgroups import parse_mount_points
 
 _UNLIMITED: Final = 1 << 60
-"""Limits from here on are none: version 1 has a number of pages of 63 bits."""
+"""Limits from here on mean no limit: version 1 has LONG_MAX, rounded to pages."""
 _SHARE: Final = 2
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MIB: Final = 1 << 20
 
 
 class _Files(NamedTuple):
-    """Files of a cgroup with a version's names of them."""
+    """Names of a cgroup's files in a version."""
 
     limits: tuple[str, ...]
     usage: str
@@ -45,7 +45,7 @@ class MemoryLeft(NamedTuple):
     """Memory that a cgroup leaves its processes.
 
     Attributes:
-        count_bytes: until the nearest limit, page cache of files not counted.
+        count_bytes: until the nearest limit, without page cache.
         path: the file with that limit.
         limit_bytes: the limit.
     """
@@ -59,18 +59,19 @@ class MemoryGrant(NamedTuple):
     """Memory that a child process may take.
 
     Attributes:
-        count_bytes: data of the process (``RLIMIT_DATA``): heap and private writable mappings.
-        cgroup: the cgroup whose limit decides; None if the requested size does.
+        count_bytes: limit on the process's data (``RLIMIT_DATA``): heap and private writable
+            mappings.
+        cgroup: the cgroup whose limit decides; None if the requested size decides.
     """
 
     count_bytes: int
     cgroup: MemoryLeft | None
 
     def describe(self, fix: str) -> str:
-        """The limit, and how to raise it.
+        """Describe the limit and how to raise it.
 
         Args:
-            fix: how to raise the caller's wish.
+            fix: how to raise the requested size.
         """
         limit = f"the limit of {self.count_bytes // _MIB} MiB"
         if self.cgroup is None:
@@ -82,16 +83,16 @@ class MemoryGrant(NamedTuple):
 
 
 _running: dict[int, int] = {}
-"""Bytes granted to each child that runs, by process id; its operations are atomic."""
+"""Bytes granted to each running child, by process id; dict operations are atomic."""
 
 
 def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant:
-    """Grant memory to a child that is about to start: at most half of what the cgroup leaves.
+    """Grant memory to a child about to start: at most half of what the cgroup leaves.
 
-    What running children were granted and have not taken yet counts as taken.
+    Memory granted to running children counts as used.
 
     Args:
-        most_bytes: what the child wants at most.
+        most_bytes: maximum that the child requests.
         files: of this host.
     """
     left = find_memory_left(files or Access())
@@ -104,11 +105,11 @@ def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant
 
 @contextmanager
 def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
-    """Hold a child to its grant, and have the kernel kill it before other processes.
+    """Limit a child to its grant, and let the kernel kill it before other processes.
 
     Args:
-        pid: a child that has just started, as the same user.
-        grant: counted as taken until the block ends.
+        pid: a child just started, as the same user.
+        grant: counts as used until the block ends.
     """
     with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
         file.write("1000")
@@ -124,22 +125,22 @@ def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
 
 
 def find_memory_left(files: HostFiles) -> MemoryLeft | None:
-    """Memory that this process's cgroup leaves, or the one above it that leaves least.
+    """Returns the least memory that this process's cgroup or one of its ancestors leaves.
 
-    None if no cgroup has a limit, or none can be read.
+    None if no cgroup has a readable limit.
     """
     try:
         lines = parse_cgroup_lines(files.read_bytes("/proc/self/cgroup"))
         mounts = files.read_bytes("/proc/self/mountinfo")
     except OSError:
         return None
-    found: list[MemoryLeft] = []
+    left: list[MemoryLeft] = []
     for line in lines:
         if not line.controllers:
-            found += _read_upwards(files, mounts, "cgroup2", line.path, _V2)
+            left += _read_upwards(files, mounts, "cgroup2", line.path, _V2)
         elif "memory" in line.controllers:
-            found += _read_upwards(files, mounts, "cgroup", line.path, _V1)
-    return min(found, key=lambda left: left.count_bytes, default=None)
+            left += _read_upwards(files, mounts, "cgroup", line.path, _V1)
+    return min(left, key=lambda left: left.count_bytes, default=None)
 
 
 def _read_upwards(
@@ -180,7 +181,7 @@ def _read_left(files: HostFiles, directory: str, names: _Files) -> MemoryLeft | 
 
 
 def _data_bytes(pid: int) -> int:
-    """Memory of a process that is not that of files; 0 if it has ended."""
+    """Returns the memory of a process without file pages; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())

@@ -1,4 +1,4 @@
-"""Names of containers and pods, from files of runtimes and of the kubelet."""
+"""Reads names of containers and pods from files of runtimes and the kubelet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OWN_PODMAN: Final = re.compile(
 
 
 class ContainerNames(NamedTuple):
-    """Names of a container; empty where no readable file has them.
+    """Names of a container; empty if no readable file has them.
 
     Attributes:
         name: its name in Docker or podman.
@@ -46,14 +46,14 @@ class ContainerNames(NamedTuple):
 
     @property
     def all(self) -> tuple[str, ...]:
-        """All its names on the command line."""
+        """Returns all names that command lines accept."""
         named = (self.name, self.pod_container, self.pod)
         both = f"{self.pod}/{self.pod_container}" if self.pod else ""
         return tuple(dict.fromkeys(filter(None, (*named, both))))
 
 
 class OwnContainer(NamedTuple):
-    """The container that a process sees itself in; empty where its mounts do not name it."""
+    """The container of a process, as seen from inside; empty if its mounts do not name it."""
 
     id: str = ""
     pod: str = ""
@@ -61,16 +61,16 @@ class OwnContainer(NamedTuple):
 
 
 def read_pod_names(files: HostFiles) -> dict[str, ContainerNames]:
-    """Containers of pods by id, from the names of the kubelet's logs: ``POD_NAMESPACE_NAME-ID.log``
+    """Read containers of pods by id from names of the kubelet's logs: ``POD_NAMESPACE_NAME-ID.log``
     (pkg/kubelet/kuberuntime/legacy.go)."""  # noqa: D205, D209 - one sentence
     try:
         logs = files.list_dir(_KUBERNETES)
     except OSError:
         return {}
-    matches = [found for log in logs if (found := _LOG_NAME.fullmatch(log))]
+    matches = [match for log in logs if (match := _LOG_NAME.fullmatch(log))]
     return {
-        found["id"]: ContainerNames("", found["name"], found["pod"], found["namespace"])
-        for found in matches
+        match["id"]: ContainerNames("", match["name"], match["pod"], match["namespace"])
+        for match in matches
     }
 
 
@@ -82,14 +82,14 @@ class PodName(NamedTuple):
 
 
 def read_pods(files: HostFiles) -> dict[str, PodName]:
-    """Pods of this host by UID, from the kubelet's directories for their logs
+    """Read pods of this host by UID from the kubelet's log directories
     (``BuildPodLogsDirectory`` in pkg/kubelet/kuberuntime): ``NAMESPACE_NAME_UID``."""  # noqa: D205, D209 - one sentence
     try:
         entries = files.list_dir(_PODS)
     except OSError:
         return {}
     parts = [entry.split("_") for entry in entries]
-    return {one[2]: PodName(one[0], one[1]) for one in parts if len(one) == 3}
+    return {fields[2]: PodName(fields[0], fields[1]) for fields in parts if len(fields) == 3}
 
 
 class _Asked(NamedTuple):
@@ -101,10 +101,10 @@ class _Asked(NamedTuple):
 
 
 class KnownContainers:
-    """Remembers the names of containers; not thread-safe.
+    """Caches the names of containers; not thread-safe.
 
-    Runtimes and the kubelet write them while a container starts, so that they are asked for again
-    after 1, 2, 4 and up to 60 seconds.
+    Runtimes and the kubelet write them while a container starts, so missing names are looked up
+    again after 1, 2, 4 and up to 60 seconds.
 
     Args:
         files: the host's files.
@@ -117,23 +117,23 @@ class KnownContainers:
         self._asked: dict[str, _Asked] = {}
 
     def find(self, container: str) -> ContainerNames:
-        """The names of a container, as far as they are known by now."""
-        known, now = self._asked.get(container), self._monotonic()
-        if known and now < known.again_at:
-            return known.names
+        """Returns the names of a container known so far."""
+        asked, now = self._asked.get(container), self._monotonic()
+        if asked and now < asked.again_at:
+            return asked.names
         names = read_pod_names(self._files).get(container)
         if names is None:
             names = ContainerNames(read_runtime_name(self._files, container))
         if len(self._asked) >= _MOST:
             self._asked.clear()
-        wait_s = min(2 * known.wait_s, _LAST_RETRY_S) if known else _FIRST_RETRY_S
+        wait_s = min(2 * asked.wait_s, _LAST_RETRY_S) if asked else _FIRST_RETRY_S
         again_at = float("inf") if any(names) else now + wait_s
         self._asked[container] = _Asked(names, again_at, wait_s)
         return names
 
 
 def read_runtime_name(files: HostFiles, container: str) -> str:
-    """Name of a container in Docker or podman; empty if their files do not have it."""
+    """Returns the name of a container in Docker or podman; empty if their files do not have it."""
     return _read_docker(files, container) or _read_podman(files, container)
 
 
@@ -156,14 +156,14 @@ def _read_podman(files: HostFiles, container: str) -> str:
 
 
 def parse_own_container(mountinfo: bytes) -> OwnContainer:
-    """Parses the mounts of a process in a container for its names.
+    """Parse the mounts of a process in a container for the container's names.
 
-    They come from the runtime, but a process may add its own: only for what is known to be one's
-    own container, or to confirm what the cgroup says.
+    Mounts come from the runtime, but a process may add others: trust them only for this process's
+    container, or to confirm the cgroup.
     """
     text = mountinfo.decode("utf-8", "replace")
-    own = _OWN_DOCKER.search(text) or _OWN_PODMAN.search(text)
+    runtime_match = _OWN_DOCKER.search(text) or _OWN_PODMAN.search(text)
     in_pod = _TERMINATION_LOG.search(text)
     if in_pod is None:
-        return OwnContainer(own[1] if own else "")
+        return OwnContainer(runtime_match[1] if runtime_match else "")
     return OwnContainer("", in_pod["uid"], in_pod["name"])

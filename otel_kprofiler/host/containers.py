@@ -1,4 +1,4 @@
-"""The running containers of this host, with the names that their runtimes keep in files."""
+"""Finds the running containers of this host, with names from files of their runtimes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Container(NamedTuple):
 
     Attributes:
         id: the runtime's id.
-        names: what people call it; empty if the runtime's files cannot be read.
-        cgroup: its path in the hierarchy of version 2; empty if it has none.
+        names: its names; empty if the runtime's files cannot be read.
+        cgroup: path in the hierarchy of version 2; empty if there is none.
         pids: its processes.
     """
 
@@ -27,12 +27,12 @@ class Container(NamedTuple):
     pids: tuple[int, ...]
 
     def is_called(self, text: str) -> bool:
-        """Returns whether ``text`` is one of the names, or the beginning of the id."""
+        """Returns whether ``text`` is a name or a prefix of the id."""
         return text in self.names or (len(text) >= _SHORTEST_ID and self.id.startswith(text))
 
 
 def find_containers(files: HostFiles) -> list[Container]:
-    """All containers with a running process, by id."""
+    """Returns all containers with a running process, by id."""
     pids: dict[str, list[int]] = {}
     cgroups: dict[str, str] = {}
     for entry in files.list_dir("/proc"):
@@ -42,28 +42,35 @@ def find_containers(files: HostFiles) -> list[Container]:
             text = files.read_bytes(f"/proc/{entry}/cgroup")
         except OSError:
             continue  # it has ended
-        found = parse_cgroup(text).container
-        if found:
-            pids.setdefault(found, []).append(int(entry))
-            cgroups[found] = cgroups.get(found) or _cut_cgroup(text, found)
+        container = parse_cgroup(text).container
+        if container:
+            pids.setdefault(container, []).append(int(entry))
+            cgroups[container] = cgroups.get(container) or _cut_cgroup(text, container)
     in_pods = read_pod_names(files) if pids else {}
     names = {
-        one: in_pods[one].all if one in in_pods else (read_runtime_name(files, one),)
-        for one in pids
+        container: in_pods[container].all
+        if container in in_pods
+        else (read_runtime_name(files, container),)
+        for container in pids
     }
     return [
-        Container(one, tuple(filter(None, names[one])), cgroups[one], tuple(pids[one]))
-        for one in sorted(pids)
+        Container(
+            container,
+            tuple(filter(None, names[container])),
+            cgroups[container],
+            tuple(pids[container]),
+        )
+        for container in sorted(pids)
     ]
 
 
 def _cut_cgroup(text: bytes, container: str) -> str:
-    """The path of a container's cgroup of version 2, without what is below it.
+    """Returns the path of a container's cgroup of version 2, without subgroups.
 
-    Empty if a cgroup namespace hides where it begins.
+    Empty if a cgroup namespace hides its start.
     """
     path = parse_unified_path(text)
     if path.startswith("/.."):
         return ""
-    before, found, after = path.rpartition(container)
-    return f"{before}{found}{after.partition('/')[0]}" if found else ""
+    prefix, separator, suffix = path.rpartition(container)
+    return f"{prefix}{separator}{suffix.partition('/')[0]}" if separator else ""

@@ -26,11 +26,11 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 
 
 def read_online_cpus(files: HostFiles) -> frozenset[int]:
-    """The CPUs that are online. Raises ``OSError``."""
+    """Returns the online CPUs. Raises ``OSError``."""
     return frozenset(parse_cpu_list(files.read_bytes("/sys/devices/system/cpu/online").decode()))
 
 
 def read_possible_cpus(files: HostFiles) -> int:
-    """Exclusive upper bound of CPU numbers in this boot. Raises ``OSError``."""
+    """Returns the exclusive upper bound of CPU numbers in this boot. Raises ``OSError``."""
     text = files.read_bytes("/sys/devices/system/cpu/possible").decode()
     return parse_cpu_list(text)[-1] + 1

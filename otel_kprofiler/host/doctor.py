@@ -48,14 +48,14 @@ def doctor(
 
     Args:
         files: the host.
-        loaders: libraries that can load BPF programs, best first, and whether each is installed;
-            one is enough. None skips the check.
-        try_sampler: briefly runs the real sampler and returns a text about what it saw; raises
+        loaders: whether each library that loads BPF programs is installed, best first; one is
+            enough. None skips the check.
+        try_sampler: runs the real sampler briefly and describes the result; raises
             ``KProfilerError`` or ``OSError`` on failure. None skips the check.
 
     Returns:
-        Findings in the order in which to fix them. Without a ``FAIL``, sampling works; a
-        ``WARN`` means that something will be missing in the profile.
+        Findings in the order in which to fix them. Without a ``FAIL``, sampling works; with a
+        ``WARN``, the profile lacks something.
     """
     capabilities = read_capabilities(files)
     tried = list(_sampler(try_sampler))
@@ -65,7 +65,9 @@ def doctor(
         _paranoid(files, capabilities),
         *_kept(files, capabilities),
         *_loader(loaders),
-        _open_files(files, has_failed=any(one.observed.endswith(TOO_MANY_FILES) for one in tried)),
+        _open_files(
+            files, has_failed=any(finding.observed.endswith(TOO_MANY_FILES) for finding in tried)
+        ),
         *tried,
         _symbols(files, capabilities),
         _module_sections(files, capabilities),
@@ -101,7 +103,7 @@ def _capabilities(files: HostFiles, capabilities: Capabilities) -> Iterator[Find
 
 
 def _paranoid(files: HostFiles, capabilities: Capabilities) -> Finding:
-    """Debian and its derivatives add levels above 2, where CAP_PERFMON is not enough."""
+    """Check perf_event_paranoid: above 2, on Debian's kernels, CAP_PERFMON is not enough."""
     name = "kernel.perf_event_paranoid"
     level = find_sysctl(files, name)
     required = f"{MAX_PARANOID} or less, unless CAP_SYS_ADMIN is held"
@@ -113,7 +115,7 @@ def _paranoid(files: HostFiles, capabilities: Capabilities) -> Finding:
 
 
 def _kept(files: HostFiles, capabilities: Capabilities) -> Iterator[Finding]:
-    """The capabilities that the agent keeps while it samples."""
+    """Check the capabilities that the agent keeps while it samples."""
     if is_in_user_namespace(files):
         return
     gone = set(capabilities.missing(PURPOSES))
@@ -128,9 +130,9 @@ def _loader(loaders: Mapping[str, bool] | None) -> Iterator[Finding]:
     if loaders is None:
         return
     check, required = "loader", " or ".join(loaders)
-    found = [name for name, installed in loaders.items() if installed]
-    if found:
-        yield Finding(check, Level.OK, " and ".join(found), required)
+    available = [name for name, installed in loaders.items() if installed]
+    if available:
+        yield Finding(check, Level.OK, " and ".join(available), required)
         return
     yield Finding(
         check, Level.FAIL, "none", required,
@@ -190,8 +192,8 @@ def _module_sections(files: HostFiles, capabilities: Capabilities) -> Finding:
                 f"{error.strerror}; ranges of modules come from their symbols instead",
                 required, fix,
             )  # fmt: skip
-    found = describe_count(seen, "module") if seen else "no module is loaded"
-    return Finding(check, Level.OK, found, required)
+    observed = describe_count(seen, "module") if seen else "no module is loaded"
+    return Finding(check, Level.OK, observed, required)
 
 
 def _names(files: HostFiles, path: str) -> list[str]:
@@ -236,7 +238,7 @@ def _stack_depth(files: HostFiles) -> Finding:
 
 
 def _open_files(files: HostFiles, *, has_failed: bool) -> Finding:
-    """Descriptors: of events and maps, and of files whose tables and symbols are read."""
+    """Check the descriptor limit: for events, maps, and files whose tables and symbols are read."""
     check = "open files"
     wanted = _OPEN_FILES + _OPEN_FILES_PER_CPU * len(read_online_cpus(files))
     soft, hard = _read_limit(files, "Max open files")
@@ -254,7 +256,7 @@ def _open_files(files: HostFiles, *, has_failed: bool) -> Finding:
 
 
 def _read_limit(files: HostFiles, name: str) -> tuple[str, str]:
-    """Soft and hard limit of this process; numbers, or ``unlimited``."""
+    """Returns soft and hard limit of this process, as numbers or ``unlimited``."""
     limits = files.read_bytes("/proc/self/limits").decode()
     match = re.search(rf"^{name}\s+(\S+)\s+(\S+)", limits, re.MULTILINE)
     return (match[1], match[2]) if match else ("unlimited", "unlimited")

@@ -1,4 +1,4 @@
-"""One perf event on each CPU, while CPUs come and go."""
+"""Keeps a perf event on each CPU across hotplug."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ EventT = TypeVar("EventT")
 
 
 class CpuChanges(NamedTuple):
-    """Changes that :meth:`EventPerCpu.update` has made.
+    """Changes made by :meth:`EventPerCpu.update`.
 
     Attributes:
-        opened: CPUs that have an event from now on, or a new one.
+        opened: CPUs with a new event.
         closed: CPUs that are offline or no longer wanted.
-        refused: why no event can be opened on a CPU; reported once until one can.
+        refused: why no event can be opened on a CPU; reported once until that succeeds.
     """
 
     opened: list[int]
@@ -28,9 +28,9 @@ class CpuChanges(NamedTuple):
 
 
 class EventPerCpu(abc.ABC, Generic[EventT]):
-    """One event on each wanted CPU that is online. Belongs to one thread.
+    """An event on each selected CPU that is online. Belongs to one thread.
 
-    The event of a CPU that goes offline is dead for good, even when the CPU comes back.
+    The event of a CPU that goes offline stays dead, even when the CPU comes back.
 
     Args:
         files: the host.
@@ -44,7 +44,7 @@ class EventPerCpu(abc.ABC, Generic[EventT]):
         self._refused: set[int] = set()
 
     def update(self) -> CpuChanges:
-        """Open events on CPUs that came, close those of CPUs that went, replace dead ones.
+        """Open events on new CPUs, close those of offline CPUs, replace dead events.
 
         Raises ``OSError`` if the list of CPUs cannot be read; then nothing changes.
         """
@@ -60,7 +60,7 @@ class EventPerCpu(abc.ABC, Generic[EventT]):
                 self._events[cpu] = self._open_event(cpu)
                 opened.append(cpu)
             except OSError as error:
-                if error.errno != errno.ENODEV:  # it has just gone offline
+                if error.errno != errno.ENODEV:  # just went offline
                     refused[cpu] = error
         news = {cpu: error for cpu, error in refused.items() if cpu not in self._refused}
         self._refused = self._refused - set(opened) | refused.keys()

@@ -1,7 +1,7 @@
-"""Finds files of processes that have ended, by inode number in directories that had others.
+"""Finds files of ended processes by inode number, in directories of other mapped files.
 
-Programs that run for a millisecond are gone before they can be opened by their mappings. Most of
-them lie beside others: in a directory for commands, or of libraries.
+Programs that run for a millisecond end before their mapped files can be opened. Most lie beside
+others, in directories of commands or libraries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 MAX_DIRECTORIES: Final = 16
 MAX_ENTRIES: Final = 8192
-"""Entries of one directory that are listed, which takes some 5 ms and 1 MB."""
+"""Limit on listed entries per directory; these take some 5 ms and 1 MB."""
 
 
 class _Listing(NamedTuple):
@@ -24,10 +24,10 @@ class _Listing(NamedTuple):
 
 
 class FilePlaces:
-    """Directories, the one with the latest find last; thread-safe.
+    """Directories, the most recent find last; thread-safe.
 
     Args:
-        first: directories to begin with.
+        first: initial directories.
     """
 
     def __init__(self, first: Iterable[str] = ()) -> None:
@@ -36,7 +36,7 @@ class FilePlaces:
         self._being_read: set[str] = set()
 
     def add(self, path: str) -> None:
-        """A file was found here."""
+        """Note that a file was found in a directory."""
         directory = os.path.dirname(path)
         with self._lock:
             self._listings[directory] = self._listings.pop(directory, _Listing(-1, {}))
@@ -44,10 +44,10 @@ class FilePlaces:
                 del self._listings[next(iter(self._listings))]
 
     def find(self, inode: int) -> Iterator[str]:
-        """Files with an inode number, of any file system: whether one is the right one is to prove.
+        """Find files by inode number, on any file system; the caller must verify them.
 
-        Directories are read again when they have changed; unreadable ones have nothing, nor has one
-        that another thread reads: its file system may not answer.
+        Changed directories are read again. Unreadable directories are skipped, as is one that
+        another thread is reading, whose file system may hang.
         """
         with self._lock:
             directories = list(reversed(self._listings))
@@ -71,11 +71,11 @@ class FilePlaces:
         return listing.names
 
 
-def _read(directory: str, before: _Listing) -> _Listing:
-    """Lists a directory. Raises ``OSError``."""
+def _read(directory: str, previous: _Listing) -> _Listing:
+    """List a directory. Raises ``OSError``."""
     modified_ns = os.stat(directory).st_mtime_ns
-    if modified_ns == before.modified_ns:
-        return before
+    if modified_ns == previous.modified_ns:
+        return previous
     with os.scandir(directory) as entries:
         names = {entry.inode(): entry.name for entry in islice(entries, MAX_ENTRIES)}
     return _Listing(modified_ns, names)

@@ -50,7 +50,7 @@ def read_release(files: HostFiles) -> KernelRelease:
 
 
 def find_sysctl(files: HostFiles, name: str) -> int | None:
-    """A numeric setting such as ``kernel.kptr_restrict``; None if the kernel lacks it."""
+    """Read a numeric setting such as ``kernel.kptr_restrict``; None if the kernel lacks it."""
     try:
         return int(files.read_bytes("/proc/sys/" + name.replace(".", "/")))
     except (OSError, ValueError):
@@ -58,7 +58,7 @@ def find_sysctl(files: HostFiles, name: str) -> int | None:
 
 
 def find_lockdown(files: HostFiles) -> str | None:
-    """``none``, ``integrity`` or ``confidentiality``; None if unknown.
+    """Read the lockdown mode: ``none``, ``integrity`` or ``confidentiality``; None if unknown.
 
     The file is in securityfs, which may not be mounted (kernel_lockdown(7)).
     """
@@ -71,11 +71,11 @@ def find_lockdown(files: HostFiles) -> str | None:
 
 
 def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
-    """Read addresses, and find the cause if they are hidden.
+    """Check whether addresses are visible, and find the cause if they are hidden.
 
     The rule is ``kallsyms_show_value`` of kernel/ksyms_common.c: with ``kptr_restrict`` 2 nobody
-    sees addresses; with 1 holders of CAP_SYSLOG in the initial user namespace do; with 0 these,
-    and everybody if ``perf_event_paranoid`` is below 2.
+    sees addresses; with 1 only holders of CAP_SYSLOG in the initial user namespace do; with 0
+    everybody does, too, if ``perf_event_paranoid`` is below 2.
     """
     try:
         if _shows_addresses(files):
@@ -92,7 +92,7 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
 
 
 def _shows_addresses(files: HostFiles) -> bool:
-    """Returns whether any of the first symbols has an address; per-CPU symbols may be at 0."""
+    """Returns whether any of the first symbols has an address; per-CPU symbols may have 0."""
     with os.fdopen(files.open_fd("/proc/kallsyms"), "rb") as file:
         text = file.read(_SCAN_BYTES)
     if not text:

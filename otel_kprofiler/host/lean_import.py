@@ -17,12 +17,11 @@ from typing import Any
 def import_module_alone(name: str) -> ModuleType:
     """Import ``package.module`` without running the package's ``__init__``.
 
-    That runs as soon as anybody asks the package for a name that is not a module, so other code of
-    this process can use the package as usual. A package that has been imported is not changed.
-    Thread-safe.
+    The ``__init__`` runs when a name that is not a module is looked up in the package, so that
+    other code can use it as usual. A package already imported is not changed. Thread-safe.
 
     Raises:
-        ImportError: there is no such package or module, or it cannot be imported.
+        ImportError: package or module does not exist, or cannot be imported.
     """
     package, _, _ = name.partition(".")
     if package not in sys.modules:
@@ -31,7 +30,7 @@ def import_module_alone(name: str) -> ModuleType:
 
 
 def _defer(name: str) -> ModuleType:
-    """A package whose ``__init__`` has not run; its ``__getattr__`` (PEP 562) runs it."""
+    """Create a package whose ``__init__`` has not run; its ``__getattr__`` (PEP 562) runs it."""
     spec = importlib.util.find_spec(name)
     if spec is None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
@@ -46,7 +45,7 @@ def _defer(name: str) -> ModuleType:
             return importlib.import_module(module)
         with lock:
             if not running and "__getattr__" in vars(package):
-                running = True  # what __init__ imports may come back here
+                running = True  # imports in __init__ may re-enter
                 try:
                     importlib.reload(package)
                 finally:

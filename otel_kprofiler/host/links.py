@@ -1,7 +1,7 @@
-"""Decides which symbolic links are followed to a written file: none that another user planted.
+"""Decides which symbolic links to follow to a written file: none planted by another user.
 
-Root follows only links that root can have made, in any directory of a path. Others follow what the
-kernel lets them follow: their rights end where they end.
+Root follows only links that root can have created, in any directory of a path. Other users follow
+all links that the kernel allows: they gain no rights.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def follow_links(path: str, *, is_root: bool = True) -> str:
-    """Resolve the links of a path's last name.
+    """Resolve the symbolic links of a path's last component.
 
-    Only those that root or this user can have created; unless ``is_root``, those that the kernel
-    follows with ``fs.protected_symlinks``.
+    For root, only links that root can have created; otherwise those that the kernel follows with
+    ``fs.protected_symlinks``.
     """
     for _ in range(_MAX_LINKS):
         try:
@@ -39,7 +39,7 @@ def follow_links(path: str, *, is_root: bool = True) -> str:
 
 
 def open_directory(path: str) -> int:
-    """An ``O_PATH`` descriptor of a directory; to root, only by links that root can have made.
+    """Open a directory with ``O_PATH``; for root, only by links that root can have created.
 
     Raises:
         OSError: it cannot be opened, is not a directory, or another user's link leads to it.
@@ -61,7 +61,7 @@ def open_directory(path: str) -> int:
 
 
 def _open_next(here: int, rest: list[str]) -> int:
-    """Open the directory that ``rest`` ends with, or where the path goes on if that is a link."""
+    """Open the next directory, or resolve it if it is a link."""
     name, flags = rest.pop() or ".", _DIRECTORY | os.O_NOFOLLOW
     link = os.stat(name, dir_fd=here, follow_symlinks=False)
     if stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev:

@@ -1,4 +1,4 @@
-"""Opens a file that a process has mapped, by the least right that is enough.
+"""Opens a file that a process has mapped, with the least privilege.
 
 ======================  ==============================================  ======================
 What                    Needs, for processes of others                  Finds
@@ -12,10 +12,10 @@ path                    nothing                                         the same
 ======================  ==============================================  ======================
 
 Reading the file itself needs its own permission, or CAP_DAC_READ_SEARCH. The path comes from the
-symbolic link in map_files, or from /proc/PID/maps. It is shown as seen from this process's root
-where it can be reached from there, else from the root of the process's own mounts; so both are
-tried. Nothing is opened for reading before its identity is proven: mapped files may be devices, and
-a path may lead to anything by now.
+symbolic link in map_files, or from /proc/PID/maps. It is relative to this process's root if
+reachable from there, else to the root of the other process's mounts; so both are tried. Nothing is
+opened for reading before its identity is proven: mapped files may be devices, and the path may lead
+to another file by now.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from otel_kprofiler.host.maps import parse_mappings, read_maps
 from otel_kprofiler.model import FileKey, OpenFile
 
 _DELETED: Final = " (deleted)"
-_MAX_RANGES: Final = 4  # of a file whose first mapping has gone
+_MAX_RANGES: Final = 4  # of a file whose first mapping is gone
 _RIGHTS: Final = (errno.EPERM, errno.EACCES)
 _ABSENT: Final = (errno.ENOENT, errno.ESRCH, errno.ENOTDIR)
 _MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
 
 
 class FileProblem(enum.Enum):
-    """Why a mapped file could not be opened; the value is what users read."""
+    """Reason why a mapped file could not be opened; the value is shown to users."""
 
     GONE = "the process had ended, or unmapped the file, before it could be opened"
     NOT_SAME = "what could be opened is another file than the one that is mapped"
@@ -51,11 +51,11 @@ class FileProblem(enum.Enum):
 
 
 class MappedFileError(KProfilerError):
-    """A mapped file that could not be opened.
+    """A mapped file could not be opened.
 
     Args:
         problem: why.
-        detail: what exactly, for a log.
+        detail: specifics, for logs.
     """
 
     def __init__(self, problem: FileProblem, detail: str = "") -> None:
@@ -65,18 +65,17 @@ class MappedFileError(KProfilerError):
 
 
 class FileRequest(NamedTuple):
-    """A mapping of a file, as it was at the interrupt.
+    """A mapping of a file at the time of the interrupt.
 
     Attributes:
         key: the file.
         start: first runtime address of the mapping.
-        end: behind its last one.
-        file_offset: what ``start`` shows of the file, in bytes.
+        end: end of the mapping, exclusive.
+        file_offset: file offset of ``start``, in bytes.
         tgid: a process that has it mapped.
         tid: the thread that was interrupted.
-        size: of the file in bytes; 0 if not known.
-        modified: when it was written last: seconds (modulo 2^32) << 32 | nanoseconds; 0 if not
-            known.
+        size: of the file in bytes; 0 if unknown.
+        modified: time of the last write: seconds (modulo 2^32) << 32 | nanoseconds; 0 if unknown.
     """
 
     key: FileKey
@@ -90,16 +89,16 @@ class FileRequest(NamedTuple):
 
 
 class ReferableFiles(HostFiles, Protocol):
-    """Files of this host that can be looked at before they are opened."""
+    """Files of this host that can be examined before they are opened."""
 
     def open_reference(self, path: str) -> int:
-        """Open as a mere reference (``O_PATH``), which has no effect on the file."""
+        """Open as a reference (``O_PATH``), which has no effect on the file."""
 
 
 def open_regular(files: ReferableFiles, path: str) -> OpenFile:
     """Open a regular file; the caller closes its descriptor.
 
-    Nothing else is opened for reading, which might block or have effects.
+    Other files are not opened for reading, which might block or have effects.
 
     Raises:
         OSError: it is not a regular file, or cannot be opened.
@@ -234,14 +233,14 @@ def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
 
 def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Iterator[_Way]:
     """Ways to the file, the surest first."""
-    found = []
+    paths = []
     for pid in dict.fromkeys((request.tgid, request.tid)):  # the leader of a process may have ended
         process = f"/proc/{pid}"
         for name, path in _mappings(request, files, pid):
             yield _Way("map_files", f"{process}/map_files/{name}", path)
             if path.startswith("/"):  # not a memory area without a name
-                found.append((process, path))
-    for process, path in dict.fromkeys(found):
+                paths.append((process, path))
+    for process, path in dict.fromkeys(paths):
         yield _Way("exe", f"{process}/exe", path)
         yield _Way("root", f"{process}/root{path}", path)
         yield _Way("path", path, path)
@@ -262,12 +261,12 @@ def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator
     except OSError:
         yield wanted, ""  # opening it fails for the same reason
         with suppress(OSError):
-            found = (
+            mapped = (
                 (f"{mapping.start:x}-{mapping.end:x}", mapping.path)
                 for mapping in parse_mappings(read_maps(files, pid))
                 if mapping.inode == request.key.inode and mapping.is_executable
             )
-            yield from islice(found, _MAX_RANGES)
+            yield from islice(mapped, _MAX_RANGES)
 
 
 def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool = False) -> bool:

@@ -1,10 +1,10 @@
-r"""The mappings of a process, from ``/proc/PID/maps`` (proc_pid_maps(5)).
+r"""Reads the mappings of a process from ``/proc/PID/maps`` (proc_pid_maps(5)).
 
-One mapping can be asked for by address, with the build id of its file, from kernel 6.11 on:
-``PROCMAP_QUERY``, include/uapi/linux/fs.h.
+From kernel 6.11 on, ``PROCMAP_QUERY`` (include/uapi/linux/fs.h) returns the mapping at an address,
+with the build id of its file.
 
-In the text of maps, a newline in a path is ``\012``, and a file that no directory has any more ends
-in `` (deleted)``. Files whose names really are such cannot be distinguished from these.
+In the text of maps, a newline in a path is ``\012``, and a deleted file ends in `` (deleted)``.
+Files with such names cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from otel_kprofiler.host.access import Access, HostFiles
 from otel_kprofiler.model import VDSO_NAME, BuildId
 
 MAX_MAPS_BYTES: Final = 16 << 20
-"""Most bytes read of the maps of one process: some 150,000 mappings, more than the kernel's default
-limit (vm.max_map_count) unless paths are very long."""
+"""Limit on the text of a process's maps: some 150,000 mappings.
+
+That is more than the kernel's default limit, vm.max_map_count.
+"""
 _READ_BYTES: Final = 64 * 1024
 _MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
 _DELETED: Final = " (deleted)"
@@ -52,13 +54,13 @@ class MemoryMapping(NamedTuple):
 
     Attributes:
         start: first runtime address.
-        end: behind its last one.
+        end: end of the mapping, exclusive.
         permissions: as in ``r-xp``.
-        file_offset: what ``start`` shows of the file, in bytes.
+        file_offset: file offset of ``start``, in bytes.
         device: of the file's inode, as ``MKDEV`` (major << 20 | minor); 0 without a file.
         inode: of the file; 0 without one.
         path: as the kernel shows it, without `` (deleted)``; a name such as ``[heap]``, or empty.
-        deleted: no directory has the file any more, or ever had.
+        deleted: whether no directory has an entry of the file.
     """
 
     start: int
@@ -72,7 +74,7 @@ class MemoryMapping(NamedTuple):
 
     @property
     def is_executable(self) -> bool:
-        """True if its bytes may run."""
+        """Returns whether its bytes may be executed."""
         return "x" in self.permissions
 
 
@@ -84,11 +86,11 @@ class FoundMapping(NamedTuple):
 
 
 def parse_mappings(maps: bytes, *, only_code: bool = False) -> Iterator[MemoryMapping]:
-    """The mappings in a text of maps, by address; other and incomplete lines are skipped.
+    """Parse the mappings in a text of maps, by address; other and incomplete lines are skipped.
 
     Args:
         maps: the text.
-        only_code: skip those that are not executable.
+        only_code: skip mappings that are not executable.
     """
     for match in _LINES[only_code].finditer(maps):
         start, end, permissions, offset, major, minor, inode, path = match.groups()
@@ -100,7 +102,7 @@ def parse_mappings(maps: bytes, *, only_code: bool = False) -> Iterator[MemoryMa
 
 
 def read_maps(files: HostFiles, pid: int | str) -> bytes:
-    """The text of a process's maps, at most :data:`MAX_MAPS_BYTES`. Raises ``OSError``."""
+    """Read the text of a process's maps, at most :data:`MAX_MAPS_BYTES`. Raises ``OSError``."""
     fd = files.open_fd(f"/proc/{pid}/maps")
     try:
         return _read_text(fd)
@@ -109,9 +111,9 @@ def read_maps(files: HostFiles, pid: int | str) -> bytes:
 
 
 def find_vdso(files: HostFiles) -> bytes | None:
-    """The code that the kernel maps into each process of 64 bits, from this process's memory.
+    """Read the vDSO, which the kernel maps into each 64-bit process, from this process's memory.
 
-    It is an ELF file. None if there is none (``vdso=0`` on the kernel's command line).
+    Returns an ELF file; None without vDSO (``vdso=0`` on the kernel's command line).
 
     Raises:
         OSError: the maps of this process cannot be read.
@@ -123,17 +125,17 @@ def find_vdso(files: HostFiles) -> bytes | None:
 
 
 class ProcessMaps:
-    """Looks up mappings of one process by address. Not thread-safe.
+    """Looks up mappings of a process by address. Not thread-safe.
 
-    It is about the program that the process runs now: once that has ended, or executed another,
-    nothing is found any more.
+    Bound to the program that the process runs now: nothing is found once it has ended or executed
+    another program.
 
     Args:
-        pid: the process; the right to trace it is needed (ptrace(2), PTRACE_MODE_READ).
+        pid: the process; requires the right to trace it (ptrace(2), PTRACE_MODE_READ).
         files: files of the host.
 
     Raises:
-        OSError: there is no such process, or the right is missing.
+        OSError: the process does not exist, or the right is missing.
     """
 
     def __init__(self, pid: int, files: HostFiles | None = None) -> None:
@@ -144,33 +146,33 @@ class ProcessMaps:
         self._buffers = ctypes.addressof(self._path), ctypes.addressof(self._build_id)
 
     def find(self, address: int) -> FoundMapping | None:
-        """The mapping at an address as of now; None if there is none.
+        """Find the current mapping at an address; None if there is none.
 
-        Executable memory without a file that fills a hole between two mappings of one file, which
-        lie to each other as in the file, is that file's text, which the process has moved there:
-        it is returned as a mapping of the file.
+        Executable memory without a file may fill a hole between two mappings of one file that have
+        the same distance as in the file. Then it is text of that file, which the process moved
+        there, and is returned as a mapping of the file.
 
-        The kernel reads the build id from the file's first page, which may wait for its disk.
-        Kernels before 6.11 write all mappings, and know no build id.
+        The kernel reads the build id from the file's first page, which may wait for the disk. On
+        kernels before 6.11, all mappings are read, without build ids.
 
         Raises:
             OSError: the kernel refuses.
         """
-        found = self._find(address)
-        if found is None or found.mapping.inode or found.mapping.path:
-            return found
-        mapping = found.mapping
+        result = self._find(address)
+        if result is None or result.mapping.inode or result.mapping.path:
+            return result
+        mapping = result.mapping
         if mapping.is_executable:
             around = self._find(mapping.start - 1), self._find(mapping.end)
             if around[0] and around[1] and _is_hole(around[0].mapping, mapping, around[1].mapping):
-                before = around[0].mapping
-                offset = before.file_offset + mapping.start - before.start
-                moved = before._replace(
+                previous = around[0].mapping
+                offset = previous.file_offset + mapping.start - previous.start
+                moved = previous._replace(
                     start=mapping.start, end=mapping.end, permissions=mapping.permissions,
                     file_offset=offset,
                 )  # fmt: skip
                 return FoundMapping(moved, around[0].build_id)
-        return found
+        return result
 
     def _find(self, address: int) -> FoundMapping | None:
         if not 0 <= address < 1 << 64:
@@ -220,18 +222,18 @@ class ProcessMaps:
         return FoundMapping(mapping, BuildId(build_id) if build_id else None)
 
 
-def _is_hole(before: MemoryMapping, hole: MemoryMapping, after: MemoryMapping) -> bool:
-    """Returns whether memory lies between two mappings of one file as a part of that file would."""
+def _is_hole(previous: MemoryMapping, hole: MemoryMapping, next_mapping: MemoryMapping) -> bool:
+    """Returns whether memory fills the hole between two mappings of a file exactly."""
     return (
-        before.inode != 0
-        and (before.device, before.inode) == (after.device, after.inode)
-        and (before.end, hole.end) == (hole.start, after.start)
-        and after.file_offset - before.file_offset == after.start - before.start
+        previous.inode != 0
+        and (previous.device, previous.inode) == (next_mapping.device, next_mapping.inode)
+        and (previous.end, hole.end) == (hole.start, next_mapping.start)
+        and next_mapping.file_offset - previous.file_offset == next_mapping.start - previous.start
     )
 
 
 def _split_path(shown: bytes) -> tuple[str, bool]:
-    """The path, and whether the kernel says that the file was deleted."""
+    """Returns the path, and whether the kernel marks the file as deleted."""
     path = os.fsdecode(shown)
     kept = path.removesuffix(_DELETED)
     return kept, kept != path

@@ -1,4 +1,4 @@
-"""Errors for exhausted file descriptors."""
+"""Error messages for exhausted file descriptors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ TOO_MANY_FILES: Final = ": too many open files"
 
 
 def find_open_files_error(action: str, error: OSError) -> HostError | None:
-    """The error for ``EMFILE`` or ``ENFILE``; None for any other.
+    """Returns the error for ``EMFILE`` or ``ENFILE``; None for others.
 
     Args:
-        action: what failed, as a noun phrase ("loading the BPF program").
+        action: the failed action, as a noun phrase ("loading the BPF program").
         error: the kernel's error.
     """
     if error.errno == errno.EMFILE:

@@ -1,9 +1,9 @@
-"""Reads files in threads that are left behind when a file system does not answer.
+"""Reads files in threads that are abandoned when a file system hangs.
 
-A read of a frozen FUSE file system, or of NFS without its server, cannot be interrupted. So that
-one such file does not end the reading of all others, callers wait for a read only while it makes
-progress: a thread that is in the same wait for storage at two looks :data:`PATIENCE_S` apart is
-left to its device, which gets no other.
+A read from a frozen FUSE file system, or from NFS without its server, cannot be interrupted. Lest
+one such file block all others, callers wait only while a read makes progress: a thread that is in
+the same storage wait at two looks :data:`PATIENCE_S` apart is abandoned, and its device gets no
+other thread.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 PATIENCE_S: Final = 1.0
-"""How long one wait of a read for storage may last before others go on without it."""
+"""Limit on a single storage wait of a read; after that, callers go on without it."""
 MAX_LEFT: Final = 32
-"""Threads that are left behind at a time; with more, callers wait."""
+"""Limit on abandoned threads at a time; above it, callers wait."""
 _FUSE_WAIT: Final = "request_wait_answer"  # interruptible at first, fs/fuse/dev.c
 
 _log = logging.getLogger(__name__)
@@ -31,9 +31,9 @@ class PatientCalls:
     """Calls functions that read files; thread-safe.
 
     Args:
-        name: of the threads. They are started by those that call, with their capabilities.
+        name: of the threads, which callers start and which inherit their capabilities.
         patience_s: see :data:`PATIENCE_S`.
-        on_left: is called with the identifier of a thread that is left behind.
+        on_left: called with the identifier of an abandoned thread.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class PatientCalls:
         self._closed = False
 
     def call(self, device: int, job: Job) -> bool:
-        """Call a function in another thread, after :meth:`stop` in this one; wait for its return.
+        """Call a function in another thread (in this thread after :meth:`stop`); wait for its end.
 
         Args:
             device: of the file that it reads.
             job: the function; it handles its own errors.
 
         Returns:
-            Whether it has returned. Otherwise the device does not answer, and the call ends, or
-            begins, when it does.
+            Whether it has returned. Otherwise the device hangs, and the call ends or begins once it
+            answers.
         """
         with self._lock:
             if device in self._left:
@@ -84,11 +84,11 @@ class PatientCalls:
         return True
 
     def has_left(self, device: int) -> bool:
-        """Returns whether a device does not answer."""
+        """Returns whether a device hangs."""
         return device in self._left
 
     def stop(self) -> list[threading.Thread]:
-        """Let all threads end, and all calls return; returns the threads, to be joined."""
+        """Let all threads end and all calls return; returns the threads, to be joined."""
         with self._lock:
             self._closed = True
             readers = list(self._readers)
@@ -101,7 +101,7 @@ class PatientCalls:
             return self._closed
 
     def _start(self) -> _Reader | None:
-        """Start a thread; None if there can be no more of them."""
+        """Start a thread; None if the system refuses."""
         reader = _Reader(self._name, self._lock)
         try:
             reader.start()
@@ -112,11 +112,11 @@ class PatientCalls:
         return reader
 
     def _leave(self, device: int, reader: _Reader, done: threading.Event) -> bool:
-        """Leave a thread to its device, unless it has just returned; whether it is left."""
+        """Abandon a thread unless it has just returned; returns whether it is abandoned."""
         with self._lock:
             if done.is_set() or (len(self._left) >= MAX_LEFT and not self._closed):
                 return False
-            if device in self._left:  # several began at a time: one is kept for what is to come
+            if device in self._left:  # several started at a time: one is kept for later calls
                 reader.on_free = lambda: self._forget(None, reader)
             else:
                 self._left[device] = reader
@@ -124,7 +124,7 @@ class PatientCalls:
             return True
 
     def _forget(self, device: int | None, reader: _Reader) -> bool:
-        """End a thread that was left behind if it has nothing more to do."""
+        """End an abandoned thread that has nothing more to do."""
         with self._lock:
             if reader.jobs and not self._closed:
                 return False
@@ -139,9 +139,9 @@ class _Reader(threading.Thread):
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
         super().__init__(name=name, daemon=True)
-        self._lock = lock  # of who calls: a thread that has returned is not left
-        self.jobs: deque[Job] = deque()  # once it was left behind
-        self.on_free: Callable[[], bool] | None = None  # likewise; whether to end
+        self._lock = lock  # the caller's lock: a thread that has returned is not abandoned
+        self.jobs: deque[Job] = deque()  # set once abandoned
+        self.on_free: Callable[[], bool] | None = None  # under the lock: whether to end
         self._begun: tuple[Job, threading.Event] | None = None
         self._wake = threading.Semaphore(0)
         self._ends = False
@@ -181,7 +181,7 @@ def _call(job: Job) -> None:
 
 
 def _find_storage_wait(tid: int | None) -> int | None:
-    """Number of the wait for storage that a thread of this process is in; None: it is in none."""
+    """Returns the number of a thread's current storage wait; None if it is in none."""
     task = Path(f"/proc/self/task/{tid}")
     with suppress(OSError):
         status = (task / "status").read_text()

@@ -32,7 +32,7 @@ _IOC_SET_BPF: Final = 0x40042408
 
 
 class PerfAttributes(NamedTuple):
-    """The fields of ``struct perf_event_attr`` in use; ``flags`` are its bit fields."""
+    """The used fields of ``struct perf_event_attr``; ``flags`` are its bit fields."""
 
     config: int
     sample_period: int = 0

@@ -1,4 +1,4 @@
-"""Says why the kernel refused to set up sampling, and what to do."""
+"""Explains why the kernel refused to set up sampling, with a fix."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MEMORY_LOCK_FIX: Final = (
 
 
 def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
-    """The error for an ``EPERM`` or ``EACCES`` during the setup of sampling.
+    """Returns the error for an ``EPERM`` or ``EACCES`` during the setup of sampling.
 
     Args:
-        action: what was refused, as a noun phrase ("loading the BPF program").
+        action: the refused action, as a noun phrase ("loading the BPF program").
         files: the host.
     """
     if is_in_user_namespace(files):
@@ -61,7 +61,7 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
 
 
 def counts_locked_memory(files: HostFiles) -> bool:
-    """Returns whether BPF maps are locked memory of the user: before 5.11 (97306be45fbe).
+    """Returns whether BPF maps count as locked memory: before 5.11 (97306be45fbe).
 
     False if the release cannot be read.
     """
@@ -72,9 +72,9 @@ def counts_locked_memory(files: HostFiles) -> bool:
 
 
 def _paranoid_fix(files: HostFiles) -> str:
-    """The fix for levels above 2; otherwise an empty text.
+    """Returns the fix for levels above 2; otherwise an empty text.
 
-    Debian and Ubuntu patch the kernel to require CAP_SYS_ADMIN there; others accept CAP_PERFMON.
+    Kernels of Debian and Ubuntu require CAP_SYS_ADMIN there; others accept CAP_PERFMON.
     """
     level = find_sysctl(files, "kernel.perf_event_paranoid") or 0
     return "run as root: sysctl -w kernel.perf_event_paranoid=2" if level > 2 else ""

@@ -1,8 +1,8 @@
-"""Drops the capabilities that a running agent no longer needs, and blocks gaining any by exec.
+"""Drops the capabilities that a running agent no longer needs, and prevents gaining any by exec.
 
-Capabilities are per thread (capabilities(7), capset(2)). So every thread drops at its start what
-its job, identified by its name, does not need; the thread that attaches the sampler does so
-afterwards. Descriptors opened before stay usable.
+Capabilities are per thread (capabilities(7), capset(2)). So every thread drops at its start those
+that its job, identified by its name, does not need; the thread that attaches the sampler does so
+afterwards. Descriptors opened earlier stay usable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PURPOSES: Final = {
     " unwind tables of files that others may not read",
     "CAP_CHECKPOINT_RESTORE": "unwind tables of libraries that were deleted or replaced",
 }
-"""Capabilities that threads keep, and what is missing without each."""
+"""Capabilities that threads keep, and what is lost without each."""
 
 SAMPLING: Final = ("CAP_PERFMON", "CAP_SYSLOG", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
 """Capabilities of the sampling thread."""
@@ -54,7 +54,7 @@ JOBS: Final[Mapping[str, tuple[str, ...]]] = {
         "CAP_CHECKPOINT_RESTORE",
     ),
 }
-"""Capabilities of other threads by the prefix of their names; all others keep none."""
+"""Capabilities of other threads by prefix of their names; the rest keep none."""
 
 _VERSION_3: Final = 0x20080522
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -82,7 +82,7 @@ class Privileges:
         threading.setprofile(None)
 
     def reduce_this_thread(self) -> tuple[str, ...]:
-        """Keep only the sampling thread's capabilities; returns what is missing as a result.
+        """Keep only the sampling thread's capabilities; returns what is lost as a result.
 
         Raises:
             OSError: the kernel refused, which is not expected of any kernel.
@@ -101,7 +101,7 @@ class Privileges:
 
 
 def run_unprivileged(function: Callable[[], _T]) -> _T:
-    """Call a function in a thread without capabilities; threads that it starts have none either.
+    """Call a function in a thread without capabilities; threads that it starts have none, either.
 
     This includes threads that C libraries start, which Python hooks do not see.
     """
@@ -124,16 +124,18 @@ def run_unprivileged(function: Callable[[], _T]) -> _T:
 
 
 def check_imports_without_capabilities() -> None:
-    """Check that threads without capabilities can import from where the loaded modules are.
+    """Check that threads without capabilities can import from the loaded modules' directories.
 
-    Root has no way into the home directory of a user without CAP_DAC_READ_SEARCH or
-    CAP_DAC_OVERRIDE (capabilities(7)).
+    Without CAP_DAC_READ_SEARCH or CAP_DAC_OVERRIDE (capabilities(7)), root cannot enter a user's
+    home directory.
 
     Raises:
         HostError: a directory is closed to them.
     """
     modules = {name: module for name, module in sys.modules.items() if "." not in name}
-    files = [file for file in (getattr(one, "__file__", None) for one in modules.values()) if file]
+    files = [
+        file for file in (getattr(module, "__file__", None) for module in modules.values()) if file
+    ]
     closed = run_unprivileged(lambda: next(filter(None, map(_find_closed, files)), None))
     if closed:
         raise HostError(
@@ -143,22 +145,22 @@ def check_imports_without_capabilities() -> None:
 
 
 def _find_closed(file: str) -> str | None:
-    """The uppermost directory, or the file, that this thread may not enter or read."""
+    """Returns the uppermost directory, or the file, that this thread may not enter or read."""
     try:
         os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
     except PermissionError:
         *above, directory = Path(file).parents[::-1]
-        for one in (*above, directory):
-            if not os.access(one, os.X_OK if one != directory else os.X_OK | os.R_OK):
-                return str(one)
+        for path in (*above, directory):
+            if not os.access(path, os.X_OK if path != directory else os.X_OK | os.R_OK):
+                return str(path)
         return file
-    except OSError:  # an archive, or a file that is gone
+    except OSError:  # an archive, or a missing file
         pass
     return None
 
 
 def give_up_capabilities(*kept: str) -> None:
-    """Drop all other capabilities of a process with one thread for good: it reads hostile input.
+    """Drop all other capabilities of a single-threaded process before it reads hostile input.
 
     Raises:
         OSError: the kernel refused.
@@ -187,7 +189,7 @@ def keep_only(names: Iterable[str]) -> None:
 
 
 def held_capabilities(status: bytes) -> frozenset[str]:
-    """Names of the effective capabilities in a ``/proc/PID/task/TID/status``.
+    """Parse names of the effective capabilities in a ``/proc/PID/task/TID/status``.
 
     Unknown ones are named ``CAP_`` and their number.
     """
@@ -201,20 +203,20 @@ def held_capabilities(status: bytes) -> frozenset[str]:
 
 
 def read_threads(files: HostFiles, pid: int | str = "self") -> dict[str, frozenset[str]]:
-    """Effective capabilities of each thread of a process, by ``TID name``.
+    """Read effective capabilities of each thread of a process, by ``TID name``.
 
     Raises:
         OSError: there is no such process.
     """
-    found = {}
+    threads = {}
     for tid in files.list_dir(f"/proc/{pid}/task"):
         try:
             status = files.read_bytes(f"/proc/{pid}/task/{tid}/status")
         except (FileNotFoundError, ProcessLookupError):
             continue
         name = status.partition(b"\n")[0].removeprefix(b"Name:\t").decode("utf-8", "replace")
-        found[f"{tid} {name}"] = held_capabilities(status)
-    return found
+        threads[f"{tid} {name}"] = held_capabilities(status)
+    return threads
 
 
 def _thread_status() -> bytes:

@@ -1,4 +1,4 @@
-"""Parses ``/proc/PID/stat``; the start time distinguishes reuses of a pid."""
+"""Parses ``/proc/PID/stat``; the start time distinguishes processes with the same pid."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class ProcessStat(NamedTuple):
         parent: pid of the parent.
         has_ended: whether its main thread has ended; other threads may still run.
         start_ticks: start time in clock ticks since boot.
-        is_kernel_thread: whether it runs in the kernel alone.
+        is_kernel_thread: whether it is a kernel thread.
         name: of its main thread (``comm``).
-        stack_start: address at which the main thread's stack starts, which differs between the
-            programs that a process executes; 0 for readers who may not trace it.
-        cpu_ticks: CPU time of its threads in clock ticks, in user and in kernel mode.
+        stack_start: start address of the main thread's stack, which differs between programs that a
+            process executes; 0 for readers who may not trace it.
+        cpu_ticks: CPU time of its threads in clock ticks, in user and kernel mode.
     """
 
     parent: int
@@ -36,7 +36,7 @@ class ProcessStat(NamedTuple):
 
 
 def parse_stat(stat: bytes) -> ProcessStat:
-    """Fields 2, 3, 4, 9, 14, 15, 22 and 28 of proc_pid_stat(5).
+    """Parse fields 2, 3, 4, 9, 14, 15, 22 and 28 of proc_pid_stat(5).
 
     The name may contain blanks and ) too. Raises ``ValueError`` on malformed input.
     """
@@ -56,7 +56,7 @@ def parse_stat(stat: bytes) -> ProcessStat:
 
 
 def read_stat(files: HostFiles, pid: int | str) -> ProcessStat | None:
-    """A process; None if there is no such process."""
+    """Read a process; None if it does not exist."""
     try:
         return parse_stat(files.read_bytes(f"/proc/{pid}/stat"))
     except (OSError, ValueError):
@@ -64,6 +64,6 @@ def read_stat(files: HostFiles, pid: int | str) -> ProcessStat | None:
 
 
 def read_start_ticks(files: HostFiles, pid: int | str) -> int | None:
-    """Start time of a process in ticks; None if there is no such process."""
-    found = read_stat(files, pid)
-    return found.start_ticks if found else None
+    """Read the start time of a process in ticks; None if it does not exist."""
+    stat = read_stat(files, pid)
+    return stat.start_ticks if stat else None

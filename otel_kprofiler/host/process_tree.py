@@ -9,32 +9,32 @@ from otel_kprofiler.host.process_stat import ProcessStat, parse_stat
 
 
 def read_process(files: HostFiles, pid: int) -> ProcessStat | None:
-    """A running process; None if there is none, or all of its threads have ended."""
+    """Read a running process; None if it does not exist, or all of its threads have ended."""
     try:
-        found = parse_stat(files.read_bytes(f"/proc/{pid}/stat"))
-        if found.has_ended and len(files.list_dir(f"/proc/{pid}/task")) < 2:
+        stat = parse_stat(files.read_bytes(f"/proc/{pid}/stat"))
+        if stat.has_ended and len(files.list_dir(f"/proc/{pid}/task")) < 2:
             return None
     except (OSError, ValueError):
         return None
-    return found
+    return stat
 
 
 def read_processes(files: HostFiles) -> dict[int, ProcessStat]:
-    """All running processes that can be seen; they may come and go meanwhile."""
+    """Read all visible running processes; they may start and end meanwhile."""
     pids = [int(name) for name in files.list_dir("/proc") if name.isdecimal()]
-    return {pid: found for pid in pids if (found := read_process(files, pid))}
+    return {pid: process for pid in pids if (process := read_process(files, pid))}
 
 
 def find_descendants(processes: Mapping[int, ProcessStat], roots: Iterable[int]) -> set[int]:
-    """Children of ``roots``, their children and so on; without the roots themselves."""
+    """Returns all descendants of ``roots``, without the roots."""
     children: dict[int, list[int]] = {}
     for pid, process in processes.items():
         children.setdefault(process.parent, []).append(pid)
     rest = list(roots)
-    known, found = set(rest), set[int]()
+    seen, descendants = set(rest), set[int]()
     while rest:
-        new = [pid for pid in children.get(rest.pop(), ()) if pid not in known]
-        known.update(new)
-        found.update(new)
+        new = [pid for pid in children.get(rest.pop(), ()) if pid not in seen]
+        seen.update(new)
+        descendants.update(new)
         rest += new
-    return found
+    return descendants

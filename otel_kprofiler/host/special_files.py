@@ -1,4 +1,4 @@
-"""Paths that lead to something else than a regular file: devices, FIFOs, sockets, descriptors."""
+"""Opens paths that are not regular files: devices, FIFOs, sockets, descriptors."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ _OWN_DESCRIPTOR: Final = re.compile(r"/proc/(?:self|thread-self)/fd/(\d+)")
 
 
 def open_special(path: str) -> int | None:
-    """A descriptor for writing to a path that exists and is not a regular file; None for others.
+    """Open a path for writing if it exists and is not a regular file; None otherwise.
 
     Opening a FIFO waits for its reader. The caller closes the descriptor.
 
     Raises:
-        OSError: it cannot be opened; or to root, another user can have put it there.
+        OSError: it cannot be opened; for root, also if another user can have created it.
     """
     followed = follow_links(path, is_root=os.geteuid() == 0)
     if is_magic(followed):
-        own = _OWN_DESCRIPTOR.fullmatch(os.path.abspath(followed))
-        # Not opened again: a socket cannot be, and a file would be written from its start.
-        return os.dup(int(own[1])) if own else os.open(followed, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = _OWN_DESCRIPTOR.fullmatch(os.path.abspath(followed))
+        # Not reopened: a socket cannot be, and a file would be written from its start.
+        return (
+            os.dup(int(descriptor[1]))
+            if descriptor
+            else os.open(followed, os.O_WRONLY | os.O_CLOEXEC)
+        )
     try:
         there = os.lstat(followed)
     except FileNotFoundError:

@@ -20,12 +20,12 @@ RECEIVE_BYTES: Final = 1 << 20
 _DATAGRAM_BYTES: Final = 8192  # UEVENT_BUFFER_SIZE is 2048
 _KERNEL_PID: Final = 0
 _NETLINK_KOBJECT_UEVENT: Final = 15  # include/uapi/linux/netlink.h
-_KERNEL_GROUP: Final = 1  # 2 has udev's copies
+_KERNEL_GROUP: Final = 1  # 2: udev's copies
 _log = logging.getLogger(__name__)
 
 
 class Uevents:
-    """A socket for uevents of the kernel, not of udev; needs no privilege.
+    """A socket for uevents of the kernel, not of udev; needs no privileges.
 
     ``wait`` belongs to one thread; the other methods are thread-safe, except that only one thread
     at a time may call :meth:`receive`.
@@ -63,25 +63,24 @@ class Uevents:
 
     def is_waiting(self) -> bool:
         """Returns whether a datagram or an error is ready."""
-        ready = select.poll()  # select(2) knows no descriptor above 1023
+        ready = select.poll()  # select(2) supports no descriptor above 1023
         ready.register(self._socket, select.POLLIN)
         return bool(ready.poll(0))
 
     def receive(self) -> list[bytes]:
-        """All datagrams that are ready; never blocks.
+        """Returns all datagrams that are ready; never blocks.
 
         Raises:
-            OSError: ``ENOBUFS`` once after datagrams were lost; the next call returns the
-                others.
+            OSError: ``ENOBUFS`` once after datagrams were lost; the next call returns the rest.
         """
-        found: list[bytes] = []
+        datagrams: list[bytes] = []
         while True:
             try:
                 data, (sender, _) = self._socket.recvfrom(_DATAGRAM_BYTES)
             except BlockingIOError:
-                return found
+                return datagrams
             if sender == _KERNEL_PID:
-                found.append(data)
+                datagrams.append(data)
 
     def close(self) -> None:
         """Close the socket; idempotent."""
@@ -92,7 +91,7 @@ class Uevents:
 
 
 def _open_socket() -> socket.socket:
-    """An unbound socket, from pyroute2 if possible. Raises ``OSError``."""
+    """Open an unbound socket, with pyroute2 if possible. Raises ``OSError``."""
     try:
         return _open_pyroute2()
     except Exception as error:  # noqa: BLE001 - whatever the library does, uevents are received
@@ -102,7 +101,7 @@ def _open_socket() -> socket.socket:
 
 
 def _open_pyroute2() -> socket.socket:
-    """A socket that pyroute2 leaves to its caller: without a thread or an event loop."""
+    """Open pyroute2's socket without its thread and event loop."""
     # The package's __init__ imports all protocols, which costs 10 MB beside gRPC.
     opened = import_module_alone("pyroute2.netlink.uevent").AsyncUeventSocket().setup_socket()
     if not isinstance(opened, socket.socket):

@@ -1,8 +1,8 @@
-"""Safe writing of files in directories that other users can write.
+"""Writes files safely in directories that other users can write.
 
-Anyone who can write a directory can replace any name in it, at any time, by a symbolic link or by
-a hard link to root's file. So a directory is opened once and names are resolved relative to it
-without following links; content is written to a descriptor that was opened once.
+Anyone who can write a directory can replace any name in it, at any time, by a symbolic link or by a
+hard link to root's file. So a directory is opened once, and names are resolved relative to it
+without following links; content is written to a single descriptor.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class NewFile:
     """A file that appears under its name when complete, or not at all.
 
     Until :meth:`finish` the file is nameless, or has a random name if the file system lacks
-    ``O_TMPFILE``. An existing file of the name is replaced, never written to. Links are followed as
-    this user's rights allow; for root only those that no one else can have made.
+    ``O_TMPFILE``. An existing file of the name is replaced, never written to. Symbolic links are
+    followed as this user's rights allow; for root only those that no other user can have created.
 
     Args:
         path: path of the finished file.
@@ -70,11 +70,10 @@ class NewFile:
         """Give the file its name and close it.
 
         Args:
-            other_names: to be tried in turn if the name has been taken meanwhile; sets
-                :attr:`path`.
+            other_names: names to try if this one has been taken meanwhile; sets :attr:`path`.
 
         Raises:
-            OSError: that failed, and the file was removed.
+            OSError: it failed, and the file was removed.
         """
         try:
             if not self._replace:
@@ -169,8 +168,8 @@ class AppendedFile:
         mode: permissions of a created file, less the umask.
 
     Raises:
-        OSError: it cannot be opened for reading and appending, or another user could have
-            replaced it by a link.
+        OSError: it cannot be opened for reading and appending, or another user could have replaced
+            it by a link.
 
     Attributes:
         fd: for reading and appending; -1 when closed.
@@ -224,7 +223,7 @@ class AppendedFile:
         """Rename the file within its directory, and open a new one under the old name."""
         fd = self.fd
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
-        # Already renamed if a new file could not be opened the last time.
+        # Already renamed if the previous call could not open a new file.
         with contextlib.suppress(FileNotFoundError):
             os.rename(self.name, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         self.fd = self._open(mode)
@@ -254,7 +253,7 @@ class AppendedFile:
         return fd
 
     def _find_reason_to_refuse(self, opened: os.stat_result) -> str:
-        """Why the opened file may be a trap, in a directory that others can write."""
+        """Returns why the opened file may be a trap, in a directory that others can write."""
         if not stat.S_ISREG(opened.st_mode) or is_trusted(os.fstat(self._directory)):
             return ""
         if opened.st_nlink > 1:

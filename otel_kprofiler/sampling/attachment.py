@@ -93,29 +93,29 @@ if TYPE_CHECKING:
 _PLANNED_FRAMES: Final = 64
 _PLANNED_DRAINS: Final = 4
 _MIN_RING_BYTES: Final = 256 * 1024
-_MIN_WAIT_RING_BYTES: Final = 1 << 20  # threads that end leave their sums in it
+_MIN_WAIT_RING_BYTES: Final = 1 << 20  # holds the sums of ended threads
 _FIRST = bytes(4)  # key of an array's only element
 
 _log = logging.getLogger(__name__)
 
 
 class Attachment:
-    """The loaded program and its maps; the constructor opens all, or raises and leaves none open.
+    """The loaded program and its maps; the constructor opens all of them, or raises.
 
     Attributes:
         lines: counters of the program.
         ring: reader of its records.
-        waiter: waits for them.
-        events: perf events that run it.
+        waiter: waits for records.
+        events: perf events that run the program.
         target_slots: maximum number of target processes.
         spans: slots in which threads publish their span; None if not configured.
         follows_spans: whether the current span is read from the interpreter instead.
         stack_limit: size in bytes from which a stack counts as truncated.
-        tables: unwind tables of user files; None if user stacks are not unwound with them.
-        python: processes whose Python frames are read; None if none are.
-        python_problem: why not, although they are wanted.
+        tables: unwind tables of user files; None if unwinding does not use them.
+        python: processes whose Python frames are read; None if disabled.
+        python_problem: why Python frames are not read although configured.
         contexts: processes whose thread contexts are read.
-        waits: the programs that follow threads off the CPU; None if they are not wanted.
+        waits: the programs that follow threads off the CPU; None if not configured.
     """
 
     def __init__(
@@ -196,8 +196,8 @@ class Attachment:
 
         Args:
             config: what to sample.
-            regular_since_ns: boot time from which it runs once per period on each CPU, unless
-                the kernel skips a run.
+            regular_since_ns: boot time from which it runs once per period on each CPU, unless the
+                kernel skips runs.
         """
         packed = self._pack_config(config, regular_since_ns=regular_since_ns)
         try:
@@ -210,14 +210,14 @@ class Attachment:
             raise SamplerError(f"the program could not be configured: {error}") from error
 
     def retarget(self, config: SamplerConfig) -> None:
-        """Change the target processes alone; raises ``SamplerError``."""
+        """Change only the target processes; raises ``SamplerError``."""
         try:
             self._targets.change(config)
         except OSError as error:
             raise SamplerError(f"the program could not be configured: {error}") from error
 
     def close(self) -> None:
-        """Close descriptors and mappings, the events first; safe in a forked child."""
+        """Close descriptors and mappings, events first; safe in a forked child."""
         self._close()
 
 
@@ -235,10 +235,10 @@ def _follow_spans(program: LoadedObject, config: SamplerConfig, loader: str) -> 
 
 
 def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
-    """Ring size.
+    """Compute the size of the ring.
 
-    Four drain intervals of 64 frames, twice as much with waits, at least 256 KiB (1 MiB with
-    waits), at most the limit. Waits may take three quarters.
+    Room for four drain intervals with stacks of 64 frames, twice as much with waits; at least 256
+    KiB (1 MiB with waits), at most the limit. Waits may use three quarters.
     """
     record = RECORD_OVERHEAD + RECORD_HEADER_BYTES + 8 * _PLANNED_FRAMES
     rate = config.samples_per_second * (len(config.pin_cpu_ids) or cpus)
@@ -261,7 +261,7 @@ def _check_release(release: KernelRelease) -> None:
 
 
 class _Choice(NamedTuple):
-    """A program of the object, and what it needs of this host."""
+    """A program of the object, and its requirements."""
 
     name: str
     unwinding: UnwindPlan | None
@@ -269,9 +269,9 @@ class _Choice(NamedTuple):
 
 
 class _Plans(NamedTuple):
-    """How to unwind, read Python frames (``problem``: why not), follow waits, identify tasks.
+    """Plans for unwinding, Python frames (``problem``: why not), waits, and task identity.
 
-    ``thread_pointer`` is its offset in a task, for thread contexts; 0: these are not read.
+    ``thread_pointer`` is its offset in a task, for thread contexts; 0 if these are not read.
     """
 
     unwinding: UnwindPlan | None
@@ -283,7 +283,7 @@ class _Plans(NamedTuple):
 
 
 def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
-    # Megabytes, walked in 20 ms: once, if anything needs them.
+    # Megabytes, walked in 20 ms: only once, and only if needed.
     read_types = functools.cache(lambda: KernelTypes(files.read_bytes(VMLINUX_BTF)))
     return _Plans(
         plan_unwinding(config, read_types, loader),
@@ -301,7 +301,7 @@ def _load(
     entries: Mapping[str, int],
     plans: _Plans,
 ) -> tuple[LoadedObject, _Choice]:
-    """Load the first program that this kernel accepts, those that do more before others."""
+    """Load the first program that this kernel accepts, the most capable first."""
     choices = [
         _Choice(name + PYTHON_SUFFIX if offsets else name, plan, offsets)
         for plan in unwind_choices(plans.unwinding)
@@ -319,7 +319,7 @@ def _load(
     for choice in choices[:-1]:
         try:
             loaded = load(choice)
-        except SamplerError as error:  # a kernel without its helpers, or another verifier
+        except SamplerError as error:  # the kernel lacks a helper, or its verifier differs
             _log.debug("%s is not accepted: %s\n%s", choice.name, error, error.log)
             continue
         break
@@ -379,7 +379,7 @@ def _load_program(
 def _find_task_offsets(read_types: Callable[[], KernelTypes]) -> TaskOffsets | None:
     try:
         return find_task_offsets(read_types())
-    except (OSError, ValueError):  # no BTF: /proc alone distinguishes processes
+    except (OSError, ValueError):  # no BTF: only /proc distinguishes processes
         return None
 
 

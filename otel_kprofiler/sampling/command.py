@@ -16,8 +16,8 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access, find_descendants, read_processes
 
 _GATE: Final = 3
-# The shell has been executed when posix_spawn returns. So the next exec, at which the sampler's
-# event starts to count, is that of the command.
+# posix_spawn returns after the exec of the shell. So the next exec, at which the sampler's event
+# starts to count, is that of the command.
 _HOLD: Final = f'read -r _ <&{_GATE} || exit 125; exec "$@" {_GATE}<&-'
 _NOT_FOUND: Final = 127
 _NOT_EXECUTABLE: Final = 126
@@ -41,10 +41,10 @@ class HeldCommand:
 
     Attributes:
         pid: for :attr:`SamplerConfig.child_pid`.
-        is_ended: whether :meth:`terminate` had to end it.
+        is_ended: whether :meth:`terminate` ended it.
 
     Raises:
-        CommandError: there is no such program, or it cannot be executed.
+        CommandError: the program does not exist, or cannot be executed.
     """
 
     def __init__(self, arguments: Sequence[str], *, stdout: int | None = None) -> None:
@@ -84,14 +84,14 @@ class HeldCommand:
         self._close_gate()
 
     def poll(self) -> int | None:
-        """Exit status once the command has ended, negative for a signal; None before."""
+        """Returns the exit status, negative for a signal; None while the command runs."""
         return self._wait(os.WNOHANG)
 
     def terminate(self, number: signal.Signals | None) -> None:
         """Send a signal to the command and all its descendants, unless it has ended.
 
         Args:
-            number: the signal; None if they have got it from the terminal.
+            number: the signal; None if the terminal has sent it already.
         """
         if self.poll() is not None:
             return
@@ -104,7 +104,7 @@ class HeldCommand:
             self._send(number)
 
     def kill_after(self, grace_s: float) -> bool:
-        """Kill what :meth:`terminate` has not ended after a time; returns whether it had to."""
+        """Kill processes that outlive :meth:`terminate` for a time; returns whether any did."""
         until = time.monotonic() + grace_s
         while self._find_running() and time.monotonic() < until:
             poller = select.poll()
@@ -116,7 +116,7 @@ class HeldCommand:
         return running
 
     def close(self) -> None:
-        """End a command that was not released; wait for one that was."""
+        """End the command if it was not released; otherwise wait for it."""
         self._close_gate()  # the shell reads end of file and exits
         self._wait(0)
         while self._ending:
@@ -148,7 +148,7 @@ class HeldCommand:
 
 
 def _find_program(name: str) -> str:
-    """The path of a program, searched as shells do."""
+    """Find the path of a program, searched as shells do."""
     if "/" not in name:
         program = shutil.which(name)
         if program is None:

@@ -36,19 +36,19 @@ _PATIENCE_NS: Final = 50_000_000
 
 
 class Events(Protocol):
-    """A set of events that run one program."""
+    """A set of events that run a program."""
 
     def open(self) -> None:
         """Open, attach and enable. Raises ``HostError``."""
 
     def follow(self) -> None:
-        """Adapt to CPUs that came or went."""
+        """Adapt to CPU hotplug."""
 
     def disable(self) -> None:
-        """Stop; when this returns the program runs no more."""
+        """Disable the events; after it returns, the program no longer runs."""
 
     def close(self) -> None:
-        """Close the descriptors only, so that it may be called in a forked child."""
+        """Close only the descriptors, so that it may be called in a forked child."""
 
 
 class NoEvents:
@@ -76,15 +76,15 @@ class _CpuEvent(NamedTuple):
 class CpuEvents(EventPerCpu[_CpuEvent]):
     """One cpu-clock event on each online CPU.
 
-    A CPU that went offline and came back between two looks shows in its event: neither has the
-    program run there nor has the event's own clock advanced.
+    A CPU that went offline and came back between two checks shows in its event: neither has the
+    program run there, nor has the event's clock advanced.
 
     Args:
         files: the host.
-        program_fd: what to run.
-        period_ns: distance between two samples.
+        program_fd: the program to run.
+        period_ns: interval between two samples.
         cpus: restrict to these; empty: all.
-        runs: how often the program has run on a CPU; read without system calls.
+        runs: returns how often the program has run on a CPU, without system calls.
     """
 
     def __init__(
@@ -105,18 +105,18 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """CPUs that are sampled now."""
+        """Returns the CPUs being sampled."""
         return tuple(sorted(self._events))
 
     def open(self) -> None:
-        """Open an event on each wanted CPU that is online."""
+        """Open an event on each selected CPU that is online."""
         for cpu, refusal in self.update().refused.items():
             raise _open_error(refusal, self._files, f"CPU {cpu}") from refusal
         if not self._events:
             raise _none_online(self._wanted)
 
     def follow(self) -> None:
-        """Open events on CPUs that came, close those of CPUs that went or whose event is dead."""
+        """Open events on new CPUs; close those of offline CPUs and dead events."""
         try:
             changes = self.update()
         except OSError as error:
@@ -135,48 +135,48 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
             disable_event(event.fd)
 
     def pause(self) -> None:
-        """Stop until :meth:`resume`; CPUs that come meanwhile wait too."""
+        """Stop until :meth:`resume`, also on CPUs that come online meanwhile."""
         self._paused = True
         self.disable()
 
     def resume(self) -> None:
-        """Go on after :meth:`pause`, where the period of each CPU was interrupted."""
+        """Resume after :meth:`pause`, where the period of each CPU was interrupted."""
         self._paused = False
         for event in self._events.values():
             enable_event(event.fd)
 
     def check(self, cpus: Iterable[int]) -> None:
-        """Raise ``HostError`` if none of these CPUs is online; no CPUs are all CPUs."""
+        """Raise ``HostError`` if none of these CPUs is online; empty means all."""
         wanted = frozenset(cpus)
         if wanted and not wanted & read_online_cpus(self._files):
             raise _none_online(wanted)
 
     def select(self, cpus: Iterable[int]) -> None:
-        """Restrict to other CPUs; those that were sampled already are left alone."""
+        """Restrict to other CPUs, without interrupting those already sampled."""
         self._wanted = frozenset(cpus)
         self.follow()
 
     def set_period(self, period_ns: int) -> None:
-        """Change the distance between two samples.
+        """Change the interval between two samples.
 
-        The kernel begins a new period at once, so each CPU is changed just after it was
-        sampled. Takes as long as the old period.
+        The kernel starts a new period at once, so each CPU is changed just after a sample. Takes as
+        long as the old period.
         """
         for cpu in self._just_sampled(tuple(self._events)):
             set_period(self._events[cpu].fd, period_ns)
         self._attributes = self._attributes._replace(sample_period=period_ns)
 
     def between_samples(self, action: Callable[[], None]) -> None:
-        """Do something during which the kernel would leave out a sample of this thread's CPU.
+        """Run a function during which the kernel would skip a sample on this thread's CPU.
 
-        The kernel runs no program on a CPU that is inside bpf(2). Takes up to a period.
+        The kernel runs no BPF program on a CPU that is inside bpf(2). Takes up to a period.
         """
         allowed = os.sched_getaffinity(0)
-        own = sorted(allowed & self._events.keys())[:1]
-        if own:
-            os.sched_setaffinity(0, own)
+        cpu = sorted(allowed & self._events.keys())[:1]
+        if cpu:
+            os.sched_setaffinity(0, cpu)
         try:
-            for _ in self._just_sampled(own):
+            for _ in self._just_sampled(cpu):
                 pass
             action()
         finally:
@@ -188,18 +188,18 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
             self._close_event(self._events.popitem()[1])
 
     def _just_sampled(self, cpus: Iterable[int]) -> Iterator[int]:
-        """Each CPU just after it was sampled; those where that is not seen in time at last."""
+        """Yields each CPU just after a sample; finally those without a sample in time."""
         waiting = {cpu: self._runs(cpu) for cpu in cpus}
         patience = 0 if self._paused else 2 * self._attributes.sample_period + _PATIENCE_NS
         looked = time.monotonic_ns()
         deadline = looked + patience
         while waiting and looked < deadline:
             time.sleep(_POLL_S)
-            before, looked = looked, time.monotonic_ns()
+            last_look, looked = looked, time.monotonic_ns()
             for cpu, runs in tuple(waiting.items()):
                 waiting[cpu] = self._runs(cpu)
-                # A thread that was kept from looking does not know how long ago it was.
-                if waiting[cpu] != runs and time.monotonic_ns() - before < _FRESH_NS:
+                # A thread that was preempted cannot know how long ago the sample was.
+                if waiting[cpu] != runs and time.monotonic_ns() - last_look < _FRESH_NS:
                     del waiting[cpu]
                     yield cpu
         yield from waiting
@@ -213,7 +213,7 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
         os.close(event.fd)
 
     def _is_dead(self, cpu: int) -> bool:
-        """Reading a live event interrupts its CPU, so only a suspicious one is read."""
+        """Check an event if it is suspicious; reading a live event interrupts its CPU."""
         if self._paused:
             return False
         event = self._events[cpu]
@@ -224,10 +224,10 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
 
 
 class ChildEvents:
-    """One event on a process, inherited by all that it starts, counting from its next exec.
+    """One event on a process, inherited by its descendants, counting from its next exec.
 
-    A child starts with a full period, so processes that live shorter than that are sampled
-    less than their share.
+    A child starts with a full period, so processes that live shorter than that are
+    underrepresented.
     """
 
     def __init__(self, files: HostFiles, program_fd: int, period_ns: int, pid: int) -> None:

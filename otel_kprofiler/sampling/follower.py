@@ -1,4 +1,4 @@
-"""Follows processes and all their descendants, and knows when the last of them has ended."""
+"""Follows processes and all their descendants until the last has ended."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from otel_kprofiler.host import HostFiles, find_descendants, read_process, read_
 
 _SCAN_INTERVAL_S: Final = 1.0
 _MOST: Final = 1000
-"""Limit of processes followed by their ids; the program finds others by their ancestors."""
+"""Limit on processes followed by id; the BPF program finds others by their ancestors."""
 
 
 class ProcessFollower:
-    """Finds the descendants of processes, also those whose parents end before they do.
+    """Finds the descendants of processes, even if their parents end first.
 
-    The program finds descendants by their ancestors; this adds those to the targets that may lose
-    them. A process that starts and loses its parent within a second can be missed.
+    The BPF program finds descendants by their ancestors; this class adds those that may lose theirs
+    to the targets. A process that starts and loses its parent within a second may be missed.
 
     Args:
         files: this host's.
@@ -24,7 +24,7 @@ class ProcessFollower:
         monotonic: the clock, in seconds.
 
     Attributes:
-        pids: those that run, and their descendants.
+        pids: running processes and their descendants.
     """
 
     def __init__(
@@ -34,18 +34,18 @@ class ProcessFollower:
         self._monotonic = monotonic
         self._next_scan_s = 0.0
         self._started = {
-            pid: found.start_ticks for pid in pids if (found := read_process(files, pid))
+            pid: process.start_ticks for pid in pids if (process := read_process(files, pid))
         }
         self.look()
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Processes that ran at the last look."""
+        """Returns the processes that ran at the last scan."""
         return tuple(self._started)
 
     def look(self) -> bool:
-        """Look at ``/proc``; returns whether :attr:`pids` has changed."""
-        before = set(self._started)
+        """Scan ``/proc``; returns whether :attr:`pids` has changed."""
+        previous = set(self._started)
         self._started = {
             pid: ticks for pid, ticks in self._started.items() if self._runs(pid, ticks)
         }
@@ -53,11 +53,11 @@ class ProcessFollower:
         if self._started and now >= self._next_scan_s:
             self._next_scan_s = now + _SCAN_INTERVAL_S
             processes = read_processes(self._files)
-            found = sorted(find_descendants(processes, self._started))
-            for pid in found[: _MOST - len(self._started)]:
+            descendants = sorted(find_descendants(processes, self._started))
+            for pid in descendants[: _MOST - len(self._started)]:
                 self._started[pid] = processes[pid].start_ticks
-        return set(self._started) != before
+        return set(self._started) != previous
 
     def _runs(self, pid: int, ticks: int) -> bool:
-        found = read_process(self._files, pid)
-        return found is not None and found.start_ticks == ticks
+        process = read_process(self._files, pid)
+        return process is not None and process.start_ticks == ticks

@@ -1,7 +1,7 @@
-"""Follows containers, pods and units as they come and go, so that only these are sampled.
+"""Restricts sampling to containers, pods and units as they come and go.
 
-Where possible, the kernel filters by cgroup of version 2, so that each process counts from its
-first instruction on. Otherwise it filters by process; these are looked up once a second.
+Where possible, the kernel filters by cgroup of version 2, so that each process is sampled from its
+first instruction on. Otherwise it filters by process; processes are looked up once a second.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from otel_kprofiler.text import describe_count
 
 _INTERVAL_S: Final = 1.0
 _SHARE: Final = 400
-"""Looking takes at most a quarter of a per cent of a core."""
+"""Limit on the cost of look-ups: a quarter of a per cent of a core."""
 _SHORTEST_ID: Final = 4
 _NO_CGROUP: Final = (1, 0)
-"""A level and an id that no cgroup has: nothing is sampled."""
+"""Level and id of no cgroup: nothing is sampled."""
 _NO_PID: Final = 1 << 22 | 1  # above PID_MAX_LIMIT, include/linux/threads.h
-_MOST: Final = SLOTS // 2 - 1  # old and new ones must fit
+_MOST: Final = SLOTS // 2 - 1  # room for old and new ones
 
 _Found = TypeVar("_Found", int, tuple[int, int])
 
@@ -48,12 +48,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The groups to sample; a process must be in any of them.
+    """The groups to sample: processes in any of them.
 
     Attributes:
         containers: names, or at least four first digits of ids.
         pods: UIDs, names, or ``NAMESPACE/NAME``.
-        units: of the system's systemd; ``.service`` may be left out.
+        units: of the system manager; ``.service`` may be omitted.
     """
 
     containers: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class GroupFollower:
 
     Args:
         files: the host's files.
-        groups: what to sample; at least one.
+        groups: groups to sample; at least one.
         loader: library that loads the program, ``auto``, ``libbpf`` or ``bcc``.
         monotonic: the clock, in seconds.
     """
@@ -84,7 +84,7 @@ class GroupFollower:
     ) -> None:
         self._files = files
         self._containers = frozenset(groups.containers)
-        self._id_starts = tuple(one for one in groups.containers if len(one) >= _SHORTEST_ID)
+        self._id_starts = tuple(name for name in groups.containers if len(name) >= _SHORTEST_ID)
         self._pods = frozenset(groups.pods)
         self._units = frozenset(unit if "." in unit else f"{unit}.service" for unit in groups.units)
         self._by_cgroup = _can_filter_cgroups(files, loader)
@@ -96,27 +96,27 @@ class GroupFollower:
         self._has_btf = _has_btf(files)
         self._found: list[Cgroup] = []
         self._cgroups: tuple[tuple[int, int], ...] = ()
-        self._pids: tuple[int, ...] | None = None  # of processes that no cgroup filter finds
+        self._pids: tuple[int, ...] | None = None  # of processes outside of the cgroup filter
         self._said_limit = False
 
     def look(self) -> bool:
-        """Look for the groups if it is time; returns whether the selection has changed."""
+        """Look up the groups if due; returns whether the selection has changed."""
         started = self._monotonic()
         if started < self._next_look:
             return False
-        before = self._cgroups, self._pids
+        previous = self._cgroups, self._pids
         self._look()
         ended = self._monotonic()
         self._next_look = ended + max(_INTERVAL_S, _SHARE * (ended - started))
-        return before != (self._cgroups, self._pids)
+        return previous != (self._cgroups, self._pids)
 
     def find(self) -> tuple[Sequence[Cgroup], Sequence[int]]:
-        """The cgroups of the groups now; or their processes, where the kernel cannot filter so."""
+        """Returns the groups' cgroups, or processes if the kernel cannot filter by cgroup."""
         self._look()
         return self._found, self._pids or ()
 
     def apply(self, config: SamplerConfig) -> SamplerConfig:
-        """The configuration of a sampler for what was found; ``target_pids`` in it hold, too."""
+        """Restrict a sampler's configuration to the groups; ``target_pids`` apply, too."""
         if self._pids is None:
             return replace(config, target_cgroups=self._cgroups or (_NO_CGROUP,))
         wanted = config.target_pids
@@ -128,7 +128,7 @@ class GroupFollower:
         )
 
     def describe(self) -> str:
-        """Describes what is sampled, for people."""
+        """Describe the selection for messages."""
         if self._pids is not None:
             return f"{describe_count(len(self._pids), 'process', 'processes')} by their ids"
         return describe_count(len(self._cgroups), "cgroup")
@@ -145,17 +145,17 @@ class GroupFollower:
         if root is None:
             self._pids = self._limit(self._find_pids(()))
             return
-        found = list(self._find_cgroups(root))
-        paths = tuple(one.path[len(root.path) :] for one in found)
+        cgroups = list(self._find_cgroups(root))
+        paths = tuple(cgroup.path[len(root.path) :] for cgroup in cgroups)
         outside = self._find_pids(paths) if self._has_version_1() else ()
-        if outside or any(one.level > MAX_CGROUP_LEVEL for one in found):
+        if outside or any(cgroup.level > MAX_CGROUP_LEVEL for cgroup in cgroups):
             self._pids = self._limit(self._find_pids(()))
             return
-        self._pids, self._found = None, found
-        self._cgroups = self._limit(sorted((one.level, one.id) for one in found))
+        self._pids, self._found = None, cgroups
+        self._cgroups = self._limit(sorted((cgroup.level, cgroup.id) for cgroup in cgroups))
 
     def _find_root(self) -> Cgroup | None:
-        """The root of the hierarchy, if the kernel can filter by all that is in it."""
+        """Returns the root of the hierarchy, if the kernel can filter by all cgroups in it."""
         try:
             root = find_cgroup_root(self._files) if self._by_cgroup else None
         except OSError:
@@ -163,7 +163,7 @@ class GroupFollower:
         return root if root is not None and not root.level else None
 
     def _has_version_1(self) -> bool:
-        """Returns whether processes can be in containers that version 2 does not know."""
+        """Returns whether processes can be in containers outside of version 2."""
         try:
             mounts = self._files.read_bytes("/proc/self/mountinfo")
         except OSError:
@@ -171,21 +171,23 @@ class GroupFollower:
         return bool(parse_mount_points(mounts, "cgroup"))
 
     def _find_cgroups(self, root: Cgroup) -> Iterable[Cgroup]:
-        """The uppermost cgroups of the groups: the kernel also finds those below them."""
+        """Yields the uppermost cgroups of the groups; the kernel includes their descendants."""
         names, covered = {}, set()
-        for one in walk_cgroups(root):
-            if os.path.dirname(one.path) in covered:
-                covered.add(one.path)
+        for cgroup in walk_cgroups(root):
+            if os.path.dirname(cgroup.path) in covered:
+                covered.add(cgroup.path)
                 continue
-            names[one.id] = self._names.get(one.id) or parse_cgroup_path(one.path[len(root.path) :])
-            if self._are_wanted(names[one.id]):
-                covered.add(one.path)
-                yield one
+            names[cgroup.id] = self._names.get(cgroup.id) or parse_cgroup_path(
+                cgroup.path[len(root.path) :]
+            )
+            if self._are_wanted(names[cgroup.id]):
+                covered.add(cgroup.path)
+                yield cgroup
         self._names = names
 
     def _find_pids(self, outside_of: tuple[str, ...]) -> list[int]:
-        """Processes of the groups, unless they are in or below these cgroups of version 2."""
-        found = []
+        """Returns processes of the groups, except those in or below these cgroups."""
+        pids = []
         for entry in self._files.list_dir("/proc"):
             if not entry.isdecimal():
                 continue
@@ -196,9 +198,9 @@ class GroupFollower:
             if not self._are_wanted(parse_cgroup(text)):
                 continue
             path = parse_unified_path(text) + "/"
-            if not any(path.startswith(one + "/") for one in outside_of):
-                found.append(int(entry))
-        return sorted(found)
+            if not any(path.startswith(cgroup + "/") for cgroup in outside_of):
+                pids.append(int(entry))
+        return sorted(pids)
 
     def _are_wanted(self, names: CgroupNames) -> bool:
         if names.unit in self._units or names.pod in self._uids:
@@ -209,16 +211,16 @@ class GroupFollower:
             return True
         return not self._containers.isdisjoint(self._known.find(names.container).all)
 
-    def _limit(self, found: list[_Found]) -> tuple[_Found, ...]:
-        if len(found) <= _MOST:
-            return tuple(found)
+    def _limit(self, members: list[_Found]) -> tuple[_Found, ...]:
+        if len(members) <= _MOST:
+            return tuple(members)
         if not self._said_limit:
             _log.warning(
                 "%d cgroups or processes are to be sampled, only the first %d are; name fewer",
-                len(found), _MOST,
+                len(members), _MOST,
             )  # fmt: skip
             self._said_limit = True
-        return tuple(found[:_MOST])
+        return tuple(members[:_MOST])
 
 
 def _can_filter_cgroups(files: HostFiles, loader: str) -> bool:

@@ -10,22 +10,22 @@ from otel_kprofiler.bpf import WAIT_UNIT_NS
 MAX_WAITS_PER_SECOND: Final = 10_000
 USUAL_WAITS_PER_SECOND: Final = 20
 MAX_THRESHOLD_NS: Final = ((1 << 32) - 1) * WAIT_UNIT_NS
-"""The longest threshold, 18 minutes: the program counts it in 32 bits."""
+"""The longest threshold, 18 minutes: the BPF program stores it in 32 bits."""
 _MAX_MIN_DURATION_NS: Final = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffCpuConfig:
-    """The sampling of waits, beside their exact totals.
+    """Settings of the sampling of waits, besides their exact totals.
 
     Attributes:
-        samples_per_second: how many waits are sampled on each CPU, on average, 0 to 10000; the
-            threshold from which a wait is surely sampled follows from it. 0: totals only.
+        samples_per_second: average rate of sampled waits on each CPU, 0 to 10000; determines the
+            threshold from which on each wait is sampled. 0: totals only.
         min_duration_ns: shorter waits are never sampled, 0 to 4.29 s; the totals count them.
         wakers: also record which thread ended a wait.
-        causes: find what threads wait for, by their stacks.
-        leaves_out: whose waits are neither sampled nor counted: those of this ``process``, a
-            profiler; only of its ``threads`` that profile, in a service; empty: nobody's.
+        causes: determine causes of waits from stacks.
+        leaves_out: threads whose waits are neither sampled nor counted: all of this ``process``, a
+            profiler; only those of its ``threads`` that profile, in a service; empty: none.
     """
 
     samples_per_second: int = USUAL_WAITS_PER_SECOND

@@ -58,30 +58,29 @@ _CUT_TRIES: Final = 64
 """Enough for 64 CPUs at 10 kHz, where a record is in flight 90 % of the time."""
 
 RawSink = Callable[[bytes, int], None]
-"""Takes the raw records of one drain, and its ``complete_until_ns``."""
+"""Takes the raw records of a drain, and its ``complete_until_ns``."""
 
 
 class EbpfSampler(ForkAware):
     """Samples all CPUs (or one command) of this host; see :class:`Sampler`.
 
-    Needs CAP_BPF and CAP_PERFMON. However the process ends, nothing stays in the kernel. In a
-    forked child the sampler is closed; the parent goes on sampling.
+    Needs CAP_BPF and CAP_PERFMON. Nothing stays in the kernel, however the process ends. In a
+    forked child the sampler is closed; the parent continues.
 
     Args:
         config: what to sample.
         access: files of this host.
-        loader: loads the program; by default that of :func:`get_loader`.
+        loader: loads the program; default: :func:`get_loader`.
         time_source: the clocks of this host.
         raw_sink: receives the raw records of each drain, for recordings.
-        user_files: notified of the files that user stacks lie in.
+        user_files: notified of the files of user stacks.
         python_codes: receives descriptions of the code objects of Python frames.
 
     Attributes:
         config: what to sample.
-        busy_ns: nanoseconds that the program took to sample what runs on the CPUs, at the last
-            :meth:`drain`.
+        busy_ns: nanoseconds that the program took for on-CPU samples, as of the last :meth:`drain`.
         stack_limit: size in bytes from which a stack counts as truncated; 0 before the start.
-        user_files: the files that user stacks lie in.
+        user_files: the files of user stacks.
         python_codes: the code objects of Python frames.
     """
 
@@ -103,7 +102,7 @@ class EbpfSampler(ForkAware):
         self._loader = loader
         self._time = time_source or SystemTime()
         self._raw_sink = raw_sink
-        # Held while mapped memory is read, so that no fork happens in between.
+        # Held while mapped memory is read, to exclude forks.
         self._lock = ProcessLock()
         self._attached: Attachment | None = None
         self.stack_limit = 0
@@ -119,44 +118,44 @@ class EbpfSampler(ForkAware):
 
     @property
     def period_ns(self) -> int:
-        """Sampling period of a CPU in nanoseconds."""
+        """Returns the sampling period of a CPU in nanoseconds."""
         return self.config.period_ns
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """CPUs being sampled; empty if a command is followed."""
+        """Returns the CPUs being sampled; empty if a command is followed."""
         events = self._attachment().events
         return events.cpus if isinstance(events, CpuEvents) else ()
 
     @property
     def spans(self) -> SpanSlots | None:
-        """Slots in which threads publish their current span; None without a ``span_layout``."""
+        """Returns slots in which threads publish their spans; None without ``span_layout``."""
         return self._attachment().spans
 
     @property
     def contexts(self) -> ThreadContexts:
-        """Processes whose thread contexts are read."""
+        """Returns the processes whose thread contexts are read."""
         return self._attachment().contexts
 
     @property
     def follows_spans(self) -> bool:
-        """True if the current span is read from the interpreter, by ``span_path``."""
+        """Returns whether the current span is read from the interpreter, by ``span_path``."""
         return self._attachment().follows_spans
 
     @property
     def tables(self) -> TableCounts | None:
-        """Unwind tables of user files; None if user stacks are not unwound with them."""
+        """Returns unwind tables of user files; None if unwinding does not use them."""
         store = self._attachment().tables
         return store.counts() if store else None
 
     @property
     def python(self) -> PythonMaps | None:
-        """Processes whose Python frames are read; None if none are."""
+        """Returns the processes whose Python frames are read; None if disabled."""
         return self._attachment().python
 
     @property
     def python_problem(self) -> str | None:
-        """Why no Python frames are read, although they are wanted."""
+        """Returns why Python frames are not read although configured."""
         return self._attachment().python_problem
 
     def start(self) -> None:
@@ -174,14 +173,14 @@ class EbpfSampler(ForkAware):
         forks.register(ForkStep.RELEASE, self)
 
     def reconfigure(self, config: SamplerConfig) -> int:
-        """Change rate, CPUs and filters without a gap: no CPU waits longer than one period.
+        """Change rate, CPUs and filters without a gap longer than a period on any CPU.
 
-        Settings that apply when the program is loaded stay: ``max_frames``, how user stacks are
-        unwound, the size of the ring, ranges, spans, and the loader. A sampler that started with
-        kernel stacks only follows frame pointers in user stacks.
+        Settings of the load stay: ``max_frames``, user unwinding, the size of the ring, ranges,
+        spans, and the loader. A sampler that started with only kernel stacks unwinds user stacks by
+        frame pointers.
 
         Returns:
-            The boot time from which the new period applies to every CPU.
+            Boot time from which the new period applies to every CPU.
 
         Raises:
             HostError: a CPU does not exist, or there are too many targets; nothing has changed.
@@ -232,12 +231,12 @@ class EbpfSampler(ForkAware):
         return changed_ns
 
     def retarget(self, pids: tuple[int, ...]) -> None:
-        """Sample these processes instead of those so far; both must be some, and not too many."""
+        """Replace the sampled processes; old and new set must be non-empty and not too large."""
         self.config = replace(self.config, target_pids=pids[: self._attachment().target_slots])
         self._attachment().retarget(self.config)
 
     def pause(self) -> None:
-        """Take no samples until :meth:`resume`."""
+        """Stop sampling until :meth:`resume`."""
         attached = self._attachment()
         if self.config.on_cpu:
             self._cpu_events().pause()
@@ -245,7 +244,7 @@ class EbpfSampler(ForkAware):
             attached.waits.pause()
 
     def resume(self) -> None:
-        """Take samples again."""
+        """Resume sampling."""
         attached = self._attachment()
         attached.configure(self.config, self._time.boot_ns())
         if self.config.on_cpu:
@@ -258,9 +257,9 @@ class EbpfSampler(ForkAware):
         self._attachment().waiter.wait(timeout_s)
 
     def wait_first(self, timeout_s: float) -> bool:
-        """Block until a sample is in the ring, :meth:`wake`, or the timeout; does no work.
+        """Block until a sample is in the ring, :meth:`wake`, or the timeout; does nothing else.
 
-        Returns at once if waits are followed, whose ends no record may announce.
+        Returns at once if waits are followed, because some end without a record.
         """
         attached = self._attachment()
         return attached.waits is not None or attached.waiter.wait_first(timeout_s)
@@ -271,10 +270,10 @@ class EbpfSampler(ForkAware):
             attached.waiter.wake()
 
     def drain(self) -> list[RawSample]:
-        """All samples in the ring."""
+        """Returns all samples in the ring."""
         attached = self._attachment()
         with self._lock:
-            # In this order: a record in neither of them is newer than the horizon.
+            # The order matters: a record in neither of them is newer than the horizon.
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
             counts, wait_counts, position = _snapshot(attached)
@@ -288,8 +287,8 @@ class EbpfSampler(ForkAware):
             after |= _name_counts(counts, samples, self._counts[ON_CPU.name])
         if attached.waits is not None:
             waits = attached.waits.receive(records, time.monotonic_ns())
-            before = self._counts[OFF_CPU.name]
-            after |= _name_wait_counts(wait_counts, attached.waits.added, waits, before)
+            previous = self._counts[OFF_CPU.name]
+            after |= _name_wait_counts(wait_counts, attached.waits.added, waits, previous)
             samples += waits
         self._counts, self.busy_ns = after, counts.busy_ns
         if complete:
@@ -303,11 +302,11 @@ class EbpfSampler(ForkAware):
         return samples
 
     def complete_until_ns(self) -> int:
-        """Boot time before which every sample has been drained."""
+        """Returns the boot time before which every sample has been drained."""
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Totals of waits since the call before, by process. Raises ``SamplerError``."""
+        """Returns totals of waits since the previous call, by process. Raises ``SamplerError``."""
         waits = self._attachment().waits
         if waits is None:
             return {}
@@ -319,23 +318,23 @@ class EbpfSampler(ForkAware):
 
     @property
     def wait_counts(self) -> WaitCounts | None:
-        """The gaps in the totals of waits; None if waits are not followed."""
+        """Returns gaps in the totals of waits; None if waits are not followed."""
         waits = self._attachment().waits
         return waits.counts() if waits else None
 
     @property
     def wait_threshold_ns(self) -> int:
-        """Duration from which a wait is surely sampled; 0 if none is sampled."""
+        """Returns the duration from which on each wait is sampled; 0 if none is sampled."""
         waits = self._attachment().waits
         return waits.threshold_ns if waits else 0
 
     def counts(self) -> Mapping[str, SamplerCounts]:
-        """The counters of each kind at the last :meth:`drain`."""
+        """Returns the counters of each kind as of the last :meth:`drain`."""
         return self._counts
 
     def stop(self) -> None:
         """Disable the events; after it returns, no samples are taken."""
-        self._next_follow_ns = 1 << 63  # open no more events
+        self._next_follow_ns = 1 << 63  # prevent new events
         attached = self._attachment()
         attached.events.disable()
         if attached.waits is not None:
@@ -350,13 +349,13 @@ class EbpfSampler(ForkAware):
             attached.close()
 
     def before_fork(self) -> None:
-        """Finish work on mapped memory and span slots, and hold their locks."""
+        """Finish work on mapped memory and span slots, and take their locks."""
         self._lock.acquire()
         for part in self._locked():
             part.before_fork()
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Release the locks."""
         for part in reversed(self._locked()):
             part.after_fork()
         self._lock.release()
@@ -366,7 +365,7 @@ class EbpfSampler(ForkAware):
         self.close()
 
     def _locked(self) -> list[SpanSlots | ThreadContexts | PythonMaps | TableStore]:
-        """The parts that have locks of their own, in the order in which they are taken."""
+        """Returns the parts with locks, in locking order."""
         if (a := self._attached) is None:
             return []
         return [part for part in (a.spans, a.contexts, a.python, a.tables) if part is not None]
@@ -384,14 +383,14 @@ class EbpfSampler(ForkAware):
 
 
 def _choose_off_cpu(old: OffCpuConfig | None, new: OffCpuConfig | None) -> OffCpuConfig | None:
-    """The new settings, if the loaded programs can do what they want."""
+    """Returns the new settings, if the loaded programs support them."""
     if old is None or new is None or bool(old.samples_per_second) != bool(new.samples_per_second):
         return old
     return new
 
 
 def _snapshot(attached: Attachment) -> tuple[ProgramCounts, WaitCounts, int]:
-    """The counters, and the ring position up to which they count records.
+    """Returns the counters, and the ring position up to which they count records.
 
     They are consistent if the counters did not change while the position was read. If samples
     come too fast for that, the counters may be a few records ahead.
@@ -406,9 +405,9 @@ def _snapshot(attached: Attachment) -> tuple[ProgramCounts, WaitCounts, int]:
     return parse_counts(lines[0])[0], parse_wait_counts(lines[1]), position
 
 
-def _count_truncated(samples: list[RawSample], before: Mapping[str, int]) -> Mapping[str, int]:
-    """User stacks that are not complete by why, those of ``before`` included."""
-    after = dict(before)
+def _count_truncated(samples: list[RawSample], previous: Mapping[str, int]) -> Mapping[str, int]:
+    """Returns incomplete user stacks by reason, including ``previous``."""
+    after = dict(previous)
     for collected, count in Counter([sample.collected for sample in samples]).items():
         end = TRUNCATED_STACKS.get(dict(collected).get(USER_SIDE, STACK_OK))
         if end is not None:
@@ -417,30 +416,30 @@ def _count_truncated(samples: list[RawSample], before: Mapping[str, int]) -> Map
 
 
 def _name_counts(
-    counts: ProgramCounts, samples: list[RawSample], before: SamplerCounts
+    counts: ProgramCounts, samples: list[RawSample], previous: SamplerCounts
 ) -> Mapping[str, SamplerCounts]:
     lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
     filtered = {name: getattr(counts, name) for name in ("idle", "target", "age", "empty")}
-    truncated = _count_truncated(samples, before.truncated)
-    received = before.received + len(samples)
-    one = SamplerCounts(counts.taken, lost, received, filtered, counts.missed, truncated)
-    return {ON_CPU.name: one}
+    truncated = _count_truncated(samples, previous.truncated)
+    received = previous.received + len(samples)
+    sampler_counts = SamplerCounts(counts.taken, lost, received, filtered, counts.missed, truncated)
+    return {ON_CPU.name: sampler_counts}
 
 
 def _name_wait_counts(
-    counts: WaitCounts, added: int, samples: list[RawSample], before: SamplerCounts
+    counts: WaitCounts, added: int, samples: list[RawSample], previous: SamplerCounts
 ) -> Mapping[str, SamplerCounts]:
     lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
-    truncated = _count_truncated(samples, before.truncated)
-    received = before.received + len(samples)
+    truncated = _count_truncated(samples, previous.truncated)
+    received = previous.received + len(samples)
     return {OFF_CPU.name: SamplerCounts(counts.taken + added, lost, received, {}, 0, truncated)}
 
 
 def _horizon(now: int, attached: Attachment) -> int:
-    """Boot time before which no record can be reserved after this call; 0 if unknown.
+    """Returns the boot time before which no record can be reserved after this call; 0 if unknown.
 
-    On each CPU the program publishes that a record is in flight before it reads the clock, and
-    then the record's time. A CPU without a record in flight will read a later time.
+    On each CPU the program flags a record as in flight before it reads the clock, and then
+    publishes the record's time. A CPU without a record in flight will read a later time.
     """
     for _ in range(_IN_FLIGHT_TRIES):
         since = [time for time in attached.lines.in_flight() if time]

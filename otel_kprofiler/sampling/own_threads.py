@@ -1,4 +1,4 @@
-"""The profiler's own threads, whose waits are left out."""
+"""Identifies the profiler's threads, whose waits are left out."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 from typing import Final
 
 _OWN_NAME: Final = "kprofiler-"
-"""How the names of all threads of this package begin."""
+"""Prefix of the names of all threads of this package."""
 
 
 class OwnThreads:
-    """The threads of this process that are left out; not thread-safe.
+    """Threads of this process that are left out; not thread-safe.
 
     Args:
         leaves_out: as in :class:`OffCpuConfig`.
@@ -23,10 +23,12 @@ class OwnThreads:
         self._tids: set[int | None] = set()
 
     def update(self) -> None:
-        """Look which threads there are; one that has ended stays, as records of it may come."""
+        """Update the set of threads; ended threads stay, because records of them may follow."""
         if self._leaves_out == "threads":
             self._tids |= {
-                one.native_id for one in threading.enumerate() if one.name.startswith(_OWN_NAME)
+                thread.native_id
+                for thread in threading.enumerate()
+                if thread.name.startswith(_OWN_NAME)
             }
 
     def has(self, tgid: int, tid: int) -> bool:

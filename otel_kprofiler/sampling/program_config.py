@@ -1,4 +1,4 @@
-"""The settings of the sampling program, from those of the sampler."""
+"""Converts the sampler's settings to those of the BPF program."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def pack_config(
     stack_limit: int,
     regular_since_ns: int,
 ) -> bytes:
-    """The settings of the program, as it reads them.
+    """Encode the settings of the program.
 
     Args:
         config: what to sample.
-        offsets: in tasks of the kernel; None if they are not known.
+        offsets: of fields of the kernel's tasks; None if unknown.
         thread_pointer: offset of the user's thread pointer in a task; 0: no thread contexts.
         wakeup_bytes: fill mark of the ring at which the reader is woken.
         stack_limit: bytes of one side of a stack.

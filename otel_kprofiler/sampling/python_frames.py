@@ -1,4 +1,4 @@
-"""Python frames on this host: whether they can be read, and the maps that this needs."""
+"""Checks whether Python frames can be read on this host, and opens their maps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from otel_kprofiler.model import KnownCodes
 from otel_kprofiler.sampling.sampler import SamplerConfig
 
 PYTHON_SUFFIX: Final = "_python"
-"""Ends the names of the programs that read Python frames, too."""
+"""Suffix of programs that also read Python frames."""
 _RING_BYTES: Final = 256 * 1024
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 def plan_python(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> tuple[PythonOffsets | None, str | None]:
-    """Returns the kernel's offsets for the program, or why it cannot read Python frames here."""
+    """Returns the kernel's offsets for the program, or why it cannot read Python frames."""
     if not config.python_frames:
         return None, None
     if loader != "libbpf":
@@ -41,7 +41,7 @@ def plan_python(
 def describe_problem(
     planned: PythonOffsets | None, loaded: PythonOffsets | None, problem: str | None
 ) -> str | None:
-    """Why there are no Python frames although they are wanted, which is logged; None if none."""
+    """Log and return why Python frames are missing although configured; None if they are not."""
     if planned and not loaded:
         problem = "this kernel does not accept the program"
     if problem:
@@ -56,7 +56,7 @@ def open_python(
     cpus: int,
     codes: KnownCodes,
 ) -> PythonMaps:
-    """The maps of the loaded program; it reads no frames before :meth:`PythonMaps.limit`.
+    """Open the maps of the loaded program, which reads no frames before :meth:`PythonMaps.limit`.
 
     Raises:
         OSError: a map cannot be mapped.
@@ -65,5 +65,5 @@ def open_python(
 
 
 def python_ring_bytes(config: SamplerConfig) -> int:
-    """Size of the ring of descriptions: some 350 of them between two drains."""
+    """Returns the size of the ring of descriptions: some 350 between two drains."""
     return min(_RING_BYTES << config.map_scale_factor, config.max_ring_bytes)

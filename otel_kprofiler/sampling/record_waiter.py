@@ -1,4 +1,4 @@
-"""Waits for records in the ring, for the sampler's thread."""
+"""Waits for records in the ring, in the sampler's thread."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from otel_kprofiler.bpf import CpuLines, ReaderFlag, RingReader
 
 
 class RecordWaiter:
-    """Blocks until there are records. Belongs to one thread, except :meth:`wake`.
+    """Blocks until records are ready. Belongs to one thread, except :meth:`wake`.
 
     Args:
         ring: the ring.
-        ring_fd: its map.
-        lines: show which records are being made.
-        flag: makes the program wake this reader at the next record.
+        ring_fd: descriptor of its map.
+        lines: show records in flight.
+        flag: makes the program wake the reader at the next record.
     """
 
     def __init__(self, ring: RingReader, ring_fd: int, lines: CpuLines, flag: ReaderFlag) -> None:
@@ -25,7 +25,7 @@ class RecordWaiter:
         try:
             self._epoll = select.epoll()
             self._epoll.register(self._wake_fd, select.EPOLLIN)
-            # Edge-triggered: otherwise a ring that is never empty would end every wait at once.
+            # Edge-triggered: otherwise a non-empty ring would end every wait at once.
             self._epoll.register(ring_fd, select.EPOLLIN | select.EPOLLET)
         except BaseException:
             os.close(self._wake_fd)
@@ -49,7 +49,7 @@ class RecordWaiter:
         """Block until a record is in the ring, :meth:`wake`, or the timeout.
 
         Returns:
-            Whether a record is there, and :meth:`wake` was not called.
+            Whether a record is ready, and :meth:`wake` was not called.
         """
         self._flag.set(True)
         try:

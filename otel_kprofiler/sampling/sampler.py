@@ -35,36 +35,36 @@ class SamplerConfig:
     Attributes:
         samples_per_second: rate on each CPU, 1 to 10000.
         stacks: sides to collect. With one side, samples without a frame on it are dropped.
-        max_frames: limit of each side, 1 to 127.
-        user_unwinding: how user frames are found: ``auto`` with the unwind tables of their files
-            where this host can, else as ``frame_pointers``, which needs code that has them.
-        max_unwind_work: limit on the unwinding of one user stack in the interrupt; 1000 units
-            take at most 25 µs, a cached frame is 15.
+        max_frames: limit for each side, 1 to 127.
+        user_unwinding: how user stacks are unwound: ``auto`` by the unwind tables of the files
+            where supported, else as ``frame_pointers``, which needs code with frame pointers.
+        max_unwind_work: limit on the unwinding of a user stack in the interrupt; 1000 units take at
+            most 25 µs, a cached frame costs 15.
         max_tables_bytes: limit on the kernel memory for unwind tables.
-        max_table_bytes: limit for the table of one file; larger ones are not used.
-        max_preload_s: time that loading the tables of running programs may take before the first
-            sample; 0: all are loaded when a sample asks for them, which it has not got itself.
-        python_frames: limit of the Python frames of processes that are registered
-            (:class:`PythonMaps`), 0 to 127; 0: none are read.
+        max_table_bytes: limit for the table of a file; larger tables are not used.
+        max_preload_s: time limit for loading tables of running programs before the first sample. 0:
+            tables are loaded on demand, too late for the first sample that needs them.
+        python_frames: limit on Python frames of registered processes (:class:`PythonMaps`), 0 to
+            127; 0: none are read.
         pin_cpu_ids: CPUs to sample; empty: all.
         send_idle_frames: also sample the idle task itself.
         target_pids: processes to sample (thread group ids); empty: all.
         target_comms: names of threads, or of processes (of their main threads), to sample; only
             their first 15 bytes count. Empty: all. Those of processes need BTF.
-        target_cgroups: cgroups of version 2 to sample, with those below them: depth below the root,
-            1 to 15, and id (the inode number). Empty: all. Needs libbpf.
+        target_cgroups: cgroups of version 2 to sample, with descendants: depth below the root, 1 to
+            15, and id (the inode number). Empty: all. Needs libbpf.
         min_process_age_ns: skip younger processes. Without BTF the age is unknown and no process
             is skipped.
-        max_ring_bytes: upper limit of the ring size, whatever the other settings.
+        max_ring_bytes: upper limit of the ring size, regardless of other settings.
         map_scale_factor: the computed ring size is multiplied by 2 to the power of this.
         drain_interval_s: intended interval between calls of ``drain``.
         interrupt_ranges: half-open address ranges of interrupt entry code
-            (``__irqentry_text_start`` and so on). A sample of the idle task with a frame in one
-            of them belongs to an interrupt and is kept. Without ranges, all samples of the idle
-            task are dropped.
-        span_layout: how span contexts of this process are laid out; None: no links.
-        span_path: where the current span of this process's threads is found, if the loader can
-            load what follows it; otherwise threads publish their span.
+            (``__irqentry_text_start`` and so on). A sample of the idle task with a frame in such a
+            range belongs to an interrupt and is kept. Without ranges, all samples of the idle task
+            are dropped.
+        span_layout: layout of span contexts of this process; None: no links.
+        span_path: location of the current span of this process's threads, if the loader supports
+            the program that reads it; otherwise threads publish their span.
         span_slots: number of threads that can publish a span.
         target_namespace: device and inode of the pid namespace of ``target_pids`` and of the ids
             in samples (see ``stat`` of ``/proc/self/ns/pid``); None for the initial one.
@@ -76,8 +76,8 @@ class SamplerConfig:
         check_kernel: reject kernels that are too old instead of trying.
         verifier_log_level: log level of the kernel's verifier, 0 to 2; its output is logged at
             level INFO.
-        on_cpu: sample what runs on the CPUs.
-        off_cpu: how waits are sampled; None: they are not followed at all.
+        on_cpu: take on-CPU samples.
+        off_cpu: how waits are sampled; None: waits are not followed.
     """
 
     samples_per_second: int = 19
@@ -144,14 +144,14 @@ class SamplerCounts(NamedTuple):
 
     Attributes:
         taken: samples that passed all filters, counted by the kernel program.
-        lost: those that could not be delivered, by cause, counted by the kernel program.
+        lost: samples that could not be delivered, by cause, counted by the kernel program.
         received: samples returned by ``drain``: taken = received + the sum of lost.
         filtered: dropped samples by filter: ``idle`` (the idle task itself), ``target``,
             ``age``, ``empty`` (no frame on the only side collected).
-        missed: samples that the kernel did not take: periods of a busy CPU in which the program
-            did not run, because the CPU was in another BPF program or in bpf(2), had interrupts
-            off, or was preempted by its hypervisor. Not in ``taken``; 0 if a command is followed.
-        truncated: received samples whose user stack is not complete, by the name of its
+        missed: samples that the kernel skipped: periods of a busy CPU in which the program did not
+            run, because the CPU ran another BPF program or bpf(2), had interrupts off, or was
+            preempted by its hypervisor. Not in ``taken``; 0 if a command is followed.
+        truncated: received samples with an incomplete user stack, by the name of its
             :class:`StackEnd`.
     """
 
@@ -168,10 +168,10 @@ class Sampler(Protocol):
 
     @property
     def period_ns(self) -> int:
-        """Sampling period of a CPU in nanoseconds, for kinds with a period."""
+        """Returns the sampling period of a CPU in nanoseconds, for kinds with a period."""
 
     def start(self) -> None:
-        """Start sampling. Raises ``HostError`` or ``SamplerError``, and leaves nothing open."""
+        """Start sampling. Raises ``HostError`` or ``SamplerError``; then nothing stays open."""
 
     def wait(self, timeout_s: float) -> None:
         """Block until the fill mark is passed, :meth:`wake` is called, or ``timeout_s``."""
@@ -180,37 +180,37 @@ class Sampler(Protocol):
         """Block until a sample is ready, :meth:`wake` is called, or ``timeout_s``.
 
         Returns:
-            Whether the wait for more samples is worth it: False after :meth:`wake` or the timeout.
+            Whether waiting for more samples is useful: False after :meth:`wake` or the timeout.
         """
 
     def wake(self) -> None:
         """End a wait; may be called from any thread or signal handler."""
 
     def drain(self) -> list[RawSample]:
-        """All samples that are ready; never blocks. Also handles CPU hotplug."""
+        """Returns all samples that are ready; never blocks. Also handles CPU hotplug."""
 
     def complete_until_ns(self) -> int:
-        """Boot time before which every sample has been returned by :meth:`drain`."""
+        """Returns the boot time before which :meth:`drain` has returned every sample."""
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Time that the threads of each process were off the CPU since the call before.
+        """Returns each process's time off the CPU since the previous call.
 
-        Without sampling error; waits that go on count with what has passed. Processes without any
-        are left out; empty if waits are not followed. Call it once for each window.
+        Exact, including the elapsed part of unfinished waits. Processes without waits are left out;
+        empty if waits are not followed. Call it once for each window.
         """
 
     @property
     def wait_threshold_ns(self) -> int:
-        """Duration from which a wait is surely sampled; 0 if none is sampled."""
+        """Returns the duration from which on each wait is sampled; 0 if none is sampled."""
 
     def counts(self) -> Mapping[str, SamplerCounts]:
-        """The counters of each kind sampled at the last :meth:`drain`, by the kind's name.
+        """Returns the counters of each kind as of the last :meth:`drain`, by the kind's name.
 
         Thread-safe, also after :meth:`close`.
         """
 
     def stop(self) -> None:
-        """Take no more samples; a last :meth:`drain` returns the rest."""
+        """Stop sampling; a last :meth:`drain` returns the rest."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""

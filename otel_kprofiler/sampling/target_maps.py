@@ -1,4 +1,4 @@
-"""The maps with the processes that the program samples (targets.bpf.h)."""
+"""Fills the maps of target processes (targets.bpf.h)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_kprofiler.sampling.sampler import SamplerConfig
 
 INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 SLOTS: Final = 1024
-"""Least number of targets of each sort that fit, so that they can be changed."""
+"""Minimum capacity for targets of each sort, so that they can be changed."""
 _CGROUPS_SINCE: Final = (5, 15)  # bpf_get_current_ancestor_cgroup_id for tracing programs
 _PRESENT: Final = b"\1"
 
@@ -33,8 +33,7 @@ class TargetMaps:
 
         Args:
             config: what to sample.
-            between: called when everything wanted is in the maps, and what is no longer wanted is
-                there still.
+            between: called when new targets are in the maps, and old ones still are.
 
         Raises:
             OSError: the kernel refused.
@@ -49,7 +48,7 @@ class TargetMaps:
 
 
 def target_map_entries(config: SamplerConfig) -> dict[str, int]:
-    """Sizes of the maps."""
+    """Returns the sizes of the maps."""
     pids = max(SLOTS, len(config.target_pids))
     return {
         "targets": pids,
@@ -60,7 +59,7 @@ def target_map_entries(config: SamplerConfig) -> dict[str, int]:
 
 
 def _find_keys(config: SamplerConfig) -> frozenset[tuple[str, bytes]]:
-    """Names of maps, and keys that must be in them."""
+    """Returns names of maps, and the keys that they must contain."""
     pids = [pid.to_bytes(4, "little") for pid in config.target_pids]
     keys = {("targets", pid) for pid in pids}
     namespace = config.target_namespace
@@ -77,7 +76,7 @@ def check_cgroups(files: HostFiles, loader: str) -> None:
     """Check that the program can filter by cgroup.
 
     Raises:
-        HostError: the loader or the kernel cannot.
+        HostError: the loader or the kernel does not support it.
     """
     if loader != "libbpf":
         raise HostError(

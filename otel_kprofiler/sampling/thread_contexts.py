@@ -1,4 +1,4 @@
-"""Thread contexts on this host: whether they can be read, and the map that this needs."""
+"""Checks whether thread contexts can be read on this host, and opens their map."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_kprofiler.bpf import (
 
 
 def plan_contexts(read_types: Callable[[], KernelTypes], loader: str) -> int:
-    """Offset of the user's thread pointer in a task; 0: the program cannot read thread contexts."""
+    """Returns the offset of the user's thread pointer in a task; 0 if contexts cannot be read."""
     if loader != "libbpf" or platform.machine() != "x86_64":
         return 0
     try:
@@ -25,12 +25,12 @@ def plan_contexts(read_types: Callable[[], KernelTypes], loader: str) -> int:
 
 
 def context_map_entries(thread_pointer: int) -> dict[str, int]:
-    """Sizes of the maps."""
+    """Returns the sizes of the maps."""
     return {"thread_contexts": MAX_CONTEXT_PROCESSES if thread_pointer else 1}
 
 
 def open_contexts(thread_pointer: int, program: LoadedObject) -> ThreadContexts:
-    """The processes of the loaded program; it registers none if it cannot read thread contexts."""
+    """Open the map of processes; none is registered if thread contexts cannot be read."""
     if not thread_pointer:
         return ThreadContexts(None)
     return ThreadContexts(program.map_fd("thread_contexts"))

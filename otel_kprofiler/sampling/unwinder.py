@@ -1,4 +1,4 @@
-"""The user unwinder of a sampler: which program takes user stacks, and the tables it needs."""
+"""Selects the program that takes user stacks, and opens its unwind tables."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
 
 FRAME_POINTERS: Final = "kprofiler_sample"
-"""Name of the program that takes user stacks by frame pointers, if at all."""
+"""Name of the program that takes user stacks by frame pointers, or none."""
 BY_TABLES: Final = ("kprofiler_unwind", "kprofiler_unwind_5_10")
-"""Programs that unwind user stacks, the one that needs the newer kernel first."""
+"""Programs that unwind user stacks, newest required kernel first."""
 LIST_FILES: Final = "kprofiler_list_files"
-"""Name of the program that lists the files which processes have mapped as code."""
+"""Name of the program that lists files mapped as code."""
 
 _SLOTS: Final = 1024
 _FILES: Final = 4 * _SLOTS
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnwindPlan(NamedTuple):
-    """How to unwind on this host; and whether its kernel can list what processes have mapped."""
+    """Plan for unwinding on this host; and whether its kernel can list mapped files."""
 
     processor: Processor
     kernel: KernelOffsets
@@ -58,7 +58,7 @@ class UnwindPlan(NamedTuple):
 def plan_unwinding(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> UnwindPlan | None:
-    """How to unwind user stacks with tables; None if there are none, or if this host cannot."""
+    """Plan unwinding with tables; None without user stacks or support on this host."""
     if config.stacks == "kernel" or config.user_unwinding == "frame_pointers":
         return None
     processor = PROCESSORS.get(platform.machine())
@@ -82,7 +82,7 @@ def plan_unwinding(
 
 
 def unwind_choices(plan: UnwindPlan | None) -> Sequence[UnwindPlan | None]:
-    """A plan and those with less, should this kernel not accept its programs."""
+    """Returns a plan and less demanding alternatives, should the kernel reject its programs."""
     if plan is None:
         return (None,)
     return (plan, plan._replace(lists_files=False), None) if plan.lists_files else (plan, None)
@@ -98,7 +98,7 @@ def say_frame_pointers(reason: str) -> None:
 
 
 def map_entries(plan: UnwindPlan | None, possible_cpus: int) -> dict[str, int]:
-    """Sizes of the unwinder's maps."""
+    """Returns the sizes of the unwinder's maps."""
     if plan is None:
         return dict(_UNUSED)
     return {
@@ -115,9 +115,9 @@ def open_tables(
     config: SamplerConfig,
     program: LoadedObject,
     files: ReferableFiles,
-    known: KnownFiles,
+    known_files: KnownFiles,
 ) -> TableStore:
-    """Configure the loaded unwinder, and start to answer its requests.
+    """Configure the loaded unwinder, and start serving its requests.
 
     Raises:
         OSError: a map cannot be written or mapped.
@@ -134,7 +134,7 @@ def open_tables(
     update_map(program.map_fd("unwind_config"), _FIRST, packed)
     maps = TableMaps(program.map_fd, MapSizes(_FILES, _SLOTS, _REQUEST_RING_BYTES))
     limits = Limits(config.max_tables_bytes, config.max_table_bytes)
-    store = TableStore(maps, files, limits, SystemTime().boot_ns, known)
+    store = TableStore(maps, files, limits, SystemTime().boot_ns, known_files)
     store.start()
     if plan.lists_files:
         _load_running(store, config, program.program_fd(LIST_FILES), files)
@@ -144,7 +144,7 @@ def open_tables(
 def _load_running(
     store: TableStore, config: SamplerConfig, program_fd: int, files: ReferableFiles
 ) -> None:
-    """Load the tables of running programs that will be sampled."""
+    """Load the tables of running programs to be sampled."""
     from otel_kprofiler.unwinding import list_running  # noqa: PLC0415
 
     until_s = time.monotonic() + config.max_preload_s
@@ -153,7 +153,7 @@ def _load_running(
         pids |= find_descendants(read_processes(files), pids)
     namespace = config.target_namespace
     try:
-        found = list_running(
+        running = list_running(
             program_fd,
             files,
             pids,
@@ -164,4 +164,4 @@ def _load_running(
         _log.info("first stacks will be cut off: the kernel does not list mapped files: %s",
                   describe_error(error))  # fmt: skip
         return
-    store.load_early(found, until_s)
+    store.load_early(running, until_s)

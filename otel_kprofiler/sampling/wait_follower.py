@@ -1,4 +1,4 @@
-"""The programs that follow threads off the CPU: what they need, their links, their totals."""
+"""Attaches the programs that follow threads off the CPU, and reads their totals."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _SWITCH: Final = "kprofiler_switch"
 _WAKING: Final = "kprofiler_waking"
 _WAITING: Final = "kprofiler_waiting"
 _BEGINS_PER_SAMPLE: Final = 6
-"""No CPU reports more begins than that, on average: most waits turn out short."""
+"""Limit on reported begins per CPU, on average: most waits turn out short."""
 
 # include/uapi/linux/bpf.h
 _RAW_TRACEPOINT_OPEN: Final = 17
 _LASTING_SHARE: Final = 0.5
-"""Samples of waits that go on, as a share of those that are wanted of waits that end."""
+"""Samples of unfinished waits, as a share of those of ended waits."""
 _LOADAVG: Final = "/proc/loadavg"
 _MIN_THREADS: Final = 16_384
 _MAX_THREADS: Final = 1 << 20
@@ -60,10 +60,10 @@ _log = logging.getLogger(__name__)
 def plan_waits(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> WaitOffsets | None:
-    """Returns the kernel's offsets for the programs; None if waits are not wanted.
+    """Returns the kernel's offsets for the programs; None if waits are not configured.
 
     Raises:
-        HostError: they cannot be followed here.
+        HostError: waits cannot be followed on this host.
     """
     if config.off_cpu is None:
         return None
@@ -87,9 +87,9 @@ def plan_waits(
 def wait_map_entries(
     offsets: WaitOffsets | None, files: HostFiles, possible_cpus: int
 ) -> dict[str, int]:
-    """Sizes of the maps: room for four times as many threads as there are now.
+    """Returns sizes of the maps: room for four times the current number of threads.
 
-    Where half of the places are taken, some buckets are full.
+    When half of the entries are in use, some buckets are full.
     """
     if offsets is None:
         return {"buckets": 1, "threads": 1, "wait_lines": 1}
@@ -103,16 +103,16 @@ def wait_map_entries(
 
 
 def wait_constants(offsets: WaitOffsets | None, entries: Mapping[str, int]) -> dict[str, bytes]:
-    """Constants of the programs, for maps of these sizes."""
+    """Returns constants of the programs, for maps of these sizes."""
     return {} if offsets is None else {WAIT_LAYOUT: offsets.pack(entries["buckets"])}
 
 
 def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
-    """Names of the programs to load, none if waits are not wanted.
+    """Returns names of the programs to load, none if waits are not configured.
 
     Args:
         config: what to sample.
-        on_cpu: the program for samples on a CPU: stacks are taken as it does.
+        on_cpu: the program for on-CPU samples, which determines how stacks are taken.
     """
     if config.off_cpu is None:
         return ()
@@ -126,13 +126,13 @@ class WaitFollower:
 
     Args:
         program: the loaded object.
-        names: its programs for waits.
+        names: names of its programs for waits.
         offsets: of the running kernel.
-        config: what to record of waits.
+        config: settings of waits.
         entries: sizes of the maps.
 
     Raises:
-        OSError: the kernel refused to attach or to map something; nothing stays attached.
+        OSError: the kernel refused to attach a program or to map memory; nothing stays attached.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class WaitFollower:
         self._next_look_ns = 0
         self._totals = WaitSums()
         self._own = OwnThreads(config.leaves_out)
-        self._joiner = WaitJoiner(is_left_out=lambda one: self._own.has(one.tgid, one.tid))
+        self._joiner = WaitJoiner(is_left_out=lambda record: self._own.has(record.tgid, record.tid))
         self._control = ThresholdControl(
             config.min_duration_ns, time.monotonic_ns(), config.samples_per_second
         )
@@ -177,7 +177,7 @@ class WaitFollower:
 
     @property
     def threshold_ns(self) -> int:
-        """Duration from which all waits were sampled since the last but one :meth:`read`.
+        """Returns the duration from which on all waits were sampled in the last two readings.
 
         0 if none is sampled.
         """
@@ -186,23 +186,23 @@ class WaitFollower:
         return max(self._control.threshold_ns, self._longest_ns, self._longest_before_ns)
 
     def copy(self) -> bytes:
-        """The programs' counters as they are."""
+        """Copy the programs' counters."""
         return self._lines.copy()
 
     def counts(self) -> WaitCounts:
-        """The programs' counters."""
+        """Returns the programs' counters."""
         return self._lines.counts()
 
     @property
     def added(self) -> int:
-        """Samples that came to those that the program has counted."""
+        """Returns the number of samples beyond those that the program counted."""
         return self._joiner.added
 
     def receive(self, records: WaitRecords, now_ns: int) -> list[RawSample]:
-        """The samples that records complete, and those of :meth:`read`.
+        """Returns samples completed by records, and those of :meth:`read`.
 
         Args:
-            records: those since the last call.
+            records: records since the last call.
             now_ns: time of ``CLOCK_MONOTONIC``.
         """
         self._own.update()
@@ -222,7 +222,7 @@ class WaitFollower:
         return samples + lasting
 
     def read(self, now_ns: int, boot_ns: int) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns what the totals grew by since the last call; makes samples of waits that go on.
+        """Returns the growth of the totals since the last call, and samples unfinished waits.
 
         Args:
             now_ns: time of ``CLOCK_MONOTONIC``.
@@ -242,7 +242,7 @@ class WaitFollower:
         return (thread for thread in threads if not self._own.has(thread.tgid, thread.tid))
 
     def configure(self, config: OffCpuConfig) -> None:
-        """Change what is recorded of waits, but not whether any is sampled."""
+        """Change settings of waits, except whether any is sampled."""
         self._wanted = config
         self._control = ThresholdControl(
             config.min_duration_ns, time.monotonic_ns(), config.samples_per_second
@@ -250,13 +250,13 @@ class WaitFollower:
         self._configure()
 
     def pause(self) -> None:
-        """Follow no thread until :meth:`resume`."""
+        """Stop following threads until :meth:`resume`."""
         self._epoch = 0
         self._joiner.clear()
         self._configure()
 
     def resume(self) -> None:
-        """Follow the threads that leave their CPUs from now on."""
+        """Follow threads that leave their CPUs from now on."""
         self._epochs += 1
         self._epoch = self._epochs
         self._configure()
@@ -274,7 +274,7 @@ class WaitFollower:
 
     @property
     def _rate(self) -> int:
-        """Samples that are wanted in a second, on all CPUs."""
+        """Returns the intended samples per second on all CPUs."""
         return self._wanted.samples_per_second * self._cpus
 
     def _link(self, name: str) -> None:
@@ -282,7 +282,7 @@ class WaitFollower:
         self._links[name] = attach(self._program.program_fd(name))
 
     def _look_at_waiting(self, now_ns: int) -> None:
-        """Let waiting threads report since when they want a CPU, and long waits their begin."""
+        """Let runnable threads report when they became runnable, and long waits their begin."""
         if _WAITING not in self._links:
             return
         self._next_look_ns = now_ns + _NS_PER_S
@@ -291,15 +291,15 @@ class WaitFollower:
             # union bpf_attr of BPF_ITER_CREATE: link, flags
             fd = open_iterator(self._links[_WAITING])
         except PermissionError as error:
-            # Before 5.19 without CAP_BPF: they are reported when they end.
+            # Before 5.19 without CAP_BPF: reported only when they end.
             _log.info("some waits are not reported before they end: %s", error)
             os.close(self._links.pop(_WAITING))
             return
         with open(fd, "rb", buffering=0) as tasks:
-            tasks.read(1)  # nothing is written: this runs the program for all of them
+            tasks.read(1)  # runs the program for all threads; it writes nothing
 
     def detach(self) -> None:
-        """Run the programs no more; what they have counted stays."""
+        """Detach the programs; their counts stay."""
         try:
             self._look_at_waiting(time.monotonic_ns())
         finally:
@@ -310,7 +310,7 @@ class WaitFollower:
             os.close(self._links.popitem()[1])
 
     def close(self) -> None:
-        """Detach, and unmap."""
+        """Detach and unmap."""
         self._close()
 
     def _configure(self) -> None:
@@ -341,7 +341,7 @@ def open_waits(
     """Attach the loaded programs while a context lasts; None without offsets.
 
     Raises:
-        HostError: no right to attach them.
+        HostError: this process may not attach them.
         OSError: the kernel refused.
     """
     if offsets is None or config.off_cpu is None:
@@ -356,6 +356,6 @@ def open_waits(
 
 
 def _attach(program_fd: int) -> int:
-    """Attach a program to the tracepoint that it is made for: a descriptor, which detaches it."""
+    """Attach a program to its tracepoint; returns a descriptor, which detaches it when closed."""
     # union bpf_attr of BPF_RAW_TRACEPOINT_OPEN: name (of raw tracepoints only), program
     return bpf_call(_RAW_TRACEPOINT_OPEN, (ctypes.c_uint64 * 2)(0, program_fd))

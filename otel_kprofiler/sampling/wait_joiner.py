@@ -1,4 +1,4 @@
-"""Makes samples of waits out of the records of their begins and ends."""
+"""Joins records of begins and ends to samples of waits."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _INTERVAL_NS: Final = 1_000_000_000
 _LONGEST_STEP: Final = 2.0
 _SMALLEST_CHANGE: Final = 0.02
 FIRST_THRESHOLD_NS: Final = 10_000_000
-"""At the usual rate; with more samples wanted, it is as much shorter."""
+"""At the usual rate; inversely proportional to the rate."""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A wait that goes on, and how much of it was sampled already."""
+    """An unfinished wait, and the part of it sampled so far."""
 
     begin: RawSample
     asleep_ns: int = 0
     runnable_ns: int = 0
 
     def pass_to(self, thread: WaitThread, now_ns: int) -> tuple[int, int]:
-        """Count all until a time as sampled. Returns what that adds: in its state, and runnable."""
+        """Count all until a time as sampled; returns the added time, in its state and runnable."""
         asleep, runnable = thread.passed(now_ns)
         if thread.state == WaitState.RUNNABLE:
             asleep, runnable = 0, asleep
@@ -50,18 +50,17 @@ class _Pending:
 class WaitJoiner:
     """Joins begins and ends. Not thread-safe.
 
-    A wait of duration d is sampled with the chance p = min(1, d / threshold), which the program has
-    seen to, and stands for d / p = max(d, threshold) nanoseconds: the sum over samples estimates
-    the time of all waits that are not too short to be sampled. A wait whose thread slept and then
-    wanted a CPU becomes two samples, which share that.
+    The program samples a wait of duration d with probability p = min(1, d / threshold). The sample
+    has the value d / p = max(d, threshold) nanoseconds, so that the sum over samples estimates the
+    time of all waits that are not too short to be sampled. A wait whose thread slept and then
+    waited for a CPU becomes two samples, which share the value.
 
     Args:
-        rng: source of chance.
-        is_left_out: whether a thread's waits become no samples, by the record of one.
+        rng: source of randomness.
+        is_left_out: whether the thread of a record is left out.
 
     Attributes:
-        added: samples beyond one for each record of a sampled wait; below 0 where more were left
-            out.
+        added: samples beyond one for each record of a sampled wait; negative if more were left out.
         lasting_threshold_ns: threshold of the last :meth:`sample_lasting`.
     """
 
@@ -77,7 +76,7 @@ class WaitJoiner:
         self._pending: dict[tuple[int, int], _Pending] = {}
 
     def join(self, records: Iterable[WaitRecord]) -> list[RawSample]:
-        """The samples of the waits that ended."""
+        """Returns samples of ended waits."""
         samples: list[RawSample] = []
         for sample, end in records:
             key = sample.tgid, sample.tid
@@ -90,19 +89,19 @@ class WaitJoiner:
                 continue
             pending = self._pending.pop(key, None)
             if end.flags & WAIT_KEPT:
-                known = pending is not None and pending.begin.value == end.since_ns
-                parts = _split(sample, end, pending if known else None)
+                is_known = pending is not None and pending.begin.value == end.since_ns
+                parts = _split(sample, end, pending if is_known else None)
                 self.added += len(parts) - 1
                 samples += parts
         return samples
 
     def forget(self, threads: Iterable[WaitThread]) -> None:
-        """Drop what is kept of threads that have ended."""
+        """Drop the state of ended threads."""
         for thread in threads:
             self._pending.pop((thread.tgid, thread.tid), None)
 
     def clear(self) -> None:
-        """Drop all waits that go on."""
+        """Drop all unfinished waits."""
         self._pending.clear()
 
     def sample_lasting(
@@ -113,18 +112,18 @@ class WaitJoiner:
         epoch: int,
         most: float = math.inf,
     ) -> list[RawSample]:
-        """Sample what has passed of waits that go on, since the last call.
+        """Sample the time since the last call of unfinished waits.
 
-        Only of those that are sampled surely by now, and whose begin was received. If that is more
-        than is wanted, each part is sampled with a chance in proportion to its duration, as waits
-        are: :attr:`lasting_threshold_ns` is the duration from which it is sampled surely.
+        Only waits beyond the threshold whose begin was received. If that gives too many samples,
+        each part is sampled with a probability proportional to its duration, like waits:
+        :attr:`lasting_threshold_ns` is the duration from which on it is always sampled.
 
         Args:
-            threads: as they are.
+            threads: their current state.
             now_ns: time of their clock before they were read.
             boot_ns: time of ``CLOCK_BOOTTIME``, which the samples get.
-            epoch: waits of another one are not known to last.
-            most: how many parts may be sampled, on average; above 0.
+            epoch: waits of another epoch may have ended.
+            most: average number of sampled parts; above 0.
         """
         parts = [
             (thread, pending, passed)
@@ -145,7 +144,7 @@ class WaitJoiner:
         return samples
 
     def _find_lasting(self, thread: WaitThread, now_ns: int, epoch: int) -> _Pending | None:
-        """The wait of a thread that goes on and is sampled surely by now."""
+        """Returns the unfinished wait of a thread if it is beyond the threshold."""
         since = thread.off_since_ns
         if (
             not thread.flags & WAIT_HAS_BEGUN
@@ -161,7 +160,7 @@ class WaitJoiner:
 def _share(
     begin: RawSample, thread: WaitThread, passed: tuple[int, int], weight_ns: int, boot_ns: int
 ) -> list[RawSample]:
-    """Share the weight among the sample of the sleep and that of the time that it was runnable."""
+    """Divide the weight between the samples of sleep and runnable time."""
     is_throttled = bool(thread.flags & WAIT_IS_THROTTLED)
     samples, rest = [], weight_ns
     for state, part in zip((WaitState(thread.state), WaitState.RUNNABLE), passed, strict=True):
@@ -176,7 +175,7 @@ def _share(
 
 
 def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[RawSample]:
-    """The samples of a wait that was sampled: of its sleep, and of the time until it ran."""
+    """Returns the samples of a sampled wait: of its sleep, and of its runnable time."""
     duration = end.asleep_ns + end.runnable_ns
     asleep, runnable = end.asleep_ns, end.runnable_ns
     source, start_ns = sample, sample.time_ns - duration
@@ -208,7 +207,7 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
                 kind=OFF_CPU, value=value, time_ns=sample.time_ns, cpu=sample.cpu, wait=wait
             )
         )
-    if len(parts) > 1:  # what division has cut off
+    if len(parts) > 1:  # remainder of the division
         parts[1] = parts[1]._replace(value=weight - parts[0].value)
     return parts
 
@@ -216,8 +215,8 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
 class ThresholdControl:
     """Chooses the threshold for a rate of samples. Not thread-safe.
 
-    Within a second, the program raises the threshold by itself where a CPU takes more samples than
-    wanted (``fits_budget`` in ``wait.bpf.h``); the samples show by how much.
+    Within a second, the program itself raises the threshold where a CPU exceeds the rate
+    (``fits_budget`` in ``wait.bpf.h``); the samples show by how much.
 
     Args:
         least_ns: the lowest threshold.
@@ -238,17 +237,17 @@ class ThresholdControl:
         self._samples = self._sum_ns = 0
 
     def note(self, threshold_ns: int) -> None:
-        """Note the threshold of a wait that was sampled."""
+        """Record the threshold of a sampled wait."""
         self._samples += 1
         self._sum_ns += threshold_ns
 
     def update(self, now_ns: int, taken: int, per_second: int) -> bool:
-        """Look once a second at how many waits were sampled. Returns whether the threshold changed.
+        """Adapt the threshold once a second; returns whether it changed.
 
         Args:
             now_ns: the time.
             taken: waits sampled since the start.
-            per_second: the rate on all CPUs, 1 at least.
+            per_second: the rate on all CPUs, at least 1.
         """
         passed = now_ns - self._since_ns
         if passed < _INTERVAL_NS:

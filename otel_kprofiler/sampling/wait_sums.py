@@ -1,4 +1,4 @@
-"""Computes how long each process waited between two readings of its threads' sums."""
+"""Computes each process's waiting time between two readings of its threads' sums."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from otel_kprofiler.bpf import WaitThread
 from otel_kprofiler.model import ProcessKey, WaitTotals
 
 _Reported = tuple[int, tuple[int, ...], int, int]
-"""State of a thread: the round, and its sums by state, waits, and time in short ones."""
+"""State of a thread: the round, its sums by state, number of waits, and time in short waits."""
 
 
 class WaitSums:
-    """Turns the threads' growing sums into what each process got between two readings."""
+    """Converts cumulative sums of threads to increments of processes."""
 
     def __init__(self) -> None:
         self._round = 0
@@ -20,7 +20,7 @@ class WaitSums:
         self._ready: dict[ProcessKey, WaitTotals] = {}
 
     def add_ended(self, threads: Iterable[WaitThread]) -> None:
-        """Add the rest of threads that have ended."""
+        """Add final sums of ended threads."""
         for thread in threads:
             self._add(thread, thread.by_state, self._reported.pop(thread.id, None))
 
@@ -30,10 +30,10 @@ class WaitSums:
         """Returns the totals of each process since the last call.
 
         Args:
-            threads: those that live; one that has just ended may be left out, or come in
-                :meth:`add_ended` afterwards.
+            threads: live threads; one that just ended may be missing, or follow in
+                :meth:`add_ended`.
             now_ns: time of their clock before they were read.
-            epoch: waits of another one are not known to last.
+            epoch: waits of another epoch may have ended.
         """
         self._round += 1
         living = set[ProcessKey]()
@@ -48,10 +48,14 @@ class WaitSums:
                 by_state = tuple(sums)
             by_state = self._add(thread, by_state, self._reported.get(thread.id))
             self._reported[thread.id] = self._round, by_state, thread.waits, thread.below_ns
-        # A thread that ended after the last records were taken is in the next ones.
-        old = [one for one, reported in self._reported.items() if reported[0] < self._round - 1]
-        for one in old:
-            del self._reported[one]
+        # A thread that ended after the last records were read is in the next.
+        old = [
+            thread_id
+            for thread_id, reported in self._reported.items()
+            if reported[0] < self._round - 1
+        ]
+        for thread_id in old:
+            del self._reported[thread_id]
         ready, self._ready = self._ready, {}
         for process in ready.keys() - living:
             ready[process] = ready[process]._replace(has_ended=True)
@@ -60,7 +64,7 @@ class WaitSums:
     def _add(
         self, thread: WaitThread, by_state: tuple[int, ...], reported: _Reported | None
     ) -> tuple[int, ...]:
-        """Add what is new since a thread was reported; returns its sums now."""
+        """Add a thread's increments since its last report; returns its current sums."""
         waits, below, new = thread.waits, thread.below_ns, by_state
         if reported is not None:
             _, reported_states, reported_waits, reported_below = reported
@@ -70,15 +74,15 @@ class WaitSums:
             waits, below = waits - reported_waits, below - reported_below
         if waits or any(new):
             key, more = _process_of(thread), WaitTotals(new, waits, below)
-            before = self._ready.get(key)
-            self._ready[key] = more if before is None else before.plus(more)
+            previous = self._ready.get(key)
+            self._ready[key] = more if previous is None else previous.plus(more)
         return by_state
 
 
 def _keep_reported(by_state: tuple[int, ...], reported: tuple[int, ...]) -> tuple[int, ...]:
-    """Sums that are nowhere below those that were reported.
+    """Returns sums that are nowhere below the reported ones.
 
-    Reported sleep may turn out as time in which the thread wanted a CPU: that is less then.
+    Reported sleep may turn out to be runnable time; then the sum of sleep is smaller.
     """
     kept = list(map(max, by_state, reported))
     excess = sum(kept) - sum(by_state)
