@@ -51,13 +51,14 @@ class AgentConfig:
         must_sample: exit with an error if sampling cannot start.
         sampling_percent: probability that this host samples during a ``sampling_interval_s``.
         sampling_interval_s: interval between these decisions.
-        monitor_interval_s: interval at which the agent measures itself and sends its metrics.
+        monitor_interval_s: interval at which the agent checks its limits.
         clock_sync_interval_s: interval at which the clock offset is measured; 0: at start only.
         limits: limits on the agent's usage.
         drop_all: drop every capability once sampling has started.
         health_endpoint: address of the health endpoint; empty: none.
         shutdown_timeout_s: time limit for stopping.
         sends_metrics: whether the agent sends its own metrics.
+        metrics_interval_s: interval at which it does.
         log_level: minimum level of logged messages.
         log_encoding: ``auto``, ``console`` or ``json``.
     """
@@ -82,6 +83,7 @@ class AgentConfig:
     health_endpoint: str
     shutdown_timeout_s: float
     sends_metrics: bool
+    metrics_interval_s: float
     log_level: str
     log_encoding: str
 
@@ -149,6 +151,7 @@ def agent_config(config: Config) -> AgentConfig:
         health_endpoint=service.health.endpoint,
         shutdown_timeout_s=service.shutdown_timeout.seconds,
         sends_metrics=service.telemetry.metrics.level != "none",
+        metrics_interval_s=service.telemetry.metrics.interval.seconds,
         log_level="debug" if receiver.verbose_mode else logs.level,
         log_encoding=logs.encoding,
     )

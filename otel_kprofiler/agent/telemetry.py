@@ -59,7 +59,7 @@ class Telemetry:
             if isinstance(settings, OtlpSettings)
         }
         wanted = config.sends_metrics and bool(receivers)
-        interval_s = config.monitor_interval_s
+        interval_s = config.metrics_interval_s
         settings = (receivers, interval_s, config.resource) if wanted else None
         if settings == self._settings:
             return

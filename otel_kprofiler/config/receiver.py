@@ -221,7 +221,7 @@ class Receiver(Section):
         "at random, so that hosts do not send at the same time.",
     )
     monitor_interval: Duration = duration(
-        "5s", "How often the agent measures itself and sends its own metrics.", ge="100ms"
+        "5s", "How often the agent checks service.limits.", ge="100ms"
     )
     clock_sync_interval: Duration = duration(
         "3m",

@@ -31,6 +31,7 @@ class Metrics(Section):
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.METRICS
 
     level: Literal["none", "normal"] = Field(default="normal", description="none sends no metrics.")
+    interval: Duration = duration("60s", "How often metrics are sent.", ge="100ms")
 
 
 class Telemetry(Section):

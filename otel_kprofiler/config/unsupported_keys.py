@@ -105,8 +105,8 @@ LOGS: Final[Mapping[str, str]] = {
     "initial_fields": "put attributes under receivers.kprofiler.resource",
 }
 METRICS: Final[Mapping[str, str]] = {
-    "readers": "the agent sends metrics to the pipeline's OTLP receivers every monitor_interval; "
-    "remove it",
+    "readers": "the agent sends metrics to the pipeline's OTLP receivers every "
+    "service.telemetry.metrics.interval; remove it",
     "address": "metrics are pushed, not scraped; remove it",
     "views": "remove it, and filter in the Collector",
 }

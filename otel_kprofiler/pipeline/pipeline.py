@@ -62,6 +62,8 @@ _SETTLE_TRIES: Final = 40
 _FINISH_S: Final = 20.0
 """Limit on the wait for symbols that are still being read after stop."""
 _END_OF_TIME_NS: Final = 2**63
+_FEW: Final = 3
+"""Samples of a drain after which the next are not expected before its interval has passed."""
 
 WindowSink = Callable[[Window], None]
 SamplerT = TypeVar("SamplerT", bound=Sampler)
@@ -121,7 +123,7 @@ class Pipeline(Generic[SamplerT]):
         self._clock = clock
         self._gate = EventTimeGate()
         self._windows: WindowBuilder | None = None
-        self._looked_ns, self._has_drained = 0, False
+        self._looked_ns, self._is_busy = 0, False
         # Held while samples move from one count to another, so that each is counted exactly once.
         # Reentrant: a signal handler may read the account.
         self._lock = threading.RLock()
@@ -171,13 +173,13 @@ class Pipeline(Generic[SamplerT]):
         """Wait for samples up to a timeout, and process all that are complete.
 
         The wait ends with the window, so that the window is closed without delay. It begins with
-        the first sample, which is waited for up to ``idle_s``, if the step before had none.
+        the first sample, which is waited for up to ``idle_s``, if the step before had few.
         """
         end_ns = self._get_windows().end_boot_ns
         if end_ns <= self._looked_ns:
             self.sampler.wait(timeout_s)  # for symbols, too, which the window waits for
         else:
-            is_idle = not (self._has_drained or self._gate.counts)
+            is_idle = not (self._is_busy or self._gate.counts)
             wait_for_samples(
                 self.sampler, self._clock, end_ns, timeout_s, idle_s if is_idle else 0.0
             )
@@ -259,7 +261,7 @@ class Pipeline(Generic[SamplerT]):
 
     def _drain(self) -> None:
         samples = self.sampler.drain()
-        self._has_drained = bool(samples)
+        self._is_busy = len(samples) > _FEW
         if self.options.on_drained:
             self.options.on_drained(samples)
         with self._lock:

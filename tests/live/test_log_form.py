@@ -23,7 +23,6 @@ receivers:
     samples_per_second: 99
     send_idle_frames: true
     reporter_interval: 300ms
-    monitor_interval: 500ms
     verbose_mode: true
 exporters:
   otlp_grpc:
@@ -37,6 +36,7 @@ exporters:
     proxy_url: "http://me:s3cret-3@127.0.0.1:{plain}"
 service:
   shutdown_timeout: 2s
+  telemetry: {{metrics: {{interval: 500ms}}}}
   pipelines:
     profiles:
       receivers: [kprofiler]

@@ -28,10 +28,10 @@ pytestmark = pytest.mark.system
 
 METHOD = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 CONFIG = """
-receivers: {{kprofiler: {{monitor_interval: 100ms, resource: {{deployment.environment.name: x}}}}}}
+receivers: {{kprofiler: {{resource: {{deployment.environment.name: x}}}}}}
 exporters: {{{exporter}, debug: {{}}}}
 service:
-  telemetry: {{metrics: {{level: {level}}}}}
+  telemetry: {{metrics: {{level: {level}, interval: 100ms}}}}
   pipelines: {{profiles: {{receivers: [kprofiler], exporters: [{name}, debug]}}}}
 """
 EXPORTERS = (
@@ -307,7 +307,7 @@ def test_without_metrics_the_sdk_is_not_loaded():
         "import sys\n"
         "from types import SimpleNamespace as N\n"
         "from otel_kprofiler.agent.telemetry import Telemetry\n"
-        "config = N(exporters={}, resource={}, monitor_interval_s=5, sends_metrics=False)\n"
+        "config = N(exporters={}, resource={}, metrics_interval_s=5, sends_metrics=False)\n"
         "Telemetry(None, None, None, None).configure(config)\n"
         "sys.exit('opentelemetry.sdk' in sys.modules)"
     )

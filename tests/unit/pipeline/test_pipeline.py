@@ -170,17 +170,30 @@ def test_a_finished_window_closes_at_once_unless_it_waits_for_symbols(parts):
 def test_an_idle_pipeline_sleeps_until_the_first_sample_or_the_end_of_the_window(parts):
     pipeline, sampler, _symbols, windows, time = parts
     sampler.first_after_s = 0.5
-    sampler.ready = [raw(time.boot + SECOND // 2)]
+    sampler.ready = [raw(time.boot + SECOND // 2)] * 4
     pipeline.step(0.25, idle_s=5)
     assert sampler.waits == [("first", 1.005), ("more", 0.25)]
     sampler.waits.clear()
-    pipeline.step(0.1, idle_s=5)  # the step before had a sample
+    pipeline.step(0.1, idle_s=5)  # the step before had many samples
     assert sampler.waits == [("more", 0.1)]
     sampler.waits.clear()
     sampler.first_after_s = None
     pipeline.step(0.25, idle_s=5)
     assert sampler.waits == [("first", 0.155)]
-    assert counts(windows) == [1]
+    assert counts(windows) == [4]
+
+
+def test_a_pipeline_sleeps_after_a_sample_that_comes_alone(parts):
+    pipeline, sampler, _symbols, windows, time = parts
+    sampler.first_after_s = 0.1
+    for _ in range(2):
+        sampler.waits.clear()
+        sampler.ready = [raw(time.boot + SECOND // 10)]
+        pipeline.step(0.25, idle_s=5)
+        assert [how for how, _ in sampler.waits] == ["first", "more"]
+    sampler.first_after_s = None
+    pipeline.step(0.25, idle_s=5)
+    assert counts(windows) == [2]
 
 
 def test_an_idle_pipeline_does_not_sleep_while_a_window_or_a_sample_waits_for_symbols(parts):
