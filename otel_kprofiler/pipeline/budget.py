@@ -31,6 +31,8 @@ _OLD_BURST_NS: Final = 5_000_000_000
 """Enough to meet all that run when the agent starts."""
 GROUP_NS: Final = 50_000
 """Later cost of a group of equal samples: closing and encoding its window."""
+CONTEXT_BYTE_NS: Final = 300
+"""Later cost of a byte of its thread context, whose attributes are decoded and encoded."""
 MAX_PROCESSES: Final = 4096
 """Processes whose cost is remembered, and groups of them; others start anew."""
 COARSE_LABELS: Final[LabelSet] = ((COARSE, "true"),)
@@ -112,7 +114,7 @@ class ProcessBudgets:
         if _is_spent(shares, self._now_ns()):
             self.coarse["group"] += 1
             return False
-        _spend(shares, GROUP_NS)
+        _spend(shares, GROUP_NS + CONTEXT_BYTE_NS * len(sample.context))
         return True
 
     def _get_shares(self, sample: RawSample) -> tuple[CpuShare, CpuShare]:

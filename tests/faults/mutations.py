@@ -243,6 +243,7 @@ MUTATIONS = [
     Mutation("a process renames itself all the time", WINDOWS, "not self._budgets.admit(sample)", "False", f"{BUDGETS}::test_a_process_that_renames_itself_gets_the_name_of_its_executable"),
     Mutation("resolving is not charged", PROCESS_BUDGET, "        _spend(shares, self._now_ns() - began_ns)\n", "", f"{BUDGETS}::test_what_a_process_costs_in_the_long_run_is_its_share"),
     Mutation("the budget of one process is that of all", PROCESS_BUDGET, "share = self._shares.get(sample.tgid)", "share = self._shares.get(0)", f"{BUDGETS}::test_new_stacks_of_a_noisy_process_are_cut_to_the_kernels"),
+    Mutation("a thread publishes large attributes that differ all the time", PROCESS_BUDGET, " + CONTEXT_BYTE_NS * len(sample.context)", "", f"{BUDGETS}::test_attributes_of_thread_contexts_cost_by_their_size"),
     Mutation("a storm of processes, each with a budget", PROCESS_BUDGET, "return share, group\n", "return share, share\n", f"{BUDGETS}::test_short_lived_processes_have_a_budget_together"),
     Mutation("a storm of processes takes the budget of services", PROCESS_BUDGET, "sample.cgroup_id, is_young", "sample.cgroup_id, True", f"{BUDGETS}::test_short_lived_processes_take_no_budget_of_others"),
     Mutation("a thread context that is not valid", THREAD_CONTEXT, "	    head.valid != IS_VALID)\n", "	    0)\n", f"{THREAD_CONTEXTS}::test_pointers_to_no_context_are_no_span"),

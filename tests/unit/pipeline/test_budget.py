@@ -18,6 +18,7 @@ from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 from otel_kprofiler.pipeline import WindowSchedule
 from otel_kprofiler.pipeline.budget import (
     COARSE_LABELS,
+    CONTEXT_BYTE_NS,
     GROUP_NS,
     GROUP_SHARE,
     MAX_PROCESSES,
@@ -186,6 +187,18 @@ def test_a_process_that_renames_itself_gets_the_name_of_its_executable(parts):
     assert sum(one[4] for one in by_process[f"exe-{NOISY}-0"]) == count, "no sample is lost"
     assert coarse[4] == parts.budgets.coarse["group"] > count // 4
     assert [one[1:] for one in by_process[f"exe-{GOOD}-0"]] == [(GOOD + 1, "good thread", (), 1)]
+
+
+def test_attributes_of_thread_contexts_cost_by_their_size(parts):
+    attributes = b"\1" + bytes([0, 250]) + bytes(250) + bytes([1, 250])
+    count = SECOND_NS // GROUP_NS
+    for number in range(count):
+        context = attributes + b"%250d" % number
+        parts.add(sample(NOISY)._replace(context=context))
+    most = SECOND_NS // (GROUP_NS + CONTEXT_BYTE_NS * len(context))
+    assert 0.9 * most <= count - parts.budgets.coarse["group"] <= most
+    (coarse,) = [samples for samples in parts.close()[f"exe-{NOISY}-0"] if samples[3]]
+    assert coarse[3] == COARSE_LABELS
 
 
 def test_a_process_that_executes_programs_all_the_time_keeps_one(parts):
