@@ -11,11 +11,13 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 HERE = Path(__file__).parent
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 PYTHON = "/usr/bin/python3"
+_BUILDING = threading.Lock()  # scenarios that start together want the same program
 
 
 def free_port() -> int:
@@ -33,9 +35,14 @@ def _build_directory() -> Path:
     return path
 
 
-@functools.cache
 def build(source: str, *options: str) -> Path:
     """Compile C, as text or the name of a file beside this one; returns the program."""
+    with _BUILDING:
+        return _build(source, *options)
+
+
+@functools.cache
+def _build(source: str, *options: str) -> Path:
     if source.endswith(".c"):
         source = (HERE / source).read_text()
     name = hashlib.sha256(repr((source, options)).encode()).hexdigest()[:12]

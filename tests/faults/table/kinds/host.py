@@ -155,7 +155,7 @@ SCENARIOS = [
     one("caches are dropped five times a second", caches),
     one("cgroups with names of containers come and go",
         cgroups("docker-" + "a" * 56 + "%08d.scope")),
-    one("cgroups with control characters in their names", cgroups("fault\x1b[2J\n%d")),
+    one("cgroups with control characters in their names", cgroups("fault\x1b[2J\r%d")),
     one("all memory but 2 GB is taken", memory),
     one("file systems are mounted and unmounted", mounts),
     one("a real-time process takes a CPU", real_time),

@@ -158,7 +158,7 @@ SCENARIOS = [
     *[Scenario(BROKEN, name, broken(write)) for name, write in FILES.items()],
     *[Scenario(CHANGED, name, fault,
                others=KEEPS if "rate" in name or "targets" in name or "resources" in name
-               or "frozen" in name else "")
+               or "frozen" in name or "kernel" in name else "")
       for name, fault in CHANGES.items()],
     Scenario(CHANGED, "of off-CPU samples: off, with wakers", alone=True, fault=changed(
         sampler(off_cpu={"enabled": False}), sampler(off_cpu={"enabled": True, "wakers": True}))),
