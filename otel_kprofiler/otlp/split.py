@@ -38,6 +38,8 @@ from otel_kprofiler.otlp.shared_account import (
 _KIND: Final = "samples"
 """Kind of all samples in the counts of re-encoded batches."""
 _ID_BYTES: Final = 16
+_FIRST_TIME: Final = 1 << 63
+"""Start of parts that differ by the times of a sample: ids differ from those of other parts."""
 _MARGIN: Final = 1.1
 """Parts are larger than their share of samples, because they repeat common entries."""
 
@@ -285,16 +287,16 @@ def _halve_times(message: Any) -> list[Any]:
             if len(values) == count:
                 values[:] = (values[: count // 2], values[count // 2 :])[index]
         if index:
-            _renew_ids(half)
+            _renew_ids(half, _FIRST_TIME + count // 2)
         halves.append(half)
     return halves
 
 
-def _renew_ids(message: Any) -> None:
-    """Give new ids to profiles that have one."""
+def _renew_ids(message: Any, start: int) -> None:
+    """Give new ids to profiles that have one, for a part that starts there."""
     for _, profile in _profiles(message):
         if profile.profile_id:
-            profile.profile_id = _derive_id(profile.profile_id, 1)
+            profile.profile_id = _derive_id(profile.profile_id, start)
 
 
 def _derive_id(whole: bytes, start: int) -> bytes:

@@ -219,6 +219,7 @@ MUTATIONS = [
     Mutation("turns of one process that cost more than others'", FAIR, "            self._costs[turn.owner] += cpu_ns\n", "            pass\n", f"{TURNS}::test_an_owner_with_costly_work_has_fewer_turns"),
     Mutation("one process uses up the CPU time of all", FAIR, "        if new:\n", "        if False:\n", f"{TURNS}::test_costly_work_of_one_owner_keeps_nobody_else_waiting"),
     Mutation("one reserve for many processes", FAIR, "CpuShare(share * RESERVE)", "CpuShare(1.0)", f"{TURNS}::test_the_reserve_is_part_of_the_share"),
+    Mutation("requests that are too large again and again", "otel_kprofiler/otlp/split.py", "_FIRST_TIME + count // 2", "1", "tests/unit/otlp/test_split.py::test_parts_of_parts_have_different_ids"),
     Mutation("a storm of processes takes all turns", FAIR, "return self._group_costs[self._groups[owner]], self._costs[owner]", "return 0, self._costs[owner]", f"{TURNS}::test_many_owners_of_a_group_take_no_turns_of_another"),
     Mutation("a storm of processes fills the queue of files with symbols", "otel_kprofiler/symbols/user/loader.py", "FairQueue(cpu_share, now_ns, find_user)", "FairQueue(cpu_share, now_ns)", "tests/unit/symbols/user/test_loader.py::test_many_processes_with_a_file_each_take_no_place_of_another_users"),
     Mutation("a disk hangs that has a file of a running program", "otel_kprofiler/unwinding/store.py", "left_s = until_s - time.monotonic()", "left_s = None", "tests/live/test_unwinding_tables.py::test_early_tables_are_awaited_for_a_limited_time"),

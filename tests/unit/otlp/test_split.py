@@ -227,6 +227,25 @@ def test_a_batch_is_divided_alike_each_time():
     assert first == second
 
 
+def test_parts_of_parts_have_different_ids():
+    """Receivers take profiles with equal ids for one that was sent twice."""
+    (batch,) = encode_window(window([sample(1, times=9), sample(2, times=9)])).batches
+    waiting, ids = [batch], []
+    while waiting:
+        part = waiting.pop()
+        smaller = divide_batch(part, len(part.payload))
+        waiting += smaller
+        if not smaller:
+            (payload,) = parse_payloads(part.payload)
+            ids += [
+                profile.profile_id
+                for resource in payload.message.resource_profiles
+                for scope in resource.scope_profiles
+                for profile in scope.profiles
+            ]
+    assert len(set(ids)) == len(ids) == 18
+
+
 @pytest.mark.parametrize(
     "batch",
     [
