@@ -45,14 +45,15 @@ install_packages() { # names
 	fi
 	missing=$(select_packages is_missing "$@")
 	[ -n "$missing" ] || return 0
-	say "installing $missing"
 	as_root apt-get update -qq || say 'apt-get update failed: earlier lists of packages are used'
 	available=$(select_packages is_available $missing)
 	for name in $missing; do
 		is_available "$name" || say "$name is not in the archives of this system: left out"
 	done
-	[ -z "$available" ] || as_root env DEBIAN_FRONTEND=noninteractive \
-		apt-get install -y -qq --no-install-recommends $available
+	[ -n "$available" ] || return 0
+	say "installing $available"
+	as_root env DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends $available >/dev/null
 }
 
 select_packages() { # condition, names
@@ -163,6 +164,7 @@ cd -- "$(dirname -- "$0")"
 install_packages $RUN_PACKAGES ${extras:+$TEST_PACKAGES}
 choose_python
 prepare_venv
+[ -e "$VENV/bin/otel-kprofiler" ] || say "installing this clone in $VENV"
 "$VENV/bin/python" -m pip install -q -e ".$extras"
 "$VENV/bin/python" -m compileall -q otel_kprofiler # or root would write these files
 if [ -n "$extras" ] && command -v npm >/dev/null; then

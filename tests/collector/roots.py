@@ -13,12 +13,17 @@ from tests.cache import cache_directory
 ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 
 
-def make_archive(variant, *packages):
-    """A tar file of a root of this release, from the cache if it is there.
+UBUNTU = "deb [trusted=yes] http://archive.ubuntu.com/ubuntu noble main universe"
+"""Debian has no package of the keys of Ubuntu's archive."""
+
+
+def make_archive(variant, *packages, release=""):
+    """A tar file of a root of a release, by default this one, from the cache if it is there.
 
     ``variant`` is one of mmdebstrap: ``essential``, or ``minbase``, which has apt.
     """
-    codename = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    codename = release or platform.freedesktop_os_release()["VERSION_CODENAME"]
+    sources = [UBUNTU] if codename == "noble" else []
     digest = hashlib.sha256(f"{codename} {variant} {packages}".encode()).hexdigest()[:12]
     archive = cache_directory() / f"root-{codename}-{platform.machine()}-{digest}.tar"
     archive.parent.mkdir(parents=True, exist_ok=True)
@@ -27,8 +32,9 @@ def make_archive(variant, *packages):
         if not archive.exists():
             part = archive.with_suffix(".part.tar")
             included = [f"--include={','.join(packages)}"] if packages else []
+            words = ["--mode=root", f"--variant={variant}", *included, codename, part, *sources]
             done = subprocess.run(
-                ["mmdebstrap", "--mode=root", f"--variant={variant}", *included, codename, part],
+                ["mmdebstrap", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

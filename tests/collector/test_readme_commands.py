@@ -1,4 +1,4 @@
-"""The README's two commands on a minimal Debian: in any order, twice, as root and as a user.
+"""The README's two commands on minimal Debians and Ubuntu: in any order, twice, as root and a user.
 
 The root is one that mmdebstrap made, with apt and the host's network. Each clone is in a home
 directory that only its owner may enter. The user may call sudo, and has other interpreters first on
@@ -36,16 +36,15 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def root(tmp_path):
+@pytest.fixture(params=["", "trixie", "noble"], ids=["this release", "Debian 13", "Ubuntu 24.04"])
+def root(tmp_path, request):
     missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
     if missing:
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+    archive = make_archive("minbase", "apt", release=request.param)
     path = tmp_path / "root"
     path.mkdir()
-    subprocess.run(
-        ["tar", "-C", path, "-xf", make_archive("minbase"), "--exclude=./dev/*"], check=True
-    )
+    subprocess.run(["tar", "-C", path, "-xf", archive, "--exclude=./dev/*"], check=True)
     shutil.copy("/etc/resolv.conf", path / "etc/resolv.conf")
     if certificates := find_certificates():
         shutil.copy(certificates, path / "etc/certificates.crt")
