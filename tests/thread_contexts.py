@@ -27,6 +27,7 @@ class Model(NamedTuple):
     library: tuple[str, ...] | None
     program: tuple[str, ...] = ()
     is_late: bool = False
+    modules: int = 0  # libraries with thread-local variables that are opened before
 
 
 MODELS = {
@@ -44,6 +45,7 @@ MODELS = {
     "opened_initial_exec": Model(("-ftls-model=initial-exec",), is_late=True),
     "opened_general_dynamic": Model(("-mtls-dialect=gnu", "-DLARGE"), is_late=True),
     "opened_descriptor": Model(("-mtls-dialect=gnu2", "-DLARGE"), is_late=True),
+    "opened_behind_others": Model(("-mtls-dialect=gnu2", "-DLARGE"), is_late=True, modules=40),
 }
 
 
@@ -59,13 +61,13 @@ MUSL_MODELS = (
 """Ways that musl knows, too."""
 
 
-def build(directory, name, late_ms=1500, compiler="gcc"):
-    """Compile a program; returns its path, and that of the library that it opens."""
+def build(directory, name, late_ms=1500, compiler="gcc", source="program.c"):
+    """Compile a program; returns its path, and those of the libraries that it opens."""
     if shutil.which(compiler) is None:
         pytest.skip(f"needs {compiler}")
     model = MODELS[name]
     program, library = directory / "program", directory / "libcontext.so"
-    words = [compiler, "-O2", "-g0", "-o", program, SOURCES / "program.c"]
+    words = [compiler, "-O2", "-g0", "-o", program, SOURCES / source]
     if model.library is None:
         words.append(SOURCES / "variable.c")
     else:
@@ -76,7 +78,10 @@ def build(directory, name, late_ms=1500, compiler="gcc"):
         else:
             words += [library, f"-Wl,-rpath,{directory}"]
     compile_with([*words, *model.program, "-pthread", "-ldl"])
-    return program, library if model.is_late else None
+    others = [directory / f"libother{number}.so" for number in range(model.modules)]
+    for other in others:
+        compile_with([*command, "-o", other, SOURCES / "other.c"])
+    return program, [*others, library] if model.is_late else []
 
 
 def compile_with(words):
@@ -96,11 +101,11 @@ class Program:
     """A running program. Stop it by closing it."""
 
     def __init__(self, directory, name, threads, extra=None, **options):
-        program, library = build(directory, name, **options)
+        program, libraries = build(directory, name, **options)
         self._log = directory / "log"
         words = [program, write_payload(directory, extra), self._log, str(threads)]
         self._process = subprocess.Popen(
-            [*words, *([library] if library else [])],
+            [*words, *libraries],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -11,11 +11,13 @@ from otel_kprofiler.forks import LockedForForks, ProcessLock
 from otel_kprofiler.model import SpanLink
 
 MAX_CONTEXT_PROCESSES: Final = 4096
-_PLACE: Final = struct.Struct("=7Q")  # struct context_place
+_SLOTS: Final = 32768
+_PLACE: Final = struct.Struct("=8Q")  # struct context_place
 # struct context_head, which is that of the specification: trace id, span id, valid, flags, size
 _HEAD: Final = struct.Struct("=16s8sBBH")
 _NO_TRACE: Final = bytes(16)
 _NO_SPAN: Final = bytes(8)
+_WORD: Final = (1 << 64) - 1
 
 
 class ContextPlace(NamedTuple):
@@ -68,10 +70,12 @@ class ThreadContexts(LockedForForks):
 
     Args:
         map_fd: descriptor of the map, whose owner closes it; None: no process is registered.
+        slots_fd: likewise, of the map of bits for the low bits of process ids.
     """
 
-    def __init__(self, map_fd: int | None) -> None:
+    def __init__(self, map_fd: int | None, slots_fd: int = -1) -> None:
         self._map_fd = map_fd
+        self._slots_fd = slots_fd
         self._registered: dict[int, None] = {}  # the longest ago first
         self._lock = ProcessLock()
 
@@ -101,12 +105,16 @@ class ThreadContexts(LockedForForks):
             value = _PLACE.pack(
                 start_time_ns,
                 stack_start,
-                place.offset & (1 << 64) - 1,
-                *place[1:4],
-                place.length_at & (1 << 64) - 1,
+                place.offset & _WORD,
+                place.module,
+                place.generation,
+                place.length_at & _WORD,
+                -place.length_at & _WORD,
+                place.module * place.stride - place.length_at,
             )
             update_map(self._map_fd, tgid.to_bytes(4, "little"), value)
             self._registered[tgid] = None
+            self._mark(tgid)
 
     def release(self, tgid: int) -> bool:
         """Read no more thread contexts of a process; whether it was registered."""
@@ -120,6 +128,13 @@ class ThreadContexts(LockedForForks):
         del self._registered[tgid]
         if self._map_fd is not None:
             delete_from_map(self._map_fd, tgid.to_bytes(4, "little"))
+            self._mark(tgid)
+
+    def _mark(self, tgid: int) -> None:
+        """Write the word of bits of a process id, for all processes that share it."""
+        word = tgid % _SLOTS // 64
+        bits = sum({1 << key % 64 for key in self._registered if key % _SLOTS // 64 == word})
+        update_map(self._slots_fd, word.to_bytes(4, "little"), bits.to_bytes(8, "little"))
 
     def close(self) -> None:
         """Accept no more processes. Idempotent."""

@@ -33,4 +33,4 @@ def open_contexts(thread_pointer: int, program: LoadedObject) -> ThreadContexts:
     """Open the map of processes; none is registered if thread contexts cannot be read."""
     if not thread_pointer:
         return ThreadContexts(None)
-    return ThreadContexts(program.map_fd("thread_contexts"))
+    return ThreadContexts(program.map_fd("thread_contexts"), program.map_fd("context_slots"))

@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+from otel_kprofiler.bpf import ContextPlace
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import OFF_CPU, ON_CPU, Level
 from otel_kprofiler.otlp import read_profiles
@@ -49,10 +50,10 @@ class Reader:
         config = SamplerConfig(
             samples_per_second=999, stacks="both", target_comms=(name,), **options
         )
-        self._sampler = EbpfSampler(config)
-        self._sampler.start()
+        self.sampler = EbpfSampler(config)
+        self.sampler.start()
         self.contexts = ProcessContexts(Access(), first_look_s=0, answer_timeout_s=1)
-        self.contexts.follow_threads(self._sampler.contexts)
+        self.contexts.follow_threads(self.sampler.contexts)
         self._seen = set()
         self.samples = []
 
@@ -61,10 +62,10 @@ class Reader:
 
     def __exit__(self, *_):
         self.contexts.close()
-        self._sampler.close()
+        self.sampler.close()
 
     def drain(self):
-        new = self._sampler.drain()
+        new = self.sampler.drain()
         self.samples += new
         for process in {sample.process for sample in new} - self._seen:
             self._seen.add(process)
@@ -182,6 +183,22 @@ def test_pointers_to_no_context_are_no_span(run_hostile, kind):
         run_hostile(kind)
         reader.collect_until(lambda: len(reader.samples) > 1500)
         assert not [sample for sample in reader.samples if sample.link or sample.context]
+
+
+def test_a_process_that_is_released_takes_no_span_from_those_with_ids_near_it(run_hostile):
+    with Reader(b"hostile") as reader:
+        pid = run_hostile("long").pid
+        reader.collect_until(reader.count_links)
+        for other in (pid + 32768, pid ^ 1):
+            reader.sampler.contexts.register(other, 1, 1, ContextPlace(-8))
+            assert reader.sampler.contexts.release(other)
+        reader.drain()
+        count = reader.count_links()
+        deadline = time.monotonic() + LATEST_S
+        while reader.count_links() < count + 100:  # without a look, which registers it again
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+            reader.drain()
 
 
 @pytest.mark.parametrize(("kind", "kept"), [("long", 612), ("end_of_memory", 0)])

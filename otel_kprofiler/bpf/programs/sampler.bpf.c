@@ -367,7 +367,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	if (flags & SPAN_LINKS && in_namespace)
 		collect_span();
 #ifndef KPROFILER_BCC
-	if (flags & THREAD_CONTEXTS && in_namespace) {
+	if (flags & THREAD_CONTEXTS && in_namespace && may_publish(record->tgid)) {
 		context_bytes = collect_thread_context(kernel_bytes + user_bytes + python_bytes);
 		BOUND(context_bytes, CONTEXT_MASK);
 	}

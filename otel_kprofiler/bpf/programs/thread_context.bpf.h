@@ -13,8 +13,9 @@ struct context_place {
 	u64 offset;	/* from the thread pointer, or in the module's block */
 	u64 module;	/* 0: the offset is from the thread pointer */
 	u64 generation; /* of the thread's vector (DTV) from which on it knows the module */
-	u64 stride;	/* of the vector, in bytes */
 	u64 length_at;	/* of the vector's number of modules, from its address */
+	u64 first_at;	/* of the vector's first word, from there */
+	u64 entry_at;	/* of the module's block, from there */
 };
 
 struct context_head {
@@ -27,27 +28,57 @@ struct context_head {
 
 enum {
 	CONTEXT_HEAD_BYTES = sizeof(struct context_head),
+	FIRST_ATTRIBUTES = 100, /* bytes that are read with the head, in 128 */
 	DTV_AT = 8, /* tcbhead_t.dtv of glibc on x86-64, struct pthread of musl */
+	DTV_BYTES = 512, /* of a vector that are read at once */
 	IS_VALID = 1,
+	SLOTS = 32768, /* bits for process ids, as in thread_contexts.py */
 };
 
 HASH_OF(thread_contexts, u32, struct context_place, SIZED_BY_LOADER);
 
+ARRAY(context_slots, u64, SLOTS / 64); /* a bit for the low bits of each key of thread_contexts */
+
+/* Whether a process may publish: others take no look-up in the hash table. */
+INLINE int may_publish(u32 tgid)
+{
+	u32 word = tgid % SLOTS / 64;
+	const u64 *bits = LOOKUP(context_slots, &word);
+
+	return bits && *bits >> tgid % 64 & 1;
+}
+
 /*
  * Address of the pointer; 0: the thread has none yet. Only the thread itself changes its vector.
  * Modules beyond its length, or of later generations, have no block; one that is not allocated is
- * all ones in glibc.
+ * all ones in glibc. `room` is for DTV_BYTES.
  */
-INLINE u64 find_context_pointer(const struct context_place *place, u64 thread_pointer)
+INLINE u64 find_context_pointer(const struct context_place *place, u64 thread_pointer, u8 *room)
 {
-	u64 vector, length, generation, block;
+	u64 vector, bytes, length, generation, block;
 
 	if (!place->module)
 		return thread_pointer + place->offset;
-	if (READ_USER(vector, thread_pointer + DTV_AT) ||
-	    READ_USER(length, vector + place->length_at) || READ_USER(generation, vector) ||
-	    length < place->module || generation < place->generation ||
-	    READ_USER(block, vector + place->module * place->stride) || !block || block == -1ULL)
+	if (READ_USER(vector, thread_pointer + DTV_AT))
+		return 0;
+	vector += place->length_at;
+	bytes = place->entry_at + sizeof(block);
+	if (bytes <= DTV_BYTES) {
+		u64 entry_at = place->entry_at, first_at = place->first_at;
+
+		BOUND(bytes, 2 * DTV_BYTES - 1);
+		BOUND(entry_at, DTV_BYTES - 1);
+		BOUND(first_at, DTV_BYTES - 1);
+		if (bpf_probe_read_user(room, bytes, (void *)vector))
+			return 0;
+		length = *(u64 *)room;
+		generation = *(u64 *)(room + first_at);
+		block = *(u64 *)(room + entry_at);
+	} else if (READ_USER(length, vector) || READ_USER(generation, vector + place->first_at) ||
+		   READ_USER(block, vector + place->entry_at)) {
+		return 0;
+	}
+	if (length < place->module || generation < place->generation || !block || block == -1ULL)
 		return 0;
 	return block + place->offset;
 }
@@ -67,13 +98,12 @@ INLINE int is_same_head(const struct context_head *one, const struct context_hea
  */
 GLOBAL int collect_thread_context(u64 behind)
 {
-	struct context_head head, again;
-	u64 thread_pointer = 0, pointer_at, at, at_again, bytes;
+	u64 thread_pointer = 0, pointer_at, at, bytes, read = FIRST_ATTRIBUTES;
 	const struct context_place *place;
 	const struct config *options;
+	struct context_head *head, again;
 	struct scratch *own;
 	u32 zero = 0;
-	u8 *to;
 
 	options = LOOKUP(config, &zero);
 	own = LOOKUP(scratch, &zero);
@@ -84,24 +114,28 @@ GLOBAL int collect_thread_context(u64 behind)
 	    place->stack_start != own->record.stack_start ||
 	    READ_KERNEL(thread_pointer, bpf_get_current_task() + options->thread_pointer))
 		return 0;
-	pointer_at = find_context_pointer(place, thread_pointer);
-	if (!pointer_at || READ_USER(at, pointer_at) || !at || READ_USER(head, at) ||
-	    head.valid != IS_VALID)
-		return 0;
-	bytes = head.attributes_bytes;
-	if (bytes > MAX_CONTEXT_ATTRIBUTES)
-		bytes = MAX_CONTEXT_ATTRIBUTES;
-	BOUND(bytes, CONTEXT_MASK);
 	BOUND(behind, ALL_STACKS_MASK);
 	if (behind > ALL_STACKS_BYTES)
 		return 0;
-	to = (u8 *)own->record.frames + behind;
-	if (bpf_probe_read_kernel(to, sizeof(head), &head))
+	head = (void *)((u8 *)own->record.frames + behind);
+	pointer_at = find_context_pointer(place, thread_pointer, (u8 *)head);
+	if (!pointer_at || READ_USER(at, pointer_at) || !at)
 		return 0;
-	if (bpf_probe_read_user(to + sizeof(head), bytes, (void *)(at + sizeof(head))))
+	if (bpf_probe_read_user(head, CONTEXT_HEAD_BYTES + FIRST_ATTRIBUTES, (void *)at)) {
+		read = 0; /* so much is not there, or not resident */
+		if (READ_USER(*head, at))
+			return 0;
+	}
+	if (head->valid != IS_VALID)
+		return 0;
+	bytes = head->attributes_bytes;
+	if (bytes > MAX_CONTEXT_ATTRIBUTES)
+		bytes = MAX_CONTEXT_ATTRIBUTES;
+	BOUND(bytes, CONTEXT_MASK);
+	if (bytes > read &&
+	    bpf_probe_read_user(head + 1, bytes, (void *)(at + CONTEXT_HEAD_BYTES)))
 		bytes = 0; /* not resident, or not there: the ids are read */
-	if (READ_USER(at_again, pointer_at) || at_again != at || READ_USER(again, at) ||
-	    !is_same_head(&head, &again))
+	if (READ_USER(again, at) || !is_same_head(head, &again))
 		return 0;
-	return sizeof(head) + bytes;
+	return CONTEXT_HEAD_BYTES + bytes;
 }

@@ -1,7 +1,7 @@
 /*
  * Threads that change their contexts at random, and log when, until the end of the input:
- * program PAYLOAD LOG THREADS [LIBRARY]. The payload is that of the process context. A LIBRARY is
- * opened after LATE_MS milliseconds, in which no thread has a context.
+ * program PAYLOAD LOG THREADS [LIBRARY...]. The payload is that of the process context. Libraries are
+ * opened after LATE_MS milliseconds, in which no thread has a context; the last has the variable.
  */
 #define _GNU_SOURCE
 #include "publish.h"
@@ -119,7 +119,10 @@ int main(int count, char **words)
 #ifdef LATE_MS
 	for (uint64_t end = now() + LATE_MS * 1000000ull; now() < end;)
 		syscall(SYS_getppid);
-	void *library = dlopen(words[4], RTLD_NOW | RTLD_LOCAL);
+	void *library = 0;
+
+	for (int i = 4; i < count; i++)
+		library = dlopen(words[i], RTLD_NOW | RTLD_LOCAL);
 
 	if (!library) {
 		fprintf(stderr, "%s\n", dlerror());

@@ -10,7 +10,6 @@ import pytest
 from otel_kprofiler.bpf import (
     PROGRAMS,
     RECORD_HEADER_BYTES,
-    ContextPlace,
     ProgramConfig,
     ProgramOffsets,
     SpanClass,
@@ -203,8 +202,9 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     assert find_member_offsets(btf, "span_slot", ("said_at", "context_at")) == (0, 8)
     for name, fields in (("span_path", SpanPath._fields), ("span_class", SpanClass._fields)):
         assert find_member_offsets(btf, name, fields) == tuple(range(0, 8 * len(fields), 8))
-    place = ("start_time_ns", "stack_start", *ContextPlace._fields)
-    assert find_member_offsets(btf, "context_place", place) == tuple(range(0, 56, 8))
+    vector = ("length_at", "first_at", "entry_at")
+    place = ("start_time_ns", "stack_start", "offset", "module", "generation", *vector)
+    assert find_member_offsets(btf, "context_place", place) == tuple(range(0, 64, 8))
 
 
 def test_the_path_to_spans_is_packed_with_its_classes():

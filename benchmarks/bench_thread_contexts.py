@@ -1,0 +1,107 @@
+"""Thread contexts: what reading one adds to a sample, and what it costs a process without any."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from benchmarks.bench_unwinding import program_times, program_usage
+from benchmarks.rows import Row
+from otel_kprofiler.bpf import ContextPlace
+from otel_kprofiler.host import Access
+from otel_kprofiler.processes import ProcessContexts
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from tests.thread_contexts import build, write_payload
+
+MODELS: Final = ("local_exec", "descriptor", "opened_descriptor")
+STATES: Final = ("nobody publishes", "another process publishes", "it publishes")
+LATEST_S: Final = 30.0
+GOAL_NS: Final = 300
+
+
+class _Place:
+    """Keeps the arguments of the registration of the one process."""
+
+    words: tuple[int, int, int, ContextPlace] | None = None
+
+    def register(self, tgid: int, start: int, stack_start: int, place: ContextPlace) -> None:
+        """See :class:`ContextReader`."""
+        self.words = (tgid, start, stack_start, place)
+
+    def release(self, tgid: int) -> bool:
+        """See :class:`ContextReader`."""
+        return False
+
+
+def _find_place(sampler: EbpfSampler) -> tuple[int, int, int, ContextPlace]:
+    kept, until = _Place(), time.monotonic() + LATEST_S
+    contexts = ProcessContexts(Access(), first_look_s=0)
+    contexts.follow_threads(kept)
+    try:
+        while kept.words is None:
+            if time.monotonic() > until:
+                raise TimeoutError("the process publishes no thread contexts")
+            time.sleep(0.1)
+            processes = {sample.process for sample in sampler.drain()}
+            for process in processes:
+                contexts.expect(process)
+            contexts.look(processes)
+    finally:
+        contexts.close()
+    return kept.words
+
+
+def _measure(model: str, rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Nanoseconds of a run in each state, in turns, of a program in one context."""
+    config = SamplerConfig(
+        samples_per_second=999, stacks="user", user_unwinding="frame_pointers",
+        target_comms=(b"program",),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as directory, program_times():
+        program, libraries = build(Path(directory), model, source="steady.c")
+        words = [program, write_payload(Path(directory)), *libraries]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        sampler = EbpfSampler(config)
+        sampler.start()
+        try:
+            mine = _find_place(sampler)
+            costs: dict[str, list[float]] = {state: [] for state in STATES}
+            for _ in range(rounds):
+                for state, values in costs.items():
+                    if state == STATES[1]:
+                        sampler.contexts.register(mine[0] ^ 64, *mine[1:])
+                    elif state == STATES[2]:
+                        sampler.contexts.register(*mine)
+                    start = program_usage()
+                    time.sleep(seconds)
+                    end = program_usage()
+                    values.append((end[0] - start[0]) / max(1, end[1] - start[1]))
+                    sampler.drain()
+                    for tgid in (mine[0], mine[0] ^ 64):
+                        sampler.contexts.release(tgid)
+        finally:
+            sampler.close()
+            process.kill()
+            process.wait()
+    return costs
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """The rows of this topic."""
+    for model in MODELS:
+        costs = _measure(model, 9 if quick else 25, 0.6)
+        plain = costs[STATES[0]]
+        for state, goal in ((STATES[1], "≤ 20 ns"), (STATES[2], f"≤ {GOAL_NS} ns")):
+            pairs = zip(costs[state], plain, strict=True)
+            added = statistics.median(with_it - without for with_it, without in pairs)
+            yield Row(
+                f"thread contexts, {model}: {state}",
+                f"{added:+.0f} ns a sample",
+                f"without {statistics.median(plain):.0f} ns",
+                goal=goal,
+            )
