@@ -24,18 +24,46 @@ _MOST_BINS: Final = 1500
 _STEPS: Final = (10, 20, 50, 100, 200, 500)
 """Widths of a bin in milliseconds; wider ones are whole seconds."""
 _ROW_BITS: Final = 32
-FrameRow = tuple[str, str, str, str, int]
-"""Name, module, reason for having no name, colour, and whether it is inlined."""
+
+
+class FrameRow(NamedTuple):
+    """A frame as the page shows it.
+
+    Attributes:
+        label: name, with the line where the function alone does not identify what runs.
+        module: name of the module; of code without modules, its source file.
+        reason: why there is no name, empty if there is one.
+        color: a key of the colours above.
+        inlined: 1 if it was inlined into the frame before it, otherwise 0.
+        file: source file, empty if unknown.
+        line: 1-based source line, 0 if unknown.
+    """
+
+    label: str
+    module: str = ""
+    reason: str = ""
+    color: str = "process"
+    inlined: int = 0
+    file: str = ""
+    line: int = 0
 
 
 def frame_row(entry: Entry) -> FrameRow:
     """The row of an entry of a stack."""
-    return entry.label, entry.module, entry.reason, entry.color, int(entry.inlined)
+    return FrameRow(
+        entry.label,
+        entry.module,
+        entry.reason,
+        entry.color,
+        int(entry.inlined),
+        entry.file,
+        entry.line,
+    )
 
 
 def process_row(name: str) -> FrameRow:
     """The row of the root that the stacks of a process stand on."""
-    return name, "", "", "process", 0
+    return FrameRow(name)
 
 
 class Interval(NamedTuple):
@@ -271,15 +299,22 @@ def assemble(
     """
     strings: dict[str, int] = {"": 0}
     frame_rows = [
-        (*(_index(strings, text) for text in (name, module, reason)), _KINDS[color], inlined)
-        for name, module, reason, color, inlined in frames
+        (
+            *(_index(strings, text) for text in (row.label, row.module, row.reason, row.file)),
+            _KINDS[row.color],
+            row.inlined,
+            row.line,
+        )
+        for row in frames
     ]
     process_rows = [(_index(strings, name), pid) for name, pid in processes]
     thread_rows = [(_index(strings, name), tid, process) for name, tid, process in threads]
     return {
         "kinds": [_kind(kind, periods) for kind, periods in kinds.items()],
         "strings": [escape_controls(text) for text in strings],
-        "frames": _columns(frame_rows, "name", "module", "reason", "kind", "inlined"),
+        "frames": _columns(
+            frame_rows, "name", "module", "reason", "file", "kind", "inlined", "line"
+        ),
         "nodes": {name: pack(nodes.pop(name)) for name in list(nodes)},
         "processes": _columns(process_rows, "name", "pid"),
         "threads": _columns(thread_rows, "name", "tid", "process"),

@@ -15,7 +15,7 @@ from typing import Final
 from otel_kprofiler.errors import KProfilerError, describe_error
 
 _APPLICATION: Final = 0x6B707276  # of the file format, for PRAGMA application_id
-_VERSION: Final = 1
+_VERSION: Final = 2
 _BUSY_S: Final = 60.0
 _CACHE_KIB: Final = 8192
 _WAL_BYTES: Final = 16 << 20
@@ -39,7 +39,7 @@ CREATE TABLE threads (
     UNIQUE (resource, tid, name));
 CREATE TABLE frames (
     id INTEGER PRIMARY KEY, label TEXT, module TEXT, reason TEXT, color TEXT, inlined INTEGER,
-    UNIQUE (label, module, reason, color, inlined));
+    file TEXT, line INTEGER, UNIQUE (label, module, reason, color, inlined, file, line));
 CREATE TABLE nodes (
     id INTEGER PRIMARY KEY, parent INTEGER, frame INTEGER, UNIQUE (parent, frame));
 CREATE TABLE samples (

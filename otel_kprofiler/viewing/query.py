@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.formats import About, assemble, choose_bin_ms
+from otel_kprofiler.formats import About, FrameRow, assemble, choose_bin_ms
 from otel_kprofiler.model import ProfileKind
 from otel_kprofiler.viewing.database import open_reader
 from otel_kprofiler.viewing.server import Query, QueryError
@@ -38,6 +38,7 @@ WITH RECURSIVE used(id, parent, frame) AS (
     SELECT nodes.id, nodes.parent, nodes.frame FROM used JOIN nodes ON nodes.id = used.parent)
 SELECT id, parent, frame FROM used ORDER BY id
 """
+_FRAME: Final = f"SELECT {', '.join(FrameRow._fields)} FROM frames WHERE id = ?"  # noqa: S608
 _LOST: Final = "SELECT total(lost) FROM losses WHERE end_ns > :start AND start_ns < :end"
 
 
@@ -292,7 +293,7 @@ class _Content:
             "count": counts,
         }
 
-    def _read_nodes(self) -> tuple[dict[str, Sequence[int]], list[tuple[str, str, str, str, int]]]:
+    def _read_nodes(self) -> tuple[dict[str, Sequence[int]], list[FrameRow]]:
         """Columns of nodes, and their frames; samples get their numbers."""
         ids, parents, of_frame = array("Q"), array("i"), array("I")
         frames: dict[int, int] = {}
@@ -304,8 +305,9 @@ class _Content:
         samples = self._columns["node"]
         leaves = {leaf: bisect_left(ids, leaf) for leaf in set(samples)}
         self._columns["node"] = array("I", [leaves[leaf] for leaf in samples])
-        query = "SELECT label, module, reason, color, inlined FROM frames WHERE id = ?"
-        found = [self._database.execute(query, (number,)).fetchone() for number in frames]
+        found = [
+            FrameRow(*self._database.execute(_FRAME, (number,)).fetchone()) for number in frames
+        ]
         return {"parent": parents, "frame": of_frame}, found
 
 

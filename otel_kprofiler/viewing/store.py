@@ -245,10 +245,8 @@ class SampleStore:
         key = ("frame", *row)
         found = self._ids.get(key)
         if found is None:
-            *texts, color, inlined = row
-            columns = "label, module, reason, color, inlined"
-            shown = map(escape_controls, texts)
-            found = self._ids[key] = self._id("frames", columns, *shown, color, inlined)
+            shown = (escape_controls(value) if isinstance(value, str) else value for value in row)
+            found = self._ids[key] = self._id("frames", ", ".join(FrameRow._fields), *shown)
         return found
 
     def _id(self, table: str, columns: str, *values: Any) -> int:

@@ -370,28 +370,44 @@ def rows(page, table="functions"):
     )
 
 
+def sort(page, heading):
+    page.evaluate(
+        "[...document.querySelectorAll('th button')]"
+        f".find(button => button.textContent === '{heading}').click()"
+    )
+
+
 def test_the_table_has_functions_with_callers_and_callees(page):
     page.press("3")
-    assert rows(page)[:2] == [["ext4_read", "60", "60"], ["[vmlinux+0x300]", "25", "25"]]
-    page.evaluate("[...document.querySelectorAll('th button')][1].click()")
-    assert rows(page)[0] == ["do_syscall_64", "0", "100"]
-    assert page.evaluate("document.querySelector('[aria-sort]').textContent") == "Total"
+    assert rows(page)[:2] == [
+        ["ext4_read", "60", "60.00%", "60", "60.00%"],
+        ["[vmlinux+0x300]", "25", "25.00%", "25", "25.00%"],
+    ]
+    sort(page, "Total")
+    assert rows(page)[0] == ["do_syscall_64", "0", "0.00%", "100", "100.00%"]
+    assert page.evaluate("document.querySelector('[aria-sort]').textContent") == "Total %"
     page.evaluate("document.querySelector('tbody button').click()")
     details = "do_syscall_64 · in vmlinux · self 0 samples, 0.00% · total 100 samples, 100.00%"
     assert text(page, "details") == details
-    assert rows(page, "callers") == [["[0x401000]", "60"], ["sh", "25"], ["dd", "15"]]
+    assert rows(page, "callers") == [
+        ["[0x401000]", "60", "60.00%"], ["sh", "25", "25.00%"], ["dd", "15", "15.00%"],
+    ]  # fmt: skip
     assert rows(page, "callees") == [
-        ["vfs_read", "70"], ["[vmlinux+0x300]", "25"], ["bpf_prog_1", "5"],
+        ["vfs_read", "70", "70.00%"], ["[vmlinux+0x300]", "25", "25.00%"],
+        ["bpf_prog_1", "5", "5.00%"],
     ]  # fmt: skip
     page.press("/", *"ext4")
-    assert rows(page) == [["ext4_read", "60", "60"]]
+    assert rows(page) == [["ext4_read", "60", "60.00%", "60", "60.00%"]]
 
 
 def test_recursion_counts_once(browser, tmp_path):
     path = tmp_path / "x.html"
     path.write_text(html([window(("x", 1, [sample([READ, SYSCALL, READ, SYSCALL], 4)]))]))
     browser.open(path.as_uri() + "#tab=table")
-    assert sorted(rows(browser)) == [["do_syscall_64", "0", "4"], ["vfs_read", "4", "4"]]
+    assert sorted(rows(browser)) == [
+        ["do_syscall_64", "0", "0.00%", "4", "100.00%"],
+        ["vfs_read", "4", "100.00%", "4", "100.00%"],
+    ]  # fmt: skip
 
 
 def test_the_sandwich_has_callers_above_and_callees_below(page):
@@ -466,7 +482,7 @@ def test_a_brushed_time_narrows_everything(timeline):
     assert names(timeline).keys() == {"all", "x", "late"}
     assert brushed(timeline) == "6.00 s - 8.50 s · 30 samples"
     timeline.press("3")
-    assert rows(timeline) == [["late", "30", "30"]]
+    assert rows(timeline) == [["late", "30", "100.00%", "30", "100.00%"]]
     timeline.press("w", "1")
     assert "100 samples" in text(timeline, "details")
 
@@ -510,7 +526,7 @@ def test_two_times_can_be_compared(timeline):
         ["late", "100.00%", "+100.00", "100.00%", "+100.00"],
     ]
     timeline.press("d", "w")
-    assert rows(timeline)[0] == ["late", "60", "60"]
+    assert rows(timeline)[0] == ["late", "60", "60.00%", "60", "60.00%"]
 
 
 def test_differences_that_may_be_chance_have_no_colour(browser, tmp_path):
@@ -553,7 +569,7 @@ def test_units_are_samples_time_and_shares(page):
     page.press("u")
     assert text(page, "details") == "all · 1,010 ms, 100.00%"
     page.press("3")
-    assert rows(page)[0] == ["ext4_read", "606 ms", "606 ms"]
+    assert rows(page)[0] == ["ext4_read", "606 ms", "60.00%", "606 ms", "60.00%"]
     page.press("u")
     assert rows(page)[0] == ["ext4_read", "60.00%", "60.00%"]
 

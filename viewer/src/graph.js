@@ -20,7 +20,8 @@ export class Graph {
   #hovered = null;
   #widths = new Map();
 
-  // `events`: zoom(path), tell(tree, box), both when the user does so.
+  // `events`: zoom(path), tell(tree, box), and point(tree, box, place) with a place in the window, or
+  // point(null) for nothing; all when the user does so.
   constructor(label, events) {
     this.events = events;
     this.element = document.createElement("div");
@@ -197,6 +198,11 @@ export class Graph {
     this.#reveal(box);
     this.draw();
     this.events.tell(this.#tree, box);
+    const found = this.#placeOf(box);
+    if (!found || document.activeElement !== this.element) return;
+    const bounds = this.element.getBoundingClientRect();
+    const x = bounds.x + found.place.x + Math.min(found.place.width / 2, 200);
+    this.events.point(this.#tree, box, { x, y: bounds.y + this.#top(found.row) + ROW / 2 });
   }
 
   // Focuses the next match of the search, or the one before; returns its number of all, from 1.
@@ -239,11 +245,13 @@ export class Graph {
       const box = this.#at(event);
       if (!box) return;
       this.#focused = box;
+      this.events.point(null);
       this.events.zoom(this.#tree, box);
     });
     element.addEventListener("mousemove", (event) => {
       const box = this.#at(event) ?? null;
       element.style.cursor = box ? "pointer" : "";
+      this.events.point(box && this.#tree, box, { x: event.clientX, y: event.clientY });
       if (box === this.#hovered) return;
       this.#hovered = box;
       this.draw();
@@ -251,6 +259,7 @@ export class Graph {
     });
     element.addEventListener("mouseleave", () => {
       this.#hovered = null;
+      this.events.point(null);
       this.draw();
     });
     element.addEventListener("scroll", () => {
@@ -260,7 +269,10 @@ export class Graph {
       this.draw();
     });
     element.addEventListener("focus", () => this.draw());
-    element.addEventListener("blur", () => this.draw());
+    element.addEventListener("blur", () => {
+      this.events.point(null);
+      this.draw();
+    });
     element.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       const up = this.#look.rootAtBottom ? "child" : "parent";
@@ -278,6 +290,7 @@ export class Graph {
         }[event.key];
         if (!box) return;
         this.#focused = box;
+        this.events.point(null);
         this.events.zoom(this.#tree, box);
       }
       event.preventDefault();

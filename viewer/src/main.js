@@ -4,10 +4,11 @@ import { colourOf, forgetTheme, reserve } from "./colours.js";
 import { fillFilters, passing } from "./filters.js";
 import { listen } from "./keys.js";
 import { Pane } from "./pane.js";
-import { pattern, Profile } from "./profile.js";
+import { pattern, Profile, read as readProfile } from "./profile.js";
 import { follow } from "./source.js";
 import { isGraph, read, rootOf, write } from "./state.js";
 import { Strip } from "./strip.js";
+import { Tooltip } from "./tooltip.js";
 import { count, fitting, format, unitsOf } from "./units.js";
 
 const LISTED = 8; // binaries in the legend
@@ -92,6 +93,7 @@ function render() {
 }
 
 function draw() {
+  tooltip.hide();
   cancelAnimationFrame(pending);
   pending = 0;
   if (!profile) return;
@@ -123,6 +125,7 @@ function addPane() {
       element("copy").disabled = !name;
       element("around").disabled = !chosen;
     },
+    point: (facts, place) => (facts ? tooltip.show(facts, place) : tooltip.hide()),
   });
   element("panes").append(pane.element);
   return pane;
@@ -200,7 +203,7 @@ function listBinaries() {
 
 function load(data) {
   const before = profile;
-  profile = new Profile(data);
+  profile = new Profile(readProfile(data));
   document.title = element("title").textContent = data.title;
   element("summary").textContent = data.summary;
   document.body.classList.remove("waiting");
@@ -240,6 +243,7 @@ function repaint() {
   draw();
 }
 
+const tooltip = new Tooltip(element("tooltip"));
 const strip = new Strip(element("strip"), {
   drag: (range) => {
     state.range = range;

@@ -16,11 +16,16 @@ export class Pane {
   #trees = new Map();
   #view = null;
 
-  // `events`: zoom(path), choose(function id), sort(column), tell(text, name, function id).
+  // `events`: zoom(path), choose(function id), sort(column), tell(text, name, function id),
+  // point(facts, place) with null for nothing.
   constructor(events) {
     this.events = events;
     const graph = (label, zoom) =>
-      new Graph(`${label}. ${KEYS}`, { zoom, tell: (tree, box) => this.tell(tree, box) });
+      new Graph(`${label}. ${KEYS}`, {
+        zoom,
+        tell: (tree, box) => this.tell(tree, box),
+        point: (tree, box, place) => this.events.point(tree && this.#facts(tree, box), place),
+      });
     const zoom = (tree, box) => {
       events.zoom(tree.path(box));
       this.tell(tree, box);
@@ -132,12 +137,8 @@ export class Pane {
     const [first] = rows;
     if (search) rows = rows.filter(({ at }) => search.frames[profile.functions[at].frame]);
     const columns = Object.entries(NUMBERS).flatMap(([column, name]) => [
-      {
-        key: column, name,
-        text: ({ at }) =>
-          compared ? share(compared[1][column][at], after.all) : this.#brief(sums[column][at]),
-        part: ({ at }) => sums[column][at] / counts.all,
-      },
+      ...this.#amounts({ key: column, name }, rows, ({ at }) => sums[column][at], counts.all,
+        compared && (({ at }) => compared[1][column][at] / (after.all || 1))),
       ...(changes ? [{
         name: "±", text: ({ at }) => inWords(changes[column][at]),
         className: ({ at }) => sign(changes[column][at]),
@@ -180,16 +181,29 @@ export class Pane {
     table.show({
       caption: `${tree.up ? "Callers" : "Callees"} of ${profile.name(root.frame)}`,
       columns: [
-        {
-          name: "Total", text: (row) => (before ? share(change(row).after, 1) : this.#brief(row.value)),
-          part: ({ value }) => value / root.value,
-        },
+        ...this.#amounts({ name: "Total" }, rows, ({ value }) => value, root.value,
+          before && ((row) => change(row).after)),
         ...(before
           ? [{ name: "±", text: (row) => inWords(change(row)), className: (row) => sign(change(row)) }]
           : []),
       ],
       rows, sort: "", chosen: "",
     });
+  }
+
+  // Columns of an amount and of its share, of all or of another number, with bars relative to the
+  // largest. Where amounts are shares, one column has both; `shareOf` then replaces what is shown.
+  #amounts(column, rows, valueOf, all, shareOf) {
+    const { counts, kind, state } = this.#view;
+    const most = rows.reduce((found, row) => Math.max(found, valueOf(row)), 0) || 1;
+    const part = (row) => valueOf(row) / most;
+    if (shareOf) return [{ ...column, part, text: (row) => share(shareOf(row), 1) }];
+    const ofAll = { part, text: (row) => share(valueOf(row), counts.all) };
+    if (fitting(kind, state.unit)[0] === "share") return [{ ...column, ...ofAll }];
+    return [
+      { ...column, text: (row) => this.#brief(valueOf(row)) },
+      { ...column, name: `${column.name} %`, part, text: (row) => share(valueOf(row), all) },
+    ];
   }
 
   // What tables show of a frame.
@@ -220,6 +234,13 @@ export class Pane {
     return before ? share(value, counts.all) : brief(value, counts.all, kind, state.unit);
   }
 
+  // A value in the unit and as a share.
+  #both(value) {
+    const { counts } = this.#view;
+    const [text, percent] = [this.#brief(value), share(value, counts.all)];
+    return text === percent ? text : `${text} · ${percent}`;
+  }
+
   #difference(tree, box) {
     const { before, after, kind } = this.#view;
     return (box.difference ??= difference(
@@ -237,7 +258,7 @@ export class Pane {
       isMatch: (box) => Boolean(search && box.frame >= 0 && search.frames[box.frame]),
       text: (box, tree) => ({
         name: profile.name(box.frame),
-        amount: before ? inWords(this.#difference(tree, box)) : this.#brief(box.value),
+        amount: before ? inWords(this.#difference(tree, box)) : this.#both(box.value),
       }),
     };
   }
@@ -268,6 +289,34 @@ export class Pane {
     const { zoomed } = this.graph;
     if (state.zoom.length && zoomed?.parent) parts.push(`${share(value, zoomed.value)} of the zoomed frame`);
     return parts.join(" · ");
+  }
+
+  // What the tooltip says of a box.
+  #facts(tree, box) {
+    const { profile, counts, before, kind, state } = this.#view;
+    const { frame, parent } = box;
+    const rows = [];
+    const amount = (value) => format(value, counts.all, kind, state.unit);
+    if (before) {
+      const found = this.#difference(tree, box);
+      rows.push(["Before", share(found.before, 1)], ["After", share(found.after, 1)], ["Change", inWords(found)]);
+      if (found.by && found.isChance) rows.push(["", "may be chance"]);
+    } else {
+      rows.push(["Total", amount(box.value)]);
+      if (!tree.up) rows.push(["Self", amount(tree.own(box, counts))]);
+      rows.push(["Of all", share(box.value, counts.all)]);
+      if (parent) rows.push([tree.up ? "Of callee" : "Of parent", share(box.value, parent.value)]);
+    }
+    const { zoomed } = this.graph;
+    if (isGraph(state) && zoomed?.parent && box !== zoomed) rows.push(["Of zoomed", share(box.value, zoomed.value)]);
+    if (frame >= 0) {
+      const [file, module, reason] = [profile.place(frame), ...["module", "reason"].map((name) => profile.text(name, frame))];
+      if (file) rows.push(["File", file]);
+      if (module && module !== profile.text("file", frame)) rows.push(["Module", module]);
+      if (profile.frames.inlined[frame]) rows.push(["Inlined", "into its caller"]);
+      if (reason) rows.push(["No name", reason]);
+    }
+    return { title: profile.name(frame), rows };
   }
 
   tell(tree, box) {

@@ -4,7 +4,8 @@
 //   start_ms, bin_ms      Unix time of the first bin, and the width of all
 //   bins                  their number; parts, if there are several: name, start_ms, bins
 //   strings               every text once
-//   frames                name, module, reason (indices of strings), kind (index of KINDS), inlined
+//   frames                name, module, reason, file (indices of strings), kind (index of KINDS),
+//                         inlined, line (0 if unknown)
 //   nodes                 the tree of all stacks: parent (a lower index, -1 at a root) and frame
 //   processes             name, pid
 //   threads               name, tid, process
@@ -12,6 +13,7 @@
 //                         entry; in the order of their bins
 
 import { hash } from "./hash.js";
+import { merged } from "./transforms.js";
 
 export const KINDS = ["process", "kernel", "module", "bpf", "user", "python"];
 
@@ -28,33 +30,58 @@ function unpack(columns) {
   return Object.fromEntries(Object.entries(columns).map(([name, text]) => [name, read(text)]));
 }
 
+// The recorded data unpacked, with what is the same in every view of it.
+export function read(data) {
+  const found = { ...data, nodes: unpack(data.nodes), samples: unpack(data.samples) };
+  found.parts ??= [{ name: "", start_ms: data.start_ms, bins: data.bins }];
+  found.cpus = [...new Set(found.samples.cpu)].sort((a, b) => a - b);
+  nameFrames(found);
+  findBins(found);
+  return found;
+}
+
+// Of each frame: a hash of what it shows, the same in every profile; the first frame that looks the
+// same (`looks`, which leaves out the line); and the function that it is of.
+function nameFrames(found) {
+  const { strings, frames: { name, module, kind, reason, inlined } } = found;
+  const [functions, shapes] = [new Map(), new Map()];
+  found.hashes = new Uint32Array(name.length);
+  found.looks = new Uint32Array(name.length);
+  found.functionOf = new Uint32Array(name.length);
+  for (let frame = 0; frame < name.length; frame += 1) {
+    const shown = `${strings[name[frame]]}\t${strings[module[frame]]}\t${kind[frame]}`;
+    const shape = `${shown}\t${strings[reason[frame]]}\t${inlined[frame]}`;
+    found.hashes[frame] = hash(shape);
+    if (!shapes.has(shape)) shapes.set(shape, frame);
+    found.looks[frame] = shapes.get(shape);
+    if (!functions.has(shown)) functions.set(shown, functions.size);
+    found.functionOf[frame] = functions.get(shown);
+  }
+  found.functions = [...functions.keys()].map((shown) => ({ id: hash(shown).toString(36) }));
+  found.functionOf.forEach((at, frame) => (found.functions[at].frame ??= frame));
+}
+
+// Index of the first sample of each bin, and of the end.
+function findBins(found) {
+  const { bins, samples: { bin } } = found;
+  found.binStart = new Uint32Array(bins + 1);
+  for (const at of bin) found.binStart[at + 1] += 1;
+  for (let at = 0; at < bins; at += 1) found.binStart[at + 1] += found.binStart[at];
+}
+
 export class Profile {
   #outermost = null;
+  #lines = null;
 
-  constructor(data) {
-    Object.assign(this, data, { nodes: unpack(data.nodes), samples: unpack(data.samples) });
-    this.parts ??= [{ name: "", start_ms: this.start_ms, bins: this.bins }];
-    this.size = this.nodes.parent.length;
-    this.cpus = [...new Set(this.samples.cpu)].sort((a, b) => a - b);
-    this.#nameFrames();
+  // `recorded`: what read() returned.
+  constructor(recorded) {
+    Object.assign(this, recorded);
+    this.recorded = recorded;
+    const { parent, frame, nodeOf } = merged(recorded);
+    this.nodes = { parent, frame };
+    this.nodeOf = nodeOf;
+    this.size = parent.length;
     this.#sortChildren();
-    this.#findBins();
-  }
-
-  // A hash of what each frame shows, the same in every profile; and the function that it is of.
-  #nameFrames() {
-    const { name, module, kind, reason } = this.frames;
-    const functions = new Map();
-    this.hashes = new Uint32Array(name.length);
-    this.functionOf = new Uint32Array(name.length);
-    for (let frame = 0; frame < name.length; frame += 1) {
-      const shown = `${this.strings[name[frame]]}\t${this.strings[module[frame]]}\t${kind[frame]}`;
-      this.hashes[frame] = hash(`${shown}\t${this.strings[reason[frame]]}\t${this.frames.inlined[frame]}`);
-      if (!functions.has(shown)) functions.set(shown, functions.size);
-      this.functionOf[frame] = functions.get(shown);
-    }
-    this.functions = [...functions.keys()].map((shown) => ({ id: hash(shown).toString(36) }));
-    this.functionOf.forEach((at, frame) => (this.functions[at].frame ??= frame));
   }
 
   // Children of each node, in the order of their names.
@@ -74,14 +101,6 @@ export class Profile {
     this.order = order.map((at) => byName[at]);
   }
 
-  // Index of the first sample of each bin, and of the end.
-  #findBins() {
-    const { bin } = this.samples;
-    this.binStart = new Uint32Array(this.bins + 1);
-    for (const at of bin) this.binStart[at + 1] += 1;
-    for (let at = 0; at < this.bins; at += 1) this.binStart[at + 1] += this.binStart[at];
-  }
-
   // Children of a node (-1: the roots).
   children(node) {
     return this.order.subarray(this.first[node + 1], this.first[node + 2]);
@@ -94,6 +113,22 @@ export class Profile {
   // Name of a frame (-1: the root of all).
   name(frame) {
     return frame < 0 ? "all" : this.text("name", frame);
+  }
+
+  // File and lines of the frames that look like one: its line, or the first and last of them.
+  place(frame) {
+    if (!this.#lines) {
+      this.#lines = new Map();
+      this.frames.line.forEach((line, at) => {
+        if (!line) return;
+        const seen = this.#lines.get(this.looks[at]);
+        if (!seen) this.#lines.set(this.looks[at], [line, line]);
+        else seen.splice(0, 2, Math.min(seen[0], line), Math.max(seen[1], line));
+      });
+    }
+    const [first, last] = this.#lines.get(this.looks[frame]) ?? [];
+    const lines = first && (first === last ? `:${first}` : `:${first}–${last}`);
+    return this.text("file", frame) && `${this.text("file", frame)}${lines ?? ""}`;
   }
 
   // What a frame's colour stands for: its kind, and in user code its binary.
@@ -130,7 +165,11 @@ export class Profile {
   count(filter, range = [0, this.bins]) {
     const own = new Float64Array(this.size);
     const { node, count } = this.samples;
-    this.#each(filter, range, (i) => (own[node[i]] += count[i]));
+    const { nodeOf } = this;
+    this.#each(filter, range, (i) => {
+      const at = nodeOf[node[i]];
+      if (at >= 0) own[at] += count[i];
+    });
     return this.sum(own);
   }
 

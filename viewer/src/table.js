@@ -50,15 +50,15 @@ export class Table {
     this.caption.textContent = caption;
     const focused = document.activeElement?.closest?.("tr")?.dataset.id;
     const holds = this.body.contains(document.activeElement);
-    this.head.replaceChildren(header("Function"), ...columns.map(({ name, key }) => {
+    this.head.replaceChildren(header("Function"), ...columns.map(({ name, key, part }) => {
       const cell = header(this.events.sort && key ? "" : name);
-      cell.className = "number";
+      cell.className = part ? "number share" : "number";
       if (!this.events.sort || !key) return cell;
       const button = cell.appendChild(document.createElement("button"));
       button.type = "button";
       button.textContent = name;
       button.addEventListener("click", () => this.events.sort(key));
-      if (sort === key) cell.setAttribute("aria-sort", "descending");
+      if (sort === key && part) cell.setAttribute("aria-sort", "descending");
       return cell;
     }));
     this.body.replaceChildren(...rows.slice(0, this.#limit).map((row) => {
@@ -102,7 +102,7 @@ function nameCell({ id, name, module, family }) {
 
 function numberCell({ text, part, className }, row) {
   const cell = document.createElement("td");
-  cell.className = `number ${className?.(row) ?? ""}`;
+  cell.className = `number ${part ? "share" : ""} ${className?.(row) ?? ""}`;
   cell.textContent = text(row);
   if (part) cell.style.setProperty("--part", `${(100 * part(row)).toFixed(1)}%`);
   return cell;

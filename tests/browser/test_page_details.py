@@ -1,0 +1,157 @@
+"""Details of a frame on the page: the tooltip, shares and bars of tables, files and lines."""
+
+import pytest
+
+from otel_kprofiler.formats import html
+from otel_kprofiler.model import USER_SIDE, Frame, Line
+from tests.browser.test_flamegraph import (
+    HOSTILE,
+    LIBRARIES,
+    PROFILE,
+    PYTHON,
+    SYSCALL,
+    binary,
+    boxes,
+    hover,
+    open_binaries,
+    page,
+    place,
+    rows,
+    sample,
+    sort,
+    window,
+)
+
+__all__ = ["page"]
+
+TOOLTIP = """(tip => tip.hidden ? null : {
+  title: tip.querySelector("strong").textContent,
+  rows: Object.fromEntries([...tip.querySelectorAll("dt")].map(
+    term => [term.textContent, term.nextElementSibling.textContent])),
+  box: tip.getBoundingClientRect().toJSON(),
+})(document.getElementById("tooltip"))"""
+
+
+def tooltip(browser):
+    """Title, rows and place of the tooltip, None while there is none."""
+    return browser.evaluate(TOOLTIP)
+
+
+def test_the_tooltip_is_at_the_pointer_with_self_total_and_shares(page):
+    assert tooltip(page) is None
+    hover(page, "vfs_read")
+    shown = tooltip(page)
+    assert shown["title"] == "vfs_read"
+    assert shown["rows"] == {
+        "Total": "10 samples", "Self": "10 samples", "Of all": "10.00%", "Of parent": "66.67%",
+        "Module": "vmlinux",
+    }  # fmt: skip
+    x, y = place(page, "vfs_read")
+    box = shown["box"]
+    # on the other side of the pointer where the window ends
+    assert min(abs(box["left"] - x), abs(box["right"] - x)) < 40, (x, y, box)
+    assert min(abs(box["top"] - y), abs(box["bottom"] - y)) < 40, (x, y, box)
+    hover(page, "sh")
+    assert tooltip(page)["rows"]["Of parent"] == "25.00%"
+    page.mouse("mouseMoved", 5, 5)
+    assert tooltip(page) is None
+
+
+def test_keys_show_the_tooltip_at_the_frame_in_focus(page):
+    page.press("g", "ArrowUp")
+    shown = tooltip(page)
+    assert (shown["title"], shown["rows"]["Total"]) == ("dd", "75 samples")
+    page.press("Enter")
+    assert tooltip(page) is None
+    page.press("ArrowUp")
+    assert tooltip(page)["rows"]["Of zoomed"] == "80.00%"
+    page.press("Tab")
+    assert tooltip(page) is None
+
+
+def test_in_callers_the_share_is_that_of_the_callee(page):
+    page.press("2")
+    hover(page, "[vmlinux+0x300]")
+    assert tooltip(page)["rows"] == {
+        "Total": "25 samples", "Of all": "25.00%", "Of callee": "25.00%", "Module": "vmlinux",
+        "No name": "the address lies between the symbols of its module",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (900, 420)])
+def test_the_tooltip_stays_inside_the_window(browser, tmp_path, width, height):
+    path = tmp_path / "x.html"
+    path.write_text(html([window(("x" * 80, 1, [sample([SYSCALL], 9)]))]))
+    browser.open(path.as_uri(), width=width, height=height)
+    for name in ("do_syscall_64", "x" * 80):
+        hover(browser, name)
+        box = tooltip(browser)["box"]
+        assert box["left"] >= 0
+        assert box["top"] >= 0
+        assert box["right"] <= width
+        assert box["bottom"] <= height
+
+
+def test_python_frames_have_file_and_line(browser, tmp_path):
+    open_binaries(browser, tmp_path, LIBRARIES[:1])
+    hover(browser, PYTHON)
+    assert tooltip(browser)["rows"]["File"] == "/srv/app/views.py:42"
+
+
+def native(name, line):
+    return Frame(binary("server"), line, (Line(name, "", "/src/main.c", line),), 0, USER_SIDE)
+
+
+def test_lines_of_native_code_are_one_frame_with_all_its_lines(browser, tmp_path):
+    path = tmp_path / "x.html"
+    stacks = [sample([native("leaf", line), native("main", 10)], 5) for line in (7, 3, 12)]
+    path.write_text(html([window(("x", 1, [*stacks, sample([native("main", 11)], 5)]))]))
+    browser.open(path.as_uri())
+    assert [(box["name"], box["share"]) for box in boxes(browser)] == [
+        ("all", 100), ("x", 100), ("main", 100), ("leaf", 75),
+    ]  # fmt: skip
+    hover(browser, "leaf")
+    assert tooltip(browser)["rows"]["File"] == "/src/main.c:3\N{EN DASH}12"
+    browser.press("3")
+    assert rows(browser) == [
+        ["leaf", "15", "75.00%", "15", "75.00%"], ["main", "5", "25.00%", "20", "100.00%"],
+    ]  # fmt: skip
+
+
+def test_the_tooltip_shows_names_as_text(browser, tmp_path):
+    path = tmp_path / "x.html"
+    frame = Frame(binary(HOSTILE), 1, (Line(HOSTILE, "", HOSTILE, 1),), 0, USER_SIDE)
+    path.write_text(html([window(("x", 1, [sample([frame], 5)]))]))
+    browser.open(path.as_uri())
+    hover(browser, HOSTILE)
+    assert tooltip(browser)["title"] == HOSTILE
+    assert tooltip(browser)["rows"]["File"] == f"{HOSTILE}:1"
+    assert browser.evaluate("document.images.length") == 0
+
+
+BARS = """[...viewer.panes[0].functions.body.querySelectorAll(".share")].map(cell => {
+  const [, width] = getComputedStyle(cell).backgroundImage.match(/([\\d.]+)%/);
+  return [cell.textContent, Number(width)];
+})"""
+
+
+def test_shares_have_bars_relative_to_the_largest_beside_the_text(page):
+    page.press("3")
+    bars = dict(page.evaluate(BARS)[::2])
+    assert bars["60.00%"] == 100
+    assert bars["25.00%"] == pytest.approx(41.7, abs=0.1)
+    assert bars["5.00%"] > 8
+    room = """(cell => cell.clientWidth - parseFloat(getComputedStyle(cell).paddingRight)
+      - parseFloat(getComputedStyle(cell).fontSize) * 5.7)(document.querySelector("td.share"))"""
+    assert page.evaluate(room) > 30
+
+
+def test_a_narrow_table_keeps_its_shares_and_can_be_sorted(browser, tmp_path):
+    path = tmp_path / "narrow.html"
+    path.write_text(html([PROFILE]))
+    browser.open(path.as_uri() + "#tab=table", width=390)
+    headings = """[...document.querySelectorAll(".table th")]
+      .filter(one => one.checkVisibility()).map(one => one.textContent)"""
+    assert browser.evaluate(headings)[:3] == ["Function", "Self %", "Total %"]
+    sort(browser, "Total %")
+    assert rows(browser)[0][0] == "do_syscall_64"
