@@ -24,8 +24,8 @@ from api_pages import document_package
 
 ROOT = Path(__file__).parents[1]
 CONTENTS = {
-    "Use": "installation commands record report view top flame-graph off-cpu python coming-from "
-    "faq troubleshooting",
+    "Use": "installation tutorial commands record report view top flame-graph off-cpu python "
+    "coming-from faq troubleshooting",
     "Operate": "configuration permissions reliability faults fleet backends kernels",
     "Build on it": "embedding spans symbols otlp export processes unwinding",
     "Python API": "api/sdk api/symbols api/otlp api/export api/formats api/analysis api/model "

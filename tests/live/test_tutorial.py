@@ -1,0 +1,95 @@
+"""The commands of docs/tutorial.md, in their order, lead to the lines that the page names."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.bpf import LibbpfLoader
+from tests.examples import DOCS
+
+ROOT = DOCS.parent
+PROGRAM = ROOT / "examples" / "slow_orders.py"
+PAGE = (DOCS / "tutorial.md").read_text()
+COMMANDS = [line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+            for line in block.splitlines()]  # fmt: skip
+RUNS, WAITS = "look_up (slow_orders.py:18)", "append (slow_orders.py:26)"
+LIMIT_S = 120
+
+
+@contextlib.contextmanager
+def service(*options):
+    """The pid of the page's service, once it has taken orders for a second."""
+    with subprocess.Popen([sys.executable, PROGRAM, *options], stdout=subprocess.PIPE) as process:
+        try:
+            assert b"ms an order" in process.stdout.readline()
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def run(command, folder, pid=0):
+    """Output of a command of the page, for a process of this test and a shorter time."""
+    command = command.removeprefix("sudo ").replace("17201", str(pid)).replace("-d 10s", "-d 2s")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(["sh", "-ec", command], cwd=folder, env=os.environ | {"PATH": path},
+                          capture_output=True, text=True, timeout=LIMIT_S, check=False)  # fmt: skip
+    none = "no sample matches" in done.stderr  # of a process that hardly runs, in a short time
+    assert done.returncode == 0 or none, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+def repeat(action, is_reached):
+    """The result of an action, repeated until it is the one that the page shows."""
+    deadline = time.monotonic() + LIMIT_S
+    while not is_reached(result := action()):
+        assert time.monotonic() < deadline, result
+    return result
+
+
+def test_the_page_names_the_lines_of_the_service():
+    lines = PROGRAM.read_text().splitlines()
+    assert "copy.deepcopy(PRICES)" in lines[17]
+    assert "os.fsync(journal)" in lines[25]
+    assert "Line 18" in PAGE
+    assert "Line 26" in PAGE
+    assert RUNS in PAGE
+    assert WAITS in PAGE
+
+
+@pytest.mark.live
+@pytest.mark.timeout(6 * LIMIT_S)
+@pytest.mark.skipif(os.geteuid() != 0, reason="the page records as root")
+@pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed")
+def test_the_commands_lead_from_the_symptom_to_the_lines(tmp_path):
+    system = subprocess.check_output(["stat", "-f", "-c", "%T", "/var/tmp"], text=True).strip()
+    if system == "tmpfs":
+        pytest.skip("/var/tmp is a tmpfs: fsync waits for no disk")
+    top, record, runs, calls, waits, compare = COMMANDS
+
+    def record_and_report(pid, record=record, file="slow.otlp"):
+        (tmp_path / file).unlink(missing_ok=True)
+        run(record, tmp_path, pid)
+        return [
+            run(command.replace("slow.otlp", file), tmp_path) for command in (runs, calls, waits)
+        ]
+
+    with service() as pid:
+        repeat(lambda: run(top, tmp_path), lambda text: f"({pid})" in text)
+        repeat(lambda: record_and_report(pid),
+               lambda texts: RUNS in texts[0] and "fsync" in texts[1] and WAITS in texts[2],
+        )  # fmt: skip
+    with service("--mended") as pid:
+        mended = record.replace("slow.otlp", "mended.otlp")
+        texts = repeat(lambda: record_and_report(pid, mended, "mended.otlp"),
+                       lambda texts: "on_cpu: " in texts[0] and "all waits: " in texts[1],
+        )  # fmt: skip
+    assert "deepcopy" not in texts[0]  # a sample may be in line 18, which still reads one price
+    assert "fsync" not in texts[1]
+    assert WAITS not in texts[2]
+    assert "deepcopy" in run(compare, tmp_path)
