@@ -35,13 +35,15 @@ class Turn(NamedTuple, Generic[T]):
     share: CpuShare
 
 
-def find_user(pid: Hashable) -> int | None:
-    """Effective user id of a running process; None if it has exited.
+def find_user(owner: Hashable) -> Hashable:
+    """Effective user id of a running process; None if it has exited; others are by themselves.
 
     The directory is the process's, whatever its files are (task_dump_owner() in fs/proc/base.c).
     """
+    if not isinstance(owner, int):
+        return owner
     try:
-        return os.stat(f"/proc/{pid}").st_uid
+        return os.stat(f"/proc/{owner}").st_uid
     except OSError:
         return None
 
@@ -52,9 +54,9 @@ class FairQueue(Generic[T]):
     Of groups of owners, that which has cost the least is served first, so that the owners of one
     take no turns of another, however many they are.
 
-    This is start-time fair queueing: an owner with new work starts at the cost of the last turn's
-    owner, so that idle time earns no credit. Of owners that have cost the same, the one that has
-    waited longest is next.
+    This is start-time fair queueing: an owner with new work starts at the cost of the owner of its
+    group's last turn, so that idle time earns no credit. Of owners that have cost the same, the one
+    that has waited longest is next.
 
     All owners together have a share of one CPU. A fifth of it is a reserve for owners that had no
     turn in the last minute: they do not wait until the expensive work of another is paid for.
@@ -76,7 +78,8 @@ class FairQueue(Generic[T]):
         self._now_ns, self._find_group = now_ns, find_group
         self._waiting: dict[Hashable, deque[T]] = {}  # without empty ones; longest waiting first
         self._groups: dict[Hashable, Hashable] = {}  # of owners with a cost
-        self._costs, self._group_costs = _Costs(), _Costs()
+        self._costs: dict[Hashable, _Costs] = {}  # of owners, by group
+        self._group_costs = _Costs()
         self._last_ns: dict[Hashable, int] = {}  # time of the last turn, the oldest first
         self._sizes: Counter[Hashable] = Counter()  # how much work of a group waits
 
@@ -87,8 +90,11 @@ class FairQueue(Generic[T]):
         """Add work behind that of the same owner."""
         if owner not in self._waiting:
             self._waiting[owner] = deque()
-            group = self._groups[owner] = self._find_group(owner)
-            self._costs.begin(owner)
+            group = self._find_group(owner)
+            if self._groups.get(owner, group) != group:
+                self._remove(owner)
+            self._groups[owner] = group
+            self._costs.setdefault(group, _Costs()).begin(owner)
             if not self._sizes[group]:
                 self._group_costs.begin(group)
         self._waiting[owner].append(item)
@@ -110,8 +116,9 @@ class FairQueue(Generic[T]):
         if queue:
             self._waiting[owner] = queue
         self._shrink(owner)
-        self._costs.take(owner)
-        self._group_costs.take(self._groups[owner])
+        group = self._groups[owner]
+        self._costs[group].take(owner)
+        self._group_costs.take(group)
         self._last_ns.pop(owner, None)
         self._last_ns[owner] = self._now_ns()
         self._forget()
@@ -120,9 +127,10 @@ class FairQueue(Generic[T]):
     def done(self, turn: Turn[T], cpu_ns: int) -> None:
         """Account for the CPU time of a turn."""
         turn.share.spend(cpu_ns)
-        if turn.owner in self._costs:
-            self._costs[turn.owner] += cpu_ns
-            if (group := self._groups[turn.owner]) in self._group_costs:
+        if turn.owner in self._groups:
+            group = self._groups[turn.owner]
+            self._costs[group][turn.owner] += cpu_ns
+            if group in self._group_costs:
                 self._group_costs[group] += cpu_ns
 
     def drop_last(self) -> T | None:
@@ -143,8 +151,14 @@ class FairQueue(Generic[T]):
         if not queue:
             del self._waiting[owner]
             if owner not in self._last_ns:
-                del self._costs[owner], self._groups[owner]
+                self._remove(owner)
         return item
+
+    def _remove(self, owner: Hashable) -> None:
+        group = self._groups.pop(owner)
+        del self._costs[group][owner]
+        if not self._costs[group]:
+            del self._costs[group]
 
     def _shrink(self, owner: Hashable) -> None:
         group = self._groups[owner]
@@ -179,16 +193,16 @@ class FairQueue(Generic[T]):
         return wait_ns, owner, self._share
 
     def _rank(self, owner: Hashable) -> tuple[int, int]:
-        return self._group_costs[self._groups[owner]], self._costs[owner]
+        group = self._groups[owner]
+        return self._group_costs[group], self._costs[group][owner]
 
     def _forget(self) -> None:
         """Forget the owner without work whose last turn is the longest ago."""
         if len(self._last_ns) > MAX_OWNERS:
             oldest = next(iter(self._last_ns))
             del self._last_ns[oldest]
-            if oldest not in self._waiting:
-                self._costs.pop(oldest, None)
-                self._groups.pop(oldest, None)
+            if oldest not in self._waiting and oldest in self._groups:
+                self._remove(oldest)
         if len(self._group_costs) > MAX_OWNERS:
             idle = (group for group in self._group_costs if group not in self._sizes)
             if (group := next(idle, None)) is not None:

@@ -140,7 +140,7 @@ class _Reader(threading.Thread):
     def __init__(self, name: str, lock: threading.Lock) -> None:
         super().__init__(name=name, daemon=True)
         self._lock = lock  # the caller's lock: a thread that has returned is not abandoned
-        self.jobs: deque[Job] = deque()  # set once abandoned
+        self.jobs: deque[Job] = deque()  # filled once abandoned
         self.on_free: Callable[[], bool] | None = None  # under the lock: whether to end
         self._begun: tuple[Job, threading.Event] | None = None
         self._wake = threading.Semaphore(0)

@@ -1,7 +1,7 @@
 """Parses OTLP JSON into protobuf messages, and reports deviations from OTLP's JSON mapping.
 
 Accepts the variants that producers write (numbers as strings or not, ids as hexadecimal text or
-base64, unknown keys). protobuf's ``json_format`` supports neither.
+base64, unknown keys). protobuf's ``json_format`` supports neither hexadecimal ids nor reports.
 """
 
 from __future__ import annotations

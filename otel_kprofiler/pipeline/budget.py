@@ -27,12 +27,15 @@ GROUP_SHARE: Final = 0.3
 go; and part that the others may take, after five."""
 YOUNG_NS: Final = 10_000_000_000
 """Age up to which a process is young."""
+ROOT_CGROUP_ID: Final = 1
+"""Inode of the root of cgroup v2. On hosts with cgroup v1 alone all processes are in it, so its old
+processes are no group: all services of a user would have a budget together."""
 _OLD_BURST_NS: Final = 5_000_000_000
 """Enough to meet all that run when the agent starts."""
 GROUP_NS: Final = 50_000
 """Later cost of a group of equal samples: closing and encoding its window."""
 CONTEXT_BYTE_NS: Final = 300
-"""Later cost of a byte of its thread context, whose attributes are decoded and encoded."""
+"""The same by bytes of its thread context, whose attributes are decoded and encoded, if more."""
 MAX_PROCESSES: Final = 4096
 """Processes whose cost is remembered, and groups of them; others start anew."""
 COARSE_LABELS: Final[LabelSet] = ((COARSE, "true"),)
@@ -114,16 +117,18 @@ class ProcessBudgets:
         if _is_spent(shares, self._now_ns()):
             self.coarse["group"] += 1
             return False
-        _spend(shares, GROUP_NS + CONTEXT_BYTE_NS * len(sample.context))
+        _spend(shares, max(GROUP_NS, CONTEXT_BYTE_NS * len(sample.context)))
         return True
 
-    def _get_shares(self, sample: RawSample) -> tuple[CpuShare, CpuShare]:
-        """The budgets of the process and of its group."""
+    def _get_shares(self, sample: RawSample) -> tuple[CpuShare, ...]:
+        """The budgets of the process and of its group, if it has one."""
         share = self._shares.get(sample.tgid)
         if share is None:
             share = _keep(self._shares, sample.tgid, CpuShare(SHARE))
         start_ns = sample.start_time_ns
         is_young = start_ns is not None and sample.time_ns - start_ns < YOUNG_NS
+        if not is_young and sample.cgroup_id == ROOT_CGROUP_ID:
+            return (share,)
         key = sample.owner, sample.cgroup_id, is_young
         group = self._groups.get(key)
         if group is None:
@@ -139,11 +144,11 @@ def _keep(shares: dict[KeyT, CpuShare], key: KeyT, share: CpuShare) -> CpuShare:
     return share
 
 
-def _is_spent(shares: tuple[CpuShare, CpuShare], now_ns: int) -> bool:
+def _is_spent(shares: tuple[CpuShare, ...], now_ns: int) -> bool:
     return any(share.wait_ns(now_ns) for share in shares)
 
 
-def _spend(shares: tuple[CpuShare, CpuShare], cost_ns: int) -> None:
+def _spend(shares: tuple[CpuShare, ...], cost_ns: int) -> None:
     for share in shares:
         share.spend(cost_ns)
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """Options of a :class:`Pipeline`; they may be replaced while it runs.
+    """Options of a :class:`Pipeline`.
+
+    While it runs, ``grain`` and ``leaves_out_self_profiled`` may be replaced.
 
     Attributes:
         whole_sink: receives all samples once more at the end, in a single window.

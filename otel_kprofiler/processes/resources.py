@@ -22,7 +22,14 @@ from otel_kprofiler.model import (
     RawSample,
     Resource,
 )
-from otel_kprofiler.otlp import ENDED_PROCESSES, KERNEL_THREAD, SCHEMA_URL, UNIT, USER_UNIT
+from otel_kprofiler.otlp import (
+    ENDED_PROCESSES,
+    KERNEL_THREAD,
+    PROGRAM,
+    SCHEMA_URL,
+    UNIT,
+    USER_UNIT,
+)
 from otel_kprofiler.processes.contexts import ProcessContexts
 from otel_kprofiler.processes.reader import ProcessReader, Reading
 from otel_kprofiler.processes.thread_contexts import ContextReader, decode_context
@@ -207,7 +214,8 @@ class ProcessResources:
         """
         owner = sample.owner if sample.stack_start else None
         program = self._reader.find_program(sample)
-        key = owner, sample.cgroup_id, program.get("process.executable.path")
+        path = program.get("process.executable.path")
+        key = owner, sample.cgroup_id, path, program.get(PROGRAM)
         shared = self._shared.get(key)
         if shared is None:
             if len(self._shared) >= _MOST_SHARED:

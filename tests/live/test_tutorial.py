@@ -35,7 +35,12 @@ def service(*options):
 
 def run(command, folder, pid=0):
     """Output of a command of the page, for a process of this test and a shorter time."""
-    command = command.removeprefix("sudo ").replace("17201", str(pid)).replace("-d 10s", "-d 2s")
+    command = (
+        command.removeprefix("sudo ")
+        .replace("17201", str(pid))
+        .replace("-d 10s", "-d 2s")
+        .replace("-n 4", "-n 40")
+    )
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(["sh", "-ec", command], cwd=folder, env=os.environ | {"PATH": path},
                           capture_output=True, text=True, timeout=LIMIT_S, check=False)  # fmt: skip

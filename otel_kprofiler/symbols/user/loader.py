@@ -194,21 +194,21 @@ class SymbolLoader(ForkAware):
         if isinstance(content, OpenFile):
             content = content._replace(fd=os.dup(content.fd))
         self._waiting.put(file.owner, _Waiting(file, content))
-        if len(self._waiting) > MAX_WAITING and (dropped := self._waiting.drop_last()):
-            _close(dropped.content)
-            self._unread -= 1
-            self._drop(dropped.file)
+        if len(self._waiting) > MAX_WAITING:
+            if dropped := self._waiting.drop_last():
+                _close(dropped.content)
+                self._unread -= 1
+                dropped.file.names = _DROPPED
+                self._dropped += 1
+            else:
+                self._code_waits = False
         self._start()
         self._changed.notify_all()
-
-    def _drop(self, file: _File) -> None:
-        file.names = _DROPPED
-        self._dropped += 1
 
     def _put_code(self) -> None:
         if not self._code_waits and not self._stopping:
             self._code_waits = True
-            self._waiting.put(_MADE_CODE, None)  # one entry, which the limit does not count
+            self._waiting.put(_MADE_CODE, None)
             self._start()
             self._changed.notify_all()
 

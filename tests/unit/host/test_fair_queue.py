@@ -139,6 +139,19 @@ def test_many_owners_of_a_group_take_no_turns_of_another(grouped):
     assert owners.count("storm") == 3
 
 
+def test_an_owner_begins_at_the_cost_of_its_own_group(grouped):
+    grouped.put(("many", "costly"), 0)
+    grouped.done(grouped.take(), 2000 * TURN_NS)
+    for number in range(50):
+        grouped.put(("many", "busy"), number)
+    grouped.put(("alone", 0), 0)
+    grouped.done(grouped.take(), 1000 * TURN_NS)
+    grouped.put(("alone", 0), 0)
+    assert serve(grouped)[0] == ("alone", 0)
+    grouped.put(("many", "new"), 0)
+    assert [serve(grouped)[0][1] for _ in range(2)] == ["busy", "new"]
+
+
 def test_costs_of_a_group_are_those_of_its_owners(grouped, clock):
     for number in range(10):
         grouped.put(("costly", number), 0)
@@ -171,6 +184,7 @@ def test_groups_are_forgotten(grouped):
 def test_processes_are_grouped_by_user():
     assert find_user(os.getpid()) == os.geteuid()
     assert find_user(2**30) is None, "no such process"
+    assert find_user("code") == "code", "no process"
 
 
 def test_owners_are_forgotten(queue):
@@ -179,7 +193,7 @@ def test_owners_are_forgotten(queue):
         serve(queue)
         queue.put(-owner - 1, 0)
         queue.drop_last()
-    assert len(queue._costs) <= MAX_OWNERS
+    assert sum(map(len, queue._costs.values())) <= MAX_OWNERS
 
 
 def test_without_limit_all_work_is_taken(queue):

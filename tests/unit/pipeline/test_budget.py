@@ -22,6 +22,7 @@ from otel_kprofiler.pipeline.budget import (
     GROUP_NS,
     GROUP_SHARE,
     MAX_PROCESSES,
+    ROOT_CGROUP_ID,
     SHARE,
     YOUNG_NS,
     ProcessBudgets,
@@ -195,7 +196,7 @@ def test_attributes_of_thread_contexts_cost_by_their_size(parts):
     for number in range(count):
         context = attributes + b"%250d" % number
         parts.add(sample(NOISY)._replace(context=context))
-    most = SECOND_NS // (GROUP_NS + CONTEXT_BYTE_NS * len(context))
+    most = SECOND_NS // (CONTEXT_BYTE_NS * len(context))
     assert 0.9 * most <= count - parts.budgets.coarse["group"] <= most
     (coarse,) = [samples for samples in parts.close()[f"exe-{NOISY}-0"] if samples[3]]
     assert coarse[3] == COARSE_LABELS
@@ -242,6 +243,13 @@ def test_short_lived_processes_take_no_budget_of_others(parts, other):
     assert resource is not SHARED
     (good,) = [samples for samples in parts.close()[f"exe-{GOOD}-0"] if samples[2] == "good thread"]
     assert good[3] == ()
+
+
+def test_old_processes_of_the_root_cgroup_have_budgets_of_their_own(parts):
+    for tgid in range(1000, 3000):
+        taken = sample(tgid, number=tgid, exec_id=tgid, age_ns=2 * YOUNG_NS)
+        assert parts.add(taken._replace(cgroup_id=ROOT_CGROUP_ID))[1] is not SHARED
+    assert not parts.budgets.coarse.total()
 
 
 def test_processes_that_wait_until_they_are_old_have_a_budget_together(parts):
