@@ -87,11 +87,17 @@ def read_page(path):
     """Samples of a page, with all that it shows of them."""
     page = data(path.read_text())
     strings, frames, nodes = page["strings"], page["frames"], page["nodes"]
-    rows = list(zip(*frames.values(), strict=True))
+    texts = {"name", "module", "reason", "file"}
+    rows = list(
+        zip(
+            *([strings[at] for at in column] if name in texts else column
+              for name, column in frames.items()),
+            strict=True,
+        )
+    )  # fmt: skip
     stacks = {-1: ()}
     for node, (parent, frame) in enumerate(zip(nodes["parent"], nodes["frame"], strict=True)):
-        name, module, reason, *rest = rows[frame]
-        stacks[node] = (*stacks[parent], (strings[name], strings[module], strings[reason], *rest))
+        stacks[node] = (*stacks[parent], rows[frame])
     threads = [
         (strings[name], tid, strings[page["processes"]["name"][process]],
          page["processes"]["pid"][process])
