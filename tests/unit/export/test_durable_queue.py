@@ -113,8 +113,8 @@ def test_the_next_run_delivers_what_was_pending_at_shutdown(open_queue):
     for number in range(1, 4):
         queue.put(numbered(number))
     started = time.monotonic()
-    queue.shutdown(5000)
-    assert time.monotonic() - started < 4, "shutdown does not wait for an unreachable receiver"
+    queue.shutdown(60_000)
+    assert time.monotonic() - started < 30, "shutdown does not wait for an unreachable receiver"
     assert check(queue)[1:4] == (0, {}, 6)
     receiver = Receiver()
     again = open_queue(receiver)

