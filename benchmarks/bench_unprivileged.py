@@ -1,7 +1,7 @@
-"""Measures what a user without capabilities could record of such programs, beside ``record``.
+"""Measures what a user without capabilities could record, beside ``record``.
 
-With ``perf_event_paranoid`` at 2 the kernel gives such a user perf events of own processes, without
-kernel mode, and the chain of frame pointers of user mode.
+With ``perf_event_paranoid`` at 2 the kernel samples a user's processes in user mode alone, with the
+chain of frame pointers.
 """
 
 import ctypes
@@ -12,14 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from benchmarks.bench_unwinding import drain
 from benchmarks.rows import Row
 from otel_kprofiler.host.perf import COUNT_SW_CPU_CLOCK, PerfAttributes, open_perf_event
-from otel_kprofiler.model import STACK_OK, USER_SIDE
+from otel_kprofiler.model import STACK_OK
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
 PYTHON: Final = "import json\nwhile True: json.loads(json.dumps(list(range(2000))))"
@@ -41,9 +41,9 @@ PERIOD_NS: Final = 1_000_000
 # include/uapi/linux/perf_event.h
 _SAMPLE_CALLCHAIN: Final = 1 << 5
 _EXCLUDE_KERNEL, _EXCLUDE_HV = 1 << 5, 1 << 6
-_RECORD_SAMPLE: Final = 9
+_RECORD_SAMPLE: Final = struct.pack("=I", 9)
 _DATA_HEAD: Final = 1024
-_PAGES: Final = 256
+_RING_BYTES: Final = 256 * mmap.PAGESIZE
 _NEAR_BYTES: Final = 256
 """The function that calls main() has no exported name; it stands beside ``__libc_start_main``."""
 
@@ -85,8 +85,7 @@ def _sample_chains(pid: int, seconds: float) -> Seen:
         flags=_EXCLUDE_KERNEL | _EXCLUDE_HV,
     )
     event = open_perf_event(attributes, pid=pid)
-    page = mmap.PAGESIZE
-    ring = mmap.mmap(event, (1 + _PAGES) * page)
+    ring = mmap.mmap(event, mmap.PAGESIZE + _RING_BYTES)
     samples = whole = tail = 0
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -94,14 +93,10 @@ def _sample_chains(pid: int, seconds: float) -> Seen:
         head, _ = struct.unpack_from("=QQ", ring, _DATA_HEAD)
         while tail < head:
             record = _take(ring, tail)
-            kind, _, size = struct.unpack_from("=IHH", record)
-            tail += size
-            if kind != _RECORD_SAMPLE:
-                continue
-            (count,) = struct.unpack_from("=Q", record, 8)
-            chain = struct.unpack_from(f"={count}Q", record, 16)
-            samples += 1
-            whole += chain[-1] in caller
+            tail += len(record)
+            if record[:4] == _RECORD_SAMPLE:
+                samples += 1
+                whole += struct.unpack_from("=Q", record, len(record) - 8)[0] in caller
         struct.pack_into("=Q", ring, _DATA_HEAD + 8, tail)
     return Seen(samples, whole)
 
@@ -120,11 +115,9 @@ def _find_libc(process: str) -> int:
 
 def _take(ring: mmap.mmap, tail: int) -> bytes:
     """Returns the record at a position of the ring, which may continue at its beginning."""
-    size_bytes = _PAGES * mmap.PAGESIZE
-    header = bytes(ring[mmap.PAGESIZE + (tail + n) % size_bytes] for n in range(8))
-    size = struct.unpack("=IHH", header)[2]
-    at = tail % size_bytes
-    first = ring[mmap.PAGESIZE + at : mmap.PAGESIZE + min(size_bytes, at + size)]
+    at = mmap.PAGESIZE + tail % _RING_BYTES
+    (size,) = struct.unpack_from("=H", ring, at + 6)  # records are aligned to 8 bytes
+    first = ring[at : at + size]
     return first + ring[mmap.PAGESIZE : mmap.PAGESIZE + size - len(first)]
 
 
@@ -132,19 +125,11 @@ def see_with_capabilities(pid: int, seconds: float) -> Seen:
     """Sample a process as ``record`` does."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=999, stacks="both", target_pids=(pid,)))
     sampler.start()
-    ends = Counter[int]()
-    samples = 0
     try:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            sampler.wait(0.1)
-            for sample in sampler.drain():
-                samples += 1
-                sides = dict(sample.collected)
-                ends[sides.get(USER_SIDE, STACK_OK)] += 1
+        ends = drain(sampler, seconds)
     finally:
         sampler.close()
-    return Seen(samples, ends[STACK_OK])
+    return Seen(ends.total(), ends[STACK_OK])
 
 
 def share_in_kernel(pid: int) -> float:

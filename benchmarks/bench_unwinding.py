@@ -70,10 +70,10 @@ def measure(way: Way, rate: int, seconds: float, totals: Totals) -> None:
     sampler = EbpfSampler(SamplerConfig(samples_per_second=rate, **way.settings))  # type: ignore[arg-type]
     sampler.start()
     try:
-        _drain(sampler, WARM_UP_S)
+        drain(sampler, WARM_UP_S)
         before, used = sampler.counts()["on_cpu"], program_usage()
         began = time.monotonic()
-        statuses = _drain(sampler, seconds)
+        statuses = drain(sampler, seconds)
         after, used_then = sampler.counts()["on_cpu"], program_usage()
         totals.seconds += time.monotonic() - began
         totals.taken += after.taken - before.taken + _empty(after) - _empty(before)
@@ -90,8 +90,8 @@ def _empty(counts) -> int:
     return counts.filtered["empty"]
 
 
-def _drain(sampler: EbpfSampler, seconds: float) -> Counter[int]:
-    """The ends of the user stacks of so many seconds."""
+def drain(sampler: EbpfSampler, seconds: float) -> Counter[int]:
+    """Drain a sampler for so many seconds; returns the ends of user stacks."""
     statuses, until = Counter[int](), time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         sampler.wait(min(left, 0.25))
@@ -105,8 +105,8 @@ def cut_off(seconds: float) -> Row:
     sampler = EbpfSampler(SamplerConfig(samples_per_second=99, stacks="both"))
     sampler.start()
     try:
-        _drain(sampler, SETTLE_S)
-        statuses = _drain(sampler, seconds)
+        drain(sampler, SETTLE_S)
+        statuses = drain(sampler, seconds)
     finally:
         sampler.close()
     causes = {end.name.lower(): statuses[status] for status, end in TRUNCATED_STACKS.items()}
