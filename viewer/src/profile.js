@@ -166,10 +166,7 @@ export class Profile {
     const own = new Float64Array(this.size);
     const { node, count } = this.samples;
     const { nodeOf } = this;
-    this.#each(filter, range, (i) => {
-      const at = nodeOf[node[i]];
-      if (at >= 0) own[at] += count[i];
-    });
+    this.#each(filter, range, (i) => (own[nodeOf[node[i]]] += count[i]));
     return this.sum(own);
   }
 
