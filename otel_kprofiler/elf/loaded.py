@@ -39,7 +39,7 @@ _CHUNK_BYTES: Final = 24 * 64 * 1024
 
 
 class ThreadStorage(NamedTuple):
-    """The PT_TLS segment of a file, of which each thread has a copy.
+    """The PT_TLS segment of a file; each thread has a copy of it.
 
     Attributes:
         address: of its initial content (SVMA).

@@ -256,7 +256,7 @@ def _divide(message: Any, parts: int) -> list[Any]:
 
 def _divide_samples(message: Any, parts: int) -> list[Any]:
     slices = _slices(message)
-    count = sum(part.end - part.start for part in slices)
+    count = sum(piece.end - piece.start for piece in slices)
     if count <= 1:
         return _halve_times(message)
     size = math.ceil(count / parts)
@@ -307,12 +307,12 @@ def _derive_id(whole: bytes, start: int) -> bytes:
 def _take(message: Any, slices: Sequence[_Slice]) -> Any:
     """Returns a message with a selection of the samples, and a dictionary of the values in use."""
     part = ExportProfilesServiceRequest()
-    for number, of_resource in groupby(slices, lambda part: part.place.resource):
+    for number, of_resource in groupby(slices, lambda piece: piece.place.resource):
         resource = message.resource_profiles[number]
         new_resource = part.resource_profiles.add(schema_url=resource.schema_url)
         if resource.HasField("resource"):
             new_resource.resource.CopyFrom(resource.resource)
-        for second, of_scope in groupby(of_resource, lambda part: part.place.scope):
+        for second, of_scope in groupby(of_resource, lambda piece: piece.place.scope):
             scope = resource.scope_profiles[second]
             new_scope = new_resource.scope_profiles.add(schema_url=scope.schema_url)
             if scope.HasField("scope"):

@@ -289,7 +289,7 @@ class Pipeline(Generic[SamplerT]):
 
         A full window ends before the next sample; the remaining samples wait for the next window.
         """
-        windows = self._get_windows()
+        windows, pause = self._get_windows(), self.options.pause
         with self._lock:
             samples = self._gate.release(before_ns)
             self._resolving = count_kinds(samples)
@@ -306,8 +306,8 @@ class Pipeline(Generic[SamplerT]):
                 if self._whole:
                     self._whole.add(sample, stack, resource)
                 samples.pop()  # early, because a backlog takes much memory
-                if self.options.pause:
-                    self.options.pause()
+                if pause:
+                    pause()
         finally:
             # Exceptions lose no sample.
             with self._lock:

@@ -200,7 +200,7 @@ class SymbolLoader(ForkAware):
                 self._unread -= 1
                 dropped.file.names = _DROPPED
                 self._dropped += 1
-            else:
+            else:  # made code, which asks again
                 self._code_waits = False
         self._start()
         self._changed.notify_all()
