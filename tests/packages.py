@@ -1,7 +1,8 @@
 """The purpose of each package, and the packages it may import.
 
 ``tests/unit/test_layers.py`` enforces this table. ``python -m tests.packages`` writes it to
-docs/architecture.md, a list of all modules to docs/modules.md, and the manual pages to docs/man.
+docs/architecture.md, a list of all modules to docs/modules.md, the manual
+pages to docs/man, and the schema of the Helm chart.
 """
 
 import ast
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests import man
+from tests import chart, man
 
 SOURCES = Path(__file__).parents[1] / "otel_kprofiler"
 PAGE = SOURCES.parent / "docs" / "architecture.md"
@@ -195,6 +196,7 @@ def main() -> None:
             path.write_text(text)
             sys.stdout.write(f"wrote {path}\n")
     man.main()
+    chart.main()
 
 
 if __name__ == "__main__":
