@@ -439,9 +439,11 @@ class Agent:
             signal.SIGINT: self._request_stop,
             signal.SIGHUP: self._request_reload,
         }
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        old_handlers = {
+            number: signal.signal(number, handler) for number, handler in handlers.items()
+        }
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in old_handlers.items():
                 signal.signal(number, handler)

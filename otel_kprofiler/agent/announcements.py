@@ -31,7 +31,8 @@ def describe_start(
     missing = read_capabilities(files).missing(OF_OTHERS)
     left_out = describe_left_out(sampler.config, user_symbols, missing)
     places = ", ".join(
-        f"{one.name} ({one.destination})" if one.destination else one.name for one in exporters
+        f"{exporter.name} ({exporter.destination})" if exporter.destination else exporter.name
+        for exporter in exporters
     )
     cpus = describe_count(len(sampler.cpus), "CPU")
     what = describe_sampling(sampler.config)
@@ -45,17 +46,21 @@ def make_account_record(account: Account, *, as_json: bool) -> logging.LogRecord
         account: of all samples.
         as_json: the numbers are values of ``account``, by kind; otherwise they are in the message.
     """
-    missed = [kind for kind, one in account.kinds.items() if _is_missed_unusual(one)]
+    missed = [
+        kind for kind, kind_account in account.kinds.items() if _is_missed_unusual(kind_account)
+    ]
     message = "account of all samples"
     if as_json and missed:
         message += f"; missed: {_MISSED}"
     elif not as_json:
         message = "; ".join(
-            _describe_kind(kind, one) for kind, one in account.kinds.items()
+            _describe_kind(kind, kind_account) for kind, kind_account in account.kinds.items()
         ) or "no samples"  # fmt: skip
     record = logging.LogRecord(__name__, logging.INFO, "", 0, message, None, None)
     if as_json:
-        record.account = {kind: _plain(one) for kind, one in account.kinds.items()}
+        record.account = {
+            kind: _plain(kind_account) for kind, kind_account in account.kinds.items()
+        }
     return record
 
 

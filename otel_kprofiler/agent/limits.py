@@ -47,8 +47,8 @@ class Meter:
 
     def read(self) -> Usage:
         """CPU since the last call, and resident memory now."""
-        before, self._before = self._before, (self._now(), self._cpu_s())
-        wall, cpu = (after - earlier for after, earlier in zip(self._before, before, strict=True))
+        last, self._before = self._before, (self._now(), self._cpu_s())
+        wall, cpu = (after - earlier for after, earlier in zip(self._before, last, strict=True))
         return Usage(cpu / wall if wall > 0 else 0.0, read_resident_bytes())
 
 

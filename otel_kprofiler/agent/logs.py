@@ -168,14 +168,18 @@ def configure_logging(level: str = "info", encoding: str = "auto", fd: int = 2) 
         fd: where to write; by default standard error.
     """
     root = logging.root
-    there = [one for one in root.handlers if isinstance(one, DescriptorHandler) and one.fd == fd]
+    there = [
+        existing
+        for existing in root.handlers
+        if isinstance(existing, DescriptorHandler) and existing.fd == fd
+    ]
     handler = there[0] if there else DescriptorHandler(fd)
     handler.setFormatter(make_formatter(encoding, fd))
     handler.filters[:] = [RepeatFilter()]
-    before, root.handlers[:] = root.handlers[:], [handler]
+    old_handlers, root.handlers[:] = root.handlers[:], [handler]
     root.setLevel(LEVELS[level])
-    for one in before:
-        if isinstance(one, MemoryHandler):
-            one.setTarget(handler)
-        if one is not handler:
-            one.close()
+    for old in old_handlers:
+        if isinstance(old, MemoryHandler):
+            old.setTarget(handler)
+        if old is not handler:
+            old.close()

@@ -57,12 +57,12 @@ def open_changed(running: Running, wanted: Wanted) -> dict[str, OpenedExporter]:
     opened: dict[str, OpenedExporter] = {}
     try:
         for name, settings in wanted.items():
-            before = running.get(name)
-            if before and before.settings == settings:
+            old = running.get(name)
+            if old and old.settings == settings:
                 continue
             exporter = settings.open(name)
             opened[name] = OpenedExporter(exporter, None)
-            if not (before and _takes_over(before, exporter, settings)):
+            if not (old and _takes_over(old, exporter, settings)):
                 spool = settings.queue.spool
                 opened[name] = OpenedExporter(exporter, spool.open(name) if spool else None)
     except BaseException:
@@ -73,8 +73,8 @@ def open_changed(running: Running, wanted: Wanted) -> dict[str, OpenedExporter]:
 
 def close_exporters(opened: Opened) -> None:
     """Close exporters that are not running yet."""
-    for one in opened.values():
-        one.close()
+    for exporter in opened.values():
+        exporter.close()
 
 
 def put_in_place(
@@ -86,12 +86,12 @@ def put_in_place(
     """Give every exporter a queue: the existing one if its batches suit the new exporter."""
     placed = {}
     for name, settings in wanted.items():
-        fresh, before = opened.get(name), running.get(name)
-        if before and fresh is None:
-            placed[name] = before
-        elif before and fresh and _takes_over(before, fresh.exporter, settings):
-            before.queue.replace(fresh.exporter, size=settings.queue.size)
-            placed[name] = RunningExporter(settings, before.queue)
+        fresh, old = opened.get(name), running.get(name)
+        if old and fresh is None:
+            placed[name] = old
+        elif old and fresh and _takes_over(old, fresh.exporter, settings):
+            old.queue.replace(fresh.exporter, size=settings.queue.size)
+            placed[name] = RunningExporter(settings, old.queue)
         elif fresh:
             queue = ExportQueue(
                 fresh.exporter,
@@ -103,9 +103,9 @@ def put_in_place(
     return placed
 
 
-def _takes_over(before: RunningExporter, new: ProfileExporter, settings: ExporterSettings) -> bool:
+def _takes_over(running: RunningExporter, new: ProfileExporter, settings: ExporterSettings) -> bool:
     """Returns whether batches queued for one exporter can be sent by another."""
-    old = before.queue.exporter
-    if old.form is not new.form or before.settings.queue.spool != settings.queue.spool:
+    old = running.queue.exporter
+    if old.form is not new.form or running.settings.queue.spool != settings.queue.spool:
         return False
     return new.max_bytes is None or (old.max_bytes is not None and old.max_bytes <= new.max_bytes)

@@ -1,4 +1,4 @@
-"""Profiles that were saved: their samples in columns, filtered and grouped."""
+"""Analysis of saved profiles: samples in columns, filtered and grouped."""
 
 from otel_kprofiler.analysis.callers import ITSELF, NO_CALLER, callees, callers
 from otel_kprofiler.analysis.comparison import Amount, Change, Part, compare

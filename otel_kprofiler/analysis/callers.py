@@ -1,4 +1,4 @@
-"""Who calls a function, and what it calls."""
+"""Callers and callees of a function."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ ITSELF: Final = Key("[itself]")
 
 
 def callers(samples: Samples, function: str | Key) -> list[Group]:
-    """Callers of a function; of a recursive one, those of its outermost call.
+    """Groups samples by the caller of a function; for recursive calls, of the outermost.
 
     Samples without the function are left out, so the weights add up to the total of the function.
     ``function`` may be a pattern, or the key of one group.
     """
-    return collect(samples, _neighbour(function, lambda found: (found[0] - 1, NO_CALLER)))
+    return collect(samples, _neighbour(function, lambda calls: (calls[0] - 1, NO_CALLER)))
 
 
 def callees(samples: Samples, function: str | Key) -> list[Group]:
-    """Groups samples by the callee of a function; of recursive calls, the innermost counts."""
-    return collect(samples, _neighbour(function, lambda found: (found[-1] + 1, ITSELF)))
+    """Groups samples by the callee of a function; for recursive calls, of the innermost."""
+    return collect(samples, _neighbour(function, lambda calls: (calls[-1] + 1, ITSELF)))
 
 
 def _neighbour(
@@ -37,10 +37,10 @@ def _neighbour(
 
     def occurrence(stack: Stack) -> Occurrence | None:
         entries = stack_entries(stack)
-        found = [at for at, entry in enumerate(entries) if is_wanted(entry)]
-        if not found:
+        calls = [at for at, entry in enumerate(entries) if is_wanted(entry)]
+        if not calls:
             return None
-        at, outside = choose(found)
+        at, outside = choose(calls)
         key = function_key(entries[at]) if 0 <= at < len(entries) else outside
         return Occurrence(key, (key,))
 

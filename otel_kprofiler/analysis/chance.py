@@ -1,4 +1,4 @@
-"""How likely a difference is if there is no cause: of means, and of counts."""
+"""Significance tests: p-values of a difference of two means, and of two counts."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ _MAX_TERMS: Final = 300
 def chance_of_means(
     difference: float, first: tuple[float, int], second: tuple[float, int]
 ) -> float:
-    """Two-sided chance of a difference of two means (Welch's t-test).
+    """Returns the two-sided p-value of a difference of two means (Welch's t-test).
 
     Args:
-        difference: of the means.
-        first: variance of one mean, and the number of observations that it comes from.
-        second: the same for the other mean.
+        difference: the difference of the means.
+        first: variance of the first mean, and its number of observations.
+        second: variance and observations of the second mean.
     """
     variance = first[0] + second[0]
     if not variance:
         return 0.0 if difference else 1.0
-    parts = (own * own / (count - 1) for own, count in (first, second))
+    parts = (
+        variance_of_side * variance_of_side / (count - 1)
+        for variance_of_side, count in (first, second)
+    )
     freedom = variance * variance / sum(parts)
     square = difference * difference / variance
     return _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + square))
 
 
 def chance_of_counts(first: int, second: int, share: float) -> float:
-    """Two-sided chance that of both counts together so many fall to the first (binomial test).
+    """Returns the two-sided p-value of two counts (binomial test).
 
     Args:
         first: events of the first side.
         second: events of the second.
-        share: of the first side in all that could have been counted, 0 to 1.
+        share: expected share of the first side in all events, 0 to 1.
     """
     total = first + second
     if not 0 < share < 1 or not total:
@@ -61,7 +64,7 @@ def chance_of_counts(first: int, second: int, share: float) -> float:
 
 
 def margin_factor(freedom: int) -> float:
-    """Standard errors on each side of a mean that leave out 5 % (Abramowitz and Stegun, 26.7.5)."""
+    """Returns the half-width of a 95 % interval, in standard errors (Abramowitz/Stegun 26.7.5)."""
     z = _NORMAL.inv_cdf(0.975)
     return (
         z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
@@ -69,7 +72,7 @@ def margin_factor(freedom: int) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularized incomplete beta function, by its continued fraction (DLMF 8.17.22)."""
+    """Returns the regularized incomplete beta function, by continued fraction (DLMF 8.17.22)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):

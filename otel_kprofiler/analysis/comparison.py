@@ -1,10 +1,10 @@
-"""Compares two profiles: what gained, what lost, and what of it is more than chance.
+"""Compares two profiles: which groups grew or shrank, and which changes are significant.
 
-Each side is cut into intervals of equal length. How much a share varies between the intervals of a
-side shows how much it may differ between the sides without a cause, also where samples come in
-bursts. For few samples that shows too little, so a test of the two counts must agree. In
-comparisons of equal profiles, at most five of a hundred call any group changed (Holm, "A simple
-sequentially rejective multiple test procedure", 1979).
+Each side is cut into intervals of equal length. The variance of a share between the intervals of a
+side shows how much the share may differ between the sides by chance, also where samples come in
+bursts. With few samples the variance is underestimated, so a test of the two counts must agree. At
+most five of a hundred comparisons of equal profiles report any change (Holm, "A simple sequentially
+rejective multiple test procedure", 1979).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from otel_kprofiler.analysis.occurrences import Key
 from otel_kprofiler.analysis.samples import Samples
 
 LEVEL: Final = 0.05
-"""Chance that any group of two equal profiles is called changed."""
+"""Probability that a comparison of two equal profiles reports any change."""
 _INTERVALS: Final = 24
 _FEWEST_PER_INTERVAL: Final = 10
 _FEWEST_SAMPLES: Final = 10
-"""Samples of both sides together that a group needs to be compared."""
+"""A group with fewer samples on both sides together is not tested."""
 
 Grouping = Callable[[Samples], list[Group]]
 
@@ -37,13 +37,13 @@ class Part(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """How much of a profile a group is, on both sides.
+    """The share or rate of a group on both sides.
 
     Attributes:
-        before: share of the weight of all samples, or weight per second.
-        after: the same for the other side.
-        margin: the change lies within so much of ``change``, in 95 of 100 comparisons.
-        chance: of a change at least that large if there is no cause, for this group alone.
+        before: share of the weight of all samples, or weight per second, on the first side.
+        after: share or rate on the second side.
+        margin: half-width of the 95 % confidence interval of ``change``.
+        chance: p-value of the change, for this group alone.
     """
 
     before: float
@@ -61,10 +61,11 @@ class Change(NamedTuple):
     """A group on both sides.
 
     Attributes:
-        key: what the group is called.
-        own: of the samples that belong to this group and no other.
-        total: of all samples that the key occurs in.
-        is_changed: whether one of the two differs by more than chance, seen with all other groups.
+        key: name of the group.
+        own: amount of the samples that belong to this group alone.
+        total: amount of all samples that the key occurs in.
+        is_changed: whether ``own`` or ``total`` changed significantly, corrected for all groups
+            tested.
     """
 
     key: Key
@@ -74,17 +75,17 @@ class Change(NamedTuple):
 
 
 def compare(before: Part, after: Part, grouping: Grouping, *, per_second: bool) -> list[Change]:
-    """The groups of either side: those that changed first, then by the size of the change.
+    """Compares the groups of both sides: significant changes first, then by size of the change.
 
     Args:
         before: the first side.
-        after: the second; of the same kind.
-        grouping: such as those of ``GROUPINGS``.
-        per_second: compare weights per second; otherwise shares of all samples.
+        after: the second side, of the same kind of samples.
+        grouping: groups samples, such as a value of ``GROUPINGS``.
+        per_second: compare weights per second instead of shares of all samples.
     """
     sides = _Side(before, grouping, per_second), _Side(after, grouping, per_second)
     keys = dict.fromkeys([*sides[0].total, *sides[1].total])
-    found = [
+    estimates = [
         (
             key,
             _estimate(sides, [side.own.get(key) for side in sides]),
@@ -92,9 +93,9 @@ def compare(before: Part, after: Part, grouping: Grouping, *, per_second: bool) 
         )
         for key in keys
     ]
-    chances = [min(own.chance, total.chance) for _, own, total in found]
+    chances = [min(self_amount.chance, total.chance) for _, self_amount, total in estimates]
     changed = _reject(chances)
-    changes = [Change(*one, is_changed=at in changed) for at, one in enumerate(found)]
+    changes = [Change(*estimate, is_changed=at in changed) for at, estimate in enumerate(estimates)]
     return sorted(changes, key=_importance)
 
 
@@ -104,7 +105,7 @@ def _importance(change: Change) -> tuple[bool, float, float, Key]:
 
 
 class _Side:
-    """The weights of all groups of a side in each interval."""
+    """The weights of all groups of a side, by interval."""
 
     def __init__(self, part: Part, grouping: Grouping, per_second: bool) -> None:
         samples = part.samples
@@ -123,9 +124,9 @@ class _Side:
         self.size = sum(self.sizes)
 
     def ratio(self, weights: Sequence[int]) -> tuple[float, float]:
-        """A ratio of sums over the intervals, and its variance (Cochran, Sampling Techniques, 6.3).
+        """Returns a ratio of sums over the intervals, and its variance (Cochran 1977, section 6.3).
 
-        It comes from the deviations of whole intervals, so samples may come in bursts.
+        The variance is that of whole intervals, so samples may come in bursts.
         """
         if not self.size:
             return 0.0, 0.0
@@ -140,9 +141,9 @@ def _split(part: Part, count: int) -> list[Samples]:
 
 
 def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None]) -> Amount:
-    """Estimates the amount of a group; None: it does not occur on that side."""
-    rows = [found or [0] * len(side.sizes) for side, found in zip(sides, weights, strict=True)]
-    (before, first), (after, second) = (
+    """Estimates the amount of a group; weights are None on a side without it."""
+    rows = [row or [0] * len(side.sizes) for side, row in zip(sides, weights, strict=True)]
+    (first_ratio, first), (after, second) = (
         side.ratio(row) for side, row in zip(sides, rows, strict=True)
     )
     counts = [
@@ -153,18 +154,18 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
     if sum(counts) >= _FEWEST_SAMPLES:
         chance = max(
             chance_of_counts(counts[0], counts[1], sizes[0] / sum(sizes)),
-            chance_of_means(after - before, (first, len(rows[0])), (second, len(rows[1]))),
+            chance_of_means(after - first_ratio, (first, len(rows[0])), (second, len(rows[1]))),
         )
     margin = sqrt(first + second) * margin_factor(sum(map(len, rows)) - 2)
-    return Amount(before, after, margin, chance)
+    return Amount(first_ratio, after, margin, chance)
 
 
 def _reject(chances: Sequence[float]) -> set[int]:
-    """Selects the changed groups, so that the chance of any mistake is at most ``LEVEL``.
+    """Selects the changed groups; the probability of any false one is at most ``LEVEL``.
 
     Args:
-        chances: the smaller one of self and total, 1 where there are too few samples: the number of
-            tests must not depend on how they end.
+        chances: the smaller p-value of self and total, 1 where there are too few samples. The
+            number of tests must not depend on their outcome.
     """
     tested = sorted((chance, at) for at, chance in enumerate(chances) if chance < 1)
     changed = set()

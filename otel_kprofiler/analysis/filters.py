@@ -22,9 +22,9 @@ from otel_kprofiler.text import escape_surrogates
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    r"""Conditions on samples: each field that is not empty must match one of its values.
+    r"""Conditions on samples: a sample must match one value of each field that is not empty.
 
-    Names may be patterns with ``*``, ``?`` and ``[…]``. Bytes of them that are not UTF-8 are as in
+    Names may be patterns with ``*``, ``?`` and ``[…]``. Bytes that are not UTF-8 are escaped as in
     profiles: ``\xff``.
 
     Attributes:
@@ -57,15 +57,17 @@ class Filter:
     def __post_init__(self) -> None:
         for field in fields(self):
             values = getattr(self, field.name)
-            escaped = (escape_surrogates(one) if isinstance(one, str) else one for one in values)
+            escaped = (
+                escape_surrogates(value) if isinstance(value, str) else value for value in values
+            )
             object.__setattr__(self, field.name, tuple(escaped))
 
     def with_attributes(self, attributes: Sequence[str]) -> Filter:
-        """The filter with more attributes."""
+        """Returns the filter with more attributes."""
         return replace(self, attributes=(*self.attributes, *attributes))
 
     def apply(self, samples: Samples) -> Samples:
-        """The samples that have all of it."""
+        """Returns the samples that match all conditions."""
         marks = [*self._thread_marks(samples), *self._stack_marks(samples)]
         if self.cpus:
             cpus = [cpu in self.cpus for cpu in samples.tables.cpus]
@@ -84,7 +86,8 @@ class Filter:
         return samples.select(list(map(all, zip(*marks, strict=True)))) if marks else samples
 
     def find_processes(self, samples: Samples) -> list[bool] | None:
-        """Returns the wanted resources by index; None if the filter is not only on processes."""
+        """Returns which resources match, by index; None if the filter has other conditions than
+        processes."""
         if replace(self, processes=(), services=(), containers=(), attributes=(), kinds=()) != (
             Filter()
         ):
@@ -94,7 +97,7 @@ class Filter:
             all(test(Thread(number, 0, "")) for test in tests)
             for number in range(len(samples.tables.resources))
         ]
-        for thread in samples.tables.threads:  # processes without a name have that of a thread
+        for thread in samples.tables.threads:  # a process without a name has a thread's
             wanted[thread.resource] |= all(test(thread) for test in tests)
         return wanted
 
@@ -108,7 +111,7 @@ class Filter:
         if self.services:
             yield _attribute_test(resources, SERVICE, matcher(self.services))
         if self.containers:
-            named_or_id = matcher([*self.containers, *(f"{one}*" for one in self.containers)])
+            named_or_id = matcher([*self.containers, *(f"{name}*" for name in self.containers)])
             yield _attribute_test(resources, CONTAINER, named_or_id)
         for pair in self.attributes:
             name, _, value = pair.partition("=")
@@ -141,19 +144,21 @@ class Filter:
         if link is None:
             return False
         ids = link.trace_id.hex(), link.span_id.hex()
-        return any(one.startswith(span.lower()) for one in ids for span in self.spans)
+        return any(span_id.startswith(span.lower()) for span_id in ids for span in self.spans)
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Returns a predicate: a name is one of these, or matches one as a pattern."""
+    """Returns a predicate: whether a name equals or matches one of these patterns."""
     wanted = tuple(patterns)
-    return cache(lambda name: any(name == one or fnmatchcase(name, one) for one in wanted))
+    return cache(
+        lambda name: any(name == pattern or fnmatchcase(name, pattern) for pattern in wanted)
+    )
 
 
 def _process_test(samples: Samples, processes: Sequence[str]) -> Callable[[Thread], bool]:
     named = matcher(processes)
     resources, threads = samples.tables.resources, samples.tables.threads
-    wanted = [any(map(named, _names_of_process(one, ""))) for one in resources]
+    wanted = [any(map(named, _names_of_process(resource, ""))) for resource in resources]
     for thread in threads:
         if not wanted[thread.resource]:
             names = _names_of_process(resources[thread.resource], thread.name)
@@ -162,7 +167,8 @@ def _process_test(samples: Samples, processes: Sequence[str]) -> Callable[[Threa
 
 
 def _names_of_process(resource: Resource, thread_name: str) -> Iterator[str]:
-    """By what people name a process: its id, and its name with the parts of that.
+    """Returns the names that users may give for a process: its id, its name and the parts of its
+    name.
 
     ``gunicorn (python3.11)`` is also ``gunicorn`` and ``python3.11``.
     """
@@ -179,8 +185,8 @@ def _attribute_test(
     resources: Sequence[Resource], names: Sequence[str], named: Callable[[str], bool]
 ) -> Callable[[Thread], bool]:
     owners = [
-        any(named(str(one.attributes[name])) for name in names if name in one.attributes)
-        for one in resources
+        any(named(str(resource.attributes[name])) for name in names if name in resource.attributes)
+        for resource in resources
     ]
     return lambda thread: (
         owners[thread.resource]

@@ -20,9 +20,9 @@ class Group(NamedTuple):
 
     Attributes:
         key: what they have in common.
-        own: weight of the samples that belong to this group and no other; those of all groups
-            together are the weight of all samples.
-        total: weight of all samples that the key occurs in, each of them once.
+        own: weight of the samples that belong to this group alone. The ``own`` of all groups add up
+            to the weight of all samples.
+        total: weight of all samples that the key occurs in; each sample counts once.
         kernel: the part of ``own`` that ran in the kernel.
         samples: number of samples of ``own``.
     """
@@ -35,7 +35,7 @@ class Group(NamedTuple):
 
 
 class Weighed(NamedTuple):
-    """A row of samples: index of its stack, weight, and number of samples."""
+    """Row of samples: index of its stack, weight, and number of samples."""
 
     stack: int
     weight: int
@@ -46,15 +46,15 @@ NO_SPAN: Final = Key("[no span]")
 NONE: Final = "-"
 """Shown for samples without the attribute that they are grouped by."""
 LABEL: Final = "label:"
-"""Before the name of a label that is meant, and no attribute."""
+"""Prefix of a name that means a label, not an attribute."""
 
 
 class Assignment(NamedTuple):
-    """The groups that the entries of a column of samples belong to.
+    """Maps a column of samples to groups.
 
     Attributes:
-        column: of indices, row by row.
-        find: what an index counts for.
+        column: indices, row by row.
+        find: returns the groups of an index.
     """
 
     column: Sequence[int]
@@ -85,7 +85,7 @@ def _by_thread(samples: Samples) -> Assignment:
 
 
 def _by_attribute(samples: Samples, names: Sequence[str]) -> Assignment:
-    """Values of the first of these attributes that a resource, or as a label a sample, has."""
+    """Values of the first of these attributes that the resource, or the sample as a label, has."""
 
     def key(thread: Thread) -> Key:
         labels = dict(thread.labels)
@@ -94,8 +94,8 @@ def _by_attribute(samples: Samples, names: Sequence[str]) -> Assignment:
             **samples.tables.resources[thread.resource].attributes,
             **{LABEL + name: value for name, value in labels.items()},
         }
-        found = [attributes[name] for name in names if name in attributes]
-        return Key(_text(found[0]) if found else NONE)
+        values = [attributes[name] for name in names if name in attributes]
+        return Key(_text(values[0]) if values else NONE)
 
     return _threads(samples, key)
 
@@ -169,7 +169,7 @@ _OF_COLUMNS: Final[dict[str, Callable[[Samples], Assignment]]] = {
 
 
 def assign(samples: Samples, by: str) -> Assignment:
-    """The groups of a grouping of ``GROUPINGS``, or by the attribute of this name."""
+    """Assigns samples to groups, by a name of ``GROUPINGS`` or of an attribute."""
     of_stacks = OF_STACKS.get(by)
     if of_stacks:
         stacks, of_stack = samples.tables.stacks, of_stacks()
@@ -203,7 +203,7 @@ SORTS: Final[dict[str, Callable[[Group], Any]]] = {
 
 
 def sort_groups(groups: Iterable[Group], order: str) -> list[Group]:
-    """Groups in an order of ``SORTS``; what has no line is behind all lines."""
+    """Sorts groups in an order of ``SORTS``; groups without a line come last."""
     sort = SORTS[order]
     return sorted(groups, key=lambda group: (group.key == NO_LINE, sort(group), group.key))
 
@@ -216,27 +216,27 @@ GROUPINGS: Final[dict[str, Callable[[Samples], list[Group]]]] = {
         "waker",
     )
 }  # fmt: skip
-"""By the names that ``report --by`` takes."""
+"""Groupings by the names that ``report --by`` takes."""
 
 
 WAIT_GROUPINGS: Final = frozenset({"cause", "state", "waker", WAIT_CAUSE, WAIT_STATE})
-"""Groupings of waits alone."""
+"""Groupings that apply to waits only."""
 
 
 def find_grouping(name: str) -> Callable[[Samples], list[Group]]:
-    """The one of ``GROUPINGS`` with a name, or that by the attribute of this name."""
+    """Returns the grouping of this name in ``GROUPINGS``, or by the attribute of this name."""
     return partial(group_samples, by=name)
 
 
 def select_group(samples: Samples, by: str, key: Key) -> Samples:
-    """Only the samples that a group occurs in."""
+    """Returns only the samples that a group occurs in."""
     column, find = assign(samples, by)
     wanted = {at for at in set(column) if key in find(at).all}
     return samples.select([at in wanted for at in column])
 
 
 def merge_groups(parts: Iterable[Iterable[Group]]) -> list[Group]:
-    """The groups of all samples, from those of parts that have no sample in common."""
+    """Merges groups of disjoint samples."""
     sums = _Sums()
     for groups in parts:
         for group in groups:
@@ -245,12 +245,12 @@ def merge_groups(parts: Iterable[Iterable[Group]]) -> list[Group]:
 
 
 def span_key(link: SpanLink | None) -> Key:
-    """A span by its id, with its trace."""
+    """Returns the key of a span: its id, with its trace."""
     return Key(link.span_id.hex(), link.trace_id.hex()) if link else NO_SPAN
 
 
 def endpoints(links: Sequence[SpanLink | None]) -> list[str]:
-    """The local root of each span, by the name that was known last; empty if there is none."""
+    """Returns the latest name of each span's local root, empty if it has none."""
     names = {link[:2]: link.local_root for link in links if link and link.local_root}
     return [names.get(link[:2], "") if link else "" for link in links]
 
@@ -261,39 +261,39 @@ def is_in_kernel(stack: Stack) -> bool:
 
 
 class _Sums:
-    """Weights by key, to which samples are added."""
+    """Sums the weights of samples by key."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[Key, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
 
     def add(self, frames: Occurrence, weight: int, count: int, *, kernel: bool) -> None:
-        own = self._sums[frames.own]
-        own[0] += weight
-        own[3] += count
+        self_sums = self._sums[frames.own]
+        self_sums[0] += weight
+        self_sums[3] += count
         if kernel:
-            own[2] += weight
+            self_sums[2] += weight
         for key in frames.all:
             self._sums[key][1] += weight
 
     def add_group(self, group: Group) -> None:
-        key, own, total, kernel, samples = group
+        key, self_weight, total, kernel, samples = group
         sums = self._sums[key]
-        sums[0] += own
+        sums[0] += self_weight
         sums[1] += total
         sums[2] += kernel
         sums[3] += samples
 
     def groups(self) -> list[Group]:
-        found = [Group(key, *sums) for key, sums in self._sums.items()]
-        return sorted(found, key=lambda group: (-group.own, -group.total, group.key))
+        groups = [Group(key, *sums) for key, sums in self._sums.items()]
+        return sorted(groups, key=lambda group: (-group.own, -group.total, group.key))
 
 
 def collect(samples: Samples, frames: Callable[[Stack], Occurrence | None]) -> list[Group]:
-    """Groups of samples by their stacks, those with most of their own first.
+    """Groups samples by their stacks, ordered by self weight.
 
     Args:
         samples: what to group.
-        frames: what a stack counts for; None to leave it out.
+        frames: returns the groups of a stack; None to leave it out.
     """
     rows = zip(samples.stacks, samples.weights(), samples.counts(), strict=True)
     return group_stacks(samples.tables.stacks, starmap(Weighed, rows), frames)
@@ -311,9 +311,9 @@ def group_stacks(
         counts[number] += count
     sums = _Sums()
     for number, weight in weights.items():
-        found = frames(stacks[number])
-        if found is not None:
-            sums.add(found, weight, counts[number], kernel=is_in_kernel(stacks[number]))
+        occurrence = frames(stacks[number])
+        if occurrence is not None:
+            sums.add(occurrence, weight, counts[number], kernel=is_in_kernel(stacks[number]))
     return sums.groups()
 
 
@@ -325,10 +325,10 @@ def _collect_column(samples: Samples, assignment: Assignment) -> list[Group]:
         sums = weights[number, kernel[stack]]
         sums[0] += weight
         sums[1] += count
-    found = _Sums()
+    column = _Sums()
     for (number, in_kernel), (weight, count) in weights.items():
-        found.add(assignment.find(number), weight, count, kernel=in_kernel)
-    return found.groups()
+        column.add(assignment.find(number), weight, count, kernel=in_kernel)
+    return column.groups()
 
 
 def _process_key(samples: Samples) -> Callable[[Thread], Key]:

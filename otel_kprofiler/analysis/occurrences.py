@@ -1,4 +1,4 @@
-"""Groups that a stack counts for: functions, lines, modules, and so on."""
+"""Groups of a stack: functions, lines, modules, and so on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Key(NamedTuple):
 
     Attributes:
         name: such as that of a function.
-        place: where it is: its module or file, the process of a thread; may be empty.
+        place: module or file of code, process of a thread; may be empty.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Key(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """The groups of a stack: that of its leaf, and all that it occurs in."""
+    """The groups of a stack: the group of its leaf, and all groups of its frames."""
 
     own: Key
     all: Iterable[Key]
@@ -37,9 +37,9 @@ _PROGRAM: Final = re.compile(r"bpf_prog_([0-9a-f]{16})_(.+)")
 
 
 class FrameKeys:
-    """Keys of the entries of stacks, outermost first; made once for each frame.
+    """Makes the keys of stack entries, outermost first, once for each frame.
 
-    For stacks that live as long as this does.
+    Frames are cached by identity, so stacks must outlive this object.
 
     Args:
         key: the key of an entry.
@@ -50,54 +50,56 @@ class FrameKeys:
         self._known: dict[int, tuple[Key, ...]] = {}  # by identity, since frames are large
 
     def __call__(self, stack: Stack) -> list[Key]:
-        """The keys of a stack."""
-        found: list[Key] = []
+        """Returns the keys of a stack."""
+        keys_of_stack: list[Key] = []
         for side in reversed(stack.sides):
-            found += map(self._key, side_remarks(side))
-            if isinstance(side.frames, RawFrames):  # whose frames are not kept
+            keys_of_stack += map(self._key, side_remarks(side))
+            if isinstance(side.frames, RawFrames):  # its frames are made anew on each access
                 for frame in reversed(side.frames):
-                    found += map(self._key, frame_entries(frame))
+                    keys_of_stack += map(self._key, frame_entries(frame))
                 continue
             for frame in reversed(side.frames):
                 keys = self._known.get(id(frame))
                 if keys is None:
                     keys = self._known[id(frame)] = tuple(map(self._key, frame_entries(frame)))
-                found += keys
-        return found
+                keys_of_stack += keys
+        return keys_of_stack
 
 
 def by_function() -> Callable[[Stack], Occurrence]:
-    """Functions; a sample belongs to the innermost one."""
+    """Groups by function; a sample belongs to the innermost."""
     return _by_frames(function_key)
 
 
 def by_module() -> Callable[[Stack], Occurrence]:
-    """Modules and files of code; a sample belongs to that of its innermost frame."""
+    """Groups by module or code file; a sample belongs to the module of its innermost frame."""
     return _by_frames(lambda entry: Key(place_of(entry)))
 
 
 def line_occurrence(stack: Stack) -> Occurrence:
-    """Lines of source code; a sample belongs to the innermost one that is known.
+    """Groups by source line; a sample belongs to the innermost line with debug information.
 
-    A line of an interpreted language comes before those of native code, so that the time of the
-    kernel and of native libraries is that of the line that called them.
+    Lines of interpreted code win over native code, so time in the kernel and in native libraries
+    counts for the line that called them.
     """
     entries = [entry for entry in stack_entries(stack) if entry.line]
     if not entries:
         return Occurrence(NO_LINE, [NO_LINE])
-    interpreted = [one for one in entries if one.side.has_files]
-    return Occurrence(line_key((interpreted or entries)[-1]), {line_key(one) for one in entries})
+    interpreted = [entry for entry in entries if entry.side.has_files]
+    return Occurrence(
+        line_key((interpreted or entries)[-1]), {line_key(entry) for entry in entries}
+    )
 
 
 def syscall_occurrence(stack: Stack) -> Occurrence:
-    """System calls, interrupts, and other ways into the kernel; or user mode."""
+    """Groups by entry into the kernel: system call, interrupt and others, or user mode."""
     return only(Key(find_entry(stack)))
 
 
 def program_occurrence(stack: Stack) -> Occurrence:
-    """Functions of BPF programs; a sample belongs to the innermost one.
+    """Groups by function of BPF programs; a sample belongs to the innermost.
 
-    So a program counts the time of the kernel's functions that it calls.
+    A program's time includes that of the kernel functions it calls.
     """
     keys = [
         key
@@ -116,28 +118,28 @@ OF_STACKS: Final[dict[str, Callable[[], Callable[[Stack], Occurrence]]]] = {
     "syscall": lambda: syscall_occurrence,
     "bpf": lambda: program_occurrence,
 }
-"""Groupings by stacks: each makes a function that returns the occurrences of a stack."""
+"""Groupings by stack: each makes a function that returns the groups of a stack."""
 
 
 def place_of(entry: Entry) -> str:
-    """Module of an entry, or the file of code without modules; else its side in brackets."""
+    """Returns the module of an entry, the file of code without modules, or its side in brackets."""
     return entry.module or f"[{entry.side.name}]"
 
 
 def function_key(entry: Entry) -> Key:
-    """The function of an entry; frames of a module without names are one, by the reason."""
+    """Returns the key of a function; unresolved frames of a module share a key per reason."""
     if entry.reason and not entry.name.startswith(("[truncated", "[no ", "fun_")):
         return Key(f"[{entry.reason}]", place_of(entry))
     return Key(entry.name, place_of(entry))
 
 
 def line_key(entry: Entry) -> Key:
-    """The line of an entry as ``function (file:line)``."""
+    """Returns the key of an entry's line: ``function (file:line)``."""
     return Key(f"{entry.name} ({basename(entry.file)}:{entry.line})", entry.file)
 
 
 def program_key(frame: Frame) -> Key | None:
-    """The function of a BPF program that a frame is in, with what is known of the program."""
+    """Returns the key of the BPF function of a frame, with details of the program."""
     module = frame.module
     if module is None or module.kind is not ModuleKind.BPF:
         return None
@@ -150,7 +152,7 @@ def program_key(frame: Frame) -> Key | None:
 
 
 def only(key: Key) -> Occurrence:
-    """Returns the occurrence of a stack in a single group."""
+    """Returns the occurrence of a stack that belongs to a single group."""
     return Occurrence(key, (key,))
 
 

@@ -1,4 +1,4 @@
-"""Samples in columns: many of them in little memory, for reports that group and filter."""
+"""Samples in columns: compact in memory, for reports that group and filter."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Origin(NamedTuple):
         start_unix_ns: start of the window.
         end_unix_ns: end of the window, exclusive.
         profile: the profile, without its samples.
-        sample_count: samples that it had.
+        sample_count: number of samples of the profile.
     """
 
     window: int
@@ -59,7 +59,7 @@ class Thread(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Tables that the columns of samples index; all selections of the same samples share it."""
+    """Tables that the columns of samples index; selections of the same samples share them."""
 
     origins: Sequence[Origin]
     resources: Sequence[Resource]
@@ -74,19 +74,19 @@ class Tables(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Rows of samples that are equal except for their time; not to be changed.
+    """Rows of samples that differ only in their times; immutable.
 
-    A row takes some 30 bytes, and each timestamp 8.
+    A row takes about 30 bytes, and each timestamp 8.
 
     Attributes:
-        tables: what the columns point into.
+        tables: the tables that the columns index.
         origins: column of indices into ``tables.origins``.
-        threads: index into ``tables.threads``, which lead to the resource.
-        stacks: index into ``tables.stacks``.
-        links: index into ``tables.links``.
-        cpus: index into ``tables.cpus``, the logical CPUs.
-        waits: index into ``tables.waits``.
-        ends: column of the ends of rows in ``times``, where the next row begins.
+        threads: indices into ``tables.threads``, which refer to resources.
+        stacks: indices into ``tables.stacks``.
+        links: indices into ``tables.links``.
+        cpus: indices into ``tables.cpus``, the logical CPUs.
+        waits: indices into ``tables.waits``.
+        ends: end of each row in ``times``, where the next row begins.
         times: Unix times in nanoseconds, row by row.
         values: the value at each time, in the unit of the kind; empty if all are 1.
     """
@@ -123,7 +123,7 @@ class Samples:
             start = end
 
     def counts(self) -> list[int]:
-        """Number of samples of each row: values of kinds that count, else timestamps."""
+        """Returns the samples of each row: sums of values for kinds that count, else timestamps."""
         if not self.values:
             return self._lengths()
         is_count = [origin.profile.kind.sample_unit == "count" for origin in self.tables.origins]
@@ -153,12 +153,12 @@ class Samples:
         return any(waits[wait] is not None for wait in self.waits)
 
     def without_idle(self) -> Samples:
-        """The samples that are not waits of threads without work; see :class:`WaitCause`."""
+        """Returns the samples without waits of idle threads; see :class:`WaitCause`."""
         idle = [wait is not None and wait.is_idle for wait in self.tables.waits]
         return self.select([not idle[wait] for wait in self.waits]) if any(idle) else self
 
     def select(self, keep: Sequence[bool]) -> Samples:
-        """The rows that are marked."""
+        """Returns the marked rows."""
         times, values = array("Q"), array("q")
         for start, end in compress(self.spans(), keep):
             times += self.times[start:end]
@@ -166,7 +166,7 @@ class Samples:
         return self._kept(keep, compress(self._lengths(), keep), times, values)
 
     def between(self, start_unix_ns: int = 0, end_unix_ns: int = _END) -> Samples:
-        """The samples of an interval; rows keep those of their times that lie in it."""
+        """Returns the samples of an interval; rows keep only the times inside it."""
         inside = [start_unix_ns <= time < end_unix_ns for time in self.times]
         lengths = [sum(inside[start:end]) for start, end in self.spans()]
         times = array("Q", compress(self.times, inside))
@@ -174,9 +174,9 @@ class Samples:
         return self._kept(lengths, filter(None, lengths), times, values)
 
     def split(self, edges: Sequence[int]) -> list[Samples]:
-        """The samples before the first edge, between each two, and from the last on.
+        """Splits samples by time: before the first edge, between edges, and from the last edge on.
 
-        In one pass; rows are in every part that one of their times lies in.
+        Takes one pass. A row is in each part that contains one of its times.
 
         Args:
             edges: Unix times in nanoseconds, ascending.
@@ -220,7 +220,7 @@ class Samples:
         return self._with(columns, array("Q", accumulate(lengths)), times, values)
 
     def windows(self) -> list[Window]:
-        """The samples as windows again; a profile that lost some counts them as never taken."""
+        """Converts the samples back to windows; lost samples are not counted as taken."""
         tables = self.tables
         rows: dict[tuple[int, int], list[WindowSample]] = {}
         rows_and_spans = zip(zip(*self._columns(), strict=True), self.spans(), strict=True)
@@ -241,11 +241,14 @@ class Samples:
         profiles: dict[tuple[int, int, int], list[Profile]] = {}
         for number, origin in enumerate(tables.origins):
             profiles.setdefault(origin[:3], []).append(_restore(origin, groups.get(number, [])))
-        return [Window(start, end, found) for (_, start, end), found in profiles.items()]
+        return [
+            Window(start, end, window_profiles)
+            for (_, start, end), window_profiles in profiles.items()
+        ]
 
 
 class _Part(NamedTuple):
-    """Columns of one part of a split; ``rows`` are those that the others come from."""
+    """Columns of one part of a split; ``rows`` are the rows of origin."""
 
     rows: array[int]
     ends: array[int]
@@ -263,7 +266,7 @@ def _restore(origin: Origin, resources: list[ResourceSamples]) -> Profile:
 
 
 def load_samples(windows: Iterable[Window]) -> Samples:
-    """The samples of windows, which may be of several files or hosts; equal resources are one."""
+    """Loads the samples of windows, of any files and hosts; equal resources are merged."""
     origins: list[Origin] = []
     resources: dict[tuple[object, ...], int] = {}
     kept: list[Resource] = []

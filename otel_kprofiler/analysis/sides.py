@@ -1,4 +1,4 @@
-"""Only the frames of certain sides of stacks."""
+"""Selects frames by the side of the stack that they are on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from otel_kprofiler.model import Stack
 
 
 def select_sides(samples: Samples, names: Collection[str]) -> Samples:
-    """All samples with only those frames that are of these sides, by name or type of frame.
+    """Returns all samples, with only the frames of these sides, by name or frame type.
 
-    So a function of Python counts what it calls in other languages and in the kernel as its own.
+    Time in other languages and in the kernel then counts for the function that called them.
     """
 
     def kept(stack: Stack) -> Stack:

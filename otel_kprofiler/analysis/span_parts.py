@@ -1,7 +1,7 @@
-"""Where the time of spans went: code, the kernel, waits, and what else their threads did meanwhile.
+"""Breakdown of spans' time: user code, kernel, waits, and other work of their threads.
 
-All of that is in the samples: a thread that leaves a span for a while, as event loops do at each
-``await``, is sampled in other spans, in none, or waiting for events.
+The samples show all of these: a thread that leaves a span for a while, as event loops do at each
+``await``, is sampled in other spans, in no span, or waiting for events.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PART: Final = "part"
 USER: Final = "user code"
 KERNEL: Final = "kernel"
 WAIT: Final = "wait: "
-"""Before the cause of waits in spans."""
+"""Prefix of the cause of waits in spans."""
 OTHER_SPANS: Final = "other spans of the trace"
 OTHER_TASKS: Final = "other tasks"
 """Name of the part in which the thread worked outside the spans of the trace."""
@@ -34,7 +34,7 @@ _EVENTS: Final = frozenset({WaitCause.POLL, WaitCause.EPOLL, WaitCause.IO_URING}
 _TIME: Final = attrgetter("time")
 
 _Span = tuple[bytes, bytes]
-"""Ids of its trace and its own."""
+"""Trace id and span id."""
 
 
 class SpanParts(NamedTuple):
@@ -42,7 +42,7 @@ class SpanParts(NamedTuple):
 
     Attributes:
         traces: number of traces that the spans belong to.
-        parts: what it went to, most of it first; weights are nanoseconds.
+        parts: groups that the time went to, largest first; weights are nanoseconds.
     """
 
     traces: int
@@ -50,7 +50,7 @@ class SpanParts(NamedTuple):
 
 
 class _Event(NamedTuple):
-    """A sample of a thread; ``part`` is what it counts for in a span, if it was in one."""
+    """A sample of a thread; ``part`` is its part of the span's time."""
 
     time: int
     weight: int
@@ -61,31 +61,31 @@ class _Event(NamedTuple):
 
 
 def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
-    """Find what the time of spans went to.
+    """Breaks down the time of spans.
 
-    For each trace and thread, that is what was sampled in the spans, and whatever else the thread
-    did between their first and last sample. So the parts add up to the duration of the spans, but
-    for the errors of sampling; of several threads, to the sum of their times.
+    For each trace and thread, the parts are the samples in the spans, and all other samples of the
+    thread between the first and the last of these. The parts add up to the duration of the spans,
+    within sampling error; with several threads, to the sum of their times.
 
     Args:
-        chosen: samples whose spans are meant; those without a span are ignored.
+        chosen: samples whose spans are broken down; samples without a span are ignored.
         every: all samples of the same threads and times.
     """
     links = every.tables.links
     spans: set[_Span] = {link[:2] for link in map(links.__getitem__, set(chosen.links)) if link}
-    found = [
+    traces = [
         trace_and_parts
         for events in _find_threads(every, spans)
         for trace_and_parts in _find_parts(_complete(sorted(events, key=_TIME)), spans)
     ]
-    parts = merge_groups(parts for _, parts in found)
-    return SpanParts(len({trace for trace, _ in found}), [part for part in parts if part.own])
+    parts = merge_groups(parts for _, parts in traces)
+    return SpanParts(len({trace for trace, _ in traces}), [part for part in parts if part.own])
 
 
 def _find_parts(
     events: Sequence[_Event], spans: Collection[_Span]
 ) -> Iterator[tuple[bytes, list[Group]]]:
-    """Yields the groups of a thread's samples, from the first to the last one of each trace."""
+    """Yields the groups of a thread's samples, from the first to the last sample of each trace."""
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     for at, event in enumerate(events):
         if event.span:
@@ -99,9 +99,12 @@ def _find_parts(
             continue
         start, end = wanted[0], wanted[-1] + 1
         inside = [events[at] for at in in_trace if start <= at < end]
-        own = sum(event.weight for event in inside)
+        in_spans = sum(event.weight for event in inside)
         loop, loop_count = loops[end] - loops[start], loop_counts[end] - loop_counts[start]
-        others, other_count = weights[end] - weights[start] - loop - own, end - start - loop_count
+        others, other_count = (
+            weights[end] - weights[start] - loop - in_spans,
+            end - start - loop_count,
+        )
         yield (
             trace,
             [
@@ -120,23 +123,23 @@ def _part(name: str, weight: int, count: int) -> Group:
 
 
 def _complete(events: list[_Event]) -> list[_Event]:
-    """Waits between two samples of the same span are in it, too: not all carry their span."""
-    found, last, pending = list[_Event](), None, list[int]()
+    """Assigns waits between two samples of a span to the span: not all waits carry their span."""
+    completed, last, pending = list[_Event](), None, list[int]()
     for event in events:
         if event.is_wait and event.span is None and not event.is_loop:
-            pending.append(len(found))
+            pending.append(len(completed))
         elif not event.is_loop:
             if event.span and event.span == last:
                 for at in pending:
-                    found[at] = found[at]._replace(span=last)
+                    completed[at] = completed[at]._replace(span=last)
             pending.clear()
             last = event.span
-        found.append(event)
-    return found
+        completed.append(event)
+    return completed
 
 
 def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[list[_Event]]:
-    """The samples of each thread that was in one of the spans."""
+    """Yields the samples of each thread that was in one of the spans."""
     tables, values = samples.tables, samples.values
     links = [link[:2] if link else None for link in tables.links]
     in_kernel = list(map(is_in_kernel, tables.stacks))
@@ -150,7 +153,7 @@ def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[list[_
         for thread, link in zip(samples.threads, samples.links, strict=True)
         if links[link] in spans
     }
-    found: defaultdict[tuple[int, int], list[_Event]] = defaultdict(list)
+    events: defaultdict[tuple[int, int], list[_Event]] = defaultdict(list)
     columns = zip(
         samples.origins, samples.threads, samples.stacks, samples.links, samples.waits,
         samples.spans(), strict=True,
@@ -162,11 +165,11 @@ def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[list[_
         part = _name_part(wait, is_kernel=in_kernel[stack])
         is_loop = wait is not None and wait.cause in _EVENTS and span is None
         weights = values[start:end] if values else [1] * (end - start)
-        found[threads[thread]] += [
+        events[threads[thread]] += [
             _Event(time, weight * factor, part, span, wait is not None, is_loop)
             for time, weight in zip(samples.times[start:end], weights, strict=True)
         ]
-    yield from found.values()
+    yield from events.values()
 
 
 def _name_part(wait: WindowWait | None, *, is_kernel: bool) -> str:

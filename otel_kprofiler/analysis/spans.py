@@ -26,9 +26,9 @@ from otel_kprofiler.model import Stack
 
 
 def spans_with_lines(samples: Samples) -> list[tuple[Group, list[Group]]]:
-    """Spans, each with its groups by line.
+    """Returns spans, each with its groups by line.
 
-    Samples without a line count for the function that they were taken in.
+    Samples without a line count for their function.
     """
     stacks: defaultdict[Key, list[Weighed]] = defaultdict(list)
     keys = list(map(span_key, samples.tables.links))
@@ -36,23 +36,23 @@ def spans_with_lines(samples: Samples) -> list[tuple[Group, list[Group]]]:
     for link, *row in rows:
         stacks[keys[link]].append(Weighed(*row))
     lines = {
-        key: group_stacks(samples.tables.stacks, found, _line_or_function)
-        for key, found in stacks.items()
+        key: group_stacks(samples.tables.stacks, weighed, _line_or_function)
+        for key, weighed in stacks.items()
     }
     return [(span, lines[span.key]) for span in group_samples(samples, "span")]
 
 
 def endpoints_of_spans(samples: Samples) -> dict[Key, str]:
-    """Names of the local roots of spans, where known."""
+    """Returns the names of spans' local roots, where known."""
     links = samples.tables.links
     names = zip(links, endpoints(links), strict=True)
     return {span_key(link): name for link, name in names if name}
 
 
 def _line_or_function(stack: Stack) -> Occurrence:
-    found = line_occurrence(stack)
-    if found.own != NO_LINE:
-        return found
+    occurrence = line_occurrence(stack)
+    if occurrence.own != NO_LINE:
+        return occurrence
     entries = stack_entries(stack)
     key = function_key(entries[-1]) if entries else NO_STACK
     return Occurrence(key, (key,))

@@ -1,4 +1,4 @@
-"""Sums of the samples of waits, beside the exact totals."""
+"""Estimates of time off the CPU from samples of waits, beside the exact totals."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class WaitSummary(NamedTuple):
     """Time off the CPU of all threads.
 
     Attributes:
-        exact: the totals that the kernel program counted; None where samples were chosen by
-            something that the totals lack, such as their stacks.
-        estimate_ns: the time of the samples.
-        error_ns: at most the standard error of that: waits from the threshold on have none. None
-            if samples were lost: how much they stood for is not known.
-        threshold_ns: duration from which each wait was sampled; the longest of all windows.
+        exact: totals counted by the BPF program; None if samples were filtered by a property that
+            totals lack, such as the stack.
+        estimate_ns: time that the samples stand for.
+        error_ns: upper bound of the standard error of ``estimate_ns``; None if samples were lost,
+            since their durations are unknown. Waits at or above the threshold add no error.
+        threshold_ns: waits of at least this duration were all sampled; the largest of all windows.
     """
 
     exact: WaitTotals | None
@@ -33,17 +33,17 @@ class WaitSummary(NamedTuple):
 def summarize_waits(
     samples: Samples, kind: ProfileKind, processes: Sequence[bool] | None
 ) -> WaitSummary | None:
-    """The waits of a kind; None if their totals are not known.
+    """Summarizes the waits of a kind; None without totals.
 
     Args:
-        samples: those that were chosen.
-        kind: of waits.
-        processes: which resources were chosen, by their index, if they alone were; None if samples
-            were chosen by something else.
+        samples: the selected samples.
+        kind: the kind of waits.
+        processes: whether each resource was selected, by index; None if samples were filtered by
+            anything but processes.
 
-    A wait that is shorter than the threshold stands for the threshold, with the chance that makes
-    up for it. Its variance is at most the square of that, and of two parts of a wait, asleep and
-    waiting for a CPU, at most twice the sum of their squares.
+    A wait shorter than the threshold is sampled with probability duration / threshold, and then
+    stands for the threshold. Its variance is at most the threshold squared; for the two parts of a
+    wait, asleep and waiting for a CPU, at most twice the sum of their squares.
     """
     origins = samples.tables.origins
     wanted = [origin.profile.kind == kind for origin in origins]
@@ -57,12 +57,12 @@ def summarize_waits(
             values = samples.values[start:end] or [1] * (end - start)
             estimate += sum(values)
             variance += 2 * sum(value * value for value in values if value <= threshold_ns)
-    threshold_ns = max(one.profile.threshold_ns for one in compress(origins, wanted))
+    threshold_ns = max(origin.profile.threshold_ns for origin in compress(origins, wanted))
     exact = processes and reduce(
         WaitTotals.plus,
-        (one for (at, owner), one in totals.items() if wanted[at] and processes[owner]),
+        (counted for (at, owner), counted in totals.items() if wanted[at] and processes[owner]),
         NO_WAITS,
     )
-    is_whole = not any(one.profile.lost for one in compress(origins, wanted))
+    is_whole = not any(origin.profile.lost for origin in compress(origins, wanted))
     error_ns = round(sqrt(variance)) if is_whole else None
     return WaitSummary(exact or None, estimate, error_ns, threshold_ns)

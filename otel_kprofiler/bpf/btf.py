@@ -49,9 +49,9 @@ def find_member_offsets(
     if name is None or None in wanted:
         return None
     for at in _occurrences(types, struct.pack("=I", name)):
-        found = _struct_members(types, at)
-        if found is not None and all(offset in found for offset in wanted):
-            return tuple(found[offset] for offset in wanted if offset is not None)
+        offsets = _struct_members(types, at)
+        if offsets is not None and all(offset in offsets for offset in wanted):
+            return tuple(offsets[offset] for offset in wanted if offset is not None)
     return None
 
 
@@ -77,15 +77,15 @@ def _struct_members(types: bytes, at: int) -> dict[int, int] | None:
     end = at + _TYPE.size + count * _MEMBER.size
     if kind != _KIND_STRUCT or info & 0x60FF0000 or not count or end > len(types):
         return None
-    found = {}
+    members = {}
     for name, _, bits in _MEMBER.iter_unpack(types[at + _TYPE.size : end]):
         if bit_fields and bits >> 24:
             continue  # a bit field: no address
         offset = (bits & 0xFFFFFF if bit_fields else bits) // 8
         if offset > size:  # at the end is a flexible array
             return None
-        found[name] = offset
-    return found
+        members[name] = offset
+    return members
 
 
 class ProgramBtf(NamedTuple):
@@ -104,15 +104,15 @@ def parse_program_btf(btf: bytes) -> ProgramBtf:
     if len(btf) < _HEADER.size or _HEADER.unpack_from(btf)[0] != _MAGIC:
         return ProgramBtf({}, b"")
     _, _, _, header, types_at, types_len, text_at, text_len = _HEADER.unpack_from(btf)
-    found = ProgramBtf({}, btf[header + text_at : header + text_at + text_len])
+    program = ProgramBtf({}, btf[header + text_at : header + text_at + text_len])
     at, end = header + types_at, min(header + types_at + types_len, len(btf))
     number = 1  # 0 is void, which is implicit
     while at + _TYPE.size <= end:
         name, info, _ = _TYPE.unpack_from(btf, at)
         kind = info >> 24 & 0x1F
         if kind == _KIND_FUNC:
-            found.functions[number] = found.text(name)
+            program.functions[number] = program.text(name)
         fixed, each = _TAILS.get(kind, (0, 0))
         at += _TYPE.size + fixed + each * (info & 0xFFFF)
         number += 1
-    return found
+    return program

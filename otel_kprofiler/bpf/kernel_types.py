@@ -74,8 +74,8 @@ class KernelTypes:
         at = self._types.find(needle)
         while at >= 0:
             index = bisect_left(self._places, at)
-            known = index < len(self._places) and self._places[index] == at
-            if known and self._kind(at) == _KIND_STRUCT:
+            is_struct = index < len(self._places) and self._places[index] == at
+            if is_struct and self._kind(at) == _KIND_STRUCT:
                 return at
             at = self._types.find(needle, at + 1)
         return None
@@ -104,9 +104,9 @@ class KernelTypes:
             else:
                 continue
             inner = self._resolve(kind)
-            found = None if inner is None else self._member(inner, rest, depth - 1)
-            if found is not None:
-                return int(offset) + found
+            offset_inside = None if inner is None else self._member(inner, rest, depth - 1)
+            if offset_inside is not None:
+                return int(offset) + offset_inside
         return None
 
     def _resolve(self, number: int) -> int | None:
@@ -130,11 +130,11 @@ def _places(types: bytes) -> array[int]:
     tails = [_TAILS.get(kind, (0, 0)) for kind in range(32)]
     fixed = [3 + tail[0] // 4 for tail in tails]
     each = [tail[1] // 4 for tail in tails]
-    found = array("I")
-    add, at, end = found.append, 0, len(words) - 2
+    places = array("I")
+    add, at, end = places.append, 0, len(words) - 2
     while at < end:
         add(at * 4)
         info = words[at + 1]
         kind = info >> 24 & 31
         at += fixed[kind] + each[kind] * (info & 0xFFFF)
-    return found
+    return places

@@ -235,8 +235,8 @@ def parse_records(
     kinds: dict[int, ProfileKind] = {}
     of_waits = waits or WaitRecords([], [])
     # Most stacks of a chunk repeat; a backlog of them would take several times the memory.
-    known: dict[bytes, bytes] = {}
-    shared = known.setdefault
+    sides: dict[bytes, bytes] = {}
+    shared = sides.setdefault
     for start, end in record_spans(chunk):
         if end - start < RECORD_HEADER_BYTES:
             raise ValueError(f"the record at byte {start} is too short")
@@ -330,7 +330,7 @@ def _keep(
     statuses: tuple[StackStatus | None, ...], words: tuple[bytes, ...]
 ) -> tuple[Collected, tuple[bytes, ...]]:
     """The sides that were collected."""
-    kept = [one for status, one in zip(statuses, words, strict=True) if status is not None]
+    kept = [word for status, word in zip(statuses, words, strict=True) if status is not None]
     return _collected(*statuses), tuple(kept)
 
 

@@ -113,12 +113,12 @@ class _LibbpfObject:
         return self._program_fds[name]
 
     def _find_map(self, name: str) -> int:
-        found = self._library.bpf_object__find_map_by_name(self._object, name.encode())
-        return self._checked(found, f"map {name} of")
+        bpf_map = self._library.bpf_object__find_map_by_name(self._object, name.encode())
+        return self._checked(bpf_map, f"map {name} of")
 
     def _find_program(self, name: str) -> int:
-        found = self._library.bpf_object__find_program_by_name(self._object, name.encode())
-        return self._checked(found, f"finding program {name} of")
+        program = self._library.bpf_object__find_program_by_name(self._object, name.encode())
+        return self._checked(program, f"finding program {name} of")
 
     def _programs(self) -> Iterator[int]:
         program = None
@@ -133,10 +133,10 @@ class _LibbpfObject:
 
     def map_fd(self, name: str) -> int:
         """Descriptor of a map."""
-        found = self._library.bpf_object__find_map_by_name(self._object, name.encode())
-        if not found:
+        bpf_map = self._library.bpf_object__find_map_by_name(self._object, name.encode())
+        if not bpf_map:
             raise KeyError(name)
-        fd: int = self._library.bpf_map__fd(found)
+        fd: int = self._library.bpf_map__fd(bpf_map)
         return fd
 
     def close(self) -> None:

@@ -23,11 +23,11 @@ def without_signals() -> Iterator[None]:
     The kernel may deliver a signal to any thread. A service whose handlers are in C, such as
     uWSGI, relies on its threads being interrupted.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 class ObjectSpec(NamedTuple):

@@ -80,8 +80,8 @@ class CodeParser:
         if len(piece) != size:
             raise ValueError(f"a piece of {size} bytes has {len(piece)}")
         cpu = code_id >> _CPU_SHIFT
-        known, table = self._tables.get(cpu, (0, bytearray()))
-        if known != code_id:  # a description that failed has left a part
+        pending_id, table = self._tables.get(cpu, (0, bytearray()))
+        if pending_id != code_id:  # a description that failed has left a part
             table = bytearray()
         table += piece
         self._tables[cpu] = code_id, table
@@ -95,8 +95,8 @@ class CodeParser:
         name = file + file_bytes
         if name + name_bytes != end:
             raise ValueError(f"the description at byte {start} and its texts differ in length")
-        known, table = self._tables.pop(code_id >> _CPU_SHIFT, (0, bytearray()))
-        whole = known == code_id and len(table) == table_bytes
+        pending_id, table = self._tables.pop(code_id >> _CPU_SHIFT, (0, bytearray()))
+        whole = pending_id == code_id and len(table) == table_bytes
         return PythonCode(
             code_id,
             process,

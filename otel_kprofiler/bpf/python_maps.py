@@ -77,11 +77,11 @@ _MEMBERS: Final = (
 
 def find_python_offsets(types: KernelTypes) -> PythonOffsets | None:
     """Returns the offsets of a kernel that the program needs; None if it has other structs."""
-    found = [types.offset(*member) for member in _MEMBERS]
+    offsets = [types.offset(*member) for member in _MEMBERS]
     number_bytes = types.size("upid")
-    if types.offset("upid", "nr") != 0 or number_bytes is None or None in found:
+    if types.offset("upid", "nr") != 0 or number_bytes is None or None in offsets:
         return None
-    return PythonOffsets(number_bytes, *(one for one in found if one is not None))
+    return PythonOffsets(number_bytes, *(offset for offset in offsets if offset is not None))
 
 
 def python_map_entries(possible_cpus: int, ring_bytes: int) -> dict[str, int]:
@@ -242,11 +242,11 @@ class PythonMaps(LockedForForks):
         with self._lock:
             if not self._is_open:
                 return
-            for one in self._parser.parse(self._ring.take().data):
-                if isinstance(one, ProcessSeen):
-                    self._seen.append(one)
+            for record in self._parser.parse(self._ring.take().data):
+                if isinstance(record, ProcessSeen):
+                    self._seen.append(record)
                 else:
-                    self._codes.add(one)
+                    self._codes.add(record)
 
     def counts(self) -> Mapping[str, int]:
         """Returns the nonzero counts of stacks and descriptions by :data:`PYTHON_OUTCOMES`.

@@ -92,7 +92,7 @@ def pack_span_path(path: SpanPath) -> bytes:
     """
     if len(path.classes) > MAX_SPAN_CLASSES:
         raise ValueError(f"more than {MAX_SPAN_CLASSES} classes of spans")
-    words = [word for known in path.classes for word in known]
+    words = [word for span_class in path.classes for word in span_class]
     words += [0] * (len(SpanClass._fields) * MAX_SPAN_CLASSES - len(words))
     return _PATH.pack(*path[:_SCALARS], *words)
 

@@ -56,11 +56,11 @@ def find_task_offsets(types: KernelTypes) -> TaskOffsets | None:
     if task is None:
         return None
     leader, start, parent, tgid, comm = task
-    found = _find(types, _PROGRAM)
-    program = ProgramOffsets(*found) if found else None
+    offsets = _find(types, _PROGRAM)
+    program = ProgramOffsets(*offsets) if offsets else None
     return TaskOffsets(leader, start, parent, tgid, comm, program)
 
 
 def _find(types: KernelTypes, paths: tuple[tuple[str, str], ...]) -> list[int] | None:
-    found = [offset for path in paths if (offset := types.offset(*path)) is not None]
-    return found if len(found) == len(paths) else None
+    offsets = [offset for path in paths if (offset := types.offset(*path)) is not None]
+    return offsets if len(offsets) == len(paths) else None

@@ -209,7 +209,7 @@ _OPTIONAL: Final = {("mm_struct", "mm_lock_seq"), ("vm_area_struct", "vm_rb")}
 
 def find_kernel_offsets(types: KernelTypes) -> KernelOffsets | None:
     """Returns the offsets of a kernel that the unwinder needs; None if it has other structs."""
-    flags, found = 0, []
+    flags, offsets = 0, []
     for member in _MEMBERS:
         offset = types.offset(*member)
         if member[1] == "mm_mt" and offset is None:
@@ -222,9 +222,9 @@ def find_kernel_offsets(types: KernelTypes) -> KernelOffsets | None:
             return None
         if member[0] == "vm_area_struct" and (offset or 0) > VMA_BYTES - _WORD:
             return None
-        found.append(offset or 0)
+        offsets.append(offset or 0)
     registers = types.size("pt_regs") or 0
-    return KernelOffsets(flags, _THREAD_BYTES - registers, tuple(found))
+    return KernelOffsets(flags, _THREAD_BYTES - registers, tuple(offsets))
 
 
 def pack_unwind_config(

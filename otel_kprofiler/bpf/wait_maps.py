@@ -81,24 +81,24 @@ def find_wait_offsets(types: KernelTypes) -> WaitOffsets | None:
     pid, on_rq = task("pid"), task("on_rq")
     if pid is None or state is None or on_rq is None:
         return None
-    found = WaitOffsets(pid, state, on_rq, throttled=task("throttled") or 0)
+    offsets = WaitOffsets(pid, state, on_rq, throttled=task("throttled") or 0)
     iowait = types.bit_offset("task_struct", "in_iowait")
     if iowait is not None:
-        found = found._replace(iowait=iowait // 8, iowait_mask=1 << iowait % 8)
+        offsets = offsets._replace(iowait=iowait // 8, iowait_mask=1 << iowait % 8)
     runtime, picked = task("se", "sum_exec_runtime"), task("se", "prev_sum_exec_runtime")
     if runtime is not None and picked is not None:
-        found = found._replace(runtime=runtime, picked=picked)
+        offsets = offsets._replace(runtime=runtime, picked=picked)
     cfs_rq = task("se", "cfs_rq")  # with CONFIG_FAIR_GROUP_SCHED
     if cfs_rq is None:
-        return found
-    found = found._replace(
+        return offsets
+    offsets = offsets._replace(
         cfs_rq=cfs_rq, throttle_count=types.offset("cfs_rq", "throttle_count") or 0
     )
     run_delay, queued = task("sched_info", "run_delay"), task("sched_info", "last_queued")
     rq, clock = types.offset("cfs_rq", "rq"), types.offset("rq", "clock")
     if run_delay is None or queued is None or rq is None or clock is None:
-        return found
-    return found._replace(run_delay=run_delay, queued=queued, rq=rq, clock=clock)
+        return offsets
+    return offsets._replace(run_delay=run_delay, queued=queued, rq=rq, clock=clock)
 
 
 class WaitConfig(NamedTuple):
@@ -185,9 +185,9 @@ def parse_threads(data: bytes) -> Iterator[WaitThread]:
     states = len(WaitState)
     for words in _THREAD.iter_unpack(data):
         _, since, _, _, state, epoch, _, flags, threshold = words[:9]
-        waits, below, start, one, woken, tgid, tid = words[13 + states : 20 + states]
+        waits, below, start, longest, woken, tgid, tid = words[13 + states : 20 + states]
         yield WaitThread(
-            one, start, since, woken, words[13 : 13 + states], waits, below, tgid, tid,
+            longest, start, since, woken, words[13 : 13 + states], waits, below, tgid, tid,
             state if state < states else 0, epoch, threshold * WAIT_UNIT_NS, flags,
         )  # fmt: skip
 
@@ -210,9 +210,9 @@ def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
         raise ValueError("the end of a wait is cut off")
     *times, state, flags, tgid, tid, comm = _END.unpack_from(data, at)
     since, asleep, runnable, threshold = times
-    known = WaitState(state) if state < len(WaitState) else WaitState.RUNNABLE
+    wait_state = WaitState(state) if state < len(WaitState) else WaitState.RUNNABLE
     waker = Waker(tgid, tid, comm[: comm.find(b"\0")]) if flags & WAIT_WOKEN else None
-    return WaitEnd(since, asleep, runnable, threshold, known, flags, waker)
+    return WaitEnd(since, asleep, runnable, threshold, wait_state, flags, waker)
 
 
 class WaitRecord(NamedTuple):
@@ -294,15 +294,15 @@ class ThreadTable:
 
         Raises ``OSError``.
         """
-        found, step = [], min(_PLACES_AT_ONCE, self._places)
+        threads, step = [], min(_PLACES_AT_ONCE, self._places)
         for first in range(0, self._places, step):
             with _map_part(self._buckets_fd, first * 8, step * 8) as buckets:
                 tasks = memoryview(buckets[: step * 8]).cast("Q")
             taken = list(itertools.compress(range(0, step * THREAD_BYTES, THREAD_BYTES), tasks))
             if taken:
                 with _map_part(self._threads_fd, first * THREAD_BYTES, step * THREAD_BYTES) as part:
-                    found += [part[at : at + THREAD_BYTES] for at in taken]
-        return b"".join(found)
+                    threads += [part[at : at + THREAD_BYTES] for at in taken]
+        return b"".join(threads)
 
 
 def _map_part(fd: int, offset: int, size: int) -> mmap.mmap:

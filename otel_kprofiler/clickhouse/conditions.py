@@ -53,14 +53,16 @@ def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
             f"{pid} IN (SELECT {pid} FROM {rows} AND {named})",  # noqa: S608 - literals
         )
     if chosen.threads:
-        yield _any(*(_matches(_sample(f"thread.{one}"), chosen.threads) for one in ("name", "id")))
+        yield _any(
+            *(_matches(_sample(f"thread.{field}"), chosen.threads) for field in ("name", "id"))
+        )
     if chosen.services:
         yield _any(
             _matches("ServiceName", chosen.services),
             _matches(_sample("service.name"), chosen.services),
         )
     if chosen.containers:
-        names = [*chosen.containers, *(f"{one}*" for one in chosen.containers)]
+        names = [*chosen.containers, *(f"{name}*" for name in chosen.containers)]
         yield _any(*(_matches(column(name), names) for name in CONTAINER for column in _COLUMNS))
     for pair in chosen.attributes:
         name, _, value = pair.partition("=")
@@ -69,13 +71,13 @@ def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
         yield f"{_sample('cpu.logical_number')} IN ({literals(map(str, chosen.cpus))})"
     if chosen.modules:
         is_one = _matches(
-            "replaceAll(one, '-', '_')", [plain_module(one) for one in chosen.modules]
+            "replaceAll(one, '-', '_')", [plain_module(module) for module in chosen.modules]
         )
         yield f"arrayExists(one -> {is_one}, MappingFileNames)"
     if chosen.functions and all(map(_is_function, chosen.functions)):
         yield f"arrayExists(one -> {_matches('one', chosen.functions)}, FunctionNames)"
     if chosen.spans:
-        ids = [f"{one.lower()}*" for one in chosen.spans]
+        ids = [f"{span.lower()}*" for span in chosen.spans]
         yield _any(_matches("TraceId", ids), _matches("SpanId", ids))
     if chosen.endpoints:
         named = _matches(_sample(LOCAL_ROOT), chosen.endpoints)
@@ -104,13 +106,13 @@ def _any(*conditions: str) -> str:
 
 def _matches(text: str, patterns: Sequence[str]) -> str:
     """Condition that a text matches a pattern, as far as ``LIKE`` can say."""
-    found = [f"{text} IN ({literals(patterns)})"]  # a name may look like a pattern
-    found += [
+    terms = [f"{text} IN ({literals(patterns)})"]  # a name may look like a pattern
+    terms += [
         f"{text} LIKE {literal(_like(pattern))}"
         for pattern in patterns
         if not set(_WILD).isdisjoint(pattern)
     ]
-    return _any(*found)
+    return _any(*terms)
 
 
 def _like(pattern: str) -> str:

@@ -108,8 +108,8 @@ class Connection:
         except self._errors as error:
             place = self._address.place
             text = " ".join(self._address.secrets.redact(_words(error)).split())
-            found = _CODE.search(text)
-            code = str(getattr(error, "code", None) or (found[1] if found else ""))
+            match = _CODE.search(text)
+            code = str(getattr(error, "code", None) or (match[1] if match else ""))
             what = f"{place} refuses" if code else f"cannot read {place}"
             hint = _FIXES.get(code, "") if code else _TRUST if _UNTRUSTED in text else _REACH
             raise KProfilerError(f"{what}: {text[:_MAX_MESSAGE]}", hint=hint) from None

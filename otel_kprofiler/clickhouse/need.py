@@ -59,8 +59,8 @@ class Need:
         return replace(self, times=True)
 
 
-def _both(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:
-    return None if one is None or other is None else one | other
+def _both(first: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:
+    return None if first is None or other is None else first | other
 
 
 def _attributes(*names: str) -> Need:

@@ -63,7 +63,7 @@ def rows_between(table: str, times: Range) -> str:
 
 def is_kind(kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
     """The condition that samples are of some kinds."""
-    listed = (f"({', '.join(map(literal, one[:4]))}, {one[4]})" for one in kinds)
+    listed = (f"({', '.join(map(literal, kind[:4]))}, {kind[4]})" for kind in kinds)
     return f"({KIND}) IN ({', '.join(listed)})"
 
 
@@ -160,7 +160,7 @@ def _samples(rows: str, conditions: Sequence[str], times: Range) -> str:
         "arrayResize(Values, length(TimestampsUnixNano), toInt64(1)))"
     )
     is_inside = f"time >= {times.start_ns} AND time < {times.end_ns}"
-    chosen = "".join(f" AND {one}" for one in conditions)
+    chosen = "".join(f" AND {condition}" for condition in conditions)
     return (
         "(SELECT *, toUInt64(toUnixTimestamp64Nano(Timestamp)) AS start, "  # noqa: S608
         f"arrayFilter(time -> {is_inside}, {all_times}) AS times, "

@@ -83,14 +83,14 @@ class RowReader:
             raise KProfilerError(
                 f"there are more than {MAX_ROWS:,} different samples", hint=_NARROWER
             )
-        found: dict[Kind, dict[int, tuple[Resource, list[WindowSample]]]] = {}
+        kinds: dict[Kind, dict[int, tuple[Resource, list[WindowSample]]]] = {}
         for row in rows:
             head = tuple(row[:5])
             kind = self._kinds.get(head)
             if kind is None:
                 kind = self._kinds[head] = Kind(*head)
             resource = self._resource(row[5])
-            groups = found.setdefault(kind, {})
+            groups = kinds.setdefault(kind, {})
             samples = groups.setdefault(id(resource), (resource, []))[1]
             samples.append(self._sample(kind, row))
             self._kept += len(samples[-1].timestamps_unix_ns)
@@ -101,7 +101,7 @@ class RowReader:
                 )
         profiles = [
             Profile(kind.kind, kind.period, [ResourceSamples(*group) for group in groups.values()])
-            for kind, groups in found.items()
+            for kind, groups in kinds.items()
         ]
         return Window(*self._times, profiles)
 
@@ -125,27 +125,27 @@ class RowReader:
 
     def _resource(self, attributes: Mapping[str, str]) -> Resource:
         key = tuple(attributes.items())
-        found = self._resources.get(key)
-        if found is None:
-            found = self._resources[key] = Resource(_typed(key))
-        return found
+        resource = self._resources.get(key)
+        if resource is None:
+            resource = self._resources[key] = Resource(_typed(key))
+        return resource
 
     def _read(self, attributes: Mapping[str, str]) -> SampleAttributes:
         key = tuple(attributes.items())
-        found = self._attributes.get(key)
-        if found is None:
-            found = self._attributes[key] = read_sample_attributes(_typed(key))
-        return found
+        parsed = self._attributes.get(key)
+        if parsed is None:
+            parsed = self._attributes[key] = read_sample_attributes(_typed(key))
+        return parsed
 
     def _link(self, trace: str, span: str, local_root: str) -> SpanLink | None:
         if not span:
             return None
         key = trace, span, local_root
-        found = self._links.get(key)
-        if found is None:
-            found = SpanLink(bytes.fromhex(trace), bytes.fromhex(span), local_root)
-            self._links[key] = found
-        return found
+        link = self._links.get(key)
+        if link is None:
+            link = SpanLink(bytes.fromhex(trace), bytes.fromhex(span), local_root)
+            self._links[key] = link
+        return link
 
     def _stack(self, number: int, read: SampleAttributes) -> Stack:
         if self._stacks is None:

@@ -105,10 +105,10 @@ class Stacks:
     def get(self, number: int, statuses: Statuses) -> Stack:
         """A stack with these outcomes of collecting its sides."""
         key = number, statuses
-        found = self._stacks.get(key)
-        if found is None:
-            found = self._stacks[key] = Stack.from_frames(self._frames[number], dict(statuses))
-        return found
+        stack = self._stacks.get(key)
+        if stack is None:
+            stack = self._stacks[key] = Stack.from_frames(self._frames[number], dict(statuses))
+        return stack
 
     def _make(self, rows: Sequence[_Row]) -> Iterator[Frame]:
         # Modules of the kernel are called by vmlinux, and so have a name of a file, but are below.
@@ -131,27 +131,27 @@ class Stacks:
         return Frame(module, first.address, lines, 0, side)
 
     def _module(self, name: str, is_kernel: bool) -> Module:
-        found = self._modules.get((name, is_kernel))
-        if found is None:
+        module = self._modules.get((name, is_kernel))
+        if module is None:
             kind = ModuleKind.USER
             if is_kernel:
                 kind = ModuleKind.BPF if name.startswith("bpf_") else ModuleKind.LOADED
                 kind = ModuleKind.VMLINUX if name == "vmlinux" else kind
-            found = self._modules[name, is_kernel] = Module(name, kind, None, FileId(""), 0)
-        return found
+            module = self._modules[name, is_kernel] = Module(name, kind, None, FileId(""), 0)
+        return module
 
 
 def _frames(rows: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
     """The functions of each frame: those at one address, each of them once."""
     for (address, mapping), group in groupby(rows, key=itemgetter(0, 4)):
-        found: list[_Row] = []
+        frames: list[_Row] = []
         for row in group:
-            is_inlined = bool(address and mapping and not row.reason) and row not in found
-            if found and not is_inlined:  # a call from the same place: recursion
-                yield tuple(found)
-                found = []
-            found.append(row)
-        yield tuple(found)
+            is_inlined = bool(address and mapping and not row.reason) and row not in frames
+            if frames and not is_inlined:  # a call from the same place: recursion
+                yield tuple(frames)
+                frames = []
+            frames.append(row)
+        yield tuple(frames)
 
 
 def _side(row: _Row) -> SideKind:

@@ -103,13 +103,13 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         chosen, times = selection
         rows = queries.rows_between(self._table, times)
         conditions = list(filter_conditions(chosen, rows))
-        found = self._find(rows, conditions, selection)
-        if not found:
+        extents = self._find(rows, conditions, selection)
+        if not extents:
             return load_samples(())
-        conditions.append(queries.is_kind(found))
-        start = max(times.start_ns, min(one.start_ns for one in found.values()))
-        end = max(start + 1, min(times.end_ns, max(one.end_ns for one in found.values())))
-        count, step = sum(one.samples for one in found.values()), None
+        conditions.append(queries.is_kind(extents))
+        start = max(times.start_ns, min(extent.start_ns for extent in extents.values()))
+        end = max(start + 1, min(times.end_ns, max(extent.end_ns for extent in extents.values())))
+        count, step = sum(extent.samples for extent in extents.values()), None
         if need.times and count > EXACT_TIMES:
             step = max(1, -(-(end - start) // _STEPS))
             report(f"of {count:,} samples, those of {step / 1e9:.3g} s have one time")
@@ -119,23 +119,23 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         samples = load_samples(_refuse_negative(map(reader.window, self._connection.blocks(query))))
         counted = {
             Kind(*kind): counts
-            for *kind, counts in self._connection.rows(queries.accounts(rows, found))
+            for *kind, counts in self._connection.rows(queries.accounts(rows, extents))
         }
-        return _as_one_window(samples, list(found), counted, Range(start, end))
+        return _as_one_window(samples, list(extents), counted, Range(start, end))
 
     def _find(
         self, rows: str, conditions: Sequence[str], selection: Selection
     ) -> dict[Kind, _Found]:
         """The kinds that are chosen, with what there is of them."""
         query = queries.totals(rows, conditions, selection.times)
-        found = {
+        extents = {
             Kind(*kind): _Found(*counts)
             for *kind, count, start, end in self._connection.rows(query)
             for counts in [(int(count), int(start), int(end))]
         }
         named = matcher(selection.chosen.kinds or ["*"])
-        kinds = sorted((kind for kind in found if named(kind.kind.name)), key=_order)
-        return {kind: found[kind] for kind in kinds}
+        kinds = sorted((kind for kind in extents if named(kind.kind.name)), key=_order)
+        return {kind: extents[kind] for kind in kinds}
 
     def _stacks(self, query: str) -> Stacks:
         stacks = Stacks()
@@ -157,8 +157,8 @@ def _refuse_negative(windows: Iterable[Window]) -> Iterator[Window]:
 
 def _order(kind: Kind) -> tuple[int, Kind]:
     """Our kinds come in their order, then all others."""
-    found = kind.kind
-    return (KINDS.index(found) if found in KINDS else len(KINDS)), kind
+    profile_kind = kind.kind
+    return (KINDS.index(profile_kind) if profile_kind in KINDS else len(KINDS)), kind
 
 
 def _as_one_window(
@@ -179,7 +179,9 @@ def _as_one_window(
     merged: list[Origin] = []
     for kind, size in zip(kinds, sizes, strict=True):
         account = parse_account(counted.get(kind, {}))
-        window = sum(one.profile.kind == kind.kind for one in merged)  # which has each kind once
+        window = sum(
+            origin.profile.kind == kind.kind for origin in merged
+        )  # which has each kind once
         profile = Profile(kind.kind, kind.period, (), account.taken, account.lost)
         merged.append(Origin(window, *times, profile, size))
     tables = samples.tables._replace(origins=merged)

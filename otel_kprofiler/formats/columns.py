@@ -96,15 +96,15 @@ def compared_columns(intervals: Sequence[Interval], *, title: str = "") -> dict[
 
     Of two, the page shows how the second differs from the first.
     """
-    bin_ms = choose_bin_ms(sum(one.end_ns - one.start_ns for one in intervals) / 1e6)
+    bin_ms = choose_bin_ms(sum(interval.end_ns - interval.start_ns for interval in intervals) / 1e6)
     bin_ns = bin_ms * 1_000_000
-    found = _Columns(window for interval in intervals for window in interval.windows)
+    columns = _Columns(window for interval in intervals for window in interval.windows)
     about = _about(intervals)
     axes: list[dict[str, Any]] = []
     bins = 0
     for name, windows, start_ns, end_ns in intervals:
         axis = _Axis(bins, max(1, -(-(end_ns - start_ns) // bin_ns)), start_ns, bin_ns)
-        found.add(windows, axis)
+        columns.add(windows, axis)
         axes.append({"name": escape_controls(name), "start_ms": start_ns / 1e6, "bins": axis.bins})
         bins += axis.bins
     return {
@@ -114,7 +114,7 @@ def compared_columns(intervals: Sequence[Interval], *, title: str = "") -> dict[
         "bin_ms": bin_ms,
         "bins": bins,
         **({"parts": axes} if len(axes) > 1 else {}),
-        **found.as_json(),
+        **columns.as_json(),
     }
 
 
@@ -171,14 +171,14 @@ def _about(intervals: Sequence[Interval]) -> About:
     windows = [window for interval in intervals for window in interval.windows]
     profiles = [profile for window in windows for profile in window.profiles]
     times, *later = [(interval.start_ns, interval.end_ns) for interval in intervals]
-    resources = [group.resource.attributes for one in profiles for group in one.resources]
+    resources = [group.resource.attributes for profile in profiles for group in profile.resources]
     return About(
         _values(resources, "host.name"),
         _values(resources, "os.version"),
         sum(map(_count, profiles)),
-        len({sample.cpu for one in profiles for _, sample in one.samples}),
+        len({sample.cpu for profile in profiles for _, sample in profile.samples}),
         *times,
-        {one.period_ns for one in profiles},
+        {profile.period_ns for profile in profiles},
         sum(sum(profile.lost.values()) for profile in profiles),
         later,
     )
@@ -190,7 +190,7 @@ def _count(profile: Profile) -> int:
 
 
 def _values(resources: Iterable[Any], key: str) -> set[str]:
-    return {str(value) for one in resources if (value := one.get(key))}
+    return {str(value) for attributes in resources if (value := attributes.get(key))}
 
 
 class _Axis(NamedTuple):

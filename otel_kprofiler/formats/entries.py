@@ -83,12 +83,12 @@ def stack_entries(stack: Stack) -> tuple[Entry, ...]:
     A stack that was cut, or that could not be taken, has a remark in the place of what is
     missing.
     """
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for side in reversed(stack.sides):
-        found += side_remarks(side)
+        entries += side_remarks(side)
         for frame in reversed(side.frames):
-            found += frame_entries(frame)
-    return tuple(found)
+            entries += frame_entries(frame)
+    return tuple(entries)
 
 
 def frame_entries(frame: Frame) -> tuple[Entry, ...]:

@@ -20,7 +20,7 @@ def otlp(windows: Iterable[Window]) -> bytes:
     messages = _messages(windows, Form.PROTOBUF)
     if len(messages) == 1:
         return messages[0]
-    return b"".join([len(one).to_bytes(_LENGTH_BYTES, "big") + one for one in messages])
+    return b"".join([len(message).to_bytes(_LENGTH_BYTES, "big") + message for message in messages])
 
 
 def otlp_lines(windows: Iterable[Window]) -> bytes:
@@ -29,4 +29,6 @@ def otlp_lines(windows: Iterable[Window]) -> bytes:
 
 
 def _messages(windows: Iterable[Window], form: Form) -> list[bytes]:
-    return [batch.payload for one in windows for batch in encode_window(one, form=form).batches]
+    return [
+        batch.payload for window in windows for batch in encode_window(window, form=form).batches
+    ]

@@ -42,7 +42,9 @@ def pprof(windows: Iterable[Window]) -> bytes:
     mapping, and no function; those of Python have a function with a name in brackets.
     """
     windows = list(windows)
-    encoder = _Encoder(dict.fromkeys(one.kind for window in windows for one in window.profiles))
+    encoder = _Encoder(
+        dict.fromkeys(profile.kind for window in windows for profile in window.profiles)
+    )
     for window in windows:
         encoder.add_window(window)
     return gzip.compress(encoder.finish(), mtime=0)
@@ -92,51 +94,51 @@ class _Encoder:
         self._out += _message(_SAMPLE, body)
 
     def _stack(self, stack: Stack) -> bytes:
-        found = self._stacks.get(stack)
-        if found is None:
-            found = _packed(1, [self._location(frame) for frame in stack.frames])
-            self._stacks[stack] = found
-        return found
+        packed = self._stacks.get(stack)
+        if packed is None:
+            packed = _packed(1, [self._location(frame) for frame in stack.frames])
+            self._stacks[stack] = packed
+        return packed
 
     def _location(self, frame: Frame) -> int:
         mapping = self._mapping(frame.module) if frame.module else 0
         key = (mapping, frame.address, frame.lines)
-        found = self._locations.get(key)
-        if found is None:
-            found = self._locations[key] = len(self._locations) + 1
+        location = self._locations.get(key)
+        if location is None:
+            location = self._locations[key] = len(self._locations) + 1
             base = frame.module.base if frame.module else 0
-            body = _number(1, found) + _number(2, mapping) + _number(3, base + frame.address)
+            body = _number(1, location) + _number(2, mapping) + _number(3, base + frame.address)
             for line in frame.lines or _stand_ins(frame):
                 number = _number(1, self._function(line)) + _number(2, line.line)
                 body += _message(4, number)
             self._out += _message(_LOCATION, body)
-        return found
+        return location
 
     def _mapping(self, module: Module) -> int:
-        found = self._mappings.get(module)
-        if found is None:
-            found = self._mappings[module] = len(self._mappings) + 1
+        number = self._mappings.get(module)
+        if number is None:
+            number = self._mappings[module] = len(self._mappings) + 1
             limit = max((part.end for part in module.ranges), default=_USER_CEILING)
             start = module.base + module.extent.start
-            body = _number(1, found) + _number(2, start) + _number(3, max(limit, start))
+            body = _number(1, number) + _number(2, start) + _number(3, max(limit, start))
             body += _number(4, module.file_offset)
             body += _number(5, self._string(module.name))
             body += _number(6, self._string(module.build_id or module.file_id)) + _number(7, 1)
             self._out += _message(_MAPPING, body)
-        return found
+        return number
 
     def _function(self, line: Line) -> int:
         names = (line.function, line.system_name or line.function, line.file)
         key = (*names, line.start_line)
-        found = self._functions.get(key)
-        if found is None:
-            found = self._functions[key] = len(self._functions) + 1
-            body = _number(1, found)
+        number = self._functions.get(key)
+        if number is None:
+            number = self._functions[key] = len(self._functions) + 1
+            body = _number(1, number)
             for field, text in enumerate(names, start=2):
                 body += _number(field, self._string(text))
             body += _number(5, line.start_line)
             self._out += _message(_FUNCTION, body)
-        return found
+        return number
 
     def _value_type(self, kind: str, unit: str) -> bytes:
         return _number(1, self._string(kind)) + _number(2, self._string(unit))

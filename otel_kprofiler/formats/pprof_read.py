@@ -126,7 +126,9 @@ class _Reader:
                         [time], [value],
                     )
                 )  # fmt: skip
-        resources = [ResourceSamples(_resource(*owner), found) for owner, found in groups.items()]
+        resources = [
+            ResourceSamples(_resource(*owner), samples) for owner, samples in groups.items()
+        ]
         return Profile(kind, period, resources)
 
     def _sample(self, body: bytes) -> _Sample:
@@ -256,14 +258,14 @@ def _fields(data: bytes) -> Iterator[tuple[int, _Value]]:
 def _packed(value: _Value) -> list[int]:
     if isinstance(value, int):
         return [value]
-    found, position = [], 0
+    numbers, position = [], 0
     try:
         while position < len(value):
             number, position = wire.read_varint(value, position)
-            found.append(number)
+            numbers.append(number)
     except ValueError as error:
         raise PayloadError(f"the profile is damaged: {error}") from error
-    return found
+    return numbers
 
 
 def _signed(value: int) -> int:

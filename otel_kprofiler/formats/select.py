@@ -52,7 +52,7 @@ def leave_out_idle(windows: Iterable[Window]) -> tuple[list[Window], LeftOut]:
         profiles = []
         for profile in window.profiles:
             groups = [
-                group._replace(samples=[one for one in group.samples if not one.is_idle])
+                group._replace(samples=[sample for sample in group.samples if not sample.is_idle])
                 for group in profile.resources
             ]
             busy = replace(profile, resources=groups)

@@ -84,12 +84,12 @@ class _Writer:
 def _frame_json(frame: Entry | str) -> dict[str, Any]:
     if isinstance(frame, str):
         return {"name": escape_surrogates(frame)}
-    found: dict[str, Any] = {"name": escape_surrogates(frame.label)}
+    fields: dict[str, Any] = {"name": escape_surrogates(frame.label)}
     if frame.file or frame.module:
-        found["file"] = escape_surrogates(frame.file or frame.module)
+        fields["file"] = escape_surrogates(frame.file or frame.module)
     if frame.line:
-        found["line"] = frame.line
-    return found
+        fields["line"] = frame.line
+    return fields
 
 
 def _profile(

@@ -41,17 +41,17 @@ def function_rows(profiles: Iterable[Profile]) -> list[Row]:
         entries = [_key(entry) for entry in stack_entries(stack)]
         return (entries[-1] if entries else None), frozenset(entries)
 
-    own: Counter[tuple[str, str]] = Counter()
+    self_weights: Counter[tuple[str, str]] = Counter()
     total: Counter[tuple[str, str]] = Counter()
     for profile in profiles:
         for _, sample in profile.samples:
             weight = sample.weight
             leaf, functions = keys(sample.stack)
             if leaf:
-                own[leaf] += weight
+                self_weights[leaf] += weight
             for key in functions:
                 total[key] += weight
-    rows = [Row(*key, own[key], count) for key, count in total.items()]
+    rows = [Row(*key, self_weights[key], count) for key, count in total.items()]
     return sorted(rows, key=lambda row: (-row.self_count, -row.total_count, row[:2]))
 
 

@@ -35,10 +35,10 @@ class Weights:
 
     def __init__(self, windows: Iterable[Window]) -> None:
         self._windows = tuple(windows)
-        found = dict.fromkeys(
+        kinds = dict.fromkeys(
             profile.kind for window in self._windows for profile in window.profiles
         )
-        self.kinds: tuple[ProfileKind, ...] = tuple(found)
+        self.kinds: tuple[ProfileKind, ...] = tuple(kinds)
         units = {self._unit(kind) for kind in self.kinds} or {"samples"}
         self.unit = units.pop() if len(units) == 1 else ""
 

@@ -105,7 +105,7 @@ def find_interpreter(source: Source, machine: str = platform.machine()) -> Inter
         sections = read_sections(source, elf)
     except ElfError:
         return None  # others are of damaged files
-    section = next((one for one in sections if one.name == _SECTION), None)
+    section = next((entry for entry in sections if entry.name == _SECTION), None)
     if section is None:
         return None
     if machine != _MACHINE:

@@ -44,9 +44,9 @@ def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, .
         functions = Counter(_find_functions(source, elf, targets))
     except ElfError:
         return (loop,)  # without unwind information, or damaged
-    found = functions.most_common(1)
-    if found and found[0][1] >= max(_LEAST_JUMPS, functions.total() // 2):
-        return loop, found[0][0]
+    most_common = functions.most_common(1)
+    if most_common and most_common[0][1] >= max(_LEAST_JUMPS, functions.total() // 2):
+        return loop, most_common[0][0]
     return (loop,)
 
 
@@ -79,7 +79,7 @@ def _find_functions(source: Source, elf: ElfFile, targets: list[int]) -> list[ra
     first = find_offset(elf.loads, at + _SEARCH.size, size)
     pairs = array("i", source.read(first, size - size % _PAIR_BYTES))
     starts, entries = pairs[::2], pairs[1::2]
-    found = []
+    functions = []
     for target in targets:
         place = bisect_right(starts, target - at) - 1
         if place < 0:
@@ -88,5 +88,5 @@ def _find_functions(source: Source, elf: ElfFile, targets: list[int]) -> list[ra
         raw = source.read(find_offset(elf.loads, entry, _ENTRY.size), _ENTRY.size)
         distance, length = _ENTRY.unpack(raw)
         if start == entry + _START_AT + distance and start < target < start + length:
-            found.append(range(start, start + length))
-    return found
+            functions.append(range(start, start + length))
+    return functions

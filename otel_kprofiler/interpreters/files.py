@@ -79,13 +79,13 @@ class InterpreterFiles:
                 refused = InterpreterRefused(Refusal.NOT_OPENED, describe_error(read))
                 return self._refuse(mapping, refused)
             return None  # not kept: it may be opened for another process
-        found = self._refuse(mapping, read) if isinstance(read, InterpreterRefused) else read
-        if isinstance(found, Interpreter) and self._on_found:
-            self._on_found(found)
-        self._found[key] = found
+        interpreter = self._refuse(mapping, read) if isinstance(read, InterpreterRefused) else read
+        if isinstance(interpreter, Interpreter) and self._on_found:
+            self._on_found(interpreter)
+        self._found[key] = interpreter
         if len(self._found) > MAX_FILES:
             self._found.popitem(last=False)
-        return found
+        return interpreter
 
     def _read_patiently(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
@@ -137,9 +137,9 @@ class InterpreterFiles:
         return open_mapped(request, self._files, mapping.path).content
 
     def _find_in_maps(self, pid: int, mapping: MemoryMapping) -> MemoryMapping:
-        for one in parse_mappings(read_maps(self._files, pid)):
-            if one.start == mapping.start and one.is_executable:
-                return one
+        for candidate in parse_mappings(read_maps(self._files, pid)):
+            if candidate.start == mapping.start and candidate.is_executable:
+                return candidate
         raise MappedFileError(FileProblem.GONE)
 
     def _open_by_path(self, path: str, build_id: BuildId) -> OpenFile:

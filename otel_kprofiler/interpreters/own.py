@@ -67,9 +67,9 @@ def open_own() -> OwnInterpreter:
 
 def _find_mapping(mappings: list[MemoryMapping], address: int) -> MemoryMapping:
     """The mapping at an address. Its code may be anywhere: some programs move it to huge pages."""
-    return next(one for one in mappings if one.start <= address < one.end)
+    return next(mapping for mapping in mappings if mapping.start <= address < mapping.end)
 
 
-def _make_request(file: FileKey, one: MemoryMapping) -> FileRequest:
+def _make_request(file: FileKey, mapping: MemoryMapping) -> FileRequest:
     pid, tid = os.getpid(), threading.get_native_id()
-    return FileRequest(file, one.start, one.end, one.file_offset, pid, tid, 0, 0)
+    return FileRequest(file, mapping.start, mapping.end, mapping.file_offset, pid, tid, 0, 0)

@@ -140,9 +140,9 @@ class PythonProcesses:
         """
         mappings = self._read_code(seen.tgid)
         for mapping in mappings:
-            found = self._look(seen.tgid, mapping, None)
-            if found is not None:
-                self._register(seen.tgid, found, seen.image)
+            interpreter = self._look(seen.tgid, mapping, None)
+            if interpreter is not None:
+                self._register(seen.tgid, interpreter, seen.image)
                 return
         self._release(seen.tgid)
         if _is_of(mappings, seen.program):
@@ -169,8 +169,8 @@ class PythonProcesses:
             case Exec() | Exited():
                 self._release(event.process.tgid)
             case Unmapped():
-                known = self._registered.get(event.process.tgid)
-                if known is not None and known.start == event.mapping.start:
+                registered = self._registered.get(event.process.tgid)
+                if registered is not None and registered.start == event.mapping.start:
                     self._release(event.process.tgid)
 
     def stop(self) -> list[threading.Thread]:
@@ -187,9 +187,9 @@ class PythonProcesses:
         )
 
     def _register_mapped(self, event: Mapped) -> None:
-        found = self._look(event.process.tgid, event.mapping, event.build_id)
-        if found is not None:
-            self._register(event.process.tgid, found)
+        interpreter = self._look(event.process.tgid, event.mapping, event.build_id)
+        if interpreter is not None:
+            self._register(event.process.tgid, interpreter)
 
     def _read_code(self, pid: int) -> list[MemoryMapping]:
         """The executable mappings of a process; none if it has ended."""
@@ -205,18 +205,18 @@ class PythonProcesses:
         """Looks for an interpreter in a mapping; None if there is none."""
         if not mapping.path.startswith("/"):
             return None  # memory, or the vDSO
-        found = self._files.find(pid, mapping, build_id)
-        if isinstance(found, Refusal):
+        interpreter = self._files.find(pid, mapping, build_id)
+        if isinstance(interpreter, Refusal):
             if pid not in self._refused:
                 self._refused.add(pid)
-                self._refused_count[found] += 1
+                self._refused_count[interpreter] += 1
             return None
-        if found is None:
+        if interpreter is None:
             return None
-        load_bias = found.find_load_bias(mapping.start, mapping.file_offset)
+        load_bias = interpreter.find_load_bias(mapping.start, mapping.file_offset)
         if load_bias is None:
             return None
-        return _Registered(found.layout, found.in_process(load_bias), mapping.start)
+        return _Registered(interpreter.layout, interpreter.in_process(load_bias), mapping.start)
 
     def _register(self, pid: int, registered: _Registered, image: int = 0) -> None:
         if self._registry.register(pid, registered.layout, registered.process, image):
@@ -238,10 +238,14 @@ def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
 
     They may differ without that: some file systems show in maps another inode than the program's.
     """
-    code = [one for one in mappings if one.permissions.startswith("r-x")]  # not [vsyscall]
-    pages = sum(one.end - one.start for one in code) // mmap.PAGESIZE
+    code = [
+        mapping for mapping in mappings if mapping.permissions.startswith("r-x")
+    ]  # not [vsyscall]
+    pages = sum(mapping.end - mapping.start for mapping in code) // mmap.PAGESIZE
     return pages == program.code_pages and any(
-        (one.device, one.inode) == (program.device, program.inode) for one in code if one.inode
+        (mapping.device, mapping.inode) == (program.device, program.inode)
+        for mapping in code
+        if mapping.inode
     )
 
 

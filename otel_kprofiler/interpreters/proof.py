@@ -142,7 +142,9 @@ class Proof:
 
         for situation, from_c in _SITUATIONS.items():
             seen = situation(look)
-            _require([one.from_c for one in seen.found[:2]] == [from_c, False], "entries from C")
+            _require(
+                [frame.from_c for frame in seen.found[:2]] == [from_c, False], "entries from C"
+            )
             self._compare_frames(seen)
             _require(seen.found[0].in_generator == (situation is _resumed), "owner of a frame")
         generator = _generate(look)
@@ -177,11 +179,11 @@ class Proof:
         first = read(interpreter + layout.interpreter_threads)
         _require(read(first + layout.thread_interpreter) == interpreter, "first thread")
         _require(not read(first + layout.thread_previous), "order of threads")
-        before = read(thread + layout.thread_previous)
+        previous = read(thread + layout.thread_previous)
         after = read(thread + layout.thread_next)
-        link = read(before + layout.thread_next) if before else first
+        link = read(previous + layout.thread_next) if previous else first
         _require(link == thread, "order of threads")
-        _require(bool(before or after), "threads")
+        _require(bool(previous or after), "threads")
         _require(not after or read(after + layout.thread_previous) == thread, "order of threads")
         return thread
 
@@ -225,8 +227,8 @@ class Proof:
         return layout.frame_header + 8 * words
 
     def _compare_frames(self, seen: _Look) -> None:
-        found = [(one.code, one.offset) for one in seen.found]
-        _require(found == [(id(code), last) for code, last in seen.expected], "frames")
+        frames = [(frame.code, frame.offset) for frame in seen.found]
+        _require(frames == [(id(code), last) for code, last in seen.expected], "frames")
 
     def _compare_codes(self, codes: list[CodeType]) -> None:
         layout, read = self._layout, self._read
@@ -305,5 +307,5 @@ def _make_code(name: str) -> CodeType:
     """The code object of a method, in a file of the same name."""
     code = compile(f"class Class:\n  def {name}(self): pass", f"{name}.py", "exec")
     for _ in range(2):
-        code = next(one for one in code.co_consts if isinstance(one, CodeType))
+        code = next(constant for constant in code.co_consts if isinstance(constant, CodeType))
     return code

@@ -199,12 +199,12 @@ def _make_stacks(
     loops: KnownLoops | None = None,
     on_replaced: Callable[[Frame], None] | None = None,
 ) -> StackResolver:
-    own: dict[SideKind, SideResolver[Any]] = {
+    resolvers: dict[SideKind, SideResolver[Any]] = {
         KERNEL_SIDE: symbolizer,
         USER_SIDE: native,
         PYTHON_SIDE: PythonResolver(codes),
     }
-    return StackResolver({**own, **others}, Interleaver(loops, on_replaced))
+    return StackResolver({**resolvers, **others}, Interleaver(loops, on_replaced))
 
 
 def change_attributes(
@@ -295,7 +295,7 @@ def _replay(
     pipeline = Pipeline(
         sampler=sampler,
         stacks=_make_stacks(symbolizer, native, recording.python_codes, resolvers),
-        resources=ProcessResources(recording.files, clock, {}, known=recording.resources),
+        resources=ProcessResources(recording.files, clock, {}, attributes_of=recording.resources),
         schedule=schedule,
         sink=sink,
         clock=clock,

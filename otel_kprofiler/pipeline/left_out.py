@@ -41,13 +41,13 @@ def describe_left_out(
         missing: capabilities of :data:`OF_OTHERS` that this process does not have, if it samples
             processes of other users.
     """
-    found = []
+    parts = []
     if config.stacks == "kernel":
-        found.append("all time in user mode (stacks: kernel)")
+        parts.append("all time in user mode (stacks: kernel)")
     else:
         if config.stacks == "user":
-            found.append("all code of the kernel (stacks: user)")
+            parts.append("all code of the kernel (stacks: user)")
         if user_symbols == "off":
-            found.append("names of user functions (user_symbols: off)")
-        found += [f"{_BY_CAPABILITY[name]} ({name} missing)" for name in missing]
-    return "; left out: " + ", ".join(found) if found else ""
+            parts.append("names of user functions (user_symbols: off)")
+        parts += [f"{_BY_CAPABILITY[name]} ({name} missing)" for name in missing]
+    return "; left out: " + ", ".join(parts) if parts else ""

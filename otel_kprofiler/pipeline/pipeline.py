@@ -399,8 +399,8 @@ class Pipeline(Generic[SamplerT]):
     ) -> WindowCounts:
         """The counts of the window that followed the one with the counts ``reported``."""
         counts = self._counts[kind]
-        before = reported.get(kind, SamplerCounts(0, {}, 0, {}))
-        lost = Counter(counts.lost) - Counter(before.lost)
+        earlier = reported.get(kind, SamplerCounts(0, {}, 0, {}))
+        lost = Counter(counts.lost) - Counter(earlier.lost)
         lost += Counter({LossCause.SHUTDOWN: given_up})
         totals = StreamTotals(
             self._stream_id,
@@ -409,7 +409,7 @@ class Pipeline(Generic[SamplerT]):
             self._add_left_out(kind, counts.lost),
             missed=counts.missed,
         )
-        taken = counts.taken - before.taken
+        taken = counts.taken - earlier.taken
         if kind != OFF_CPU.name:
             return WindowCounts(taken, dict(lost), totals)
         return WindowCounts(taken, dict(lost), totals, self.sampler.wait_threshold_ns, waits)

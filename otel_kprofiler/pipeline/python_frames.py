@@ -94,13 +94,13 @@ class PythonFrames:
         ``processes``, ``without_room``, ``refused`` (interpreters, by reason) and
         ``refused_processes``.
         """
-        found: dict[str, object] = {"problem": self._problem}
+        state: dict[str, object] = {"problem": self._problem}
         if self._maps is not None:
-            found["stacks"] = dict(self._maps.counts())
+            state["stacks"] = dict(self._maps.counts())
         tracked = self._count_tracked()
         if tracked is not None:
-            found |= tracked.as_dict()
-        return found
+            state |= tracked.as_dict()
+        return state
 
     def remarks(self) -> list[str]:
         """Lists the Python frames that were not read, for reports; a line for each reason.
@@ -151,12 +151,14 @@ class PythonFrames:
     def _register_own(self, maps: PythonMaps) -> str:
         """Register this process; why it could not be, else empty."""
         try:
-            own = open_own()
-            self._add_loop(own.interpreter)
-            done = maps.register(os.getpid(), own.interpreter.layout, own.process)
+            agent_process = open_own()
+            self._add_loop(agent_process.interpreter)
+            done = maps.register(
+                os.getpid(), agent_process.interpreter.layout, agent_process.process
+            )
         except (InterpreterRefused, OSError) as error:
             return describe_error(error)
         return "" if done else NO_ROOM
 
-    def _add_loop(self, found: Interpreter) -> None:
-        self._loops.add(found.build_id, found.eval_loop)
+    def _add_loop(self, interpreter: Interpreter) -> None:
+        self._loops.add(interpreter.build_id, interpreter.eval_loop)

@@ -245,7 +245,9 @@ class WindowBuilder:
         interval = self._interval(self.end_boot_ns if end_boot_ns is None else end_boot_ns)
         again = self._resolved_again(resolve_again) if resolve_again else {}
         resources = {resource: resource for groups in self._kinds.values() for resource in groups}
-        resources |= {resource: resource for one in counts.values() for resource in one.waits}
+        resources |= {
+            resource: resource for kind_counts in counts.values() for resource in kind_counts.waits
+        }
         resources |= renew(resources.keys()) if renew else {}
         ends = WaitStacks(self._scheduler_rvas)
         profiles = []
@@ -321,17 +323,17 @@ class WindowBuilder:
             times = list(islice(times_unix_ns, len(values)))
             if values.count(1) == len(values):
                 values = []
-            found = again.get(stack, stack)
+            resolved = again.get(stack, stack)
             wait = None
             if key:
-                wait = waits.get((found, key))
+                wait = waits.get((resolved, key))
                 if wait is None:
-                    known = found if self._find_causes else None
-                    wait = waits[found, key] = _window_wait(known, key)
-                found = ends.cut(found)  # the cause is in what is cut
+                    cause_stack = resolved if self._find_causes else None
+                    wait = waits[resolved, key] = _window_wait(cause_stack, key)
+                resolved = ends.cut(resolved)  # the cause is in what is cut
             its_labels = self._decode(labels, link)
             samples.append(
-                WindowSample(found, tid, name, cpu, link, times, values, its_labels, wait)
+                WindowSample(resolved, tid, name, cpu, link, times, values, its_labels, wait)
             )
         return samples
 

@@ -142,10 +142,10 @@ def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessCon
     return published.context if published else None
 
 
-def _find(files: HostFiles, pid: int, memory: int, known: Published | None) -> Published | None:
+def _find(files: HostFiles, pid: int, memory: int, last: Published | None) -> Published | None:
     """The context at its known address, or at its new one. Raises ``OSError``."""
-    if known:
-        published = _read(memory, known.address, known)
+    if last:
+        published = _read(memory, last.address, last)
         if published:
             return published
     for address in parse_context_addresses(read_maps(files, pid)):
@@ -155,7 +155,7 @@ def _find(files: HostFiles, pid: int, memory: int, known: Published | None) -> P
     return None
 
 
-def _read(memory: int, address: int, known: Published | None) -> Published | None:
+def _read(memory: int, address: int, last: Published | None) -> Published | None:
     for attempt in range(_TRIES):
         if attempt:
             time.sleep(_UPDATE_S)
@@ -163,8 +163,8 @@ def _read(memory: int, address: int, known: Published | None) -> Published | Non
             signature, version, size, at_ns, payload_at = _header(memory, address)
             if signature != CONTEXT_SIGNATURE or version != CONTEXT_VERSION:
                 return None
-            if known and known.published_at_ns == at_ns:
-                return known
+            if last and last.published_at_ns == at_ns:
+                return last
             if not at_ns or not 0 < size <= MAX_PAYLOAD_BYTES or payload_at >= _END_OF_USER_SPACE:
                 continue
             payload = os.pread(memory, size, payload_at)
@@ -304,12 +304,12 @@ class ProcessContexts:
             if not answered and not self._late:
                 _log.info("process contexts were not read in time; they come with a later window")
             self._late = not answered
-            answer = {key: found for key, found in last.items() if key in self._gone}
+            answer = {key: published for key, published in last.items() if key in self._gone}
             answer |= self._get(keys)
-        return {key: found.attributes for key, found in answer.items()}
+        return {key: published.attributes for key, published in answer.items()}
 
     def _get(self, keys: Collection[ProcessKey]) -> dict[ProcessKey, Claims]:
-        return {key: found for key in keys if (found := self._known.get(key))}
+        return {key: published for key in keys if (published := self._known.get(key))}
 
     def close(self) -> None:
         """Stop the thread."""
@@ -320,27 +320,27 @@ class ProcessContexts:
     def _run(self) -> None:
         while keys := self._next():
             for key in keys:
-                found = None
+                claims = None
                 try:
-                    found = self._read_claims(key)
+                    claims = self._read_claims(key)
                 except (FileNotFoundError, ProcessLookupError):
                     self._gone.add(key)
                     if self._threads:
                         self._threads.release(key)
                 except OSError:
                     pass  # not permitted
-                self._keep(key, found)
+                self._keep(key, claims)
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _keep(self, key: ProcessKey, found: Claims | None) -> None:
+    def _keep(self, key: ProcessKey, claims: Claims | None) -> None:
         """Remember what a process says; at a limit, those seen longest ago are forgotten."""
-        before = self._known.pop(key, None)
-        self._known_bytes -= before.size if before else 0
-        if found:
-            self._known[key] = found
-            self._known_bytes += found.size
+        last = self._known.pop(key, None)
+        self._known_bytes -= last.size if last else 0
+        if claims:
+            self._known[key] = claims
+            self._known_bytes += claims.size
         while len(self._known) > _CAPACITY or self._known_bytes > _MAX_KNOWN_BYTES:
             self._known_bytes -= self._known.popitem(last=False)[1].size
 
@@ -362,16 +362,16 @@ class ProcessContexts:
 
     def _read_claims(self, key: ProcessKey) -> Claims | None:
         started = time.monotonic()
-        known = self._known.get(key)
-        before = known.published if known else None
-        if before is None and started < self._not_before.get(key.tgid, 0):
-            return known
+        last_claims = self._known.get(key)
+        last_published = last_claims.published if last_claims else None
+        if last_published is None and started < self._not_before.get(key.tgid, 0):
+            return last_claims
         try:
-            published = self._read_context(key, before)
+            published = self._read_context(key, last_published)
         except PermissionError:
             published = None  # the environment needs less
-        if known and published and published is before:
-            return known
+        if last_claims and published and published is last_published:
+            return last_claims
         claims = Claims(published, {})
         if "service.name" not in claims.attributes:
             claims = Claims(published, read_environment(self._files, key.tgid))
@@ -394,22 +394,22 @@ class ProcessContexts:
             return decode_name(stat.name) if stat else ""
         return link.removesuffix(" (deleted)").rpartition("/")[2]
 
-    def _read_context(self, key: ProcessKey, known: Published | None) -> Published | None:
+    def _read_context(self, key: ProcessKey, last: Published | None) -> Published | None:
         with _opened(self._files, f"/proc/{key.tgid}/mem") as memory:
             # The open descriptor is bound to one process: check that it is the sampled one.
             stat = self._check(key)
-            found = _find(self._files, key.tgid, memory, known)
+            published = _find(self._files, key.tgid, memory, last)
             if self._threads:
-                extra = found.context.extra if found else {}
+                extra = published.context.extra if published else {}
                 self._threads.update(key, stat.stack_start, extra, memory)
-        if found and found is not known:
-            claims = filter_claims(found.context.resource)
-            extra = found.context.extra
+        if published and published is not last:
+            claims = filter_claims(published.context.resource)
+            extra = published.context.extra
             proven = profiles_itself(self._files, key.tgid, extra)
             kept = {name: extra[name] for name in (SCHEMA, KEY_MAP) if name in extra}
             kept |= {TARGET: extra[TARGET]} if proven else {}
-            found = found._replace(context=ProcessContext(claims, kept))
-        return found
+            published = published._replace(context=ProcessContext(claims, kept))
+        return published
 
     def _check(self, key: ProcessKey) -> ProcessStat:
         """Return what ``/proc/PID/stat`` shows of a process.

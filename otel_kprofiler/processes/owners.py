@@ -76,8 +76,8 @@ class Owners:
 
 def parse_user_name(passwd: bytes, uid: int) -> str:
     """The first name with a user id, from passwd(5); empty if there is none."""
-    found = re.search(rb"^([^:\n#][^:\n]*):[^:\n]*:0*%d:" % uid, passwd, re.MULTILINE)
-    return decode_name(found[1]) if found else ""
+    match = re.search(rb"^([^:\n#][^:\n]*):[^:\n]*:0*%d:" % uid, passwd, re.MULTILINE)
+    return decode_name(match[1]) if match else ""
 
 
 def _is_in_container(files: HostFiles) -> bool:

@@ -79,12 +79,12 @@ class Places:
     def _find_around(self, names: CgroupNames, path: str, cgroup_id: int) -> CgroupNames:
         """Complete a path that is relative to our cgroup namespace."""
         if not names.container:
-            found = parse_cgroup_path(self._find_path(cgroup_id))
-            if any(found):
-                return found
+            inner = parse_cgroup_path(self._find_path(cgroup_id))
+            if any(inner):
+                return inner
             if path and not path.startswith("/.."):
-                own = self._find_own()
-                return CgroupNames(own.id, own.pod)
+                outer = self._find_own()
+                return CgroupNames(outer.id, outer.pod)
         return names._replace(unit="", user_unit="")  # of which systemd, it does not say
 
     def _find_own(self) -> OwnContainer:
@@ -110,8 +110,8 @@ class Places:
         if root is not None:
             above = "/.." * root.level
             self._paths = {root.id: above or "/"}
-            for one in walk_cgroups(root):
-                self._paths[one.id] = above + one.path[len(root.path) :]
+            for cgroup in walk_cgroups(root):
+                self._paths[cgroup.id] = above + cgroup.path[len(root.path) :]
         ended = self._monotonic()
         self._walk_at = ended + max(_SHORTEST_WALK_S, _WALK_SHARE * (ended - now))
         return self._paths.get(cgroup_id, "")
@@ -141,8 +141,8 @@ class Places:
         names = self._containers.find(container)
         if not names.pod_container:
             names = names._replace(pod_container=self._mounted.get(container, ""))
-        found = zip(_NAMES, names, strict=True)
-        return {key: escape_surrogates(value) for key, value in found if value}
+        named = zip(_NAMES, names, strict=True)
+        return {key: escape_surrogates(value) for key, value in named if value}
 
     def _read_pod_container(self, pid: int, pod: str) -> str:
         """Name of a container in its pod, from a mount that the kubelet makes in each.
@@ -150,7 +150,7 @@ class Places:
         Processes can make such mounts, but not in the cgroup of another pod.
         """
         try:
-            found = parse_own_container(self._files.read_bytes(f"/proc/{pid}/mountinfo"))
+            container = parse_own_container(self._files.read_bytes(f"/proc/{pid}/mountinfo"))
         except OSError:
             return ""
-        return found.pod_container if found.pod == pod else ""
+        return container.pod_container if container.pod == pod else ""

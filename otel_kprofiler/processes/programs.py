@@ -88,16 +88,16 @@ def find_program(executable: str, arguments: Sequence[bytes]) -> str:
     if arguments and (title := _TITLE.match(arguments[0])):
         return decode_name(title[1])  # set by the program, as setproctitle does
     rest = list(reversed(arguments[1:]))
-    found: str | None = None
-    while rest and found is None:
-        found = _read_word(rest.pop(), rest, options)
-    return found or ""
+    program: str | None = None
+    while rest and program is None:
+        program = _read_word(rest.pop(), rest, options)
+    return program or ""
 
 
 def _find_options(executable: str) -> _Options | None:
     """The options of an interpreter; None if it is none that is known."""
-    found = (options for pattern, options in _INTERPRETERS if pattern.fullmatch(executable))
-    return next(found, None)
+    matching = (options for pattern, options in _INTERPRETERS if pattern.fullmatch(executable))
+    return next(matching, None)
 
 
 def _read_word(word: bytes, rest: list[bytes], options: _Options) -> str | None:

@@ -120,12 +120,12 @@ class ProcessReader:
             return {}  # a kernel thread, or no permission
         path = escape_surrogates(link.removesuffix(_DELETED))
         name = path.rpartition("/")[2]
-        found: dict[str, AttributeValue] = {
+        attributes: dict[str, AttributeValue] = {
             "process.executable.path": path,
             "process.executable.name": name,
         }
         program = read_program(self._files, pid, name) if self._reads_arguments else ""
-        return found | {PROGRAM: program} if program else found
+        return attributes | {PROGRAM: program} if program else attributes
 
     def _keep(
         self, sample: RawSample | None, stat: ProcessStat, program: Mapping[str, AttributeValue]

@@ -140,7 +140,7 @@ class ProcessResources:
         clock: Clock,
         base: Attributes,
         *,
-        known: Mapping[ProcessKey, Attributes] | None = None,
+        attributes_of: Mapping[ProcessKey, Attributes] | None = None,
         capacity: int = 2048,
         on_new: Callable[[ProcessKey, Resource], None] | None = None,
         contexts: ProcessContexts | None = None,
@@ -151,7 +151,7 @@ class ProcessResources:
         self._base = dict(base)
         self._capacity = capacity
         self._on_new = on_new
-        self._known = known or {}
+        self._known = attributes_of or {}
         self._service_sources = tuple(service_sources)
         self._resources: OrderedDict[tuple[ProcessKey, int], _Process] = OrderedDict()
         self._checked: dict[int, ProcessKey] = {}
@@ -172,14 +172,14 @@ class ProcessResources:
     def describe(self, pid: int) -> Attributes:
         """Attributes of a running process from ``/proc``."""
         key = self._key_from_proc(pid)
-        found = self._reader.read(key, None)
-        return {**self._identity(key), **(found.attributes if found else {})}
+        reading = self._reader.read(key, None)
+        return {**self._identity(key), **(reading.attributes if reading else {})}
 
     def get(self, sample: RawSample) -> Resource:
         """The Resource of the sample's process."""
-        found = self.find(sample)
-        if found is not None:
-            return found
+        resource = self.find(sample)
+        if resource is not None:
+            return resource
         place = self._place(sample)
         key = place[0]
         process = self._resources[place] = self._find(key, sample)
@@ -254,8 +254,8 @@ class ProcessResources:
 
     def _get_ended(self) -> Resource:
         if self._ended is None:
-            own = {**self._base, ENDED_PROCESSES: True}
-            self._ended = Resource(self._complete(own, {}), SCHEMA_URL)
+            attributes = {**self._base, ENDED_PROCESSES: True}
+            self._ended = Resource(self._complete(attributes, {}), SCHEMA_URL)
         return self._ended
 
     def _find(self, key: ProcessKey, sample: RawSample) -> _Process:
@@ -264,16 +264,16 @@ class ProcessResources:
         if attributes is not None:
             return self._latest.get(key) or self._add(key, attributes)
         latest = self._latest.get(key) or self._latest.get(ProcessKey(*key.process))
-        found = self._reader.read(key, sample) if key.tgid else None
-        if found is None and latest is not None and latest.key == key:
+        reading = self._reader.read(key, sample) if key.tgid else None
+        if reading is None and latest is not None and latest.key == key:
             return latest
-        own = {**self._base, **self._attributes(key, sample, found)}
-        if latest is not None and latest.own == own:
+        process_attributes = {**self._base, **self._attributes(key, sample, reading)}
+        if latest is not None and latest.own == process_attributes:
             return latest
-        process = self._add(key, own)
-        if found is not None:
+        process = self._add(key, process_attributes)
+        if reading is not None:
             self._running[process.resource] = process
-            if not found.is_sure:
+            if not reading.is_sure:
                 process.tried = sample.stack_start
             elif self._contexts:
                 self._contexts.expect(key, sample.stack_start)
@@ -281,29 +281,29 @@ class ProcessResources:
 
     def _read_again(self, process: _Process, sample: RawSample) -> None:
         """Look for the program of a process whose first sample was taken in execve(2)."""
-        found = self._reader.read(process.key, sample)
-        if found is None or not found.is_sure:
+        reading = self._reader.read(process.key, sample)
+        if reading is None or not reading.is_sure:
             process.tried = sample.stack_start
             return
         process.tried = None
-        process.own = {**self._base, **self._attributes(process.key, sample, found)}
+        process.own = {**self._base, **self._attributes(process.key, sample, reading)}
         if self._contexts:
             self._contexts.expect(process.key, sample.stack_start)
 
     def _fix_owner(self, fixed: dict[int | None, Resource], owner: int | None) -> Resource:
         """The Resource of a process that runs as another user than when it was set."""
         resource = fixed[None]
-        known = {name: resource.attributes[name] for name in _OWNER if name in resource.attributes}
+        last = {name: resource.attributes[name] for name in _OWNER if name in resource.attributes}
         now = self._reader.describe_owner(owner, resource.attributes)
-        if known and known != now:
-            rest = {name: value for name, value in resource.attributes.items() if name not in known}
+        if last and last != now:
+            rest = {name: value for name, value in resource.attributes.items() if name not in last}
             resource = Resource({**rest, **now}, resource.schema_url)
         fixed[owner] = resource
         return resource
 
-    def _add(self, key: ProcessKey, own: Attributes) -> _Process:
-        resource = Resource(self._complete(own, {}), SCHEMA_URL)
-        process = self._latest[key] = _Process(key, own, resource)
+    def _add(self, key: ProcessKey, attributes: Attributes) -> _Process:
+        resource = Resource(self._complete(attributes, {}), SCHEMA_URL)
+        process = self._latest[key] = _Process(key, attributes, resource)
         if self._on_new:
             self._on_new(key, resource)
         return process
@@ -317,11 +317,15 @@ class ProcessResources:
             if self._newest.get(process.key.process) is process:
                 del self._newest[process.key.process]
 
-    def _complete(self, own: Attributes, published: Attributes) -> Attributes:
-        if not self._service_sources or "service.name" in own or "service.name" in published:
-            return {**published, **own} if published else own
-        name = find_service_name(own, self._service_sources)
-        return {**published, **own, "service.name": name} if name else {**published, **own}
+    def _complete(self, attributes: Attributes, published: Attributes) -> Attributes:
+        if not self._service_sources or "service.name" in attributes or "service.name" in published:
+            return {**published, **attributes} if published else attributes
+        name = find_service_name(attributes, self._service_sources)
+        return (
+            {**published, **attributes, "service.name": name}
+            if name
+            else {**published, **attributes}
+        )
 
     def renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
         """The Resources of a window that have changed, with their replacements.
@@ -329,9 +333,11 @@ class ProcessResources:
         A Resource changes when its process publishes, updates or removes a context, and when the
         names of its container become known.
         """
-        running = {old: found for old in resources if (found := self._running.get(old))}
+        running = {
+            old: running_process for old in resources if (running_process := self._running.get(old))
+        }
         contexts = self._contexts
-        asked = {one.key for one in running.values() if one.tried is None}
+        asked = {process.key for process in running.values() if process.tried is None}
         published = contexts.look(asked) if contexts else {}
         renewed = {}
         for old, process in running.items():
@@ -357,8 +363,8 @@ class ProcessResources:
         """Replace the common attributes of all Resources, and how services are named."""
         self._base = dict(base)
         self._service_sources = tuple(service_sources)
-        for known in (self._resources, self._latest, self._newest, self._running):
-            known.clear()
+        for cache in (self._resources, self._latest, self._newest, self._running):
+            cache.clear()
         self._shared.clear()
         self._ended = None
 
@@ -391,12 +397,12 @@ class ProcessResources:
         return key
 
     def _attributes(
-        self, key: ProcessKey, sample: RawSample, found: Reading | None
+        self, key: ProcessKey, sample: RawSample, reading: Reading | None
     ) -> dict[str, AttributeValue]:
-        attributes = {**self._identity(key), **(found.attributes if found else {})}
-        if found is None and key.tgid:
+        attributes = {**self._identity(key), **(reading.attributes if reading else {})}
+        if reading is None and key.tgid:
             attributes |= self._reader.find(sample)
-        if key.tgid and not (found and found.is_sure):
+        if key.tgid and not (reading and reading.is_sure):
             attributes |= self._reader.find_program(sample)
         if "process.executable.name" not in attributes and sample.tid == sample.tgid:
             # The process exited, or is a kernel thread or the idle task without an executable.

@@ -35,25 +35,25 @@ def parse_environment(environ: bytes) -> dict[str, AttributeValue]:
             name = entry[len(_NAME) :]
         elif entry.startswith(_ATTRIBUTES):
             attributes = entry[len(_ATTRIBUTES) :]
-    found = _parse_attributes(attributes)
+    parsed = _parse_attributes(attributes)
     if name and len(name) <= _MAX_VALUE_BYTES:
-        found["service.name"] = escape_surrogates(os.fsdecode(name))
-    return found
+        parsed["service.name"] = escape_surrogates(os.fsdecode(name))
+    return parsed
 
 
 def _parse_attributes(text: bytes) -> dict[str, AttributeValue]:
-    found: dict[str, AttributeValue] = {}
+    attributes: dict[str, AttributeValue] = {}
     if not text.strip() or len(text) > _MAX_VALUE_BYTES:
-        return found
+        return attributes
     for pair in text.split(b","):
         key, equals, value = pair.partition(b"=")
         if not equals or not key.strip():
             return {}
         try:
-            found[key.strip().decode("ascii")] = unquote_to_bytes(value.strip()).decode()
+            attributes[key.strip().decode("ascii")] = unquote_to_bytes(value.strip()).decode()
         except UnicodeDecodeError:
             return {}
-    return {key: value for key, value in found.items() if value and key.startswith(_TAKEN)}
+    return {key: value for key, value in attributes.items() if value and key.startswith(_TAKEN)}
 
 
 def read_environment(files: HostFiles, pid: int) -> dict[str, AttributeValue]:

@@ -98,7 +98,7 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
         names: of the process's attributes.
         has_span: whether the flags are those of a span.
     """
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     at = 1
     while at + 2 <= len(context):
         number, size = context[at], context[at + 1]
@@ -106,13 +106,13 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
         if end > len(context):
             break
         name = names[number] if number < len(names) else ""
-        if name and (name in found or len(found) < MAX_LABELS):
+        if name and (name in labels or len(labels) < MAX_LABELS):
             text = context[at + 2 : end].decode("utf-8", "replace")
-            found[name] = text[:MAX_LABEL_VALUE_CHARS]
+            labels[name] = text[:MAX_LABEL_VALUE_CHARS]
         at = end
     if has_span:
-        found[TRACE_FLAGS] = f"{context[0]:02x}"
-    return tuple(sorted(found.items()))
+        labels[TRACE_FLAGS] = f"{context[0]:02x}"
+    return tuple(sorted(labels.items()))
 
 
 class PublishedThreads:

@@ -102,23 +102,23 @@ def find_context_place(
         headers_at: runtime address of the program's own program headers.
         machine: as uname(2) calls it; only x86_64 is known.
     """
-    vector = _MUSL_VECTOR if any(_is_musl(one.path) for one in objects) else _GLIBC
-    found: ContextPlace | None = None
+    vector = _MUSL_VECTOR if any(_is_musl(loaded.path) for loaded in objects) else _GLIBC
+    place: ContextPlace | None = None
     definitions = 0
-    for one in objects[:MAX_OBJECTS]:
+    for loaded in objects[:MAX_OBJECTS]:
         try:
-            elf = read_loaded(read, one.start, MACHINES[machine])
+            elf = read_loaded(read, loaded.start, MACHINES[machine])
             variable = find_thread_variable(read, elf, VARIABLE)
             if not variable or not elf.storage:
                 continue
             if elf.headers_at == headers_at:
                 return ContextPlace(variable[1] - elf.storage.distance)
             definitions += 1
-            if not found and definitions <= MAX_DEFINITIONS:
-                found = _find_in_library(read, elf, one.end, variable, vector)
+            if not place and definitions <= MAX_DEFINITIONS:
+                place = _find_in_library(read, elf, loaded.end, variable, vector)
         except (ElfError, OSError):
             continue  # no ELF file, damaged, or unmapped meanwhile
-    return found
+    return place
 
 
 def _is_musl(path: str) -> bool:
@@ -132,16 +132,16 @@ def _find_in_library(
     """Find what the references of a library, which ends at ``end``, are resolved to."""
     symbol, value = variable
     kinds = (_TPOFF, _TLSDESC, _DTPMOD)
-    for one in islice(find_relocations(read, elf, symbol, kinds), MAX_REFERENCES):
+    for relocation in islice(find_relocations(read, elf, symbol, kinds), MAX_REFERENCES):
         # Without a symbol, it refers to the file itself: the addend says to which of its variables.
-        if not one.symbol and one.kind != _DTPMOD and one.addend != value:
+        if not relocation.symbol and relocation.kind != _DTPMOD and relocation.addend != value:
             continue
-        first, second = _WORDS_2.unpack(read(one.address, _WORDS_2.size))
+        first, second = _WORDS_2.unpack(read(relocation.address, _WORDS_2.size))
         place: ContextPlace | None = None
-        if one.kind == _TPOFF:
+        if relocation.kind == _TPOFF:
             place = _static(first)
-        elif one.kind == _DTPMOD:
-            place = _dynamic(first, second if one.symbol else value, 0, vector)
+        elif relocation.kind == _DTPMOD:
+            place = _dynamic(first, second if relocation.symbol else value, 0, vector)
         elif first and second >> 63:
             place = _static(second)
         elif first and not elf.base <= second < end:  # else it is resolved at first use

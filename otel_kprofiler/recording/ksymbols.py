@@ -126,14 +126,14 @@ def _parse_details(row: Any) -> list[tuple[Ksymbol, KsymbolDetails]]:
         for offset, file, line in lines
     )
     number, kind, tag, load_time_ns, attached_to = program
-    known = BpfProgram(
+    described = BpfProgram(
         checked_number(number),
         checked_text(kind),
         checked_text(tag),
         checked_number(load_time_ns),
         checked_text(attached_to),
     )
-    return [(_unpack(symbol), KsymbolDetails(known, rows))]
+    return [(_unpack(symbol), KsymbolDetails(described, rows))]
 
 
 def _pack(symbol: Ksymbol) -> tuple[str | int, ...]:

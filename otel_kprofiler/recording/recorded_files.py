@@ -37,10 +37,10 @@ class RecordedFiles:
 
     def list_dir(self, path: str) -> list[str]:
         """Names in a directory, sorted."""
-        found = self._children.get(path.rstrip("/"))
-        if found is None:
+        children = self._children.get(path.rstrip("/"))
+        if children is None:
             raise self._absent(path)
-        return sorted(found)
+        return sorted(children)
 
     def read_link(self, path: str) -> str:
         """Raise ``OSError``: recordings contain no links."""

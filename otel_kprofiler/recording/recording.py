@@ -132,9 +132,9 @@ class RecordingWriter:
         rows = [[*key, dict(value)] for key, value in resources.items()]
         self._write_json("resources.json", rows)
 
-    def add_user_files(self, known: KnownFiles) -> None:
+    def add_user_files(self, files: KnownFiles) -> None:
         """Add the files that user stacks lie in; call once."""
-        self._write_json(USER_FILES, pack_user_files(known))
+        self._write_json(USER_FILES, pack_user_files(files))
 
     def add_python_codes(self, codes: Iterable[PythonCode]) -> None:
         """Add the code objects of Python frames; call once."""

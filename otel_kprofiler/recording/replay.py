@@ -106,13 +106,13 @@ class ReplaySampler:
 
     def counts(self) -> Mapping[str, SamplerCounts]:
         """The recorded sampler's counters, with the numbers of samples returned so far."""
-        found = {}
+        kinds = {}
         for kind, counts in self._facts.counts.items():
             received, taken = self._received[kind], counts.taken
             if kind == OFF_CPU.name:  # waits that go on are recorded at their end
                 taken = received + sum(counts.lost.values())
-            found[kind] = counts._replace(taken=taken, received=received)
-        return found
+            kinds[kind] = counts._replace(taken=taken, received=received)
+        return kinds
 
     def stop(self) -> None:
         """Nothing to do."""

@@ -12,9 +12,9 @@ NAME: Final = "user_files.json"
 """Name in the archive. A row has the three numbers of the key, then the fields of the details."""
 
 
-def pack_user_files(known: KnownFiles) -> list[list[object]]:
+def pack_user_files(files: KnownFiles) -> list[list[object]]:
     """Rows of the files, for JSON."""
-    return [[*key, *details] for key, details in known.all().items()]
+    return [[*key, *details] for key, details in files.all().items()]
 
 
 def parse_user_files(rows: Iterable[Any]) -> KnownFiles:
@@ -23,7 +23,7 @@ def parse_user_files(rows: Iterable[Any]) -> KnownFiles:
     Raises:
         ValueError: a row is damaged; or ``TypeError``.
     """
-    known = KnownFiles()
+    files = KnownFiles()
     for inode, device, generation, path, build_id, file_id, texts, deleted in rows:
         key = FileKey(*map(checked_number, (inode, device, generation)))
         segments = tuple(
@@ -37,5 +37,5 @@ def parse_user_files(rows: Iterable[Any]) -> KnownFiles:
             segments,
             deleted is True,
         )
-        known.add(key, details)
-    return known
+        files.add(key, details)
+    return files

@@ -86,7 +86,7 @@ class UserNameCollector:
 
     def add(self, window: Window) -> None:
         """Take the names of a window's frames."""
-        stacks: dict[int, Stack] = {id(one.stack): one.stack for _, one in window.samples}
+        stacks: dict[int, Stack] = {id(sample.stack): sample.stack for _, sample in window.samples}
         for stack in stacks.values():
             for frame in stack.frames:
                 self.add_frame(frame)
@@ -198,14 +198,14 @@ def _pack(named: NamedAddress) -> tuple[object, ...]:
 
 def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:
     """The inverse of :func:`_pack`."""
-    found = tuple(
+    names = tuple(
         Line(checked_text(name), checked_text(system), checked_text(file), *_parse_numbers(rest))
         for name, system, file, *rest in lines
     )
     why = _REASONS[checked_text(reason)] if reason else None
-    if (why is None) != bool(found):
+    if (why is None) != bool(names):
         raise ValueError("a frame needs a name, or the reason for none")
-    return NamedAddress(found, checked_number(start), why)
+    return NamedAddress(names, checked_number(start), why)
 
 
 def _parse_numbers(rest: Iterable[Any]) -> tuple[int, int]:

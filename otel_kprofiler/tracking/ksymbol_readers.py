@@ -131,8 +131,8 @@ def find_ksymbol_method(files: HostFiles) -> Finding:
     reader = BaselineReader(files)
     reading = reader.read_programs()
     count = len(reading.symbols) if reading else 0
-    found = f"{describe_count(count, 'function')} " if reading else ""
-    observed = found + reader.method.value
+    counted = f"{describe_count(count, 'function')} " if reading else ""
+    observed = counted + reader.method.value
     if reader.method is ReadMethod.WALK:
         return Finding(check, Level.OK, observed, required)
     if reader.method is ReadMethod.ITERATOR:

@@ -201,14 +201,14 @@ class ModuleWatch(ForkAware):
             lines = self._read_list()
         except OSError:
             return False  # the thread will report it
-        known = self._known
+        modules = self._known
         for line in lines:
-            found = known.get(line.name)
-            if found is None or not found.is_at(line):
+            module = modules.get(line.name)
+            if module is None or not module.is_at(line):
                 return False
-            if (found.listed.state == LOADING) != (line.state == LOADING):
+            if (module.listed.state == LOADING) != (line.state == LOADING):
                 return False
-        if len(lines) != len(known):
+        if len(lines) != len(modules):
             return False
         self._looked_ns = looked_ns
         return True
@@ -312,31 +312,33 @@ class ModuleWatch(ForkAware):
         if looked_ns >= self._retry_ns:
             retries, self._retries, self._retry_ns = self._retries, {}, FOREVER
         taken = [line.address for line in lines if line.address]
-        taken += [page for one in self._known.values() for page in taken_pages(one.files.sections)]
-        known = self._known
-        found: dict[str, FoundModule] = {}
-        ended = {known[name].number: gone for name, gone in removed.items() if name in known}
+        taken += [
+            page for module in self._known.values() for page in taken_pages(module.files.sections)
+        ]
+        last = self._known
+        modules: dict[str, FoundModule] = {}
+        ended = {last[name].number: gone for name, gone in removed.items() if name in last}
         for line in lines:
             name = line.name
-            before = known.get(name)
+            previous = last.get(name)
             if name in removed:
-                before = None
+                previous = None
                 if line.state == _UNLOADING:
                     continue
             started_ns = added.get(name, free_ns)
-            if before is not None and before.is_at(line):
-                before = before.started(line, started_ns)
+            if previous is not None and previous.is_at(line):
+                previous = previous.started(line, started_ns)
                 if not (again or name in added or name in retries):
-                    found[name] = before
+                    modules[name] = previous
                     continue
             files = read_module(self._files, name)
             if not files.sections and line.address:
                 self._retry(name, retries.get(name, 0))
-            if before is not None and before.is_at(line) and before.is_same(files):
-                found[name] = before
+            if previous is not None and previous.is_at(line) and previous.is_same(files):
+                modules[name] = previous
                 continue
             until_ns = FOREVER if line.state == LOADING else added.get(name)
-            found[name] = make_found(
+            modules[name] = make_found(
                 line,
                 files,
                 taken,
@@ -345,25 +347,25 @@ class ModuleWatch(ForkAware):
                 init_until_ns=until_ns,
             )
             self._next += 1
-        kept = {module.number for module in found.values()}
-        for number in {module.number for module in known.values()} - kept - ended.keys():
+        kept = {module.number for module in modules.values()}
+        for number in {module.number for module in last.values()} - kept - ended.keys():
             ended[number] = Removal(self._looked_ns, looked_ns)  # not announced
         self._count(readings=1)
-        self._publish(found, ended, looked_ns, free_ns)
+        self._publish(modules, ended, looked_ns, free_ns)
         self._looked_ns = looked_ns
 
     def _publish(
         self,
-        found: dict[str, FoundModule],
+        modules: dict[str, FoundModule],
         ended: dict[int, Removal],
         looked_ns: int,
         free_ns: int,
     ) -> None:
-        before = [module.loaded for module in self._known.values()]
-        loaded = tuple(module.loaded for module in found.values())
+        last = [module.loaded for module in self._known.values()]
+        loaded = tuple(module.loaded for module in modules.values())
         with self._lock:
-            self._known = found
-            if [*loaded] != before:
+            self._known = modules
+            if [*loaded] != last:
                 self._readings.append(ModuleReading(looked_ns, free_ns, ended, loaded))
 
     def _retry(self, name: str, attempts: int) -> None:
@@ -394,19 +396,19 @@ class ModuleWatch(ForkAware):
         began_cpu_ns = time.thread_time_ns()
         lines = self._collect(wanted)
         taken = [module.listed.address for module in self._known.values()]
-        found = dict(self._known)
+        modules = dict(self._known)
         for name, number in wanted.items():
-            module = found.get(name)
+            module = modules.get(name)
             if module is not None and module.number == number:
-                found[name] = module = add_names(module, lines.get(name), taken)
+                modules[name] = module = add_names(module, lines.get(name), taken)
                 if module.attempts is not None:
                     later_ns = self._failed_ns
                     if module.attempts < MAX_ATTEMPTS:
                         later_ns = self._now() + (5 * BATCH_NS << module.attempts)
                     self._names_ns = min(self._names_ns, later_ns)
         self._count(names_read=1)
-        self._publish(found, {}, self._looked_ns, self._looked_ns)
-        if any(module.attempts == 0 for module in found.values()):
+        self._publish(modules, {}, self._looked_ns, self._looked_ns)
+        if any(module.attempts == 0 for module in modules.values()):
             self._names_ns = self._now()  # the module was found while names were read
         self._share.spend(time.thread_time_ns() - began_cpu_ns)
 

@@ -124,7 +124,7 @@ class ProcessEvents(ForkAware):
         if self._lost_since_ns:
             lost = Lost(self._lost_since_ns, _now_ns())
             self._lost_since_ns = 0
-            self._pending = [one for one in self._pending if one.time_ns < lost.since_ns]
+            self._pending = [record for record in self._pending if record.time_ns < lost.since_ns]
             self._pending.append(lost)
             self._take_census()
         self._polled_ns = now_ns
@@ -215,11 +215,11 @@ class ProcessEvents(ForkAware):
         self._pending.sort(key=_TIME)  # stable: records of one CPU stay in their order
         events: list[ProcessEvent] = []
         count = 0
-        for count, one in enumerate(self._pending, 1):
-            if one.time_ns > until_ns:
+        for count, record in enumerate(self._pending, 1):
+            if record.time_ns > until_ns:
                 count -= 1  # noqa: PLW2901
                 break
-            events += [one] if isinstance(one, Lost) else self._table.apply(one)
+            events += [record] if isinstance(record, Lost) else self._table.apply(record)
         del self._pending[:count]
         return events
 
@@ -255,15 +255,17 @@ class ProcessEvents(ForkAware):
             time.sleep(SETTLE_NS / 1e9)
             self._drain(_now_ns())
             changed = {
-                one.pid
-                for one in self._pending
-                if isinstance(one, TaskRecord | ExecRecord | MapRecord)
-                and one.pid in began
-                and began[one.pid] <= one.time_ns <= ended[one.pid]
+                record.pid
+                for record in self._pending
+                if isinstance(record, TaskRecord | ExecRecord | MapRecord)
+                and record.pid in began
+                and began[record.pid] <= record.time_ns <= ended[record.pid]
             }
-            self._pending += [one for one, _ in readings if one.process.tgid not in changed]
+            self._pending += [
+                reading for reading, _ in readings if reading.process.tgid not in changed
+            ]
             pids = sorted(changed)
-        self._pending += [one for one, _ in readings if one.process.tgid in changed]
+        self._pending += [reading for reading, _ in readings if reading.process.tgid in changed]
 
     def _read(self, pid: int) -> tuple[Reading, int] | None:
         """A process, and when reading it ended; None if there is none."""
@@ -279,9 +281,9 @@ class ProcessEvents(ForkAware):
         mappings: tuple[MemoryMapping, ...] = ()
         with suppress(OSError):  # of another user, or it has ended; then its record follows
             mappings = tuple(
-                one if is_file_or_vdso(os.fsencode(one.path)) else one._replace(path="")
-                for one in parse_mappings(read_maps(self._files, pid))
-                if one.is_executable and one.path != "[vsyscall]"
+                mapping if is_file_or_vdso(os.fsencode(mapping.path)) else mapping._replace(path="")
+                for mapping in parse_mappings(read_maps(self._files, pid))
+                if mapping.is_executable and mapping.path != "[vsyscall]"
             )
         process = ProcessKey(pid, stat.start_ticks * TICK_NS)
         reading = Reading(time_ns, process, frozenset(map(int, threads)), mappings)

@@ -201,18 +201,18 @@ class ProcessTable:
 
     def _begin(self, record: TaskRecord) -> list[ProcessEvent]:
         time_ns, pid, parent_pid, tid, _ = record
-        known = self._processes.get(pid)
+        tracked = self._processes.get(pid)
         if tid != pid:
-            if known is not None:
-                known.threads.add(tid)
+            if tracked is not None:
+                tracked.threads.add(tid)
             return []
         if self.takes_children and parent_pid in self.wanted:
             self.wanted.add(pid)
         if not self.wants(pid):
             return []
         events = []
-        if known is not None:
-            if time_ns <= (known.key.start_time_ns or 0) + self._same_start_ns:
+        if tracked is not None:
+            if time_ns <= (tracked.key.start_time_ns or 0) + self._same_start_ns:
                 return []  # it was read before its record was
             events = self._forget(pid, time_ns)
         process = ProcessKey(pid, time_ns)
@@ -220,15 +220,15 @@ class ProcessTable:
         return [*events, Started(time_ns, process, parent_pid)]
 
     def _end_thread(self, record: TaskRecord) -> list[ProcessEvent]:
-        known = self._processes.get(record.pid)
-        if known is None:
+        process = self._processes.get(record.pid)
+        if process is None:
             return []
-        known.threads.discard(record.tid)
-        return [] if known.threads else self._forget(record.pid, record.time_ns)
+        process.threads.discard(record.tid)
+        return [] if process.threads else self._forget(record.pid, record.time_ns)
 
     def _forget_all(self, pids: Iterable[int], time_ns: int) -> list[ProcessEvent]:
-        known = sorted(self._processes.keys() & pids)
-        return [event for pid in known for event in self._forget(pid, time_ns)]
+        running = sorted(self._processes.keys() & pids)
+        return [event for pid in running for event in self._forget(pid, time_ns)]
 
     def _forget(self, pid: int, time_ns: int) -> list[ProcessEvent]:
         if not self.takes_all:
@@ -236,86 +236,88 @@ class ProcessTable:
         return [Exited(time_ns, self._processes.pop(pid).key)]
 
     def _exec(self, record: ExecRecord) -> list[ProcessEvent]:
-        known = self._processes.get(record.pid)
-        if known is None:
+        process = self._processes.get(record.pid)
+        if process is None:
             return []
-        known.threads = {record.pid}  # the others have been ended
-        known.mappings = ()
-        return [Exec(record.time_ns, known.key, record.name)]
+        process.threads = {record.pid}  # the others have been ended
+        process.mappings = ()
+        return [Exec(record.time_ns, process.key, record.name)]
 
     def _map(self, record: MapRecord) -> list[ProcessEvent]:
-        known = self._processes.get(record.pid)
-        if known is None:
+        process = self._processes.get(record.pid)
+        if process is None:
             return []
         time_ns, _, mapping, build_id = record
-        if any(is_same(one, mapping) for one in known.mappings):
+        if any(is_same(old, mapping) for old in process.mappings):
             return []
         events: list[ProcessEvent] = []
         kept = [mapping]
-        for one in known.mappings:
-            if one.end <= mapping.start or mapping.end <= one.start:
-                kept.append(one)
-            elif not _continues(one, mapping):
-                events.append(Unmapped(time_ns, known.key, one))
-                parts = _cut_out(one, mapping)
+        for old in process.mappings:
+            if old.end <= mapping.start or mapping.end <= old.start:
+                kept.append(old)
+            elif not _continues(old, mapping):
+                events.append(Unmapped(time_ns, process.key, old))
+                parts = _cut_out(old, mapping)
                 kept += parts
-                events += [Mapped(time_ns, known.key, part, None) for part in parts]
-        known.mappings = tuple(sorted(kept))
-        return [*events, Mapped(time_ns, known.key, mapping, build_id)]
+                events += [Mapped(time_ns, process.key, part, None) for part in parts]
+        process.mappings = tuple(sorted(kept))
+        return [*events, Mapped(time_ns, process.key, mapping, build_id)]
 
     def _read(self, reading: Reading) -> list[ProcessEvent]:
         time_ns, process, threads, mappings = reading
         if not self.wants(process.tgid):
             return []
         events: list[ProcessEvent] = []
-        known = self._processes.get(process.tgid)
-        if known is not None and not self._is_same_start(known.key, process):
+        tracked = self._processes.get(process.tgid)
+        if tracked is not None and not self._is_same_start(tracked.key, process):
             events = self._forget(process.tgid, time_ns)
-            known = None
+            tracked = None
             if not self.takes_all:
                 self.wanted.add(process.tgid)
-        if known is None:
-            known = self._processes[process.tgid] = _Process(process, (), ())
+        if tracked is None:
+            tracked = self._processes[process.tgid] = _Process(process, (), ())
             events.append(Started(time_ns, process, None))
-        known.threads = set(threads)
+        tracked.threads = set(threads)
         events += [
-            Unmapped(time_ns, known.key, one)
-            for one in known.mappings
-            if not any(is_same(one, other) for other in mappings)
+            Unmapped(time_ns, tracked.key, old)
+            for old in tracked.mappings
+            if not any(is_same(old, other) for other in mappings)
         ]
         events += [
-            Mapped(time_ns, known.key, one, None)
-            for one in mappings
-            if not any(is_same(one, other) for other in known.mappings)
+            Mapped(time_ns, tracked.key, new, None)
+            for new in mappings
+            if not any(is_same(new, other) for other in tracked.mappings)
         ]
-        known.mappings = tuple(sorted(mappings))
+        tracked.mappings = tuple(sorted(mappings))
         return events
 
-    def _is_same_start(self, known: ProcessKey, read: ProcessKey) -> bool:
-        distance = (known.start_time_ns or 0) - (read.start_time_ns or 0)
+    def _is_same_start(self, tracked: ProcessKey, read: ProcessKey) -> bool:
+        distance = (tracked.start_time_ns or 0) - (read.start_time_ns or 0)
         return 0 <= distance <= self._same_start_ns
 
 
-def is_same(one: MemoryMapping, other: MemoryMapping) -> bool:
+def is_same(first: MemoryMapping, other: MemoryMapping) -> bool:
     """Returns whether two mappings are one, as far as records and maps agree."""
-    return (one.start, one.end, one.file_offset, one.path) == (
+    return (first.start, first.end, first.file_offset, first.path) == (
         other.start, other.end, other.file_offset, other.path,
     )  # fmt: skip
 
 
-def _continues(one: MemoryMapping, longer: MemoryMapping) -> bool:
+def _continues(shorter: MemoryMapping, longer: MemoryMapping) -> bool:
     """Returns whether a mapping is part of a longer one of its file, as after a merge."""
-    is_inside = longer.start <= one.start and one.end <= longer.end
-    shift = one.file_offset - one.start == longer.file_offset - longer.start or not one.path
-    return is_inside and shift and one.path == longer.path
+    is_inside = longer.start <= shorter.start and shorter.end <= longer.end
+    shift = (
+        shorter.file_offset - shorter.start == longer.file_offset - longer.start or not shorter.path
+    )
+    return is_inside and shift and shorter.path == longer.path
 
 
-def _cut_out(one: MemoryMapping, hole: MemoryMapping) -> list[MemoryMapping]:
+def _cut_out(mapping: MemoryMapping, hole: MemoryMapping) -> list[MemoryMapping]:
     """Returns the remains of a mapping around another one."""
     parts = []
-    if one.start < hole.start:
-        parts.append(one._replace(end=hole.start))
-    if hole.end < one.end:
-        offset = one.file_offset + (hole.end - one.start if one.path else 0)
-        parts.append(one._replace(start=hole.end, file_offset=offset))
+    if mapping.start < hole.start:
+        parts.append(mapping._replace(end=hole.start))
+    if hole.end < mapping.end:
+        offset = mapping.file_offset + (hole.end - mapping.start if mapping.path else 0)
+        parts.append(mapping._replace(start=hole.end, file_offset=offset))
     return parts

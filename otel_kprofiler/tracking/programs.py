@@ -125,7 +125,7 @@ class ProgramReader:
             HiddenAddressesError: the kernel hides their addresses.
             OSError: the kernel refused (``EPERM`` without CAP_SYS_ADMIN) or is too old.
         """
-        known: dict[int, tuple[Ksymbol, ...]] = {}
+        programs: dict[int, tuple[Ksymbol, ...]] = {}
         for number in iterate_ids():
             symbols = self._known.get(number)
             if symbols is None:
@@ -133,9 +133,9 @@ class ProgramReader:
                 if facts is None:
                     continue
                 symbols = self._symbols(facts)
-            known[number] = symbols
-        self._known = known
-        return [symbol for symbols in known.values() for symbol in symbols]
+            programs[number] = symbols
+        self._known = programs
+        return [symbol for symbols in programs.values() for symbol in symbols]
 
     def _symbols(self, facts: ProgramFacts) -> tuple[Ksymbol, ...]:
         names = self._function_names(facts)
@@ -159,15 +159,15 @@ class ProgramReader:
         return names
 
     def _find_btf(self, number: int) -> ProgramBtf | None:
-        found = self._btf.get(number)
-        if found is None:
+        btf = self._btf.get(number)
+        if btf is None:
             data = find_btf(number)
             if data is None:
                 return None
             while len(self._btf) >= _BTF_KEPT:
                 del self._btf[next(iter(self._btf))]
-            found = self._btf[number] = parse_program_btf(data)
-        return found
+            btf = self._btf[number] = parse_program_btf(data)
+        return btf
 
 
 class _Arrays:

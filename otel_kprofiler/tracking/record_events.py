@@ -187,8 +187,8 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
 
     def _is_dead(self, cpu: int) -> bool:
         event = self._events[cpu]
-        before, event.clock = event.clock, event.read()[1]
-        return event.clock == before
+        last_clock, event.clock = event.clock, event.read()[1]
+        return event.clock == last_clock
 
     def _close_event(self, event: _CpuEvent) -> None:
         event.close(self.epoll)

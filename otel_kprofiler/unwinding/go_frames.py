@@ -132,17 +132,17 @@ class Table:
     def sizes(self, at: int) -> Sizes:
         """Frame sizes of a function. Raises ``IndexError`` or ``ValueError`` if damaged."""
         data = self._data
-        found: list[tuple[int, int]] = []
+        sizes: list[tuple[int, int]] = []
         at += self._sizes_at
         size, end = -1, 0
         while True:
             change, at = parse_number(data, at)
-            if not change and found:
-                return found
+            if not change and sizes:
+                return sizes
             size += change >> 1 ^ -(change & 1)
             length, at = parse_number(data, at)
             end += length
-            found.append((end, size))
+            sizes.append((end, size))
 
 
 def parse_number(data: bytes, at: int) -> tuple[int, int]:
@@ -226,8 +226,8 @@ def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
 
 def _find_load(code: bytes, start: int) -> int:
     """Behind the next instruction that loads rsp; -1 if there is none."""
-    found = [at for load in _LOADS if (at := code.find(load, start)) >= 0]
-    return min(found) + _LOAD_BYTES if found else -1
+    loads = [at for load in _LOADS if (at := code.find(load, start)) >= 0]
+    return min(loads) + _LOAD_BYTES if loads else -1
 
 
 def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:

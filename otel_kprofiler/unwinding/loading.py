@@ -89,7 +89,7 @@ class Code(NamedTuple):
 
 
 def open_code(
-    request: FileRequest, files: ReferableFiles, known: KnownFiles, places: FilePlaces
+    request: FileRequest, files: ReferableFiles, known_files: KnownFiles, places: FilePlaces
 ) -> Code:
     """Open the file of a request, and remember its details.
 
@@ -99,41 +99,41 @@ def open_code(
     """
     with refusing():
         if request.key == VDSO:
-            return _open_vdso(files, known, request.tgid)
-        before = known.get(request.key)
-        opened = open_mapped(request, files, before.path if before else "", places.find)
+            return _open_vdso(files, known_files, request.tgid)
+        details = known_files.get(request.key)
+        opened = open_mapped(request, files, details.path if details else "", places.find)
         try:
             places.add(opened.path)
             with reading(opened.path):
-                return _read_headers(request, opened, known)
+                return _read_headers(request, opened, known_files)
         except BaseException:
             opened.close()
             raise
 
 
-def _open_vdso(files: ReferableFiles, known: KnownFiles, tgid: int) -> Code:
+def _open_vdso(files: ReferableFiles, known_files: KnownFiles, tgid: int) -> Code:
     code = find_vdso(files)
     if code is None:
         raise TableRefused(Refusal.GONE, "this process has no vDSO")
     image = ImageSource(code)
     elf = read_elf(image)
     details = FileDetails(VDSO_NAME, elf.build_id, hash_file(image), elf.texts)
-    known.add(VDSO, details, code, tgid)
+    known_files.add(VDSO, details, code, tgid)
     return Code(image, elf, None)
 
 
-def _read_headers(request: FileRequest, opened: OpenedFile, known: KnownFiles) -> Code:
+def _read_headers(request: FileRequest, opened: OpenedFile, known_files: KnownFiles) -> Code:
     source = FileSource(opened.fd, opened.status.st_size)
     details = FileDetails(opened.path, None, hash_file(source), (), opened.deleted)
     try:
         elf = read_elf(source)
     except ElfError:
         _check_unchanged(opened)
-        known.add(request.key, details)
+        known_files.add(request.key, details)
         raise
     details = details._replace(build_id=elf.build_id, texts=elf.texts)
     _check_unchanged(opened)  # or the build id may be that of what has been written since
-    known.add(request.key, details, opened.content, request.tgid)
+    known_files.add(request.key, details, opened.content, request.tgid)
     return Code(source, elf, opened)
 
 

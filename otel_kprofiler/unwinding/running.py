@@ -45,19 +45,19 @@ def list_running(
         OSError: the kernel refused.
     """
     users: dict[FileKey, set[int]] = {}
-    found: dict[FileKey, FileRequest] = {}
+    requests: dict[FileKey, FileRequest] = {}
     for row in _read_rows(program_fd, pids, until_s):
         pid = row.tid if is_inner else row.tgid
         if not pids or pid in pids:
-            if row.key not in found:
-                found[row.key] = row._replace(tgid=pid, tid=pid)
+            if row.key not in requests:
+                requests[row.key] = row._replace(tgid=pid, tid=pid)
             users.setdefault(row.key, set()).add(pid)
     ticks = dict(_read_cpu_ticks(files, set().union(*users.values()), until_s))
 
     def use(key: FileKey) -> tuple[int, int]:
         return sum(ticks.get(pid, 0) for pid in users[key]), len(users[key])
 
-    return [found[key] for key in sorted(found, key=use, reverse=True)]
+    return [requests[key] for key in sorted(requests, key=use, reverse=True)]
 
 
 def _read_rows(program_fd: int, pids: Collection[int], until_s: float) -> Iterator[FileRequest]:

@@ -99,12 +99,12 @@ class TableStore:
         files: ReferableFiles,
         limits: Limits,
         now_ns: Callable[[], int],
-        known: KnownFiles | None = None,
+        known_files: KnownFiles | None = None,
     ) -> None:
         self._maps = maps
         self._files = files
         self._now_ns = now_ns
-        self.known = known or KnownFiles()
+        self.known = known_files or KnownFiles()
         self._places = FilePlaces(os.get_exec_path()[-_FIRST_PLACES:])
         self._lock = threading.Lock()
         self._space = TableSpace(maps.sizes.slots, limits)
@@ -403,12 +403,12 @@ class TableStore:
                 self._postponed.put(request.tgid, request)
             if self._turn is None or self._turn.item is not request:
                 raise _PostponedError
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        start = resource.getrusage(resource.RUSAGE_CHILDREN)
         try:
             return make(children=self._children)
         finally:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu_ns = int((after.ru_utime - before.ru_utime) * 1e9)
+            cpu_ns = int((after.ru_utime - start.ru_utime) * 1e9)
             with self._lock:
                 self._cpu_ns += cpu_ns
                 self._turn_ns += cpu_ns
