@@ -86,8 +86,7 @@ class Filter:
         return samples.select(list(map(all, zip(*marks, strict=True)))) if marks else samples
 
     def find_processes(self, samples: Samples) -> list[bool] | None:
-        """Returns which resources match, by index; None if the filter has other conditions than
-        processes."""
+        """Returns which resources match, by index; None if the filter has other conditions."""
         if replace(self, processes=(), services=(), containers=(), attributes=(), kinds=()) != (
             Filter()
         ):
@@ -167,8 +166,7 @@ def _process_test(samples: Samples, processes: Sequence[str]) -> Callable[[Threa
 
 
 def _names_of_process(resource: Resource, thread_name: str) -> Iterator[str]:
-    """Returns the names that users may give for a process: its id, its name and the parts of its
-    name.
+    """Yields the names that select a process: its id, its name and the parts of its name.
 
     ``gunicorn (python3.11)`` is also ``gunicorn`` and ``python3.11``.
     """

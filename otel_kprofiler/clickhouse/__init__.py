@@ -1,4 +1,4 @@
-"""ClickHouse as a source of saved profiles: what the Collector's exporter has written there."""
+"""Reads profiles that the Collector's exporter has written to ClickHouse."""
 
 from otel_kprofiler.clickhouse.address import SCHEME, Address, parse_address
 from otel_kprofiler.clickhouse.need import ALL, PAGE, Need, need_of

@@ -26,18 +26,18 @@ _TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where profiles are, and which of them.
+    """Address of a table of profiles, with conditions.
 
     Attributes:
         host: name or address of the server.
-        port: of its HTTP interface.
+        port: port of its HTTP interface.
         database: name of the database.
-        table: that of profiles.
+        table: name of the table of profiles.
         user: name of the user.
-        password: of the user.
-        secure: whether the connection is by TLS.
+        password: password of the user.
+        secure: whether to connect by TLS.
         attributes: ``NAME=VALUE`` of attributes that samples must have.
-        secrets: redacts the password, and the like, from messages.
+        secrets: redacts passwords from messages.
     """
 
     host: str
@@ -52,23 +52,23 @@ class Address:
 
     @property
     def place(self) -> str:
-        """Server and database, without secrets."""
+        """Returns server and database, without secrets."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{SCHEME}{host}:{self.port}/{self.database}"
 
     @property
     def label(self) -> str:
-        """The label on pages: the database, and the attributes."""
+        """Returns the label on pages: the database and the attributes."""
         return " ".join((self.database, *self.attributes))
 
 
 def parse_address(text: str, environ: Mapping[str, str]) -> Address:
-    """The parts of an address.
+    """Parses an address.
 
     Args:
         text: the address; only the host is required.
-        environ: has ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD``, which are taken if the address
-            has no user, so that the password is not in the list of processes.
+        environ: provides ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD`` if the address has no
+            user. This keeps the password out of the process list.
 
     Raises:
         KProfilerError: it is not such an address, or not UTF-8.

@@ -1,7 +1,7 @@
-"""Filters as conditions of SQL.
+"""Translates filters to SQL conditions.
 
-They leave out rows early; what is exact about patterns is left to the filter itself, which is
-applied to what is read. So a condition may hold for more rows than the filter, never for fewer.
+Conditions only reduce the rows that are read; the filter is applied to the result. So a condition
+may match more rows than the filter, never fewer.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", "'": r"\'", "\0": r"\0"})
 
 
 def literal(text: str) -> str:
-    """A text as SQL has it."""
+    """Quotes a text as SQL literal."""
     return f"'{text.translate(_ESCAPES)}'"
 
 
 def identifier(name: str) -> str:
-    """The name of a table or database as SQL has it."""
+    """Quotes the name of a table or database."""
     escaped = name.replace("\\", r"\\").replace("`", r"\`")
     return f"`{escaped}`"
 
 
 def literals(texts: Iterable[str]) -> str:
-    """Texts as a list of SQL, in an order of its own."""
+    """Quotes texts as an SQL list, sorted."""
     return ", ".join(map(literal, sorted(texts)))
 
 
 def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
-    """Conditions that hold for all rows that match a filter; kinds are chosen by other columns.
+    """Returns conditions that hold for all rows that match a filter, except its kinds.
 
     Args:
         chosen: the filter.
-        rows: table and condition of the time, for a query in the query.
+        rows: table and condition of the time, for a subquery.
     """
     if chosen.processes:
         pid, file = _resource("process.pid"), _resource("process.executable.name")
@@ -96,7 +96,7 @@ _COLUMNS: Final = (_resource, _sample)
 
 
 def _is_function(pattern: str) -> bool:
-    """Returns whether only names of functions match, not remarks, which begin with ``[``."""
+    """Returns whether a pattern cannot match remarks, which begin with ``[``."""
     return pattern[:1] not in {"", *_WILD}
 
 
@@ -105,7 +105,7 @@ def _any(*conditions: str) -> str:
 
 
 def _matches(text: str, patterns: Sequence[str]) -> str:
-    """Condition that a text matches a pattern, as far as ``LIKE`` can say."""
+    """Returns the condition that a text matches a pattern, as precise as ``LIKE`` can express."""
     terms = [f"{text} IN ({literals(patterns)})"]  # a name may look like a pattern
     terms += [
         f"{text} LIKE {literal(_like(pattern))}"
@@ -116,7 +116,7 @@ def _matches(text: str, patterns: Sequence[str]) -> str:
 
 
 def _like(pattern: str) -> str:
-    """A pattern of ``LIKE`` that all match that match this: its ``%`` is any text."""
+    """Returns a ``LIKE`` pattern that matches every text that this pattern matches."""
     begin, bracket, rest = pattern.partition("[")
     end = rest.rpartition("]")[2] if "]" in rest else ""
     words = (begin + "*" + end if bracket else begin).replace("?", "*")

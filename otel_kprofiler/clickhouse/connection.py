@@ -1,4 +1,4 @@
-"""A connection to a server: queries whose rows are streamed, and errors with what to do."""
+"""Connection to a ClickHouse server: streams rows, and explains errors with a hint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIXES: Final = {
     "159": _LESS,
     "241": _LESS,
 }
-"""By the server's numbers of errors (``system.errors`` names them)."""
+"""Hints by error code of the server (see ``system.errors``)."""
 _REACH: Final = "is this its HTTP interface, by default port 8123, or 8443 with ?secure=true?"
 _UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
 _TRUST: Final = "name the file of its CA in SSL_CERT_FILE, and the host as its certificate does"
@@ -39,7 +39,7 @@ class Connection:
     """Queries a server; not thread-safe.
 
     Args:
-        address: of the server.
+        address: address of the server.
 
     Raises:
         DependencyError: the client library is not installed.
@@ -74,7 +74,7 @@ class Connection:
                     connect_timeout=_CONNECT_S,
                     send_receive_timeout=_QUERY_S,
                     query_retries=0,
-                    autogenerate_session_id=False,  # which would forbid a second query meanwhile
+                    autogenerate_session_id=False,  # a session forbids concurrent queries
                     client_name="otel-kprofiler",
                     pool_mgr=self._pool,
                 )
@@ -83,17 +83,17 @@ class Connection:
             raise
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._client.close()
         self._pool.clear()
 
     def rows(self, query: str) -> Iterator[Row]:
-        """The rows of a query."""
+        """Yields the rows of a query."""
         for block in self.blocks(query):
             yield from block
 
     def blocks(self, query: str) -> Iterator[Sequence[Row]]:
-        """The rows of a query, in blocks as the server sends them.
+        """Yields the rows of a query, in blocks as the server sends them.
 
         Raises:
             KProfilerError: the server refuses the query, or the connection ended.
@@ -116,7 +116,7 @@ class Connection:
 
 
 def _words(error: BaseException) -> str:
-    """Describes a failed connection in the words of the system, the library or the server."""
+    """Returns the system's message of a failed connection, else that of the library or server."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.strerror:

@@ -1,4 +1,4 @@
-"""Parts of samples that a report needs: the server merges those with equal parts."""
+"""Parts of samples that a report needs: the server merges samples that are equal in these."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Need:
     Attributes:
         resources: names of attributes of resources; None for all.
         samples: names of attributes of samples; None for all.
-        links: whether spans are.
-        stacks: whether stacks are; otherwise only whether they have kernel frames.
-        times: whether times are; otherwise only the first and the last of merged samples.
+        links: whether spans are read.
+        stacks: whether stacks are read; otherwise only whether they have kernel frames.
+        times: whether all times are read; otherwise the first and the last of merged samples.
     """
 
     resources: frozenset[str] | None = frozenset()
@@ -55,7 +55,7 @@ class Need:
         return _attributes(*(pair.partition("=")[0] for pair in pairs))
 
     def with_times(self) -> Need:
-        """The same with the time of each sample."""
+        """Returns this need, with the time of each sample."""
         return replace(self, times=True)
 
 
@@ -68,7 +68,7 @@ def _attributes(*names: str) -> Need:
 
 
 ALL: Final = Need(None, None, links=True, stacks=True, times=True)
-"""For files, which have all that the table has."""
+"""Need of files: all data of the table."""
 
 PAGE: Final = Need(
     frozenset({*_PROCESS, "host.name", "os.version"}),
@@ -76,7 +76,7 @@ PAGE: Final = Need(
     stacks=True,
     times=True,
 )
-"""For flame graphs."""
+"""Need of flame graphs."""
 
 _THREADS: Final = Need(samples=frozenset(_THREAD))
 _PROCESSES: Final = Need(frozenset(_PROCESS), frozenset({"thread.name"}))
@@ -116,9 +116,9 @@ def need_of(chosen: Filter, by: str = "", *, of_stacks: bool = False) -> Need:
     """Returns the need of a report.
 
     Args:
-        chosen: the filter, which is applied to what is read, too.
-        by: what samples are grouped by; empty if they are not.
-        of_stacks: whether only some frames of stacks are shown.
+        chosen: the filter, which is applied to the samples read, too.
+        by: name of the grouping; empty for none.
+        of_stacks: whether only some frames of stacks are shown; needs stacks.
     """
     need = Need(stacks=of_stacks)
     if by:

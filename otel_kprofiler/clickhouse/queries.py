@@ -1,8 +1,8 @@
-"""The queries: SQL of ClickHouse, on the table that the Collector's exporter makes.
+"""SQL queries on the table of the Collector's ClickHouse exporter.
 
-The table has a row for each sample of OTLP, and in it the times of all samples that are equal but
-for their time. Each query restricts times exactly; ``Timestamp``, the start of a profile, is in the
-table's order and leaves out most of the rest.
+The table has a row for each OTLP sample, with the times of all samples that differ only in time.
+Queries restrict times exactly; a condition on ``Timestamp``, the start of a profile, uses the
+table's sort order to skip most other rows.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from otel_kprofiler.model import SIDES
 from otel_kprofiler.otlp import STACK_STATUS, STREAM_ID, WAIT_CAUSE, WAIT_STATE, WINDOW_PREFIX
 
 _LONGEST_PROFILE_NS: Final = 3_600_000_000_000
-"""Samples are looked for in profiles that began so long before the time that is asked for."""
+"""Samples of a time range are expected in profiles that began at most this long before it."""
 KIND: Final = "SampleType, SampleUnit, PeriodType, PeriodUnit, Period"
 _STACK: Final = "Addresses, FunctionNames, FileNames, LineNumbers, MappingFileNames"
 STACK_ID: Final = f"cityHash64({_STACK})"
 KERNEL_MAPPINGS: Final = r"^(vmlinux|\[kernel.*|bpf_(prog|trampoline|dispatcher)_.*)$"
-"""Mappings that only code of the kernel has; those of modules may be the names of files, too."""
+"""Mappings of kernel code only; modules may share names with files."""
 KERNEL_FLOOR: Final = 1 << 63
-"""Lowest address of the kernel, where code has no mapping."""
+"""Lowest kernel address, for code without a mapping."""
 _IN_KERNEL: Final = (
     f"arrayExists((name, address) -> match(name, {literal(KERNEL_MAPPINGS)}) "
     f"OR name = '' AND address >= {KERNEL_FLOOR}, MappingFileNames, Addresses)"
@@ -38,7 +38,7 @@ class Range(NamedTuple):
 
 
 def first_time(table: str) -> str:
-    """When the first sample was taken; 0 if there is none."""
+    """Selects the time of the first sample; 0 if there is none."""
     first = f"SELECT min(Timestamp) FROM {table}"  # noqa: S608
     start = "toUInt64(toUnixTimestamp64Nano(Timestamp))"
     return (
@@ -48,12 +48,12 @@ def first_time(table: str) -> str:
 
 
 def table_name(database: str, table: str) -> str:
-    """A table of a database."""
+    """Returns the quoted name of a table in a database."""
     return f"{identifier(database)}.{identifier(table)}"
 
 
 def rows_between(table: str, times: Range) -> str:
-    """A table, and the condition that its profiles may have samples of some time."""
+    """Returns a table, with the condition that profiles may have samples in a range."""
     start, end = max(0, times.start_ns - _LONGEST_PROFILE_NS), times.end_ns
     return (
         f"{table} WHERE Timestamp >= fromUnixTimestamp64Nano(toInt64({start})) "
@@ -62,13 +62,13 @@ def rows_between(table: str, times: Range) -> str:
 
 
 def is_kind(kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
-    """The condition that samples are of some kinds."""
+    """Returns the condition that samples are of these kinds."""
     listed = (f"({', '.join(map(literal, kind[:4]))}, {kind[4]})" for kind in kinds)
     return f"({KIND}) IN ({', '.join(listed)})"
 
 
 def totals(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Each kind, with its samples, and start and end of its profiles."""
+    """Selects each kind, with its number of samples, and start and end of its profiles."""
     return (
         f"SELECT {KIND}, sum(length(times)), "  # noqa: S608 - all parts are quoted
         "toUnixTimestamp64Nano(min(Timestamp)), "
@@ -80,18 +80,18 @@ def totals(rows: str, conditions: Sequence[str], times: Range) -> str:
 def samples(
     rows: str, conditions: Sequence[str], times: Range, need: Need, step_ns: int | None
 ) -> str:
-    """Rows of samples that are equal in what is needed.
+    """Selects samples, merged if they are equal in the parts needed.
 
     Columns: kind, attributes of resource and sample, stack, link, number, sum of the values, times
     and values. Times are the first and the last, without values, if they are not needed or a step
     is given.
 
     Args:
-        rows: as :func:`rows_between` has them.
-        conditions: of rows.
-        times: of samples.
-        need: what is needed.
-        step_ns: samples are merged as well if they are in the same step.
+        rows: from :func:`rows_between`.
+        conditions: conditions on rows.
+        times: range of sample times.
+        need: the parts needed.
+        step_ns: also merges samples of the same step; None to keep times apart.
     """
     always = {WAIT_STATE, WAIT_CAUSE}  # since reports leave out waits of threads without work
     if need.stacks:
@@ -123,16 +123,16 @@ def samples(
 
 
 def stacks(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Each stack of these samples by its number, with its frames, leaf first, in columns."""
+    """Selects each stack of these samples by its number, with columns of frames, leaf first."""
     frames = ", ".join(f"any({column})" for column in _STACK.split(", "))
     source = _samples(rows, conditions, times)
     return f"SELECT {STACK_ID} AS stack, {frames} FROM {source} GROUP BY stack"  # noqa: S608
 
 
 def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
-    """Counts of samples that were taken and lost, by kind.
+    """Selects counts of samples taken and lost, by kind.
 
-    Each part of a window has the account of the whole window, and so has each of its samples.
+    Each part of a window, and each of its samples, has the counts of the whole window.
     """
     stream = f"ProfileAttributes[{literal(STREAM_ID)}]"
     counts = (
@@ -149,10 +149,9 @@ def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
 
 
 def _samples(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Rows with the times of samples that lie in a range, and their values.
+    """Selects rows with the sample times that lie in a range, and their values.
 
-    A row with values but without times has the time of its profile; one that counts nothing is
-    left out.
+    A row without times has the start of its profile as time; rows that sum to 0 are left out.
     """
     all_times = "if(empty(TimestampsUnixNano), [start], TimestampsUnixNano)"
     all_values = (

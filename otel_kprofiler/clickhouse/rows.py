@@ -1,4 +1,4 @@
-"""Windows from rows of samples, as :func:`queries.samples` has them."""
+"""Converts rows of :func:`queries.samples` to windows."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from otel_kprofiler.otlp import (
 )
 
 MAX_TIMES: Final = 20_000_000
-"""Limit of times that are kept; each takes 8 bytes, and 8 more if it has a value."""
+"""Limit of times in memory; each takes 8 bytes, and 8 more with a value."""
 MAX_ROWS: Final = 2_000_000
-"""Limit of rows that are kept; each takes about 500 bytes until it is written or shown."""
+"""Limit of rows in memory; each takes about 500 bytes until it is written or shown."""
 
 _NARROWER: Final = "name a shorter time by --from and --to, one --service or one --process"
 _Pairs = tuple[tuple[str, str], ...]
@@ -48,17 +48,17 @@ class Kind(NamedTuple):
 
     @property
     def kind(self) -> ProfileKind:
-        """The kind, in the terms of the model."""
+        """Returns the kind of the model."""
         return find_profile_kind(*self[:4])
 
 
 class RowReader:
-    """Makes windows of blocks of rows; equal values of all of them are one.
+    """Converts blocks of rows to windows; equal values are shared.
 
     Args:
-        times: that the windows cover.
-        stacks: those of the rows; None if rows only say whether they are in the kernel.
-        has_times: whether rows have the time of each sample, or the first and the last.
+        times: range that the windows cover.
+        stacks: stacks of the rows; None if rows only have a flag for kernel code.
+        has_times: whether rows have all sample times; otherwise the first and the last.
     """
 
     def __init__(self, times: Range, stacks: Stacks | None, *, has_times: bool) -> None:
@@ -73,7 +73,7 @@ class RowReader:
         self._rows = 0
 
     def window(self, rows: Sequence[Row]) -> Window:
-        """The window of a block.
+        """Converts a block to a window.
 
         Raises:
             KProfilerError: there are more samples than fit into memory.
@@ -158,7 +158,7 @@ class RowReader:
 
 
 def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
-    """Attributes of the table, where all values are texts, with their types."""
+    """Converts attributes of the table, where all values are text, to their types."""
     typed: dict[str, AttributeValue] = dict(pairs)
     for name, value in pairs:
         if name in TYPED_INTEGERS and value.isdecimal():
@@ -169,7 +169,7 @@ def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
 
 
 def _spread(kind: Kind, count: int, total: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Returns times and values of merged samples, from their number, sum, first and last time.
+    """Makes times and values of merged samples from their count, sum, first and last time.
 
     Kinds in the unit ``count`` need at most two times; other kinds need one for each sample.
     """

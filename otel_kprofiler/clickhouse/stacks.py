@@ -1,8 +1,8 @@
-"""Stacks from the columns of their frames.
+"""Builds stacks from the columns of their frames.
 
-The table keeps names, files, lines and addresses. The rest is derived from these:
-the side of a frame from its mapping and file, inlined functions from their address. Why a frame
-has no name is known only if senders gave it a name that says so (``UnnamedFrames.NAMES``).
+The table keeps names, files, lines and addresses. The rest is derived: the side of a frame from its
+mapping and file, inlining from equal addresses. The reason for a missing name is known only if the
+sender put it in place of the name (``UnnamedFrames.NAMES``).
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _SIDES: Final = {
         "beam": (".erl", ".ex"),
     }.items()
 } | {PYTHON_SIDE: (".py", ".pyx", ">")}
-"""Sides of frames without a mapping by what their files end with; ``<frozen os>`` is Python's."""
+"""Sides of frames without a mapping, by suffix of their files; ``<frozen os>`` is of Python."""
 
 IN_KERNEL: Final = Stack(
     (Side(KERNEL_SIDE, (Frame(None, KERNEL_FLOOR, (), 0, KERNEL_SIDE, Unresolved.NOT_KEPT),)),)
 )
 NOT_IN_KERNEL: Final = Stack()
-"""In the place of stacks that were not read."""
+"""Placeholder for stacks that were not read."""
 
 Statuses = tuple[tuple[SideKind, StackStatus], ...]
 
 
 class _Row(NamedTuple):
-    """One function of a stack, as the table has it."""
+    """A function of a stack in the table."""
 
     address: int
     function: str
@@ -67,14 +67,14 @@ class _Row(NamedTuple):
 
     @property
     def is_kernel(self) -> bool:
-        """True if it can only be code of the kernel."""
+        """True if the row can only be kernel code."""
         if self.mapping:
             return _KERNEL.match(self.mapping) is not None
         return self.address >= KERNEL_FLOOR
 
     @property
     def reason(self) -> Unresolved | None:
-        """Why it has no name; None if it has one."""
+        """Returns why the function has no name; None if it has."""
         if not self.function:
             return Unresolved.NOT_KEPT
         place, _, reason_name = self.function.rpartition(" ")
@@ -84,7 +84,7 @@ class _Row(NamedTuple):
 
 
 class Stacks:
-    """Stacks by their number; equal frames and stacks are one."""
+    """Stacks by number; equal frames and stacks are shared."""
 
     def __init__(self) -> None:
         self._frames: dict[int, tuple[Frame, ...]] = {}
@@ -99,11 +99,11 @@ class Stacks:
         return number in self._frames
 
     def add(self, number: int, columns: Iterable[Sequence[Any]]) -> None:
-        """Add a stack; the columns of its rows are leaf first."""
+        """Add a stack, given the columns of its rows, leaf first."""
         self._frames[number] = tuple(self._make(list(map(_Row, *columns))))
 
     def get(self, number: int, statuses: Statuses) -> Stack:
-        """A stack with these outcomes of collecting its sides."""
+        """Returns a stack, with the collection status of its sides."""
         key = number, statuses
         stack = self._stacks.get(key)
         if stack is None:
@@ -111,7 +111,7 @@ class Stacks:
         return stack
 
     def _make(self, rows: Sequence[_Row]) -> Iterator[Frame]:
-        # Modules of the kernel are called by vmlinux, and so have a name of a file, but are below.
+        # Kernel modules may share names with files, but lie below frames of vmlinux.
         kernel = max((at + 1 for at, row in enumerate(rows) if row.is_kernel), default=0)
         for part, is_kernel in ((rows[:kernel], True), (rows[kernel:], False)):
             for lines in _frames(part):
@@ -142,12 +142,12 @@ class Stacks:
 
 
 def _frames(rows: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
-    """The functions of each frame: those at one address, each of them once."""
+    """Yields the functions of each frame: consecutive distinct rows at one address."""
     for (address, mapping), group in groupby(rows, key=itemgetter(0, 4)):
         frames: list[_Row] = []
         for row in group:
             is_inlined = bool(address and mapping and not row.reason) and row not in frames
-            if frames and not is_inlined:  # a call from the same place: recursion
+            if frames and not is_inlined:  # a repeated row is recursion, not inlining
                 yield tuple(frames)
                 frames = []
             frames.append(row)
@@ -155,7 +155,7 @@ def _frames(rows: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
 
 
 def _side(row: _Row) -> SideKind:
-    """The side of a frame that is not of the kernel."""
+    """Returns the side of a user frame."""
     if row.mapping or not row.file:
         return USER_SIDE
     return next((side for side, ends in _SIDES.items() if row.file.endswith(ends)), USER_SIDE)

@@ -1,4 +1,4 @@
-"""Reads samples from a table of ClickHouse: few rows of them, since the server merges them."""
+"""Reads samples from a ClickHouse table; the server merges samples to few rows."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from otel_kprofiler.model import KINDS, Profile, Window
 from otel_kprofiler.otlp import parse_account, refuse_negative_values
 
 MAX_STACKS: Final = 1_000_000
-"""Limit of different stacks that are read; each takes about a kilobyte."""
+"""Limit of distinct stacks in memory; each takes about a kilobyte."""
 EXACT_TIMES: Final = 2_000_000
-"""So many samples are read with the time of each; of more, those of a step are merged."""
+"""Up to this number, samples keep their times; above it, samples of a time step are merged."""
 _STEPS: Final = 1200
-"""A multiple of the intervals of ``diff``, and about the bins of a page."""
+"""Time steps; a multiple of the intervals of ``diff``, and about the bins of a page."""
 
 
 class Selection(NamedTuple):
-    """The samples that are read.
+    """Selects the samples to read.
 
     Attributes:
-        chosen: the filter; a read may return samples that do not match it.
-        times: of the samples.
+        chosen: the filter; the result may contain samples that do not match.
+        times: range of sample times.
     """
 
     chosen: Filter
@@ -43,7 +43,7 @@ class Selection(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Samples of a kind: their number, and start and end of their profiles."""
+    """Extent of a kind: number of samples, start and end of their profiles."""
 
     samples: int
     start_ns: int
@@ -54,7 +54,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
     """A table of profiles; not thread-safe.
 
     Args:
-        address: where it is.
+        address: address of the table.
 
     Raises:
         DependencyError: the client library is not installed.
@@ -78,7 +78,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         self._connection.close()
 
     def first_unix_ns(self) -> int:
-        """When the first sample of the table was taken; 0 if there is none.
+        """Returns the Unix time of the first sample of the table; 0 if there is none.
 
         Raises:
             KProfilerError: it cannot be read.
@@ -87,15 +87,14 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         return next((int(row[0]) for row in rows), 0)
 
     def read(self, selection: Selection, need: Need, report: Callable[[str], None]) -> Samples:
-        """The samples of a selection, and some that its filter leaves out.
+        """Reads the samples of a selection, and some that its filter leaves out.
 
-        They are of one window, which is the time that their profiles cover; of several if the
-        period changed meanwhile.
+        Returns one window that covers the profiles; several if the period changed meanwhile.
 
         Args:
-            selection: what is read.
-            need: what of it.
-            report: called with a sentence if times of samples were merged.
+            selection: the samples to read.
+            need: the parts to read.
+            report: called with a sentence if sample times were merged.
 
         Raises:
             KProfilerError: it cannot be read, or is more than fits into memory.
@@ -126,7 +125,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
     def _find(
         self, rows: str, conditions: Sequence[str], selection: Selection
     ) -> dict[Kind, _Found]:
-        """The kinds that are chosen, with what there is of them."""
+        """Finds the selected kinds, with their extents."""
         query = queries.totals(rows, conditions, selection.times)
         extents = {
             Kind(*kind): _Found(*counts)
@@ -156,7 +155,7 @@ def _refuse_negative(windows: Iterable[Window]) -> Iterator[Window]:
 
 
 def _order(kind: Kind) -> tuple[int, Kind]:
-    """Our kinds come in their order, then all others."""
+    """Sorts our kinds first, in their order."""
     profile_kind = kind.kind
     return (KINDS.index(profile_kind) if profile_kind in KINDS else len(KINDS)), kind
 
@@ -167,7 +166,7 @@ def _as_one_window(
     counted: Mapping[Kind, Mapping[str, int]],
     times: Range,
 ) -> Samples:
-    """The samples of many blocks as those of the whole time, with its account."""
+    """Merges the samples of many blocks into one window, with its counts."""
     numbers = {(kind.kind, kind.period): number for number, kind in enumerate(kinds)}
     origins = [
         numbers[origin.profile.kind, origin.profile.period_ns] for origin in samples.tables.origins
@@ -181,7 +180,7 @@ def _as_one_window(
         account = parse_account(counted.get(kind, {}))
         window = sum(
             origin.profile.kind == kind.kind for origin in merged
-        )  # which has each kind once
+        )  # each window has a kind once
         profile = Profile(kind.kind, kind.period, (), account.taken, account.lost)
         merged.append(Origin(window, *times, profile, size))
     tables = samples.tables._replace(origins=merged)

@@ -1,4 +1,4 @@
-"""Windows as text and pictures for people, and as files for other tools."""
+"""Output formats: text and graphics for people, files for other tools."""
 
 from otel_kprofiler.formats.columns import (
     About,

@@ -1,6 +1,6 @@
-"""The data of the page: columns of numbers that point into each other and into a list of strings.
+"""Data of the HTML page: columns of numbers that index each other and a list of strings.
 
-``viewer/src/profile.js`` names the columns. Long ones are packed: a type code of :mod:`array`, a
+``viewer/src/profile.js`` names the columns. Long columns are packed: a type code of :mod:`array`, a
 colon, and the little-endian numbers in base64, which a browser reads ten times faster than JSON.
 """
 
@@ -19,10 +19,10 @@ from otel_kprofiler.model import Profile, ProfileKind, Resource, Stack, Window, 
 from otel_kprofiler.text import describe_count, escape_controls
 
 _KINDS: Final = {"process": 0, "kernel": 1, "module": 2, "bpf": 3, "user": 4, "python": 5}
-"""Colours of frames, as the page numbers them (KINDS in ``viewer/src/profile.js``)."""
+"""Colours of frames, in the order of KINDS in ``viewer/src/profile.js``."""
 _MOST_BINS: Final = 1500
 _STEPS: Final = (10, 20, 50, 100, 200, 500)
-"""Widths of a bin in milliseconds; wider ones are whole seconds."""
+"""Widths of a bin in milliseconds; wider bins are whole seconds."""
 _ROW_BITS: Final = 32
 
 
@@ -31,7 +31,7 @@ class FrameRow(NamedTuple):
 
     Attributes:
         label: name, with the line where the function alone does not identify what runs.
-        module: name of the module; of code without modules, its source file.
+        module: name of the module, or the source file of code without modules.
         reason: why there is no name, empty if there is one.
         color: a key of the colours above.
         inlined: 1 if it was inlined into the frame before it, otherwise 0.
@@ -49,7 +49,7 @@ class FrameRow(NamedTuple):
 
 
 def frame_row(entry: Entry) -> FrameRow:
-    """The row of an entry of a stack."""
+    """Returns the row of a stack entry."""
     return FrameRow(
         entry.label,
         entry.module,
@@ -62,12 +62,12 @@ def frame_row(entry: Entry) -> FrameRow:
 
 
 def process_row(name: str) -> FrameRow:
-    """The row of the root that the stacks of a process stand on."""
+    """Returns the row of a process, the root of its stacks."""
     return FrameRow(name)
 
 
 class Interval(NamedTuple):
-    """Windows of an interval of Unix time, end exclusive, under a name."""
+    """Windows of a named interval of Unix time, end exclusive."""
 
     name: str
     windows: Sequence[Window]
@@ -79,7 +79,7 @@ def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
     """Returns the samples of windows as columns for the page.
 
     Args:
-        windows: all that is shown; of any hosts, in any order.
+        windows: the windows to show, of any hosts, in any order.
         title: heading, such as the command; the name of the host is added.
 
     Returns:
@@ -92,9 +92,9 @@ def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
 
 
 def compared_columns(intervals: Sequence[Interval], *, title: str = "") -> dict[str, Any]:
-    """Returns the samples of intervals as columns, one after the other on the time axis.
+    """Returns the samples of intervals as columns, side by side on the time axis.
 
-    Of two, the page shows how the second differs from the first.
+    With two intervals, the page shows the difference of the second from the first.
     """
     bin_ms = choose_bin_ms(sum(interval.end_ns - interval.start_ns for interval in intervals) / 1e6)
     bin_ns = bin_ms * 1_000_000
@@ -119,7 +119,7 @@ def compared_columns(intervals: Sequence[Interval], *, title: str = "") -> dict[
 
 
 def choose_bin_ms(span_ms: float) -> int:
-    """Width of the bins of a time axis in milliseconds, 10 or more."""
+    """Returns the width of the bins of a time axis in milliseconds, 10 or more."""
     least = span_ms / _MOST_BINS
     return next((step for step in _STEPS if step >= least), 1000 * -(-int(least) // 1000))
 
@@ -141,13 +141,13 @@ class About(NamedTuple):
     later: Sequence[tuple[int, int]] = ()
 
     def heading(self, title: str) -> str:
-        """A title with the name of the host, or the number of hosts."""
+        """Returns a title with the name of the host, or the number of hosts."""
         many = len(self.hosts) > 1
         host = describe_count(len(self.hosts), "host") if many else "".join(self.hosts)
         return escape_controls(" · ".join(filter(None, [title, host])) or "Profile")
 
     def text(self) -> str:
-        """All of it in one line."""
+        """Returns the facts as one line."""
         if not self.samples:
             return "no samples"
         rates = {round(1e9 / period_ns) for period_ns in self.periods_ns if period_ns}
@@ -185,7 +185,7 @@ def _about(intervals: Sequence[Interval]) -> About:
 
 
 def _count(profile: Profile) -> int:
-    """Samples: values of kinds that count, else timestamps."""
+    """Returns the number of samples: the sum of values for kinds that count, else timestamps."""
     return profile.weight if profile.kind.sample_unit == "count" else profile.sample_count
 
 
@@ -210,7 +210,7 @@ class _Columns:
         self._threads: dict[tuple[str, int, int], int] = {}
         self._rows: dict[tuple[int, int, int, int], int] = {}
         self._counts: dict[int, int] = {}
-        """By bin and row, so that their order is that of time."""
+        """Sorted by bin and row, thus by time."""
         self._leaves: dict[tuple[str, Stack], int] = {}
         self._paths: dict[Stack, tuple[int, ...]] = {}
         self._periods: dict[ProfileKind, set[int]] = {}
@@ -286,11 +286,11 @@ def assemble(
     threads: Iterable[tuple[str, int, int]],
     samples: dict[str, Sequence[int]],
 ) -> dict[str, Any]:
-    """The tables of the page, and the columns that point into them.
+    """Builds the tables of the page, and the columns that index them.
 
     Args:
         kinds: kinds with all periods that their samples have, in nanoseconds.
-        frames: what nodes are of.
+        frames: frames of the nodes.
         nodes: columns ``parent``, -1 for none, and ``frame``.
         processes: names and ids.
         threads: names, ids and processes.
@@ -333,7 +333,7 @@ def _kind(kind: ProfileKind, periods: Collection[int]) -> dict[str, Any]:
 
 
 def pack(numbers: Sequence[int]) -> str:
-    """Numbers in the least space: unsigned, 32 bits signed, or double precision beyond that."""
+    """Packs numbers in the smallest type: unsigned, 32 bits signed, or double precision."""
     least, most = min(numbers, default=0), max(numbers, default=0)
     limits = (("B", 0, 1 << 8), ("H", 0, 1 << 16), ("I", 0, 1 << 32), ("i", -(1 << 31), 1 << 31))
     fitting = (code for code, low, high in limits if least >= low and most < high)

@@ -1,4 +1,4 @@
-"""Entries of frames in reports: the name or the reason for none, the colour, remarks."""
+"""Stack entries of reports: name or reason for its absence, colour, remarks."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _MEMFD: Final = "memfd:"
 
 
 class Entry(NamedTuple):
-    """One line of a stack as people see it.
+    """One line of a stack in a report.
 
     Attributes:
-        name: function; ``fun_`` and its address where only its bounds are known;
-            ``[module+0xrva]`` or ``[0xaddress]`` when it is unresolved; or a remark such as
+        name: the function; ``fun_`` and its address if only its bounds are known;
+            ``[module+0xrva]`` or ``[0xaddress]`` if unresolved; or a remark such as
             ``[truncated]``.
-        module: name of the module, empty if unknown; that of built-in code stands in brackets
-            behind ``vmlinux``, as in kallsyms. Of code without modules, its source file.
-        side: side of the stack that it is on.
-        reason: why there is no function name, empty when there is one.
+        module: name of the module, empty if unknown; built-in modules stand in brackets behind
+            ``vmlinux``, as in kallsyms. For code without modules, the source file.
+        side: side of the stack.
+        reason: why there is no function name, empty if there is.
         inlined: whether it was inlined into the entry before it.
         file: source file, empty if unknown.
         line: 1-based source line, 0 if unknown.
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name; with its line where the function alone does not identify what runs."""
+        """Returns the name, with the line where the function alone does not identify the code."""
         if not self.side.has_files or not self.file:
             return self.name
         file = self.file.rpartition("/")[2] or self.file
@@ -78,10 +78,9 @@ _MODULE_COLORS: Final = {ModuleKind.LOADED: "module", ModuleKind.BPF: "bpf"}
 
 
 def stack_entries(stack: Stack) -> tuple[Entry, ...]:
-    """Entries of a stack, outermost first.
+    """Returns the entries of a stack, outermost first.
 
-    A stack that was cut, or that could not be taken, has a remark in the place of what is
-    missing.
+    A remark replaces the missing part of a stack that was cut or could not be taken.
     """
     entries: list[Entry] = []
     for side in reversed(stack.sides):
@@ -92,7 +91,7 @@ def stack_entries(stack: Stack) -> tuple[Entry, ...]:
 
 
 def frame_entries(frame: Frame) -> tuple[Entry, ...]:
-    """Entries of one frame, the physical function first, then what was inlined into it."""
+    """Returns the entries of one frame: the physical function, then functions inlined into it."""
     module = frame.module.name if frame.module else ""
     place = f"{module}+{frame.address:#x}" if module else f"{frame.address:#x}"
     module = " ".join((module, *(f"[{name}]" for name in frame.builtin)))
@@ -122,9 +121,9 @@ def frame_entries(frame: Frame) -> tuple[Entry, ...]:
 
 
 def process_name(resource: Resource, thread_name: str) -> str:
-    """Name of a process: what it runs and its executable, else the thread that was sampled.
+    """Returns the name of a process: script and executable, else the sampled thread.
 
-    An executable without a name, of memfd_create(2), is left out.
+    The executable is omitted if it has no name, as after memfd_create(2).
     """
     executable = str(resource.attributes.get("process.executable.name") or "")
     program = str(resource.attributes.get(PROGRAM) or "")
@@ -136,13 +135,13 @@ def process_name(resource: Resource, thread_name: str) -> str:
 
 
 def process_id(resource: Resource) -> int | None:
-    """Process id of a resource, None if it has none."""
+    """Returns the process id of a resource, None if it has none."""
     pid = resource.attributes.get("process.pid")
     return pid if isinstance(pid, int) else None
 
 
 def side_remarks(side: Side) -> Iterator[Entry]:
-    """Yields remarks in place of the frames that a side lacks."""
+    """Yields remarks about missing frames of a side."""
     kind, status = side.kind, side.status
     if status == STACK_OK:
         return

@@ -1,4 +1,4 @@
-"""Folded stacks: one line per stack, for flamegraph.pl and whatever else reads its format."""
+"""Folded stacks: one line per stack, for flamegraph.pl and other readers of its format."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from otel_kprofiler.text import escape_controls
 
 
 def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
-    """Stacks as ``process;outermost;…;leaf count``, sorted, one line each.
+    """Returns stacks as ``process;outermost;…;leaf count``, sorted, one line each.
 
-    The marks are those of stackcollapse-perf.pl, by which flamegraph.pl chooses colours:
-    ``_[k]`` behind whatever runs in the kernel (modules and BPF programs too), ``_[i]``
-    behind inlined functions, none behind user frames. Those of Python have ``_[p]``, and read
-    ``function (file.py:42)``. Unresolved frames read
-    ``[module+0xrva]`` or ``[0xaddress]``. In names ``;`` becomes ``:``, and what cannot be printed
-    is escaped. Of several kinds of samples each has a root, and the numbers are measured: CPU time
-    and waiting time, not numbers of samples.
+    Suffixes are those of stackcollapse-perf.pl, from which flamegraph.pl chooses colours: ``_[k]``
+    for kernel code, including modules and BPF programs, ``_[i]`` for inlined functions, none for
+    user frames. Python frames end with ``_[p]`` and read ``function (file.py:42)``. Unresolved
+    frames read ``[module+0xrva]`` or ``[0xaddress]``. In names, ``;`` becomes ``:``, and
+    unprintable characters are escaped. With several kinds of samples, each kind has a root, and
+    counts are times (on CPU, waiting) instead of numbers of samples.
 
     Args:
         windows: what to report.

@@ -1,6 +1,6 @@
-"""A flame graph as one HTML page that needs nothing from outside.
+"""A flame graph as one self-contained HTML page.
 
-The page is built from ``viewer/`` by ``make viewer``; here only the data is put in.
+``make viewer`` builds the page from ``viewer/``; this module only inserts the data.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE|CONNECT)\}\}")
 
 
 def html(windows: Iterable[Window], *, title: str = "") -> str:
-    """The page, some 60 KB plus the data; opens from a file and makes no connections.
+    """Returns the page, about 60 KB plus the data; it opens from a file and makes no connections.
 
-    Equal samples are one entry, so the page grows with the number of distinct stacks and moments.
+    Equal samples are merged, so the size grows with the number of distinct stacks and times.
 
     Args:
         windows: what to show.
@@ -31,12 +31,12 @@ def html(windows: Iterable[Window], *, title: str = "") -> str:
 
 
 def page(data: Mapping[str, Any], *, connects: bool = False) -> str:
-    """The page with its data, or with its source.
+    """Returns the page with its data, or with the URL of its data.
 
     Args:
         data: of :func:`otel_kprofiler.formats.columns`; or ``{"source": PATH}``, from where the
             page fetches such data as JSON, with the query of its range bar.
-        connects: whether the page may fetch from where it came; otherwise it connects nowhere.
+        connects: whether the page may connect to its origin; otherwise it makes no connections.
     """
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     values = {

@@ -12,10 +12,10 @@ _LENGTH_BYTES: Final = 4
 
 
 def otlp(windows: Iterable[Window]) -> bytes:
-    """A request of the profiles service, as protobuf; nothing if there are no samples.
+    """Returns a request of the profiles service as protobuf; empty without samples.
 
-    If there are several windows, one request for each, with its length in front as the Collector's
-    file exporter writes it.
+    With several windows, returns one request for each, prefixed with its length as by the
+    Collector's file exporter.
     """
     messages = _messages(windows, Form.PROTOBUF)
     if len(messages) == 1:

@@ -1,6 +1,6 @@
 """pprof's ``profile.proto``, gzipped (github.com/google/pprof, proto/profile.proto).
 
-Written by hand, because the message is small and its generated code is not a dependency.
+The encoder is hand-written: the message is small, and generated code would be a dependency.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _USER_CEILING: Final = 1 << 63
 
 
 def pprof(windows: Iterable[Window]) -> bytes:
-    """All windows as one profile, gzipped.
+    """Returns all windows as one profile, gzipped.
 
-    Values are the number of samples, and of each kind what they stand for: CPU time for a kind
-    with a period, else the sum of its values; CPU time is shown by default. Labels hold process,
-    pid, thread, tid, cpu and endpoint (local root span), all as text: pprof drops a numeric 0; a
-    number is selected by ``pprof -tagfocus='cpu=^0$'``. Unresolved frames have an address and a
-    mapping, and no function; those of Python have a function with a name in brackets.
+    Values are the number of samples, then for each kind its measure: CPU time for a kind with a
+    period, else the sum of its values. CPU time is the default. Labels hold process, pid, thread,
+    tid, cpu and endpoint (local root span), all as text, since pprof drops a numeric 0; select a
+    number by ``pprof -tagfocus='cpu=^0$'``. Unresolved native frames have an address and a mapping,
+    but no function; unresolved Python frames have a function with a name in brackets.
     """
     windows = list(windows)
     encoder = _Encoder(
@@ -158,7 +158,7 @@ class _Encoder:
 
 
 def _stand_ins(frame: Frame) -> tuple[Line, ...]:
-    """A function for frames that have no address either."""
+    """Returns a placeholder function for frames that have no address either."""
     if not frame.side.has_files:
         return ()
     return tuple(Line(entry.name) for entry in frame_entries(frame))

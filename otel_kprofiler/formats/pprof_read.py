@@ -1,7 +1,7 @@
 """Reads pprof's ``profile.proto`` (github.com/google/pprof, proto/profile.proto).
 
-Each type of values is a kind of samples; ``samples`` together with CPU time is the kind of our own.
-What the format has no place for is empty: samples have the time of their profile.
+Each value type is a kind of samples; ``samples`` together with CPU time is our kind of CPU samples.
+The format has no times of samples, so samples have the time of their profile.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Sample(NamedTuple):
 
 
 def is_pprof(data: bytes) -> bool:
-    """Returns whether the data is a pprof profile, whose table of strings begins empty."""
+    """Returns whether the data is a pprof profile: its string table begins with an empty string."""
     try:
         for number, value in _fields(data):
             if number not in _FIELDS:
@@ -68,7 +68,7 @@ def is_pprof(data: bytes) -> bool:
 
 
 def parse_pprof(data: bytes) -> list[Window]:
-    """The window of an unpacked profile.
+    """Parses an unpacked profile into a window.
 
     Raises:
         PayloadError: it is damaged.
@@ -217,12 +217,12 @@ class _Reader:
 
 
 def _is_python(line: Line) -> bool:
-    """Returns whether a line without machine code is Python's: ``<string>`` is a file there."""
+    """Returns whether a line without machine code is of Python, where ``<string>`` is a file."""
     return line.file.endswith(".py") or line.file.startswith("<")
 
 
 def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
-    """The frames, leaf first, with all that is called by the kernel on the kernel's side."""
+    """Returns the frames, leaf first; frames called by the kernel are on the kernel side."""
     at = max((n for n, frame in enumerate(frames) if frame.side is KERNEL_SIDE), default=0)
     return [
         replace(frame, side=KERNEL_SIDE, module=frame.module and _kernel_module(frame.module))
@@ -233,7 +233,7 @@ def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def _kernel_module(module: Module) -> Module:
-    """The module with kernel code, whose addresses are relative to its start."""
+    """Returns the kernel module; its addresses are relative to its start."""
     kind = ModuleKind.VMLINUX if module.name == "vmlinux" else ModuleKind.LOADED
     base = module.ranges[0].start if module.ranges else 0
     return replace(module, kind=kind, base=base)

@@ -1,4 +1,4 @@
-"""The output formats of ``record``: one row each."""
+"""Registry of the output formats of ``record``."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from otel_kprofiler.model import Window
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """A form in which a recording can be written.
+    """An output format of recordings.
 
     Attributes:
         name: value of ``--format``.
-        suffix: how the names of its files end, in lower case; the longest that fits counts.
-        write: makes the content of a file; text is written as UTF-8.
-        next_step: what users do with the file, ``{}`` being its path.
-        has_addresses: whether any file of this format has kernel addresses; it is readable by
-            its owner only then.
-        other_suffixes: suffixes that stand for it, too.
+        suffix: suffix of its files, in lower case; the longest match wins.
+        write: returns the content of a file; text is written as UTF-8.
+        next_step: command that opens the file, with ``{}`` for its path.
+        has_addresses: whether files may contain kernel addresses; these are readable by their owner
+            only.
+        other_suffixes: further suffixes of this format.
         is_compressed: whether its content is compressed with gzip already.
-        is_profile: whether all that is known can be read back from it.
-        write_titled: as ``write``, under a heading; None if the format has none.
+        is_profile: whether the whole profile can be read back from it.
+        write_titled: like ``write``, with a heading; None for formats without headings.
     """
 
     name: str

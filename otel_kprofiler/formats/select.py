@@ -1,4 +1,4 @@
-"""Only the samples that ran in certain modules, or that are not idle waits."""
+"""Selects samples by module, and leaves out idle waits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from otel_kprofiler.model import Frame, Profile, ResourceSamples, Stack, Window
 
 
 def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Window]:
-    """Windows with only those samples that have a frame in one of the modules.
+    """Returns windows with only the samples that have a frame in one of the modules.
 
-    A module is found whether it is loaded or built into vmlinux; ``-`` and ``_`` are the same
-    in its name, as for modprobe. What is left out counts as never taken.
+    Matches modules that are loaded or built into vmlinux; ``-`` and ``_`` are equal in names, as
+    for modprobe. Other samples count as never taken.
     """
     wanted = {plain_module(name) for name in names}
 
@@ -35,16 +35,16 @@ def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Wi
 
 
 class LeftOut(NamedTuple):
-    """Number and weight of samples that are not shown."""
+    """Number and weight of omitted samples."""
 
     samples: int
     weight_ns: int
 
 
 def leave_out_idle(windows: Iterable[Window]) -> tuple[list[Window], LeftOut]:
-    """Windows without waits of threads that have no work, and what those are together.
+    """Returns windows without waits of idle threads, and the sum of these waits.
 
-    The totals of waits stay those of all samples.
+    Exact totals of waits are unchanged.
     """
     samples = weight_ns = 0
     kept = []
@@ -64,11 +64,11 @@ def leave_out_idle(windows: Iterable[Window]) -> tuple[list[Window], LeftOut]:
 
 
 def module_names(frame: Frame) -> set[str]:
-    """Names of the modules that the code of a frame is of, as :func:`plain_module` has them."""
+    """Returns the names of a frame's modules, normalized by :func:`plain_module`."""
     names = {plain_module(name) for name in frame.builtin}
     return names | {plain_module(frame.module.name)} if frame.module else names
 
 
 def plain_module(name: str) -> str:
-    """The name of a module with ``-`` as ``_``."""
+    """Normalizes the name of a module: ``-`` becomes ``_``."""
     return name.replace("-", "_")

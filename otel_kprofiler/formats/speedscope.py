@@ -19,11 +19,10 @@ SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 
 
 def speedscope(windows: Iterable[Window], *, name: str = "otel-kprofiler") -> str:
-    """JSON with a profile of each kind of samples, then of each CPU in the order of time.
+    """Returns JSON with a profile for each kind of samples, then one for each CPU in time order.
 
-    In the profile of a kind equal stacks are merged, and weights are in its unit; in a CPU's each
-    sample stands for itself, and a periodic one weighs the period. The outermost frame is the
-    process.
+    The profile of a kind merges equal stacks, with weights in its unit. The profile of a CPU has
+    each sample, with the period as its weight. The outermost frame is the process.
     """
     writer = _Writer()
     for window in windows:
@@ -49,7 +48,7 @@ class _Writer:
         self._stacks: dict[Stack, tuple[int, ...]] = {}
 
     def stack(self, stack: Stack, resource: Resource, thread_name: str) -> tuple[int, ...]:
-        """Indices of the frames of a stack, outermost first, below its process."""
+        """Returns the indices of a stack's frames, outermost first, below its process."""
         indices = self._stacks.get(stack)
         if indices is None:
             indices = tuple(self._frame(entry) for entry in stack_entries(stack))

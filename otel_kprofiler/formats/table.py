@@ -1,4 +1,4 @@
-"""Functions by their share of the samples, as plain text."""
+"""Table of functions by share of samples, as plain text."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Row(NamedTuple):
     """A function's samples.
 
     Attributes:
-        function: name, or ``fun_`` and an address; other unresolved frames of a module are one row,
+        function: name, or ``fun_`` and an address; other unresolved frames of a module share a row
             named by the reason.
-        module: name of its module, or of the side of the stack if no more is known.
-        self_count: sum of the values of samples that were taken in it.
-        total_count: sum for samples in it or below it; each sample counts once.
+        module: name of its module, or the side of the stack if unknown.
+        self_count: sum of the values of samples taken in the function.
+        total_count: sum of the values of samples with the function in their stack, each once.
     """
 
     function: str
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def function_rows(profiles: Iterable[Profile]) -> list[Row]:
-    """Functions of profiles of one kind, those with most samples in the function itself first."""
+    """Returns the functions of profiles of one kind, ordered by self count."""
 
     @cache
     def keys(stack: Stack) -> tuple[tuple[str, str] | None, frozenset[tuple[str, str]]]:
@@ -56,9 +56,9 @@ def function_rows(profiles: Iterable[Profile]) -> list[Row]:
 
 
 def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40) -> str:
-    """The functions with the most samples, one line each, at most ``width`` columns wide.
+    """Returns the functions with the most samples, one line each, at most ``width`` columns wide.
 
-    Long names are cut in the middle; numbers never are. Each kind of samples has a table.
+    Long names are cut in the middle; numbers are never cut. Each kind of samples has a table.
 
     Args:
         windows: what to report.
@@ -80,7 +80,7 @@ def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40)
 
 def _table(kind: ProfileKind, profiles: Sequence[Profile], width: int, limit: int | None) -> str:
     count = sum(profile.weight for profile in profiles)
-    whole = count or 1  # of no time, nothing has a share
+    whole = count or 1  # no share of zero time
     rows = function_rows(profiles)
     shown = rows[:limit]
     names = max(width, 40) - _NUMBERS - _MODULE - 2

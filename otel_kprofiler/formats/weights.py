@@ -1,4 +1,4 @@
-"""Weights of samples, for reports that have one number per stack."""
+"""Weights of samples, for reports with one number per stack."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def unit_of(kind: ProfileKind) -> str:
 
 
 class Weighed(NamedTuple):
-    """A sample with its weight, and the root that its stack stands below, which may be empty."""
+    """A sample with its weight, and the root above its stack, which may be empty."""
 
     root: str
     resource: Resource
@@ -25,12 +25,12 @@ class Weighed(NamedTuple):
 class Weights:
     """Weights of the samples of some windows.
 
-    One kind of samples weighs its values. Several kinds weigh what their values stand for, such as
-    time, and each has a root of its own.
+    With a single kind of samples, weights are its values. With several kinds, weights are measures
+    such as time, and each kind has a root.
 
     Attributes:
         kinds: all kinds in the windows.
-        unit: of the weights; ``samples`` for a kind that counts, empty for mixed units.
+        unit: unit of the weights; ``samples`` for a kind that counts, empty for mixed units.
     """
 
     def __init__(self, windows: Iterable[Window]) -> None:
@@ -43,7 +43,7 @@ class Weights:
         self.unit = units.pop() if len(units) == 1 else ""
 
     def samples(self) -> Iterator[Weighed]:
-        """All samples."""
+        """Yields all samples with their weights."""
         for window in self._windows:
             for profile in window.profiles:
                 root = self._root(profile.kind)
