@@ -1,4 +1,4 @@
-"""Reads what processes say of themselves: published process contexts, and the environment.
+"""Reads what processes publish about themselves: process contexts, and the environment.
 
 Format and reading protocol: OTEP 4719 (oteps/profiles/4719-process-ctx.md of the OpenTelemetry
 specification), version 2. A mapping with a known name starts with a header of 32 bytes in the
@@ -50,9 +50,9 @@ CONTEXT_VERSION: Final = 2
 CONTEXT_HEADER: Final = struct.Struct("=8sIIQQ")
 MAX_PAYLOAD_BYTES: Final = 16 * 1024
 MAX_VALUES: Final = 128
-"""Limit on the values used of one context, including items of lists."""
+"""Limit of values taken from a context, including items of lists."""
 RESERVED: Final = ("container.", "host.", "k8s.", "otel_kprofiler.", "systemd.")
-"""Prefixes of attributes about where a process runs, which are never taken from the process."""
+"""Prefixes of attributes about where a process runs; never taken from the process."""
 _NAMES: Final = ("[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]", "/memfd:OTEL_CTX")
 _TRIES: Final = 4
 _UPDATE_S: Final = 0.0002  # an update takes some microseconds unless preempted
@@ -69,11 +69,11 @@ _log = logging.getLogger(__name__)
 
 
 class Published(NamedTuple):
-    """A context as it was read.
+    """A process context that was read.
 
     Attributes:
         address: address of the header in the publishing process.
-        published_at_ns: its time stamp, which changes with every update.
+        published_at_ns: timestamp of the context, which changes with every update.
         size: size of the payload in bytes.
         context: the decoded payload.
     """
@@ -88,9 +88,9 @@ class Claims(NamedTuple):
     """The attributes that a process publishes about itself.
 
     Attributes:
-        published: its context.
-        environment: attributes from its environment, unless the context names the service, and
-            what an interpreter runs.
+        published: the process context.
+        environment: attributes from the environment, unless the context names the service, and the
+            program that an interpreter runs.
     """
 
     published: Published | None
@@ -98,7 +98,7 @@ class Claims(NamedTuple):
 
     @property
     def attributes(self) -> Attributes:
-        """All of them; a context goes before the environment."""
+        """Returns all attributes; the context takes precedence over the environment."""
         if self.published is None:
             return self.environment
         context = self.published.context
@@ -107,13 +107,13 @@ class Claims(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Size in bytes, about."""
+        """Returns the approximate size in bytes."""
         size = sum(len(key) + len(str(value)) for key, value in self.environment.items())
         return size + (self.published.size if self.published else 0)
 
 
 def parse_context_addresses(maps: bytes) -> list[int]:
-    """Start addresses of the mappings in ``/proc/PID/maps`` that may contain a context."""
+    """Returns start addresses of mappings in ``/proc/PID/maps`` that may contain a context."""
     if CONTEXT_SIGNATURE not in maps:
         return []
     return [
@@ -143,7 +143,7 @@ def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessCon
 
 
 def _find(files: HostFiles, pid: int, memory: int, last: Published | None) -> Published | None:
-    """The context at its known address, or at its new one. Raises ``OSError``."""
+    """Finds a context at its last address, or at a new one. Raises ``OSError``."""
     if last:
         published = _read(memory, last.address, last)
         if published:
@@ -176,7 +176,7 @@ def _read(memory: int, address: int, last: Published | None) -> Published | None
 
 
 def filter_claims(resource: Attributes) -> dict[str, AttributeValue]:
-    """The attributes to use: at most :data:`MAX_VALUES` values, none ``RESERVED``."""
+    """Returns the attributes to use: at most :data:`MAX_VALUES` values, none ``RESERVED``."""
     claims: dict[str, AttributeValue] = {}
     left = MAX_VALUES
     for key, value in resource.items():
@@ -248,7 +248,7 @@ class ProcessContexts:
         self._threads = PublishedThreads(self._files, reader)
 
     def decode(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
-        """The attributes of a sample with a thread context: see :func:`decode_context`."""
+        """Returns the attributes of a sample with a thread context: see :func:`decode_context`."""
         if self._threads is None:
             return decode_context(context, (), has_span=has_span)
         return self._threads.decode(key, context, has_span=has_span)
@@ -278,7 +278,7 @@ class ProcessContexts:
         thread = threading.Thread(target=self._run, name="kprofiler-contexts", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # the limit on threads; samples do without contexts
+        except RuntimeError as error:  # the limit of threads; samples have no contexts then
             self._closed = True
             _log.warning("process contexts are not read: %s; raise the limit on threads", error)
             return False
@@ -286,7 +286,7 @@ class ProcessContexts:
         return True
 
     def look(self, keys: Collection[ProcessKey]) -> Mapping[ProcessKey, Attributes]:
-        """Returns what these processes publish now, or published last before they exited.
+        """Returns the claims of these processes, or their last claims before they exited.
 
         Processes that exited are then forgotten.
         """
@@ -335,7 +335,7 @@ class ProcessContexts:
                 self._changed.notify_all()
 
     def _keep(self, key: ProcessKey, claims: Claims | None) -> None:
-        """Remember what a process says; at a limit, those seen longest ago are forgotten."""
+        """Store the claims of a process; over the limit, evict the least recently seen."""
         last = self._known.pop(key, None)
         self._known_bytes -= last.size if last else 0
         if claims:
@@ -345,7 +345,7 @@ class ProcessContexts:
             self._known_bytes -= self._known.popitem(last=False)[1].size
 
     def _next(self) -> list[ProcessKey]:
-        """The processes to read next; empty after ``close``."""
+        """Waits for the processes to read next; empty after ``close``."""
         with self._changed:
             while not self._closed:
                 keys, now = [*self._asked], time.monotonic()
@@ -356,7 +356,7 @@ class ProcessContexts:
                     self._busy = True
                     return keys
                 wait_s = self._expected[0][0] - now if self._expected else None
-                # Processes start in bursts: one wakeup serves all that are due by then.
+                # Processes start in bursts: a wakeup serves all processes that are due.
                 self._changed.wait(wait_s and max(wait_s, _BATCH_S))
         return []
 
@@ -369,7 +369,7 @@ class ProcessContexts:
         try:
             published = self._read_context(key, last_published)
         except PermissionError:
-            published = None  # the environment needs less
+            published = None  # the environment needs fewer rights
         if last_claims and published and published is last_published:
             return last_claims
         claims = Claims(published, {})
@@ -389,7 +389,7 @@ class ProcessContexts:
     def _read_executable(self, pid: int) -> str:
         try:
             link = self._files.read_link(f"/proc/{pid}/exe")
-        except OSError:  # not permitted: scripts that are executed have their names in its place
+        except OSError:  # not permitted; executed scripts have names without it
             stat = read_stat(self._files, pid)
             return decode_name(stat.name) if stat else ""
         return link.removesuffix(" (deleted)").rpartition("/")[2]

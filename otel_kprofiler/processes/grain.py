@@ -1,4 +1,4 @@
-"""The grain of Resources: the samples of several processes as one Resource, before encoding."""
+"""The grain of Resources: merges Resources of several processes before encoding."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ _EXECUTABLE: Final = "process.executable."
 _EXECUTABLE_NAME: Final = "process.executable.name"
 _EXECUTABLE_PATH: Final = "process.executable.path"
 _NUMBERED: Final = re.compile(r"[/:].*", re.DOTALL)
-"""The variable end of names of kernel threads, as in ``kworker/0:1H``."""
+"""Variable suffix of kernel thread names, as in ``kworker/0:1H``."""
 
 
 class Grain(enum.Enum):
-    """The units that have a separate Resource, from the finest to the coarsest."""
+    """Unit of a Resource, from the finest to the coarsest."""
 
     PROCESS = "process"
     EXECUTABLE = "executable"
-    """An executable file, in a container or unit of systemd, of a service."""
+    """An executable of a service, in a container or systemd unit."""
     CONTAINER = "container"
-    """A container, outside of these a unit; several services in one stay apart."""
+    """A container, or systemd unit outside of containers; services in it stay separate."""
     SERVICE = "service"
-    """A service, by name, namespace, version and environment."""
+    """A service: name, namespace, version and environment."""
     HOST = "host"
 
     def select(self, attributes: Attributes, common: Collection[str]) -> dict[str, AttributeValue]:
-        """The attributes of a process that its Resource has.
+        """Returns the attributes of a process that its Resource keeps.
 
         Args:
-            attributes: of the process.
+            attributes: attributes of the process.
             common: names of the attributes that all Resources have.
         """
         prefixes, names = _KEPT[self]
@@ -79,13 +79,13 @@ _KEPT: Final[dict[Grain, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 
 def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Window:
-    """The window with Resources of this grain; no sample is changed or lost.
+    """Returns the window with Resources of this grain; samples are unchanged.
 
-    A profile has no two Resources with equal attributes then.
+    Resources of a profile then have distinct attributes.
 
     Args:
         window: with a Resource for each process.
-        grain: of the Resources.
+        grain: grain of the Resources.
         common: names of the attributes that all Resources have.
     """
     if grain is Grain.PROCESS:

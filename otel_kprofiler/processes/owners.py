@@ -21,9 +21,9 @@ _MOST: Final = 4096
 class Owners:
     """Names by user id, from the host's ``/etc/passwd``; not thread-safe.
 
-    In a container, the own file is that of its image and says nothing of the host; then only the
-    file that process 1 sees is used, which needs the right to trace it. Other sources of names
-    (LDAP and the like) are not asked: they may block.
+    In a container, ``/etc/passwd`` is that of the image. Then only the file of process 1 is used,
+    which needs the right to trace it. Other sources of names, such as LDAP, may block and are not
+    asked.
 
     Args:
         files: the host's files.
@@ -38,7 +38,7 @@ class Owners:
         self._path: str | None = None
 
     def find(self, uid: int) -> str:
-        """Name of a user; empty if it cannot be read. Answers hold for a minute."""
+        """Returns the name of a user; empty if it cannot be read. Answers hold for a minute."""
         now = self._monotonic()
         if now >= self._forget_at or len(self._names) >= _MOST:
             self._names.clear()
@@ -49,13 +49,13 @@ class Owners:
         return name
 
     def find_owner(self, pid: int) -> int | None:
-        """Effective user id of a process; None if it has exited."""
+        """Returns the effective user id of a process; None if it has exited."""
         try:
             fd = self._files.open_fd(f"/proc/{pid}")
         except OSError:
             return None
         try:
-            # That of the directory is the process's, also where those of its files are not:
+            # The directory belongs to the process's user, also where its files do not:
             # task_dump_owner() in fs/proc/base.c.
             return os.fstat(fd).st_uid
         finally:
@@ -75,7 +75,7 @@ class Owners:
 
 
 def parse_user_name(passwd: bytes, uid: int) -> str:
-    """The first name with a user id, from passwd(5); empty if there is none."""
+    """Returns the first name with a user id in passwd(5); empty if there is none."""
     match = re.search(rb"^([^:\n#][^:\n]*):[^:\n]*:0*%d:" % uid, passwd, re.MULTILINE)
     return decode_name(match[1]) if match else ""
 

@@ -1,4 +1,4 @@
-"""Where processes run: container, pod and unit, as attributes."""
+"""Attributes of where processes run: container, pod and unit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHORTEST_WALK_S: Final = 1.0
 
 
 class Places:
-    """Attributes of what processes run in; not thread-safe.
+    """Finds attributes of containers, pods and units of processes; not thread-safe.
 
     Args:
         files: the host's files.
@@ -42,14 +42,14 @@ class Places:
         self._files = files
         self._monotonic = monotonic
         self._containers = KnownContainers(files, monotonic)
-        self._mounted: dict[str, str] = {}  # names in pods, by container
+        self._mounted: dict[str, str] = {}  # names in pods, by container id
         self._paths: dict[int, str] = {}
         self._walk_at = 0.0
         self._in_namespace = is_in_cgroup_namespace(files)
         self._own: OwnContainer | None = None
 
     def read(self, pid: int, cgroup_id: int = 0) -> dict[str, AttributeValue]:
-        """Attributes of a running process.
+        """Returns the attributes of a running process.
 
         Args:
             pid: the process.
@@ -65,11 +65,11 @@ class Places:
         return self._describe(names, pid)
 
     def find(self, cgroup_id: int) -> dict[str, AttributeValue]:
-        """Attributes of a process that has exited, by the cgroup of version 2 that it was in."""
+        """Returns the attributes of an exited process, by its cgroup (version 2)."""
         return self._describe(parse_cgroup_path(self._find_path(cgroup_id)), None)
 
     def name(self, attributes: Mapping[str, AttributeValue]) -> Mapping[str, AttributeValue]:
-        """Names of the container in these attributes, if they are known by now.
+        """Returns the names of the container in these attributes, if known.
 
         Runtimes and the kubelet write them while the container starts.
         """
@@ -85,7 +85,7 @@ class Places:
             if path and not path.startswith("/.."):
                 outer = self._find_own()
                 return CgroupNames(outer.id, outer.pod)
-        return names._replace(unit="", user_unit="")  # of which systemd, it does not say
+        return names._replace(unit="", user_unit="")  # host or container systemd: unknown
 
     def _find_own(self) -> OwnContainer:
         if self._own is None:
@@ -96,9 +96,9 @@ class Places:
         return self._own
 
     def _find_path(self, cgroup_id: int) -> str:
-        """Path of a cgroup of version 2 by its id; empty if it is not known.
+        """Returns the path of a cgroup (version 2) by its id; empty if unknown.
 
-        Looks at all cgroups, with at most half a per cent of a core.
+        Walks all cgroups, using at most 0.5 % of a core.
         """
         path, now = self._paths.get(cgroup_id), self._monotonic()
         if path is not None or not cgroup_id or now < self._walk_at:
@@ -145,7 +145,7 @@ class Places:
         return {key: escape_surrogates(value) for key, value in named if value}
 
     def _read_pod_container(self, pid: int, pod: str) -> str:
-        """Name of a container in its pod, from a mount that the kubelet makes in each.
+        """Returns the name of a container in its pod, from a mount that the kubelet makes.
 
         Processes can make such mounts, but not in the cgroup of another pod.
         """

@@ -13,22 +13,24 @@ from otel_kprofiler.host import HostFiles, read_limited
 from otel_kprofiler.text import decode_name
 
 _MAX_BYTES: Final = 256 * 1024
-"""Limit on what is read of a command line; class paths are long."""
+"""Limit of bytes read of a command line; class paths are long."""
 _NAME: Final = re.compile(rb"[A-Za-z0-9_@+][\w.@+$/-]{0,127}", re.ASCII)
 _TITLE: Final = re.compile(rb"([A-Za-z][\w.-]{0,63}): ", re.ASCII)
 _MEMFD: Final = "memfd:"
 _NO_FILES: Final = (b"/dev/fd/", b"/proc/")
-"""Directories of scripts without a name, as of ``<(command)``."""
+"""Directories of scripts without a name, such as those of ``<(command)``."""
 
 
 class _Options(NamedTuple):
     """Options of an interpreter.
 
     Attributes:
-        valued: those whose value is the next argument.
-        code: those after which there is code in place of a script, or no script.
-        module: those whose value is what runs.
-        letters: single letters, which can stand together, with a value.
+        valued: options whose value is the next argument.
+        code: options with code instead of a
+        script, or without a script.
+        module: options whose value is the program.
+        letters: single
+        letters with a value; letters may be combined.
         code_letters: single letters with code.
     """
 
@@ -69,7 +71,7 @@ _INTERPRETERS: Final = (
 
 
 def find_program(executable: str, arguments: Sequence[bytes]) -> str:
-    """Find the name of what an interpreter was started to run; empty for other programs.
+    """Find the name of the program that an interpreter runs; empty for other programs.
 
     Args:
         executable: name of its file.
@@ -77,8 +79,8 @@ def find_program(executable: str, arguments: Sequence[bytes]) -> str:
 
     Returns:
         The name of the script (``manage.py``), ``-m`` and the module (``-m http.server``), the
-        class or the archive (``app.jar``); of an executable without a name (memfd_create(2)),
-        that of argv[0].
+        class or the archive (``app.jar``); for an executable without a name (memfd_create(2)), the
+        name in argv[0].
     """
     if executable.startswith(_MEMFD):
         return _base_name(arguments[0]) if arguments else ""
@@ -95,13 +97,13 @@ def find_program(executable: str, arguments: Sequence[bytes]) -> str:
 
 
 def _find_options(executable: str) -> _Options | None:
-    """The options of an interpreter; None if it is none that is known."""
+    """Returns the options of an interpreter; None for unknown interpreters."""
     matching = (options for pattern, options in _INTERPRETERS if pattern.fullmatch(executable))
     return next(matching, None)
 
 
 def _read_word(word: bytes, rest: list[bytes], options: _Options) -> str | None:
-    """Read an argument: the name of what runs, or None if that follows. Takes its value, too."""
+    """Parses an argument and its value; returns the program's name, or None if it follows."""
     if word == b"--":
         word = rest.pop() if rest else b""
     elif word.startswith(b"-") or (options is _SHELL and word.startswith(b"+")):
@@ -125,7 +127,7 @@ def _read_option(word: bytes, rest: list[bytes], options: _Options) -> str | Non
 
 
 def _read_letters(letters: bytes, rest: list[bytes], options: _Options) -> str | None:
-    """Read single letters: the name of what runs, or None if that follows. Takes their values."""
+    """Parses single letters and their values; returns the program's name, or None if it follows."""
     for at, letter in enumerate(letters, 1):
         if letter in options.code_letters:
             return ""
@@ -147,7 +149,7 @@ def _find_file(word: bytes, options: _Options) -> str:
 
 
 def _base_name(word: bytes) -> str:
-    """Last part of a path, or a name of a class; empty if it is neither."""
+    """Returns the last part of a path, or the name of a class; empty for other text."""
     if word.startswith(_NO_FILES):
         return ""
     name = word.rstrip(b"/").rpartition(b"/")[2]
@@ -155,7 +157,7 @@ def _base_name(word: bytes) -> str:
 
 
 def read_program(files: HostFiles, pid: int, executable: str) -> str:
-    """Read the name of what a process was started to run (:func:`find_program`); empty if unknown.
+    """Read the name of the program of an interpreter (:func:`find_program`); empty if unknown.
 
     Reads memory of the process, which can block, if the executable is an interpreter.
 

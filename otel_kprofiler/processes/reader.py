@@ -1,4 +1,4 @@
-"""Attributes of processes from ``/proc``."""
+"""Reads attributes of processes from ``/proc``."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _MOST_PROGRAMS: Final = 1024
 
 
 class Reading(NamedTuple):
-    """Attributes of a process; ``is_sure``: with those of the program that was sampled."""
+    """Attributes of a process; ``is_sure`` if they are those of the sampled program."""
 
     attributes: dict[str, AttributeValue]
     is_sure: bool
 
 
 class ProcessReader:
-    """Reads what a process is: its file, owner, parent, container and unit. Not thread-safe.
+    """Reads file, owner, parent, container and unit of processes. Not thread-safe.
 
     Args:
         files: the host's files.
         monotonic: the clock, in seconds.
-        reads_arguments: also what interpreters run, which can block.
+        reads_arguments: also read the programs of interpreters, which can block.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ProcessReader:
 
         Args:
             key: the process.
-            sample: one of its samples; None: whatever it runs at this moment.
+            sample: a sample of the process; None to accept any program that it runs.
         """
         try:
             attributes = self._places.read(key.tgid, sample.cgroup_id if sample else 0)
@@ -84,24 +84,23 @@ class ProcessReader:
     def find(self, sample: RawSample) -> dict[str, AttributeValue]:
         """Attributes of a process that has exited, by the cgroup of version 2 that it was in."""
         attributes = self._places.find(sample.cgroup_id)
-        owner = sample.owner if sample.stack_start else None  # not of kernel threads
+        owner = sample.owner if sample.stack_start else None  # kernel threads have none
         return attributes | self.describe_owner(owner, attributes)
 
     def find_program(self, sample: RawSample) -> Mapping[str, AttributeValue]:
-        """Attributes of the program that was sampled, if another process ran it, too.
+        """Returns the attributes of the sampled program, if another process ran it, too.
 
-        A child runs its parent's until it executes its own: often for less time than it takes to
-        read of it.
+        A child runs the parent's program until it calls execve(2): often too briefly to be read.
         """
         comm, program = self._programs.get(_identify(sample), (b"", {}))
         return program if sample.tid != sample.tgid or sample.comm == comm else {}
 
     def describe_owner(self, uid: int | None, attributes: Attributes) -> dict[str, AttributeValue]:
-        """Attributes of the user of a process.
+        """Returns the attributes of a process's user.
 
         Args:
             uid: effective user id; None if unknown.
-            attributes: of the process: its container, if it has any.
+            attributes: attributes of the process, with its container if it has any.
         """
         if uid is None:
             return {}
@@ -110,7 +109,7 @@ class ProcessReader:
         return {"process.owner": owner} if owner else {"process.user.id": uid}
 
     def find_owner(self, pid: int) -> int | None:
-        """Effective user id of a running process; None if it has exited."""
+        """Returns the effective user id of a running process; None if it has exited."""
         return self._owners.find_owner(pid)
 
     def _read_program(self, pid: int) -> dict[str, AttributeValue]:
@@ -142,7 +141,7 @@ class ProcessReader:
 
 
 def _identify(sample: RawSample) -> tuple[int, int]:
-    """Identity of the program of a sample, which forked children share."""
+    """Returns the identity of a sample's program, which forked children share."""
     return sample.exec_id, sample.stack_start
 
 

@@ -1,4 +1,4 @@
-"""Resources: the process and the host of a sample."""
+"""Resources of samples: process and host."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from otel_kprofiler.processes.thread_contexts import ContextReader, decode_conte
 from otel_kprofiler.text import decode_name
 
 _MOST_SHARED: Final = 256
-_IDLE: Final = "swapper"  # of all CPUs; not in /proc
+_IDLE: Final = "swapper"  # the idle task of all CPUs; not in /proc
 _SERVICE: Final = ".service"
 _SOURCES: Final[Mapping[str, Sequence[str]]] = {
     "container": ("k8s.container.name", "container.name"),
@@ -73,11 +73,11 @@ def format_time(unix_ns: int) -> str:
 
 
 SERVICE_SOURCES: Final = ("container", "unit", "executable")
-"""The sources of a service's name if neither the service nor its environment has one."""
+"""Fallback sources of a service's name, without a name in its context or environment."""
 
 
 def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
-    """Name of the service of a process by the first of these sources that it has; else empty.
+    """Returns the service name of a process from the first source that it has; else empty.
 
     Args:
         attributes: of the process.
@@ -99,10 +99,10 @@ def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """A process in one cgroup; ``own`` are its attributes without those that it publishes.
+    """A process in one cgroup; ``own`` are its attributes except published ones.
 
-    ``tried`` is the stack start of the last sample whose program was not found; None if the
-    program is known.
+    ``tried`` is the stack start of the last sample with an unknown program; None if the program is
+    known.
     """
 
     key: ProcessKey
@@ -117,9 +117,9 @@ class ProcessResources:
 
     A process is a :class:`ProcessKey`, so a reused pid gets a new Resource, as does a process that
     executes another program, drops its rights, or moves to another container. A process that exits
-    or executes another program before it can be read gets a Resource with what its sample contains,
-    and what is known of others that run the same. Not thread-safe; an LRU cache of
-    ``capacity`` entries.
+    or executes another program before it can be read gets a Resource from its sample, and from
+    other processes that ran the same program. Not thread-safe; an LRU cache of ``capacity``
+    entries.
 
     Args:
         files: the host's files.
@@ -158,11 +158,11 @@ class ProcessResources:
         self._contexts = contexts
         self._latest: dict[ProcessKey, _Process] = {}
         self._newest: dict[tuple[int, int | None], _Process] = {}  # whatever program it runs
-        self._running: dict[Resource, _Process] = {}  # those whose attributes may change
+        self._running: dict[Resource, _Process] = {}  # processes whose attributes may change
         self._fixed: dict[int, dict[int | None, Resource]] = {}  # by pid and owner
         self._ended: Resource | None = None
         self._shared: dict[tuple[object, ...], Resource] = {}
-        # With contexts, their thread reads memory of processes, which can block.
+        # The thread of contexts reads memory of processes, which can block.
         self._reader = ProcessReader(files, reads_arguments=contexts is None)
 
     def fix(self, pid: int, resource: Resource) -> None:
@@ -170,13 +170,13 @@ class ProcessResources:
         self._fixed[pid] = {None: resource}
 
     def describe(self, pid: int) -> Attributes:
-        """Attributes of a running process from ``/proc``."""
+        """Reads the attributes of a running process from ``/proc``."""
         key = self._key_from_proc(pid)
         reading = self._reader.read(key, None)
         return {**self._identity(key), **(reading.attributes if reading else {})}
 
     def get(self, sample: RawSample) -> Resource:
-        """The Resource of the sample's process."""
+        """Returns the Resource of the sample's process."""
         resource = self.find(sample)
         if resource is not None:
             return resource
@@ -190,7 +190,7 @@ class ProcessResources:
         return process.resource
 
     def find(self, sample: RawSample) -> Resource | None:
-        """The Resource of the sample's process if it has been seen lately; else None."""
+        """Returns the Resource of the sample's process if it is cached; else None."""
         if self._fixed and (fixed := self._fixed.get(sample.tgid)):
             return fixed.get(sample.owner) or self._fix_owner(fixed, sample.owner)
         place = self._place(sample)
@@ -203,12 +203,12 @@ class ProcessResources:
         return process.resource
 
     def find_newest(self, sample: RawSample) -> Resource | None:
-        """The newest Resource of the sample's process, whatever program it ran; None without."""
+        """Returns the newest Resource of the sample's process, of any program; None without."""
         newest = self._newest.get(sample.process.process)
         return newest.resource if newest else None
 
     def get_shared(self, sample: RawSample) -> Resource:
-        """The Resource of processes that are not read: what a cgroup, user and program have alike.
+        """Returns the Resource of processes that are not read: shared by cgroup, user and program.
 
         The program is known if the process was forked and its parent has been read.
         """
@@ -231,9 +231,9 @@ class ProcessResources:
         return key, sample.cgroup_id
 
     def get_of(self, process: ProcessKey, *, has_ended: bool = False) -> Resource:
-        """The Resource of a process that may have no sample; of one without program, the newest.
+        """Returns the Resource of a process that may have no sample; without a program, the newest.
 
-        Those that have ended before they had one share a Resource: there may be hundreds a second.
+        Processes that exited without a Resource share one: there may be hundreds a second.
         """
         latest = self._latest.get(process)
         if latest is None and process.owner is None:
@@ -246,9 +246,9 @@ class ProcessResources:
         comm = b""
         stat = read_stat(self._files, tgid) if tgid and start_ns is not None else None
         if stat and start_ns is not None and stat.start_ticks == start_ns // TICK_NS:
-            # /proc adds what a worker does: kworker/0:1-events
+            # /proc appends the current work: kworker/0:1-events
             comm = _WORKER.sub(rb"\1", stat.name)
-        tid = tgid if comm or not tgid else 0  # 0: not the thread that a process is named after
+        tid = tgid if comm or not tgid else 0  # 0: not the main thread, which names the process
         sample = RawSample(OFF_CPU, 0, 0, 0, tgid, tid, start_ns, 0, comm, (), (), None)
         return self.get(sample._replace(exec_id=process.exec_id, owner=process.owner))
 
@@ -259,7 +259,7 @@ class ProcessResources:
         return self._ended
 
     def _find(self, key: ProcessKey, sample: RawSample) -> _Process:
-        """A process in a cgroup that it was not seen in before."""
+        """Makes the Resource of a process in a new cgroup."""
         attributes = self._known.get(key)
         if attributes is not None:
             return self._latest.get(key) or self._add(key, attributes)
@@ -280,7 +280,7 @@ class ProcessResources:
         return process
 
     def _read_again(self, process: _Process, sample: RawSample) -> None:
-        """Look for the program of a process whose first sample was taken in execve(2)."""
+        """Read the program again if the first sample was taken in execve(2)."""
         reading = self._reader.read(process.key, sample)
         if reading is None or not reading.is_sure:
             process.tried = sample.stack_start
@@ -291,7 +291,7 @@ class ProcessResources:
             self._contexts.expect(process.key, sample.stack_start)
 
     def _fix_owner(self, fixed: dict[int | None, Resource], owner: int | None) -> Resource:
-        """The Resource of a process that runs as another user than when it was set."""
+        """Updates the user of a Resource that was set, if the process has changed it."""
         resource = fixed[None]
         last = {name: resource.attributes[name] for name in _OWNER if name in resource.attributes}
         now = self._reader.describe_owner(owner, resource.attributes)
@@ -328,7 +328,7 @@ class ProcessResources:
         )
 
     def renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
-        """The Resources of a window that have changed, with their replacements.
+        """Returns replacements of a window's Resources that have changed.
 
         A Resource changes when its process publishes, updates or removes a context, and when the
         names of its container become known.
@@ -360,7 +360,7 @@ class ProcessResources:
         return self._base.keys()
 
     def rebase(self, base: Attributes, service_sources: Sequence[str] = ()) -> None:
-        """Replace the common attributes of all Resources, and how services are named."""
+        """Replace the common attributes of all Resources, and the sources of service names."""
         self._base = dict(base)
         self._service_sources = tuple(service_sources)
         for cache in (self._resources, self._latest, self._newest, self._running):
@@ -379,7 +379,7 @@ class ProcessResources:
             self._contexts.follow_threads(reader)
 
     def decode_context(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
-        """The attributes of a sample with a thread context, as far as their names are known."""
+        """Returns the attributes of a sample with a thread context whose names are known."""
         if self._contexts:
             return self._contexts.decode(key, context, has_span=has_span)
         return decode_context(context, (), has_span=has_span)

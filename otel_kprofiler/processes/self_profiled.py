@@ -1,8 +1,8 @@
-"""Processes that profile themselves, so that no CPU time is counted twice.
+"""Detects processes that profile themselves, so that no CPU time is counted twice.
 
-They say so in their process context (:data:`TARGET`). Anyone can publish that, so it counts only
-from a process that holds BPF maps: making one takes the rights to profile, where unprivileged BPF
-is disabled.
+They publish it in their process context (:data:`TARGET`). Any process can publish that, so it
+counts only if the process holds BPF maps: where unprivileged BPF is disabled, creating a map needs
+the rights to profile.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from otel_kprofiler.model import (
 )
 
 TARGET: Final = "otel_kprofiler.target"
-"""Ours, in the attributes of a process context: what the process samples, ``self`` or more."""
+"""Attribute of our process contexts: what the process samples, ``self`` or more."""
 SELF_PROFILED: Final = "otel_kprofiler.self_profiled"
-"""Ours, on Resources: true if the process samples its own on-CPU time."""
+"""Attribute of our Resources: true if the process samples its own on-CPU time."""
 _BPF_MAP: Final = "anon_inode:bpf-map"
 
 
 def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
-    """Returns whether a process samples itself: it says so, and it can.
+    """Returns whether a process samples itself: it publishes so, and has the rights.
 
     Args:
         files: the host's files.
         pid: the process.
-        extra: attributes of its context that are not part of the Resource.
+        extra: attributes of the process context that are not part of the Resource.
 
     Raises:
         OSError: its descriptors cannot be read.
@@ -59,14 +59,14 @@ def is_self_profiled(resource: Resource) -> bool:
 def leave_out_self_profiled(
     window: Window, others: Collection[Resource] = ()
 ) -> tuple[Window, SampleCounts]:
-    """The window without on-CPU samples of processes that sample themselves; counts them as lost.
+    """Removes on-CPU samples of processes that sample themselves; counts them as lost.
 
     Args:
         window: with a Resource for each process.
-        others: Resources of processes that did so during a part of the window.
+        others: Resources of processes that sampled themselves during a part of the window.
 
     Returns:
-        The window, and how many samples of each kind were left out.
+        The window, and the number of samples of each kind that were left out.
     """
     left = SampleCounts()
     profiles = [

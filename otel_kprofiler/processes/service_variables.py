@@ -16,19 +16,19 @@ from otel_kprofiler.model import AttributeValue
 from otel_kprofiler.text import escape_surrogates
 
 _MAX_BYTES: Final = 256 * 1024
-"""Limit on what is read of an environment; the rest is ignored."""
+"""Limit of bytes read of an environment; the rest is ignored."""
 _MAX_VALUE_BYTES: Final = 16 * 1024
 _NAME: Final = b"OTEL_SERVICE_NAME="
 _ATTRIBUTES: Final = b"OTEL_RESOURCE_ATTRIBUTES="
 _TAKEN: Final = ("service.", "deployment.")
-"""Prefixes of the attributes that are taken: nothing that says where a process runs."""
+"""Prefixes of accepted attributes: none about where a process runs."""
 
 
 def parse_environment(environ: bytes) -> dict[str, AttributeValue]:
-    """Attributes of the service from ``/proc/PID/environ``; never raises."""
+    """Parses attributes of the service in ``/proc/PID/environ``; never raises."""
     if b"OTEL_" not in environ:
         return {}
-    # Of a variable that is there twice, getenv(3) returns the first.
+    # getenv(3) returns the first of duplicate variables.
     name = attributes = b""
     for entry in reversed(environ.split(b"\0")):
         if entry.startswith(_NAME):
@@ -57,7 +57,7 @@ def _parse_attributes(text: bytes) -> dict[str, AttributeValue]:
 
 
 def read_environment(files: HostFiles, pid: int) -> dict[str, AttributeValue]:
-    """Attributes of the service from the environment that a program was started with.
+    """Reads attributes of the service from the initial environment of a process.
 
     Reads memory of the process, which needs the right to trace it, and can block. Empty if it
     cannot be read.

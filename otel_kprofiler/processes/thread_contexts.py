@@ -1,8 +1,7 @@
-"""Follows the processes whose threads publish thread contexts (OTEP 4947), and decodes these.
+"""Tracks processes that publish thread contexts (OTEP 4947), and decodes the contexts.
 
-A process says so in its process context: ``threadlocal.schema_version``, and
-``threadlocal.attribute_key_map``, the names of attributes by their numbers, to which it may only
-append.
+A process announces them in its process context: ``threadlocal.schema_version``, and
+``threadlocal.attribute_key_map``, a list of attribute names that the process may only append to.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from otel_kprofiler.processes.thread_pointer import (
 SCHEMA: Final = "threadlocal.schema_version"
 KEY_MAP: Final = "threadlocal.attribute_key_map"
 SCHEMAS: Final = ("tlsdesc_v1_dev", "tls_v1")
-"""Versions that are read; others publish in another way."""
+"""Supported schema versions; others differ in format."""
 TRACE_FLAGS: Final = "trace_flags"
 """Attribute of samples with a span: the W3C trace flags in hexadecimal; ``01`` is sampled."""
 MAX_KEYS: Final = 256
 _MAX_AUXV_BYTES: Final = 4096
 _MAX_MAPS: Final = 1024
-_OWNER: Final = 3  # in a ProcessKey: names are those of the program, whoever runs it
+_OWNER: Final = 3  # in a ProcessKey: names belong to the program, whatever its user
 _AGAIN_S: Final = 10.0
 _MAX_LOOK_S: Final = 0.2
-"""Time that one look at a process may take, whatever its memory holds: others wait meanwhile."""
+"""Time limit of reading a process, whatever its memory holds: other processes wait meanwhile."""
 _SHARE: Final = 200
-"""Looking takes no more than this part of the time, for each process."""
+"""Limit of the share of time spent reading a process."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,21 +52,21 @@ KeyMap = tuple[str, ...]
 
 
 class ContextReader(Protocol):
-    """Reads the thread contexts of processes; see :class:`otel_kprofiler.bpf.ThreadContexts`."""
+    """Reader of thread contexts; see :class:`otel_kprofiler.bpf.ThreadContexts`."""
 
     def register(
         self, tgid: int, start_time_ns: int, stack_start: int, place: ContextPlace
     ) -> None:
-        """Read those of a process from now on. Raises ``OSError``."""
+        """Start reading thread contexts of a process. Raises ``OSError``."""
 
     def release(self, tgid: int) -> bool:
-        """Read those of a process no more."""
+        """Stop reading thread contexts of a process."""
 
 
 def read_key_map(extra: Mapping[str, AttributeValue]) -> KeyMap | None:
-    """The names of attributes by number; None if a process has no thread contexts that are read.
+    """Returns the attribute names by number; None if the process has no supported thread contexts.
 
-    Names that samples have themselves, that are empty or longer than labels may be, are empty.
+    Names that are reserved for samples, or longer than labels may be, become empty.
 
     Args:
         extra: attributes of its process context that are not part of the Resource.
@@ -88,15 +87,16 @@ def _check_name(name: object) -> str:
 
 
 def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet:
-    """The attributes of a sample with a thread context.
+    """Decodes the attributes of a sample with a thread context.
 
-    Of equal keys the last one counts; the first 16 names are kept, values up to 200 characters. An
-    entry that is cut off ends the reading.
+    The last of equal keys wins. The first 16 names are kept, and values are cut at 200 characters.
+    Decoding ends at a truncated entry.
 
     Args:
-        context: trace flags and attributes, as :class:`RawSample` has them.
-        names: of the process's attributes.
-        has_span: whether the flags are those of a span.
+        context: trace flags and attributes, as in :class:`RawSample`.
+        names: attribute names of the
+        process.
+        has_span: whether the flags belong to a span.
     """
     labels: dict[str, str] = {}
     at = 1
@@ -116,7 +116,7 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
 
 
 class PublishedThreads:
-    """The processes that publish thread contexts.
+    """Registers the processes that publish thread contexts.
 
     :meth:`decode` is thread-safe; other methods belong to the thread that reads process contexts.
 
@@ -136,14 +136,14 @@ class PublishedThreads:
     def update(
         self, key: ProcessKey, stack_start: int, extra: Mapping[str, AttributeValue], memory: int
     ) -> None:
-        """Register a process if it publishes thread contexts; look again for those registered.
+        """Register a process if it publishes thread contexts; search registered processes again.
 
-        A library that is loaded later may define the variable, or one that is unloaded.
+        Libraries that define the variable may be loaded or unloaded later.
 
         Args:
             key: the process.
-            stack_start: of its program, as ``/proc/PID/stat`` shows it.
-            extra: attributes of its process context.
+            stack_start: start of the program's stack, from ``/proc/PID/stat``.
+            extra: attributes of the process context.
             memory: descriptor of ``/proc/PID/mem``.
 
         Raises:
@@ -207,12 +207,12 @@ class PublishedThreads:
             self._names.popitem(last=False)
 
     def release(self, key: ProcessKey) -> None:
-        """Read the thread contexts of a process no more; its samples keep their attributes."""
+        """Stop reading the thread contexts of a process; its samples keep their attributes."""
         if self._registered.get(key.tgid) == key:
             del self._registered[key.tgid]
             self._not_before.pop(key, None)
             self._reader.release(key.tgid)
 
     def decode(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
-        """The attributes of a sample of a process, by the names that it published last."""
+        """Decodes the attributes of a process's sample, by the names that it published last."""
         return decode_context(context, self._names.get(key[:_OWNER], ()), has_span=has_span)

@@ -1,10 +1,11 @@
-"""Finds where the threads of a process have ``otel_thread_ctx_v1``, in the process's memory.
+"""Locates the thread-local variable ``otel_thread_ctx_v1`` of a process.
 
-The variable is thread-local: a pointer to the thread context (OTEP 4947). The program, or a library
-whose references the dynamic linker has resolved, shows where a thread has it: at an offset from the
-thread pointer, or in the block of a module that its vector (DTV) refers to. Relocations: the ABI of
-x86-64, section 4.4.1; TLSDESC: Oliva, RFC TLSDESC-x86. What the linker leaves in memory: glibc's
-sysdeps/x86_64/dl-machine.h and dl-tlsdesc.h, musl's ldso/dynlink.c.
+The variable is a pointer to the thread context (OTEP 4947). Its place comes from the definition in
+the program, or from the references of a library that the dynamic linker has resolved: an offset
+from the thread pointer, or an offset in the TLS block of a module, found through the dynamic thread
+vector (DTV). Relocations: the ABI of x86-64, section 4.4.1; TLSDESC: Oliva, RFC TLSDESC-x86.
+Results of the linker in memory: glibc's sysdeps/x86_64/dl-machine.h and dl-tlsdesc.h, musl's
+ldso/dynlink.c.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from otel_kprofiler.host import MemoryMapping
 
 VARIABLE: Final = b"otel_thread_ctx_v1"
 MAX_OBJECTS: Final = 4096
-"""Files of a process that are looked at."""
+"""Limit of files searched in a process."""
 MAX_DEFINITIONS: Final = 16
-"""Libraries that define the variable; the references of others are not looked at."""
+"""Limit of libraries that define the variable; references of further libraries are ignored."""
 MAX_REFERENCES: Final = 64
-"""References of a library to the variable that are looked at."""
+"""Limit of references to the variable in a library."""
 _DTPMOD, _TPOFF, _TLSDESC = 16, 18, 36  # R_X86_64_DTPMOD64, R_X86_64_TPOFF64, R_X86_64_TLSDESC
 _POINTER_BYTES: Final = 8
 _WORDS_2: Final = struct.Struct("<QQ")
@@ -40,12 +41,12 @@ _AT_PHDR: Final = 3
 _MAX_MODULE: Final = 1 << 16
 _MOST_STATIC: Final = 1 << 31
 _MUSL: Final = "libc.so"
-"""Name of the file that is musl's C library and linker; glibc's has a version."""
+"""File name of musl's C library and linker; glibc's has a version."""
 _ALPINE: Final = ("ld-musl-", "libc.musl-")
 
 
 class LoadedObject(NamedTuple):
-    """Where a file is mapped: from its first byte up to behind its last mapping."""
+    """Address range of a mapped file: from its first byte to the end of its last mapping."""
 
     start: int
     end: int
@@ -53,7 +54,7 @@ class LoadedObject(NamedTuple):
 
 
 class _Vector(NamedTuple):
-    """How a libc lays out the vector of a thread: entries, place of its length."""
+    """Layout of a libc's dynamic thread vector: size of entries, place of its length."""
 
     stride: int
     length_at: int
@@ -65,7 +66,7 @@ _MUSL_VECTOR: Final = _Vector(8, 0, has_generations=False)
 
 
 def find_objects(mappings: Iterable[MemoryMapping]) -> list[LoadedObject]:
-    """The files with code that a process has mapped from their first byte on, by address."""
+    """Returns the files with code that a process has mapped from their first byte, by address."""
     objects: list[list[MemoryMapping]] = []
     for mapping in mappings:
         if mapping.inode and not mapping.file_offset:
@@ -84,7 +85,7 @@ def _file_of(mapping: MemoryMapping) -> tuple[int, int]:
 
 
 def parse_headers_address(auxv: bytes) -> int:
-    """Runtime address of the program's program headers, from ``/proc/PID/auxv``; 0 if unknown."""
+    """Returns the address of the program headers in ``/proc/PID/auxv``; 0 if unknown."""
     whole = auxv[: len(auxv) // _WORDS_2.size * _WORDS_2.size]
     return next((value for tag, value in _WORDS_2.iter_unpack(whole) if tag == _AT_PHDR), 0)
 
@@ -92,15 +93,15 @@ def parse_headers_address(auxv: bytes) -> int:
 def find_context_place(
     read: Read, objects: list[LoadedObject], headers_at: int, machine: str = "x86_64"
 ) -> ContextPlace | None:
-    """Find where threads have the variable; None: nothing defines it, or it is not resolved yet.
+    """Locates the variable in threads; None if it is undefined, or not resolved yet.
 
-    The program's own definition goes before those of libraries, as it does for the dynamic linker.
+    The program's definition takes precedence over libraries, as for the dynamic linker.
 
     Args:
         read: reads the process's memory.
-        objects: the files that it has loaded.
-        headers_at: runtime address of the program's own program headers.
-        machine: as uname(2) calls it; only x86_64 is known.
+        objects: the files that the process has loaded.
+        headers_at: address of the executable's program headers.
+        machine: machine of uname(2); only x86_64 is supported.
     """
     vector = _MUSL_VECTOR if any(_is_musl(loaded.path) for loaded in objects) else _GLIBC
     place: ContextPlace | None = None
@@ -129,11 +130,11 @@ def _is_musl(path: str) -> bool:
 def _find_in_library(
     read: Read, elf: LoadedElf, end: int, variable: tuple[int, int], vector: _Vector
 ) -> ContextPlace | None:
-    """Find what the references of a library, which ends at ``end``, are resolved to."""
+    """Locates the variable from resolved references of a library, which ends at ``end``."""
     symbol, value = variable
     kinds = (_TPOFF, _TLSDESC, _DTPMOD)
     for relocation in islice(find_relocations(read, elf, symbol, kinds), MAX_REFERENCES):
-        # Without a symbol, it refers to the file itself: the addend says to which of its variables.
+        # Without a symbol, it refers to the file itself: the addend is the offset of the variable.
         if not relocation.symbol and relocation.kind != _DTPMOD and relocation.addend != value:
             continue
         first, second = _WORDS_2.unpack(read(relocation.address, _WORDS_2.size))
@@ -152,7 +153,7 @@ def _find_in_library(
 
 
 def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace | None:
-    """Read module, offset and (glibc) generation from the target of a dynamic TLS descriptor."""
+    """Reads module, offset and (glibc) generation from the target of a dynamic TLS descriptor."""
     module, offset = _WORDS_2.unpack(read(address, _WORDS_2.size))
     generation = 0
     if vector.has_generations:
@@ -161,7 +162,7 @@ def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace 
 
 
 def _static(word: int) -> ContextPlace | None:
-    """At an offset from the thread pointer, which is below it; 0: not resolved yet."""
+    """Returns a place below the thread pointer; None for offset 0: not resolved yet."""
     distance = -word & (1 << 64) - 1
     return ContextPlace(-distance) if _POINTER_BYTES <= distance < _MOST_STATIC else None
 

@@ -35,7 +35,7 @@ class ReadMethod(enum.Enum):
 
 
 class Reading(NamedTuple):
-    """Symbols that were read: all, or only BPF programs."""
+    """Symbols read: all, or only BPF programs."""
 
     action: KsymbolAction
     symbols: tuple[Ksymbol, ...]
@@ -80,7 +80,7 @@ class BaselineReader:
         return None
 
     def read_all(self, keep_on: Callable[[], bool]) -> Reading | None:
-        """All symbols, including trampolines and pages; None if hidden, or if interrupted.
+        """Reads all symbols, including trampolines and pages; None if hidden or interrupted.
 
         Args:
             keep_on: polled while reading, which may take seconds; reading stops if it is false.
@@ -99,7 +99,7 @@ class BaselineReader:
         return Reading(KsymbolAction.ALL_READ, (*programs.symbols, *others))
 
     def _find_lines(self, keep_on: Callable[[], bool]) -> list[Ksymbol] | None:
-        """The symbols in kallsyms; None if addresses are hidden or reading was interrupted."""
+        """Reads the symbols in kallsyms; None if hidden or interrupted."""
         self.kallsyms_reads += 1
         symbols: list[Ksymbol] = []
         rest = b""
@@ -114,7 +114,7 @@ class BaselineReader:
 
 
 def parse_ksymbol_lines(text: bytes) -> list[Ksymbol]:
-    """Symbols outside modules in complete kallsyms lines, except hidden ones."""
+    """Parses symbols outside modules in complete kallsyms lines; skips hidden ones."""
     return [
         Ksymbol(
             int(address, 16), 0, name.decode("utf-8", "backslashreplace"),

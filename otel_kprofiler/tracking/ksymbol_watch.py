@@ -32,7 +32,7 @@ QUEUE_BYTES: Final = 8 << 20
 SETTLE_NS: Final = 5_000_000
 """Delay of records: the time is taken before writing, and a virtual CPU may pause in between."""
 FOLLOW_INTERVAL_S: Final = 5.0
-"""How often CPUs that came are looked for; all symbols are then read again."""
+"""Interval between checks for new CPUs; a new CPU makes all symbols be read again."""
 READ_INTERVAL_S: Final = 0.2
 ALL_INTERVAL_S: Final = 10.0
 """Minimum interval between two readings of kallsyms."""
@@ -122,7 +122,7 @@ class KsymbolWatch(ForkAware):
 
     @property
     def method(self) -> ReadMethod:
-        """How the programs loaded at the start are read."""
+        """Returns how the programs loaded at the start are read."""
         return self._baseline.method
 
     def poll(self, now_ns: int) -> KsymbolBatch:
@@ -148,7 +148,7 @@ class KsymbolWatch(ForkAware):
         while count and self._changes[count - 1].time_ns >= now_ns - SETTLE_NS:
             count -= 1
         released, self._changes = self._changes[:count], self._changes[count:]
-        # Readings are not held back: they complete all times before their own.
+        # Readings are not delayed: they are complete up to their time.
         return KsymbolBatch(sorted([*reported, *released], key=_TIME), complete_ns)
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:

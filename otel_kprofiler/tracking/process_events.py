@@ -1,7 +1,7 @@
-"""Processes as they start, execute programs, map code and end: a stream of events in order of time.
+"""A stream of process events in order of time: start, exec, mapped code, exit.
 
-Perf events on every CPU receive a record for each; processes that run already are read from
-``/proc``. Example::
+Perf events on every CPU receive a record for each; running processes are read from ``/proc``.
+Example::
 
     from otel_kprofiler.tracking import Mapped, ProcessEvents
 
@@ -59,9 +59,9 @@ SETTLE_NS: Final = 5_000_000
 INTERVAL_S: Final = 0.1
 FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 MAX_PENDING: Final = 100_000
-"""Records that wait to be in order, some 30 MB; more count as a loss."""
+"""Limit of records waiting to be sorted, about 30 MB; more count as lost."""
 MAX_READ_AGAIN: Final = 3
-"""Times that a process is read, if it changes whenever it is read."""
+"""Limit of readings of a process that changes during each of them."""
 SAME_START_NS: Final = 50_000_000 + TICK_NS
 _TIME: Final = attrgetter("time_ns")
 
@@ -72,10 +72,9 @@ class ProcessEvents(ForkAware):
     """A stream of process events, until closed. Belongs to one thread.
 
     Every process that exists when the stream is opened is reported as ``Started`` and ``Mapped``;
-    from then on, everything that happens to it is reported once, in order. Events are some
-    milliseconds late, so that those of all CPUs can be put in order. If :meth:`poll` is not called
-    for so long that the kernel's buffers are full, or if a CPU comes, ``Lost`` says so, and all
-    processes are read again.
+    later changes are reported once, in order. Events are delayed by some milliseconds, so that
+    events of all CPUs can be sorted. If the kernel's buffers fill up between calls of :meth:`poll`,
+    or a CPU comes online, ``Lost`` is reported, and all processes are read again.
 
     A forked child releases everything.
 
@@ -111,7 +110,7 @@ class ProcessEvents(ForkAware):
         self._take_census()
 
     def poll(self) -> list[ProcessEvent]:
-        """The events since the last call, in order of time; never waits.
+        """Returns the events since the last call, in order of time; never waits.
 
         Raises:
             OSError: processes had to be read again, and ``/proc`` cannot be read.
@@ -131,7 +130,7 @@ class ProcessEvents(ForkAware):
         return self._release(now_ns - SETTLE_NS)
 
     def follow(self, interval_s: float = INTERVAL_S) -> Iterator[ProcessEvent]:
-        """Events as they come, until the stream is closed.
+        """Yields events until the stream is closed.
 
         Args:
             interval_s: how often the kernel's buffers are emptied, in seconds; also earlier when
@@ -143,31 +142,31 @@ class ProcessEvents(ForkAware):
                 self._events.epoll.poll(interval_s)
 
     def fileno(self) -> int:
-        """A descriptor that is readable when a buffer is half full, for epoll(7) and the like."""
+        """Returns a descriptor for epoll(7) that is readable when a buffer is half full."""
         return self._events.epoll.fileno()
 
     def mappings(self, pid: int) -> tuple[MemoryMapping, ...]:
-        """Code that a process has mapped, as of the last event that was returned."""
+        """Returns the code that a process has mapped, as of the last event returned."""
         return self._table.mappings(pid)
 
     def add(self, pid: int) -> None:
-        """Report one more process from now on; without effect if all are reported."""
+        """Start reporting a process; no effect if all are reported."""
         if not self._table.takes_all:
             self._table.wanted.add(pid)
             self._read_wanted([pid])
 
     def discard(self, pid: int) -> None:
-        """Stop reporting a process; without effect if all are reported."""
+        """Stop reporting a process; no effect if all are reported."""
         if not self._table.takes_all:
             self._table.discard(pid)
 
     def refresh(self, pid: int) -> None:
-        """Read the maps of a process again: the next polls report what it has unmapped."""
+        """Read the maps of a process again: the next polls report unmapped code."""
         if self._table.wants(pid):
             self._read_until_quiet([pid])
 
     def count_lost(self) -> Mapping[str, int]:
-        """Lost records by cause; a loss of unknown size counts as one."""
+        """Returns lost records by cause; a loss of unknown size counts as one."""
         return Counter({cause.value: count for cause, count in self._lost.items()})
 
     def close(self) -> None:
@@ -182,7 +181,7 @@ class ProcessEvents(ForkAware):
         self.close()
 
     def __enter__(self) -> Self:
-        """The stream itself."""
+        """Returns the stream."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -190,7 +189,7 @@ class ProcessEvents(ForkAware):
         self.close()
 
     def _drain(self, now_ns: int) -> None:
-        """Move records from the rings to those that wait."""
+        """Move records from the rings to the pending records."""
         for cpu, data in self._events.take():
             records, damaged = parse_process_records(data)
             if damaged:
@@ -224,7 +223,7 @@ class ProcessEvents(ForkAware):
         return events
 
     def _take_census(self) -> None:
-        """Read all processes that there are."""
+        """Read all processes."""
         time_ns = _now_ns()
         pids = frozenset(int(name) for name in self._files.list_dir("/proc") if name.isdecimal())
         self._pending.append(Census(time_ns, pids))
@@ -234,7 +233,7 @@ class ProcessEvents(ForkAware):
             self._read_wanted(self._table.wanted & pids)
 
     def _read_wanted(self, pids: Collection[int]) -> None:
-        """Read processes; with the children that they have already, if children count."""
+        """Read the wanted processes, and their existing children if children are reported."""
         if self._table.takes_children:
             children = find_descendants(read_processes(self._files), pids)
             self._table.wanted |= children
@@ -242,9 +241,9 @@ class ProcessEvents(ForkAware):
         self._read_until_quiet(sorted(pids))
 
     def _read_until_quiet(self, pids: Iterable[int]) -> None:
-        """Read processes; again those that changed meanwhile.
+        """Read processes, and read those again that changed meanwhile.
 
-        A reading is of one instant only if no record says that its process changed during it.
+        A reading is consistent only if no record shows a change during it.
         """
         for _ in range(MAX_READ_AGAIN):
             readings = [reading for pid in pids if (reading := self._read(pid))]
@@ -268,7 +267,7 @@ class ProcessEvents(ForkAware):
         self._pending += [reading for reading, _ in readings if reading.process.tgid in changed]
 
     def _read(self, pid: int) -> tuple[Reading, int] | None:
-        """A process, and when reading it ended; None if there is none."""
+        """Reads a process; returns also the time when reading ended. None if it does not exist."""
         time_ns = _now_ns()
         try:
             stat = parse_stat(self._files.read_bytes(f"/proc/{pid}/stat"))
@@ -279,7 +278,7 @@ class ProcessEvents(ForkAware):
         except (OSError, ValueError):
             return None
         mappings: tuple[MemoryMapping, ...] = ()
-        with suppress(OSError):  # of another user, or it has ended; then its record follows
+        with suppress(OSError):  # of another user, or it has exited; then its record follows
             mappings = tuple(
                 mapping if is_file_or_vdso(os.fsencode(mapping.path)) else mapping._replace(path="")
                 for mapping in parse_mappings(read_maps(self._files, pid))

@@ -37,7 +37,7 @@ _MAP_SHARED: Final = 1
 
 
 class TaskRecord(NamedTuple):
-    """A thread began, or ended; ``pid`` is that of its process, ``parent`` of the other one."""
+    """A thread started or exited; ``pid`` is its process, ``parent`` the parent process."""
 
     time_ns: int
     pid: int
@@ -47,7 +47,7 @@ class TaskRecord(NamedTuple):
 
 
 class ExecRecord(NamedTuple):
-    """A process executed a program; ``name`` is what the kernel calls it then."""
+    """A process executed a program; ``name`` is its new name in the kernel."""
 
     time_ns: int
     pid: int
@@ -55,7 +55,7 @@ class ExecRecord(NamedTuple):
 
 
 class MapRecord(NamedTuple):
-    """A process mapped something that it may execute."""
+    """A process mapped executable memory."""
 
     time_ns: int
     pid: int
@@ -138,7 +138,7 @@ def _parse_mmap(body: bytes, misc: int) -> MapRecord | None:
 
 
 def is_file_or_vdso(shown: bytes) -> bool:
-    """Returns whether records and maps agree on a mapping's name: it is not memory's."""
+    """Returns whether records and maps name a mapping alike: anonymous memory differs."""
     return shown == VDSO_NAME.encode() or (shown.startswith(b"/") and not shown.startswith(b"//"))
 
 
@@ -152,7 +152,7 @@ def _time(body: bytes) -> int:
 
 
 def _cut(body: bytes, at: int) -> bytes:
-    """A text that ends with a zero, before the time."""
+    """Cuts a zero-terminated text from a record that ends with its time."""
     return body[at : max(len(body) - _TIME.size, at)].partition(b"\0")[0]
 
 

@@ -1,6 +1,6 @@
-"""Programs and mappings of processes, from records of the kernel and readings of ``/proc``.
+"""Tracks programs and mappings of processes from kernel records and readings of ``/proc``.
 
-Pure: records and readings go in, in order of time; events come out.
+Has no I/O: takes records and readings in order of time, and returns events.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from otel_kprofiler.tracking.process_records import ExecRecord, MapRecord, TaskR
 
 
 class Started(NamedTuple):
-    """A process began, or was found when the stream began or a loss had been repaired.
+    """A process started, or was running when the stream started or a loss was repaired.
 
-    A process that began has its parent's mappings, without events of their own.
+    A forked process has its parent's mappings, without events for them.
 
     Attributes:
         time_ns: boot time.
-        process: pid and start time. The start time of a process that began is ``time_ns``, up to
-            some milliseconds after what ``/proc`` says; of one that was found it is from ``/proc``.
-        parent: pid of its parent; None if it was found.
+        process: pid and start time. The start time of a forked process is ``time_ns``, some
+            milliseconds after that in ``/proc``; the start time of a running process is that of
+            ``/proc``.
+        parent: pid of the parent; None if the process was already running.
     """
 
     time_ns: int
@@ -31,12 +32,12 @@ class Started(NamedTuple):
 
 
 class Exec(NamedTuple):
-    """A process executed a program: all of its mappings have gone.
+    """A process executed a program: all its earlier mappings are gone.
 
     Attributes:
         time_ns: boot time.
         process: which.
-        name: what the kernel calls it now: the first 15 bytes of the program's name.
+        name: its new name in the kernel: the first 15 bytes of the program's name.
     """
 
     time_ns: int
@@ -45,15 +46,17 @@ class Exec(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """A process has mapped code: a file, or memory (without path) that it may execute.
+    """A process has mapped code: a file, or executable memory (without a path).
 
-    Where the kernel joins neighbours, this is all of it: mappings inside of it are part of it now.
+    If the kernel merges adjacent mappings, this is the merged mapping, which replaces those inside
+    it.
 
     Attributes:
         time_ns: boot time.
         process: which.
         mapping: device and inode are 0 where the kernel gives the build id instead.
-        build_id: of the file, from kernel 5.12 on; None if it has none, or was found mapped.
+        build_id: build id of the file, from kernel 5.12 on; None without one, or if it was already
+            mapped.
     """
 
     time_ns: int
@@ -65,13 +68,13 @@ class Mapped(NamedTuple):
 class Unmapped(NamedTuple):
     """Code is no longer mapped.
 
-    The kernel reports no unmapping. This is known when something else is mapped there, and by
-    reading the maps again (``refresh``); until then a mapping that has gone counts as there.
+    The kernel does not report unmapping. It is detected when other code is mapped at the address,
+    or by reading the maps again (``refresh``); until then the mapping counts as present.
 
     Attributes:
-        time_ns: boot time at which it was known; it may have gone long before.
+        time_ns: boot time of the detection; the mapping may have gone long before.
         process: which.
-        mapping: what has gone; parts of it may remain, and are reported as ``Mapped``.
+        mapping: the mapping that is gone; remaining parts are reported as ``Mapped``.
     """
 
     time_ns: int
@@ -80,7 +83,7 @@ class Unmapped(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """The last thread of a process has ended."""
+    """The last thread of a process has exited."""
 
     time_ns: int
     process: ProcessKey
@@ -89,8 +92,8 @@ class Exited(NamedTuple):
 class Lost(NamedTuple):
     """Events may be missing between two boot times.
 
-    All processes are then read again. What has changed meanwhile follows as events with the time
-    of that reading; a program that was executed is reported as mappings that have changed.
+    All processes are then read again. Changes follow as events with the time of that reading; an
+    executed program is reported as changed mappings.
     """
 
     since_ns: int
@@ -101,13 +104,13 @@ ProcessEvent = Started | Exec | Mapped | Unmapped | Exited | Lost
 
 
 class Reading(NamedTuple):
-    """A process as ``/proc`` shows it.
+    """Reading of a process from ``/proc``.
 
     Attributes:
         time_ns: boot time before it was read.
-        process: with its start time.
-        threads: their ids.
-        mappings: those with code.
+        process: pid and start time.
+        threads: ids of its threads.
+        mappings: its mappings with code.
     """
 
     time_ns: int
@@ -117,16 +120,16 @@ class Reading(NamedTuple):
 
 
 class Census(NamedTuple):
-    """All processes that there were at a boot time."""
+    """All processes that existed at a boot time."""
 
     time_ns: int
     pids: frozenset[int]
 
 
 class Absent(NamedTuple):
-    """A process that could not be read any more at a boot time.
+    """A process that could no longer be read at a boot time.
 
-    If it ended before the stream began, no record reports its end, and its pid may be reused.
+    If it exited before the stream started, no record reports the exit, and its pid may be reused.
     """
 
     time_ns: int
@@ -145,12 +148,12 @@ class _Process:
 
 
 class ProcessTable:
-    """The processes of a stream. Not thread-safe.
+    """Table of the processes of a stream. Not thread-safe.
 
     Args:
-        pids: only these; empty for all.
-        children: whether their children count, too.
-        same_start_ns: how much later than in ``/proc`` a process may begin by its record.
+        pids: the wanted processes; empty for all.
+        children: whether to include their children.
+        same_start_ns: limit of the delay of a start time in records after that in ``/proc``.
     """
 
     def __init__(
@@ -163,22 +166,22 @@ class ProcessTable:
         self._processes: dict[int, _Process] = {}
 
     def pids(self) -> list[int]:
-        """The processes that are known."""
+        """Returns the tracked processes."""
         return list(self._processes)
 
     def mappings(self, pid: int) -> tuple[MemoryMapping, ...]:
-        """Code that a process has mapped, by address; empty if it is not known."""
+        """Returns the code that a process has mapped, by address; empty for unknown processes."""
         process = self._processes.get(pid)
         return process.mappings if process else ()
 
     def wants(self, pid: int) -> bool:
-        """Returns whether a process counts."""
+        """Returns whether a process is wanted."""
         return self.takes_all or pid in self.wanted
 
     def apply(
         self, change: TaskRecord | ExecRecord | MapRecord | Reading | Absent | Census
     ) -> list[ProcessEvent]:
-        """Apply a change, and return the events that follow from it."""
+        """Apply a change, and return the resulting events."""
         match change:
             case TaskRecord():
                 return self._end_thread(change) if change.ended else self._begin(change)
@@ -213,7 +216,7 @@ class ProcessTable:
         events = []
         if tracked is not None:
             if time_ns <= (tracked.key.start_time_ns or 0) + self._same_start_ns:
-                return []  # it was read before its record was
+                return []  # it was read before its record arrived
             events = self._forget(pid, time_ns)
         process = ProcessKey(pid, time_ns)
         self._processes[pid] = _Process(process, [tid], self.mappings(parent_pid))
@@ -239,7 +242,7 @@ class ProcessTable:
         process = self._processes.get(record.pid)
         if process is None:
             return []
-        process.threads = {record.pid}  # the others have been ended
+        process.threads = {record.pid}  # the kernel has ended the others
         process.mappings = ()
         return [Exec(record.time_ns, process.key, record.name)]
 
@@ -297,7 +300,7 @@ class ProcessTable:
 
 
 def is_same(first: MemoryMapping, other: MemoryMapping) -> bool:
-    """Returns whether two mappings are one, as far as records and maps agree."""
+    """Returns whether two mappings are equal in the fields that records and maps share."""
     return (first.start, first.end, first.file_offset, first.path) == (
         other.start, other.end, other.file_offset, other.path,
     )  # fmt: skip

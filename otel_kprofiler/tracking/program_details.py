@@ -35,10 +35,10 @@ _TYPES: Final = (
 
 
 def describe(symbol: Ksymbol) -> KsymbolDetails | None:
-    """Details of a BPF program's function; None for other symbols. Thread-safe.
+    """Returns details of a BPF program's function; None for other symbols. Thread-safe.
 
-    Type, attachment and source lines are available while the program is loaded, and need
-    CAP_SYS_ADMIN; otherwise only the data of the symbol itself is.
+    Type, attachment and source lines are available only while the program is loaded, and need
+    CAP_SYS_ADMIN.
     """
     if not symbol.name.startswith(PROGRAM_PREFIX):
         return None
@@ -59,7 +59,7 @@ def describe(symbol: Ksymbol) -> KsymbolDetails | None:
 
 
 def _find_place(program: int) -> str:
-    """The tracepoint or function that a link attaches a program to; empty if unknown."""
+    """Returns the tracepoint or function that a program is attached to; empty if unknown."""
     for info in _links():
         kind, _, owner, _, *words = _LINK_INFO.unpack(info[: _LINK_INFO.size])
         if owner != program:
@@ -70,7 +70,7 @@ def _find_place(program: int) -> str:
 
 
 def _links() -> Iterator[bytes]:
-    """``struct bpf_link_info`` of each link, followed by the name in it."""
+    """Yields ``struct bpf_link_info`` of each link, followed by its name."""
     for number in iterate_ids(_LINK_GET_NEXT_ID):
         try:
             fd = bpf_call(_LINK_GET_FD_BY_ID, (ctypes.c_uint32 * 3)(number))

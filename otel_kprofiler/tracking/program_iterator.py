@@ -1,4 +1,4 @@
-"""Runs the iterators of iterators.bpf.c; lists the functions of all BPF programs with one.
+"""Runs the iterators of iterators.bpf.c, and lists the functions of all BPF programs.
 
 See Documentation/bpf/bpf_iterators.rst. It needs CAP_BPF, CAP_PERFMON and BTF, and ignores
 ``kernel.kptr_restrict``.
@@ -58,5 +58,5 @@ def parse_program_rows(data: bytes) -> list[Ksymbol]:
 
 
 def read_programs(loader: Loader) -> list[Ksymbol]:
-    """Functions of all loaded programs; raises as :func:`read_iterator`."""
+    """Reads the functions of all loaded programs; raises as :func:`read_iterator`."""
     return parse_program_rows(read_iterator(loader, _PROGRAM))

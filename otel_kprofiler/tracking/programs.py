@@ -119,7 +119,7 @@ class ProgramReader:
         self._arrays = _Arrays(_USUAL_FUNCTIONS)
 
     def read(self) -> list[Ksymbol]:
-        """Functions of all loaded programs.
+        """Reads the functions of all loaded programs.
 
         Raises:
             HiddenAddressesError: the kernel hides their addresses.
@@ -148,7 +148,7 @@ class ProgramReader:
         btf = self._find_btf(facts.btf_id) if facts.types else None
         names = []
         for index in range(len(facts.starts)):
-            # The first function's name has the program's tag instead of its own.
+            # The first function's symbol has the program's tag instead of the function's.
             tag = facts.tags[index] if 0 < index < len(facts.tags) else facts.tag
             if btf is not None and index < len(facts.types):
                 function = btf.functions.get(facts.types[index], "")

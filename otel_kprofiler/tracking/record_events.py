@@ -1,6 +1,6 @@
 """Perf events for records that the kernel writes when something happens, one per CPU.
 
-The kernel writes a record to the events of the CPU on which it happens, so every CPU needs one.
+The kernel writes a record only to events of the current CPU, so every CPU needs one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RecordLoss(enum.Enum):
     RING_FULL = "ring_full"
     QUEUE_FULL = "queue_full"
     CPU_CAME = "cpu_came"
-    """A CPU came online; what happened there before its event was opened is unknown."""
+    """A CPU came online; records from before its event was opened are missing."""
     DAMAGED = "damaged"
 
 
@@ -58,10 +58,10 @@ class WantedRecords(NamedTuple):
     """The kinds of records to ask for.
 
     Attributes:
-        name: in errors: "… cannot be followed".
+        name: name in errors: "… cannot be followed".
         flags: bits of ``struct perf_event_attr``.
-        largest_bytes: no record is larger.
-        extra_flags: bits that older kernels do not know, and that are left out there.
+        largest_bytes: largest size of a record.
+        extra_flags: bits to leave out on older kernels that reject them.
     """
 
     name: str
@@ -103,7 +103,7 @@ class _CpuEvent:
 
 
 class _LockLimitError(OSError):
-    """The user may lock no more memory; perf_event_open's mmap(2) says ``EPERM``."""
+    """The user may not lock more memory: mmap(2) of the ring failed with ``EPERM``."""
 
 
 class RecordEvents(EventPerCpu[_CpuEvent]):
@@ -111,10 +111,10 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
 
     Args:
         files: the host.
-        wanted: the records, and what they are called in errors.
+        wanted: the records, and their name in errors.
         ring_bytes: size of each ring, None to choose; halved as long as the kernel refuses to
             lock the memory.
-        lose: called when records were lost.
+        lose: called when records are lost.
 
     Attributes:
         epoll: wakes when a ring is half full.
@@ -166,7 +166,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
         self._count(cpu, event, event.lost_by_records)
 
     def follow(self) -> None:
-        """Adapt to CPUs that came or went. The caller must have emptied the rings."""
+        """Adapt to CPUs that came or went offline. The caller must have emptied the rings."""
         try:
             changes = self.update()
         except OSError as error:
@@ -234,7 +234,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
     def _note_lost(self, cpu: int, event: _CpuEvent) -> None:
         if self._formats & _FORMAT_LOST:
             self._count(cpu, event, event.read()[2])
-        else:  # the count comes with the next record, which may never come
+        else:  # the count comes with the next record, which may never be written
             self._lose(RecordLoss.RING_FULL, cpu, 0)
 
     def _count(self, cpu: int, event: _CpuEvent, total: int) -> None:
@@ -244,7 +244,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
 
 
 def plan_ring_bytes(cpus: int) -> int:
-    """Ring size per CPU: 512 KiB (some 5,000 records), but at most 8 MiB for all CPUs."""
+    """Returns the ring size per CPU: 512 KiB (about 5,000 records), at most 8 MiB for all CPUs."""
     size = _MOST_RING_BYTES
     while size > _LEAST_RING_BYTES and size * cpus > _ALL_RINGS_BYTES:
         size //= 2

@@ -393,7 +393,7 @@ def test_the_number_of_resources_is_bounded(proc):
 def test_resources_known_in_advance_are_not_looked_up(proc):
     proc(5, 300)
     known = {ProcessKey(5, 300 * TICK_NS): {"process.pid": 5, "host.name": "elsewhere"}}
-    found = resources(proc, known=known)
+    found = resources(proc, attributes_of=known)
     assert found.get(raw(5, 300 * TICK_NS)).attributes == known[ProcessKey(5, 300 * TICK_NS)]
 
 
