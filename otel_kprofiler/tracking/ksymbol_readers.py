@@ -61,7 +61,7 @@ class BaselineReader:
         self.kallsyms_reads = 0
 
     def read_programs(self) -> Reading | None:
-        """All BPF functions; None if only kallsyms is left. A method that fails is not retried."""
+        """Reads all BPF functions, or None if only kallsyms is left; never retries a method."""
         ways: tuple[tuple[ReadMethod, Callable[[], list[Ksymbol]]], ...] = (
             (ReadMethod.WALK, self._programs.read),
             (ReadMethod.ITERATOR, lambda: read_programs(LibbpfLoader())),
