@@ -45,6 +45,7 @@ def test_every_sample_survives_a_receiver_outage(run_agent, receiver, arrived, t
     check_stream(got, stream)
 
 
+@pytest.mark.long
 def test_a_kill_costs_the_open_window_and_resends_at_most_one_batch(
     run_agent, receiver, arrived, tmp_path
 ):
@@ -176,6 +177,7 @@ def test_a_second_sigterm_ends_the_agent_at_once_with_an_intact_spool(
     check_account(account, arrived(receiver.payloads))
 
 
+@pytest.mark.long
 def test_losses_of_a_stop_are_reported_to_the_receiver(run_agent, receiver, arrived):
     """The receiver is slower than windows close, without a spool: most pending samples are lost."""
 

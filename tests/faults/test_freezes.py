@@ -47,6 +47,7 @@ def check_all_accounted(agent, receiver, arrived):
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", range(ROUNDS))
+@pytest.mark.long
 def test_every_loss_of_a_freeze_is_counted(run_agent, open_receiver, arrived, number):
     running = []
     for rate, stacks in AGENTS:

@@ -12,6 +12,7 @@ from tests.faults.accounts import check_account, check_stream
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
 
+@pytest.mark.long
 def test_the_rate_drops_to_the_cpu_limit_and_each_profile_has_its_period(
     run_agent, receiver, arrived
 ):
@@ -42,6 +43,7 @@ def test_the_rate_drops_to_the_cpu_limit_and_each_profile_has_its_period(
     assert sum(got.samples.values()) == account["exporters"]["otlp_grpc"]["exported"]
 
 
+@pytest.mark.long
 def test_memory_stays_within_its_limit_at_the_highest_rate(run_agent, receiver, arrived):
     """Uses a smaller ring buffer and shorter windows; counts samples lost to a full ring."""
     receiver.up()
@@ -66,6 +68,7 @@ signal.signal(signal.SIGUSR2, lambda *_: time.sleep(8))  # in the main thread
 """
 
 
+@pytest.mark.long
 def test_health_checks_detect_a_stalled_loop(run_agent, receiver, arrived, tmp_path):
     """Only the main thread stalls; then the loop goes on, and every sample is accounted for."""
     receiver.up()

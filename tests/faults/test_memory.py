@@ -125,7 +125,8 @@ def name_of_leaf(sample):
     return frame.module.name if frame.module else "", frame.function
 
 
-@pytest.mark.parametrize("user_symbols", [pytest.param("lines", marks=pytest.mark.long), "names"])
+@pytest.mark.long
+@pytest.mark.parametrize("user_symbols", ["lines", "names"])
 def test_hostile_files_do_not_end_an_agent_with_the_memory_of_the_unit(
     user_symbols, cgroup, hostile_programs, run_agent, receiver
 ):

@@ -96,6 +96,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 @pytest.mark.usefixtures("_load")
+@pytest.mark.long
 def test_the_status_of_a_sampling_agent_has_no_gaps(tmp_path, request):
     receiver = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
     request.addfinalizer(receiver.server_close)

@@ -44,6 +44,7 @@ def start():
         yield run
 
 
+@pytest.mark.long
 def test_the_agent_merges_processes_and_a_reload_changes_how(start, tmp_path):
     path, config = tmp_path / "profiles.jsonl", tmp_path / "agent.yaml"
     config.write_text(CONFIG.format(resources="host", path=path))

@@ -77,6 +77,7 @@ def to_file(tmp_path):
     return ToFile(tmp_path / "profiles.jsonl")
 
 
+@pytest.mark.long
 def test_every_linked_sample_of_a_service_names_its_endpoint(to_file):
     said = json.loads(run(SERVICE, env=to_file.env).stdout)
     truth, counts = said["truth"], said["stats"]["local_roots"]

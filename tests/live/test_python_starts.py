@@ -100,6 +100,7 @@ def test_a_service_none_of_whose_stacks_has_python_frames_logs_it_once(caplog):
         assert caplog.text.count("no stack has Python frames so far (other_image ") == 1
 
 
+@pytest.mark.long
 def test_record_and_top_say_of_which_processes_no_frames_are_read(tmp_path):
     """Describes a file that has CPython's section, but no version we support."""
     program = compile_c(

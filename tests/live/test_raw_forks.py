@@ -79,6 +79,7 @@ fork_and(child)
 """
 
 
+@pytest.mark.long
 def test_a_child_that_stops_the_profiler_neither_waits_nor_restarts(to_file):
     done = run(SERVICE + STOPPED, env=to_file.env)
     assert problems(done.stderr) == []

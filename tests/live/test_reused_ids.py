@@ -70,6 +70,7 @@ def programs(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="clone3 with set_tid needs root")
+@pytest.mark.long
 def test_reused_process_ids_never_mix_names(programs, tmp_path):
     first, other, driver = programs
     path = tmp_path / "x.otlp"

@@ -332,6 +332,7 @@ def test_both_kinds_are_sampled_together():
         assert one.taken == one.received + sum(one.lost.values())
 
 
+@pytest.mark.long
 def test_fewer_samples_are_taken_when_fewer_are_wanted():
     with running(rate=500) as sampler, program("import time\nwhile 1: time.sleep(0.001)"):
         collect(sampler, 4)

@@ -246,7 +246,7 @@ def test_a_success_is_delivered_whatever_its_body(
     http_receiver.answer(
         (200, {"Connection": "close", **headers}, body), (200, {}, b""), (200, headers, body)
     )
-    exporter = open_exporter()
+    exporter = open_exporter(timeout_s=3)
     for _ in range(3):
         result = exporter.export(batch())
         assert (result.outcome, result.exported, result.lost) == (SUCCESS, 3, {})
