@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 CONTENTS = {
     "Use": "installation tutorial commands record report view top flame-graph off-cpu python "
     "coming-from faq troubleshooting",
-    "Operate": "configuration permissions reliability faults fleet backends kernels",
+    "Operate": "configuration permissions reliability monitoring faults fleet backends kernels",
     "Build on it": "embedding spans symbols otlp export processes unwinding",
     "Python API": "api/sdk api/symbols api/otlp api/export api/formats api/analysis api/model "
     "api/elf api/errors",
@@ -34,8 +34,8 @@ CONTENTS = {
 }
 """The pages of the navigation by heading, as paths from docs/."""
 
-LANGUAGES = {".yaml": "yaml", ".py": "python"}
-"""Syntax of the files of linked directories by suffix; all others are scripts."""
+LANGUAGES = {".yaml": "yaml", ".py": "python", ".sh": "sh", "": "sh"}
+"""Syntax of the files of linked directories by suffix; all others, and templates, are text."""
 
 project = "otel-kprofiler"
 author = "The otel-kprofiler authors"
@@ -91,10 +91,11 @@ def collect_directories(app: Sphinx) -> Iterator[tuple[str, dict[str, object], s
     for name, directory in app.env.domaindata.get("directories", {}).items():
         title = html.escape(f"{directory.relative_to(ROOT)}/")
         body = [f"<h1>{title}</h1>"]
-        for file in sorted(directory.iterdir()):
-            language = LANGUAGES.get(file.suffix, "sh")
-            text = app.builder.highlighter.highlight_block(file.read_text(), language)
-            body.append(f"<h2>{html.escape(file.name)}</h2>{text}")
+        for file in sorted(path for path in directory.rglob("*") if path.is_file()):
+            text = file.read_text()
+            language = "none" if "{{-" in text else LANGUAGES.get(file.suffix, "none")
+            text = app.builder.highlighter.highlight_block(text, language)
+            body.append(f"<h2>{html.escape(str(file.relative_to(directory)))}</h2>{text}")
         yield name, {"title": title, "body": "".join(body)}, "page.html"
 
 

@@ -25,7 +25,7 @@ COLLECTOR = "config.exporters.otlp_grpc.endpoint=collector.example:4317"
 
 
 def helm(*words, values=""):
-    program = build_tool("helm", "helm.sh/helm/v3/cmd/helm@v3.22.0")
+    program = build_tool("helm", "v3.22.0", "helm.sh/helm/v3/cmd/helm")
     return subprocess.run([program, *words], input=values, capture_output=True, text=True)
 
 
@@ -135,7 +135,10 @@ def test_values_reach_the_pod_and_the_agent(tmp_path):
     config = agent_of(text, tmp_path)
     assert config.exporters.keys() == {"otlp_http"}
     assert config.receivers.kprofiler.samples_per_second == 97
-    assert config.receivers.kprofiler.resource == {"k8s.node.name": "worker"}
+    assert config.receivers.kprofiler.resource == {
+        "host.name": "worker",
+        "k8s.node.name": "worker",
+    }
     pod = pod_of(text)
     (container,) = pod["containers"]
     assert container["image"] == "registry.example/otel-kprofiler:1.2.3"

@@ -5,7 +5,6 @@ tested is that agents send what the processor finds pods by.
 """
 
 import contextlib
-import hashlib
 import http.server
 import json
 import os
@@ -23,8 +22,8 @@ from ruamel.yaml import YAML
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
-from tests.cache import cache_directory
 from tests.collector.conftest import GATE, build, free_ports
+from tests.collector.go_tools import build_program
 from tests.public import get_public_python
 
 pytestmark = pytest.mark.timeout(2400)
@@ -46,32 +45,9 @@ def configuration(name, key):
     return YAML(typ="safe").load(found["data"][key])
 
 
-def build_validator():
-    """Path of the program of manifests/, built now if the cache has none of these sources."""
-    sources = HERE / "manifests"
-    texts = b"".join(path.read_bytes() for path in sorted(sources.iterdir()))
-    digest = hashlib.sha256(texts).hexdigest()[:12]
-    program = cache_directory() / f"manifests-{digest}"
-    if not program.exists():
-        if not shutil.which("go"):
-            pytest.skip(f"needs the go command to build the validator, or {program}")
-        program.parent.mkdir(parents=True, exist_ok=True)
-        part = program.with_name(f"{program.name}.{os.getpid()}")
-        done = subprocess.run(
-            ["go", "build", "-o", part, "."],
-            cwd=sources,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if done.returncode:
-            pytest.fail(f"building the validator failed:\n{done.stdout[-3000:]}")
-        part.rename(program)
-    return program
-
-
 def validate(text):
-    done = subprocess.run([build_validator()], input=text, stdout=subprocess.PIPE, text=True)
+    program = build_program(HERE / "manifests")
+    done = subprocess.run([program], input=text, stdout=subprocess.PIPE, text=True)
     return done.returncode, done.stdout.splitlines()
 
 

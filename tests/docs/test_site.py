@@ -99,3 +99,5 @@ def test_a_linked_directory_has_a_page_with_its_files(site):
     page = Page((site / "docs/troubleshooting.html").read_text())
     assert "../files/config/collector.html" in page.links
     assert "profiles" in (site / "files/config/collector.html").read_text()
+    chart = (site / "files/config/helm/otel-kprofiler.html").read_text()
+    assert "<h2>templates/daemonset.yaml</h2>" in chart

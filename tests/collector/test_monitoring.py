@@ -1,0 +1,304 @@
+"""Alert rules and dashboards of config/, with a real Prometheus and ClickHouse's engine.
+
+The agent's own code sends its metrics to Prometheus; each series that an alert or a panel asks for
+has to be there under that name and with those labels.
+"""
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from otel_kprofiler.agent import agent_config
+from otel_kprofiler.agent.cpu_time import CpuTime
+from otel_kprofiler.agent.telemetry import Telemetry
+from otel_kprofiler.config import parse_config
+from otel_kprofiler.export import ExportOutcome, ExportResult
+from otel_kprofiler.model import Account, ExporterAccount, LossCause
+from tests.collector.conftest import free_ports
+from tests.collector.go_tools import build_program, build_tool
+from tests.collector.test_clickhouse import NEEDS_ENGINE, engine, stored
+
+__all__ = ["engine", "stored"]  # fixtures
+
+pytestmark = pytest.mark.timeout(1500)
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RULES = ROOT / "config/prometheus/otel-kprofiler.rules.yaml"
+ALERT_TESTS = ROOT / "tests/data/prometheus/alerts.yaml"
+BOARDS = sorted((ROOT / "config/grafana").glob("*.json"))
+PROMETHEUS = "v0.313.5"
+AGENT = """
+receivers: {{kprofiler: {{resource: {{host.name: worker}}}}}}
+exporters: {{otlp_http: {{endpoint: "{endpoint}"}}}}
+service:
+  telemetry: {{metrics: {{interval: 100ms}}}}
+  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_http]}}}}
+"""
+
+
+def rules():
+    (group,) = YAML(typ="safe").load(RULES)["groups"]
+    return group["rules"]
+
+
+def panels(name):
+    return json.loads((ROOT / "config/grafana" / name).read_text())["panels"]
+
+
+def expressions():
+    """Each question of alerts and panels to Prometheus, with its title and its legend."""
+    for rule in rules():
+        yield rule["alert"], rule["expr"], ""
+    for panel in panels("agents.json"):
+        for target in panel["targets"]:
+            text = target["expr"].replace("$host", ".*").replace("$__rate_interval", "5m")
+            yield panel["title"], text, target["legendFormat"]
+
+
+class Prometheus:
+    """A running Prometheus that takes OTLP."""
+
+    def __init__(self, directory):
+        program = build_tool(
+            "prometheus",
+            PROMETHEUS,
+            "github.com/prometheus/prometheus/cmd/prometheus",
+            "remove_all_sd",
+        )
+        (port,) = free_ports(1)
+        config = directory / "prometheus.yml"
+        promoted = "otlp: {promote_resource_attributes: [host.name]}\n"
+        assert promoted.strip() in " ".join(RULES.read_text().split()), "as its head says"
+        config.write_text(f"{promoted}rule_files: ['{RULES}']\n")
+        self.address = f"http://127.0.0.1:{port}"
+        self.log = directory / "log"
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    program,
+                    f"--config.file={config}",
+                    f"--storage.tsdb.path={directory}/data",
+                    f"--web.listen-address=127.0.0.1:{port}",
+                    "--web.enable-otlp-receiver",
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def ask(self, path, **words):
+        address = f"{self.address}/api/v1/{path}?{urllib.parse.urlencode(words)}"
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            return json.loads(answer.read())["data"]
+
+    def wait_until(self, condition):
+        deadline = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(OSError):
+                if condition():
+                    return
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.1)
+
+    def close(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+
+
+def lossy_account():
+    """An account with samples of each fate."""
+    lost = {LossCause.REJECTED: 5, LossCause.QUEUE_FULL: 2}
+    exporter = ExporterAccount("otlp_http", 80, lost, 10)
+    exporters = (ExporterAccount.of_kinds("otlp_http", {"on_cpu": exporter}),)
+    sampled = {"on_cpu": Account(100, 97, {LossCause.RING_FULL: 3}, missed=6)}
+    return Account.of_kinds(sampled, exporters)
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory):
+    """Prometheus, with metrics of an agent that has lost samples of each kind."""
+    running = Prometheus(tmp_path_factory.mktemp("prometheus"))
+    with contextlib.closing(running):
+        running.wait_until(lambda: running.ask("status/buildinfo"))
+        telemetry = Telemetry(
+            lossy_account,
+            lambda: 7,
+            lambda: {"queue_full": 4},
+            lambda: CpuTime(1.5, 0.5, 2.0, 0.25),
+            lambda: {"stack": 8},
+        )
+        with contextlib.closing(telemetry):
+            config = AGENT.format(endpoint=f"{running.address}/api/v1/otlp")
+            parsed = parse_config(config, path="agent.yaml", environ={})
+            telemetry.configure(agent_config(parsed.config))
+            telemetry.on_export("otlp_http", ExportResult(ExportOutcome.SUCCESS, {}), 0.1)
+            name = "otel_sdk_exporter_operation_duration_seconds_count"
+            running.wait_until(lambda: running.ask("query", query=name)["result"])
+            yield running
+
+
+def selectors(node):
+    """Selectors in an expression's syntax tree."""
+    if isinstance(node, list):
+        for inner in node:
+            yield from selectors(inner)
+    elif isinstance(node, dict):
+        if node.get("type") in ("vectorSelector", "matrixSelector"):
+            yield node
+        else:
+            yield from selectors(list(node.values()))
+
+
+def labels_of(node):
+    """Labels that an expression groups or matches by."""
+    if isinstance(node, list):
+        return {label for inner in node for label in labels_of(inner)}
+    if not isinstance(node, dict):
+        return set()
+    matching = node.get("matching") or {}
+    mentioned = {*(node.get("grouping") or []), *(matching.get("labels") or [])}
+    return mentioned | labels_of(list(node.values()))
+
+
+@pytest.mark.parametrize(("title", "text", "legend"), list(expressions()))
+def test_the_agent_sends_each_series_that_is_asked_for(prometheus, title, text, legend):
+    tree = prometheus.ask("parse_query", query=text)
+    wanted = list(selectors(tree))
+    assert wanted
+    every = {}
+    for selector in wanted:
+        matchers = ",".join(
+            f"{entry['name']}{entry['type']}{json.dumps(entry['value'])}"
+            for entry in selector["matchers"]
+        )
+        series = prometheus.ask("series", **{"match[]": f"{{{matchers}}}"})
+        assert series, f"{title}: nothing for {matchers}"
+        asked = {entry["name"] for entry in selector["matchers"] if entry["value"] != ""}
+        for entry in series:
+            assert asked <= entry.keys(), "a label that is never there matches all of .*"
+            every |= entry
+    assert labels_of(tree) - {"le"} <= every.keys()
+    for entry in prometheus.ask("query", query=text)["result"]:
+        assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= entry["metric"].keys()
+
+
+def test_prometheus_runs_the_rules(prometheus):
+    (group,) = prometheus.ask("rules")["groups"]
+    assert [rule["name"] for rule in group["rules"]] == [rule["alert"] for rule in rules()]
+    assert not [rule for rule in group["rules"] if rule.get("lastError")]
+
+
+def promtool(*words):
+    program = build_tool(
+        "promtool", PROMETHEUS, "github.com/prometheus/prometheus/cmd/promtool", "remove_all_sd"
+    )
+    return subprocess.run([program, *words], capture_output=True, text=True)
+
+
+def test_promtool_accepts_the_rules():
+    done = promtool("check", "rules", "--lint-fatal", RULES)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_fires_when_it_should():
+    done = promtool("test", "rules", ALERT_TESTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    fired = {
+        entry["alertname"]
+        for case in YAML(typ="safe").load(ALERT_TESTS)["tests"]
+        for entry in case["alert_rule_test"]
+        if entry.get("exp_alerts")
+    }
+    assert fired == {rule["alert"] for rule in rules()}
+
+
+def test_the_page_says_what_to_do_about_each_alert():
+    page = (ROOT / "docs/monitoring.md").read_text()
+    rows = re.findall(r"^\| `(Kprofiler\w+)` \|", page, re.MULTILINE)
+    assert rows == [rule["alert"] for rule in rules()]
+
+
+def check_board(text):
+    program = build_program(HERE / "dashboards")
+    done = subprocess.run([program], input=text, capture_output=True, text=True)
+    return done.returncode, done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_a_dashboard_fits_grafanas_schema(path):
+    assert check_board(path.read_text()) == (0, ["valid"])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "complaint"),
+    [
+        ('"legendFormat"', '"legend"', "unexpected field 'legend'"),
+        ('"fieldConfig"', '"fields"', "unexpected field 'fields'"),
+        ('"graphMode"', '"mode"', "graphMode: required field is missing"),
+    ],
+)
+def test_a_wrong_dashboard_would_be_noticed(right, wrong, complaint):
+    text = (ROOT / "config/grafana/agents.json").read_text()
+    assert right in text
+    status, lines = check_board(text.replace(right, wrong))
+    assert status == 1
+    assert [line for line in lines if complaint in line], lines
+
+
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_panels_lie_side_by_side(path):
+    taken = set()
+    for panel in panels(path.name):
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert max(x for x, _ in cells) < 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def expand(sql):
+    """A query as Grafana's data source for ClickHouse sends it."""
+    start = "toStartOfInterval(toDateTime(Timestamp), INTERVAL 60 second)"
+    for macro, text in (
+        ("$__timeFilter(Timestamp)", "Timestamp >= toDateTime(0) AND Timestamp <= now() + 86400"),
+        ("$__timeInterval(Timestamp)", start),
+        ("$__interval_s", "60"),
+        ("$database", "otel"),
+        ("${service:singlequote}", "SELECT ServiceName FROM otel.otel_profiles"),
+    ):
+        sql = sql.replace(macro, text)
+    assert "$" not in sql
+    return sql
+
+
+@NEEDS_ENGINE
+def test_grafana_gets_an_answer_of_clickhouse_for_each_panel(engine, stored):
+    answers = {}
+    for panel in panels("profiles.json"):
+        (target,) = panel["targets"]
+        answers[panel["title"]] = engine.ask(expand(target["rawSql"]))
+    assert all(answers.values()), {title for title, rows in answers.items() if not rows}
+    seconds = sum(float(row[1]) for row in answers["Services"])
+    assert sum(float(row[2]) * 60 for row in answers["CPU by service"]) == pytest.approx(seconds)
+    assert sum(float(row[2]) for row in answers["Functions"]) == pytest.approx(seconds)
+
+
+@NEEDS_ENGINE
+def test_the_variable_of_services_has_services(engine, stored):
+    board = json.loads((ROOT / "config/grafana/profiles.json").read_text())
+    (variable,) = [entry for entry in board["templating"]["list"] if entry["name"] == "service"]
+    assert len(engine.ask(expand(variable["query"]))) > 1
