@@ -83,8 +83,8 @@ test-faults:  ## fault tests, and mutations of the code that they must detect
 	$(PYTEST) tests/faults
 	$(BIN)/python tests/faults/mutations.py
 
-fault-table:  ## every fault against an agent of its own, counted by other code; writes docs/faults.md (an hour, as root): WORDS="spool gRPC"
-	$(BIN)/python -m tests.faults.table $(if $(WORDS),$(WORDS),--write)
+fault-table:  ## every fault against an agent of its own, counted by other code; writes docs/faults.md (an hour, as root): WORDS="spool gRPC" makes these rows anew
+	$(BIN)/python -m tests.faults.table --write $(if $(WORDS),--fresh $(WORDS))
 
 test-freezes:  ## agents at 99 and 997 Hz, kernel and both stacks, frozen: FREEZES=5 SECONDS=35
 	KPROFILER_FREEZES=$(or $(FREEZES),5) KPROFILER_FREEZE_S=$(or $(SECONDS),35) \

@@ -17,7 +17,8 @@ _USUAL_MISSED_SHARE: Final = 0.05
 """Up to this share of the samples taken, a virtual machine without any fault misses ticks."""
 _MISSED: Final = (
     "ticks at which the kernel could not sample: the CPU ran another BPF program, had its "
-    "interrupts off, or was not scheduled by its hypervisor"
+    "interrupts off, or was not scheduled by its hypervisor, or the kernel suspended the sampler "
+    "(kernel.perf_event_max_sample_rate)"
 )
 
 

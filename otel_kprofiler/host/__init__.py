@@ -108,6 +108,7 @@ from otel_kprofiler.host.process_stat import (
 )
 from otel_kprofiler.host.process_tree import find_descendants, read_process, read_processes
 from otel_kprofiler.host.special_files import open_special
+from otel_kprofiler.host.throttling import MAX_SAMPLE_RATE, find_throttling, get_tick_rate
 from otel_kprofiler.host.uevents import Uevents
 from otel_kprofiler.host.writing import AppendedFile, NewFile, PrivateDirectory
 
@@ -117,6 +118,7 @@ __all__ = [
     "DISABLED",
     "ENABLE_ON_EXEC",
     "INHERIT",
+    "MAX_SAMPLE_RATE",
     "OLDEST_KERNEL",
     "PURPOSES",
     "SAMPLING",
@@ -170,10 +172,12 @@ __all__ = [
     "find_lockdown",
     "find_open_files_error",
     "find_sysctl",
+    "find_throttling",
     "find_user",
     "find_vdso",
     "get_capability_fix",
     "get_privilege_error",
+    "get_tick_rate",
     "give_up_capabilities",
     "grant_memory",
     "held_capabilities",

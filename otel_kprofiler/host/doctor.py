@@ -27,6 +27,7 @@ from otel_kprofiler.host.kernel import (
 from otel_kprofiler.host.open_files import TOO_MANY_FILES
 from otel_kprofiler.host.privilege_errors import MEMORY_LOCK_FIX, counts_locked_memory
 from otel_kprofiler.host.privileges import PURPOSES
+from otel_kprofiler.host.throttling import MAX_SAMPLE_RATE, THROTTLING_FIX, get_tick_rate
 from otel_kprofiler.model import MAX_FRAMES, Finding, Level
 from otel_kprofiler.text import describe_count
 
@@ -75,6 +76,7 @@ def doctor(
         _lockdown(files),
         _cpus(files),
         _stack_depth(files),
+        _sample_rate(files),
         _memory_lock(files),
     ]
 
@@ -235,6 +237,16 @@ def _stack_depth(files: HostFiles) -> Finding:
         return Finding(name, Level.OK, "unknown" if depth is None else str(depth), required)
     fix = f"as root, before profiling: sysctl -w {name}={MAX_FRAMES}"
     return Finding(name, Level.WARN, f"{depth}: deeper stacks are cut", required, fix)
+
+
+def _sample_rate(files: HostFiles) -> Finding:
+    limit, least = find_sysctl(files, MAX_SAMPLE_RATE), get_tick_rate() + 1
+    required = f"{least} or more"
+    if limit is None or limit >= least:
+        observed = "unknown" if limit is None else str(limit)
+        return Finding(MAX_SAMPLE_RATE, Level.OK, observed, required)
+    observed = f"{limit}: the kernel suspends the sampler after each sample"
+    return Finding(MAX_SAMPLE_RATE, Level.WARN, observed, required, THROTTLING_FIX)
 
 
 def _open_files(files: HostFiles, *, has_failed: bool) -> Finding:

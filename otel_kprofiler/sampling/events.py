@@ -22,7 +22,9 @@ from otel_kprofiler.host import (
     disable_event,
     enable_event,
     find_open_files_error,
+    find_throttling,
     get_privilege_error,
+    get_tick_rate,
     open_perf_event,
     read_online_cpus,
     set_period,
@@ -102,6 +104,7 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
         )
         self._runs = runs
         self._paused = False
+        self._throttling = ""
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -114,9 +117,14 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
             raise _open_error(refusal, self._files, f"CPU {cpu}") from refusal
         if not self._events:
             raise _none_online(self._wanted)
+        self._warn_of_throttling()
 
     def follow(self) -> None:
-        """Open events on new CPUs; close those of offline CPUs and dead events."""
+        """Open events on new CPUs; close those of offline CPUs and dead events.
+
+        Logs a warning when the kernel begins to suspend events.
+        """
+        self._warn_of_throttling()
         try:
             changes = self.update()
         except OSError as error:
@@ -186,6 +194,13 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
         """Close the events."""
         while self._events:
             self._close_event(self._events.popitem()[1])
+
+    def _warn_of_throttling(self) -> None:
+        rate = round(1_000_000_000 / self._attributes.sample_period)
+        warning = find_throttling(self._files, rate, get_tick_rate())
+        if warning and warning != self._throttling:
+            _LOG.warning("%s", warning)
+        self._throttling = warning
 
     def _just_sampled(self, cpus: Iterable[int]) -> Iterator[int]:
         """Yields each CPU just after a sample; finally those without a sample in time."""

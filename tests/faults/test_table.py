@@ -75,6 +75,11 @@ def test_scenarios_are_distinct_and_complete():
         ({}, []),
         ({"difference": 3}, ["3 samples without an account"]),
         ({"others_kept": 0.94}, ["others have 94.0% of their samples"]),
+        ({"others_kept": 0.8, "missed_share": 0.18}, []),
+        (
+            {"others_kept": 0.8, "missed_share": 0.1},
+            ["others have 80.0% of their samples, and 10.0% are counted as missed"],
+        ),
         ({"others_named": 0.5}, ["50.0% of others' samples have names"]),
         ({"problems": ["the agent has ended with -9"]}, ["the agent has ended with -9"]),
     ],
@@ -82,6 +87,37 @@ def test_scenarios_are_distinct_and_complete():
 def test_a_row_fails_by_its_figures(changes, failure):
     good = {"problems": [], "difference": 0, "others_kept": 0.99, "others_named": 1.0}
     assert report.failures({**good, **changes}) == failure
+
+
+def row(name, **changes):
+    return {
+        "kind": "a kind", "name": name, "problems": [], "taken": 12, "arrived": 9, "left": 1,
+        "lost": {"queue_full": 1, "ring_full": 1}, "difference": 0, "others_kept": None,
+        "others_named": 1.0, "rss_mb": 61.0, "cpu": 1.1, **changes,
+    }  # fmt: skip
+
+
+def test_rows_that_have_not_run_stay_on_the_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "DOCS", tmp_path)
+    for page in ("faults.md", "reliability.md"):
+        (tmp_path / page).write_text(f"before\n{report.BEGIN}\n{report.END}\nafter\n")
+    rows = [
+        row("first"),
+        row("the: second", others_kept=0.861, missed_share=0.135, lost={}),
+        row("gone"),
+    ]
+    keys = [report.key(each) for each in rows]
+    report.write(dict(zip(keys, rows, strict=True)), keys)
+    page = (tmp_path / "faults.md").read_text()
+    assert "| the: second | 12 | 9 | 1 | 0 | 0 | 86.1% + 13.5% missed | 61 | 1.1 |" in page
+    assert report.parse(page) == [{**each, "kind": "A kind"} for each in rows]
+    report.write({keys[0]: row("first", taken=13)}, keys[:2])
+    assert (tmp_path / "faults.md").read_text() == "".join(
+        line.replace("| 12 |", "| 13 |") if "first" in line else line
+        for line in page.splitlines(keepends=True)
+        if "gone" not in line
+    )
+    assert "(faults.md#a-kind) | 2 | 25 |" in (tmp_path / "reliability.md").read_text()
 
 
 @pytest.mark.live

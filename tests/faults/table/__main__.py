@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--together", type=int, default=5, help="agents at once (%(default)s)")
     parser.add_argument("--seconds", type=float, help="begin nothing new after this time")
     parser.add_argument("--list", action="store_true", help="print the scenarios, run none")
-    parser.add_argument("--write", action="store_true", help="write the pages")
+    parser.add_argument("--write", action="store_true", help="write these rows into the pages")
     options = parser.parse_args()
     scenarios = load()
     chosen = [
@@ -75,7 +75,8 @@ def main() -> int:
         batches.close()
     shown = [rows[scenario.key] for scenario in chosen if scenario.key in rows]
     if options.write:
-        report.write([rows[scenario.key] for scenario in scenarios if scenario.key in rows])
+        ran = {scenario.key: rows[scenario.key] for scenario in chosen if scenario.key in rows}
+        report.write(ran, [scenario.key for scenario in scenarios])
     bad = [row for row in shown if report.failures(row)]
     for row in bad:
         print(f"{report.key(row)}: {'; '.join(report.failures(row))}")

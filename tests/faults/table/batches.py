@@ -165,4 +165,6 @@ def _make_row(run, control_pid, control_cpu_s, lasted_s) -> dict:
     if not run.scenario.others:
         row["others_kept"] = counts["control"] / expected
         row["others_named"] = counts["named"]
+    if not run.scenario.misses:
+        del row["missed_share"]
     return row

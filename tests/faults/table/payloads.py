@@ -94,6 +94,13 @@ class Received:
         return len(self._control)
 
     @property
+    def missed_share(self) -> float:
+        """The share of ticks at which the kernel took no sample."""
+        accounts = [account for (kind, _), account in self.accounts.items() if kind == "on_cpu"]
+        missed = sum(account.get(STREAM + "missed", 0) for account in accounts)
+        return missed / (missed + sum(account[STREAM + "taken"] for account in accounts))
+
+    @property
     def named(self) -> float:
         """The share of the later half of them that have its function."""
         later = sorted(self._control)[len(self._control) // 2 :]

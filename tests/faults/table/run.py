@@ -237,7 +237,8 @@ class Run(Programs):
         return {
             "taken": taken, "arrived": arrived, "left": rest, "lost": dict(+lost),
             "difference": difference, "streams": len(witness.streams("on_cpu")),
-            "control": witness.control, "named": witness.named, "at_receiver": mine.control,
+            "control": witness.control, "missed_share": witness.missed_share,
+            "named": witness.named, "at_receiver": mine.control,
         }  # fmt: skip
 
     def _compare(self, kind, exporter, got) -> dict:

@@ -38,6 +38,8 @@ class Scenario:
         alone: whether other agents of the host must not run meanwhile.
         others: why the samples of others cannot be measured by the control program, such as a
             restart; empty if they can.
+        misses: whether the kernel takes fewer samples than wanted, of all programs alike, which the
+            agent must count as missed.
         seconds: how long the fault lasts, by default.
         outputs: opens standard output and error of the agent in its directory.
         environment: of the agent, by its directory.
@@ -55,6 +57,7 @@ class Scenario:
     heals: bool = True
     alone: bool = False
     others: str = ""
+    misses: bool = False
     seconds: float = SECONDS
     outputs: Callable[[Run], dict[str, Any]] = lambda _: {}
     environment: Callable[[Run], dict[str, str]] = lambda _: {}

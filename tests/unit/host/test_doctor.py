@@ -97,6 +97,8 @@ def test_a_good_host_has_no_problems_and_each_finding_says_what_was_observed():
          "kernel.perf_event_paranoid", Level.FAIL),
         ({"/proc/sys/kernel/perf_event_max_stack": "16"}, "kernel.perf_event_max_stack",
          Level.WARN),
+        ({"/proc/sys/kernel/perf_event_max_sample_rate": "50"}, "kernel.perf_event_max_sample_rate",
+         Level.WARN),
         ({"/sys/module/ext4/sections/.text": PermissionError(13, "Permission denied")},
          "module sections", Level.INFO),
         ({"/proc/self/ns/user": "user:[4026532210]"}, "user namespace", Level.FAIL),

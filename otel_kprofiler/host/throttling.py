@@ -1,0 +1,54 @@
+"""The limit from which on the kernel suspends perf events until its next tick.
+
+``__perf_event_account_interrupt`` of kernel/events/core.c counts the samples of an event in a tick.
+At ``perf_event_max_sample_rate`` divided by the ticks of a second, rounded up, it stops the event,
+and the next tick starts it again, with a full period. At a limit of one sample a tick some kernels,
+such as 6.18, stop it after each sample: all samples then come a period after a tick.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from otel_kprofiler.host.access import HostFiles
+from otel_kprofiler.host.kernel import find_sysctl
+
+MAX_SAMPLE_RATE: Final = "kernel.perf_event_max_sample_rate"
+_DEFAULT: Final = 100_000
+_CLOCK_MONOTONIC_COARSE: Final = 6
+"""Advances at each tick (clock_gettime(2)), so that its resolution is the length of a tick."""
+
+THROTTLING_FIX: Final = f"as root: sysctl -w {MAX_SAMPLE_RATE}={_DEFAULT}"
+
+
+def get_tick_rate() -> int:
+    """Returns ticks of this kernel per second on a busy CPU: ``CONFIG_HZ``."""
+    return round(1 / time.clock_getres(_CLOCK_MONOTONIC_COARSE))
+
+
+def get_least_limit(samples_per_second: float, tick_rate: int) -> int:
+    """Returns the least limit at which an event of this rate is never suspended."""
+    samples_per_tick = -(-samples_per_second // tick_rate)
+    return int(samples_per_tick) * tick_rate + 1
+
+
+def find_throttling(files: HostFiles, samples_per_second: float, tick_rate: int) -> str:
+    """Returns a warning if the kernel may suspend events of this rate; otherwise the empty text.
+
+    Args:
+        files: the host.
+        samples_per_second: of one CPU, above 0.
+        tick_rate: see :func:`get_tick_rate`.
+    """
+    limit, least = (
+        find_sysctl(files, MAX_SAMPLE_RATE),
+        get_least_limit(samples_per_second, tick_rate),
+    )
+    if limit is None or limit >= least:
+        return ""
+    return (
+        f"{MAX_SAMPLE_RATE} is {limit}: the kernel suspends the sampler until its next tick, up to "
+        f"{1000 / tick_rate:g} ms after a sample; samples are fewer, in step with ticks, and those "
+        f"that are not taken are counted as missed; {least} or more suffices, {THROTTLING_FIX}"
+    )
