@@ -82,9 +82,9 @@ class Clock:
 
     def sync(self) -> int:
         """Measure the offset again; returns how far Unix time has moved, in nanoseconds."""
-        before = self._offset_ns
+        old_offset_ns = self._offset_ns
         self._offset_ns = self._measure()
-        return self._offset_ns - before
+        return self._offset_ns - old_offset_ns
 
     def follow(self) -> int:
         """Measure again if the Unix clock was set; returns the change in nanoseconds."""

@@ -103,7 +103,10 @@ class Reporter:
         Losses of the window at the end of sampling are counted for each exporter.
         """
         given_up = SampleCounts(
-            {one.kind.name: one.lost.get(LossCause.SHUTDOWN, 0) for one in window.profiles}
+            {
+                profile.kind.name: profile.lost.get(LossCause.SHUTDOWN, 0)
+                for profile in window.profiles
+            }
         )
         with self._changed:
             if _totals(window):
@@ -210,7 +213,7 @@ class Reporter:
             window = _for_receiver(self._latest, self._account(exporter.name), not_offered)
             totals = _totals(window)
             listed = self._reported.get(queue, {})
-            if all(listed.get(kind) == one for kind, one in totals.items() if one.taken):
+            if all(listed.get(kind) == total for kind, total in totals.items() if total.taken):
                 return None
             self._reported[queue] = totals
         encoded = self._encode(window, exporter.encoding)
@@ -225,10 +228,12 @@ class Reporter:
         of_open = [queue.counts() for queue in open_]
         counts = [*self._past.get(name, ()), *of_open]
         pending = SampleCounts()
-        for queue, one in zip(open_, of_open, strict=True):
-            pending.update(self._count_not_queued(queue, one))
+        for queue, queue_counts in zip(open_, of_open, strict=True):
+            pending.update(self._count_not_queued(queue, queue_counts))
         # Queues that follow in this process have its samples in their spools, too.
-        begun = [one.earlier for one in counts if one.earlier is not None]
+        begun = [
+            queue_counts.earlier for queue_counts in counts if queue_counts.earlier is not None
+        ]
         earlier = begun[0] if begun else {}
         unknown_since = max([queue.unknown_since_unix_ns for queue in open_], default=0)
         kinds = {
@@ -241,9 +246,11 @@ class Reporter:
                     earlier_samples=earlier[kind].samples if kind in earlier else 0,
                     earlier_lost=earlier[kind].lost if kind in earlier else {},
                 ),
-                [one.kinds[kind] for one in counts if kind in one.kinds],
+                [queue_counts.kinds[kind] for queue_counts in counts if kind in queue_counts.kinds],
             )
-            for kind in dict.fromkeys([*self._handed_over, *chain(*(one.kinds for one in counts))])
+            for kind in dict.fromkeys(
+                [*self._handed_over, *chain(*(queue_counts.kinds for queue_counts in counts))]
+            )
         }
         account = ExporterAccount.of_kinds(name, kinds)
         return account._replace(unknown_since_unix_ns=unknown_since)
@@ -350,17 +357,17 @@ class Reporter:
 
 
 def _count_accepted(counts: QueueCounts) -> SampleCounts:
-    return SampleCounts({kind: one.accepted for kind, one in counts.kinds.items()})
+    return SampleCounts({kind: kind_counts.accepted for kind, kind_counts in counts.kinds.items()})
 
 
 def _account_of_kind(not_queued: ExporterAccount, queues: Sequence[QueueCounts]) -> ExporterAccount:
     """The account of one kind: its samples not queued yet, plus the counts of its queues."""
-    carried_lost = sum_losses(one.carried_lost for one in queues)
+    carried_lost = sum_losses(queue.carried_lost for queue in queues)
     return not_queued._replace(
-        exported=sum(one.exported for one in queues),
-        lost=sum_losses(one.lost for one in queues),
-        pending=not_queued.pending + sum(one.queued for one in queues),
-        carried=sum(one.carried for one in queues),
+        exported=sum(queue.exported for queue in queues),
+        lost=sum_losses(queue.lost for queue in queues),
+        pending=not_queued.pending + sum(queue.queued for queue in queues),
+        carried=sum(queue.carried for queue in queues),
         carried_lost=carried_lost,
         earlier_lost=sum_losses([not_queued.earlier_lost, carried_lost]),
     )
@@ -368,7 +375,7 @@ def _account_of_kind(not_queued: ExporterAccount, queues: Sequence[QueueCounts])
 
 def _totals(window: Window) -> dict[str, StreamTotals]:
     """The totals of each kind, by name."""
-    return {one.kind.name: one.totals for one in window.profiles if one.totals}
+    return {profile.kind.name: profile.totals for profile in window.profiles if profile.totals}
 
 
 def _for_receiver(window: Window, account: ExporterAccount, not_offered: SampleCounts) -> Window:
@@ -401,7 +408,7 @@ def _profile_for_receiver(profile: Profile, account: ExporterAccount) -> Profile
     return replace(profile, totals=totals)
 
 
-def _account_only(window: Window, before: Window | None) -> Window:
+def _account_only(window: Window, previous: Window | None) -> Window:
     """A window with the account alone, for the attributes that all its resources share."""
     common: Resource | None = None
     for resource, *_ in chain(*(profile.resources for profile in window.profiles)):
@@ -413,7 +420,7 @@ def _account_only(window: Window, before: Window | None) -> Window:
     if common:
         groups: Sequence[ResourceSamples] = [ResourceSamples(common, ())]
     else:
-        groups = before.profiles[0].resources if before else [ResourceSamples(Resource({}), ())]
+        groups = previous.profiles[0].resources if previous else [ResourceSamples(Resource({}), ())]
     end_ns = window.end_unix_ns
     profiles = [replace(profile, resources=groups, taken=0, lost={}) for profile in window.profiles]
     return Window(end_ns, end_ns + 1, profiles)

@@ -152,9 +152,9 @@ class _Registry:
     def add(self, step: ForkStep, member: ForkAware) -> None:
         self.catch_up()
         with self._lock:
-            kept = [one for one in self._members if one[1]() is not None]
+            kept = [member for member in self._members if member[1]() is not None]
             kept.append((step, weakref.ref(member)))
-            self._members = tuple(sorted(kept, key=lambda one: one[0]))
+            self._members = tuple(sorted(kept, key=lambda member: member[0]))
             armed, self._armed = self._armed, True
         if not armed:
             os.register_at_fork(
@@ -165,7 +165,9 @@ class _Registry:
     def discard(self, member: ForkAware) -> None:
         self.catch_up()
         with self._lock:
-            self._members = tuple(one for one in self._members if one[1]() is not member)
+            self._members = tuple(
+                registered for registered in self._members if registered[1]() is not member
+            )
 
     def catch_up(self) -> None:
         if os.getpid() != self._pid:

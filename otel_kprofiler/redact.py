@@ -42,10 +42,12 @@ class Secrets:
     """
 
     def __init__(self, addresses: Iterable[str], headers: Mapping[str, str]) -> None:
-        found = {secret for address in addresses for secret in _secrets_of(address)}
+        secrets = {secret for address in addresses for secret in _secrets_of(address)}
         for value in headers.values():
-            found |= {value, value.partition(" ")[2]}  # the token after ``Bearer``
-        ordered = sorted(filter(lambda text: len(text) >= _SHORTEST, found), key=len, reverse=True)
+            secrets |= {value, value.partition(" ")[2]}  # the token after ``Bearer``
+        ordered = sorted(
+            filter(lambda text: len(text) >= _SHORTEST, secrets), key=len, reverse=True
+        )
         self._pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
     def redact(self, text: str) -> str:

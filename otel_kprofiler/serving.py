@@ -105,7 +105,7 @@ class HttpServer(ThreadingHTTPServer):
         """Abort overdue connections, twice a second: a client may send byte by byte."""
         with self._changed:
             now = time.monotonic()
-            for request in [one for one, end in self._open.items() if end < now]:
+            for request in [request for request, end in self._open.items() if end < now]:
                 _break_off(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -59,11 +59,11 @@ def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
         yield
         return
     stop = _Stop(timeout_s)
-    before = _stop.set(stop)
+    token = _stop.set(stop)
     try:
         yield
     finally:
-        _stop.reset(before)
+        _stop.reset(token)
         if stop.unread:
             _log.warning(
                 "cannot read %s: the file system does not answer; threads that read it go on until"

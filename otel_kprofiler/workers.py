@@ -52,11 +52,11 @@ def _find_uwsgi() -> Any:
 
 
 def _chain(uwsgi: Any, hook: Callable[[], object]) -> None:
-    before = getattr(uwsgi, "post_fork_hook", None)
+    earlier_hook = getattr(uwsgi, "post_fork_hook", None)
 
     def run() -> None:
-        if before is not None:
-            before()
+        if earlier_hook is not None:
+            earlier_hook()
         hook()
 
     uwsgi.post_fork_hook = run

@@ -33,6 +33,6 @@ def command(path: str, *, as_json: bool) -> None:
         for violation in violations:
             line = f"{violation.rule}: {violation.where}: {violation.message}"
             say(escape_controls(line))
-        found = describe_count(len(violations), "violation") if violations else "ok"
-        say(f"{path}: {found}")
+        outcome = describe_count(len(violations), "violation") if violations else "ok"
+        say(f"{path}: {outcome}")
     sys.exit(1 if violations else 0)

@@ -40,7 +40,10 @@ def layout(columns: Sequence[Column], width: int | None) -> list[str]:
     while width and len(kept) > 2 and used() + _MIN_LAST > width:
         kept.remove(min(kept, key=lambda column: column.keep))
     room = max(_MIN_LAST, width - used()) if width else None
-    rows = [[column.title for column in kept], *zip(*(one.cells for one in kept), strict=True)]
+    rows = [
+        [column.title for column in kept],
+        *zip(*(column.cells for column in kept), strict=True),
+    ]
     return [_line(kept, row, room) for row in rows]
 
 

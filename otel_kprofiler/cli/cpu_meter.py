@@ -15,11 +15,11 @@ class CpuMeter:
     def share(self) -> float | None:
         """CPU time since the last call, in shares of one CPU; None if no time has passed."""
         now = time.monotonic(), _read_cpu_s()
-        wall, cpu = (after - before for after, before in zip(now, self._last, strict=True))
+        wall, cpu = (after - earlier for after, earlier in zip(now, self._last, strict=True))
         self._last = now
         return cpu / wall if wall > 0 else None
 
 
 def _read_cpu_s() -> float:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)

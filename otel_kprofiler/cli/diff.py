@@ -124,7 +124,7 @@ def command(
         second, time_second = first, time_after
     check_matches(chosen, first, second)
     grouping = find_grouping(by)
-    found = [
+    compared = [
         (kind, parts, compare(*parts, grouping, per_second=way is Way.TIME))
         for kind in first.kinds
         if kind in second.kinds
@@ -142,12 +142,12 @@ def command(
         ]
         _write_page(path, intervals, " → ".join(dict.fromkeys(names)), force=force)
     elif as_json:
-        kinds = [as_dict(kind, *parts, changes) for kind, parts, changes in found]
+        kinds = [as_dict(kind, *parts, changes) for kind, parts, changes in compared]
         click.echo(json.dumps({"by": by, "per": way, "kinds": kinds}, indent=1))
     else:
         width = terminal_width()
         lines: list[str] = []
-        for kind, parts, changes in found:
+        for kind, parts, changes in compared:
             lines += summary(kind, *parts, changes, way)
             lines += table(by, changes[: limit or None], kind, way, width)
             if limit and len(changes) > limit:
@@ -155,13 +155,15 @@ def command(
         show(lines or ["no samples on one side, or none of the same kind"])
     if fail_above is not None and any(
         change.is_changed and _gain(kind, change, way) > fail_above / 100
-        for kind, _, changes in found
+        for kind, _, changes in compared
         for change in changes
     ):
         raise click.exceptions.Exit(_TOO_MUCH)
 
 
-command.params += [one for one in report.command.params if one.name in (*_FILTERS, "idle")]
+command.params += [
+    parameter for parameter in report.command.params if parameter.name in (*_FILTERS, "idle")
+]
 
 
 def _load(
@@ -201,7 +203,7 @@ def _cut(
     samples: Samples, kinds: Sequence[ProfileKind], chosen: Filter, times: _Range | None
 ) -> Part:
     """Returns the chosen samples and the time that they cover."""
-    windows = [one for one in samples.tables.origins if one.profile.kind in kinds]
+    windows = [origin for origin in samples.tables.origins if origin.profile.kind in kinds]
     start = min(window.start_unix_ns for window in windows)
     end = max(window.end_unix_ns for window in windows)
     if times:

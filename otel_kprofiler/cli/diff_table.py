@@ -67,18 +67,18 @@ def table(
         return f"{value:{sign},.1f}"
 
     unit = "" if way is Way.SAMPLES else f" {_per_second(kind)}"
-    own = [change.own for change in changes]
+    self_amounts = [change.own for change in changes]
     columns = [
         Column("", [" " if change.is_changed else _CHANCE for change in changes], 10),
-        Column(f"change{unit}", [text(one.change, "+") for one in own], 9),
-        Column("±", [text(one.margin) for one in own], 5),
-        Column("before", [text(one.before) for one in own], 7),
-        Column("after", [text(one.after) for one in own], 7),
+        Column(f"change{unit}", [text(amount.change, "+") for amount in self_amounts], 9),
+        Column("±", [text(amount.margin) for amount in self_amounts], 5),
+        Column("before", [text(amount.before) for amount in self_amounts], 7),
+        Column("after", [text(amount.after) for amount in self_amounts], 7),
     ]
     if by in FRAMES:
         columns[1] = Column(f"self change{unit}", columns[1].cells, 9)
         total = [change.total for change in changes]
-        columns.append(Column("total change", [text(one.change, "+") for one in total], 8))
+        columns.append(Column("total change", [text(amount.change, "+") for amount in total], 8))
     if any(change.key.place for change in changes):
         places = [escape_controls(change.key.place)[:_MAX_PLACE] for change in changes]
         columns.append(Column("in", places, 4, is_text=True))

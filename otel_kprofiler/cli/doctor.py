@@ -49,8 +49,8 @@ def command(*, as_json: bool) -> None:
     if as_json:
         rows = [{**asdict(finding), "level": finding.level.value} for finding in findings]
         verdict, causes = judge(findings)
-        found = {"verdict": verdict, "causes": [one.check for one in causes], "findings": rows}
-        click.echo(json.dumps(found, indent=1))
+        report = {"verdict": verdict, "causes": [cause.check for cause in causes], "findings": rows}
+        click.echo(json.dumps(report, indent=1))
     else:
         say("\n".join([*describe(findings), "", *conclude(findings)]))
     sys.exit(_EXIT_HOST if any(f.level is Level.FAIL for f in findings) else 0)
@@ -61,7 +61,7 @@ def describe(findings: Sequence[Finding]) -> Iterator[str]:
 
     The fixes of the verdict are left to :func:`conclude`: each is printed once.
     """
-    printed = {one.fix for one in findings if one.level in (Level.WARN, Level.FAIL)}
+    printed = {finding.fix for finding in findings if finding.level in (Level.WARN, Level.FAIL)}
     for finding in findings:
         yield _describe(finding, shows_fix=finding.fix not in printed)
         printed.add(finding.fix)
@@ -83,7 +83,9 @@ def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
     failed = [finding for finding in findings if finding.level is Level.FAIL]
     if failed:
         # That the sampler did not start is not the cause if there is another one.
-        return "does not work", [one for one in failed if one.check != "sampler"] or failed
+        return "does not work", [
+            finding for finding in failed if finding.check != "sampler"
+        ] or failed
     limits = [finding for finding in findings if finding.level is Level.WARN]
     return "works with limits" if limits else "works", limits
 
@@ -91,7 +93,9 @@ def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
 def conclude(findings: Sequence[Finding]) -> Iterator[str]:
     """The verdict, then one line for each fix: what it concerns, and what to do."""
     verdict, causes = judge(findings)
-    limits = [one for one in findings if one.level is Level.WARN and one not in causes]
+    limits = [
+        finding for finding in findings if finding.level is Level.WARN and finding not in causes
+    ]
     yield f"{verdict}: {_name(causes)}" if causes else verdict
     fixes = defaultdict(list)
     for finding in (*causes, *limits):

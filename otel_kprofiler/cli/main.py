@@ -112,12 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _discard_output()
         sys.exit(1)
     except (OSError, RuntimeError, MemoryError) as error:
-        known = None if debug else _explain(error)
-        if known is None:
+        explained = None if debug else _explain(error)
+        if explained is None:
             raise
         _discard_output()
-        show_error(known)
-        sys.exit(known.exit_status)
+        show_error(explained)
+        sys.exit(explained.exit_status)
 
 
 def _open_standard_streams() -> None:

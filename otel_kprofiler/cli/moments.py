@@ -59,8 +59,8 @@ class MomentType(click.ParamType[Moment]):
         try:
             if ":" not in text and "T" not in text:
                 sign, plain = (-1, text[1:]) if text.startswith("-") else (1, text)
-                found = parse_duration(f"{plain}s" if plain.isdecimal() else plain)
-                return Moment(copysign(found.seconds, sign))
+                duration = parse_duration(f"{plain}s" if plain.isdecimal() else plain)
+                return Moment(copysign(duration.seconds, sign))
             if "T" in text or "-" in text:
                 return Moment(datetime.fromisoformat(text))
             return Moment(time.fromisoformat(text))

@@ -53,7 +53,7 @@ def _describe_values(name: str, wanted: Iterable[str], sources: Iterable[Samples
     counts.pop("", None)
     if not counts:
         return f"no sample has anything that {OPTIONS[name]} could match"
-    close = [found for one in wanted for found in get_close_matches(one, counts, cutoff=_CLOSE)]
+    close = [match for value in wanted for match in get_close_matches(value, counts, cutoff=_CLOSE)]
     common = sorted(counts, key=lambda value: (-counts[value], value))
     shown = list(dict.fromkeys([*close, *common]))[:_MOST]
     more = f", and {len(counts) - len(shown):,} more" if len(counts) > len(shown) else ""
@@ -85,8 +85,8 @@ def _attributes(samples: Samples, names: Iterable[str], prefix: str = "") -> _Va
 
     def find(at: int) -> Iterable[str]:
         thread = tables.threads[at]
-        found = {**dict(thread.labels), **tables.resources[thread.resource].attributes}
-        return {f"{prefix}{found[name]}" for name in names if name in found}
+        attributes = {**dict(thread.labels), **tables.resources[thread.resource].attributes}
+        return {f"{prefix}{attributes[name]}" for name in names if name in attributes}
 
     return _of_threads(samples, find)
 
@@ -104,13 +104,13 @@ def _of_stacks(samples: Samples, find: Callable[[int], Iterable[str]]) -> _Value
 
 def _modules(samples: Samples, _: tuple[str, ...]) -> _Values:
     stacks = samples.tables.stacks
-    found = [{name for frame in one.frames for name in module_names(frame)} for one in stacks]
-    return _of_stacks(samples, found.__getitem__)
+    modules = [{name for frame in stack.frames for name in module_names(frame)} for stack in stacks]
+    return _of_stacks(samples, modules.__getitem__)
 
 
 def _functions(samples: Samples, _: tuple[str, ...]) -> _Values:
-    found = [{entry.name for entry in stack_entries(one)} for one in samples.tables.stacks]
-    return _of_stacks(samples, found.__getitem__)
+    functions = [{entry.name for entry in stack_entries(stack)} for stack in samples.tables.stacks]
+    return _of_stacks(samples, functions.__getitem__)
 
 
 def _column(column: Iterable[int], values: list[str], samples: Samples) -> _Values:
@@ -138,7 +138,7 @@ _VALUES: Final[dict[str, Callable[[Samples, tuple[str, ...]], _Values]]] = {
         samples.links, endpoints(samples.tables.links), samples
     ),
     "kinds": lambda samples, _: _column(
-        samples.origins, [one.profile.kind.name for one in samples.tables.origins], samples
+        samples.origins, [origin.profile.kind.name for origin in samples.tables.origins], samples
     ),
 }
 """Values in a profile with their numbers of samples, by the fields of :class:`Filter`."""

@@ -29,14 +29,14 @@ def _choose_format(path: str, name: str | None) -> OutputFormat:
     if name is not None:
         return next(row for row in FORMATS if row.name == name)
     lower = path.lower().removesuffix(_GZIP)
-    found = [
+    matches = [
         (len(suffix), row.name, row)
         for row in FORMATS
         for suffix in (row.suffix, *row.other_suffixes)
         if lower.endswith(suffix)
     ]
-    if found:
-        return max(found)[2]
+    if matches:
+        return max(matches)[2]
     suffixes = " ".join(row.suffix for row in FORMATS)
     raise ExportError(
         f"{path}: the suffix matches no format",

@@ -147,11 +147,11 @@ def _parse(data: bytes, notify: Notify) -> list[Window]:
 
 def _unpack(data: bytes, notify: Notify) -> bytes:
     """Content of a gzip file, which may have several members, up to where it is damaged."""
-    found = bytearray()
+    unpacked = bytearray()
     while data:
         unpacker = zlib.decompressobj(_GZIP_WINDOW)
         try:
-            found += unpacker.decompress(data, _MAX_UNPACKED_BYTES - len(found))
+            unpacked += unpacker.decompress(data, _MAX_UNPACKED_BYTES - len(unpacked))
         except zlib.error as error:
             notify(f"left out what is damaged: {error}")
             break
@@ -160,7 +160,7 @@ def _unpack(data: bytes, notify: Notify) -> bytes:
         if not unpacker.eof:
             notify("the end of the compressed data is missing")
         data = unpacker.unused_data.lstrip(b"\0")
-    return bytes(found)
+    return bytes(unpacked)
 
 
 def _replay(path: str) -> list[Window]:

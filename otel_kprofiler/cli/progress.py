@@ -67,10 +67,10 @@ def open_progress(duration_s: float) -> Iterator[Progress]:
 
 def _open_bar(duration_s: float) -> ProgressBar[int]:
     """A bar for the recording's duration; only the label if that is unknown."""
-    known = duration_s != float("inf")
+    has_end = duration_s != float("inf")
     return click.progressbar(
-        length=round(duration_s * _STEPS_PER_S) if known else sys.maxsize,
-        bar_template="%(bar)s  %(label)s" if known else "%(label)s",
+        length=round(duration_s * _STEPS_PER_S) if has_end else sys.maxsize,
+        bar_template="%(bar)s  %(label)s" if has_end else "%(label)s",
         show_eta=False,
         file=sys.stderr,
     )

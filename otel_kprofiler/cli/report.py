@@ -207,11 +207,11 @@ def _report_parts(
             hint="record a service that profiles itself with span links, and its waits with "
             "OTEL_KPROFILER_OFF_CPU=true: see docs/embedding.md",
         )
-    found = find_span_parts(chosen.apply(every), every)
+    parts = find_span_parts(chosen.apply(every), every)
     if as_json:
-        click.echo(json.dumps(span_parts_as_dict(found), indent=1))
+        click.echo(json.dumps(span_parts_as_dict(parts), indent=1))
     else:
-        show(list(span_part_lines(found, terminal_width())))
+        show(list(span_part_lines(parts, terminal_width())))
 
 
 def drop_idle(samples: Samples, *, idle: bool) -> Samples:

@@ -26,7 +26,7 @@ from otel_kprofiler.analysis import (
 )
 from otel_kprofiler.cli.report_table import amount, table, unit_name
 from otel_kprofiler.model import ProfileKind, WaitState
-from otel_kprofiler.text import escape_controls
+from otel_kprofiler.text import describe_count, escape_controls
 
 _LINES_OF_SPAN: Final = 3
 _NS: Final = "nanoseconds"
@@ -97,7 +97,7 @@ class Report:
         every, samples = samples, self._shown(samples)
         groups, lines_of_spans = self._sorted(samples)
         endpoints = self._endpoints(samples)
-        found = summarize_waits(every, kind, self.processes)
+        summary = summarize_waits(every, kind, self.processes)
         return {
             "kind": kind.name,
             "unit": kind.measure[1],
@@ -106,7 +106,7 @@ class Report:
             "start_unix_ns": min(every.times),
             "end_unix_ns": max(every.times) + 1,
             "lost": _lost(kind, samples),
-            **({"waits": _waits_as_dict(found, every, samples)} if found else {}),
+            **({"waits": _waits_as_dict(summary, every, samples)} if summary else {}),
             "groups": [
                 _as_dict(group)
                 | ({"endpoint": endpoints[group.key]} if group.key in endpoints else {})
@@ -125,21 +125,21 @@ class Report:
     def _beside(self, kind: ProfileKind, every: Samples, shown: Samples) -> Iterator[str]:
         """Yields remarks on samples that are not shown."""
         unit = kind.measure[1]
-        if found := summarize_waits(every, kind, self.processes):
-            by_samples = f"by samples {amount(found.estimate_ns, unit)}"
-            if found.error_ns is None:
+        if summary := summarize_waits(every, kind, self.processes):
+            by_samples = f"by samples {amount(summary.estimate_ns, unit)}"
+            if summary.error_ns is None:
                 by_samples += f" ms, without the {_lost(kind, every):,} samples that were lost"
             else:
-                by_samples += f" ± {amount(found.error_ns, unit)} ms"
-            if found.exact is None:
+                by_samples += f" ± {amount(summary.error_ns, unit)} ms"
+            if summary.exact is None:
                 yield f"these waits: {by_samples}"
             else:
                 states = ", ".join(
                     f"{state.label} {amount(part, unit)}"
-                    for state, part in zip(WaitState, found.exact.by_state, strict=True)
+                    for state, part in zip(WaitState, summary.exact.by_state, strict=True)
                     if part
                 )
-                exact = amount(found.exact.total_ns, unit)
+                exact = amount(summary.exact.total_ns, unit)
                 yield f"all waits: {exact} ms exactly ({states or 'none'}); {by_samples}"
         if left := every.count - shown.count:
             weight = sum(every.weights()) - sum(shown.weights())
@@ -169,24 +169,25 @@ class Report:
         return endpoints_of_spans(samples) if is_span else {}
 
 
-def span_part_lines(found: SpanParts, width: int | None) -> Iterator[str]:
+def span_part_lines(span_parts: SpanParts, width: int | None) -> Iterator[str]:
     """Yields how spans spent their time, as lines of a terminal's width."""
-    if not found.parts:
+    if not span_parts.parts:
         yield "no samples of spans match"
         return
-    whole = sum(part.own for part in found.parts)
-    yield f"{found.traces:,} trace{'s' * (found.traces != 1)}, {amount(whole, _NS)} ms on threads"
-    yield from table(PART, found.parts, whole, _NS, width=width, endpoints={})
+    whole = sum(part.own for part in span_parts.parts)
+    traces = describe_count(span_parts.traces, "trace")
+    yield f"{traces}, {amount(whole, _NS)} ms on threads"
+    yield from table(PART, span_parts.parts, whole, _NS, width=width, endpoints={})
 
 
-def span_parts_as_dict(found: SpanParts) -> dict[str, Any]:
+def span_parts_as_dict(span_parts: SpanParts) -> dict[str, Any]:
     """Returns how spans spent their time, as plain values for JSON."""
     return {
         "by": PART,
         "unit": _NS,
-        "traces": found.traces,
-        "total": sum(part.own for part in found.parts),
-        "groups": list(map(_as_dict, found.parts)),
+        "traces": span_parts.traces,
+        "total": sum(part.own for part in span_parts.parts),
+        "groups": list(map(_as_dict, span_parts.parts)),
     }
 
 
@@ -208,16 +209,16 @@ def _lost(kind: ProfileKind, samples: Samples) -> int:
     return sum(sum(profile.lost.values()) for profile in profiles if profile.kind == kind)
 
 
-def _waits_as_dict(found: WaitSummary, every: Samples, shown: Samples) -> dict[str, Any]:
-    exact = found.exact
+def _waits_as_dict(summary: WaitSummary, every: Samples, shown: Samples) -> dict[str, Any]:
+    exact = summary.exact
     states = zip(WaitState, exact.by_state, strict=True) if exact else ()
     return {
         "exact_ns": {state.label: part for state, part in states if part} if exact else None,
         "switches": exact and exact.switches,
         "below_ns": exact and exact.below_ns,
-        "estimate_ns": found.estimate_ns,
-        "standard_error_ns": found.error_ns,
-        "threshold_ns": found.threshold_ns,
+        "estimate_ns": summary.estimate_ns,
+        "standard_error_ns": summary.error_ns,
+        "threshold_ns": summary.threshold_ns,
         "idle_samples": every.count - shown.count,
         "idle_ns": sum(every.weights()) - sum(shown.weights()),
     }

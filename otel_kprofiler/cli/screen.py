@@ -117,14 +117,14 @@ class Screen:
 
     def take_keys(self) -> list[str]:
         """The keys pressed since the last call."""
-        found = []
+        keys = []
         while self._keys:
             key = self._keys.popleft()
             if key == REDRAW:
                 self._shown = []
             else:
-                found.append(key)
-        return found
+                keys.append(key)
+        return keys
 
     def draw(self, lines: Sequence[str]) -> bool:
         """Show these lines; False if that must wait until what was drawn before is written."""
@@ -219,10 +219,10 @@ class Screen:
         poll.register(self._input, select.POLLIN)
         poll.register(self._end, select.POLLIN)
         while not self.is_closed:
-            found = [number for number, _ in poll.poll(_ESCAPE_MS if parser.is_waiting else None)]
-            if self._end in found:
+            ready = [number for number, _ in poll.poll(_ESCAPE_MS if parser.is_waiting else None)]
+            if self._end in ready:
                 return
-            if found:
+            if ready:
                 data = self._read_some()
                 self.is_closed = not data
                 self._keys.extend(parser.feed(data))

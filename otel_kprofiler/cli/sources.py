@@ -97,10 +97,10 @@ def load_choice(sources: Sequence[str], choice: Choice, need: Need) -> Loaded:
         parts.append(choice.apply(loaded))
         if len(sources) == len(files):
             return Loaded(loaded, parts[0])
-    found = parts[0]
+    samples = parts[0]
     if len(parts) > 1:
-        found = load_samples(window for part in parts for window in part.windows())
-    return Loaded(found, found)
+        samples = load_samples(window for part in parts for window in part.windows())
+    return Loaded(samples, samples)
 
 
 def load_table(source: str, choice: Choice, need: Need) -> Samples:
@@ -119,8 +119,8 @@ def load_table(source: str, choice: Choice, need: Need) -> Samples:
         times = _times(store, choice)
         if choice.start is None and choice.end is None:
             say(f"{address.place}: the last hour; name other times with --from and --to", err=True)
-        found = store.read(Selection(chosen, times), need, lambda text: say(text, err=True))
-    samples = chosen.apply(found)
+        loaded = store.read(Selection(chosen, times), need, lambda text: say(text, err=True))
+    samples = chosen.apply(loaded)
     if not samples:
         say(f"{address.place} has no such samples in this time", err=True)
     return choice.apply_sides(samples)
@@ -129,7 +129,9 @@ def load_table(source: str, choice: Choice, need: Need) -> Samples:
 def _times(store: ProfileStore, choice: Choice) -> Range:
     """Times of a table end now; durations are from the first profile on, or back from now."""
     now = time.time_ns()
-    needs_first = any(one is not None and one.is_from_start for one in (choice.start, choice.end))
+    needs_first = any(
+        moment is not None and moment.is_from_start for moment in (choice.start, choice.end)
+    )
     first = store.first_unix_ns() if needs_first else now
     end = choice.end.unix_ns(first, now) if choice.end else now
     start = choice.start.unix_ns(first, now) if choice.start else max(0, end - _DEFAULT_NS)

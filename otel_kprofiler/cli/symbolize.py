@@ -167,9 +167,9 @@ def _run(options: Options) -> bool:
         from otel_kprofiler.cli.symbolize_elf import ElfFiles  # noqa: PLC0415 - imports elftools
 
         files = ElfFiles(options.elf_files, _open_sources(options), offsets=options.offsets)
-        found = [files.resolve_rva(word, as_json=as_json) for word in options.rvas]
-        found += [files.resolve(word, as_json=as_json) for word in words]
-        return all(found)
+        resolved = [files.resolve_rva(word, as_json=as_json) for word in options.rvas]
+        resolved += [files.resolve(word, as_json=as_json) for word in words]
+        return all(resolved)
     from otel_kprofiler.cli.symbolize_kernel import resolve_in_kernel  # noqa: PLC0415
 
     return resolve_in_kernel(

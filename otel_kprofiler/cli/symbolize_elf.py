@@ -72,16 +72,16 @@ class ElfFiles:
         address = parse_address(number)
         if address is not None:
             return self.resolve_address(key, address, as_json=as_json)
-        found = [file.find(word, as_json=as_json) for file in self._different()]
-        if not any(found) and (place := parse_place(word)):
-            found = [
+        resolved = [file.find(word, as_json=as_json) for file in self._different()]
+        if not any(resolved) and (place := parse_place(word)):
+            resolved = [
                 file.show(start + place.offset, as_json=as_json)
                 for file in self._different()
                 for start in file.find_starts(place.name)
             ]
-        if not any(found):
+        if not any(resolved):
             say(f"{word}: no such symbol", err=True)
-        return any(found)
+        return any(resolved)
 
     def resolve_rva(self, word: str, *, as_json: bool) -> bool:
         """Print what is at ``ADDR`` or ``ID:ADDR``, a hexadecimal number even without ``0x``."""
@@ -130,11 +130,15 @@ class _UserFile:
         return print_resolution(answer, as_json=as_json)
 
     def find_starts(self, name: str) -> Iterator[int]:
-        yield from () if self._has_offsets else (one.address for one in self._file.find(name))
+        yield from (
+            () if self._has_offsets else (function.address for function in self._file.find(name))
+        )
 
     def find(self, name: str, *, as_json: bool) -> bool:
-        found = [print_resolution(one, as_json=as_json) for one in self._file.find(name)]
-        return any(found)
+        printed = [
+            print_resolution(resolution, as_json=as_json) for resolution in self._file.find(name)
+        ]
+        return any(printed)
 
 
 class _KernelFile:
@@ -154,8 +158,8 @@ class _KernelFile:
         yield from [0] if name == self._symbols.name else self._find_functions(name)
 
     def find(self, name: str, *, as_json: bool) -> bool:
-        found = [self.show(rva, as_json=as_json) for rva in self._find_functions(name)]
-        return any(found)
+        printed = [self.show(rva, as_json=as_json) for rva in self._find_functions(name)]
+        return any(printed)
 
     def _find_functions(self, name: str) -> Iterable[int]:
         wanted = name.encode("utf-8", "surrogateescape")

@@ -62,8 +62,8 @@ def resolve_in_kernel(
             continue
         texts = [_match_text(match, as_json) for match in _find(symbolizer, word)]
         if not texts and (place := parse_place(word)):
-            known = map(symbolizer.explain, _find_places(symbolizer, place))
-            texts = [_address_text(one, explain, as_json) for one in known]
+            explanations = map(symbolizer.explain, _find_places(symbolizer, place))
+            texts = [_address_text(explanation, explain, as_json) for explanation in explanations]
         for text in texts:
             say(text)
         if not texts:
@@ -84,20 +84,20 @@ def _find(symbolizer: KernelSymbolizer, name: str) -> Sequence[Match]:
 def _find_clones(symbolizer: KernelSymbolizer, name: str) -> list[Match]:
     """Parts and clones that are shown by the function's name, such as ``name.isra.0``."""
     matches = symbolizer.find(f"{name}.", prefix=True)
-    return [one for one in matches if symbolizer.explain(one.address).frame.function == name]
+    return [match for match in matches if symbolizer.explain(match.address).frame.function == name]
 
 
 def _find_places(symbolizer: KernelSymbolizer, place: Place) -> list[int]:
     """Addresses at an offset in functions with a name, or in the module with it."""
     name, offset, size = place
-    found = [*symbolizer.find(name), *_find_clones(symbolizer, name)]
-    of_size = [one for one in found if size and one.end - one.address == size]
-    within = [one for one in of_size or found if offset < one.end - one.address]
-    if found and not within:
-        most = max(one.end - one.address for one in found)
+    matches = [*symbolizer.find(name), *_find_clones(symbolizer, name)]
+    of_size = [match for match in matches if size and match.end - match.address == size]
+    within = [match for match in of_size or matches if offset < match.end - match.address]
+    if matches and not within:
+        most = max(match.end - match.address for match in matches)
         say(f"note: {name} has only {most:#x} bytes", err=True)
-    if found:
-        return [one.address + offset for one in within or found]
+    if matches:
+        return [match.address + offset for match in within or matches]
     module = symbolizer.module(name)
     return [module.base + offset] if module else []
 
@@ -130,31 +130,31 @@ def _print_problems(symbolizer: KernelSymbolizer, omitted: list[str]) -> None:
         say(f"note: and {len(problems) - _MAX_PROBLEMS} more problems", err=True)
 
 
-def _address_text(known: Explanation, explain: bool, as_json: bool) -> str:
-    frame = known.frame
+def _address_text(explanation: Explanation, explain: bool, as_json: bool) -> str:
+    frame = explanation.frame
     module = frame.module
     if as_json:
-        return json.dumps(_as_dict(known))
+        return json.dumps(_as_dict(explanation))
     place = f"{module.name}+{frame.address:#x}" if module else "unknown"
-    name = f"{frame.function}+{frame.offset:#x}" if frame.lines else f"[{known.reason}]"
+    name = f"{frame.function}+{frame.offset:#x}" if frame.lines else f"[{explanation.reason}]"
     build_id = f"build-id {module.build_id}" if module and module.build_id else "no build id"
-    lines = [f"{known.address:#x}  {name}  {place}{_brackets(frame.builtin)}  {build_id}"]
+    lines = [f"{explanation.address:#x}  {name}  {place}{_brackets(frame.builtin)}  {build_id}"]
     if explain:
-        lines.append(f"  why: {known.reason}")
-        if known.section:
-            lines.append(f"  section: {known.section}")
-        if known.names:
-            lines.append(f"  names: {' '.join(known.names)}")
-            lines.append(f"  symbol: {known.start:#x} to {known.end:#x}")
-        lines += [f"  freed init function: {freed.name}" for freed in known.freed]
+        lines.append(f"  why: {explanation.reason}")
+        if explanation.section:
+            lines.append(f"  section: {explanation.section}")
+        if explanation.names:
+            lines.append(f"  names: {' '.join(explanation.names)}")
+            lines.append(f"  symbol: {explanation.start:#x} to {explanation.end:#x}")
+        lines += [f"  freed init function: {freed.name}" for freed in explanation.freed]
     return "\n".join(lines)
 
 
-def _as_dict(known: Explanation) -> dict[str, Any]:
-    frame = known.frame
+def _as_dict(explanation: Explanation) -> dict[str, Any]:
+    frame = explanation.frame
     module = frame.module
     return {
-        "address": f"{known.address:#x}",
+        "address": f"{explanation.address:#x}",
         "module": module and module.name,
         "build_id": module and module.build_id,
         "file_id": module and module.file_id,
@@ -163,10 +163,10 @@ def _as_dict(known: Explanation) -> dict[str, Any]:
         "function": frame.function or None,
         "system_name": (frame.lines[-1].system_name or None) if frame.lines else None,
         "offset": frame.offset,
-        "names": list(known.names),
-        "section": known.section or None,
+        "names": list(explanation.names),
+        "section": explanation.section or None,
         "unresolved": frame.unresolved.value if frame.unresolved else None,
-        "reason": known.reason,
+        "reason": explanation.reason,
     }
 
 

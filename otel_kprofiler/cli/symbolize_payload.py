@@ -77,21 +77,21 @@ class _Names:
 
     def find(self, wanted: Sequence[Nameless]) -> Mapping[int, Sequence[Line]]:
         """Names by location."""
-        found: dict[int, Sequence[Line]] = {}
-        for one in wanted:
-            lines = self._lines(one)
+        lines_by_location: dict[int, Sequence[Line]] = {}
+        for nameless in wanted:
+            lines = self._lines(nameless)
             if lines:
-                found[one.location] = lines
+                lines_by_location[nameless.location] = lines
             else:
-                self.missing[one.file] += 1
-        return found
+                self.missing[nameless.file] += 1
+        return lines_by_location
 
-    def _lines(self, one: Nameless) -> Sequence[Line]:
-        name, build_id, file_id, is_kernel = one.file
+    def _lines(self, nameless: Nameless) -> Sequence[Line]:
+        name, build_id, file_id, is_kernel = nameless.file
         if is_kernel:
-            return self._kernel.lines(name, build_id, one.address)
+            return self._kernel.lines(name, build_id, nameless.address)
         frame = self._files.frame(
-            FileIdentity(name, build_id, file_id), one.address, one.file_offset
+            FileIdentity(name, build_id, file_id), nameless.address, nameless.file_offset
         )
         return frame.lines if frame else ()
 

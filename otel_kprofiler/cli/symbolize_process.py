@@ -43,15 +43,17 @@ def resolve_in_process(
     with Symbolizer(kernel=KernelResolver(), user=processes) as symbolizer:
         for word in words:
             if offsets:
-                found = processes.find_offset(*_parse_place(word), pid)
+                resolutions = processes.find_offset(*_parse_place(word), pid)
             elif (address := parse_address(word)) is not None:
-                found = symbolizer.resolve([address], pid)
+                resolutions = symbolizer.resolve([address], pid)
             else:
-                found = symbolizer.find(word, pid)
-                if not found and (place := parse_place(word)):
-                    starts = [one.address for one in symbolizer.find(place.name, pid)]
-                    found = symbolizer.resolve([start + place.offset for start in starts], pid)
-            every = _print(word, found, as_json=as_json) and every
+                resolutions = symbolizer.find(word, pid)
+                if not resolutions and (place := parse_place(word)):
+                    starts = [function.address for function in symbolizer.find(place.name, pid)]
+                    resolutions = symbolizer.resolve(
+                        [start + place.offset for start in starts], pid
+                    )
+            every = _print(word, resolutions, as_json=as_json) and every
     return every
 
 
@@ -63,8 +65,8 @@ def _parse_place(word: str) -> tuple[str, int]:
     return path, offset
 
 
-def _print(word: str, found: Sequence[Resolution], *, as_json: bool) -> bool:
-    if not found:
+def _print(word: str, resolutions: Sequence[Resolution], *, as_json: bool) -> bool:
+    if not resolutions:
         say(f"{word}: not found in the process", err=True)
-    named = [print_resolution(one, as_json=as_json) for one in found]
+    named = [print_resolution(resolution, as_json=as_json) for resolution in resolutions]
     return bool(named) and all(named)

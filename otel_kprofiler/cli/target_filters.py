@@ -123,13 +123,13 @@ def find_targets(
         check_namespace(access)
     for pid in pids:
         _check_process(access, pid)
-    found = [_get_cgroup(access, path) for path in cgroups]
+    chosen_directories = [_get_cgroup(access, path) for path in cgroups]
     listed = find_containers(access) if containers else []
     followed = list(pids)
     for name in containers:
         for container in _get_containers(listed, name):
             if container.cgroup:
-                found.append(_get_cgroup(access, container.cgroup))
+                chosen_directories.append(_get_cgroup(access, container.cgroup))
             else:
                 followed += _take_pids(f"container {name}", container.pids, pids)
     for group in groups:
@@ -137,21 +137,21 @@ def find_targets(
         directories, processes = GroupFollower(access, group, loader=loader).find()
         if not directories and not processes:
             raise KProfilerError(f"there is no {name}", hint=_GROUP_HINTS[bool(group.pods)])
-        found += directories
+        chosen_directories += directories
         if processes:
             followed += _take_pids(name, processes, pids)
     follower = ProcessFollower(access, followed, time.monotonic) if followed else None
-    return Targets(follower, comms, found)
+    return Targets(follower, comms, chosen_directories)
 
 
-def _take_pids(name: str, found: Sequence[int], pids: Sequence[int]) -> Sequence[int]:
+def _take_pids(name: str, named_pids: Sequence[int], pids: Sequence[int]) -> Sequence[int]:
     """Processes of what the kernel cannot filter by cgroup."""
     if pids:
         raise KProfilerError(
             f"the {name} has no cgroup of version 2, so that --pid cannot be combined with it",
             hint="use one of the two",
         )
-    return found
+    return named_pids
 
 
 def _check_process(access: Access, pid: int) -> None:
@@ -167,32 +167,35 @@ def _check_process(access: Access, pid: int) -> None:
 def _read_ids(access: Access, pid: int | str, name: bytes) -> list[int]:
     """Ids on a line of a process's status; none if the kernel does not write that line."""
     status = access.read_bytes(f"/proc/{pid}/status")
-    found = (line[len(name) :] for line in status.splitlines() if line.startswith(name))
-    return [int(word) for word in next(found, b"").split()]
+    values = (line[len(name) :] for line in status.splitlines() if line.startswith(name))
+    return [int(word) for word in next(values, b"").split()]
 
 
 def _get_cgroup(access: Access, path: str) -> Cgroup:
-    found = find_cgroup(access, path)
-    if found is None:
+    cgroup = find_cgroup(access, path)
+    if cgroup is None:
         raise KProfilerError(
             f"there is no cgroup {path} of version 2",
             hint="systemd-cgls shows them; give a path below /sys/fs/cgroup",
         )
-    if not 1 <= found.level <= MAX_CGROUP_LEVEL:
+    if not 1 <= cgroup.level <= MAX_CGROUP_LEVEL:
         raise KProfilerError(
-            f"the cgroup {path} is {found.level} levels below the root, not 1 to {MAX_CGROUP_LEVEL}"
+            f"the cgroup {path} is {cgroup.level} levels below the root; "
+            f"1 to {MAX_CGROUP_LEVEL} are supported"
         )
-    return found
+    return cgroup
 
 
 def _get_containers(listed: Sequence[Container], name: str) -> list[Container]:
-    found = [container for container in listed if container.is_called(name)]
-    if found:
-        return found
-    known = ", ".join(one.names[0] if one.names else one.id[:12] for one in listed)
+    matching = [container for container in listed if container.is_called(name)]
+    if matching:
+        return matching
+    running = ", ".join(
+        container.names[0] if container.names else container.id[:12] for container in listed
+    )
     raise KProfilerError(
         f"there is no running container {name}",
-        hint=f"there are {known}" if known else "there are no containers here",
+        hint=f"there are {running}" if running else "there are no containers here",
     )
 
 

@@ -220,13 +220,13 @@ class Live:
             self._woken.clear()
             return False
         self._woken.clear()
-        before = self.seconds
+        last = self.seconds
         self.pipeline.step(DRAIN_INTERVAL_S)
         if self._targets and self._targets.have_ended(self.pipeline.sampler):
             self.pipeline.stop()
             self.status.has_ended = True
             return True
-        return self.seconds != before
+        return self.seconds != last
 
     def _pause(self) -> None:
         if self.on_woken and self._woken.is_set():

@@ -148,8 +148,8 @@ def _head_parts(shown: Shown, status: Status) -> Iterator[tuple[str, str, int]]:
     yield f"{shown.samples / (shown.seconds or 1):,.0f} samples/s", speed, 4
     lost = sum(shown.lost.values())
     yield f"lost {_losses(shown.lost)}", f"lost {lost:,}", 8 if lost else 6
-    own = "-" if status.own_share is None else f"{status.own_share:.1%}"
-    yield f"own {own}", f"own {own}", 7
+    share = "-" if status.own_share is None else f"{status.own_share:.1%}"
+    yield f"own {share}", f"own {share}", 7
     for remark in status.remarks:
         yield remark, "", 0
 
@@ -298,17 +298,17 @@ def _foot(state: TopState, width: int) -> str:
     if state.is_typing:
         return f"/{text[-max(1, width - 2) :]}" + click.style(" ", reverse=True)
     is_drilled = bool(level.view.scope or level.view.function or text)
-    found = f"/{cut(text, max(4, width // 3))}" if text else ""
+    search = f"/{cut(text, max(4, width // 3))}" if text else ""
     hints = [hint for hint in _HINTS if hint[0] != "Esc" or is_drilled]
     if level.view.by != "function":
         hints = [(key, "open" if key == "Enter" else what, n) for key, what, n in hints]
     kept: list[tuple[str, str, int]] = []
     for hint in sorted(hints, key=lambda hint: -hint[2]):
-        wanted = [found, *(f"{key} {what}" for key, what, _ in [*kept, hint])]
+        wanted = [search, *(f"{key} {what}" for key, what, _ in [*kept, hint])]
         if _length(wanted) <= width:
             kept.append(hint)
     shown = [f"{click.style(hint[0], bold=True)} {hint[1]}" for hint in hints if hint in kept]
-    return "  ".join([*([click.style(found, reverse=True)] if found else []), *shown])
+    return "  ".join([*([click.style(search, reverse=True)] if search else []), *shown])
 
 
 def _help(size: Size) -> list[str]:

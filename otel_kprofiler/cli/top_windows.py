@@ -63,12 +63,12 @@ class Part:
 
     def groups(self, view: View) -> list[Group]:
         """Returns the groups of a view; caches them for recent views."""
-        found = self._groups.get(view)
-        if found is None:
+        groups = self._groups.get(view)
+        if groups is None:
             while len(self._groups) >= _KEPT_VIEWS:
                 del self._groups[next(iter(self._groups))]
-            found = self._groups[view] = _group(self.samples, view)
-        return found
+            groups = self._groups[view] = _group(self.samples, view)
+        return groups
 
 
 class Shown:

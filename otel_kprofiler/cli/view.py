@@ -149,8 +149,8 @@ def command(
         sys.exit(128 + signals.received)
 
 
-command.params += [one for one in report.command.params if one.name in _SELECTION]
-command.params += [one for one in top.command.params if one.name in _SAMPLING]
+command.params += [parameter for parameter in report.command.params if parameter.name in _SELECTION]
+command.params += [parameter for parameter in top.command.params if parameter.name in _SAMPLING]
 
 
 def _check(has_files: bool, is_listening: bool, is_live: bool, *, has_times: bool) -> None:

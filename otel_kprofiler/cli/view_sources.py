@@ -69,8 +69,8 @@ class Source:
 def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool) -> Source:
     """All that is in some files and tables; without idle waits, unless those are wanted."""
     choice = Choice.of(filters)
-    found = load_choice(sources, choice, PAGE | need_of(choice.chosen)).chosen
-    samples = drop_idle(found, idle=idle)
+    loaded = load_choice(sources, choice, PAGE | need_of(choice.chosen)).chosen
+    samples = drop_idle(loaded, idle=idle)
     count = len(sources)
     title = describe_source(sources[0]) if count == 1 else f"{count} sources"
     data = [json.dumps(columns(samples.windows(), title=title), separators=(",", ":")).encode()]

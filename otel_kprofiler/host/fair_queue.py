@@ -143,7 +143,7 @@ class FairQueue(Generic[T]):
             return None
         sizes, groups = self._sizes, self._groups
         owner = max(
-            reversed(self._waiting), key=lambda one: (sizes[groups[one]], len(self._waiting[one]))
+            reversed(self._waiting), key=lambda key: (sizes[groups[key]], len(self._waiting[key]))
         )
         queue = self._waiting[owner]
         item = queue.pop()
@@ -185,7 +185,7 @@ class FairQueue(Generic[T]):
         if not wait_ns:
             return 0, owner, self._share
         before_ns = now_ns - RECENT_NS
-        new = [one for one in self._waiting if self._last_ns.get(one, before_ns) <= before_ns]
+        new = [key for key in self._waiting if self._last_ns.get(key, before_ns) <= before_ns]
         if new:
             reserve_ns = self._reserve.wait_ns(now_ns)
             if reserve_ns < wait_ns:

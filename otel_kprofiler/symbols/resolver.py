@@ -140,12 +140,17 @@ class StackResolver:
         self._arrange = arrange or tuple
         raw = {kind: RawAddresses(kind) for kind in SIDES}
         self._resolvers: dict[SideKind, SideResolver[Any]] = {**raw, **resolvers}
-        self._sides = {kind: _cache_sides(kind, one) for kind, one in self._resolvers.items()}
+        self._sides = {
+            kind: _cache_sides(kind, side_resolver)
+            for kind, side_resolver in self._resolvers.items()
+        }
         with_state = {
-            kind: one for kind, one in resolvers.items() if not isinstance(one, Stateless)
+            kind: side_resolver
+            for kind, side_resolver in resolvers.items()
+            if not isinstance(side_resolver, Stateless)
         }
         self._with_state = tuple(with_state)
-        self._state = _join([one.state for one in with_state.values()])
+        self._state = _join([side_resolver.state for side_resolver in with_state.values()])
         self._stacks: BoundedCache[_StackKey, Stack | _VariableStack] = BoundedCache(
             MAX_STACKS_CACHED,
             self._make_stack,
@@ -168,7 +173,9 @@ class StackResolver:
 
     def advance(self, now_boot_ns: int) -> int:
         """Let the resolvers learn what is new; returns the time up to which all know everything."""
-        return min([one.advance(now_boot_ns) for one in self._resolvers.values()])
+        return min(
+            [side_resolver.advance(now_boot_ns) for side_resolver in self._resolvers.values()]
+        )
 
     def finish(self, timeout_s: float) -> None:
         """Let the resolvers wait for what they still read, for at most ``timeout_s`` together."""
@@ -186,14 +193,14 @@ class StackResolver:
         kinds, cached = self._with_state, self._sides
         states = {kinds[0]: state} if len(kinds) == 1 else dict(zip(kinds, state, strict=True))
         sides: list[Side | VariableSide] = []
-        known: list[Side] = []
+        resolved: list[Side] = []
         for (kind, status), words in zip(collected, stacks, strict=True):
             side = cached[kind][words, status, states.get(kind)]
             sides.append(side)
             if isinstance(side, Side):
-                known.append(side)
-        if len(known) == len(sides):
-            return Stack(self._arrange(known))
+                resolved.append(side)
+        if len(resolved) == len(sides):
+            return Stack(self._arrange(resolved))
         return _VariableStack(sides, self._arrange)
 
 
@@ -213,7 +220,11 @@ def _cache_sides(
 
 def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
     """Returns a function for the states of all resolvers, or of the only one, which is faster."""
-    return states[0] if len(states) == 1 else lambda sample: tuple([one(sample) for one in states])
+    return (
+        states[0]
+        if len(states) == 1
+        else lambda sample: tuple([state_of(sample) for state_of in states])
+    )
 
 
 class _VariableStack:

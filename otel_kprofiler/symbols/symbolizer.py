@@ -69,10 +69,10 @@ class Symbolizer:
             ]
             asked = [addresses[place] for place in places]
             if resolver is None:
-                found = [make_unknown(address, Unresolved.UNMAPPED) for address in asked]
+                resolutions = [make_unknown(address, Unresolved.UNMAPPED) for address in asked]
             else:
-                found = resolver.resolve(asked, pid) if asked else []
-            answers.update(zip(places, found, strict=True))
+                resolutions = resolver.resolve(asked, pid) if asked else []
+            answers.update(zip(places, resolutions, strict=True))
         return [answers[place] for place in range(len(addresses))]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:

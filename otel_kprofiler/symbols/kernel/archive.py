@@ -36,8 +36,10 @@ class ReadingPacker:
 
     def pack(self, reading: ModuleReading) -> dict[str, Any]:
         """Pack the next reading."""
-        loaded = {one.main.module.generation: one for one in reading.modules}
-        new = {number: one for number, one in loaded.items() if self._known.get(number) != one}
+        loaded = {module.main.module.generation: module for module in reading.modules}
+        new = {
+            number: module for number, module in loaded.items() if self._known.get(number) != module
+        }
         self._known = loaded
         return {
             "looked_ns": reading.looked_ns,
@@ -45,8 +47,12 @@ class ReadingPacker:
             "removed": {str(number): [*times] for number, times in reading.removed.items()},
             "modules": [*loaded],
             "new": {
-                str(number): [_pack(one.main), one.init and _pack(one.init), one.init_until_ns]
-                for number, one in new.items()
+                str(number): [
+                    _pack(module.main),
+                    module.init and _pack(module.init),
+                    module.init_until_ns,
+                ]
+                for number, module in new.items()
             },
         }
 
@@ -125,5 +131,5 @@ def _make_lines(table: SymbolTable, module: str) -> str:
 
 def _reaches(table: SymbolTable, start: int, count: int) -> bool:
     """Returns whether the padding of a function at ``start`` has at least ``count`` bytes."""
-    found = table.lookup(start - count)
-    return found is not None and found[1] == start
+    symbol = table.lookup(start - count)
+    return symbol is not None and symbol[1] == start

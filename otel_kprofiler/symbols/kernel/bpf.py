@@ -221,13 +221,13 @@ class KsymbolTable:
         ]
 
     def _add(self, symbol: Ksymbol, since_ns: int, end: int = 0) -> None:
-        known = self._live.get(symbol.start)
+        live = self._live.get(symbol.start)
         end = end or symbol.start + min(symbol.length or limit_bytes(symbol), _MAX_BYTES)
-        if known is not None and known.symbol.name == symbol.name and known.sure_ns == _FOREVER:
-            if not symbol.length or known.symbol.length:
+        if live is not None and live.symbol.name == symbol.name and live.sure_ns == _FOREVER:
+            if not symbol.length or live.symbol.length:
                 return
-            since_ns = symbol.since_ns or min(since_ns, known.since_ns)  # the length is new
-            self._drop(known)
+            since_ns = symbol.since_ns or min(since_ns, live.since_ns)  # the length is new
+            self._drop(live)
         missed = [
             other
             for other in self._overlapping(symbol.start, end)
@@ -243,16 +243,16 @@ class KsymbolTable:
             self._pages[page] = (*self._pages.get(page, ()), entry)
 
     def _remove(self, symbol: Ksymbol, time_ns: int) -> None:
-        known = self._live.get(symbol.start)
-        if known is None:
+        live = self._live.get(symbol.start)
+        if live is None:
             # The record of its loading was lost, so it was loaded after the last full reading.
             entry = LoadedKsymbol(symbol, symbol.start + symbol.length, self._read_ns, self._source)
             lost_ns = self._lost_ns[entry.is_program()]
             if lost_ns != _FOREVER:
                 entry.since_ns = entry.sure_ns = lost_ns
             self._end([entry], time_ns)
-        elif known.symbol.name == symbol.name and known.since_ns <= time_ns:
-            self._end([known], time_ns)
+        elif live.symbol.name == symbol.name and live.since_ns <= time_ns:
+            self._end([live], time_ns)
 
     def _mark_uncertain(self, time_ns: int, *, programs_only: bool) -> None:
         """Mark symbols as uncertain from a time on, until the next reading."""
@@ -266,25 +266,25 @@ class KsymbolTable:
         """Bring the table in line with a reading, which may contain changes made during it."""
         began_ns = change.time_ns
         programs_only = change.action is KsymbolAction.PROGRAMS_READ
-        found = {symbol.start: symbol for symbol in change.symbols}
-        known = [
+        present = {symbol.start: symbol for symbol in change.symbols}
+        entries = [
             entry
             for entry in self._live.values()
             if entry.since_ns <= began_ns and (entry.is_program() or not programs_only)
         ]
-        gone = [entry for entry in known if not _is_still(entry, found.get(entry.symbol.start))]
+        gone = [entry for entry in entries if not _is_still(entry, present.get(entry.symbol.start))]
         self._end(gone, began_ns)
-        for entry in set(known) - set(gone):
+        for entry in set(entries) - set(gone):
             entry.sure_ns = _FOREVER
         lost_ns = dict(self._lost_ns)
         self._lost_ns |= dict.fromkeys((True,) if programs_only else (True, False), _FOREVER)
-        self._add_found(found, began_ns, lost_ns)
+        self._add_found(present, began_ns, lost_ns)
         self._read_ns = max(self._read_ns, began_ns)
         if began_ns <= self._noticed_ns:
             self._mark_uncertain(began_ns, programs_only=programs_only)
 
     def _add_found(
-        self, found: Mapping[int, Ksymbol], began_ns: int, lost_ns: Mapping[bool, int]
+        self, present: Mapping[int, Ksymbol], began_ns: int, lost_ns: Mapping[bool, int]
     ) -> None:
         """Add symbols that only the reading has; their records were lost."""
         gone = {
@@ -292,7 +292,7 @@ class KsymbolTable:
             for entry in self._ended
             if entry.until_ns >= began_ns and not entry.is_uncertain
         }
-        ordered = sorted(found.values())
+        ordered = sorted(present.values())
         starts = [symbol.start for symbol in ordered] + [_FOREVER * 2]
         for symbol, following in zip(ordered, starts[1:], strict=True):
             if (symbol.start, symbol.name) in gone:
@@ -359,11 +359,11 @@ class KsymbolTable:
         self._ended = kept
 
 
-def _is_still(entry: LoadedKsymbol, found: Ksymbol | None) -> bool:
+def _is_still(entry: LoadedKsymbol, present: Ksymbol | None) -> bool:
     """Returns whether a reading shows the known symbol, not another load of the same program."""
-    if found is None or found.name != entry.symbol.name:
+    if present is None or present.name != entry.symbol.name:
         return False
-    return entry.sure_ns == _FOREVER or found.since_ns <= entry.since_ns
+    return entry.sure_ns == _FOREVER or present.since_ns <= entry.since_ns
 
 
 def limit_bytes(symbol: Ksymbol) -> int:

@@ -75,13 +75,13 @@ class TableBuilder:
         for index in self._ends(addresses, classes):
             keep[index] = 1
             names[index] = _name_end(addresses, names, index)
-        before = bytes([self._last_class]) + classes
+        all_classes = bytes([self._last_class]) + classes
         if not self._pad:
-            self._pad = _measure_pad([self._last_address, *addresses], before)
+            self._pad = _measure_pad([self._last_address, *addresses], all_classes)
         self._last_class = classes[-1]
         self._last_address = addresses[-1]
         if 1 in keep:
-            padded = bytes(compress(before, keep)).translate(_IS_PAD)
+            padded = bytes(compress(all_classes, keep)).translate(_IS_PAD)
             self._append(list(compress(addresses, keep)), list(compress(names, keep)), padded)
         return True
 
@@ -124,21 +124,21 @@ class TableBuilder:
 
     def _ends(self, addresses: Sequence[bytes], classes: bytes) -> list[int]:
         """Indices of the symbols that end a function or a pad without being one."""
-        found: list[int] = []
+        indices: list[int] = []
         if _OTHER not in classes:
-            return found
+            return indices
         sequence = bytes([self._last_class]) + classes
         for match in _END.finditer(sequence):
             index = match.start()  # of the first symbol that is neither, in `addresses`
             previous = addresses[index - 1] if index else self._last_address
             if sequence[index] == _PAD and index:
-                found.append(index - 1)  # a pad without its function names nothing
+                indices.append(index - 1)  # a pad without its function names nothing
                 continue
             while index < len(classes) and addresses[index] == previous:
                 index += 1
             if index < len(classes) and classes[index] == _OTHER:
-                found.append(index)
-        return found
+                indices.append(index)
+        return indices
 
 
 def _name_end(addresses: Sequence[bytes], names: list[bytes], index: int) -> bytes:

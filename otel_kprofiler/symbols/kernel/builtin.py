@@ -164,15 +164,15 @@ def _fits(base: int, ranges: list[BuiltinRange], core: SymbolTable) -> bool:
 
 
 def _symbol_end(address: int, core: SymbolTable) -> int:
-    found = core.lookup(address)
-    return core.symbol_at(found[1]).end if found else address
+    symbol = core.lookup(address)
+    return core.symbol_at(symbol[1]).end if symbol else address
 
 
 def _starts_symbol(address: int, core: SymbolTable) -> bool:
     if core.names_at(address):
         return True
-    found = core.lookup(address)
-    return found is not None and address < found[1] <= address + MAX_PAD_BYTES  # its padding
+    symbol = core.lookup(address)
+    return symbol is not None and address < symbol[1] <= address + MAX_PAD_BYTES  # its padding
 
 
 class KallModSyms(NamedTuple):
@@ -307,7 +307,10 @@ def builtin_ranges_path(release: str) -> str:
 
 
 def read_builtin(
-    files: HostFiles, core: SymbolTable, problems: list[str], known: BuiltinRanges | None = None
+    files: HostFiles,
+    core: SymbolTable,
+    problems: list[str],
+    ranges_of_build: BuiltinRanges | None = None,
 ) -> tuple[BuiltinRanges, SymbolTable]:
     """Read the built-in modules, and add the known sizes to the symbols.
 
@@ -317,19 +320,19 @@ def read_builtin(
         files: the host's files, or a captured tree.
         core: symbols of vmlinux.
         problems: receives one sentence for each thing that cannot be used.
-        known: the modules, if they were read before.
+        ranges_of_build: the modules, if they were read before.
     """
     if not len(core):
         return NO_BUILTIN, core
-    ranges = known
+    ranges = ranges_of_build
     if ranges is None:
         path = builtin_ranges_path(find_release(files))
         with _reporting(path, problems) as report:
             ranges = _read_ranges(files, path, core, report)
     with _reporting(KALLMODSYMS, problems) as report:
-        found = _read_kallmodsyms(files, core, report)
-        ranges = ranges or BuiltinRanges(found.ranges)
-        sized = with_sizes(core, found.sizes)
+        parsed = _read_kallmodsyms(files, core, report)
+        ranges = ranges or BuiltinRanges(parsed.ranges)
+        sized = with_sizes(core, parsed.sizes)
         if sized is None:
             report("does not fit the running kernel")
         else:
@@ -364,9 +367,9 @@ def _read_kallmodsyms(
 ) -> KallModSyms:
     code_end = core.symbol(len(core) - 1).end
     pieces = read_pieces(files.open_fd(KALLMODSYMS))
-    found = parse_kallmodsyms(pieces, core.address(0), code_end)
-    _report_bad_lines(found.bad, report)
-    return found
+    parsed = parse_kallmodsyms(pieces, core.address(0), code_end)
+    _report_bad_lines(parsed.bad, report)
+    return parsed
 
 
 def _report_bad_lines(lines: int, report: Callable[[str], None]) -> None:

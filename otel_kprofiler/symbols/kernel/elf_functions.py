@@ -98,10 +98,10 @@ class ElfSymbols:
             return None
         base, section = self._sections[at]
         # Sizes prove where a function ends, which may be where its section does.
-        found = self._table.lookup(rva, (base, base + section.size + 1))
-        if found is None:
+        symbol = self._table.lookup(rva, (base, base + section.size + 1))
+        if symbol is None:
             return None
-        name, start = found
+        name, start = symbol
         names = (other.decode("utf-8", "backslashreplace") for other in self._table.names_at(start))
         return ElfMatch(make_line(name), tuple(names), start, section.name, rva - base)
 
@@ -159,12 +159,12 @@ def _find_symtab(image: ElfImage) -> Section | None:
 
 
 def _find_text(image: ElfImage, symtab: Section) -> int:
-    found = {
+    marks = {
         name: value
         for name, _, _, value, _ in _entries(image, symtab)
         if name in (b"_text", b"_stext")
     }
-    base = found.get(b"_text", found.get(b"_stext"))
+    base = marks.get(b"_text", marks.get(b"_stext"))
     if base is None:
         raise KProfilerError(f"{image.path} is neither a module nor vmlinux: it has no _text")
     return base

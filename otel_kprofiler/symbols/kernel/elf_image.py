@@ -143,8 +143,8 @@ def _find_build_id(image: ElfImage) -> BuildId | None:
                 raise KProfilerError(
                     f"{image.path} has more than {MAX_NOTES_BYTES >> 20} MiB of notes"
                 )
-            if found := find_build_id(content):
-                return found
+            if build_id := find_build_id(content):
+                return build_id
     return None
 
 

@@ -404,9 +404,9 @@ def _split_clones(fields: _Fields) -> tuple[_Fields, _Fields]:
     outside the pages of the module's other code.
     """
     pages = [int(address, 16) // PAGE_BYTES for address in fields.addresses]
-    own = max(1, len(fields.types.rstrip(b"T")))
-    first, last = min(pages[:own], default=0), max(pages[:own], default=0)
-    live = [index < own or first <= page <= last for index, page in enumerate(pages)]
+    code_lines = max(1, len(fields.types.rstrip(b"T")))
+    first, last = min(pages[:code_lines], default=0), max(pages[:code_lines], default=0)
+    live = [index < code_lines or first <= page <= last for index, page in enumerate(pages)]
     return fields.where(live), fields.where([not here for here in live])
 
 

@@ -85,24 +85,26 @@ def read_snapshot(
     build_id = _read_build_id(files, problems)
     kernel_file_id = make_file_id(build_id, VMLINUX, _read_version(files, build_id, problems))
     listed, bad_lines = _read_proc_modules(files, kallsyms, problems)
-    known = {} if previous is None else {module.name: module for module in previous.modules}
+    earlier = {} if previous is None else {module.name: module for module in previous.modules}
     known_builtin = None if previous is None else previous.builtin
     builtin, core = read_builtin(files, kallsyms.core, problems, known_builtin)
     symbols = []
     vmlinux = _make_vmlinux(core, build_id, kernel_file_id)
     if vmlinux is not None:
-        symbols.append(ModuleSymbols(_keep(vmlinux, known), core))
-    highest = max((module.generation for module in known.values()), default=0)
+        symbols.append(ModuleSymbols(_keep(vmlinux, earlier), core))
+    highest = max((module.generation for module in earlier.values()), default=0)
     folders = {module.name: read_module(files, module.name) for module in reversed(listed)}
     taken = _find_taken(listed, folders, kallsyms)
     for number, module in enumerate(reversed(listed), highest + 1):
         table = kallsyms.blocks.get(module.name)
-        found = folders[module.name]
-        if found.problem:
-            problems.append(found.problem)
-        file_id = make_file_id(found.build_id, module.name, kernel_file_id, found.source_version)
-        made = make_module(module, found, table, taken, file_id)
-        symbols.append(ModuleSymbols(_keep(replace(made, generation=number), known), table))
+        module_files = folders[module.name]
+        if module_files.problem:
+            problems.append(module_files.problem)
+        file_id = make_file_id(
+            module_files.build_id, module.name, kernel_file_id, module_files.source_version
+        )
+        made = make_module(module, module_files, table, taken, file_id)
+        symbols.append(ModuleSymbols(_keep(replace(made, generation=number), earlier), table))
     return Snapshot(
         symbols,
         blocks=_blocks(kallsyms.blocks),
@@ -136,17 +138,17 @@ def _read_kallsyms(files: HostFiles, problems: list[str]) -> tuple[Kallsyms, Hid
 
 def _find_damage(kallsyms: Kallsyms) -> list[str]:
     """Damage in a kallsyms file, one sentence each."""
-    found = []
+    damage = []
     if kallsyms.bad_lines:
-        found.append(
+        damage.append(
             f"{PROC_KALLSYMS}: {kallsyms.bad_lines} of {kallsyms.lines} lines are malformed or out"
             " of order, so the code at them has no name"
         )
     if kallsyms.cut:
-        found.append(f"{PROC_KALLSYMS}: the last line is truncated, so symbols are missing")
+        damage.append(f"{PROC_KALLSYMS}: the last line is truncated, so symbols are missing")
     if len(kallsyms.core) and _find_text(kallsyms.core) is None:
-        found.append(f"{PROC_KALLSYMS}: _stext or _etext is missing, so kernel code has no names")
-    return found
+        damage.append(f"{PROC_KALLSYMS}: _stext or _etext is missing, so kernel code has no names")
+    return damage
 
 
 def _find_text(core: SymbolTable) -> AddressRange | None:
@@ -210,8 +212,8 @@ def _find_taken(
 ) -> list[int]:
     """Start addresses of modules, and the pages that hold none of their code."""
     taken = [module.address for module in listed if module.address]
-    for found in folders.values():
-        taken += taken_pages(found.sections)
+    for module_files in folders.values():
+        taken += taken_pages(module_files.sections)
     for table in (kallsyms.blocks[name] for name in NO_MODULES if name in kallsyms.blocks):
         taken += {table.address(index) & -PAGE_BYTES for index in range(len(table))}
     return taken
@@ -219,42 +221,44 @@ def _find_taken(
 
 def make_module(
     listed: ProcModule,
-    found: ModuleFiles,
+    module_files: ModuleFiles,
     table: SymbolTable | None,
     taken: Collection[int],
     file_id: FileId,
 ) -> Module:
     """Make a loaded module, which ends before the next of the addresses in ``taken``."""
-    base = found.sections.get(".text") or listed.address
+    base = module_files.sections.get(".text") or listed.address
     if not base and table is not None and len(table):
         base = text_base(table)
     following = next_above(base, taken)
     limit = base + listed.size if listed.size else following
     if table is None:
         limit = min(limit, following)
-    ranges = ranges_from_sections(found.sections, table, limit)
+    ranges = ranges_from_sections(module_files.sections, table, limit)
     source = RangeSource.SECTIONS
     if not ranges:
         ranges = ranges_from_symbols(table, base, min(limit, following))
         source = RangeSource.SYMBOLS
-    return Module(listed.name, ModuleKind.LOADED, found.build_id, file_id, base, ranges, source)
+    return Module(
+        listed.name, ModuleKind.LOADED, module_files.build_id, file_id, base, ranges, source
+    )
 
 
-def _keep(made: Module, known: Mapping[str, Module]) -> Module:
+def _keep(made: Module, earlier: Mapping[str, Module]) -> Module:
     """The known object if it is the same module at the same address."""
-    before = known.get(made.name)
-    if before is None:
+    old = earlier.get(made.name)
+    if old is None:
         return made
-    same = (before.build_id, before.base, before.ranges) == (made.build_id, made.base, made.ranges)
-    return before if same else made
+    same = (old.build_id, old.base, old.ranges) == (made.build_id, made.base, made.ranges)
+    return old if same else made
 
 
 def _blocks(blocks: Mapping[str, SymbolTable]) -> list[CodeBlock]:
-    found = [
+    code_blocks = [
         CodeBlock(ModuleKind.OUT_OF_LINE, blocks[name])
         for name in OUT_OF_LINE_BLOCKS
         if name in blocks
     ]
     if BPF_BLOCK in blocks:
-        found.append(CodeBlock(ModuleKind.BPF, blocks[BPF_BLOCK]))
-    return found
+        code_blocks.append(CodeBlock(ModuleKind.BPF, blocks[BPF_BLOCK]))
+    return code_blocks

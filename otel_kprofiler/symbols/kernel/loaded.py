@@ -50,8 +50,8 @@ class FoundModule(NamedTuple):
     def is_same(self, files: ModuleFiles) -> bool:
         """Returns whether sysfs still describes this module, with nothing new."""
         module = self.loaded.main.module
-        known = module.range_source is RangeSource.SECTIONS or not files.sections
-        return known and module.build_id == files.build_id
+        has_sections = module.range_source is RangeSource.SECTIONS or not files.sections
+        return has_sections and module.build_id == files.build_id
 
     def started(self, line: ProcModule, time_ns: int) -> FoundModule:
         """This module after its init function returned."""
@@ -93,24 +93,24 @@ def make_found(
     return FoundModule(line, files, LoadedModule(main, init, init_until_ns or FOREVER))
 
 
-def add_names(found: FoundModule, lines: bytes | None, taken: Collection[int]) -> FoundModule:
+def add_names(nameless: FoundModule, lines: bytes | None, taken: Collection[int]) -> FoundModule:
     """Add names from the module's kallsyms lines; ``lines`` is None if there were none."""
-    main, init, _ = found.loaded
+    main, init, _ = nameless.loaded
     if lines is None or all(line.startswith(_ZERO) for line in lines.splitlines()):
-        loaded = found.loaded._replace(
+        loaded = nameless.loaded._replace(
             main=main._replace(pending=False), init=init and init._replace(pending=False)
         )
-        return found._replace(loaded=loaded, attempts=(found.attempts or 0) + 1)
-    lines, init_lines = _split(lines, found.files.sections)
-    table = _parse(lines, found.listed.name)
-    made = make_module(found.listed, found.files, table, taken, main.module.file_id)
+        return nameless._replace(loaded=loaded, attempts=(nameless.attempts or 0) + 1)
+    lines, init_lines = _split(lines, nameless.files.sections)
+    table = _parse(lines, nameless.listed.name)
+    made = make_module(nameless.listed, nameless.files, table, taken, main.module.file_id)
     module = main.module
     if made.ranges != module.ranges:
-        module = replace(made, generation=found.number)
+        module = replace(made, generation=nameless.number)
     if init is not None:
-        init = _name_init(init, _parse(init_lines, found.listed.name))
-    loaded = found.loaded._replace(main=ModuleSymbols(module, table), init=init)
-    return found._replace(loaded=loaded, attempts=None)
+        init = _name_init(init, _parse(init_lines, nameless.listed.name))
+    loaded = nameless.loaded._replace(main=ModuleSymbols(module, table), init=init)
+    return nameless._replace(loaded=loaded, attempts=None)
 
 
 class LineCollector:

@@ -43,21 +43,21 @@ class MixedSide:
 
     def at(self, time_ns: int) -> Side:
         """The side at a boot time; the same object while the same code is loaded."""
-        whole, (side, before) = self._side, self._last
+        whole, (side, old_codes) = self._side, self._last
         frames = whole.frames
-        found = tuple(
+        codes = tuple(
             code
             if code is not None and code.covers(frames[place].address, time_ns)
             else self._table.lookup(frames[place].address, time_ns)
-            for place, code in zip(self._places, before, strict=True)
+            for place, code in zip(self._places, old_codes, strict=True)
         )
-        if found != before:
+        if codes != old_codes:
             mixed = list(frames)
-            for place, code in zip(self._places, found, strict=True):
+            for place, code in zip(self._places, codes, strict=True):
                 if code is not None:
                     mixed[place] = code.frame(frames[place].address)
             side = make_kernel_side(mixed, whole.status)
-            self._last = side, found
+            self._last = side, codes
         return side
 
     def of(self, sample: RawSample) -> Side:

@@ -153,7 +153,11 @@ class Snapshot:
     def loaded(self) -> tuple[ModuleSymbols, ...]:
         """All modules except vmlinux, oldest first."""
         symbols = self._by_name.values()
-        return tuple(one for one in symbols if one.module.kind is ModuleKind.LOADED)
+        return tuple(
+            symbols_of_module
+            for symbols_of_module in symbols
+            if symbols_of_module.module.kind is ModuleKind.LOADED
+        )
 
     def with_modules(
         self,
@@ -165,7 +169,11 @@ class Snapshot:
     ) -> Snapshot:
         """A copy with other modules, oldest first; ``gone`` has the ranges of unloaded ones."""
         other = copy(self)
-        core = [one for one in self._by_name.values() if one.module.kind is ModuleKind.VMLINUX]
+        core = [
+            symbols
+            for symbols in self._by_name.values()
+            if symbols.module.kind is ModuleKind.VMLINUX
+        ]
         other._set_modules((*core, *loaded), gone)  # noqa: SLF001 - a copy of this very class
         other.generation, other.since_ns = generation, since_ns
         return other
@@ -173,9 +181,13 @@ class Snapshot:
     def with_tables(self, make: Mapping[str, Callable[[int], SymbolTable]]) -> Snapshot:
         """A copy with other tables, each made for its module's base; ``make`` is by build id."""
         symbols = []
-        for one in self._by_name.values():
-            make_table = make.get(one.module.build_id or "")
-            symbols.append(one._replace(table=make_table(one.module.base)) if make_table else one)
+        for module_symbols in self._by_name.values():
+            make_table = make.get(module_symbols.module.build_id or "")
+            symbols.append(
+                module_symbols._replace(table=make_table(module_symbols.module.base))
+                if make_table
+                else module_symbols
+            )
         other = copy(self)
         other._set_modules(symbols)  # noqa: SLF001 - a copy of this very class
         return other
@@ -194,13 +206,13 @@ class Snapshot:
         rva = address - module.base
         builtin = self.builtin.find(address) if module.kind is ModuleKind.VMLINUX else ()
         section = self._starts[index], self._ends[index]
-        found = table.lookup(address, section) if table is not None else None
-        if found is None:
+        symbol = table.lookup(address, section) if table is not None else None
+        if symbol is None:
             reason = Unresolved.NO_SYMBOL if table is not None else Unresolved.NO_SYMBOL_TABLE
             reason = Unresolved.NOT_YET_KNOWN if pending else reason
             reason = Unresolved.HIDDEN if self.hidden else reason
             return Frame(module, rva, (), 0, KERNEL_SIDE, reason, builtin)
-        name, start = found
+        name, start = symbol
         return Frame(module, rva, (make_line(name),), address - start, KERNEL_SIDE, None, builtin)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
@@ -209,7 +221,7 @@ class Snapshot:
         Includes boundary markers such as ``_etext``.
         """
         raw = name.encode("utf-8", "surrogateescape")
-        found = []
+        matches = []
         for module, table, _ in self._by_name.values():
             if table is None:
                 continue
@@ -217,13 +229,13 @@ class Snapshot:
                 symbol = table.symbol(index)
                 name, start, end = symbol
                 builtin = self.builtin.find(start) if module.name == VMLINUX else ()
-                found.append(Match(name, start, end, module, start - module.base, builtin))
+                matches.append(Match(name, start, end, module, start - module.base, builtin))
         for block in self._blocks:
             for index in block.table.find(raw, prefix=prefix):
                 symbol = block.table.symbol(index)
                 module = self._program(block.kind, symbol)
-                found.append(Match(symbol.name, symbol.start, symbol.end, module, 0))
-        return tuple(found)
+                matches.append(Match(symbol.name, symbol.start, symbol.end, module, 0))
+        return tuple(matches)
 
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
         """Entry code of interrupts and system calls, by the linker's markers.
@@ -234,8 +246,8 @@ class Snapshot:
         core = self._by_name.get(VMLINUX)
         if core is None or core.table is None:
             return ()
-        found = (_find_section(core.table, section) for section in INTERRUPT_SECTIONS)
-        return tuple(filter(None, found))
+        sections = (_find_section(core.table, section) for section in INTERRUPT_SECTIONS)
+        return tuple(filter(None, sections))
 
     def scheduler_rvas(self) -> range:
         """RVAs in vmlinux of the functions that the kernel marks with ``__sched``.
@@ -244,10 +256,10 @@ class Snapshot:
         (``in_sched_functions()``, kernel/sched/core.c). Empty if the markers are not known.
         """
         core = self._by_name.get(VMLINUX)
-        found = _find_section(core.table, "sched") if core and core.table else None
-        if core is None or found is None:
+        section = _find_section(core.table, "sched") if core and core.table else None
+        if core is None or section is None:
             return range(0)
-        return range(found.start - core.module.base, found.end - core.module.base)
+        return range(section.start - core.module.base, section.end - core.module.base)
 
     def explain(self, address: int) -> Explanation:
         """Explain a runtime address."""
@@ -316,9 +328,9 @@ class Snapshot:
             return Frame(module, rva, (), 0, KERNEL_SIDE, Unresolved.FREED_INIT, builtin)
         best: tuple[int, bytes, CodeBlock] | None = None
         for block in self._blocks:
-            found = block.table.lookup(address)
-            if found and found[1] > below and (best is None or found[1] > best[0]):
-                best = found[1], found[0], block
+            symbol = block.table.lookup(address)
+            if symbol and symbol[1] > below and (best is None or symbol[1] > best[0]):
+                best = symbol[1], symbol[0], block
         if best is None:
             reason = Unresolved.HIDDEN if self.hidden else Unresolved.UNMAPPED
             if any(part.start <= address < part.end for part in self._gone):

@@ -93,9 +93,9 @@ class KernelSymbolizer:
         self._source = ksymbols
         self._ksymbols: KsymbolTable | None = None
         if ksymbols is not None or known_ksymbols is not None:
-            known = snapshot.ksymbols() if known_ksymbols is None else tuple(known_ksymbols)
+            initial = snapshot.ksymbols() if known_ksymbols is None else tuple(known_ksymbols)
             self._ksymbols = KsymbolTable(ksymbols)
-            self._ksymbols.apply(KsymbolChange(0, KsymbolAction.ALL_READ, known))
+            self._ksymbols.apply(KsymbolChange(0, KsymbolAction.ALL_READ, initial))
         self._views: tuple[_View, ...] = (self._make_view(snapshot),)  # newest first
         self._modules = modules
         self._complete_until_ns = 0
@@ -255,9 +255,9 @@ class KernelSymbolizer:
             for reading in readings:
                 self._timeline.apply(reading)
             if readings:
-                known = {view.snapshot.generation: view for view in self._views}
+                views = {view.snapshot.generation: view for view in self._views}
                 self._views = tuple(
-                    known.get(snapshot.generation) or self._make_view(snapshot)
+                    views.get(snapshot.generation) or self._make_view(snapshot)
                     for snapshot in self._timeline.snapshots
                 )
         self._complete_until_ns = min(ksymbols_ns, modules_ns)
@@ -268,14 +268,14 @@ class KernelSymbolizer:
 
         Does nothing if modules are tracked or the symbols cannot change.
         """
-        before = self.snapshot
+        current = self.snapshot
         if self._files is None or self._modules is not None:
-            return before
+            return current
         after = read_snapshot(
             self._files,
-            generation=before.generation + 1,
+            generation=current.generation + 1,
             since_ns=now_boot_ns,
-            previous=before,
+            previous=current,
         )
         self._views = (self._make_view(after), *self._views[:MAX_HISTORY])
         return after
@@ -323,14 +323,16 @@ class KernelSymbolizer:
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
         """All symbols with a linker's name or a prefix."""
-        found = self.snapshot.find(name, prefix=prefix)
-        return (*found, *self._ksymbols.find(name, prefix=prefix)) if self._ksymbols else found
+        matches = self.snapshot.find(name, prefix=prefix)
+        return (*matches, *self._ksymbols.find(name, prefix=prefix)) if self._ksymbols else matches
 
     def ksymbols(self) -> tuple[Ksymbol, ...]:
         """The ksymbols loaded as of the last :meth:`advance`, by address."""
         if self._ksymbols is None:
             return self.snapshot.ksymbols()
-        return tuple(one.symbol._replace(since_ns=one.since_ns) for one in self._ksymbols.live())
+        return tuple(
+            entry.symbol._replace(since_ns=entry.since_ns) for entry in self._ksymbols.live()
+        )
 
     def module(self, name: str) -> Module | None:
         """The loaded module with a name, or ``vmlinux``; None if it is not loaded."""
@@ -344,11 +346,11 @@ class KernelSymbolizer:
             time_ns: boot time; None for now.
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
-        known = view.snapshot.explain(address)
-        if self._ksymbols is None or not is_outside(known.frame):
-            return known
+        explanation = view.snapshot.explain(address)
+        if self._ksymbols is None or not is_outside(explanation.frame):
+            return explanation
         ksymbol = self._ksymbols.lookup(address, NOW_NS if time_ns is None else time_ns)
-        return known if ksymbol is None else explain_ksymbol(ksymbol, address)
+        return explanation if ksymbol is None else explain_ksymbol(ksymbol, address)
 
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
         """Entry code of interrupts and system calls."""

@@ -174,7 +174,7 @@ class Timeline:
         } - {FOREVER}
         starts = sorted((edge for edge in edges if edge > horizon_ns), reverse=True)
         starts.append(max((edge for edge in edges if edge <= horizon_ns), default=0))
-        known = {snapshot.since_ns: snapshot for snapshot in self.snapshots}
+        existing = {snapshot.since_ns: snapshot for snapshot in self.snapshots}
         lives: dict[int, list[ModuleSymbols]] = {}
         snapshots = []
         for start_ns in reversed(starts[:MAX_SNAPSHOTS]):
@@ -183,7 +183,7 @@ class Timeline:
                 for lifetime in lifetimes
                 if lifetime.since_ns <= start_ns < lifetime.until_ns
             ]
-            snapshot = known.get(start_ns)
+            snapshot = existing.get(start_ns)
             if snapshot is None or self._live.get(start_ns) != live:
                 self._generation += 1
                 snapshot = self._first.with_modules(

@@ -103,14 +103,14 @@ class Interleaver:
             self._version = self._loops.version
             self._marks.clear()
             self._marked.clear()
-        known = self._marks
+        cached_marks = self._marks
         try:
-            marks = bytes(map(known.__getitem__, map(id, frames)))
+            marks = bytes(map(cached_marks.__getitem__, map(id, frames)))
         except KeyError:
             for frame in frames:
-                if id(frame) not in known:
+                if id(frame) not in cached_marks:
                     self._mark(frame)
-            marks = bytes(map(known.__getitem__, map(id, frames)))
+            marks = bytes(map(cached_marks.__getitem__, map(id, frames)))
         return {at: mark for at, mark in enumerate(marks) if mark}
 
     def _mark(self, frame: Frame) -> None:

@@ -31,8 +31,8 @@ class ChainResolver:
         open_ones = list(range(len(addresses)))
         first = True
         for resolver in self._resolvers:
-            found = resolver.resolve([addresses[index] for index in open_ones], pid)
-            for index, answer in zip(open_ones, found, strict=True):
+            resolutions = resolver.resolve([addresses[index] for index in open_ones], pid)
+            for index, answer in zip(open_ones, resolutions, strict=True):
                 if first or _rank(answer) > _rank(answers[index]):
                     answers[index] = answer
             open_ones = [index for index in open_ones if not answers[index].lines]
@@ -43,11 +43,11 @@ class ChainResolver:
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
         """The places that any resolver finds, those of the first one first."""
-        found: dict[tuple[ProcessKey | None, str, int], Resolution] = {}
+        matches: dict[tuple[ProcessKey | None, str, int], Resolution] = {}
         for resolver in self._resolvers:
             for answer in resolver.find(name, pid):
-                found.setdefault((answer.process, answer.path, answer.address), answer)
-        return list(found.values())
+                matches.setdefault((answer.process, answer.path, answer.address), answer)
+        return list(matches.values())
 
     def close(self) -> None:
         """Close the resolvers."""
@@ -87,16 +87,16 @@ class CachedResolver:
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
         """The kept answers, and those of the resolver for the other addresses."""
         state = self._state(pid) if self._state else None
-        known = self._known
-        answers = [known.get((state, pid, address)) for address in addresses]
+        cache = self._known
+        answers = [cache.get((state, pid, address)) for address in addresses]
         missing = [index for index, answer in enumerate(answers) if answer is None]
         if missing:
-            found = self._resolver.resolve([addresses[index] for index in missing], pid)
+            resolutions = self._resolver.resolve([addresses[index] for index in missing], pid)
             with self._lock:
-                for index, answer in zip(missing, found, strict=True):
-                    answers[index] = known[state, pid, addresses[index]] = answer
-                while len(known) > self._entries:
-                    del known[next(iter(known))]
+                for index, answer in zip(missing, resolutions, strict=True):
+                    answers[index] = cache[state, pid, addresses[index]] = answer
+                while len(cache) > self._entries:
+                    del cache[next(iter(cache))]
         return [answer for answer in answers if answer is not None]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:

@@ -93,8 +93,8 @@ class CodeFile:
 
     def find_address(self, offset: int) -> int | None:
         """Address (SVMA) of a place in the file, as code if it is loaded several times."""
-        found = find_address(self.details.texts, offset)
-        return find_address(self._loads, offset) if found is None else found
+        address = find_address(self.details.texts, offset)
+        return find_address(self._loads, offset) if address is None else address
 
     def _make_frame(self, svma: int) -> Frame:
         module = self._find_module(svma)
@@ -131,8 +131,8 @@ def read_code_file(
         elf = read_debug_elf(source)
     details = FileDetails(path, elf.build_id, hash_file(source), elf.texts, deleted)
     try:
-        found = symbols.read(source, elf, details, root)
+        functions = symbols.read(source, elf, details, root)
     except (KProfilerError, OSError) as error:
         _log.info("no symbols for %s: %s", path, describe_error(error))
         return CodeFile(details, elf.loads, Unresolved.SYMBOLS_REFUSED)
-    return CodeFile(details, elf.loads, found)
+    return CodeFile(details, elf.loads, functions)

@@ -94,8 +94,8 @@ class InstalledFiles:
         code = self.find(wanted)
         if code is None:
             return None
-        known = None if offset is None else code.find_address(offset)
-        return code.frame(address if known is None else known)
+        svma = None if offset is None else code.find_address(offset)
+        return code.frame(address if svma is None else svma)
 
     def _find_file(self, wanted: FileIdentity) -> CodeFile | None:
         if wanted.name == VDSO_NAME:
@@ -170,10 +170,10 @@ class InstalledFiles:
 
 def _by_name(paths: Iterator[str]) -> Mapping[str, list[str]]:
     """Different paths by the names of the files."""
-    found: dict[str, dict[str, None]] = {}
+    paths_by_name: dict[str, dict[str, None]] = {}
     for path in islice(paths, MAX_FILES_LISTED):
-        found.setdefault(os.path.basename(path), {})[path] = None
-    return {name: list(places) for name, places in found.items()}
+        paths_by_name.setdefault(os.path.basename(path), {})[path] = None
+    return {name: list(places) for name, places in paths_by_name.items()}
 
 
 def _is_wanted(source: Source, elf: ElfFile, wanted: FileIdentity) -> bool:

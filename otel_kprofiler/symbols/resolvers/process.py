@@ -71,10 +71,10 @@ class ProcessesResolver:
 
     def resolve_in(self, process: ProcessKey | None, addresses: Sequence[int]) -> list[Resolution]:
         """Resolves addresses of a process; None if it has ended."""
-        found = self._look_up(process, addresses) if process else Unresolved.PROCESS_GONE
-        if isinstance(found, Unresolved):
-            return [make_unknown(address, found, process) for address in addresses]
-        return found
+        resolutions = self._look_up(process, addresses) if process else Unresolved.PROCESS_GONE
+        if isinstance(resolutions, Unresolved):
+            return [make_unknown(address, resolutions, process) for address in addresses]
+        return resolutions
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
         """Where a process has the functions with a name, the linker's or the readable one.
@@ -86,15 +86,15 @@ class ProcessesResolver:
 
     def find_in(self, process: ProcessKey, name: str) -> list[Resolution]:
         """Like :meth:`find`, unless the process has ended."""
-        found = []
+        matches = []
         with self._lock:
             for mapping, code in self._all_code(process):
                 for frame in code.find(name):
                     offset = code.find_offset(frame.address)
                     if offset is not None and _shows(mapping, offset):
                         address = mapping.start + offset - mapping.file_offset
-                        found.append(Resolution(address, frame, process, mapping.path, offset))
-        return found if find_process(process.tgid, self._files) == process else []
+                        matches.append(Resolution(address, frame, process, mapping.path, offset))
+        return matches if find_process(process.tgid, self._files) == process else []
 
     def find_offset(self, path: str, offset: int, pid: int) -> list[Resolution]:
         """Where a process has a byte of a file mapped as code.
@@ -201,10 +201,10 @@ class _Question:
         self._seen: list[tuple[MemoryMapping, CodeFile | Unresolved]] = []
 
     def answer(self, address: int) -> Resolution:
-        found = self._find(address)
-        if found is None:
+        place = self._find(address)
+        if place is None:
             return make_unknown(address, Unresolved.UNMAPPED, self._process)
-        mapping, code = found
+        mapping, code = place
         offset = address - mapping.start + mapping.file_offset
         if isinstance(code, CodeFile):
             frame = code.frame_at(offset)
@@ -218,10 +218,10 @@ class _Question:
         for seen in self._seen:
             if seen[0].start <= address < seen[0].end:
                 return seen
-        found = self._maps.find(address)
-        if found is None:
+        mapped = self._maps.find(address)
+        if mapped is None:
             return None
-        mapping = found.mapping
+        mapping = mapped.mapping
         self._seen.append((mapping, self._code.get(self._process, mapping)))
         return self._seen[-1]
 
