@@ -1,4 +1,4 @@
-"""CPython in files and processes: finds it, and proves where it keeps its frames."""
+"""Finds CPython in files and processes, and verifies the layout of its frames."""
 
 from otel_kprofiler.interpreters.binary import Interpreter, find_interpreter
 from otel_kprofiler.interpreters.layouts import Version, make_layout, parse_version

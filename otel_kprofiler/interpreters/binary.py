@@ -1,7 +1,7 @@
 """Finds CPython in an ELF file: an executable, or libpython.
 
-``_PyRuntime`` has a section of its own, ``.PyRuntime``, from 3.10 on. What else is needed are
-symbols for the dynamic linker, which stripping leaves.
+``_PyRuntime`` has its own section, ``.PyRuntime``, from 3.10 on. All other addresses come from
+dynamic symbols, which stripping leaves.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _INDIRECT_JUMP: Final = re.compile(rb"\xff[\xe0-\xe7]")  # jmp *%rax, …: to th
 
 
 class Interpreter(NamedTuple):
-    """CPython in a file; addresses are SVMA.
+    """CPython in a file; addresses are SVMAs.
 
     Attributes:
-        version: of CPython.
-        layout: where it has what is read.
-        runtime: ``_PyRuntime``.
-        code_type: ``PyCode_Type``.
-        eval_loop: ``_PyEval_EvalFrameDefault``, and the part that a compiler has moved elsewhere.
-        entry_bytes: of that, how much runs before its frame is the current one, at most; 0 if it
-            is from the first one on.
-        texts: the executable segments of the file.
-        build_id: of the file; None if it has none.
+        version: version of CPython.
+        layout: offsets in its objects.
+        runtime: address of ``_PyRuntime``.
+        code_type: address of ``PyCode_Type``.
+        eval_loop: ``_PyEval_EvalFrameDefault``, and its cold part if the compiler has split it.
+        entry_bytes: upper limit of the bytes of the loop that run before its frame is the current
+            frame; 0 if it is from the first instruction on.
+        texts: executable segments of the file.
+        build_id: build id of the file; None if it has none.
     """
 
     version: Version
@@ -64,9 +64,9 @@ class Interpreter(NamedTuple):
     build_id: BuildId | None
 
     def find_load_bias(self, start: int, file_offset: int) -> int | None:
-        """The runtime address of SVMA 0 where a mapping begins with a place of the file.
+        """Returns the load bias of a mapping: the runtime address of SVMA 0.
 
-        None if that is not a place of code.
+        None if the mapping does not begin in code.
         """
         for text in self.texts:
             first = text.offset - text.offset % mmap.PAGESIZE
@@ -75,11 +75,11 @@ class Interpreter(NamedTuple):
         return None
 
     def in_process(self, load_bias: int, image_tag: int = 0) -> PythonProcess:
-        """The same in a process.
+        """Returns the addresses in a process.
 
         Args:
             load_bias: runtime address of SVMA 0.
-            image_tag: as in ``PythonProcess``.
+            image_tag: see ``PythonProcess``.
         """
         return PythonProcess(
             runtime_at=self.runtime + load_bias,
@@ -91,11 +91,11 @@ class Interpreter(NamedTuple):
 
 
 def find_interpreter(source: Source, machine: str = platform.machine()) -> Interpreter | None:
-    """CPython in a file; None if there is none, or no ELF file for this machine.
+    """Finds CPython in a file; None if it has none, or is not an ELF file for this machine.
 
     Args:
         source: the file.
-        machine: this one, as uname(2) calls it.
+        machine: this machine, as named by uname(2).
 
     Raises:
         InterpreterRefused: its frames must not be read.
@@ -104,7 +104,7 @@ def find_interpreter(source: Source, machine: str = platform.machine()) -> Inter
         elf = read_elf(source, machine)
         sections = read_sections(source, elf)
     except ElfError:
-        return None  # others are of damaged files
+        return None  # else the file is damaged
     section = next((entry for entry in sections if entry.name == _SECTION), None)
     if section is None:
         return None
@@ -142,9 +142,9 @@ def _read(source: Source, elf: ElfFile, sections: list[Section], section: Sectio
 
 
 def _find_entry_bytes(source: Source, elf: ElfFile, at: int) -> int:
-    """How much of the interpreter's loop runs before the first instruction of Python does.
+    """Returns the bytes of the evaluation loop before the first bytecode instruction.
 
-    In 3.11 and 3.12 it makes its ``_PyCFrame`` the thread's before it stores the frame there.
+    3.11 and 3.12 set the thread's ``_PyCFrame`` before they store the frame in it.
     """
     code = source.read(find_offset(elf.loads, at, _MOST_ENTRY_BYTES), _MOST_ENTRY_BYTES)
     jump = _INDIRECT_JUMP.search(code, _LEAST_ENTRY_BYTES)

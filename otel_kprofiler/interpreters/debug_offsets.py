@@ -1,8 +1,8 @@
 """Parses ``_Py_DebugOffsets``, CPython's offsets for debuggers, from 3.13 on.
 
-The struct begins ``_PyRuntime``, so that it is in the file, too. It is declared in
-Include/internal/pycore_runtime.h (3.13) and pycore_debug_offsets.h (3.14 and later). Versions add
-members in between; releases of a version do not.
+The struct is at the start of ``_PyRuntime``, so the file contains it. It is declared in
+Include/internal/pycore_runtime.h (3.13) and pycore_debug_offsets.h (3.14 and later). Minor versions
+insert members; releases of a minor version do not.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 COOKIE: Final = b"xdebugpy"
 VERSION_AT: Final = len(COOKIE)
 MAX_BYTES: Final = 1024
-"""That are needed of ``_PyRuntime``."""
+"""Bytes of ``_PyRuntime`` that are read."""
 
-# Up to what is used here. Behind a name, the minor version that added it.
+# Up to the last member used here; /N is the minor version that added a member.
 _MEMBERS: Final = """
 runtime: size finalizing interpreters_head
 interpreter: size id next threads_head threads_main/14 gc modules sysdict builtins gil gil_state
@@ -53,14 +53,14 @@ def _parse_members(minor: int) -> Iterator[str]:
 
 
 def parse_debug_offsets(data: bytes, minor: int) -> Mapping[str, int]:
-    """Offsets and sizes by name, such as ``frame.previous``; ``free_threaded`` is 0 or 1.
+    """Parses offsets and sizes by name, such as ``frame.previous``; ``free_threaded`` is 0 or 1.
 
     Args:
         data: the beginning of ``_PyRuntime``.
-        minor: of CPython's version: 13 for 3.13.
+        minor: minor version of CPython: 13 for 3.13.
 
     Raises:
-        ValueError: this is not the struct.
+        ValueError: the data is not this struct.
     """
     names = ("version", "free_threaded", *_parse_members(minor))
     words = struct.Struct(f"<{len(names)}Q")

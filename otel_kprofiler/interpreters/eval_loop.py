@@ -1,8 +1,8 @@
 """Finds the code of CPython's evaluation loop in an ELF file.
 
-It has a symbol for the dynamic linker, but compilers move what runs rarely, by a profile even most
-of it, to another place, whose symbol is stripped. The loop jumps there; the unwind information
-states where that part begins and ends (Linux Standard Base, "Exception Frames").
+The loop has a dynamic symbol, but compilers split cold code off, with profile data even most of it,
+and stripping removes the symbol of that part. The loop jumps to it; the unwind information has its
+bounds (Linux Standard Base, "Exception Frames").
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from otel_kprofiler.elf import ElfError, ElfFile, ElfSymbol, Source, find_offset
 
 MAX_LOOP_BYTES: Final = 1 << 20
 MAX_TABLE_BYTES: Final = 4 << 20
-"""Most bytes of the search table; Debian's Python has 100 KB."""
+"""Limit of bytes of the search table; Debian's Python has 100 KB."""
 _JUMP: Final = re.compile(rb"(?=\x0f[\x80-\x8f](.{4}))", re.DOTALL)  # jcc rel32
 _JUMP_BYTES: Final = 6
 _LEAST_JUMPS: Final = 3
-"""Fewer may be bytes that only look like jumps."""
+"""Fewer jumps may be data that looks like jumps."""
 _SEARCH: Final = struct.Struct("<4siI")
-_ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])  # what linkers write: pairs of signed 32 bits
+_ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])  # the encoding of linkers: pairs of signed 32 bits
 _PAIR_BYTES: Final = 8
-_ENTRY: Final = struct.Struct("<8xiI")  # start, from itself; number of bytes
+_ENTRY: Final = struct.Struct("<8xiI")  # start, relative to itself; number of bytes
 _START_AT: Final = 8
 
 
 def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, ...]:
-    """SVMAs of the loop: of the function itself, then of the part that was moved elsewhere, if any.
+    """Returns the SVMAs of the loop: the function, then its cold part if there is one.
 
     Args:
         source: the file.
@@ -51,7 +51,7 @@ def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, .
 
 
 def _jumps_out(source: Source, elf: ElfFile, loop: range) -> list[int]:
-    """Where conditional jumps lead that leave the loop, in code of the file."""
+    """Returns the targets of conditional jumps out of the loop, in code of the file."""
     size = min(len(loop), MAX_LOOP_BYTES)
     code = source.read(find_offset(elf.loads, loop.start, size), size)
     targets = [
@@ -67,7 +67,7 @@ def _jumps_out(source: Source, elf: ElfFile, loop: range) -> list[int]:
 
 
 def _find_functions(source: Source, elf: ElfFile, targets: list[int]) -> list[range]:
-    """The functions that these addresses lie in, except for those that they are the start of."""
+    """Returns the functions that contain these addresses, except those that start at one."""
     if elf.search is None:
         return []
     at, size = elf.search

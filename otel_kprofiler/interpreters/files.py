@@ -1,4 +1,4 @@
-"""The interpreters in files that processes have mapped; each file is read once."""
+"""Finds interpreters in mapped files; each file is read once."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class InterpreterFiles:
 
     Args:
         files: this host's.
-        on_found: gets each interpreter when it is found, before a process is registered with it.
-        calls: reads the files; those of a device that does not answer have no interpreter
-            meanwhile.
+        on_found: called with each new interpreter, before a process is registered with it.
+        calls: reads the files; a file on a device that does not answer counts as having no
+            interpreter.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class InterpreterFiles:
         self._found: OrderedDict[_Key, Interpreter | Refusal | None] = OrderedDict()
         self._logged: set[tuple[str, Refusal]] = set()
         self.refused: Counter[Refusal] = Counter()
-        """Files with an interpreter whose frames are not read, by reason."""
+        """Number of files with a refused interpreter, by reason."""
 
     def find(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
     ) -> Interpreter | Refusal | None:
-        """The interpreter in a file; None if there is none; why, if its frames must not be read.
+        """Returns the interpreter in a file, or why it is refused; None if there is none.
 
         Args:
             pid: a process that has the file mapped.
-            mapping: of the file; device and inode are 0 if they are not known.
-            build_id: of the file; None if it is not known, or the file has none.
+            mapping: mapping of the file; device and inode are 0 if unknown.
+            build_id: build id of the file; None if unknown, or the file has none.
         """
         key = build_id or (mapping.device, mapping.inode, mapping.path)
         if key in self._found:
@@ -78,7 +78,7 @@ class InterpreterFiles:
             if _PYTHON in mapping.path.rpartition("/")[2]:
                 refused = InterpreterRefused(Refusal.NOT_OPENED, describe_error(read))
                 return self._refuse(mapping, refused)
-            return None  # not kept: it may be opened for another process
+            return None  # not cached: another process may be permitted
         interpreter = self._refuse(mapping, read) if isinstance(read, InterpreterRefused) else read
         if isinstance(interpreter, Interpreter) and self._on_found:
             self._on_found(interpreter)
@@ -90,7 +90,7 @@ class InterpreterFiles:
     def _read_patiently(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
     ) -> Interpreter | OSError | MappedFileError | InterpreterRefused | None:
-        """Result of :meth:`_read`, or the error that it raises."""
+        """Returns the result of :meth:`_read`, or the error that it raises."""
         outcome: list[Interpreter | OSError | MappedFileError | InterpreterRefused | None] = []
 
         def read() -> None:
@@ -109,7 +109,7 @@ class InterpreterFiles:
     def _read(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
     ) -> Interpreter | None:
-        """The interpreter in a file; raises ``InterpreterRefused``, and what :meth:`_open` does."""
+        """Reads the interpreter in a file; raises ``InterpreterRefused``, and as :meth:`_open`."""
         file = self._open(pid, mapping, build_id)
         try:
             return find_interpreter(FileSource(file.fd, file.size))
@@ -126,7 +126,7 @@ class InterpreterFiles:
         return error.refusal
 
     def _open(self, pid: int, mapping: MemoryMapping, build_id: BuildId | None) -> OpenFile:
-        """Open the file; raises ``OSError`` or ``MappedFileError`` if that is not possible."""
+        """Open the file; raises ``OSError`` or ``MappedFileError``."""
         if not mapping.inode and build_id:
             try:
                 mapping = self._find_in_maps(pid, mapping)
@@ -143,7 +143,7 @@ class InterpreterFiles:
         raise MappedFileError(FileProblem.GONE)
 
     def _open_by_path(self, path: str, build_id: BuildId) -> OpenFile:
-        """Open a file of ours that is the same: needs no right, but only finds it in our mounts."""
+        """Open the file by its path: needs no rights, but works only in our mount namespace."""
         file = open_regular(self._files, path)
         with suppress(ElfError):
             if read_elf(FileSource(file.fd, file.size)).build_id == build_id:

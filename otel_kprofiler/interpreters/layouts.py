@@ -1,8 +1,7 @@
-"""Where versions of CPython keep threads, frames, code objects and strings.
+"""Layouts of threads, frames, code objects and strings, by version of CPython.
 
-3.11 and 3.12 say nothing of it: their offsets are those of every release on a 64-bit machine. From
-3.13 on, ``_Py_DebugOffsets`` has most; what it does not have lies beside members that it has, which
-are checked.
+3.11 and 3.12 publish no offsets; their releases have these on all 64-bit machines. From 3.13 on,
+``_Py_DebugOffsets`` has most offsets; the rest follow from adjacent members, which are checked.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
 FIRST_MINOR, LAST_MINOR = 11, 15
 MAX_OFFSET: Final = 1 << 20
 MAX_THREAD_BYTES, MAX_FRAME_BYTES, MAX_CODE_BYTES = 511, 128, 240
-"""Most bytes that the program reads at once, by python_types.bpf.h."""
+"""Largest read of the BPF program; see python_types.bpf.h."""
 
 
 class Version(NamedTuple):
-    """A version of CPython; ``level`` is 0xF for releases, less for what comes before one."""
+    """A version of CPython; ``level`` is 0xF for releases, less for pre-releases."""
 
     major: int
     minor: int
@@ -34,7 +33,7 @@ class Version(NamedTuple):
 
 
 def parse_version(word: int) -> Version:
-    """A version from ``PY_VERSION_HEX``."""
+    """Parses ``PY_VERSION_HEX``."""
     return Version(word >> 24 & 0xFF, word >> 16 & 0xFF, word >> 8 & 0xFF, word >> 4 & 0xF)
 
 
@@ -130,18 +129,18 @@ _BESIDE: Final = {
     "string.state": 32,
     "string.ascii_size": 40,
 }
-"""Members that ``_SINCE_3_12`` depends on: members beside those that have no offset."""
+"""Members that ``_SINCE_3_12`` depends on: neighbours of members without a published offset."""
 
 
 def make_layout(version: Version, runtime: bytes) -> PythonLayout:
-    """The layout of a build.
+    """Returns the layout of a build.
 
     Args:
-        version: of CPython.
-        runtime: the beginning of ``_PyRuntime``, in the file or in memory.
+        version: version of CPython.
+        runtime: first bytes of ``_PyRuntime``, from the file or memory.
 
     Raises:
-        InterpreterRefused: it is not known.
+        InterpreterRefused: the layout is unknown.
     """
     is_final = version.level >= 0xC  # candidates for a release do not change it
     if version.major != 3 or not FIRST_MINOR <= version.minor <= LAST_MINOR or not is_final:
@@ -193,7 +192,7 @@ def _from_offsets(version: Version, offsets: Mapping[str, int]) -> PythonLayout:
 
 
 def _check(layout: PythonLayout) -> None:
-    """Refuse what the program could not read whole."""
+    """Refuse a layout that exceeds the reads of the BPF program."""
     in_thread = max(
         layout.thread_native, layout.thread_status, layout.thread_frame, layout.thread_interpreter
     )

@@ -1,4 +1,4 @@
-"""This process's interpreter, proved."""
+"""Finds and verifies the interpreter of this process."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class OwnInterpreter(NamedTuple):
     """The interpreter of this process.
 
     Attributes:
-        interpreter: in its file.
-        process: in this process.
-        file: its file; the generation is not known.
+        interpreter: addresses in its file.
+        process: addresses in this process.
+        file: key of its file, without a generation.
     """
 
     interpreter: Interpreter
@@ -40,7 +40,7 @@ class OwnInterpreter(NamedTuple):
 
 
 def open_own() -> OwnInterpreter:
-    """Find this process's interpreter, and prove that its frames are where they are looked for.
+    """Find this process's interpreter, and verify the layout of its frames.
 
     Raises:
         InterpreterRefused: its frames must not be read.
@@ -66,7 +66,7 @@ def open_own() -> OwnInterpreter:
 
 
 def _find_mapping(mappings: list[MemoryMapping], address: int) -> MemoryMapping:
-    """The mapping at an address. Its code may be anywhere: some programs move it to huge pages."""
+    """Returns the mapping of an address, of any path: some programs move code to huge pages."""
     return next(mapping for mapping in mappings if mapping.start <= address < mapping.end)
 
 

@@ -1,4 +1,4 @@
-"""Registers the processes of this host that run CPython, as they come and go."""
+"""Registers the CPython processes of this host as they start and exit."""
 
 from __future__ import annotations
 
@@ -42,41 +42,41 @@ from otel_kprofiler.tracking import (
 INTERVAL_S: Final = 0.25
 _TIDY_S: Final = 5.0
 _REST_S: Final = 60.0
-"""Interval between searches for processes if none was sampled since the last one."""
+"""Interval between searches for processes while no new process is sampled."""
 
 _log = logging.getLogger(__name__)
 
 
 class PythonRegistry(Protocol):
-    """The kernel program's table of processes, such as ``PythonMaps``; thread-safe."""
+    """The BPF program's table of processes, such as ``PythonMaps``; thread-safe."""
 
     def fileno(self) -> int:
-        """A descriptor that is readable when processes were seen."""
+        """Returns a descriptor that is readable when processes were seen."""
 
     def take_seen(self) -> list[ProcessSeen]:
-        """Processes that were sampled without being registered, since the last call."""
+        """Returns unregistered processes sampled since the last call."""
 
     def register(
         self, tgid: int, layout: PythonLayout, process: PythonProcess, image: int = 0
     ) -> bool:
-        """Read the frames of a process from now on; False if there is no room for it.
+        """Start reading frames of a process; False if the table is full.
 
         Args:
             tgid: the process.
-            layout: of its interpreter.
+            layout: layout of its interpreter.
             process: its addresses.
-            image: the program that it must run; 0: that with which it is next sampled.
+            image: the program that it must run; 0 to accept that of its next sample.
         """
 
     def pass_over(self, program: Program) -> None:
-        """Announce no process with this program for a while."""
+        """Stop announcing processes with this program for a while."""
 
     def release(self, tgid: int) -> bool:
         """Stop reading frames of a process; returns whether it was registered."""
 
 
 class _Registered(NamedTuple):
-    """A process as it was registered; ``start`` is where the interpreter's code is mapped."""
+    """A registered process; ``start`` is the address of the interpreter's code."""
 
     layout: PythonLayout
     process: PythonProcess
@@ -84,13 +84,13 @@ class _Registered(NamedTuple):
 
 
 class PythonCounts(NamedTuple):
-    """The outcomes of interpreters, at one instant.
+    """Counts of processes and refusals at one instant.
 
     Attributes:
-        processes: registered now.
-        without_room: processes that were not registered because too many are.
-        refused: files with interpreters whose frames are not read, by reason.
-        refused_processes: processes that ran these, by reason.
+        processes: processes registered now.
+        without_room: processes not registered because the table was full.
+        refused: files with refused interpreters, by reason.
+        refused_processes: processes that ran refused interpreters, by reason.
     """
 
     processes: int
@@ -99,7 +99,7 @@ class PythonCounts(NamedTuple):
     refused_processes: Mapping[Refusal, int]
 
     def as_dict(self) -> dict[str, object]:
-        """As plain values, for JSON."""
+        """Returns plain values, for JSON."""
         return {
             **self._asdict(),
             "refused": _by_name(self.refused),
@@ -111,9 +111,9 @@ class PythonProcesses:
     """Registers processes. Belongs to one thread, except for ``counts`` and ``stop``.
 
     Args:
-        registry: where they are registered.
+        registry: the table of registered processes.
         files: this host's.
-        on_found: gets each interpreter, before a process is registered with it.
+        on_found: called with each interpreter, before a process is registered with it.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class PythonProcesses:
         self._files = InterpreterFiles(files, on_found, self._calls)
         self._registered: dict[int, _Registered] = {}
         self._without_room = 0
-        self._refused: set[int] = set()  # processes that have not ended
+        self._refused: set[int] = set()  # processes that still run
         self._refused_count: Counter[Refusal] = Counter()
 
     def inspect(self, seen: ProcessSeen) -> None:
-        """Register a process that was sampled, if it runs CPython; else release it.
+        """Register a sampled process if it runs CPython; otherwise release it.
 
         Raises:
             PermissionError: its mappings cannot be read.
@@ -149,14 +149,14 @@ class PythonProcesses:
             self._registry.pass_over(seen.program)
 
     def release_ended(self) -> None:
-        """Release the processes that have ended. Raises ``OSError``."""
+        """Release the processes that have exited. Raises ``OSError``."""
         alive = set(self._host.list_dir("/proc"))
         for pid in [pid for pid in self._registered if str(pid) not in alive]:
             self._release(pid)
         self._refused = {pid for pid in self._refused if str(pid) in alive}
 
     def apply(self, event: ProcessEvent) -> None:
-        """Take an event of a stream of all processes, in its order.
+        """Handle an event of the stream of all processes, in order.
 
         Raises:
             OSError: the kernel refused.
@@ -174,11 +174,11 @@ class PythonProcesses:
                     self._release(event.process.tgid)
 
     def stop(self) -> list[threading.Thread]:
-        """Read no more files; returns the threads that did, to be joined. Thread-safe."""
+        """Stop reading files; returns the reading threads, to be joined. Thread-safe."""
         return self._calls.stop()
 
     def counts(self) -> PythonCounts:
-        """Returns the outcomes of interpreters; thread-safe."""
+        """Returns the counts; thread-safe."""
         return PythonCounts(
             len(self._registered),
             self._without_room,
@@ -257,7 +257,7 @@ class PythonTracking:
     all of them, also of processes that are never sampled.
 
     Args:
-        registry: where they are registered.
+        registry: the table of registered processes.
         pids: follow records of only these; empty for all.
         children: also of the children of ``pids``, and theirs.
         files: this host's.
@@ -287,7 +287,7 @@ class PythonTracking:
         self._thread.start()
 
     def counts(self) -> PythonCounts:
-        """Returns the outcomes of interpreters; thread-safe."""
+        """Returns the counts; thread-safe."""
         return self._processes.counts()
 
     def close(self) -> None:

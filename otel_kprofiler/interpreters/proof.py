@@ -1,7 +1,7 @@
-"""Proves a layout in this process: reads its memory as the kernel program does, and compares.
+"""Verifies a layout in this process: reads memory as the BPF program does, and compares.
 
-Nearly all that is read belongs to the calling thread, so it does not change meanwhile. The links to
-other threads change whenever a thread starts or ends: they are reread until two reads agree.
+Nearly all of this memory belongs to the calling thread, so it does not change meanwhile. The links
+to other threads change whenever a thread starts or exits: they are reread until two reads agree.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
 
 _MAX_FRAMES: Final = 100_000
 _TRIES: Final = 100
-"""To find the calling thread while others start and end; each takes some 50 µs."""
+"""Attempts to find the calling thread while others start and exit; each takes about 50 µs."""
 _MAX_INTERPRETERS: Final = 10_000
 _IS_THREADS: Final = 8
-"""Bit of the status; see python_thread.bpf.h."""
+"""Bit of the thread status; see python_thread.bpf.h."""
 _TYPE, _SIZE, _STATE, _DATA = 8, 16, 32, 32  # in objects
 _POINTER_MASK: Final = ~3
 _OWNER_GENERATOR: Final = 1
 _ENCODINGS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 _NAMES: Final = ("plain", "caf\xe9", "\u043f\u0440\u0438", "\U00020000")
-"""Strings of each width, and one that is ASCII."""
+"""Strings of each character width, and an ASCII string."""
 _MAX_LENGTH: Final = 1000
 _RESUME: Final = opcode.opmap["RESUME"]
 
 
 class _Piece(ctypes.Structure):
-    """``struct iovec``, readv(2)."""
+    """``struct iovec`` of readv(2)."""
 
     _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
 class OwnMemory:
-    """Reads this process's memory by process_vm_readv(2), which fails where there is none."""
+    """Reads this process's memory by process_vm_readv(2), which fails at unmapped addresses."""
 
     def __init__(self) -> None:
-        # A PyDLL keeps the GIL, so that no other thread starts or ends during the call.
+        # A PyDLL keeps the GIL, so no other thread starts or exits during the call.
         self._call = ctypes.PyDLL(None, use_errno=True).process_vm_readv
         self._pid = os.getpid()
         self._target, self._local, self._remote = ctypes.c_uint64(), _Piece(), _Piece()
@@ -53,10 +53,10 @@ class OwnMemory:
         self._local.at = ctypes.addressof(self._target)
 
     def read(self, at: int, size: int = 8) -> int:
-        """An unsigned number of at most 8 bytes; calls no Python function unless it fails.
+        """Reads an unsigned number of at most 8 bytes; calls no Python function unless it fails.
 
         Raises:
-            OSError: it is not there, or the kernel refuses.
+            OSError: the address is unmapped, or the kernel refuses.
         """
         self._target.value = 0
         self._remote.at, self._local.size, self._remote.size = at, size, size
@@ -73,11 +73,11 @@ class _Frame(NamedTuple):
     """A frame in memory.
 
     Attributes:
-        address: of the frame.
+        address: address of the frame.
         code: address of its code object.
-        offset: of its instruction from that.
+        offset: offset of its instruction from the code object.
         from_c: whether C entered it.
-        in_generator: whether a generator has it.
+        in_generator: whether a generator owns it.
     """
 
     address: int
@@ -88,20 +88,20 @@ class _Frame(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """The same frames in memory and as Python reports them, the innermost first."""
+    """The same frames from memory and from Python, innermost first."""
 
     found: list[_Frame]
     expected: list[tuple[CodeType, int]]
 
 
 def prove(layout: PythonLayout, process: PythonProcess) -> None:
-    """Prove that the program would read this process rightly; takes some milliseconds.
+    """Verify that the BPF program would read this process correctly; takes some milliseconds.
 
     Raises:
-        InterpreterRefused: something is not as Python itself reports it, or cannot be read.
+        InterpreterRefused: memory differs from what Python reports, or cannot be read.
     """
     waiting = threading.Lock()
-    waiting.acquire()  # so that a second thread is there
+    waiting.acquire()  # a second thread, for the links between threads
     other = threading.Thread(target=waiting.acquire, name="kprofiler-proof", daemon=True)
     other.start()
     try:
@@ -114,12 +114,12 @@ def prove(layout: PythonLayout, process: PythonProcess) -> None:
 
 
 class Proof:
-    """Reads this process, and compares.
+    """Reads this process and compares.
 
     Args:
-        layout: to be proved.
-        process: to be proved, too.
-        memory: of this process.
+        layout: layout to verify.
+        process: addresses to verify.
+        memory: memory of this process.
     """
 
     def __init__(self, layout: PythonLayout, process: PythonProcess, memory: OwnMemory) -> None:
@@ -129,7 +129,7 @@ class Proof:
         self._read = memory.read
 
     def prove(self) -> None:
-        """Raises ``InterpreterRefused`` if something is not as Python itself reports it."""
+        """Raises ``InterpreterRefused`` if memory differs from what Python reports."""
         thread = self._find_thread()
 
         def look() -> _Look:
@@ -154,10 +154,10 @@ class Proof:
         self._compare_codes([*map(_make_code, _NAMES), _generate.__code__])
 
     def _find_thread(self) -> int:
-        """Address of the calling thread's state, which is where the interpreter's list has it.
+        """Finds the address of the calling thread's state in the interpreter's list.
 
-        Threads that start and end change the list between two reads, so one look is not proof of
-        a wrong layout: only what is wrong each time is.
+        Threads that start and exit change the list between two reads. So a single mismatch does not
+        prove a wrong layout; repeated mismatches do.
         """
         for _ in range(_TRIES - 1):
             with contextlib.suppress(InterpreterRefused, OSError):
@@ -188,7 +188,7 @@ class Proof:
         return thread
 
     def _walk(self, thread: int) -> list[_Frame]:
-        """Frames from the second caller on; before it are ``read``, this, and the first."""
+        """Walks the frames of the second caller and its callers."""
         layout, read = self._layout, self._read
         at = read(thread + layout.thread_frame)
         if layout.flags & PYTHON_CFRAME:
@@ -261,14 +261,14 @@ class Proof:
 
 
 def _own_state() -> int:
-    """Address of the calling thread's ``PyThreadState``, which the interpreter itself says."""
+    """Returns the address of the calling thread's ``PyThreadState``, from the C API."""
     get = ctypes.pythonapi.PyThreadState_Get
     get.restype = ctypes.c_void_p
     return int(get())
 
 
 def _own_interpreter() -> int:
-    """Address of the calling thread's interpreter."""
+    """Returns the address of the calling thread's interpreter."""
     get = ctypes.pythonapi.PyInterpreterState_Get
     get.restype = ctypes.c_void_p
     return int(get())
@@ -300,11 +300,11 @@ def _resumed(look: Callable[[], _Look]) -> _Look:
 
 
 _SITUATIONS: Final = {_plain: False, _called_by_c: True, _resumed: True}
-"""Functions, and whether the one above is entered from C."""
+"""Functions, and whether C enters the next inner one."""
 
 
 def _make_code(name: str) -> CodeType:
-    """The code object of a method, in a file of the same name."""
+    """Returns the code object of a method, in a file of the same name."""
     code = compile(f"class Class:\n  def {name}(self): pass", f"{name}.py", "exec")
     for _ in range(2):
         code = next(constant for constant in code.co_consts if isinstance(constant, CodeType))

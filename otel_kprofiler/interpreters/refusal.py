@@ -1,4 +1,4 @@
-"""Why the frames of an interpreter are not read."""
+"""Reasons why frames of an interpreter are not read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from otel_kprofiler.errors import KProfilerError
 
 
 class Refusal(enum.Enum):
-    """A closed list of reasons; the value is what users read."""
+    """Closed list of reasons; the value is the text for users."""
 
     UNKNOWN_VERSION = "CPython of another version than 3.11 to 3.15"
     FREE_THREADED = "a free-threaded build of CPython"
@@ -22,11 +22,11 @@ class Refusal(enum.Enum):
 
 
 class InterpreterRefused(KProfilerError):  # noqa: N818 - an outcome, which is counted
-    """An interpreter whose frames must not be read.
+    """Raised for an interpreter whose frames must not be read.
 
     Args:
-        refusal: why.
-        detail: what exactly, for a log.
+        refusal: the reason.
+        detail: details, for the log.
     """
 
     def __init__(self, refusal: Refusal, detail: str = "") -> None:

@@ -26,9 +26,9 @@ class RecordingFacts(NamedTuple):
         stack_limit: size in bytes from which a stack counts as truncated.
         until_ns: boot time at which sampling stopped.
         counts: the sampler's counters at that time, by kind.
-        since_ns: boot time at which sampling started; 0 if it is not known.
-        waits: exact time off the CPU of each process meanwhile; empty if it was not counted.
-        wait_threshold_ns: duration from which each wait was sampled at last; 0 if unknown.
+        since_ns: boot time at which sampling started; 0 if unknown.
+        waits: exact time off the CPU of each process during sampling; empty if not counted.
+        wait_threshold_ns: last threshold of waits: longer waits were all sampled; 0 if unknown.
     """
 
     offset_ns: int

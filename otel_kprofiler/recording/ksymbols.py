@@ -28,7 +28,7 @@ _CHANGES: Final = "code"
 _DETAILS: Final = "code_details"
 
 EventSink = Callable[[str, int, bytes], None]
-"""Takes the stream, boot time and payload of an event, as ``RecordingWriter.add_event``."""
+"""Takes stream, boot time and payload of an event, like ``RecordingWriter.add_event``."""
 
 
 class _Source(Protocol):

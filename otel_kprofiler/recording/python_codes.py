@@ -1,4 +1,4 @@
-"""Code objects of Python frames in recordings, so that replays have their functions and lines."""
+"""Code objects in recordings: functions and lines of Python frames for replays."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ STREAM: Final = "python_codes"
 
 
 def pack_python_code(code: PythonCode) -> bytes:
-    """A description as JSON."""
+    """Packs a description as JSON."""
     return json.dumps([*code[:-1], code.line_table.hex()]).encode()
 
 
 def parse_python_code(row: Any) -> PythonCode:
-    """The inverse of :func:`pack_python_code`, of the decoded JSON.
+    """Unpacks a row of :func:`pack_python_code` from decoded JSON.
 
     Raises:
         ValueError: the row is damaged; or ``TypeError``.

@@ -11,7 +11,7 @@ A recording is a zip archive::
     user_names.json         names of user frames, if there are any
     code_names.json         names of code without files, in the same form
     files/…                 the host's files that symbols come from
-    errors.json             errno of those that could not be read
+    errors.json             errno of files that could not be read
 
 Times are boot times in nanoseconds; integers are little-endian. The writers of event streams
 define their names and payloads; readers skip unknown streams.
@@ -178,7 +178,7 @@ class RecordingWriter:
 
     def abandon(self) -> None:
         """Discard the recording."""
-        with suppress(OSError):  # nothing of it is kept
+        with suppress(OSError):  # the file is discarded
             self._zip.close()
         with suppress(OSError):
             self._file.close()
@@ -252,7 +252,7 @@ class Recording:
             raise
 
     def blocks(self, stream: str = "samples") -> Iterator[tuple[int, bytes]]:
-        """Times and contents of a stream's blocks; event streams are ``events/NAME``."""
+        """Yields times and contents of a stream's blocks; event streams are ``events/NAME``."""
         prefix = stream + "/"
         for name in sorted(self._archive.names(prefix)):
             data, at = self._archive.read(name), 0
@@ -318,7 +318,7 @@ class EventReader(Generic[_T]):
         self._complete_ns = 0
 
     def poll(self, now_ns: int = END_NS) -> tuple[list[_T], int]:
-        """Items up to a recorded boot time not returned yet, and the time they are complete to.
+        """Returns new items up to a recorded boot time, and the time up to which they are complete.
 
         Raises:
             KProfilerError: the recording is damaged.

@@ -62,7 +62,7 @@ class ReplaySampler:
         return samples
 
     def _find_start(self, recording: Recording) -> int:
-        """The time of the first sample, of recordings that do not record when sampling started."""
+        """Returns the time of the first sample, for recordings without the start of sampling."""
         _, data = next(recording.blocks(), (0, b""))
         records = WaitRecords([], [])
         samples = self._parse(data, records) + [record.sample for record in records.waits]
@@ -79,9 +79,9 @@ class ReplaySampler:
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Once all samples were returned, the totals of the whole recording; before, nothing.
+        """Returns the totals of the recording after the last sample; nothing before.
 
-        Processes that lived without a sample are known by the recording, so that others have ended.
+        The recording lists all running processes; others have exited.
         """
         if not self.exhausted or self._has_read_waits:
             return {}
@@ -93,7 +93,7 @@ class ReplaySampler:
 
     @property
     def wait_threshold_ns(self) -> int:
-        """Duration from which each wait was sampled at last; 0 if that is not known."""
+        """Returns the last threshold of waits: longer waits were all sampled; 0 if unknown."""
         return self._facts.wait_threshold_ns
 
     def boot_ns(self) -> int:
@@ -109,7 +109,7 @@ class ReplaySampler:
         kinds = {}
         for kind, counts in self._facts.counts.items():
             received, taken = self._received[kind], counts.taken
-            if kind == OFF_CPU.name:  # waits that go on are recorded at their end
+            if kind == OFF_CPU.name:  # a wait is recorded when it ends
                 taken = received + sum(counts.lost.values())
             kinds[kind] = counts._replace(taken=taken, received=received)
         return kinds

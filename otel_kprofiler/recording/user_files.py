@@ -13,12 +13,12 @@ NAME: Final = "user_files.json"
 
 
 def pack_user_files(files: KnownFiles) -> list[list[object]]:
-    """Rows of the files, for JSON."""
+    """Returns rows of the files, for JSON."""
     return [[*key, *details] for key, details in files.all().items()]
 
 
 def parse_user_files(rows: Iterable[Any]) -> KnownFiles:
-    """The inverse of :func:`pack_user_files`.
+    """Unpacks rows of :func:`pack_user_files`.
 
     Raises:
         ValueError: a row is damaged; or ``TypeError``.

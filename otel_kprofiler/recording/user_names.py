@@ -1,4 +1,4 @@
-"""Names of user frames in recordings, so that replays need none of the recorded host's files."""
+"""Names of user frames in recordings: replays need no files of the recorded host."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from otel_kprofiler.symbols import NamedAddress
 
 NAME: Final = "user_names.json"
 """Name in the archive. A row has the build id and hash of a file, an address (SVMA), where its
-function starts (0 if it is in none), why it has no name (else empty), and the lines."""
+function starts (0 if it is in none), the reason if it has no name (else empty), and the lines."""
 
 CODE_NAME: Final = "code_names.json"
 """Member with the names of code without files. A row has pid and start time of a process, an
-address, and what was there: from when to when (boot time in ns), then as above from the start of
-the function on."""
+address, and a name: first and last boot time in ns, then the fields above from the start of the
+function on."""
 
 Place = tuple[BuildId | None, FileId, int]
 CodePlace = tuple[ProcessKey, int]
@@ -47,21 +47,21 @@ class NamedRun(NamedTuple):
     named: NamedAddress
 
     def distance(self, at_ns: int) -> tuple[int, int]:
-        """How far a time is from it, and how long it is, to find the one that is meant."""
+        """Returns the distance of a time from the run, and the run's length, for comparison."""
         away = max(self.since_ns - at_ns, at_ns - self.until_ns, 0)
         return away, self.until_ns - self.since_ns
 
 
 class CodeNameCollector:
-    """Collects the names of code without files as they are given; not thread-safe."""
+    """Collects names of code without files when they are resolved; not thread-safe."""
 
     def __init__(self) -> None:
         self._runs: dict[CodePlace, list[NamedRun]] = {}
 
     def add(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:
-        """Take what is at an address of a process at a boot time."""
+        """Add the name at an address of a process at a boot time."""
         if named.unresolved is Unresolved.SYMBOLS_PENDING:
-            return  # asked for again
+            return  # resolved again
         runs = self._runs.setdefault((process, address), [])
         if runs and runs[-1].named == named:
             since_ns, until_ns, _ = runs.pop()
@@ -70,7 +70,7 @@ class CodeNameCollector:
             runs.append(NamedRun(at_ns, at_ns, named))
 
     def rows(self) -> list[list[object]]:
-        """Rows for JSON; none for addresses that never had a name."""
+        """Returns rows for JSON; none for addresses that never had a name."""
         return [
             [*process, address, [[since, until, *_pack(named)] for since, until, named in runs]]
             for (process, address), runs in self._runs.items()
@@ -85,14 +85,14 @@ class UserNameCollector:
         self._named: dict[Place, NamedAddress] = {}
 
     def add(self, window: Window) -> None:
-        """Take the names of a window's frames."""
+        """Add the names of a window's frames."""
         stacks: dict[int, Stack] = {id(sample.stack): sample.stack for _, sample in window.samples}
         for stack in stacks.values():
             for frame in stack.frames:
                 self.add_frame(frame)
 
     def add_frame(self, frame: Frame) -> None:
-        """Take the name of a frame, such as one in whose place Python frames stand."""
+        """Add the name of a frame, such as a native frame that Python frames replace."""
         module = frame.module
         if module is None or module.kind is not ModuleKind.USER:
             return
@@ -114,8 +114,8 @@ class RecordedNames:
 
     Args:
         files: the files of the recording.
-        named: what is at an address of a file, by build id, hash and address.
-        code: what was at an address of a process, in the order in which it was seen.
+        named: names of addresses in files, by build id, hash and address.
+        code: names of addresses of processes, in the order of their samples.
     """
 
     version = 0
@@ -131,7 +131,7 @@ class RecordedNames:
     def add(
         self, key: FileKey, details: FileDetails, content: OpenFile | bytes, owner: int = 0
     ) -> None:
-        """Nothing is opened during a replay."""
+        """Do nothing: a replay opens no files."""
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
         """Returns the recorded name of an address."""
@@ -146,14 +146,14 @@ class RecordedNames:
         return min(runs, key=lambda run: run.distance(at_ns)).named if runs else _NO_FILE
 
     def finish(self, timeout_s: float) -> None:
-        """Everything is known."""
+        """Do nothing: all names are recorded."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 def parse_user_names(rows: Iterable[Any]) -> dict[Place, NamedAddress]:
-    """The inverse of :meth:`UserNameCollector.rows`.
+    """Unpacks :meth:`UserNameCollector.rows`.
 
     Raises:
         ValueError: a row is damaged; or ``TypeError`` or ``KeyError``.
@@ -170,7 +170,7 @@ def parse_user_names(rows: Iterable[Any]) -> dict[Place, NamedAddress]:
 
 
 def parse_code_names(rows: Iterable[Any]) -> dict[CodePlace, list[NamedRun]]:
-    """The inverse of :meth:`CodeNameCollector.rows`; raises as :func:`parse_user_names` does."""
+    """Unpacks :meth:`CodeNameCollector.rows`; raises as :func:`parse_user_names` does."""
     code = {}
     for *key, address, runs in rows:
         code[parse_process_key(key), checked_number(address)] = [
@@ -197,7 +197,7 @@ def _pack(named: NamedAddress) -> tuple[object, ...]:
 
 
 def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:
-    """The inverse of :func:`_pack`."""
+    """Unpacks a row of :func:`_pack`."""
     names = tuple(
         Line(checked_text(name), checked_text(system), checked_text(file), *_parse_numbers(rest))
         for name, system, file, *rest in lines
@@ -209,6 +209,6 @@ def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:
 
 
 def _parse_numbers(rest: Iterable[Any]) -> tuple[int, int]:
-    """The line, and that at which the function starts; 0 in recordings that lack it."""
+    """Returns the line, and the first line of the function; 0 in recordings without it."""
     line, start = [*map(checked_number, rest), 0][:2]
     return line, start

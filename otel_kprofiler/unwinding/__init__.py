@@ -1,4 +1,4 @@
-"""Unwind tables of user files: read where they are, copied into maps of the BPF program."""
+"""Loads unwind tables of user files into maps of the BPF program."""
 
 from otel_kprofiler.unwinding.counts import TableCounts
 from otel_kprofiler.unwinding.eviction import Limits

@@ -9,17 +9,17 @@ from otel_kprofiler.unwinding.refusal import Refusal
 
 
 class TableCounts(NamedTuple):
-    """The outcomes of the requests, at one instant.
+    """Counts of requests for unwind tables at one instant.
 
     Attributes:
-        requested: since the start: loaded + refused + pending.
-        loaded: answered with a table.
-        refused: answered without, by reason.
-        pending: not answered yet.
-        evicted: tables removed to make space.
-        tables: in the kernel now.
-        bytes: that these take.
-        cpu_ns: time of this process's threads spent on it.
+        requested: requests since the start: loaded + refused + pending.
+        loaded: requests answered with a table.
+        refused: requests refused, by reason.
+        pending: requests not answered yet.
+        evicted: tables removed to free space.
+        tables: tables in the kernel now.
+        bytes: size of these tables.
+        cpu_ns: CPU time of this process's threads for requests.
     """
 
     requested: int
@@ -32,6 +32,6 @@ class TableCounts(NamedTuple):
     cpu_ns: int
 
     def as_dict(self) -> dict[str, object]:
-        """As plain values, for JSON."""
+        """Returns plain values, for JSON."""
         refused = {reason.name.lower(): count for reason, count in self.refused.items()}
         return {**self._asdict(), "refused": refused}

@@ -1,4 +1,4 @@
-"""Tracks the loaded tables and their sizes, and selects those to evict for a new one."""
+"""Tracks loaded tables and their sizes, and selects victims for a new table."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 
 
 class Limits(NamedTuple):
-    """How much memory of the kernel tables may take.
+    """Limits of kernel memory for tables.
 
     Attributes:
-        total_bytes: of all tables.
-        file_bytes: of one.
-        idle_ns: time without a sample after which a table may be evicted. If the tables in use
-            do not all fit, some stay and the rest is unavailable: none are loaded in turns.
+        total_bytes: limit of all tables.
+        file_bytes: limit of a table.
+        idle_ns: time without a sample after which a table may be evicted. If the tables in use do
+            not all fit, some stay and the others are unavailable: tables do not thrash.
     """
 
     total_bytes: int = 64 << 20
@@ -29,8 +29,8 @@ class Table(NamedTuple):
 
     Attributes:
         key: its file.
-        slot: where the program finds it.
-        size: bytes of its map.
+        slot: its slot in the map of the program.
+        size: size of its map in bytes.
         loaded_ns: boot time at which it was loaded; 0 if no sample has asked for it.
     """
 
@@ -41,11 +41,11 @@ class Table(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Space for a table.
+    """Space reserved for a table.
 
     Attributes:
-        slot: where it goes; it may be that of a victim.
-        size: its bytes.
+        slot: slot of the table; may be that of a victim.
+        size: size in bytes.
         victims: tables to remove first.
     """
 
@@ -57,16 +57,16 @@ class Claim(NamedTuple):
 class TableSpace:
     """Slots and bytes; not thread-safe.
 
-    A claim takes its bytes and its slot at once. While another thread removes the victims of its
-    claim, which takes milliseconds, the tables in the kernel may exceed the limit by these.
+    A claim takes its bytes and slot at once. Removing victims takes milliseconds; until then the
+    tables in the kernel may exceed the limit by the victims.
     """
 
     def __init__(self, slots: int, limits: Limits) -> None:
         self._limits = limits
         self._free = list(range(slots - 1, -1, -1))
-        self._leaving = 0  # bytes of victims that are still there
+        self._leaving = 0  # bytes of victims not removed yet
         self.bytes = 0
-        """Taken by tables, those included that are being loaded or removed."""
+        """Bytes taken by tables, including tables being loaded or removed."""
         self.tables: dict[FileKey, Table] = {}
 
     def claim(
@@ -78,7 +78,7 @@ class TableSpace:
             size: bytes of the new table.
             last_uses_ns: boot time of the last sample per slot.
             now_ns: boot time.
-            evicts: whether others may go for it.
+            evicts: whether to evict other tables.
 
         Raises:
             TableRefused: there is no space; nothing is claimed.
@@ -109,17 +109,17 @@ class TableSpace:
         return Claim(self._free.pop() if self._free else victims[0].slot, size, tuple(victims))
 
     def removed(self, claim: Claim) -> None:
-        """The victims of a claim are gone."""
+        """Note that the victims of a claim are removed."""
         self._free += [table.slot for table in claim.victims if table.slot != claim.slot]
         size = sum(table.size for table in claim.victims)
         self._leaving -= size
         self.bytes -= size
 
     def add(self, claim: Claim, key: FileKey, loaded_ns: int) -> None:
-        """The claim's table is loaded. At time 0, it is the first to go until a sample uses it."""
+        """Add the loaded table of a claim; with time 0, it is evicted first until it is used."""
         self.tables[key] = Table(key, claim.slot, claim.size, loaded_ns)
 
     def cancel(self, claim: Claim) -> None:
-        """The claim's table could not be loaded; its slot is empty."""
+        """Release a claim whose table could not be loaded."""
         self._free.append(claim.slot)
         self.bytes -= claim.size

@@ -1,17 +1,16 @@
-"""Makes unwind tables of Go's own: ``.gopclntab`` as ``.eh_frame`` with a search table. x86-64.
+"""Converts Go's ``.gopclntab`` to ``.eh_frame`` with a search table, for x86-64.
 
-Go's compiler writes no ``.eh_frame``, and frame pointers lead past the caller of a function
-that has no frame, or has not made it yet. The runtime itself unwinds by ``.gopclntab``, which has
-the size of every frame at every instruction. Format: ``runtime/symtab.go`` and ``_func`` in
-``runtime/runtime2.go`` of Go 1.21 to 1.26.
+Go's compiler writes no ``.eh_frame``, and frame pointers skip the caller of a function without a
+frame, or in its prologue. The runtime unwinds by ``.gopclntab``, which has the frame size at every
+instruction. Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` of Go 1.21 to
+1.26.
 
 A script of its own, as :mod:`otel_kprofiler.unwinding.index` is:
 
     go_frames.py ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT… < file > number of pairs, pairs, frames
 
-ADDRESS is where the frames will be, ORIGIN what the pairs are relative to. The others are parts of
-the file, as offset:size:address: PAIRS that it has already, ``.gopclntab``, ``.text``, and all that
-is loaded.
+ADDRESS is the address of the frames, ORIGIN the base of the pairs. The others are parts of the
+file, as offset:size:address: existing PAIRS, ``.gopclntab``, ``.text``, and the loaded segments.
 """
 
 from __future__ import annotations
@@ -71,20 +70,20 @@ _LOADS: Final = tuple(
     for base in (0, 1, 2, 3, 5, 6, 7)
 )
 _INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic")
-"""Called, as it seems, by an instruction that a signal handler interrupted."""
+"""Functions that appear to be called by the instruction that a signal interrupted."""
 _SPARE_BYTES: Final = 4096
-"""By which the result may be longer than the table; of programs it has a fifth of the length."""
+"""Limit of the result's length in multiples of the table; usual is a fifth."""
 _CHECKED, _FIT = 200, 0.9
-"""Functions whose first push is looked for where the code may lie; the share that must have it."""
+"""Number of functions to check for a first push, and the share that must have it."""
 
 Sizes = Sequence[tuple[int, int]]
-"""Sizes of a function's frame, each with the offset up to which it holds."""
+"""Frame sizes of a function, each with its end offset."""
 Rows = list[tuple[int, bytes]]
-"""From which offset, what CFA instructions."""
+"""CFA instructions by offset."""
 
 
 class Segment(NamedTuple):
-    """A part of the file, and its address."""
+    """A part of the file, with its address."""
 
     offset: int
     size: int
@@ -117,7 +116,7 @@ class Table:
         self.text: int = text
 
     def functions(self, step: int = 1) -> Iterator[Function]:
-        """All functions, or one of each ``step``. Raises ``struct.error`` if one is damaged."""
+        """Yields every ``step``-th function. Raises ``struct.error`` for a damaged row."""
         data = self._data
         end = self._rows_at + self.count * _ROW.size
         for at in range(self._rows_at, end, step * _ROW.size):
@@ -146,7 +145,7 @@ class Table:
 
 
 def parse_number(data: bytes, at: int) -> tuple[int, int]:
-    """A number of up to 32 bits, seven in a byte, and where it ends."""
+    """Parses a varint of up to 32 bits; returns the number and its end."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -173,8 +172,9 @@ def make_rows(sizes: Sizes, saves: bool) -> Rows:
     """Makes the rows of the table.
 
     Args:
-        sizes: of the frame.
-        saves: wherever there is a frame, the caller's rbp lies at its top; else that is not known.
+        sizes: sizes of the frame.
+        saves: whether the caller's rbp is saved at the top of each frame; otherwise its place is
+            unknown.
     """
     rows, at, now = [(0, b"" if saves else _LOST)], 0, 0
     for end, size in sizes:
@@ -189,7 +189,7 @@ def make_rows(sizes: Sizes, saves: bool) -> Rows:
 
 
 def make_program(rows: Rows) -> bytes:
-    """The CFA program of rows."""
+    """Makes the CFA program of rows."""
     out, now = [], 0
     for at, code in rows:
         distance = at - now
@@ -205,12 +205,12 @@ def make_program(rows: Rows) -> bytes:
 
 
 def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
-    """The rows of a function that goes to the stack of ``m.g0``.
+    """Makes the rows of a function that switches to the stack of ``m.g0``.
 
     Args:
         code: of the function.
-        rows: as if it did not.
-        behind: what holds from there on.
+        rows: rows without the switch.
+        behind: rule behind the switch.
     """
     at = _find_load(code, 0)
     if at < 0:
@@ -225,19 +225,19 @@ def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
 
 
 def _find_load(code: bytes, start: int) -> int:
-    """Behind the next instruction that loads rsp; -1 if there is none."""
+    """Returns the end of the next instruction that loads rsp; -1 if there is none."""
     loads = [at for load in _LOADS if (at := code.find(load, start)) >= 0]
     return min(loads) + _LOAD_BYTES if loads else -1
 
 
 def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
-    """The rows of a function that calls the vDSO on another stack, with its own rsp in r12.
+    """Makes the rows of a function that calls the vDSO on another stack, with its rsp in r12.
 
     Args:
-        sizes: of its frame.
-        rows: as if it did not.
-        left: behind the instruction that saves rsp.
-        back: behind the one that restores it.
+        sizes: sizes of its frame.
+        rows: rows without the call.
+        left: end of the instruction that saves rsp.
+        back: end of the instruction that restores rsp.
     """
     size = next((size for end, size in sizes if left < end), 0) + 8
     if size > _MAX_BYTE:
@@ -248,12 +248,12 @@ def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
         (left, _BY_R12 + bytes([size])),
         (back, _BY_RSP + pack_number(size)),
         *(row for row in rows if back < row[0] < returned),
-        (returned, _UNKNOWN),  # what it calls without a vDSO
+        (returned, _UNKNOWN),  # its fallback without a vDSO
     ]
 
 
 def pack_entry(back: int, body: bytes) -> bytes:
-    """An entry of ``.eh_frame``, padded with instructions that do nothing."""
+    """Packs an entry of ``.eh_frame``, padded with DW_CFA_nop."""
     body += bytes(-len(body) % 4)
     return struct.pack("<II", len(body) + 4, back) + body
 
@@ -265,7 +265,7 @@ class Code:
         self._file, self._segments = file, list(segments)
 
     def read(self, address: int, size: int) -> bytes:
-        """Up to ``size`` bytes; none outside of the segments."""
+        """Reads up to ``size`` bytes; none outside the segments."""
         for segment in self._segments:
             at = address - segment.address
             if 0 <= at < segment.size:
@@ -289,17 +289,17 @@ class FrameMaker:
     """Makes entries of functions.
 
     Args:
-        table: of the file.
-        code: the file, where :func:`place` finds the address of code.
+        table: table of the file.
+        code: the file.
         text: address of the code.
-        address: of the frames.
+        address: address of the frames.
     """
 
     def __init__(self, table: Table, code: Code, text: int, address: int) -> None:
         self._table, self._code, self._text, self._address = table, code, text, address
         self._programs: dict[tuple[int, bool], bytes] = {}
         self._injected = {table.number(name) for name in _INJECTED} - {-1}
-        self._handler = table.number(b"runtime.sigtramp")  # the program goes on behind it
+        self._handler = table.number(b"runtime.sigtramp")  # the stack continues above it
         self._switches = {
             table.number(b"runtime.mcall"): _OUTERMOST,  # what it calls does not return to it
             table.number(b"runtime.systemstack"): _ON_OTHER_STACK,
@@ -308,13 +308,13 @@ class FrameMaker:
         self.pairs: list[tuple[int, int]] = []
 
     def add(self, function: Function) -> None:
-        """Add one; raises as :class:`Table` does."""
+        """Add an entry; raises as :class:`Table` does."""
         start = self._text + function.start
         if not function.sizes or self._code.read(start, len(_SIGRETURN)) == _SIGRETURN:
-            return  # of another language; or the program knows it
+            return  # of another language, or handled by the BPF program
         sizes = self._table.sizes(function.sizes)
         if min(size for _, size in sizes) < 0:
-            return  # it takes its return address off the stack
+            return  # it pops its return address
         framed = any(size for _, size in sizes)
         saves = not framed or self._pushes(start, sizes)
         program = self._programs.get((function.sizes, saves))
@@ -340,25 +340,25 @@ class FrameMaker:
         return make_switch(code, rows, self._switches.get(function.name, _UNKNOWN))
 
     def _pushes(self, start: int, sizes: Sizes) -> bool:
-        """Returns whether the first to grow the frame is a push of rbp."""
+        """Returns whether a push of rbp is the first instruction to grow the frame."""
         end, size = sizes[0]
         return not size and self._code.read(start + end - 1, 1) == _PUSH
 
 
 def find_text(table: Table, address: int, code: Code, start: int) -> int:
-    """The address that functions are relative to.
+    """Finds the base address of functions.
 
-    Go has it in ``moduledata``, before 1.26 in the table, too; a file that is relocated when it is
-    loaded may have neither. C code may lie before it. So what the code looks like decides.
+    Go stores it in ``moduledata``, before 1.26 in the table, too. A file that is relocated on load
+    may have neither, and C code may precede it. So candidates are checked against the code.
 
     Args:
         table: of the file.
         address: of the table.
         code: the file.
-        start: of ``.text``.
+        start: address of ``.text``.
 
     Raises:
-        ValueError: none of these places has code that fits the table.
+        ValueError: no candidate has code that fits the table.
     """
     # Most functions have one.
     pushes = _find_pushes(table, max(1, table.count // (2 * _CHECKED))) or _find_pushes(table, 1)
@@ -370,7 +370,7 @@ def find_text(table: Table, address: int, code: Code, start: int) -> int:
 
 
 def _find_pushes(table: Table, step: int) -> list[int]:
-    """Where functions, one of each ``step``, push rbp first, relative to the code."""
+    """Finds where every ``step``-th function first pushes rbp, relative to the code."""
     pushes = []
     for function in table.functions(step):
         sizes = table.sizes(function.sizes) if function.sizes else ()
@@ -386,17 +386,17 @@ def make_tables(
     segments: Sequence[Segment],
     address: int,
 ) -> FrameMaker:
-    """Entries for all functions.
+    """Makes entries for all functions.
 
     Args:
-        file: all of it.
+        file: content of the file.
         table_at: ``.gopclntab``.
         start: address of ``.text``.
-        segments: what is loaded.
-        address: where the entries will be.
+        segments: the loaded segments.
+        address: address of the entries.
 
     Raises:
-        ValueError: the table is damaged, or of another kind.
+        ValueError: the table is damaged or of an unknown version.
     """
     table = Table(file[table_at.offset : table_at.offset + table_at.size])
     code = Code(file, segments)
@@ -424,7 +424,7 @@ def pack_tables(maker: FrameMaker, pairs: bytes, origin: int) -> bytes:
 
 
 def main() -> int:
-    """Read the file that is standard input."""
+    """Read the file from standard input."""
     for kind, most in ((resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, MEMORY_BYTES)):
         hard = resource.getrlimit(kind)[1]
         limit = most if hard == resource.RLIM_INFINITY else min(most, hard)

@@ -1,4 +1,4 @@
-"""The content of an inner map: a file's tables in the form that the BPF program reads.
+"""Content of an inner map: tables of a file in the format of the BPF program.
 
 ======================  ================  ====================================================
 At                      Bytes             What
@@ -34,7 +34,7 @@ _MASK: Final = (1 << 64) - 1
 
 
 def image_pages(tables: Tables) -> int:
-    """Number of pages that the tables take."""
+    """Returns the number of pages that the tables take."""
     return -(-(_frames_at(tables) + tables.frames_bytes + _WINDOW_BYTES) // PAGE_BYTES)
 
 
@@ -49,14 +49,14 @@ def check_texts(texts: tuple[Segment, ...]) -> None:
 def write_image(
     target: memoryview, source: Source, tables: Tables, elf: ElfFile, serial: int
 ) -> None:
-    """Fill an inner map, which is zero.
+    """Fill an inner map, which must be zeroed.
 
     Args:
-        target: its memory, of :func:`image_pages`.
+        target: memory of the map, of :func:`image_pages` pages.
         source: the file.
-        tables: where its tables are.
+        tables: places of its tables.
         elf: its headers.
-        serial: number of the table; 32 bits.
+        serial: serial number of the table, 32 bits.
 
     Raises:
         ElfError: the file became shorter, or cannot be read.

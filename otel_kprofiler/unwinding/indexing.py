@@ -1,4 +1,4 @@
-"""Makes what a file lacks of unwind tables, in processes with limits on time and memory."""
+"""Makes missing unwind tables of files, in processes with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from otel_kprofiler.unwinding.table import ENTRY_BYTES, MAX_ENTRIES, Tables, che
 MAX_FRAMES_BYTES: Final = 64 << 20
 MAX_GO_BYTES: Final = 256 << 20
 TIMEOUT_S: Final = 30.0
-"""Limit in wall-clock time, for a machine that is busy: CPU time has its own."""
+"""Limit of wall-clock time on a busy machine, besides the limit of CPU time."""
 _SHOWN: Final = 200
 
 
 class Children:
-    """Runs processes that make tables, until it is stopped. Thread-safe."""
+    """Runs processes that make tables, until :meth:`stop`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,14 +40,14 @@ class Children:
         timeout_s: float,
         memory_bytes: int,
     ) -> bytes:
-        """Run a script of Python with the file as its input. Returns its output.
+        """Run a Python script with the file as its input. Returns its output.
 
         Args:
             script: its path.
             fd: the file.
-            arguments: of the script.
-            timeout_s: after which it is killed.
-            memory_bytes: what it may take; at most half of what the cgroup leaves.
+            arguments: arguments of the script.
+            timeout_s: time after which it is killed, in seconds.
+            memory_bytes: its limit of memory; reduced to half of the memory that the cgroup leaves.
 
         Raises:
             TableRefused: it failed, took too long, or was stopped.
@@ -81,7 +81,7 @@ class Children:
         return output
 
     def stop(self) -> None:
-        """Kill those that run, and start no more."""
+        """Kill running processes, and start no more."""
         with self._lock:
             self._stopped = True
             for child in self._running:
@@ -91,13 +91,13 @@ class Children:
 def index_frames(
     fd: int, frames: Segment, timeout_s: float = TIMEOUT_S, *, children: Children
 ) -> Tables:
-    """Make the search table of ``.eh_frame``; blocks until the process has ended.
+    """Make the search table of ``.eh_frame``; blocks until the process has exited.
 
     Args:
         fd: the file, open for reading.
-        frames: where the section is.
-        timeout_s: after which the process is killed.
-        children: runs it.
+        frames: place of the section.
+        timeout_s: time after which the process is killed, in seconds.
+        children: runs the process.
 
     Raises:
         TableRefused: the section is damaged or too large, or the process exceeded a limit.
@@ -130,14 +130,14 @@ def index_go(
     *,
     children: Children,
 ) -> Tables:
-    """Make tables of Go's own; blocks until the process has ended.
+    """Make tables from ``.gopclntab``; blocks until the process has exited.
 
     Args:
         fd: the file, open for reading.
         elf: its headers.
         table: its ``.gopclntab``.
         text: its ``.text``.
-        others: tables that the file has of C code.
+        others: existing tables of the file, of C code.
         children: runs the process.
 
     Raises:

@@ -36,14 +36,14 @@ from otel_kprofiler.unwinding.table import Tables, find_tables
 
 
 class MakeTables(Protocol):
-    """Makes tables in a process of their own."""
+    """Makes tables in a child process."""
 
     def __call__(self, *, children: Children) -> Tables:
-        """Make them; ``children`` runs the process."""
+        """Make the tables; ``children`` runs the process."""
 
 
 Index = Callable[[MakeTables], Tables]
-"""Has tables made."""
+"""Makes missing tables."""
 
 _FRAMES: Final = b".eh_frame"
 _TEXT: Final = b".text"
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoadableTables:
-    """The tables of an open file, found and checked."""
+    """Checked tables of an open file."""
 
     def __init__(
         self, source: Source, tables: Tables, elf: ElfFile, opened: OpenedFile | None
@@ -62,7 +62,7 @@ class LoadableTables:
         self.pages = image_pages(tables)
 
     def fill(self, target: memoryview, serial: int) -> None:
-        """Copy them. Raises :class:`TableRefused` if the file changed meanwhile."""
+        """Copy the tables. Raises :class:`TableRefused` if the file changed meanwhile."""
         with refusing():
             write_image(target, self._source, self._tables, self._elf, serial)
         if self._opened is not None:
@@ -70,12 +70,12 @@ class LoadableTables:
 
 
 class Code(NamedTuple):
-    """The executable code of a request, and what its headers say.
+    """The executable file of a request, with its ELF headers.
 
     Attributes:
         source: its content.
         elf: its headers.
-        file: where it comes from; None for the vDSO.
+        file: the opened file; None for the vDSO.
     """
 
     source: Source
@@ -138,10 +138,10 @@ def _read_headers(request: FileRequest, opened: OpenedFile, known_files: KnownFi
 
 
 def find_loadable(code: Code, index: Index) -> LoadableTables:
-    """The tables of opened code, which stays open as long as they are needed.
+    """Finds the tables of opened code, which must stay open while they are used.
 
     Raises:
-        TableRefused: they are not usable.
+        TableRefused: the tables are not usable.
     """
     with refusing():
         return _find(code.source, code.elf, code.file, index)
@@ -161,7 +161,7 @@ def _find(source: Source, elf: ElfFile, opened: OpenedFile | None, index: Index)
         frames = find_section(source, elf, _FRAMES)
         if opened is None:
             raise TableRefused(Refusal.NO_FRAMES)
-        source.read(frames.offset, 0)  # is it in the file?
+        source.read(frames.offset, 0)  # raises if it is not in the file
         tables = index(functools.partial(index_frames, opened.fd, frames))
     return LoadableTables(source, tables, elf, opened)
 
@@ -169,7 +169,7 @@ def _find(source: Source, elf: ElfFile, opened: OpenedFile | None, index: Index)
 def _find_go(
     source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
 ) -> Tables | None:
-    """Tables of Go's own, with those of C code; None if there are none that can be used."""
+    """Makes tables of Go code, with those of C code; None without usable ones."""
     for name in _GO_TABLES:
         try:
             table, text = find_section(source, elf, name), find_section(source, elf, _TEXT)

@@ -1,4 +1,4 @@
-"""The maps that the BPF program and the store of tables share."""
+"""Maps shared by the BPF program and the table store."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class FileState(enum.IntEnum):
     """The state of a file in the map ``files``."""
 
     PENDING = 0
-    """Asked for; the walk of a stack stops there."""
+    """Requested; walks of stacks stop there."""
     LOADED = 1
     NO_TABLE = 2
-    """The file has no unwind tables at all; verified frame pointers are tried."""
+    """The file has no unwind tables; verified frame pointers are tried."""
     UNAVAILABLE = 3
-    """It has tables, or may have, that cannot be used; a frame pointer would be a guess."""
+    """The file has tables that cannot be used; a frame pointer would be a guess."""
 
 
 class MapSizes(NamedTuple):
     """Entries of the maps.
 
     Attributes:
-        files: that the program can hold.
-        slots: tables that can be loaded.
-        ring_bytes: of the ring of requests.
+        files: limit of files in the map.
+        slots: limit of loaded tables.
+        ring_bytes: size of the ring of requests.
     """
 
     files: int
@@ -52,12 +52,12 @@ class MapSizes(NamedTuple):
 
 
 class TableMaps:
-    """Access to the maps; each method is one step that is safe beside the others.
+    """Access to the maps; methods are atomic with respect to each other.
 
     Args:
-        map_fd: gives the descriptor of a map by name. They belong to the loaded object; what is
-            kept are duplicates, since a thread that hangs in a file system may outlive it.
-        sizes: as the object was loaded.
+        map_fd: returns the descriptor of a map by name. The loaded object owns these; duplicates
+            are kept, since a thread that hangs in a file system may outlive the object.
+        sizes: sizes that the object was loaded with.
 
     Raises:
         OSError: a map could not be mapped into memory.
@@ -72,9 +72,9 @@ class TableMaps:
         self.ring = RingReader(RingMemory(self.ring_fd, sizes.ring_bytes), sizes.ring_bytes)
 
     def create(self, pages: int, fill: Callable[[memoryview], None]) -> int:
-        """Create an inner map and have it filled; a descriptor, which the caller closes.
+        """Create and fill an inner map; returns a descriptor, which the caller closes.
 
-        Its memory is mapped only meanwhile, so that none of it counts as this process's.
+        Its memory is mapped only while it is filled, so it does not count as this process's.
 
         Raises:
             OSError: no right, or no memory.
@@ -84,36 +84,36 @@ class TableMaps:
             mapped = mmap.mmap(fd, pages * PAGE_BYTES)
             with memoryview(mapped) as view:
                 fill(view)
-            mapped.close()  # not after an error, whose traceback may hold parts of the view
+            mapped.close()  # not in finally: the traceback of an error may hold parts of the view
         except BaseException:
             os.close(fd)
             raise
         return fd
 
     def publish_table(self, slot: int, fd: int) -> None:
-        """Put a table into a free slot. Waits until no program sees what was there before."""
+        """Put a table into a free slot. Waits until no program sees its former content."""
         self._used.words[slot] = 0
         update_map(self._tables, slot.to_bytes(4, "little"), fd.to_bytes(4, "little"))
 
     def remove_table(self, slot: int) -> None:
-        """Empty a slot, whose file must have been forgotten. Waits as :meth:`publish_table`."""
+        """Empty a slot after :meth:`forget_file`. Waits as :meth:`publish_table`."""
         delete_from_map(self._tables, slot.to_bytes(4, "little"))
 
     def set_file(self, key: FileKey, state: FileState, slot: int = 0, serial: int = 0) -> None:
-        """Announce a file to the program. Raises ``OSError`` with ``E2BIG`` if it is full."""
+        """Set the state of a file. Raises ``OSError`` with ``E2BIG`` if the map is full."""
         update_map(self._files, key.pack(), _STATE.pack(state, slot, serial, 0))
 
     def forget_file(self, key: FileKey) -> None:
-        """Have the program ask for a file again when it next meets it."""
+        """Forget a file: the program requests it again on its next sample."""
         with suppress(FileNotFoundError):
             delete_from_map(self._files, key.pack())
 
     def announce(self) -> None:
-        """Have the program drop what it remembers of mappings; for one thread at a time."""
+        """Invalidate the program's cache of mappings; for one thread at a time."""
         self._epoch.words[0] += 1
 
     def last_uses_ns(self) -> list[int]:
-        """Boot time of the last sample that used the table of each slot; 0 if none has."""
+        """Returns the boot time of the last sample that used each slot's table; 0 if none."""
         return self._used.words.tolist()
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class TableMaps:
 
 
 class _Words:
-    """An array of 64-bit words, mapped."""
+    """A mapped array of 64-bit words."""
 
     def __init__(self, map_fd: int, count: int) -> None:
         size = -(-count * _WORD_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -139,5 +139,5 @@ class _Words:
 
 
 def is_out_of_memory(error: OSError) -> bool:
-    """Returns whether the kernel had no memory, or allowed none, for a map."""
+    """Returns whether the kernel had no memory for a map, or refused it."""
     return error.errno in (errno.ENOMEM, errno.E2BIG, errno.EPERM, errno.EMFILE, errno.ENFILE)

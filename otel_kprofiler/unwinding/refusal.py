@@ -1,4 +1,4 @@
-"""Why a file's frames cannot be unwound by its own tables."""
+"""Reasons why a file's unwind tables are not used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_kprofiler.host import FileProblem, MappedFileError
 
 
 class Refusal(enum.Enum):
-    """A closed list of reasons; the value is what users read."""
+    """Closed list of reasons; the value is the text for users."""
 
     GONE = "the process had ended, or unmapped the file, before it could be opened"
     FORBIDDEN = "this process may not open the file"
@@ -36,7 +36,7 @@ class Refusal(enum.Enum):
 
 
 class TableRefused(Exception):  # noqa: N818 - an outcome, which the store counts
-    """Tables that must not be used.
+    """Raised for tables that must not be used.
 
     Args:
         refusal: why.
@@ -71,7 +71,7 @@ _FILE_REFUSALS: Final[Mapping[FileProblem, Refusal]] = {
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Refuse the tables of a file that cannot be opened, or is not what an ELF file has to be."""
+    """Convert errors of opening a file or parsing ELF to :class:`TableRefused`."""
     try:
         yield
     except ElfError as error:

@@ -1,4 +1,4 @@
-"""Requests of the BPF program for the tables of a file that it met in a stack."""
+"""Requests of the BPF program for the unwind tables of a file in a stack."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _REQUEST: Final = struct.Struct("=QIIQQQIIQQ")
 
 
 VDSO: Final = FileKey(0, 0xFFFFFFFF, 0)
-"""Stands for the kernel's vDSO, which is not a file."""
+"""Key of the vDSO, which is not a file."""
 
 
 def parse_requests(chunk: bytes) -> Iterator[FileRequest]:
-    """The requests in what was taken from their ring. Raises ``ValueError`` if it is damaged."""
+    """Parses the records of the request ring. Raises ``ValueError`` if they are damaged."""
     for start, end in record_spans(chunk):
         if end - start != _REQUEST.size:
             raise ValueError(f"a file request of {end - start} bytes")
@@ -27,6 +27,6 @@ def parse_requests(chunk: bytes) -> Iterator[FileRequest]:
 
 
 def parse_rows(rows: bytes) -> Iterator[FileRequest]:
-    """Requests one behind the other. Raises ``struct.error`` if the last one is not complete."""
+    """Parses consecutive requests. Raises ``struct.error`` if the last is truncated."""
     for inode, device, generation, *rest in _REQUEST.iter_unpack(rows):
         yield FileRequest(FileKey(inode, device, generation), *rest)

@@ -1,7 +1,6 @@
-"""Gives requests to workers, a turn for each process that asks.
+"""Distributes requests to workers, round-robin by process.
 
-Files are opened at once, because their processes end, and their tables are loaded as the share of
-CPU time allows.
+Files are opened at once, because processes exit; tables are loaded as the CPU share allows.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from otel_kprofiler.host import FairQueue, FileRequest, Turn, find_user
 from otel_kprofiler.unwinding.loading import Code
 
 MAX_OPEN: Final = 64
-"""Files that stay open until their tables are loaded; others are opened again for it."""
+"""Limit of files kept open until their tables are loaded; further files are opened again."""
 
 
 class Opened(NamedTuple):
-    """A request whose file is known by now.
+    """A request whose file was opened.
 
     Attributes:
         request: the request.
-        code: None if it is to be opened again.
+        code: the open file; None if it must be opened again.
     """
 
     request: FileRequest
@@ -33,10 +32,10 @@ class RequestQueue:
     """Requests and opened files; thread-safe.
 
     Args:
-        open_share: of one CPU that opening may take in the long run.
-        load_share: the same for loading.
-        loaders: workers that may load at the same time; the others open files.
-        now_ns: the time.
+        open_share: long-term share of one CPU for opening files.
+        load_share: long-term share of one CPU for loading tables.
+        loaders: limit of concurrent loads; other workers open files.
+        now_ns: returns the time.
     """
 
     def __init__(
@@ -50,13 +49,13 @@ class RequestQueue:
         self._stopping = False
 
     def put(self, request: FileRequest) -> None:
-        """Add a request whose file is to be opened."""
+        """Add a request; a worker opens its file."""
         with self._changed:
             self._unopened.put(request.tgid, request)
             self._changed.notify()
 
     def put_opened(self, opened: Opened) -> None:
-        """Add one whose tables are to be loaded; the file is closed if too many are open."""
+        """Add an opened file; a worker loads its tables. Closes the file if too many are open."""
         with self._changed:
             if opened.code is not None and (self._stopping or self._open >= MAX_OPEN):
                 opened.code.close()
@@ -66,7 +65,7 @@ class RequestQueue:
             self._changed.notify()
 
     def take(self) -> Turn[FileRequest] | Turn[Opened] | None:
-        """Wait for the next turn; the caller then owns its file. None at the end."""
+        """Waits for the next turn; the caller then owns its file. None after :meth:`stop`."""
         with self._changed:
             while not self._stopping:
                 if (unopened := self._unopened.take()) is not None:
@@ -93,13 +92,13 @@ class RequestQueue:
                 self._unopened.done(taken, cpu_ns)
 
     def stop(self) -> None:
-        """Let all workers end."""
+        """Stop all workers."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the files, when there are no workers any more; also in a forked child."""
+        """Close the files after all workers have ended; also in a forked child."""
         for opened in self._opened.clear():
             if opened.code is not None:
                 opened.code.close()

@@ -1,6 +1,6 @@
-"""Lists the files that running processes execute, to load their tables before the first sample.
+"""Lists the files mapped as code, to load their tables before the first sample.
 
-A program of the kernel lists them (mapped_files.bpf.h), by the same names as in requests.
+A BPF iterator lists them (mapped_files.bpf.h), with the same keys as requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.request import parse_rows
 
 _MOST_LINKS: Final = 16
-"""Processes up to which each is iterated over by itself; of more, all of the host are."""
+"""Up to this number, each process is iterated over; above it, all of the host."""
 _READ_BYTES: Final = 256 * 1024
 
 
@@ -29,17 +29,16 @@ def list_running(
     is_inner: bool,
     until_s: float,
 ) -> list[FileRequest]:
-    """A request for each file that processes have mapped as code.
+    """Returns a request for each file that processes have mapped as code.
 
-    Those come first whose processes have used the most CPU time together, then those of the most
-    processes.
+    Sorted by the CPU time of their processes, then by the number of processes.
 
     Args:
         program_fd: the loaded program ``kprofiler_list_files``.
         files: this host's.
-        pids: the processes, as ``/proc`` has them; empty: all.
-        is_inner: whether this process is in another than the initial pid namespace.
-        until_s: monotonic time at which the list ends, whatever is in it.
+        pids: process ids of ``/proc``; empty for all.
+        is_inner: whether this process is outside the initial pid namespace.
+        until_s: monotonic time at which listing ends, even if incomplete.
 
     Raises:
         OSError: the kernel refused.
@@ -64,10 +63,10 @@ def _read_rows(program_fd: int, pids: Collection[int], until_s: float) -> Iterat
     if 0 < len(pids) <= _MOST_LINKS:
         try:
             for pid in pids:
-                with suppress(ProcessLookupError):  # it has ended
+                with suppress(ProcessLookupError):  # it has exited
                     yield from _iterate(program_fd, pid, until_s)
         except OSError:
-            pass  # before 6.1, an iterator cannot be limited to a process
+            pass  # before 6.1, iterators cannot be limited to a process
         else:
             return
     yield from _iterate(program_fd, 0, until_s)
@@ -79,7 +78,7 @@ def _iterate(program_fd: int, pid: int, until_s: float) -> Iterator[FileRequest]
         while time.monotonic() < until_s:
             try:
                 rows = os.read(reader, _READ_BYTES)
-            except BlockingIOError:  # a million mappings, none of them of code
+            except BlockingIOError:  # a million mappings without code
                 continue
             if not rows:
                 return

@@ -1,8 +1,7 @@
 """Answers the BPF program's requests for the unwind tables of files.
 
-One thread takes requests from their ring; a few others open the files, and load and publish their
-tables. Publishing waits for the kernel's RCU, some 15 ms, which is why they are several: requests
-that wait at the same time share a grace period.
+One thread takes requests from their ring; a few others open files, and load and publish tables.
+Publishing waits for an RCU grace period, about 15 ms; several threads share a grace period.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ from otel_kprofiler.unwinding.requests import Opened, RequestQueue
 from otel_kprofiler.unwinding.table import Tables
 
 HOLD_NS: Final = 30_000_000_000
-"""How long a file is unavailable for a reason that may pass."""
+"""Time until a file is tried again after a temporary failure."""
 OPEN_SHARE: Final = 0.05
-"""Share of one CPU that opening files and reading their headers may take in the long run, after a
-second in one go."""
+"""Long-term share of one CPU for opening files and reading their headers, after a burst of a
+second."""
 CPU_SHARE: Final = 0.05
-"""Share of one CPU that loading tables may take.
+"""Long-term share of one CPU for loading tables.
 
-Making tables in other processes has as much of its own: nobody waits for a large program of Go.
+Making tables in child processes has a separate, equal share, so a large Go program delays nobody.
 """
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
@@ -79,16 +78,16 @@ _log = logging.getLogger(__name__)
 
 
 class _PostponedError(Exception):
-    """Other tables are being made; the request is kept until that is done."""
+    """Raised while other tables are being made; the request is kept until then."""
 
 
 class TableStore:
     """Loads tables in the background, between ``start`` and ``close``.
 
     Args:
-        maps: those of the loaded program; closed with the store.
+        maps: maps of the loaded program; closed with the store.
         files: this host's.
-        limits: of the memory for tables.
+        limits: limits of memory for tables.
         now_ns: boot time, the clock of the program.
         known: where details of the files are kept.
     """
@@ -109,15 +108,15 @@ class TableStore:
         self._lock = threading.Lock()
         self._space = TableSpace(maps.sizes.slots, limits)
         self._pending: set[FileKey] = set()
-        self._early: set[FileKey] = set()  # those that no sample has asked for
+        self._early: set[FileKey] = set()  # keys that no sample has requested
         self._answered = threading.Condition(self._lock)
-        self._refused: dict[FileKey, int] = {}  # boot time until which it holds, 0 for ever
+        self._refused: dict[FileKey, int] = {}  # boot time at which it expires; 0: never
         self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
         self._refusals: Counter[Refusal] = Counter()
-        self._gone: dict[FileKey, int] = {}  # how often each was not found
+        self._gone: dict[FileKey, int] = {}  # number of failed opens by file
         self._requests = RequestQueue(OPEN_SHARE, CPU_SHARE, _LOADERS, now_ns)
         self._postponed: FairQueue[FileRequest] = FairQueue(CPU_SHARE, now_ns, find_user)
-        self._turn: Turn[FileRequest] | None = None  # whose tables may be made
+        self._turn: Turn[FileRequest] | None = None  # the process whose tables may be made
         self._turn_ns = 0
         self._children = Children()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -138,18 +137,18 @@ class TableStore:
             thread.start()
 
     def request(self, request: FileRequest) -> None:
-        """Queue a request, as the program makes them; thread-safe."""
+        """Queue a request; thread-safe."""
         with self._lock:
             self._requested += 1
             self._pending.add(request.key)
         self._requests.put(request)
 
     def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
-        """Load tables that no sample has asked for, as many as fit; blocks.
+        """Load tables before samples request them, as many as fit; blocks.
 
         Args:
             requests: for files that are not pending, the most important ones first.
-            until_s: monotonic time from which no more are loaded, and none is waited for.
+            until_s: monotonic time at which loading and waiting end.
         """
         for request in requests:
             with self._lock:
@@ -165,12 +164,12 @@ class TableStore:
             self._wait_early(0, until_s)
 
     def _wait_early(self, most: int, until_s: float) -> bool:
-        """Wait until at most so many early requests are pending; False if the time is over."""
+        """Wait until at most ``most`` early requests are pending; False on timeout."""
         left_s = until_s - time.monotonic()
         return self._answered.wait_for(lambda: len(self._early) <= most, left_s)
 
     def _end(self, key: FileKey) -> bool:
-        """A request is answered; returns whether it was an early one. The lock must be held."""
+        """Note an answered request; returns whether it was early. The lock must be held."""
         is_early = key in self._early
         self._pending.discard(key)
         self._early.discard(key)
@@ -178,7 +177,7 @@ class TableStore:
         return is_early
 
     def counts(self) -> TableCounts:
-        """Returns the outcomes of the requests; thread-safe."""
+        """Returns the counts of requests; thread-safe."""
         with self._lock:
             return TableCounts(
                 self._requested,
@@ -192,12 +191,12 @@ class TableStore:
             )
 
     def close(self) -> None:
-        """Stop the threads and let go of the maps; pending files stay pending.
+        """Stop the threads and release the maps; pending files stay pending.
 
-        In a forked child, which has no such threads, it only lets go of what it inherited.
+        In a forked child, which has no such threads, it only releases inherited resources.
         """
         if os.getpid() == self._pid and not self._stop_threads():
-            # It would go on with descriptors that have become those of others.
+            # A running thread would use descriptors that were reused.
             return
         self._requests.close()
         self._maps.close()
@@ -205,11 +204,11 @@ class TableStore:
         os.close(self._wake_fd)
 
     def before_fork(self) -> None:
-        """Finish what a child would inherit half done: open files, maps, views of the ring."""
+        """Finish work that a child would inherit half done: open files, maps, views of the ring."""
         self._gate.before_fork()
 
     def after_fork(self) -> None:
-        """Go on, in the parent."""
+        """Continue in the parent."""
         self._gate.after_fork()
 
     def _stop_threads(self) -> bool:
@@ -221,7 +220,7 @@ class TableStore:
         return join_all([*self._threads, *self._calls.stop()])
 
     def _take(self) -> None:
-        """Take requests from the ring, and forget refusals whose time is over."""
+        """Take requests from the ring, and forget expired refusals."""
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._epoll.register(self._maps.ring_fd, select.EPOLLIN | select.EPOLLET)
         while not self._stopping.is_set():
@@ -235,7 +234,7 @@ class TableStore:
                 os.eventfd_read(self._wake_fd)
 
     def _find_wait_s(self) -> float | None:
-        """Time until there is more to do than take requests; None without end."""
+        """Returns the seconds until other work than taking requests is due; None if never."""
         with self._lock:
             if self._postponed:
                 return _POLL_S
@@ -248,9 +247,9 @@ class TableStore:
                 self._requests.done(taken, self._serve(taken.item))
 
     def _serve(self, item: FileRequest | Opened) -> int:
-        """Open a file, or load its tables; returns the CPU time, 0 if its device does not answer.
+        """Open a file or load its tables; returns the CPU time, 0 if its device does not answer.
 
-        Then the request stays pending until it does.
+        In that case the request stays pending until the device answers.
         """
         request = item if isinstance(item, FileRequest) else item.request
         cpu_ns = 0
@@ -273,7 +272,7 @@ class TableStore:
         return cpu_ns
 
     def _answer(self, request: FileRequest, taken: FileRequest | Opened) -> bool:
-        """Open a file, or load its tables; returns whether nothing is left to do."""
+        """Open a file or load its tables; returns whether the request is done."""
         try:
             try:
                 if isinstance(taken, FileRequest):
@@ -357,11 +356,11 @@ class TableStore:
             is_early = self._end(key)
             if is_early and reason is Refusal.MEMORY_IN_USE:
                 self._requested -= 1
-                self._maps.forget_file(key)  # a sample that asks for it makes space
+                self._maps.forget_file(key)  # a sample's request makes space
                 return
             self._refusals[reason] += 1
             if reason is Refusal.GONE and not self._is_always_gone(key):
-                self._maps.forget_file(key)  # another process may have it
+                self._maps.forget_file(key)  # another process may have the file
                 return
             state = FileState.NO_TABLE if reason in _NO_TABLE else FileState.UNAVAILABLE
             self._refused.pop(key, None)
@@ -376,11 +375,11 @@ class TableStore:
             self._wake()
 
     def _wake(self) -> None:
-        """Have the thread that takes requests see when it is wanted next."""
+        """Wake the thread that takes requests, to compute its next timeout."""
         os.eventfd_write(self._wake_fd, 1)
 
     def _is_always_gone(self, key: FileKey) -> bool:
-        """Returns whether a file cannot be found whenever it is asked for, as on some overlays."""
+        """Returns whether a file is never found, as on some overlay file systems."""
         self._gone[key] = self._gone.pop(key, 0) + 1
         if len(self._gone) > _MAX_GONE:
             del self._gone[next(iter(self._gone))]
@@ -394,7 +393,7 @@ class TableStore:
                 self._maps.forget_file(key)
 
     def _index(self, request: FileRequest, make: MakeTables) -> Tables:
-        """Make tables, one file at a time: the other threads shall not all wait for that."""
+        """Make tables, one file at a time, so that other threads stay available."""
         with self._lock:
             if self._turn is None and not self._postponed:
                 self._postponed.put(request.tgid, request)
@@ -414,14 +413,14 @@ class TableStore:
                 self._turn_ns += cpu_ns
 
     def _end_turn(self, request: FileRequest) -> None:
-        """Let the process with the next turn have its tables made."""
+        """Give the turn of making tables to the next process."""
         with self._lock:
             if self._turn is not None and self._turn.item is request:
                 self._postponed.done(self._turn, self._turn_ns)
                 self._turn, self._turn_ns = None, 0
 
     def _resume(self) -> None:
-        """Queue the postponed request that has the next turn again, once it may have its tables."""
+        """Queue the postponed request of the next turn again."""
         with self._lock:
             if self._turn is not None:
                 return

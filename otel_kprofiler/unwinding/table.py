@@ -1,9 +1,9 @@
-"""Finds and checks the two tables that the BPF program interprets: the search table and .eh_frame.
+"""Finds and checks the tables that the BPF program reads: the search table and .eh_frame.
 
 ``.eh_frame_hdr`` is a header of 12 bytes and a table of pairs (start of a function, its entry in
 ``.eh_frame``), sorted, each a signed 32-bit distance from the address of ``.eh_frame_hdr`` (Linux
-Standard Base, "Exception Frames"). Both tables are copied unchanged. The checks here make a table
-usable; the program checks every bound again, since the copy is made after the check.
+Standard Base, "Exception Frames"). Both tables are copied unchanged. The checks reject unusable
+tables; the program checks every bound again, since the file may change between check and copy.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ENTRY_BYTES: Final = 8
 MAX_ENTRIES: Final = 1 << 22
 """Rounds of the program's binary search; the largest browsers have about 600,000 entries."""
 MAX_FRAMES_BYTES: Final = 0x0FFF0000
-"""Most bytes of ``.eh_frame``: positions in it are numbers of 28 bits in the program."""
+"""Limit of bytes of ``.eh_frame``: the program has 28 bits for positions."""
 
-# DW_EH_PE_*: what every current linker writes.
+# DW_EH_PE_*: the encodings of all current linkers.
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
 """Version; pcrel|sdata4 to .eh_frame; udata4 count; datarel|sdata4 pairs."""
 _OMITTED: Final = 0xFF
@@ -31,19 +31,19 @@ _HEADER: Final = struct.Struct("<4xiI")
 _LENGTH: Final = struct.Struct("<I")
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
 _ALIGNMENT: Final = 8
-_CHUNK_BYTES: Final = 64 * 1024  # of the search table at once, so that its check needs no memory
+_CHUNK_BYTES: Final = 64 * 1024  # pairs per step, so that the check needs little memory
 
 
 class Tables(NamedTuple):
-    """Where the two tables are.
+    """Places of the two tables.
 
     Attributes:
-        origin: address (SVMA) that the pairs are relative to.
+        origin: base address (SVMA) of the pairs.
         search_offset: offset of the pairs in the file; None if they are in ``made``.
         entries: number of pairs.
-        frames: ``.eh_frame`` up to the end of its last entry that the pairs point to.
-        made: pairs that were made of ``.eh_frame`` of a file without a search table.
-        made_frames: entries that were made, which follow those of the file.
+        frames: ``.eh_frame`` up to the end of the last entry in the pairs.
+        made: pairs made from ``.eh_frame`` of a file without a search table.
+        made_frames: made entries, which follow those of the file.
     """
 
     origin: int
@@ -70,7 +70,7 @@ class Tables(NamedTuple):
 
 
 def find_tables(source: Source, elf: ElfFile) -> Tables | None:
-    """Find and check the tables; None if the file has no search table, but may have frames.
+    """Find and check the tables; None if the file has no search table but may have frames.
 
     Raises:
         TableRefused: the tables are not usable.
@@ -103,7 +103,7 @@ def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
     """Check that pairs are sorted by function; returns the lowest and highest entry address.
 
     Raises:
-        TableRefused: they are not.
+        TableRefused: the pairs are not sorted.
     """
     last = lowest = highest = None
     for chunk in chunks:
@@ -122,7 +122,7 @@ def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
 
 
 def _has_pairs(head: bytes) -> bool:
-    """Returns whether a header is one with pairs; refuses other encodings than linkers write."""
+    """Returns whether a header has pairs; refuses encodings that linkers do not write."""
     if head.startswith(_ENCODINGS) and len(head) == _HEADER.size:
         return True
     if len(head) < len(_ENCODINGS) or head[0] != _ENCODINGS[0] or _OMITTED not in head[2:4]:
@@ -136,7 +136,7 @@ def _chunks(source: Source, offset: int, size: int) -> Iterator[bytes]:
 
 
 def _frames_until(source: Source, loads: tuple[Segment, ...], address: int, last: int) -> Segment:
-    """``.eh_frame`` from its start to the end of the entry at ``last``."""
+    """Returns ``.eh_frame`` from its start to the end of the entry at ``last``."""
     at = find_offset(loads, last, _LENGTH.size)
     (length,) = _LENGTH.unpack(source.read(at, _LENGTH.size))
     if length >= _LENGTH_IS_64_BITS:
