@@ -26,7 +26,7 @@ _TAILS: Final = {1: (4, 0), 3: (12, 0), 4: (0, 12), 5: (0, 12), 6: (0, 8), 13: (
 def find_member_offsets(
     btf: bytes, struct_name: str, members: Sequence[str]
 ) -> tuple[int, ...] | None:
-    """Byte offsets of direct members of a struct.
+    """Finds the byte offsets of direct members of a struct.
 
     Args:
         btf: content of ``/sys/kernel/btf/vmlinux``, in the byte order of this machine.
@@ -69,7 +69,7 @@ def _occurrences(types: bytes, needle: bytes) -> Iterator[int]:
 
 
 def _struct_members(types: bytes, at: int) -> dict[int, int] | None:
-    """Byte offsets of members by name offset; None if there is no struct at ``at``."""
+    """Returns byte offsets of members by name offset; None if there is no struct at ``at``."""
     if at + _TYPE.size > len(types):
         return None
     _, info, size = _TYPE.unpack_from(types, at)
@@ -95,7 +95,7 @@ class ProgramBtf(NamedTuple):
     texts: bytes
 
     def text(self, offset: int) -> str:
-        """The string at an offset; empty if there is none."""
+        """Returns the string at an offset; empty if there is none."""
         return self.texts[offset : self.texts.find(b"\0", offset)].decode("utf-8", "replace")
 
 

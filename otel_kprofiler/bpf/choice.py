@@ -14,7 +14,7 @@ LOADERS: Final = ("auto", "libbpf", "bcc")
 
 
 def get_loader(name: str = "auto") -> Loader:
-    """A loader by name; ``auto`` is libbpf if installed, otherwise bcc.
+    """Returns a loader by name; ``auto`` is libbpf if installed, otherwise bcc.
 
     A named loader is returned even if its library is missing; its ``load`` then raises.
 

@@ -55,7 +55,7 @@ def link_iterator(program_fd: int, pid: int = 0) -> int:
 
 
 def open_iterator(link: int) -> int:
-    """Begin an iteration: reading from the descriptor, which the caller closes, runs the program.
+    """Open an iteration: reading the descriptor runs the program. The caller closes it.
 
     Raises:
         OSError: the kernel refused.

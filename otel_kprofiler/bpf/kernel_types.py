@@ -1,8 +1,8 @@
-"""Offsets of members of the kernel's structs, through anonymous structs and named ones.
+"""Finds offsets of members of kernel structs, also in nested structs.
 
-Format: Documentation/bpf/btf.rst. Types refer to each other by number, so that all of them are
-walked once (some 130,000 in 20 ms); :mod:`otel_kprofiler.bpf.btf` needs no walk but
-finds direct members only.
+Format: Documentation/bpf/btf.rst. Types refer to each other by number, so all types are indexed
+once (about 130,000 in 20 ms). :mod:`otel_kprofiler.bpf.btf` needs no index but finds direct members
+only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HEADER: Final = struct.Struct("=HBBIIIII")
 _TYPE: Final = struct.Struct("=III")  # name_off, info, size or type
 _KIND_STRUCT: Final = 4
 _KIND_UNION: Final = 5
-# Kinds that only name another type or qualify it: typedef, volatile, const, restrict, type tag.
+# Kinds that alias or qualify a type: typedef, volatile, const, restrict, type tag.
 _TRANSPARENT: Final = frozenset({8, 9, 10, 11, 18})
 # Bytes behind the three words of a type, by kind: fixed, and for each of its members.
 _TAILS: Final = {
@@ -35,7 +35,7 @@ class KernelTypes:
         btf: content of ``/sys/kernel/btf/vmlinux``, in the byte order of this machine.
 
     Raises:
-        ValueError: that is no BTF.
+        ValueError: the data is not BTF.
     """
 
     def __init__(self, btf: bytes) -> None:
@@ -47,22 +47,22 @@ class KernelTypes:
         self._places = _places(self._types)
 
     def size(self, name: str) -> int | None:
-        """Bytes of a struct; None if there is none of that name."""
+        """Returns the size of a struct in bytes; None if there is no such struct."""
         at = self._struct(name)
         return None if at is None else int(_TYPE.unpack_from(self._types, at)[2])
 
     def offset(self, name: str, *path: str) -> int | None:
-        """Byte offset of a member of a struct, or None.
+        """Returns the byte offset of a member of a struct, or None.
 
         Args:
             name: the struct's tag.
-            path: names of members, each but the first in the struct that the one before is.
+            path: names of members, outermost first; each is a member of the struct before it.
         """
         bit = self.bit_offset(name, *path)
         return None if bit is None else bit // 8
 
     def bit_offset(self, name: str, *path: str) -> int | None:
-        """As :meth:`offset` in bits, from the lowest of each byte on: of bit fields."""
+        """Like :meth:`offset`, in bits, for bit fields; bit 0 is the lowest of a byte."""
         at = self._struct(name)
         return None if at is None else self._member(at, path, _MAX_DEPTH)
 
@@ -110,7 +110,7 @@ class KernelTypes:
         return None
 
     def _resolve(self, number: int) -> int | None:
-        """Place of the struct or union that a type is."""
+        """Returns the place of the struct or union behind aliases of a type."""
         for _ in range(_MAX_DEPTH):
             if not 0 < number <= len(self._places):
                 return None
@@ -125,7 +125,7 @@ class KernelTypes:
 
 
 def _places(types: bytes) -> array[int]:
-    """Where each type stands, by number - 1."""
+    """The place of each type, by number - 1."""
     words = memoryview(types[: len(types) & ~3]).cast("I")
     tails = [_TAILS.get(kind, (0, 0)) for kind in range(32)]
     fixed = [3 + tail[0] // 4 for tail in tails]

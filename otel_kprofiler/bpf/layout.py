@@ -1,4 +1,4 @@
-"""The structs that sampler.bpf.c and Python share; change both together."""
+"""Structs shared with sampler.bpf.c; change both together."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from otel_kprofiler.model import (
 )
 
 RECORD_VERSION: Final = 6
-"""Grows when ``struct record`` changes; recordings carry it."""
+"""Version of ``struct record``; part of recordings."""
 MAX_INTERRUPT_RANGES: Final = 4
 
 KERNEL_STACKS: Final = 1
@@ -71,7 +71,7 @@ _RECORD: Final = struct.Struct("=8Q4I2H3hHI16sI4x")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
 _USER_STACK_BYTES: Final = 1536
-"""More than the largest: head, 15 mappings, MAX_FRAMES words."""
+"""Above the largest record: head, 15 mappings, MAX_FRAMES words."""
 _PYTHON_STACK_BYTES: Final = 2048
 _CONTEXT_BYTES: Final = 1056
 _RECORD_BYTES: Final = (
@@ -91,7 +91,7 @@ _LAST_RUN_BYTES: Final = 16
 
 
 class ProgramConfig(NamedTuple):
-    """``struct config``: what the program does; see there for the meaning of each field."""
+    """``struct config``: settings of the program; see there for the fields."""
 
     flags: int
     min_age_ns: int
@@ -113,7 +113,7 @@ class ProgramConfig(NamedTuple):
     spans: SpanLayout | None = None
 
     def pack(self) -> bytes:
-        """The struct as the program reads it; half-open ranges become start and size."""
+        """Packs the struct; half-open ranges become start and size."""
         words = [word for start, end in self.interrupt_ranges for word in (start, end - start)]
         words += [0] * (2 * MAX_INTERRUPT_RANGES - len(words))
         return _CONFIG.pack(
@@ -137,7 +137,7 @@ MAPS: Final = {
     "scratch": MapShape(6, 4, _RECORD_BYTES + _LAST_RUN_BYTES),
     "ring": MapShape(27, 0, 0),
 }
-"""All maps of the program."""
+"""Names of all maps of the program."""
 
 
 class ProgramCounts(NamedTuple):
@@ -154,9 +154,9 @@ class ProgramCounts(NamedTuple):
 
 
 class CpuLines:
-    """The array of ``struct cpu_line``, mapped: reading it makes no system call.
+    """The mapped array of ``struct cpu_line``: reads need no system call.
 
-    Calls of bpf(2) would: the kernel runs no program on a CPU that is inside one.
+    The kernel runs no program on a CPU that is inside bpf(2), so samples would be missed.
     """
 
     def __init__(self, map_fd: int, cpus: int) -> None:
@@ -167,13 +167,13 @@ class CpuLines:
         self._words = memoryview(self._mapped)[:size].cast("Q")
 
     def copy(self) -> bytes:
-        """All lines as they are, for :func:`parse_counts`."""
+        """Copies all lines, for :func:`parse_counts`."""
         return bytes(self._words)
 
     def runs(self, cpu: int) -> int:
-        """How often the program has run to its end on a CPU."""
+        """Returns the number of completed runs of the program on a CPU."""
         first = cpu * _CPU_LINE_WORDS
-        # What was taken or left out; ring_full is part of taken.
+        # Samples taken or left out; ring_full is part of taken.
         return self._words[first] + sum(self._words[first + 2 : first + _COUNTERS])
 
     def in_flight(self) -> list[int]:
@@ -187,7 +187,7 @@ class CpuLines:
 
 
 class ReaderFlag:
-    """``reader_waits``, mapped: setting it makes no system call.
+    """The mapped flag ``reader_waits``: setting it needs no system call.
 
     Args:
         map_fd: the map.
@@ -198,7 +198,7 @@ class ReaderFlag:
         self._word = memoryview(self._mapped)[:8].cast("Q")
 
     def set(self, waits: bool) -> None:
-        """Let the program wake the reader at each record, or at the fill mark only."""
+        """Make the program wake the reader at each record, or only at the fill mark."""
         self._word[0] = waits
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class ReaderFlag:
 
 
 def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
-    """The counters over all CPUs, and whether no record was being made on any of them."""
+    """Sums the counters of all CPUs; returns also whether no CPU had a record in progress."""
     words = memoryview(lines).cast("Q")
     places = (*range(_COUNTERS), _MISSED_WORD, _BUSY_WORD)
     totals = (sum(words[place::_CPU_LINE_WORDS]) for place in places)
@@ -218,14 +218,14 @@ def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
 def parse_records(
     chunk: bytes, stack_limit: int = STACK_BYTES, waits: WaitRecords | None = None
 ) -> list[RawSample]:
-    """All samples of a chunk that was taken from the ring.
+    """Parses all samples of a chunk of the ring.
 
-    A kernel stack that fills ``stack_limit`` bytes is marked truncated: whether it had just that
-    many frames cannot be known.
+    A kernel stack that fills ``stack_limit`` bytes is marked truncated, since it may have more
+    frames.
 
     Args:
         chunk: the records.
-        stack_limit: see there.
+        stack_limit: size in bytes from which a stack counts as truncated.
         waits: receives records of waits.
 
     Raises:
@@ -234,7 +234,7 @@ def parse_records(
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
     kinds: dict[int, ProfileKind] = {}
     of_waits = waits or WaitRecords([], [])
-    # Most stacks of a chunk repeat; a backlog of them would take several times the memory.
+    # Most stacks of a chunk repeat; copies of a backlog would take several times the memory.
     sides: dict[bytes, bytes] = {}
     shared = sides.setdefault
     for start, end in record_spans(chunk):
@@ -317,7 +317,7 @@ def parse_records(
 def _find_span(
     trace_high: int, trace_low: int, span_id: int, context: bytes
 ) -> tuple[SpanLink | None, bytes]:
-    """The span, and the trace flags and attributes of a thread context if that is where it is."""
+    """Finds the span, with trace flags and attributes if it comes from a thread context."""
     if context:
         return parse_thread_context(context)
     if not (trace_high or trace_low):
@@ -329,14 +329,14 @@ def _find_span(
 def _keep(
     statuses: tuple[StackStatus | None, ...], words: tuple[bytes, ...]
 ) -> tuple[Collected, tuple[bytes, ...]]:
-    """The sides that were collected."""
+    """Keeps the collected sides."""
     kept = [word for status, word in zip(statuses, words, strict=True) if status is not None]
     return _collected(*statuses), tuple(kept)
 
 
 @lru_cache(256)
 def _collected(*statuses: StackStatus | None) -> Collected:
-    """The outcomes of collecting kernel and user side; None: it was not asked for."""
+    """The status of kernel and user side; None for sides not asked for."""
     sides = zip(_KINDS, statuses, strict=True)
     return tuple([(kind, status) for kind, status in sides if status is not None])
 

@@ -10,15 +10,15 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 _FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-"""Blocked, they would end the process without running handlers such as faulthandler's."""
+"""If blocked, these end the process without running handlers such as faulthandler's."""
 
 
 @contextlib.contextmanager
 def without_signals() -> Iterator[None]:
-    """Hold back signals to this thread, and forever to threads that it starts meanwhile.
+    """Block signals in this thread meanwhile, and forever in threads that it starts meanwhile.
 
-    The verifier gives up with ``EAGAIN`` when one is pending (do_check, kernel/bpf/verifier.c). It
-    may take half a second, more than the timers of some services leave.
+    The verifier gives up with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c).
+    It may take half a second, longer than the timer interval of some services.
 
     The kernel may deliver a signal to any thread. A service whose handlers are in C, such as
     uWSGI, relies on its threads being interrupted.

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf.call import bpf_call
 
 PAGE_BYTES: Final = 4096
-"""Size of an element of an inner map, whatever the size of this machine's pages is."""
+"""Size of an element of an inner map, independent of the machine's page size."""
 
 # include/uapi/linux/bpf.h
 _MAP_CREATE: Final = 0
@@ -17,11 +17,11 @@ _MAP_DELETE_ELEM: Final = 3
 _MAP_TYPE_ARRAY: Final = 2
 MMAPABLE: Final = 1 << 10
 _INNER_MAP: Final = 1 << 12
-"""Lets maps of any length be put in the place of one of another length (since 5.10)."""
+"""Allows inner maps of different lengths (since 5.10)."""
 
 
 class MapShape(NamedTuple):
-    """The shape of a map: all but its size."""
+    """The properties of a map, except its size."""
 
     kind: int  # enum bpf_map_type
     key_bytes: int
@@ -49,7 +49,7 @@ def create_map(name: str, shape: MapShape, entries: int) -> int:
 
     Args:
         name: shown by bpftool; at most 15 letters, digits, dots and underscores.
-        shape: its type, key, value and flags.
+        shape: type, key size, value size and flags.
         entries: ``max_entries``; bytes for a ring.
 
     Returns:

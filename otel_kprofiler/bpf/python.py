@@ -1,4 +1,4 @@
-"""Layouts of CPython that the program needs to read frames: structs of python_types.bpf.h."""
+"""Layouts of CPython for the BPF program that reads frames: structs of python_types.bpf.h."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import NamedTuple
 PYTHON_CFRAME = 1
 """The current frame is in a struct on the C stack, ``_PyCFrame`` (3.11, 3.12)."""
 PYTHON_IS_ENTRY = 2
-"""Frames say whether C entered them (3.11); later, others lie between them and their callers."""
+"""Frames have a flag for entry from C (3.11); later versions insert entry frames instead."""
 
 
 class PythonLayout(NamedTuple):
-    """Where a build of CPython has what is read (``struct python_layout``); offsets in bytes.
+    """Offsets in objects of a build of CPython (``struct python_layout``), in bytes.
 
     Attributes:
         flags: ``PYTHON_CFRAME``, ``PYTHON_IS_ENTRY``.
         interpreters_head: the first interpreter, in ``_PyRuntime``.
-        interpreter_next: the next one, in an interpreter.
+        interpreter_next: the next interpreter, in an interpreter.
         interpreter_threads: the first thread state, in an interpreter.
-        thread_bytes: of a thread state, all that is read.
-        thread_previous: the state before it in the list, in a thread state.
-        thread_next: the state after it in the list, in a thread state.
+        thread_bytes: number of bytes read of a thread state.
+        thread_previous: the previous thread state, in a thread state.
+        thread_next: the next thread state, in a thread state.
         thread_interpreter: the interpreter, in a thread state.
         thread_native: the thread's gettid(2), in a thread state.
-        thread_status: bits; that of value 8 is set if its thread used this state last (3.13 on),
-            in a thread state; 0 if there are none.
+        thread_status: status bits, in a thread state; bit 3 is set if its thread used this state
+            last (from 3.13 on). 0 if there are none.
         thread_frame: the current frame, or ``_PyCFrame``, in a thread state.
         thread_chunk: the chunk of memory with the newest frames, in a thread state; followed by the
             end of its used part and the end of the chunk.
         cframe_frame: the current frame, in a ``_PyCFrame``.
-        frame_bytes: of a frame, what comes before its variables.
+        frame_bytes: number of bytes read of a frame: up to its variables.
         frame_code: the code object, in a frame; the lowest two bits may be set.
-        frame_previous: the frame that called it.
-        frame_instruction: the instruction that runs, or ran last.
-        frame_owner: who has its memory, a byte: 1 for generators.
-        frame_entry: whether C entered it, a byte, with ``PYTHON_IS_ENTRY``.
+        frame_previous: the caller's frame, in a frame.
+        frame_instruction: the current or last instruction, in a frame.
+        frame_owner: the owner of its memory, a byte: 1 for generators.
+        frame_entry: whether C entered the frame, a byte, with ``PYTHON_IS_ENTRY``.
         frame_header: bytes of a frame before its variables; 0 if ``code_frame_words`` covers all.
-        entry_owner: lowest owner of frames that are entries from C, not functions.
+        entry_owner: lowest owner of entry frames, which are not functions.
         generator_state_back: bytes from a generator's state, a byte, to its frame.
-        generator_executing: the state of one that runs.
-        code_bytes: of a code object, what comes before its instructions.
+        generator_executing: the state of a running generator.
+        code_bytes: number of bytes of a code object up to its instructions.
         code_traceable: index of the first instruction of the function itself, 32 bits.
         code_frame_words: words of its frames, 32 bits; 0 if only the following two are known.
         code_stack_words: words of the stack in its frames, 32 bits.
@@ -50,10 +50,10 @@ class PythonLayout(NamedTuple):
         code_file: a string.
         code_name: the qualified name, a string.
         code_table: the line table, bytes.
-        string_ascii: the characters of a string that is ASCII.
-        string_other: those of another one.
-        string_kind_shift: where a string's state has the bytes of a character, three bits.
-        string_ascii_shift: where it says that the string is ASCII, one bit.
+        string_ascii: the characters of an ASCII string.
+        string_other: the characters of another string.
+        string_kind_shift: shift of the bytes per character in a string's state, three bits.
+        string_ascii_shift: shift of the flag for ASCII strings in a string's state, one bit.
     """
 
     flags: int
@@ -95,7 +95,7 @@ class PythonLayout(NamedTuple):
     string_ascii_shift: int
 
     def pack(self) -> bytes:
-        """The struct: words of 64 bits."""
+        """Packs the struct: 64-bit words."""
         return struct.pack(f"={len(self)}Q", *self)
 
 
@@ -103,11 +103,12 @@ class PythonProcess(NamedTuple):
     """Addresses in a process that runs CPython (part of ``struct python_process``).
 
     Attributes:
-        runtime_at: of ``_PyRuntime``.
-        code_type: of ``PyCode_Type``.
-        eval_start: of ``_PyEval_EvalFrameDefault``, the interpreter's loop.
-        eval_bytes: of it that run before its frame is the current one; 0: that is never seen.
-        image_tag: distinguishes stacks of the process's present program.
+        runtime_at: address of ``_PyRuntime``.
+        code_type: address of ``PyCode_Type``.
+        eval_start: address of ``_PyEval_EvalFrameDefault``, the evaluation loop.
+        eval_bytes: bytes of the loop that run before its frame is the current frame; 0 if there are
+            none.
+        image_tag: distinguishes stacks of the process's current program.
     """
 
     runtime_at: int

@@ -1,6 +1,6 @@
-"""Descriptions of code objects and processes that were seen, as their ring has them.
+"""Parses the ring of descriptions: code objects, and processes that were seen.
 
-The program writes them: python_types.bpf.h.
+See python_types.bpf.h for the structs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _ENCODINGS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 
 
 class Program(NamedTuple):
-    """A program by its file, with what it has loaded by how much code that is.
+    """Identifies a program by its file and the size of its loaded code.
 
     Attributes:
-        device: of the file's inode, as the kernel has it (``MKDEV``).
-        inode: of the file; 0 if it is not known.
+        device: device of the file's inode, in the kernel's encoding (``MKDEV``).
+        inode: inode of the file; 0 if unknown.
         code_pages: executable memory of the process, in pages.
     """
 
@@ -35,10 +35,10 @@ class Program(NamedTuple):
 
 
 class ProcessSeen(NamedTuple):
-    """A process that is sampled, but not registered as the program that it runs.
+    """A sampled process that is not registered with its current program.
 
     Attributes:
-        tgid: process id as samples have it.
+        tgid: process id, as in samples.
         image: distinguishes programs that ran in the same process, and users of one pid.
     """
 
@@ -48,16 +48,16 @@ class ProcessSeen(NamedTuple):
 
 
 class CodeParser:
-    """Puts descriptions together; one thread at a time."""
+    """Assembles descriptions; one thread at a time."""
 
     def __init__(self) -> None:
-        # A CPU describes one code object after the other: its line table in pieces, then the rest.
+        # A CPU describes code objects one by one: the line table in pieces, then the rest.
         self._tables: dict[int, tuple[int, bytearray]] = {}
 
     def parse(self, chunk: bytes) -> Iterator[PythonCode | ProcessSeen]:
-        """The code objects whose description ends in a chunk of the ring, and processes seen.
+        """Yields code objects whose description ends in a chunk of the ring, and processes seen.
 
-        Texts are what the process had in its memory. Those above 508 bytes are cut off.
+        Texts come unchecked from the process's memory, cut at 508 bytes.
 
         Raises:
             ValueError: the chunk is damaged.
@@ -81,7 +81,7 @@ class CodeParser:
             raise ValueError(f"a piece of {size} bytes has {len(piece)}")
         cpu = code_id >> _CPU_SHIFT
         pending_id, table = self._tables.get(cpu, (0, bytearray()))
-        if pending_id != code_id:  # a description that failed has left a part
+        if pending_id != code_id:  # a part of a failed description
             table = bytearray()
         table += piece
         self._tables[cpu] = code_id, table

@@ -1,4 +1,4 @@
-"""The maps by which the program reads Python frames: processes, layouts, descriptions, counts."""
+"""Maps of the BPF program for Python frames: processes, layouts, descriptions, counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _THREADS: Final = 8192
 _TOLD: Final = 16384  # processes
 _OTHER_PROGRAMS: Final = 4096
 _OTHER_PROGRAM_NS: Final = 60 * 10**9
-_OWN_THREADS: Final = 1024  # of a service, whose spans are found without frames, too
+_OWN_THREADS: Final = 1024  # also without frames: spans of a service need the map
 _CODES: Final = 16384
 _CONFIG: Final = struct.Struct("=13Q")
 _PROCESS: Final = struct.Struct("=7Q")
@@ -40,7 +40,7 @@ PYTHON_OUTCOMES: Final = (
     "entering", "unrooted", "unreadable", "not_code", "outside", "not_running", "unused",
     "not_adjacent", "described", "ring_full", "code_unreadable", "too_many", "no_table",
 )  # fmt: skip
-"""Outcomes of stacks, and from ``described`` on of code objects: ``enum python_outcomes``."""
+"""``enum python_outcomes``: outcomes of stacks; from ``described`` on, of code objects."""
 
 
 class PythonOffsets(NamedTuple):
@@ -85,7 +85,7 @@ def find_python_offsets(types: KernelTypes) -> PythonOffsets | None:
 
 
 def python_map_entries(possible_cpus: int, ring_bytes: int) -> dict[str, int]:
-    """Sizes of the maps; a ring of 0 bytes: no frames are read."""
+    """Returns the sizes of the maps; without frames, the ring has 0 bytes."""
     if not ring_bytes:
         names = ("python_processes", "processes_told", "other_programs", "codes", "python_lines")
         others = {"python_threads": _OWN_THREADS, "python_codes": mmap.PAGESIZE}
@@ -105,11 +105,12 @@ class PythonMaps(LockedForForks):
     """Registers processes, and receives the descriptions of their code objects. Thread-safe.
 
     Args:
-        map_fd: gives the descriptor of a map by name. They belong to the loaded object.
-        offsets: of the running kernel.
+        map_fd: returns the descriptor of a map by name; the loaded object owns it.
+        offsets: offsets of the running kernel.
         cpus: number of possible CPUs.
         ring_bytes: size of the ring of descriptions.
-        codes: receives the descriptions. What it drops is described again when it is seen again.
+        codes: receives the descriptions. Dropped code objects are described again on the next
+            sample.
 
     Raises:
         OSError: a map cannot be mapped.
@@ -150,7 +151,7 @@ class PythonMaps(LockedForForks):
             self._close = undo.pop_all().close
 
     def limit(self, max_frames: int) -> None:
-        """Read this many frames of a stack, 0 to 127; 0: none at all.
+        """Set the limit of frames read of a stack, 0 to 127.
 
         Raises:
             OSError: the kernel refused.
@@ -158,14 +159,14 @@ class PythonMaps(LockedForForks):
         update_map(self._map_fd("python_config"), _FIRST, _CONFIG.pack(max_frames, *self._offsets))
 
     def fileno(self) -> int:
-        """A descriptor that is readable when processes were seen, for poll(2)."""
+        """Returns a descriptor for poll(2) that is readable when processes were seen."""
         return self._map_fd("python_codes")
 
     def take_seen(self) -> list[ProcessSeen]:
-        """Processes that were sampled without being registered, since the last call.
+        """Returns unregistered processes sampled since the last call.
 
-        Each comes once, then again when it runs another program, or has code mapped that it had
-        not; of one that maps code all the time, ever more rarely, at last every 40 seconds.
+        A process is returned once, and again when it executes another program or maps more code. A
+        process that maps code all the time is returned at growing intervals, up to 40 seconds.
         """
         self.receive()
         with self._lock:
@@ -176,16 +177,16 @@ class PythonMaps(LockedForForks):
     def register(
         self, tgid: int, layout: PythonLayout, process: PythonProcess, image: int = 0
     ) -> bool:
-        """Read the frames of a process from now on; False if there is no room for it.
+        """Start reading frames of a process; False if the map is full.
 
-        After another execve(2) it has no Python frames, until it is registered again.
+        After execve(2) it has no Python frames until it is registered again.
 
         Args:
             tgid: process id as samples have it.
-            layout: of its interpreter.
+            layout: layout of its interpreter.
             process: its addresses.
-            image: the program that it must run, as :meth:`take_seen` has it; 0: that with which it
-                is next sampled.
+            image: the program that it must run, from :meth:`take_seen`; 0 to accept that of its
+                next sample.
 
         Raises:
             OSError: the kernel refused.
@@ -223,7 +224,7 @@ class PythonMaps(LockedForForks):
             return True
 
     def pass_over(self, program: Program) -> None:
-        """Announce no process with this program for a minute: it runs no interpreter.
+        """Ignore processes with this program for a minute: it runs no interpreter.
 
         Raises:
             OSError: the kernel refused.
@@ -235,9 +236,9 @@ class PythonMaps(LockedForForks):
                 update_map(self._map_fd("other_programs"), key, value)
 
     def receive(self) -> None:
-        """Take the descriptions that are in the ring.
+        """Receive the descriptions in the ring.
 
-        Samples that were complete before have the descriptions of all of their code objects.
+        All code objects of samples completed before are then described.
         """
         with self._lock:
             if not self._is_open:
@@ -261,14 +262,14 @@ class PythonMaps(LockedForForks):
         return {name: count for name, count in zip(PYTHON_OUTCOMES, totals, strict=True) if count}
 
     def _forget(self, code: PythonCode) -> None:
-        """Let the program describe a code object again."""
+        """Make the program describe a code object again."""
         with self._lock, contextlib.suppress(OSError):  # the map may have evicted it
             if self._is_open:
                 key = _CODE_KEY.pack(code.image, code.address)
                 delete_from_map(self._map_fd("codes"), key)
 
     def close(self) -> None:
-        """Unmap, and accept no more processes; the owner of the maps closes them. Idempotent."""
+        """Unmap, and accept no more processes; the owner of the maps closes these. Idempotent."""
         with self._lock:
             if self._is_open:
                 self._last_counts = self.counts()

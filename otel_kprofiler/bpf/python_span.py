@@ -1,4 +1,4 @@
-"""Where the sampler finds the current span of a thread in the interpreter's own objects."""
+"""Locates a thread's current span in the interpreter's objects, for the sampler."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class SpanClass(NamedTuple):
     """A class of spans (``struct span_class``).
 
     Attributes:
-        type: address of the class.
-        place: of the span context among the attributes that its instances share.
-        keys: address of the table of these attributes (``ht_cached_keys``).
+        type: address of the class object.
+        place: index of the span context in the shared keys of instances.
+        keys: address of the shared keys (``ht_cached_keys``).
     """
 
     type: int
@@ -28,7 +28,7 @@ class SpanClass(NamedTuple):
 
 
 class SpanPath(NamedTuple):
-    """The way from a thread to its current span (``struct span_path``).
+    """The path from a thread to its current span (``struct span_path``).
 
     Types and keys are identified by address. Offsets are in bytes.
 
@@ -36,23 +36,23 @@ class SpanPath(NamedTuple):
         tgid: this process, in the pid namespace of the samples' ids.
         oldest_thread: address of the thread state at the end of the interpreter's list.
         tid_at: offset of the thread id in a thread state.
-        context_at: offset of the current context, likewise.
+        context_at: offset of the current context in a thread state.
         context_type: ``contextvars.Context``.
-        hamt_type: type of a context's mapping, of which the next three are the nodes.
-        bitmap_type: with up to 16 entries.
-        array_type: with more.
-        collision_type: of keys whose hashes are equal.
+        hamt_type: type of a context's mapping, a HAMT.
+        bitmap_type: type of its nodes with up to 16 entries.
+        array_type: type of its nodes with more entries.
+        collision_type: type of its nodes for keys with equal hashes.
         variable: OpenTelemetry's context variable.
-        variable_hash: its hash in a HAMT, 32 bits.
+        variable_hash: hash of the variable in a HAMT, 32 bits.
         otel_context_type: OpenTelemetry's ``Context``, a dictionary.
-        span_key: key of the current span in it.
-        span_key_hash: its hash, 64 bits.
-        labels_key: key of the number of the labels there.
-        labels_key_hash: its hash.
+        span_key: key of the current span in that dictionary.
+        span_key_hash: hash of ``span_key``, 64 bits.
+        labels_key: key of the label set's number in that dictionary.
+        labels_key_hash: hash of ``labels_key``.
         dict_type: ``dict``.
         attribute: name of the span context in spans.
-        attribute_hash: its hash.
-        values_style: where instances keep their attributes, one of ``VALUES_…``.
+        attribute_hash: hash of ``attribute``.
+        values_style: storage of instance attributes, one of ``VALUES_…``.
         classes: known classes of spans, up to :data:`MAX_SPAN_CLASSES`.
     """
 
@@ -85,7 +85,7 @@ _FIRST: Final = bytes(4)
 
 
 def pack_span_path(path: SpanPath) -> bytes:
-    """The struct as the program reads it.
+    """Packs the struct.
 
     Raises:
         ValueError: there are too many classes.
@@ -98,7 +98,7 @@ def pack_span_path(path: SpanPath) -> bytes:
 
 
 def set_span_path(map_fd: int, path: SpanPath) -> None:
-    """Let the program follow this path instead of the slots of threads.
+    """Make the program follow this path instead of thread slots.
 
     Raises:
         OSError: the kernel refused.

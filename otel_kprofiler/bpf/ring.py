@@ -102,7 +102,7 @@ class RingReader:
         return position
 
     def is_empty(self) -> bool:
-        """Returns whether every reserved record has been taken."""
+        """Returns whether all reserved records were taken."""
         return self.reserved() == self._memory.consumer[0]
 
     def take(self, until: int | None = None) -> RingChunk:

@@ -1,4 +1,4 @@
-"""Offsets of the task fields that the sampler reads, in the kernel's structs."""
+"""Offsets of ``task_struct`` fields that the sampler reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from otel_kprofiler.bpf.kernel_types import KernelTypes
 
 
 class ProgramOffsets(NamedTuple):
-    """``struct program_offsets``; see there for the meaning of each field."""
+    """``struct program_offsets``; see there for the fields."""
 
     exec_id: int
     mm: int
@@ -21,12 +21,13 @@ class TaskOffsets(NamedTuple):
     """Offsets in bytes.
 
     Attributes:
-        leader: of the main thread in a task.
-        start: of the start time.
-        parent: of the parent.
-        tgid: of the process id.
-        comm: of the name.
-        program: of what distinguishes programs and users; None if the kernel has other structs.
+        leader: offset of the main thread.
+        start: offset of the start time.
+        parent: offset of the parent.
+        tgid: offset of the process id.
+        comm: offset of the name.
+        program: offsets of the fields that identify program and user; None if the kernel's structs
+            differ.
     """
 
     leader: int
@@ -51,7 +52,7 @@ _PROGRAM: Final = (
 
 
 def find_task_offsets(types: KernelTypes) -> TaskOffsets | None:
-    """Offsets that the program needs of a kernel's tasks; None if the kernel has other structs."""
+    """Finds the offsets in a kernel's tasks; None if its structs differ."""
     task = _find(types, _TASK)
     if task is None:
         return None

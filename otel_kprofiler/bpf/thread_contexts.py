@@ -1,4 +1,4 @@
-"""Registers processes whose threads publish thread contexts (OTEP 4947), and parses those."""
+"""Registers processes that publish thread contexts (OTEP 4947), and parses the contexts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from otel_kprofiler.model import SpanLink
 MAX_CONTEXT_PROCESSES: Final = 4096
 _SLOTS: Final = 32768
 _PLACE: Final = struct.Struct("=8Q")  # struct context_place
-# struct context_head, which is that of the specification: trace id, span id, valid, flags, size
+# struct context_head, as specified: trace id, span id, valid, flags, size
 _HEAD: Final = struct.Struct("=16s8sBBH")
 _NO_TRACE: Final = bytes(16)
 _NO_SPAN: Final = bytes(8)
@@ -21,15 +21,15 @@ _WORD: Final = (1 << 64) - 1
 
 
 class ContextPlace(NamedTuple):
-    """Where the threads of a process have the pointer to their context (``struct context_place``).
+    """Place of a thread's pointer to its context (``struct context_place``).
 
     Attributes:
-        offset: in bytes, from the thread pointer, or in the thread's block of the module.
-        module: id of the module in a thread's vector of blocks (DTV); 0: ``offset`` is from the
-            thread pointer.
-        generation: of the vector from which on it has the module; 0: not checked.
-        stride: bytes of an entry of the vector.
-        length_at: offset from the vector's address of the number of its entries.
+        offset: offset in bytes from the thread pointer, or in the TLS block of the module.
+        module: module id in the dynamic thread vector (DTV); 0 if ``offset`` is from the thread
+            pointer.
+        generation: lowest generation of a vector with the module; 0: not checked.
+        stride: size of an entry of the vector, in bytes.
+        length_at: offset of the vector's length from its address.
     """
 
     offset: int
@@ -40,18 +40,18 @@ class ContextPlace(NamedTuple):
 
 
 def find_thread_pointer(types: KernelTypes) -> int | None:
-    """Offset of the user's thread pointer in a task; None if the kernel keeps none there."""
+    """Finds the offset of the user thread pointer in a task; None if tasks do not have it."""
     return types.offset("task_struct", "thread", "fsbase")
 
 
 def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
-    """The span of a thread context, None if there is none, and its flags and attributes.
+    """Parses the span of a thread context, None if there is none, with flags and attributes.
 
     Args:
-        record: as the thread publishes it, with as many bytes of attributes as were read.
+        record: the published record, with the bytes of attributes that were read.
 
     Returns:
-        The span; and the trace flags, one byte, with the attributes behind.
+        The span; and the trace flags, one byte, followed by the attributes.
 
     Raises:
         ValueError: the record is too short.
@@ -76,22 +76,22 @@ class ThreadContexts(LockedForForks):
     def __init__(self, map_fd: int | None, slots_fd: int = -1) -> None:
         self._map_fd = map_fd
         self._slots_fd = slots_fd
-        self._registered: dict[int, None] = {}  # the longest ago first
+        self._registered: dict[int, None] = {}  # oldest first
         self._lock = ProcessLock()
 
     def register(
         self, tgid: int, start_time_ns: int, stack_start: int, place: ContextPlace
     ) -> None:
-        """Read the thread contexts of a process from now on.
+        """Start reading thread contexts of a process.
 
-        Those of a later process with this id, or of a program that it executes, are not read. At
-        the limit of processes, the one that was registered longest ago is released.
+        Contexts of a later process with this id, or of another program that it executes, are not
+        read. At the limit of processes, the oldest registration is released.
 
         Args:
             tgid: process id as samples have it.
-            start_time_ns: ``CLOCK_BOOTTIME`` of its start, likewise.
-            stack_start: likewise; 0 if samples do not have it.
-            place: where the pointer is.
+            start_time_ns: ``CLOCK_BOOTTIME`` of its start, as in samples.
+            stack_start: start of its stack, as in samples; 0 if samples lack it.
+            place: place of the pointer.
 
         Raises:
             OSError: the kernel refused.
@@ -117,7 +117,7 @@ class ThreadContexts(LockedForForks):
             self._mark(tgid)
 
     def release(self, tgid: int) -> bool:
-        """Read no more thread contexts of a process; whether it was registered."""
+        """Stop reading thread contexts of a process; returns whether it was registered."""
         with self._lock:
             if tgid not in self._registered:
                 return False

@@ -1,4 +1,4 @@
-"""Settings of the user unwinder: what of the kernel and the processor its program must know.
+"""Settings of the user unwinder: offsets of the kernel, and properties of the processor.
 
 The structs are those of ``programs/unwind_types.bpf.h``; change both together.
 """
@@ -15,7 +15,7 @@ MAX_COLUMNS: Final = 64
 MAX_BLOCK_BYTES: Final = 512
 MAX_PRESERVED: Final = 15
 VMA_BYTES: Final = 256
-"""The program reads this much of a ``vm_area_struct``."""
+"""Bytes that the program reads of a ``vm_area_struct``."""
 _WORD: Final = 8
 
 A64_CALLS: Final = 1
@@ -27,14 +27,14 @@ _CONFIG: Final = struct.Struct("=5Q38I")
 _BLOCK: Final = struct.Struct(f"={4 + MAX_COLUMNS}H")
 CONFIG_BYTES: Final = _CONFIG.size + 2 * _BLOCK.size + MAX_COLUMNS
 DEFAULT_MAX_WORK: Final = 5000
-"""Limit on one walk: 125 µs with cold caches (see ``docs/unwinding.md``)."""
+"""Limit of a walk: 125 µs with cold caches (see ``docs/unwinding.md``)."""
 
 
 class RegisterBlock(NamedTuple):
-    """Where the registers lie in memory that the kernel has filled.
+    """Places of registers in a block filled by the kernel.
 
     Attributes:
-        size: in bytes.
+        size: size in bytes.
         sp_at: offset of the stack pointer.
         fp_at: offset of the frame pointer.
         pc_at: offset of the program counter.
@@ -48,14 +48,14 @@ class RegisterBlock(NamedTuple):
     at: Sequence[int | None]
 
     def pack(self) -> bytes:
-        """``struct register_block``."""
+        """Packs ``struct register_block``."""
         at = [MAX_BLOCK_BYTES if place is None else place for place in self.at]
         at += [MAX_BLOCK_BYTES] * (MAX_COLUMNS - len(at))
         return _BLOCK.pack(self.size, self.sp_at, self.fp_at, self.pc_at, *at)
 
 
 class Processor(NamedTuple):
-    """How code of a processor is unwound; see ``struct unwind_config``.
+    """Properties of a processor for unwinding; see ``struct unwind_config``.
 
     Attributes:
         flags: A64_CALLS, LINK_REGISTER.
@@ -68,11 +68,11 @@ class Processor(NamedTuple):
         signal_at: offset of ``signal`` from the stack pointer in a trampoline.
         sp_column: DWARF number of the stack pointer; ``fp_column`` and ``ra_column`` are those of
             the frame pointer and the return address.
-        mode_at: offset in ``pt_regs`` of the word that holds the mode of the processor.
+        mode_at: offset in ``pt_regs`` of the processor mode.
         user_mask: its bits that are ``user_value`` in user mode; ``narrow_mask`` and
             ``narrow_value`` identify 32-bit code.
-        interrupt: ``pt_regs``.
-        signal: what a signal has saved.
+        interrupt: registers in ``pt_regs``.
+        signal: registers saved by a signal.
         preserved: DWARF numbers of the registers that calls preserve, other than sp and fp; up to
             MAX_PRESERVED.
     """
@@ -203,7 +203,7 @@ _FORMER: Final = {
     ("inode", "i_mtime_sec"): (("inode", "i_mtime", "tv_sec"), ("inode", "__i_mtime", "tv_sec")),
     ("inode", "i_mtime_nsec"): (("inode", "i_mtime", "tv_nsec"), ("inode", "__i_mtime", "tv_nsec")),
 }
-"""Names of members in older kernels."""
+"""Member names in older kernels."""
 _OPTIONAL: Final = {("mm_struct", "mm_lock_seq"), ("vm_area_struct", "vm_rb")}
 
 

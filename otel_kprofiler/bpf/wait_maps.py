@@ -1,4 +1,4 @@
-"""The structs and maps of the programs that follow threads off the CPU (``wait_types.bpf.h``)."""
+"""Structs and maps of the programs for off-CPU time (``wait_types.bpf.h``)."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ WAIT_LAYOUT: Final = ".rodata.waits"
 WAIT_UNIT_NS: Final = 256
 """Thresholds are multiples of this (``UNIT_SHIFT``), and fit into 32 bits in this unit."""
 PLACES: Final = 16
-"""In a bucket of threads."""
-_PLACES_AT_ONCE: Final = 4096  # their threads fill whole pages
+"""Threads of a bucket."""
+_PLACES_AT_ONCE: Final = 4096  # threads of a bucket fill whole pages
 
 
 class WaitOffsets(NamedTuple):
-    """Offsets in the kernel's structs: ``struct wait_layout``. See there."""
+    """Offsets in kernel structs; see ``struct wait_layout``."""
 
     pid: int
     state: int
@@ -61,11 +61,11 @@ class WaitOffsets(NamedTuple):
 
     @property
     def has_run_delay(self) -> bool:
-        """True if the kernel accounts for how long a thread wants a CPU."""
+        """True if the kernel accounts for the time that threads wait for a CPU."""
         return self.run_delay != 0
 
     def pack(self, buckets: int) -> bytes:
-        """The struct, for so many buckets, a power of two."""
+        """Packs the struct, for a number of buckets that is a power of two."""
         return _LAYOUT.pack(*self, buckets - 1)
 
 
@@ -117,7 +117,7 @@ _LATE_BEGINS: Final = WaitConfig._fields.index("late_begins")
 
 
 class WaitSettings:
-    """``struct wait_config``, mapped: changing it needs no system call, and no right.
+    """The mapped ``struct wait_config``: changes need no system call and no rights.
 
     Args:
         map_fd: the map.
@@ -128,7 +128,7 @@ class WaitSettings:
         self._words = memoryview(self._mapped)[: _CONFIG.size].cast("Q")
 
     def change(self, config: WaitConfig) -> None:
-        """Change the settings, the epoch last: before, threads are not followed."""
+        """Change the settings, and then the epoch, which starts the tracking of threads."""
         epoch, *rest = config[:_LATE_BEGINS]
         if self._words[0] != epoch:
             self._words[0] = 0
@@ -137,7 +137,7 @@ class WaitSettings:
         self._words[0] = epoch
 
     def allow_late_begins(self, count: int) -> None:
-        """Let the next iteration write so many begins of waits that go on."""
+        """Set the number of begins of ongoing waits that the next iteration may write."""
         self._words[_LATE_BEGINS] = count
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class WaitSettings:
 
 
 class WaitThread(NamedTuple):
-    """``struct thread``: the sums of a thread, and the wait that it is in. See there."""
+    """Sums of a thread, and its current wait; see ``struct thread``."""
 
     id: int
     start_time_ns: int
@@ -164,10 +164,10 @@ class WaitThread(NamedTuple):
     flags: int
 
     def passed(self, now_ns: int) -> tuple[int, int]:
-        """Returns the times that have passed in the wait's state and since the wake-up.
+        """Returns the time in the wait's state, and the time since the wake-up.
 
         Args:
-            now_ns: time of the threads' clock; one before the wait began is ignored.
+            now_ns: time of the threads' clock; ignored if before the wait.
         """
         since = self.off_since_ns
         if not since or now_ns <= since:
@@ -179,7 +179,7 @@ class WaitThread(NamedTuple):
 
 
 def parse_threads(data: bytes) -> Iterator[WaitThread]:
-    """The structs that lie side by side in ``data``. Raises ``ValueError`` if one is cut off."""
+    """Parses consecutive structs. Raises ``ValueError`` if one is truncated."""
     if len(data) % THREAD_BYTES:
         raise ValueError("a thread of the off-CPU totals is cut off")
     states = len(WaitState)
@@ -193,7 +193,7 @@ def parse_threads(data: bytes) -> Iterator[WaitThread]:
 
 
 class WaitEnd(NamedTuple):
-    """``struct wait_end``: how long a wait was. See there."""
+    """Duration of a wait; see ``struct wait_end``."""
 
     since_ns: int
     asleep_ns: int
@@ -205,7 +205,7 @@ class WaitEnd(NamedTuple):
 
 
 def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
-    """The struct at a place. Raises ``ValueError`` if it does not end before ``until``."""
+    """Parses the struct at an offset. Raises ``ValueError`` if it does not end before ``until``."""
     if until - at < WAIT_END_BYTES:
         raise ValueError("the end of a wait is cut off")
     *times, state, flags, tgid, tid, comm = _END.unpack_from(data, at)
@@ -216,14 +216,14 @@ def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
 
 
 class WaitRecord(NamedTuple):
-    """A record of a wait; ``end`` is None at its begin, and the sample's value ``since_ns``."""
+    """A record of a wait; at its begin, ``end`` is None and the sample's value is ``since_ns``."""
 
     sample: RawSample
     end: WaitEnd | None
 
 
 class WaitRecords(NamedTuple):
-    """The records of waits in a chunk, in its order."""
+    """The records of waits in a chunk, in order."""
 
     waits: list[WaitRecord]
     ended: list[WaitThread]
@@ -241,7 +241,7 @@ class WaitCounts(NamedTuple):
 
 
 class WaitLines:
-    """The array of ``struct wait_line``, mapped: reading it makes no system call."""
+    """The mapped array of ``struct wait_line``: reads need no system call."""
 
     def __init__(self, map_fd: int, cpus: int) -> None:
         size = cpus * _LINE_BYTES
@@ -249,16 +249,16 @@ class WaitLines:
         self._words = memoryview(self._mapped)[:size].cast("Q")
 
     def copy(self) -> bytes:
-        """The counters of all CPUs as they are."""
+        """Copies the counters of all CPUs."""
         lines = range(0, len(self._words), _LINE_WORDS)
         return b"".join([bytes(self._words[at : at + _COUNTERS]) for at in lines])
 
     def counts(self) -> WaitCounts:
-        """The sums over all CPUs."""
+        """Returns the sums over all CPUs."""
         return parse_wait_counts(self.copy())
 
     def offset_ns(self) -> int:
-        """``CLOCK_MONOTONIC`` less the clock of threads, as it was found last."""
+        """Returns the latest difference of ``CLOCK_MONOTONIC`` and the clock of threads."""
         lines = range(_COUNTERS, len(self._words), _LINE_WORDS)
         at = max(lines, key=lambda offset: self._words[offset + 1])
         return ctypes.c_int64(self._words[at]).value
@@ -270,18 +270,18 @@ class WaitLines:
 
 
 def parse_wait_counts(counters: bytes) -> WaitCounts:
-    """The sums over all CPUs of what :meth:`WaitLines.copy` has returned."""
+    """Sums a copy of :meth:`WaitLines.copy` over all CPUs."""
     words = memoryview(counters).cast("Q")
     return WaitCounts(*(sum(words[at::_COUNTERS]) for at in range(_COUNTERS)))
 
 
 class ThreadTable:
-    """The maps ``buckets`` and ``threads``, mapped while they are read: mapped memory is resident.
+    """The maps ``buckets`` and ``threads``; mapped only during reads, to keep memory low.
 
     Args:
         buckets_fd: the buckets.
         threads_fd: the threads.
-        buckets: how many there are, a power of two.
+        buckets: number of buckets, a power of two.
     """
 
     def __init__(self, buckets_fd: int, threads_fd: int, buckets: int) -> None:
@@ -290,7 +290,7 @@ class ThreadTable:
         self._places = buckets * PLACES
 
     def read(self) -> bytes:
-        """All threads, for :func:`parse_threads`; those that are there all the time are in it.
+        """Reads all threads that exist throughout the read, for :func:`parse_threads`.
 
         Raises ``OSError``.
         """
