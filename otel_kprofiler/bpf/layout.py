@@ -177,7 +177,7 @@ class CpuLines:
         return self._words[first] + sum(self._words[first + 2 : first + _COUNTERS])
 
     def in_flight(self) -> list[int]:
-        """Per CPU: 0 if no record is being made, 1 if its time is not read yet, or its time."""
+        """Returns per CPU the time of the record in progress; 0: none, 1: no time yet."""
         return self._words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS].tolist()
 
     def close(self) -> None:
