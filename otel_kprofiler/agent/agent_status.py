@@ -29,13 +29,13 @@ def describe_agent(
     """The account, failing receivers and disks, rate, loaded files, CPU time. Thread-safe.
 
     Args:
-        status: what the agent does.
-        account: of all samples.
-        queues: those of the exporters, by name.
+        status: activity of the agent.
+        account: account of all samples.
+        queues: queues of the exporters, by name.
         pipeline: None if nothing is sampled.
         user_names: reads the symbols of files; None if it does not.
         stalls: how often the main loop stalled.
-        cpu_time: so far.
+        cpu_time: CPU time so far.
     """
     sampler = pipeline.sampler if pipeline else None
     tables = sampler.tables if sampler else None

@@ -14,7 +14,7 @@ from otel_kprofiler.sampling import EbpfSampler
 from otel_kprofiler.text import describe_count
 
 _USUAL_MISSED_SHARE: Final = 0.05
-"""Up to this share of the samples taken, a virtual machine without any fault misses ticks."""
+"""Share of missed ticks that is normal in a virtual machine."""
 _MISSED: Final = (
     "ticks at which the kernel could not sample: the CPU ran another BPF program, had its "
     "interrupts off, or was not scheduled by its hypervisor, or the kernel suspended the sampler "

@@ -148,7 +148,7 @@ def _log_warning(message: Warning | str, category: type[Warning], *_: object, **
 
 
 def make_formatter(encoding: str, fd: int) -> logging.Formatter:
-    """The form of the log's lines on a file descriptor.
+    """Returns the formatter for a file descriptor.
 
     Args:
         encoding: ``console``, ``json``, or ``auto``: text if ``fd`` is a terminal.

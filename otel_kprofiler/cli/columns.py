@@ -11,7 +11,8 @@ _MIN_LAST: Final = 16
 class Column(NamedTuple):
     """A column of numbers, or of text if ``is_text``.
 
-    ``keep`` says which columns a narrow terminal loses first: those with the lowest.
+    A narrow terminal drops columns with the lowest ``keep`` first.
+
     """
 
     title: str
@@ -26,11 +27,11 @@ class Column(NamedTuple):
 
 
 def layout(columns: Sequence[Column], width: int | None) -> list[str]:
-    """Lines of a table, the head first; the last column takes what the others leave.
+    """Lays out a table as lines, the head first; the last column takes the remaining width.
 
     Args:
         columns: at least one, with equally many cells.
-        width: of the terminal; None if lines may have any.
+        width: width of the terminal; None for no limit.
     """
     kept = list(columns)
 
@@ -57,7 +58,7 @@ def _line(columns: Sequence[Column], cells: Iterable[str], room: int | None) -> 
 
 
 def cut(text: str, width: int) -> str:
-    """Text of at most some columns: what is too long loses its middle."""
+    """Cuts a text to a number of columns: removes the middle of long texts."""
     if len(text) <= width:
         return text
     tail = (width - 1) // 2

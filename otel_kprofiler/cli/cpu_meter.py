@@ -1,4 +1,4 @@
-"""How much CPU time a command takes."""
+"""Measures the CPU time of a command."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 
 
 class CpuMeter:
-    """Measures this process and those that it has started and waited for; not thread-safe."""
+    """Measures this process and its reaped children; not thread-safe."""
 
     def __init__(self) -> None:
         self._last = (time.monotonic(), _read_cpu_s())
 
     def share(self) -> float | None:
-        """CPU time since the last call, in shares of one CPU; None if no time has passed."""
+        """Returns the CPU time since the last call over the time passed; None if none has."""
         now = time.monotonic(), _read_cpu_s()
         wall, cpu = (after - earlier for after, earlier in zip(now, self._last, strict=True))
         self._last = now

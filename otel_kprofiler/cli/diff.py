@@ -1,4 +1,4 @@
-"""``otel-kprofiler diff``: what differs between two profiles, and what of it may be chance."""
+"""``otel-kprofiler diff``: compare two profiles, and mark differences that may be chance."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _Range = tuple[Moment, Moment]
 
 
 class _RangeType(click.ParamType[_Range]):
-    """Two times of a profile with ``..`` between them."""
+    """A time range of a profile: two times with ``..`` between them."""
 
     name = "range"
 
@@ -98,7 +98,7 @@ def command(
     idle: bool,
     **filters: Any,
 ) -> None:
-    """Show what differs between the profiles BEFORE and AFTER, or two times of one profile.
+    """Compare the profiles BEFORE and AFTER, or two time ranges of one profile.
 
     \b
       otel-kprofiler diff before.otlp after.otlp
@@ -109,9 +109,9 @@ def command(
       otel-kprofiler diff 'clickhouse://localhost/otel?service.version=1.2' \\
                           'clickhouse://localhost/otel?service.version=1.3'
 
-    BEFORE and AFTER are files, or addresses of ClickHouse, where samples can be chosen by
-    attributes on each side, and are those of the last hour if no time is named.
-    Differences that may well be chance are marked with ~. The filters are those of report.
+    BEFORE and AFTER are files or ClickHouse addresses. An address may choose samples by attributes;
+    without a time range, it means the last hour. Differences that may be chance are marked with ~.
+    Filters are the same as those of report.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if not after and not (time_before and time_after):
         raise click.UsageError("name two sources, or two times of one: --time-before, --time-after")
@@ -169,7 +169,7 @@ command.params += [
 def _load(
     source: str, chosen: Filter, times: _Range | None, need: Need, *, idle: bool
 ) -> tuple[Samples, _Range | None]:
-    """The samples of a source, and the times that are still to be chosen."""
+    """Loads the samples of a source; returns also the time range left to apply."""
     if is_table(source):
         samples, times = load_table(source, Choice(chosen, *(times or ())), need), None
     else:
@@ -178,7 +178,7 @@ def _load(
 
 
 def _gain(kind: ProfileKind, change: Change, way: Way) -> float:
-    """The share of all samples that something gained; per second, the share of one CPU."""
+    """Returns the gain of a group as a share of all samples; per second, as a share of one CPU."""
     gain = max(change.own.change, change.total.change)
     return gain / 1e9 if way is Way.TIME and kind.measure[1] == "nanoseconds" else gain
 
@@ -202,7 +202,7 @@ def _part(samples: Samples, kind: ProfileKind, chosen: Filter, times: _Range | N
 def _cut(
     samples: Samples, kinds: Sequence[ProfileKind], chosen: Filter, times: _Range | None
 ) -> Part:
-    """Returns the chosen samples and the time that they cover."""
+    """Returns the selected samples and the time that they cover."""
     windows = [origin for origin in samples.tables.origins if origin.profile.kind in kinds]
     start = min(window.start_unix_ns for window in windows)
     end = max(window.end_unix_ns for window in windows)

@@ -17,11 +17,11 @@ from otel_kprofiler.text import describe_count, escape_controls
 _MAX_PLACE: Final = 32
 _MS: Final = 1e6
 _CHANCE: Final = "~"
-"""Marks differences that may be chance."""
+"""Mark of differences that may be chance."""
 
 
 class Way(StrEnum):
-    """The quantity that is compared: shares of all samples, or weights per second."""
+    """The compared quantity: shares of all samples, or weights per second."""
 
     SAMPLES = "samples"
     TIME = "time"
@@ -30,7 +30,7 @@ class Way(StrEnum):
 def summary(
     kind: ProfileKind, before: Part, after: Part, changes: Sequence[Change], way: Way
 ) -> Iterator[str]:
-    """Yields what was compared, and how much of it changed."""
+    """Yields lines about the compared profiles and the number of changes."""
     sides = " -> ".join(
         f"{describe_count(part.samples.count, 'sample')} in "
         f"{(part.end_ns - part.start_ns) / 1e9:.1f} s"
@@ -49,14 +49,14 @@ def summary(
 def table(
     by: str, changes: Sequence[Change], kind: ProfileKind, way: Way, width: int | None
 ) -> list[str]:
-    """Lines of a table of changes, the head first.
+    """Yields the lines of a table of changes, the head first.
 
     Args:
-        by: what the samples were grouped by.
+        by: grouping of the samples.
         changes: the rows.
-        kind: of the samples.
-        way: what was compared.
-        width: of the terminal; None if lines may have any.
+        kind: kind of samples.
+        way: the compared quantity.
+        width: width of the terminal; None for no limit.
     """
 
     def text(value: float, sign: str = "") -> str:
@@ -99,7 +99,7 @@ def table(
 def as_dict(
     kind: ProfileKind, before: Part, after: Part, changes: Sequence[Change]
 ) -> dict[str, Any]:
-    """The comparison as plain values, with all groups."""
+    """Returns the comparison as plain values, with all groups."""
     return {
         "kind": kind.name,
         "unit": kind.measure[1],

@@ -29,8 +29,8 @@ _EXIT_HOST = 3
 def command(*, as_json: bool) -> None:
     """Check whether you can profile this host, and how to fix it if not.
 
-    Loads the real sampler for a moment. The end is a verdict, and what to do about each cause. Exit
-    status 0 if profiling works, also with limits; 3 if not.
+    Loads the real sampler for a moment. Ends with a verdict, and a fix for each cause. Exit status
+    0 if profiling works, also with limits; 3 if not.
     """
     access = Access()
     loaders = {
@@ -40,7 +40,7 @@ def command(*, as_json: bool) -> None:
     trial = _Trial()
     findings = doctor(access, loaders=loaders, try_sampler=trial.run)
     findings += trial.findings
-    if not is_in_user_namespace(access):  # there, these findings only repeat that reason
+    if not is_in_user_namespace(access):  # these findings would only repeat that reason
         findings.append(find_ksymbol_method(access))
         hidden = find_hidden_symbols(access)
         if hidden and hidden.level is Level.OK:
@@ -59,7 +59,7 @@ def command(*, as_json: bool) -> None:
 def describe(findings: Sequence[Finding]) -> Iterator[str]:
     """Format findings: one line each, and up to two more with requirement and fix.
 
-    The fixes of the verdict are left to :func:`conclude`: each is printed once.
+    Fixes of the verdict are left to :func:`conclude`, which prints each once.
     """
     printed = {finding.fix for finding in findings if finding.level in (Level.WARN, Level.FAIL)}
     for finding in findings:
@@ -79,10 +79,10 @@ def _describe(finding: Finding, *, shows_fix: bool) -> str:
 
 
 def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
-    """The verdict, and the findings that it is due to."""
+    """Returns the verdict, and the findings that cause it."""
     failed = [finding for finding in findings if finding.level is Level.FAIL]
     if failed:
-        # That the sampler did not start is not the cause if there is another one.
+        # A failed start of the sampler is not the cause if there is another.
         return "does not work", [
             finding for finding in failed if finding.check != "sampler"
         ] or failed
@@ -91,7 +91,7 @@ def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
 
 
 def conclude(findings: Sequence[Finding]) -> Iterator[str]:
-    """The verdict, then one line for each fix: what it concerns, and what to do."""
+    """Yields the verdict, then a line for each fix, with its checks."""
     verdict, causes = judge(findings)
     limits = [
         finding for finding in findings if finding.level is Level.WARN and finding not in causes
@@ -109,7 +109,7 @@ def _name(findings: Sequence[Finding]) -> str:
 
 
 def _tolerate_hidden(finding: Finding) -> Finding:
-    """Addresses hidden in the file are no limit where the BPF iterator reports them."""
+    """Ignores addresses hidden in kallsyms if the BPF iterator reports them."""
     is_hidden = finding.check == "kernel symbols" and finding.level is Level.WARN
     return replace(finding, level=Level.INFO) if is_hidden else finding
 
@@ -118,14 +118,14 @@ class _Trial:
     """Runs the sampler for a moment.
 
     Attributes:
-        findings: its other findings, if it ran.
+        findings: further findings, if the sampler ran.
     """
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
 
     def run(self) -> str:
-        """Returns a description of what the check saw."""
+        """Runs the sampler; returns a description of the result."""
         sampler = EbpfSampler(
             SamplerConfig(samples_per_second=99, stacks="both", send_idle_frames=True)
         )

@@ -1,4 +1,4 @@
-"""Signals that end a recording: SIGINT, SIGTERM and SIGHUP, all alike."""
+"""Handles the signals that end a recording: SIGINT, SIGTERM and SIGHUP."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class EndSignals:
     """Catches the signals that end a recording; a context manager for the main thread.
 
-    The first signal from :meth:`listen` on is noted. Before, and for a second signal, the context
-    is left with ``SystemExit``, since nothing is lost yet, or somebody does not want to wait for
-    names and files. A SIGHUP that was ignored before (nohup) stays ignored.
+    The first signal after :meth:`listen` is noted. An earlier signal, or a second, leaves the
+    context with ``SystemExit``: nothing is recorded yet, or the user does not want to wait for
+    names and files. An ignored SIGHUP (nohup) stays ignored.
 
     Attributes:
         received: the signal that ended the recording; None without one.
@@ -55,7 +55,7 @@ class EndSignals:
 
 
 class _Left(SystemExit):
-    """Ends the process with the status that shells give to one that a signal has ended."""
+    """Ends the process with the status that shells report for a signal."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(128 + number)

@@ -1,4 +1,4 @@
-"""Keys from the bytes that terminals send."""
+"""Parses keys from the bytes that terminals send."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LONGEST: Final = 32
 
 
 class KeyParser:
-    """Finds keys in what a terminal sends, also where it arrives in pieces."""
+    """Parses keys in terminal input, which may arrive in pieces."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -43,7 +43,7 @@ class KeyParser:
         return bool(self._text)
 
     def feed(self, data: bytes) -> list[str]:
-        """The keys that are complete: printable characters, or names of this module."""
+        """Returns the complete keys: printable characters, or names of this module."""
         self._text += self._decoder.decode(data)
         keys = []
         while self._text:
@@ -59,7 +59,7 @@ class KeyParser:
         return keys
 
     def flush(self) -> list[str]:
-        """The keys of what was sent, if nothing follows."""
+        """Returns the keys of the pending input, when no more follows."""
         keys = []
         while self._text:
             keys += self._take()

@@ -59,7 +59,7 @@ class LazyCommands(click.Group):
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    """Print what a report of a defect should name."""
+    """Print the versions to include in a bug report."""
     if wanted:
         click.echo(importlib.import_module("otel_kprofiler.cli.versions").describe_versions())
         ctx.exit()
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         show_error(error)
         sys.exit(error.exit_status)
-    except BrokenPipeError:  # as of `| head`
+    except BrokenPipeError:  # as with `| head`
         _discard_output()
         sys.exit(1)
     except (OSError, RuntimeError, MemoryError) as error:
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Take the descriptors of closed streams, so that no file gets them; writing to one fails."""
+    """Reserve descriptors of closed streams, so that no file gets them; writes to these fail."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -132,7 +132,7 @@ def _open_standard_streams() -> None:
 
 
 def _discard_output() -> None:
-    """Let nothing that is still buffered fail again at the exit."""
+    """Discard buffered output, so that it does not fail again at exit."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,4 +1,4 @@
-"""Times that commands take: from the start of a profile, or by the clock."""
+"""Times on the command line: relative to a profile, or by the clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECOND_NS = 10**9
 class Moment:
     """A time of a profile: seconds after its first sample, a time of that day, or a date and time.
 
-    Negative seconds are back from the end. Times without a zone are UTC.
+    Negative seconds count back from the end. Times without a zone are UTC.
     """
 
     value: float | time | datetime
@@ -28,9 +28,9 @@ class Moment:
         return isinstance(self.value, float) and copysign(1, self.value) > 0
 
     def unix_ns(self, first_unix_ns: int, end_unix_ns: int) -> int:
-        """Unix time in nanoseconds, in a profile with this first sample, and end.
+        """Returns the Unix time in nanoseconds, in a profile with this first sample and end.
 
-        A time of day is of the day of the first sample.
+        A time of day means the day of the first sample.
         """
         if isinstance(self.value, float):
             begin = first_unix_ns if self.is_from_start else end_unix_ns

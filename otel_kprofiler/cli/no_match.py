@@ -1,4 +1,4 @@
-"""Filters that match nothing: which of them, and what would match."""
+"""Explains filters without a match: which filter, and which values exist."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _Values = Iterator[tuple[str, int]]
 
 
 def check_matches(chosen: Filter, *sources: Samples) -> None:
-    """Check that samples of one source at least match a filter, unless there are none at all.
+    """Check that samples of at least one source match a filter, unless there are no samples.
 
     Raises:
-        KProfilerError: none matches; the fix names what is there.
+        KProfilerError: no sample matches; the fix names existing values.
     """
     filled = [source for source in sources if source.count]
     if not filled or any(chosen.apply(source).count for source in filled):
@@ -61,7 +61,7 @@ def _describe_values(name: str, wanted: Iterable[str], sources: Iterable[Samples
 
 
 def _of_threads(samples: Samples, find: Callable[[int], Iterable[str]]) -> _Values:
-    """Values of the threads of rows, by the index of a thread."""
+    """Counts values of the threads of rows, by the index of a thread."""
     rows = Counter[int]()
     for thread, count in zip(samples.threads, samples.counts(), strict=True):
         rows[thread] += count
@@ -141,7 +141,7 @@ _VALUES: Final[dict[str, Callable[[Samples, tuple[str, ...]], _Values]]] = {
         samples.origins, [origin.profile.kind.name for origin in samples.tables.origins], samples
     ),
 }
-"""Values in a profile with their numbers of samples, by the fields of :class:`Filter`."""
+"""Counts of samples by value, for the fields of :class:`Filter`."""
 
 OPTIONS: Final = {
     "processes": "--process",

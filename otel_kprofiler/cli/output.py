@@ -25,7 +25,7 @@ _MOST_NAMES: Final = 1000
 
 
 def _choose_format(path: str, name: str | None) -> OutputFormat:
-    """The format with this name, or with the suffix of ``path`` if ``name`` is None."""
+    """Returns the format of this name, or by the suffix of ``path`` if ``name`` is None."""
     if name is not None:
         return next(row for row in FORMATS if row.name == name)
     lower = path.lower().removesuffix(_GZIP)
@@ -48,22 +48,22 @@ class Output:
     """Destination of a recording: a file that appears when it is complete, or a device or pipe.
 
     The constructor fails if the file exists and must not be replaced, or if its directory is not
-    writable. Leaving the context without writing leaves no file, but a ``.part`` file if there
-    are samples. Devices and pipes are written to, never replaced; ``-`` is standard output.
+    writable. Leaving the context without writing keeps only a ``.part`` file, if there are samples.
+    Devices and pipes are written to, never replaced; ``-`` is standard output.
 
     Args:
-        path: where to write; None for ``profile`` with the format's suffix in the working
-            directory, or the first of ``profile-2`` and so on that is free.
+        path: output path; None for ``profile`` with the format's suffix in the working directory,
+            or the first free of ``profile-2`` and so on.
         name: name of a format in :data:`FORMATS`; None to choose by suffix.
         force: replace an existing file.
-        keep_part: whether to write a ``.part`` file meanwhile.
+        keep_part: whether to write a ``.part`` file during the recording.
 
     Raises:
         ExportError: no format matches, or the file cannot be created.
 
     Attributes:
-        path: where it is, or will be.
-        part: samples as they come; None if there is no such file.
+        path: final path.
+        part: file of samples during the recording; None if there is none.
     """
 
     def __init__(
@@ -134,13 +134,12 @@ class Output:
     def write(self, windows: Sequence[Window], title: str = "", *, idle: bool = True) -> None:
         """Write the recording; only the owner may read a file with kernel addresses.
 
-        If the name has been given to another file meanwhile, a numbered one is chosen.
+        If another file has taken the name meanwhile, a numbered name is chosen.
 
         Args:
             windows: the recording.
             title: heading, in formats that have one.
-            idle: whether waits of threads without work are shown; files of profiles have them
-                anyhow.
+            idle: whether to show waits of idle threads; profile files always contain them.
         """
         if not idle and not self._format.is_profile:
             windows, left = leave_out_idle(windows)
@@ -157,7 +156,7 @@ class Output:
         self.write_content(written, private=private)
 
     def write_content(self, written: str | bytes, *, private: bool) -> None:
-        """Write what is in the format already; ``private`` if only the owner may read it."""
+        """Write formatted content; ``private`` if only the owner may read it."""
         content = written.encode() if isinstance(written, str) else written
         if self._is_packed and not self._format.is_compressed:
             content = gzip.compress(content, mtime=0)
@@ -190,7 +189,7 @@ class Output:
             self.path = self._file.path
 
     def close(self) -> None:
-        """Discard what has not been written, except for samples in a ``.part`` file; idempotent."""
+        """Discard unwritten data, except for samples in a ``.part`` file; idempotent."""
         if self._file:
             self._file.abandon()
         if self._special is not None and self.path != _STDOUT:
@@ -212,7 +211,7 @@ class Output:
 
 
 def number_paths(path: str) -> Iterator[str]:
-    """``x.html``, ``x-2.html`` and so on."""
+    """Yields ``x.html``, ``x-2.html`` and so on."""
     yield path
     stem, suffix = split_suffix(path)
     for number in range(2, _MOST_NAMES):
@@ -220,7 +219,7 @@ def number_paths(path: str) -> Iterator[str]:
 
 
 def split_suffix(path: str) -> tuple[str, str]:
-    """A path without the suffix of its format, and that suffix; empty if it has none."""
+    """Splits a path into stem and suffix of its format; the suffix may be empty."""
     lower = path.lower()
     suffixes = (suffix for row in FORMATS for suffix in (row.suffix, *row.other_suffixes))
     fitting = [suffix for suffix in suffixes if lower.removesuffix(_GZIP).endswith(suffix)]
@@ -236,7 +235,7 @@ def _write_all(fd: int, content: bytes) -> None:
 
 
 def refusal(path: str, option: str, error: OSError) -> ExportError:
-    """The error for a path that cannot be written to."""
+    """Returns the error for a path that cannot be written."""
     if isinstance(error, BlockingIOError):
         return ExportError(
             f"another recording is being written to {path}",

@@ -1,9 +1,9 @@
-"""Samples on disk as they come: ``NAME.part`` beside the output file.
+"""Saves samples during a recording, to ``NAME.part`` beside the output file.
 
-It holds a message for each second, with its length in front as in the Collector's files, and is
-deleted when the output file is complete. What a recording leaves that is killed can be read up to
-its last second. As long as its recording runs the file is locked (flock(2)), so that no other
-writes the same output, and what dead ones left is found.
+The file has a message for each second, prefixed with its length as in the Collector's files, and is
+deleted when the output file is complete. If the recording is killed, the file is readable up to the
+last second. The file is locked (flock(2)) while the recording runs, so that no other recording
+writes the same output, and leftover files are recognized.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from otel_kprofiler.model import Form, Window
 from otel_kprofiler.pipeline import WindowSchedule
 
 SCHEDULE: Final = WindowSchedule(1_000_000_000)
-"""How much a recording that is killed loses."""
+"""Time that a killed recording loses."""
 _SUFFIX: Final = ".part"
 _HEAD_BYTES: Final = 5
 _FIELDS: Final = b"\n\x12"
-"""Tags of the first field of a message, which identify these files."""
+"""Tags of the first field of a message; they identify these files."""
 _MOST: Final = 100
 _TIMEOUT_MILLIS: Final = 5_000
 
 
 class PartFile:
-    """Keeps what is recorded until the output file is complete; a context manager.
+    """Keeps samples until the output file is complete; a context manager.
 
     Args:
         path: the output file.
@@ -41,7 +41,7 @@ class PartFile:
         OSError: the file cannot be created.
 
     Attributes:
-        path: where the samples are.
+        path: path of the file.
     """
 
     def __init__(self, path: str) -> None:
@@ -78,7 +78,7 @@ class PartFile:
 
 
 def find_dead(directory: str) -> list[str]:
-    """Paths of the files with samples that killed recordings of this user have left."""
+    """Returns paths of files with samples that killed recordings of this user have left."""
     try:
         names = os.listdir(directory or ".")
     except OSError:
@@ -88,7 +88,7 @@ def find_dead(directory: str) -> list[str]:
 
 
 def _create(path: str) -> tuple[str, int]:
-    """Create and lock a file beside ``path``, under a name that none has."""
+    """Create and lock a file beside ``path``, under an unused name."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     for name in _names(path):
         try:
@@ -106,7 +106,7 @@ def _names(path: str) -> list[str]:
 
 
 def _is_locked(path: str) -> bool | None:
-    """Returns whether a recording of this user is writing a file; None if it has nothing of one."""
+    """Returns whether a recording of this user is writing a file; None if it is not a part file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""Files of profiles as commands take them: whose they are is found by their content."""
+"""Reads profile files; detects their format by content."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _OTHERS: Final = {
     b"\x28\xb5\x2f\xfd": ("compressed with zstd", "unpack it with `zstd -d`"),
     b"<": ("a page, or XML", "record with `-o FILE.otlp`, which can become every other format"),
 }
-"""First bytes of files of formats that cannot be read, and the fix for each."""
+"""First bytes of unsupported file formats, with a fix for each."""
 
 Notify = Callable[[str], None]
-"""Called with a sentence about what could not be read."""
+"""Called with a sentence about unreadable data."""
 
 
 def load_profiles(paths: Sequence[str]) -> Samples:
-    """Reads the samples of all files; reports what could not be read.
+    """Reads the samples of all files; reports unreadable data.
 
-    For commands that end soon: garbage collection is off from then on, since it would take as long
-    as reading, to look at millions of objects that stay.
+    Turns garbage collection off, for commands that end soon: scanning millions of live objects
+    would take as long as reading.
 
     Raises:
-        KProfilerError: a file cannot be read, or nothing of it can.
+        KProfilerError: a file cannot be read, or has no readable part.
     """
     gc.disable()
     return load_samples(
@@ -54,12 +54,12 @@ def load_profiles(paths: Sequence[str]) -> Samples:
 
 
 def read_profile_file(path: str, notify: Notify) -> list[Window]:
-    """The windows of a file: OTLP in any form, a recording of ``--raw``, pprof; or ``-``.
+    """Reads the windows of a file: OTLP in any form, a recording of ``--raw``, pprof; or ``-``.
 
-    Each may be compressed with gzip. The readable part of a damaged file is used.
+    Any may be compressed with gzip. The readable part of a damaged file is used.
 
     Raises:
-        KProfilerError: it cannot be read, or nothing of it can.
+        KProfilerError: the file cannot be read, or has no readable part.
     """
     data = _read(path)
     if data.startswith(_ZIP):
@@ -69,7 +69,7 @@ def read_profile_file(path: str, notify: Notify) -> list[Window]:
 
 
 def read_unpacked(path: str, notify: Notify) -> bytes:
-    """Content of a file, or of ``-``, unpacked if it is compressed with gzip.
+    """Reads a file, or ``-``, and decompresses gzip.
 
     Raises:
         KProfilerError: it cannot be read.
@@ -80,10 +80,10 @@ def read_unpacked(path: str, notify: Notify) -> bytes:
 
 
 def read_otlp_file(path: str, notify: Notify) -> bytes:
-    """Content of a file of OTLP profiles in any form, unpacked; or of ``-``.
+    """Reads a file of OTLP profiles in any form, or ``-``, and decompresses it.
 
     Raises:
-        KProfilerError: it cannot be read, or is something else, with what to do about that.
+        KProfilerError: the file cannot be read, or has another format; the hint has the fix.
     """
     data = _read(path)
     with _named(path):
@@ -146,7 +146,7 @@ def _parse(data: bytes, notify: Notify) -> list[Window]:
 
 
 def _unpack(data: bytes, notify: Notify) -> bytes:
-    """Content of a gzip file, which may have several members, up to where it is damaged."""
+    """Decompresses a gzip file, which may have several members, up to the first damage."""
     unpacked = bytearray()
     while data:
         unpacker = zlib.decompressobj(_GZIP_WINDOW)

@@ -66,7 +66,7 @@ def open_progress(duration_s: float) -> Iterator[Progress]:
 
 
 def _open_bar(duration_s: float) -> ProgressBar[int]:
-    """A bar for the recording's duration; only the label if that is unknown."""
+    """Opens a bar for the recording's duration; only a label if it is unknown."""
     has_end = duration_s != float("inf")
     return click.progressbar(
         length=round(duration_s * _STEPS_PER_S) if has_end else sys.maxsize,

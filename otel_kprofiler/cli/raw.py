@@ -30,8 +30,8 @@ from otel_kprofiler.symbols import NamedAddress
 from otel_kprofiler.tracking import IteratedKallsyms
 
 _ENDED: Final = ProcessKey((1 << 32) - 1, None)
-"""Stands for processes that ended before they had a sample, which share a Resource. No process has
-such an id (``PID_MAX_LIMIT``, include/linux/threads.h)."""
+"""Id of the Resource shared by processes that exited before their first sample. No process has such
+an id (``PID_MAX_LIMIT``, include/linux/threads.h)."""
 
 
 class RawOutput:
@@ -81,7 +81,7 @@ class RawOutput:
         self._keys[resource] = key
 
     def add_window(self, window: Window) -> None:
-        """Note when windows begin and end, the names of their frames, and totals of waits."""
+        """Note start and end of a window, the names of its frames, and totals of waits."""
         self._since_unix_ns = self._since_unix_ns or window.start_unix_ns
         self._until_unix_ns = window.end_unix_ns
         self._names.add(window)
@@ -93,7 +93,7 @@ class RawOutput:
                     self._waits[process] = self._waits.get(process, NO_WAITS).plus(totals)
 
     def add_frame(self, frame: Frame) -> None:
-        """Note the name of a native frame in whose place Python frames stand."""
+        """Note the name of a native frame that Python frames replace."""
         self._names.add_frame(frame)
 
     def add_code(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:

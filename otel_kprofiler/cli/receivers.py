@@ -1,4 +1,4 @@
-"""Receivers of ``record --export`` and ``send``: asked whether they take profiles at all."""
+"""Opens receivers of ``record --export`` and ``send``, and checks that they accept profiles."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _START: Final = (
 
 
 def open_receiver(address: str) -> OtlpSender:
-    """An exporter to a receiver that takes profiles.
+    """Opens an exporter to a receiver that accepts profiles.
 
     Args:
         address: as for :func:`otel_kprofiler.export.exporter_from_environment`.
 
     Raises:
-        ConfigError: no receiver's address, or unusable variables of the environment.
-        ExportError: the receiver takes no profiles, or cannot be reached.
+        ConfigError: the address is not a receiver's, or environment variables are unusable.
+        ExportError: the receiver does not accept profiles, or cannot be reached.
     """
     answer = _ask(address)
     if not _is_taken(answer):
@@ -74,7 +74,7 @@ def _ask(address: str) -> Answer:
 
 
 def _is_taken(answer: Answer) -> bool:
-    # Some receivers want samples in each request, and say so.
+    # Some receivers reject requests without samples.
     return answer.verdict is Verdict.ACCEPTED or answer.status == "INVALID_ARGUMENT"
 
 
@@ -85,7 +85,7 @@ def _find_fix(address: str, answer: Answer) -> str:
     other = f"{_OTHER_SCHEMES[scheme]}://{rest}"
     try:
         speaks_other = _is_taken(_ask(other))
-    except KProfilerError:  # not an address of that protocol
+    except KProfilerError:  # the server speaks another protocol
         speaks_other = False
     if speaks_other:
         return f"it speaks the other protocol: use {redact_address(other)}"

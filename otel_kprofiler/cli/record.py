@@ -44,7 +44,7 @@ from otel_kprofiler.sampling import HeldCommand
 
 _DEFAULT_DURATION_S: Final = 10.0
 _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_path", "force"})
-"""Parameters that have an effect on samples that have been taken."""
+"""Parameters that affect samples after they were taken."""
 
 
 @click.command(name="record")
@@ -201,13 +201,13 @@ def command(
 
 
 def _say_remarks(pipeline: Pipeline[Any]) -> None:
-    """Say which Python frames were not read, and why."""
+    """Print which Python frames were not read, and why."""
     for remark in pipeline.python.remarks() if pipeline.python else ():
         say(remark, err=True)
 
 
 class Sinks:
-    """Where windows go: each to the receiver and the ``.part`` file, all in one to the output.
+    """Sends each window to receiver and ``.part`` file, and all as one window to the output.
 
     Args:
         sending: the receiver, if there is one.
@@ -225,15 +225,15 @@ class Sinks:
 
     @property
     def whole(self) -> WindowSink | None:
-        """The sink that takes the recording as one window, so that each output is one profile."""
+        """Returns the sink of the whole recording, so that each output is one profile."""
         return self._add_whole if self._whole else None
 
     def add(self, sink: WindowSink) -> None:
-        """Let a sink have all samples once, as late as possible."""
+        """Add a sink that gets all samples at once, as late as possible."""
         (self._whole or self._each).insert(0, sink)
 
     def add_window(self, window: Window) -> None:
-        """Take a window of the schedule."""
+        """Receive a window of the schedule."""
         for sink in self._each:
             sink(window)
 
@@ -243,7 +243,7 @@ class Sinks:
 
 
 def _refuse_settings_of_sampling() -> None:
-    """Refuse what would have no effect, because the samples have been taken."""
+    """Refuse options that have no effect on samples already taken."""
     for parameter in named_parameters():
         if parameter.name not in _WITH_REPLAY:
             what = "a COMMAND" if parameter.name == "words" else parameter.opts[-1]
@@ -251,14 +251,14 @@ def _refuse_settings_of_sampling() -> None:
 
 
 def _hold(access: Access, words: Sequence[str], output: Output | None) -> HeldCommand:
-    """Start the command, with its output apart from that of the recording."""
+    """Start the command, with its output separate from that of the recording."""
     check_namespace(access)
     taken = output is not None and output.is_stdout
     return HeldCommand(words, stdout=sys.stderr.fileno() if taken else None)
 
 
 def _check_distinct(output: str, raw: str | None, replayed: str | None) -> None:
-    """Refuse to write the same file twice, or over what is being read."""
+    """Refuse to write the same file twice, or to overwrite the input."""
     for option, other in (("--raw", raw), ("--replay", replayed)):
         if other is not None and os.path.realpath(other) == os.path.realpath(output):
             raise click.UsageError(f"-o and {option} are the same file: {other}")

@@ -1,4 +1,4 @@
-"""``otel-kprofiler report``: show what is in profiles that were saved."""
+"""``otel-kprofiler report``: show the contents of saved profiles."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def command(
     idle: bool,
     **filters: Any,
 ) -> None:
-    """Show what is in profiles, whoever wrote them; several SOURCEs are merged.
+    """Show the contents of profiles from any profiler; several SOURCEs are merged.
 
     A SOURCE is a file, or clickhouse://HOST:PORT/DATABASE that a Collector writes to.
 
@@ -178,7 +178,7 @@ def command(
         for kind in samples.kinds
         if (part := Filter(kinds=(kind.name,)).apply(samples))
     ]
-    if by in WAIT_GROUPINGS:  # samples that are not waits have no such groups
+    if by in WAIT_GROUPINGS:  # only waits have such groups
         parts = [(kind, part) for kind, part in parts if part.has_waits] or parts
     if as_json:
         document = {"by": by, "kinds": [report.as_dict(*part) for part in parts]}
@@ -197,7 +197,7 @@ def _report_parts(
     *,
     as_json: bool,
 ) -> None:
-    """Print where the time of spans went; needs all samples of their threads."""
+    """Print the breakdown of spans' time; needs all samples of their threads."""
     around = replace(chosen, spans=(), endpoints=(), functions=(), modules=())
     loaded, every = load_choice(paths, Choice(around, start, end), need_of(chosen, PART))
     check_matches(chosen, loaded)
@@ -215,7 +215,7 @@ def _report_parts(
 
 
 def drop_idle(samples: Samples, *, idle: bool) -> Samples:
-    """The samples without waits of threads that have no work; says so if there are any."""
+    """Returns the samples without waits of idle threads; prints a note if there are any."""
     kept = samples if idle else samples.without_idle()
     if left := samples.count - kept.count:
         say(f"{describe_count(left, 'idle wait')} left out; --idle shows them", err=True)
@@ -232,5 +232,5 @@ def show(lines: Sequence[str]) -> None:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal; None if standard output is none."""
+    """Returns the columns of the terminal; None if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -22,7 +22,7 @@ _PLACES: Final = {
     "bpf": "program",
     "span": "trace",
 }
-"""Groupings that show the place of their keys, with its title."""
+"""Groupings that show the place of their keys, with the column's title."""
 _WITHOUT_KERNEL: Final = frozenset(
     {"function", "callers", "callees", "module", "syscall", "bpf", PART}
 )
@@ -45,8 +45,8 @@ def table(
     Args:
         by: what the samples were grouped by.
         groups: the rows.
-        whole: weight of all samples, of which shares are shown.
-        unit: of weights; nanoseconds are shown as milliseconds.
+        whole: weight of all samples; 100 % of shares.
+        unit: unit of weights; nanoseconds are shown as milliseconds.
         width: of the terminal; None if lines may have any.
         endpoints: names of the local roots of spans.
     """
@@ -96,10 +96,10 @@ def table(
 
 
 def amount(weight: int, unit: str) -> str:
-    """A weight as text, without its unit."""
+    """Formats a weight, without its unit."""
     return f"{weight / 1e6:,.1f}" if unit == "nanoseconds" else f"{weight:,}"
 
 
 def unit_name(unit: str) -> str:
-    """Name of the unit of :func:`amount`."""
+    """Returns the name of the unit of :func:`amount`."""
     return {"nanoseconds": "ms", "count": "samples"}.get(unit, unit)

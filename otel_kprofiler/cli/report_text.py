@@ -37,13 +37,13 @@ class Report:
     """Samples of a kind in groups.
 
     Attributes:
-        processes: which resources were chosen, if samples were by nothing else: to these the exact
-            totals of waits belong.
+        processes: whether each resource was selected, if samples were filtered only by process; the
+            exact totals of waits then apply.
         by: a name of :data:`GROUPINGS`, or of an attribute.
         callers_of: if not None, groups are the callers of this function instead.
-        callees_of: if not None, groups are the functions that this one calls.
+        callees_of: if not None, groups are the callees of this function instead.
         idle: whether to show waits of threads without work.
-        order: a name of :data:`SORTS`; None for that of the grouping.
+        order: a name of :data:`SORTS`; None for the grouping's default.
     """
 
     processes: Sequence[bool] | None
@@ -56,11 +56,11 @@ class Report:
     def lines(
         self, kind: ProfileKind, samples: Samples, limit: int, width: int | None
     ) -> Iterator[str]:
-        """The report as text.
+        """Yields the report as text.
 
         Args:
-            kind: of all samples.
-            samples: at least one.
+            kind: kind of all samples.
+            samples: at least one sample.
             limit: number of rows, 0 for all.
             width: columns of the terminal; None for no limit.
         """
@@ -93,7 +93,7 @@ class Report:
             yield f"{len(groups) - len(shown):,} more; --limit 0 shows all"
 
     def as_dict(self, kind: ProfileKind, samples: Samples) -> dict[str, Any]:
-        """The report as plain values, with all groups."""
+        """Returns the report as plain values, with all groups."""
         every, samples = samples, self._shown(samples)
         groups, lines_of_spans = self._sorted(samples)
         endpoints = self._endpoints(samples)
@@ -153,7 +153,7 @@ class Report:
         return sort_groups(groups, self.order) if self.order else groups, lines_of_spans
 
     def _groups(self, samples: Samples) -> tuple[Sequence[Group], dict[Group, list[Group]]]:
-        """The groups; of spans also their lines."""
+        """Returns the groups; for spans also their lines."""
         if self.callers_of:
             return callers(samples, self.callers_of), {}
         if self.callees_of:
@@ -170,7 +170,7 @@ class Report:
 
 
 def span_part_lines(span_parts: SpanParts, width: int | None) -> Iterator[str]:
-    """Yields how spans spent their time, as lines of a terminal's width."""
+    """Yields the breakdown of spans' time, as lines of a terminal's width."""
     if not span_parts.parts:
         yield "no samples of spans match"
         return
@@ -181,7 +181,7 @@ def span_part_lines(span_parts: SpanParts, width: int | None) -> Iterator[str]:
 
 
 def span_parts_as_dict(span_parts: SpanParts) -> dict[str, Any]:
-    """Returns how spans spent their time, as plain values for JSON."""
+    """Returns the breakdown of spans' time, as plain values for JSON."""
     return {
         "by": PART,
         "unit": _NS,
@@ -204,7 +204,7 @@ def _summary(kind: ProfileKind, samples: Samples, whole: int, times: Sequence[in
 
 
 def _lost(kind: ProfileKind, samples: Samples) -> int:
-    """Samples that were lost before they reached the profile, of all processes."""
+    """Returns the number of samples lost before they reached the profile."""
     profiles = [origin.profile for origin in samples.tables.origins]
     return sum(sum(profile.lost.values()) for profile in profiles if profile.kind == kind)
 

@@ -27,7 +27,7 @@ _FOREIGN: Final = (
     signal.SIGIO,
     *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )
-"""Ignored: their default action would end an agent to which they are sent by mistake."""
+"""Ignored signals: sent by mistake, their default action would end the agent."""
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def command(debug: bool, path: str) -> None:
 
 
 def _end() -> NoReturn:
-    """End without tearing down the interpreter, which is not safe while gRPC's threads run."""
+    """Exit without tearing down the interpreter, which is unsafe while gRPC's threads run."""
     logging.shutdown()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""The options of commands that sample this host: what to sample, and how often."""
+"""Options of commands that sample this host."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ _OPTIONS: Final = (
 
 
 def sampling_options(command: CommandT) -> CommandT:
-    """Give a command the options whose values :class:`Sampling` takes."""
+    """Add the options of :class:`Sampling` to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -99,7 +99,7 @@ def sampling_options(command: CommandT) -> CommandT:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The options that say what to sample."""
+    """Options of sampling."""
 
     rate: int
     pids: tuple[int, ...]
@@ -127,13 +127,13 @@ class Sampling:
 
     @property
     def has_targets(self) -> bool:
-        """True if only some processes are sampled."""
+        """True if the options select processes."""
         return bool(
             self.pids or self.comms or self.cgroups or self.containers or self.pods or self.units
         )
 
     def find_targets(self, access: Access) -> Targets:
-        """The processes to sample.
+        """Finds the processes to sample.
 
         Raises:
             KProfilerError: a process, cgroup, container, pod or unit does not exist.
@@ -152,7 +152,7 @@ class Sampling:
         )
 
     def config(self, access: Access, targets: Targets, child_pid: int | None) -> SamplerConfig:
-        """The configuration of the sampler; ``child_pid`` is a command that was started for it."""
+        """Returns the configuration of the sampler; ``child_pid`` is the recorded command."""
         waits = OffCpuConfig(
             samples_per_second=self.off_cpu_rate,
             wakers=self.wakers,
@@ -170,7 +170,7 @@ class Sampling:
             off_cpu=waits if self.off_cpu else None,
         )
         if child_pid is not None and self.off_cpu:
-            # Switches are seen on all CPUs; perf events of the command alone miss them.
+            # Context switches occur on all CPUs; perf events of the command alone miss them.
             return replace(config, target_pids=(child_pid,), target_descendants=True)
         config = replace(config, child_pid=child_pid)
         return targets.apply(config, access) if self.has_targets else config

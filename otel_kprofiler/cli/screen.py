@@ -1,7 +1,6 @@
-"""The whole terminal as a screen: its modes, its size, its keys, and what is drawn on it.
+"""Full-screen terminal: modes, size, keys and drawing.
 
-Whatever ends the command, the terminal is as it was before; so it is while the command is stopped
-(Ctrl-Z) and after the terminal was closed.
+Restores the terminal at every exit, and while the command is stopped (Ctrl-Z).
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from otel_kprofiler.errors import KProfilerError
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # other screen, no cursor, no wrapping of lines
 _LEAVE: Final = "\x1b[0m\x1b[999;1H\x1b[2K\x1b[?7h\x1b[?25h\x1b[?1049l"
-"""On consoles without another screen, what comes next stands below what was drawn."""
+"""Without an alternate screen, later output continues below the drawing."""
 _CLEAR: Final = "\x1b[0m\x1b[2J"
 _ESCAPE_MS: Final = 50
-"""How long the rest of a key may take, before its beginning is the Escape key."""
+"""Time limit for the rest of an escape sequence, before its start counts as the Escape key."""
 _LEAVE_S: Final = 0.5
 _USUAL_SIZE: Final = os.terminal_size((80, 24))
 _SIGNALS: Final = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 
 
 def check_terminal() -> None:
-    """Refuse what cannot be a screen.
+    """Check that standard output can be a screen.
 
     Raises:
-        KProfilerError: standard output is not a terminal, or one that cannot be drawn on.
+        KProfilerError: standard output is not a terminal, or cannot be drawn on.
     """
     if not sys.stdout.isatty():
         raise KProfilerError("standard output is not a terminal", hint="use --once or --batch")
@@ -51,8 +50,8 @@ def check_terminal() -> None:
 class Screen:
     """Takes over the terminal of standard output; a context manager for the main thread.
 
-    Drawing never waits for the terminal: while it takes nothing (Ctrl-S, a slow line), screens are
-    left out.
+    Drawing never waits for the terminal: while it accepts no output (Ctrl-S, a slow line), frames
+    are skipped.
 
     Args:
         wake: called when there is a key to read or something to draw, from another thread or a
@@ -103,7 +102,7 @@ class Screen:
             self._open.close()
 
     def size(self) -> os.terminal_size:
-        """Columns and lines now; the usual ones of a terminal that does not know them."""
+        """Returns columns and lines; defaults for a terminal that does not report them."""
         try:
             size = os.get_terminal_size(self._output)
         except OSError:  # it was closed
@@ -112,11 +111,11 @@ class Screen:
 
     @property
     def is_empty(self) -> bool:
-        """True if everything must be drawn: at first, in a new size, after a stop."""
+        """True if everything must be drawn: at the start, after a resize or a stop."""
         return not self._shown
 
     def take_keys(self) -> list[str]:
-        """The keys pressed since the last call."""
+        """Returns the keys pressed since the last call."""
         keys = []
         while self._keys:
             key = self._keys.popleft()
@@ -127,7 +126,7 @@ class Screen:
         return keys
 
     def draw(self, lines: Sequence[str]) -> bool:
-        """Show these lines; False if that must wait until what was drawn before is written."""
+        """Show these lines; False if the last drawing is not written yet."""
         if self._pending or not self._is_active:
             self.flush()
             return False
@@ -143,7 +142,7 @@ class Screen:
         return True
 
     def flush(self) -> None:
-        """Write as much of the drawing as the terminal takes."""
+        """Write as much of the drawing as the terminal accepts."""
         try:
             while self._pending and self._can_write():
                 self._pending = self._pending[os.write(self._output, self._pending) :]
@@ -158,10 +157,10 @@ class Screen:
         return bool(poll.poll(0))
 
     def stop_if_asked(self, *, has_ended: Callable[[], bool]) -> None:
-        """After Ctrl-Z: give the terminal back, stop, and take it again when continued.
+        """After Ctrl-Z: restore the terminal, stop, and take it over again when continued.
 
         Args:
-            has_ended: whether the command is to end, and so needs the terminal no more.
+            has_ended: whether the command is ending, and no longer needs the terminal.
         """
         if not self._is_asked_to_stop:
             return
@@ -188,14 +187,14 @@ class Screen:
         modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
         modes[6][termios.VQUIT] = b"\0"  # Ctrl-\ would leave the terminal as it is
         with contextlib.suppress(termios.error):  # it was closed
-            # A process in the background is stopped here, before it has drawn anything.
+            # A background process is stopped here, before it draws.
             termios.tcsetattr(self._input, termios.TCSANOW, modes)
         self._is_active, self._shown = True, []
         self._pending = _ENTER.encode()
         self.flush()
 
     def _leave(self) -> None:
-        """Give the terminal back; waits a little if it takes nothing."""
+        """Restore the terminal; waits briefly if it accepts no output."""
         if not self._is_active:
             return
         with contextlib.suppress(termios.error):
@@ -254,7 +253,7 @@ def _open_input() -> int:
 
 
 def _open_output() -> int:
-    """The terminal as a file of its own, which alone is never waited for."""
+    """Opens the terminal as a separate non-blocking file."""
     number = sys.stdout.fileno()
     try:
         flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC

@@ -34,12 +34,12 @@ def command(paths: tuple[str, ...], address: str) -> None:
       otel-kprofiler send profile.otlp grpc://127.0.0.1:4317
       otel-kprofiler send *.otlp.jsonl.gz https://collector.example:4318
 
-    FILEs are of `record`, `report`, or a Collector's file exporter; - is standard input. URL is
+    FILEs come from `record`, `report`, or a Collector's file exporter; - is standard input. URL is
     grpc://HOST:PORT, grpcs://, http:// or https://; OTEL_EXPORTER_OTLP_[PROFILES_]* set headers,
     certificates, compression and everything else, as for `record --export`.
 
-    Exit status 1 if anything was not taken; what to send again is reported, and kept in
-    NAME.unsent.otlp where the receiver has taken a part of a file.
+    Exit status 1 if the receiver did not accept everything. Prints what to send again; if a part of
+    a file was accepted, keeps the rest in NAME.unsent.otlp.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     for path in paths:
         if path != _STDIN:
@@ -51,12 +51,12 @@ def command(paths: tuple[str, ...], address: str) -> None:
 
 
 class _Delivery:
-    """Sends files, one request after the other; counts what was taken.
+    """Sends files, one request after the other; counts accepted samples.
 
     Args:
         exporter: sends to the receiver.
-        address: of the receiver, for messages and commands.
-        paths: of all files.
+        address: address of the receiver, for messages and commands.
+        paths: paths of all files.
     """
 
     def __init__(self, exporter: OtlpSender, address: str, paths: Sequence[str]) -> None:
@@ -73,7 +73,7 @@ class _Delivery:
         self._again: list[str] = []
 
     def send(self, path: str) -> None:
-        """Send a file, or note that it, or a part of it, is to be sent again."""
+        """Send a file; notes the file, or a part of it, to be sent again."""
         data = read_otlp_file(path, self._report_damage)
         sent_before, lost_before = self._sent, self._lost
         taken = 0
@@ -98,7 +98,7 @@ class _Delivery:
         say(f"{path}: sent {sent} in {describe_count(taken, 'request')} to {self._address}")
 
     def check(self) -> None:
-        """Raise ``ExportError`` if anything was not taken."""
+        """Raise ``ExportError`` if any sample was not accepted."""
         if self._lost:
             total = describe_count(self._sent + self._lost, "sample")
             error = ExportError(
@@ -126,7 +126,7 @@ class _Delivery:
         return f"{change}, then {command}" if change else f"to send the rest: {command}"
 
     def _encode(self, path: str, data: bytes) -> Iterator[Batch]:
-        """Requests with what can be read of a file."""
+        """Encodes the readable part of a file as requests."""
 
         def report(error: PayloadError) -> None:
             self._report_damage(f"{path}: left out what is damaged: {error.message}")
@@ -146,7 +146,7 @@ class _Delivery:
             yield from batches
 
     def _export(self, batch: Batch) -> Sequence[Part]:
-        """Send a request, unless the receiver has gone or nobody wants to wait any more."""
+        """Send a request, unless the receiver is gone or the user has interrupted."""
         if self._stopped:
             return [Part(batch, ExportResult.failure(batch, self._stopped, self._said))]
         try:

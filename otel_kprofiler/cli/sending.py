@@ -17,7 +17,7 @@ from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.redact import redact_address
 
 SCHEDULE: Final = WindowSchedule(5_000_000_000, first_ns=FIRST_WINDOW_NS)
-"""Windows as long as the agent's."""
+"""The agent's window length."""
 _TIMEOUT_MILLIS: Final = 10_000
 
 
@@ -30,7 +30,7 @@ _CHANGES: Final = {
 
 
 def find_change(causes: Iterable[LossCause]) -> str:
-    """Returns what to change before samples lost by these causes are sent again; may be empty."""
+    """Returns the fix to apply before samples with these causes are sent again; may be empty."""
     return "; ".join(_CHANGES[cause] for cause in _CHANGES if cause in set(causes))
 
 
@@ -40,14 +40,14 @@ def describe_failure(result: ExportResult) -> str:
 
 
 class Sending:
-    """Sends windows to a receiver; call it with each window. What it does not take is kept.
+    """Sends windows to a receiver; call it with each window. Keeps what it does not accept.
 
     Leaving the context waits up to ten seconds for pending exports.
 
     Args:
-        address: of the receiver, for messages and commands.
+        address: address of the receiver, for messages and commands.
         exporter: sends to it.
-        beside: path of the output, for the name of the file with what was not taken.
+        beside: path of the output, for the name of the file of unsent samples.
     """
 
     def __init__(self, address: str, exporter: OtlpSender, beside: str) -> None:
@@ -66,12 +66,12 @@ class Sending:
             self._said = describe_failure(result)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """The account of the exporter; what is kept counts as lost."""
+        """Returns the account of the exporter; kept samples count as lost."""
         return self._reporter.accounts()
 
     @property
     def kept(self) -> Counter[LossCause]:
-        """Samples that were not taken but are in a file, by cause."""
+        """Returns the unsent samples kept in a file, by cause."""
         return self._unsent.kept
 
     def check(self) -> None:

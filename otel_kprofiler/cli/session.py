@@ -1,4 +1,4 @@
-"""A recording in progress: samples until its time is over, its command ends, or a signal."""
+"""Runs a recording until its time limit, the end of its command, or a signal."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Session:
     """A recording in progress, and how it ended.
 
     Attributes:
-        pipeline: what samples; closed at the end.
+        pipeline: takes the samples; closed at the end.
         signals: the signals that end it early.
-        held: the command that is recorded.
-        targets: the processes that are recorded.
-        seconds: how long it took.
+        held: the recorded command.
+        targets: the recorded processes.
+        seconds: duration of the recording.
     """
 
     pipeline: Pipeline[EbpfSampler] | Pipeline[ReplaySampler]
@@ -59,13 +59,13 @@ class Session:
             self.pipeline.close()
 
     def wait_for_command(self) -> None:
-        """Let the command end after the recording, and kill it if it does not."""
+        """Wait for the command to end after the recording, and kill it if it does not."""
         if self.held and self.held.is_ended and self.held.kill_after(_GRACE_S):
             say(f"the command did not end within {_GRACE_S:.0f} s and was killed", err=True)
 
     @property
     def exit_status(self) -> int:
-        """The command's if it ended by itself, as shells show it; else 0."""
+        """Returns the command's exit status, as in shells, if it ended by itself; else 0."""
         status = self.held.poll() if self.held and not self.held.is_ended else 0
         return 128 - status if status and status < 0 else status or 0
 

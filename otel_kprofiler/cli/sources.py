@@ -17,16 +17,16 @@ from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.clickhouse import SCHEME, Need, ProfileStore, Range, Selection, parse_address
 
 _DEFAULT_NS: Final = 3_600_000_000_000
-"""How much of a table is read if no time is named."""
+"""Time range of a table that is read by default."""
 
 
 class Choice(NamedTuple):
     """A selection of the samples of a source.
 
     Attributes:
-        chosen: what they must have.
-        start: only from here on.
-        end: only before this.
+        chosen: filter of the samples.
+        start: start of the time range.
+        end: end of the time range.
         sides: only these sides of stacks.
     """
 
@@ -37,13 +37,13 @@ class Choice(NamedTuple):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Choice:
-        """By the options of ``report`` for that."""
+        """Makes a choice from the options of ``report``."""
         fields = dict(options)
         start, end, sides = (fields.pop(name) for name in ("start", "end", "sides"))
         return cls(Filter(**fields), start, end, sides)
 
     def apply(self, samples: Samples) -> Samples:
-        """Returns the selected part of samples that are in memory."""
+        """Returns the selected part of samples in memory."""
         if self.start or self.end:
             first, last = min(samples.times, default=0), max(samples.times, default=0)
             samples = samples.between(
@@ -53,7 +53,7 @@ class Choice(NamedTuple):
         return self.apply_sides(self.chosen.apply(samples))
 
     def apply_sides(self, samples: Samples) -> Samples:
-        """Samples with the frames that are wanted."""
+        """Returns the samples with the selected sides."""
         return select_sides(samples, self.sides) if self.sides else samples
 
 
@@ -63,7 +63,7 @@ def is_table(source: str) -> bool:
 
 
 def describe_source(source: str) -> str:
-    """A short name for pages, without secrets."""
+    """Returns a short name for pages, without secrets."""
     return parse_address(source, os.environ).label if is_table(source) else basename(source)
 
 
@@ -71,8 +71,8 @@ class Loaded(NamedTuple):
     """Samples of sources.
 
     Attributes:
-        all: all that were read.
-        chosen: those of them that are wanted.
+        all: all samples read.
+        chosen: the selected samples.
     """
 
     all: Samples
@@ -80,15 +80,15 @@ class Loaded(NamedTuple):
 
 
 def load_choice(sources: Sequence[str], choice: Choice, need: Need) -> Loaded:
-    """The samples of files and tables that are wanted.
+    """Loads the selected samples of files and tables.
 
     Args:
         sources: names of files, or addresses of tables.
-        choice: what is wanted.
-        need: what of a table must be read.
+        choice: the selection.
+        need: the parts to read of a table.
 
     Raises:
-        KProfilerError: something cannot be read.
+        KProfilerError: a source cannot be read.
     """
     files = [source for source in sources if not is_table(source)]
     parts = [load_table(source, choice, need) for source in sources if is_table(source)]
@@ -104,9 +104,9 @@ def load_choice(sources: Sequence[str], choice: Choice, need: Need) -> Loaded:
 
 
 def load_table(source: str, choice: Choice, need: Need) -> Samples:
-    """The samples of a table that are wanted; of the last hour if no time is named.
+    """Loads the selected samples of a table; by default of the last hour.
 
-    For commands that end soon: garbage collection is off from then on.
+    Turns garbage collection off, for commands that end soon.
 
     Raises:
         KProfilerError: it cannot be read.
@@ -127,7 +127,7 @@ def load_table(source: str, choice: Choice, need: Need) -> Samples:
 
 
 def _times(store: ProfileStore, choice: Choice) -> Range:
-    """Times of a table end now; durations are from the first profile on, or back from now."""
+    """Returns a time range in a table: durations count from its first profile, or back from now."""
     now = time.time_ns()
     needs_first = any(
         moment is not None and moment.is_from_start for moment in (choice.start, choice.end)

@@ -1,4 +1,4 @@
-"""The last line of ``record``: what was recorded, what was lost, what to do next."""
+"""Summary of ``record``: samples recorded and lost, and the next step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from otel_kprofiler.sampling import HeldCommand
 
 
 def summarize(session: Session, output: Output, windows: Sequence[Window]) -> str:
-    """Returns a summary: what was written, what was lost, what to do next."""
+    """Returns a summary: samples written and lost, and the next step."""
     account = session.pipeline.account()
     count = sum(window.sample_count for window in windows)
     seconds = sum(window.end_unix_ns - window.start_unix_ns for window in windows) / 1e9
@@ -68,7 +68,7 @@ def _end(session: Session, parts: list[str], account: Account) -> str:
 
 
 def _describe_end(held: HeldCommand) -> list[str]:
-    """How the command ended, unless well or because the recording did."""
+    """Describes how the command ended, unless with success or by the recording's end."""
     status = held.poll()
     if held.is_ended or not status:
         return []
@@ -94,7 +94,7 @@ def _count_cpus(windows: Sequence[Window]) -> int:
 
 
 def _describe_unresolved(windows: Sequence[Window]) -> str:
-    """The share of frames without a name on each side, such as ``0.1% of kernel frames``."""
+    """Describes the share of unresolved frames by side, such as ``0.1% of kernel frames``."""
     frames, unresolved = Counter[SideKind](), Counter[SideKind]()
     for window in windows:
         for _, sample in window.samples:
@@ -109,7 +109,7 @@ def _describe_unresolved(windows: Sequence[Window]) -> str:
 
 
 def _find_whole_share(windows: Sequence[Window]) -> float | None:
-    """Share of user stacks that were followed to their end; None if there are none."""
+    """Returns the share of user stacks unwound to their end; None if there are none."""
     stacks: Counter[bool] = Counter()
     for window in windows:
         for _, sample in window.samples:

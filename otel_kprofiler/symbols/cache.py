@@ -51,10 +51,10 @@ class BoundedCache(dict[K, V]):
 
 
 class KeptValues(Generic[K, V]):
-    """Values that many owners keep within one bound on their weight. Thread-safe.
+    """Cache shared by many owners, bounded by total weight. Thread-safe.
 
     Args:
-        max_weight: of all values together.
+        max_weight: limit of the weight of all values.
     """
 
     def __init__(self, max_weight: int) -> None:
@@ -62,11 +62,11 @@ class KeptValues(Generic[K, V]):
         self._values: dict[K, V] = {}
 
     def get(self, key: K) -> V | None:
-        """A value; None if it is not kept any more."""
+        """Returns a value; None if it was evicted."""
         return self._values.get(key)
 
     def put(self, key: K, value: V, weight: int) -> None:
-        """Keep a value; all others are forgotten if there is no space for it."""
+        """Keep a value; evicts all others if there is no space for it."""
         self._left -= weight
         if self._left < 0:
             self._values = {}

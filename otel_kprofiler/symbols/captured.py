@@ -60,7 +60,7 @@ class CapturedFiles:
         return descriptor
 
     def read_bytes(self, path: str) -> bytes:
-        """Whole content of a file.
+        """Returns the whole content of a file.
 
         Raises:
             OSError: it cannot be read.
@@ -94,7 +94,7 @@ class CapturedFiles:
         return os.readlink(local)
 
     def _local(self, path: str) -> str | None:
-        """Local path of a host path that is, or is below, a source; None if it is in an archive."""
+        """Returns the local path of a host path in a source; None if it is in an archive."""
         folder, rest = path, ""
         while folder.strip("/"):
             if folder in self._paths:

@@ -18,22 +18,21 @@ from otel_kprofiler.model import (
 )
 
 FIRST_KERNEL_ADDRESS: Final = 1 << 63
-"""Runtime addresses from here on are the kernel's, on all 64-bit machines."""
+"""Lowest kernel address on all 64-bit machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The answer for one address. Nothing is ever guessed: what is not known has a reason.
+    """The answer for one address. Nothing is guessed: each missing part has a reason.
 
     Attributes:
-        address: as it was asked for: an address of the process, or of the running kernel. Of a
-            file alone, the address in it.
+        address: the requested address: of the process, of the running kernel, or in a file alone.
         frame: module (name, build id), address in the module's file, functions with file and line,
             distance from the function's start; or the reason for having no function.
         process: pid and start time; None for the kernel, and for a file alone.
-        path: of the file as its process sees it; empty if there is none or it is not known.
-        file_offset: of the address in the file, in bytes, as uprobes want it; None if no bytes of
-            the file are loaded there.
+        path: path of the file in its process; empty if there is none or unknown.
+        file_offset: offset in the file, in bytes, as for uprobes; None if no bytes of the file are
+            loaded there.
     """
 
     address: int
@@ -44,40 +43,40 @@ class Resolution:
 
     @property
     def module(self) -> Module | None:
-        """The module of the code; None if it is not known."""
+        """Returns the module of the code; None if unknown."""
         return self.frame.module
 
     @property
     def build_id(self) -> BuildId | None:
-        """GNU build id of the file; None if it has none, or is not known."""
+        """Returns the GNU build id of the file; None if it has none, or is unknown."""
         return self.frame.module.build_id if self.frame.module else None
 
     @property
     def module_address(self) -> int | None:
-        """Address in the file: SVMA of user code, RVA of kernel code; None without a module.
+        """Returns the address in the file: SVMA (user) or RVA (kernel); None without a module.
 
-        It is what ELF symbols and debug information are about, and not an offset in the file.
+        This is the address of ELF symbols and debug information, not an offset in the file.
         """
         return self.frame.address if self.frame.module else None
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """Functions at the address, the innermost inlined one first; empty if there is no name."""
+        """Returns the functions at the address, innermost inlined first; empty if unresolved."""
         return self.frame.lines
 
     @property
     def function(self) -> str:
-        """Name of the physical function, in which others may be inlined; empty without a name."""
+        """Returns the name of the physical, not inlined, function; empty if unresolved."""
         return self.frame.function
 
     @property
     def offset(self) -> int:
-        """Distance in bytes from the start of the physical function; 0 if that is not known."""
+        """Returns the distance in bytes from the start of the physical function; 0 if unknown."""
         return self.frame.offset
 
     @property
     def unresolved(self) -> Unresolved | None:
-        """Why there is no name; None if there is one."""
+        """Returns why there is no name; None if there is one."""
         return self.frame.unresolved
 
     def __str__(self) -> str:
@@ -89,25 +88,26 @@ class Resolution:
 
 
 class Resolver(Protocol):
-    """Resolves addresses, and finds those of names.
+    """Resolves addresses, and finds addresses of names.
 
-    Thread-safe. For no address and no process is there an error: the answer says why nothing is
-    known. What one resolver cannot know, the next one of a chain may.
+    Thread-safe. Unknown addresses and processes are not errors: the answer has the reason, and a
+    later resolver of a chain may know more.
     """
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
         """Resolves addresses.
 
         Args:
-            addresses: of instructions, not return addresses: see :func:`lookup_addresses`.
-            pid: process that they belong to; None for the kernel, or for a file alone.
+            addresses: addresses of instructions, not return addresses: see
+                :func:`lookup_addresses`.
+            pid: process of the addresses; None for the kernel, or for a file alone.
 
         Returns:
             One answer for each address, in their order.
         """
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """All places with a linker's name, or a name as it is displayed."""
+        """Finds all places with a linker name or a displayed name."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""
@@ -116,6 +116,6 @@ class Resolver(Protocol):
 def make_unknown(
     address: int, reason: Unresolved, process: ProcessKey | None = None, path: str = ""
 ) -> Resolution:
-    """The answer for an address of which nothing else is known."""
+    """Returns the answer for an unknown address."""
     side = KERNEL_SIDE if address >= FIRST_KERNEL_ADDRESS else USER_SIDE
     return Resolution(address, Frame(None, address, (), 0, side, reason), process, path)

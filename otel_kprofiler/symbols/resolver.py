@@ -1,4 +1,4 @@
-"""Resolvers of the sides of stacks: the protocol, the default, and what puts stacks together."""
+"""Resolvers of the sides of stacks: the protocol, the default, and the assembly of stacks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
 
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
-"""Limit on the raw stacks cached; the resolved ones take about three times as much again."""
+"""Limit of cached raw stacks; resolved stacks take about three times as much again."""
 
 StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
@@ -56,32 +56,32 @@ class SideResolver(Protocol[StateT]):
     """
 
     def state(self, sample: RawSample) -> StateT:
-        """The state that held for the sample's process at its time.
+        """Returns the state of the sample's process at its time.
 
         Caches keep it, so it should be small, such as a process and a number that grows with each
         change of its mappings. States are equal only if equal raw sides have equal answers.
         """
 
     def resolve(self, raw: RawSide, state: StateT) -> Side | VariableSide:
-        """Resolve a side as a whole. What is returned never changes, and is cached.
+        """Resolve a side as a whole. The result is immutable, and is cached.
 
         Args:
-            raw: the side as it was recorded.
+            raw: the recorded side.
             state: what :meth:`state` returned for the sample.
         """
 
     def advance(self, now_boot_ns: int) -> int:
-        """Apply what was learnt since the last call.
+        """Apply new information since the last call.
 
         Returns:
-            The boot time up to which everything is known. Samples wait for it, for at most half a
+            The boot time up to which information is complete. Samples wait for it at most half a
             second.
         """
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for what is still being read: no sample will follow.
+        """Wait for pending reads; no sample will follow.
 
-        Samples that are provisional then are resolved again.
+        Provisional samples are then resolved again.
         """
 
     def close(self) -> None:
@@ -89,14 +89,14 @@ class SideResolver(Protocol[StateT]):
 
 
 class Stateless:
-    """A resolver for which a raw side means the same in all processes and at all times."""
+    """A resolver whose answers do not depend on process or time."""
 
     def state(self, sample: RawSample) -> None:
-        """No state; not called for each sample."""
+        """Returns the same state for all samples; not called for each sample."""
 
 
 class RawAddresses(Stateless):
-    """Leaves the addresses of a side unresolved: the resolver of sides that have no other.
+    """Leaves the addresses of a side unresolved, for sides without another resolver.
 
     Args:
         kind: the side.
@@ -106,7 +106,7 @@ class RawAddresses(Stateless):
         self._reason = kind.usual_reason or Unresolved.NO_SYMBOL_TABLE
 
     def resolve(self, raw: RawSide, state: None) -> Side:
-        """The side with raw frames."""
+        """Returns the side with raw frames."""
         if raw.kind is USER_SIDE:
             addresses = find_user_addresses(raw.words)
         else:
@@ -114,14 +114,14 @@ class RawAddresses(Stateless):
         return Side(raw.kind, RawFrames(raw.kind, addresses, self._reason), raw.status)
 
     def advance(self, now_boot_ns: int) -> int:
-        """Nothing is learnt."""
+        """Nothing to apply: there is no state."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:
-        """Nothing is read."""
+        """Nothing to wait for."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class StackResolver:
@@ -130,7 +130,7 @@ class StackResolver:
     Belongs to one thread.
 
     Args:
-        resolvers: by side; the addresses of other sides are left unresolved. Closed with this.
+        resolvers: resolvers by side, closed with this; addresses of other sides stay unresolved.
         arrange: puts the sides of a stack in the order in which frames called each other.
     """
 
@@ -167,18 +167,18 @@ class StackResolver:
         return stack.of(sample) if isinstance(stack, _VariableStack) else stack
 
     def find(self, sample: RawSample) -> Stack | None:
-        """A sample's stack if it was resolved lately and differs between no samples; else None."""
+        """Returns a sample's stack if it is cached and the same for all samples; else None."""
         stack = self._stacks.get((sample.collected, sample.stacks, self._state(sample)))
         return stack if isinstance(stack, Stack) else None
 
     def advance(self, now_boot_ns: int) -> int:
-        """Let the resolvers learn what is new; returns the time up to which all know everything."""
+        """Advance the resolvers; returns the time up to which all are complete."""
         return min(
             [side_resolver.advance(now_boot_ns) for side_resolver in self._resolvers.values()]
         )
 
     def finish(self, timeout_s: float) -> None:
-        """Let the resolvers wait for what they still read, for at most ``timeout_s`` together."""
+        """Let the resolvers wait for pending reads, for at most ``timeout_s`` together."""
         until = time.monotonic() + timeout_s
         for resolver in self._resolvers.values():
             resolver.finish(max(0.0, until - time.monotonic()))
@@ -207,7 +207,7 @@ class StackResolver:
 def _cache_sides(
     kind: SideKind, resolver: SideResolver[Any]
 ) -> BoundedCache[_SideKey, Side | VariableSide]:
-    """The sides of one kind: many stacks that differ have one in common."""
+    """Caches the sides of a kind: many different stacks share a side."""
     resolve, new = resolver.resolve, tuple.__new__
     return BoundedCache(
         MAX_STACKS_CACHED,
@@ -238,7 +238,7 @@ class _VariableStack:
         self._stack = Stack()
 
     def of(self, sample: RawSample) -> Stack:
-        """The stack of a sample; the same object as long as no side differs."""
+        """Returns the stack of a sample; the same object as long as no side differs."""
         sides = [side if isinstance(side, Side) else side.of(sample) for side in self._sides]
         if list(map(id, sides)) != list(map(id, self._last)):
             self._last, self._stack = sides, Stack(self._arrange(sides))

@@ -1,4 +1,4 @@
-"""Resolves kernel and user addresses alike: what most tools need, made of the single resolvers."""
+"""Resolves kernel and user addresses: combines the resolvers, for most tools."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from otel_kprofiler.symbols.user.sources import SymbolSources
 
 
 class Symbolizer:
-    """Resolves addresses of the kernel by one resolver and those of processes by another.
+    """Resolves kernel addresses with one resolver, and process addresses with another.
 
-    Itself a :class:`Resolver`, and thread-safe if these are. To be closed, or used as a context
-    manager.
+    Is a :class:`Resolver`, and thread-safe if both are. Close it, or use it as a context manager.
 
     Example:
         >>> import os
@@ -32,8 +31,8 @@ class Symbolizer:
         'malloc'
 
     Args:
-        kernel: for kernel addresses.
-        user: for all others.
+        kernel: resolves kernel addresses.
+        user: resolves all others.
     """
 
     def __init__(self, *, kernel: Resolver | None = None, user: Resolver | None = None) -> None:
@@ -42,14 +41,13 @@ class Symbolizer:
 
     @classmethod
     def default(cls, symbols: SymbolSources | None = None) -> Symbolizer:
-        """One for the kernel and all processes of this host.
+        """Returns a symbolizer for the kernel and all processes of this host.
 
-        Nothing is read before it is needed. Symbols of the kernel are those of the first question
-        about it.
+        Reads on demand. Kernel symbols are those at the time of the first kernel query.
 
         Args:
-            symbols: where names of user functions come from: by default the files themselves, and
-                the debug files that are installed.
+            symbols: sources of user function names; by default the files, and installed debug
+                files.
         """
         return cls(kernel=KernelResolver(), user=ProcessesResolver(symbols=symbols))
 
@@ -76,7 +74,7 @@ class Symbolizer:
         return [answers[place] for place in range(len(addresses))]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """All places of a name: in a process, or in the kernel if none is given."""
+        """Finds all places of a name, in a process, or in the kernel if ``pid`` is None."""
         resolver = self._kernel if pid is None else self._user
         return resolver.find(name, pid) if resolver else []
 

@@ -147,7 +147,7 @@ class TableStore:
         """Load tables before samples request them, as many as fit; blocks.
 
         Args:
-            requests: for files that are not pending, the most important ones first.
+            requests: requests for files that are not pending, most important first.
             until_s: monotonic time at which loading and waiting end.
         """
         for request in requests:

@@ -28,7 +28,7 @@ MAX_NAME_BYTES: Final = 512
 MAX_NOTES_BYTES: Final = 16 * 1024 * 1024
 DEBUG_ROOT: Final = "/usr/lib/debug"
 
-# What pyelftools raises on damaged headers.
+# Exceptions of pyelftools for damaged headers.
 _DAMAGED: Final = (
     ELFError, ConstructError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
     struct.error,
@@ -115,7 +115,7 @@ def _read_sections(data: bytes | mmap.mmap, header: Any, order: str) -> tuple[Se
         return ()
     if header["e_shentsize"] != shdr.size:
         raise ValueError("its section headers do not have the size of 64-bit ones")
-    first = shdr.unpack_from(data, start)  # holds counts that overflow the ELF header
+    first = shdr.unpack_from(data, start)  # section 0 holds counts that overflow the ELF header
     count, names_index = count or first[5], first[6] if names_index == SHN_XINDEX else names_index
     if not names_index < count <= MAX_SECTIONS or start + count * shdr.size > len(data):
         raise ValueError(f"its {count} section headers do not fit, or have no names")

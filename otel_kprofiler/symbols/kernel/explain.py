@@ -1,4 +1,4 @@
-"""Explains an address: all that is known of it, and why its frame looks as it does."""
+"""Explains an address: its names, its section, and why its frame looks as it does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from otel_kprofiler.symbols.kernel.kallsyms import FreedSymbol
 
 
 class Explanation(NamedTuple):
-    """All that is known of an address, for people.
+    """Explanation of an address, for people.
 
     Attributes:
         address: the runtime address.
@@ -35,7 +35,7 @@ class Explanation(NamedTuple):
 
 
 def explain_frame(frame: Frame, hidden: HiddenCause | None, freed: Sequence[FreedSymbol]) -> str:
-    """Why a frame looks as it does, in one sentence."""
+    """Returns why a frame looks as it does, in one sentence."""
     if frame.unresolved is Unresolved.HIDDEN and hidden is not None:
         return hidden.value
     if frame.unresolved is not None:

@@ -17,7 +17,7 @@ _BEGINNING_BYTES: Final = 18
 def is_kernel_file(path: str) -> bool:
     """Returns whether a file is vmlinux or a module, also compressed, or its debug file.
 
-    True for what is not an ELF file, too: the reader of kernel files says what is wrong with it.
+    True also for files that are not ELF: the reader of kernel files reports the error.
 
     Raises:
         OSError: it cannot be opened.

@@ -1,4 +1,4 @@
-"""Why the kernel hides its symbols from this process."""
+"""Finds why the kernel hides its symbols from this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HiddenCause(enum.Enum):
 
     @property
     def fix(self) -> str:
-        """How to make the symbols visible."""
+        """Returns how to make the symbols visible."""
         return {
             HiddenCause.KPTR_RESTRICT: "sysctl kernel.kptr_restrict=1",
             HiddenCause.NO_CAP_SYSLOG: "give the process CAP_SYSLOG",
@@ -29,7 +29,7 @@ class HiddenCause(enum.Enum):
 
 
 def find_hidden_cause(files: HostFiles) -> HiddenCause:
-    """Why ``/proc/kallsyms`` shows zero addresses.
+    """Finds why ``/proc/kallsyms`` shows zero addresses.
 
     With ``kptr_restrict`` 0 the kernel shows addresses to holders of CAP_SYSLOG, and to all if
     ``perf_event_paranoid`` is 1 or less; with 1 only to holders of CAP_SYSLOG; with 2 to nobody

@@ -92,7 +92,7 @@ class _Fields(NamedTuple):
         )
 
     def without_mapping_symbols(self) -> _Fields:
-        """The symbols of code; what marks data ends the function before it."""
+        """Returns the code symbols; a data marker ends the function before it."""
         chosen, types = bytearray(b"\1" * len(self.names)), bytearray(self.types)
         for index, name in enumerate(self.names):
             if is_mapping_symbol(name):
@@ -126,7 +126,7 @@ class KallsymsParser:
         self._module = b""
         self._open: _Fields | None = None
         self._others = array("Q")
-        self._skipped = array("Q")  # ends of functions before skipped lines
+        self._skipped = array("Q")  # ends of the functions before skipped lines
 
     def feed(self, piece: bytes) -> None:
         """Parse the next bytes of the file, preferably 64 KiB."""
@@ -168,7 +168,7 @@ class KallsymsParser:
             self._has_preambles = True
             return PREAMBLE.sub(b" " + PAD_PREFIX, text)
         if self._has_preambles is None and text.count(_LOCAL) >= _MANY_FUNCTIONS:
-            self._has_preambles = False  # searching all of it takes long
+            self._has_preambles = False  # a search of the whole text takes long
         return text
 
     def _skip(self, line: bytes) -> None:

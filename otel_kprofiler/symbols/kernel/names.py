@@ -11,8 +11,8 @@ PAD_PREFIX: Final = b"__pfx_"
 """Prefix of the padding before a function (``objtool --prefix``, kernel 6.2 and later)."""
 END_OF_TEXT: Final = b"_etext"
 PREAMBLE: Final = re.compile(rb" __cfi_(?!(?:check(?:_fail)?|slowpath(?:_diag)?)\s)")
-"""Prefix, behind a space, of what precedes a function that can be called indirectly (kCFI, 6.1 and
-later), but not of the functions of kernel/cfi.c that begin in the same way."""
+"""Prefix, behind a space, of the preamble of a function that can be called indirectly (kCFI, 6.1
+and later). Functions of kernel/cfi.c have the same prefix but no preamble."""
 GENERIC_NAMES: Final = frozenset({b"init_module", b"cleanup_module"})
 """Generic entry points, the same in every module."""
 
@@ -34,7 +34,7 @@ _CLONE_SUFFIX = re.compile(
 
 
 def fold_preamble(name: bytes) -> bytes:
-    """A name as that of padding, if what it names precedes a function."""
+    """Converts the name of a preamble to that of padding; returns other names unchanged."""
     return PREAMBLE.sub(b" " + PAD_PREFIX, b" %b\n" % name)[1:-1]
 
 
@@ -70,5 +70,5 @@ def make_line(name: bytes) -> Line:
 
 
 def strip_clone_suffix(name: str) -> str:
-    """A name without the suffixes that compilers append to clones and parts of a function."""
+    """Strips the suffixes that compilers append to clones and parts of a function."""
     return (_CLONE_SUFFIX.sub("", name) or name) if "." in name else name

@@ -77,7 +77,7 @@ class Snapshot:
         generation: number of the snapshot.
         since_ns: boot time from which it holds.
         hidden: why symbols are hidden; None if they are not.
-        problems: what could not be read, one sentence each.
+        problems: unreadable files, one sentence each.
         bad_lines: skipped lines of kallsyms and the module list.
         builtin: modules built into vmlinux.
     """
@@ -252,8 +252,8 @@ class Snapshot:
     def scheduler_rvas(self) -> range:
         """RVAs in vmlinux of the functions that the kernel marks with ``__sched``.
 
-        In these threads wait; stacks of threads that do not run are without them
-        (``in_sched_functions()``, kernel/sched/core.c). Empty if the markers are not known.
+        Threads wait in these functions; the kernel omits them from stacks of blocked threads
+        (``in_sched_functions()``, kernel/sched/core.c). Empty if the markers are unknown.
         """
         core = self._by_name.get(VMLINUX)
         section = _find_section(core.table, "sched") if core and core.table else None

@@ -1,4 +1,4 @@
-"""The symbols of a kernel: the resolver of kernel frames, and look-ups by name and address."""
+"""The kernel symbolizer: resolves kernel frames, and looks up names and addresses."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class KernelSymbolizer:
 
     Args:
         snapshot: the symbols.
-        files: where ``reload`` reads them again; None if they cannot change.
+        files: files that ``reload`` reads; None if symbols cannot change.
         ksymbols: tracks BPF programs and other code outside modules; started before ``snapshot``
             was read, and closed with the symbolizer. Without it, the snapshot's symbols of such
             code hold at all times.

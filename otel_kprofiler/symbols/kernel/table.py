@@ -151,8 +151,8 @@ class SymbolTable:
 
         Args:
             address: the address.
-            section: addresses of one section ``[start, end)``. A function of it that another one
-                or an end in it follows may be of any size.
+            section: addresses of one section ``[start, end)``. A function followed by another
+                function or an end in the section may have any size.
         """
         offset = address - self.base
         offsets = self._offsets
@@ -188,7 +188,7 @@ class SymbolTable:
     def _is_followed(self, index: int, section: tuple[int, int]) -> bool:
         """Returns whether an entry and the next are in one section.
 
-        A marker of the linker's is not proof: it may be behind a hole, as it begins a page.
+        A linker marker is not proof: it starts a page, so it may follow a hole.
         """
         start, end = section
         following = index + 1

@@ -1,1 +1,1 @@
-"""Python functions and lines, from descriptions of the code objects of CPython processes."""
+"""Resolves Python functions and lines from descriptions of CPython code objects."""

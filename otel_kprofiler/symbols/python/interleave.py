@@ -1,10 +1,10 @@
-"""Puts Python frames in the place of the native frames of the interpreter that runs them.
+"""Replaces native frames of the interpreter by the Python frames that they run.
 
-Each call of C code into the interpreter is one native frame of its evaluation loop, known by its
-name, or by its address where the file's interpreter is known. It runs a chain
-of Python frames: from the leaf of the chain to the frame that C code entered. Where the chains are
-not as many as the native frames, nothing says which belong together: then the Python frames stay
-behind the native ones, towards the root.
+Each call of C code into the interpreter is one native frame of the evaluation loop, identified by
+its name, or by its address if the interpreter of the file is known. It runs a chain of Python
+frames: from the leaf of the chain to the frame that C code entered. If the numbers of chains and
+native frames differ, they cannot be matched, and the Python frames stay behind the native frames,
+towards the root.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from otel_kprofiler.model import (
 
 _EVALUATION: Final = "_PyEval_EvalFrameDefault"
 _TAIL_CALL: Final = "_TAIL_CALL_"
-"""Prefix of the functions, one for each instruction, that the loop of some builds runs in."""
+"""Prefix of the functions, one per instruction, that form the loop in some builds."""
 _UNPROVEN: Final = {"frame_pointer", "guess"}
 
 MAX_FRAMES_MARKED: Final = 16_384
 
 
 class _Chains(NamedTuple):
-    """Python frames, one chain for each time that C code entered the interpreter.
+    """Chains of Python frames, one for each entry of C code into the interpreter.
 
     Attributes:
         closed: from leaf to root; each ends with the frame that was entered.
@@ -59,8 +59,8 @@ class Interleaver:
 
     Args:
         loops: evaluation loops in files, for frames without a name.
-        on_replaced: gets the native frames that may be replaced, all with their names, so that a
-            replay knows as many.
+        on_replaced: called with the native frames that may be replaced, with names, so that a
+            replay finds the same number.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Interleaver:
         self._version = self._loops.version
 
     def __call__(self, sides: Sequence[Side]) -> tuple[Side, ...]:
-        """The sides of a stack, with Python frames in the place of evaluation loops.
+        """Arranges the sides of a stack, with Python frames in place of evaluation loops.
 
         Args:
             sides: from leaf to root, each kind once.
@@ -98,7 +98,7 @@ class Interleaver:
         return others + tuple(_merge(native, python, chains, marks))
 
     def _find_interpreter(self, frames: tuple[Frame, ...]) -> dict[int, int]:
-        """Places of evaluation loops, and of the functions that they were split into."""
+        """Finds evaluation loops, and the functions that they were split into."""
         if self._version != self._loops.version or len(self._marked) > MAX_FRAMES_MARKED:
             self._version = self._loops.version
             self._marks.clear()
@@ -141,7 +141,7 @@ def _split(python: Side) -> _Chains:
 
 
 def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool:
-    """Returns whether the first loop runs the first chain, and so on."""
+    """Returns whether loops and chains match one to one."""
     is_whole, is_python_whole = native.status == STACK_OK, python.status == STACK_OK
     if not (is_whole and is_python_whole) and any(
         frame.found_by in _UNPROVEN for frame in native.frames

@@ -1,8 +1,8 @@
-"""Source lines of CPython's instructions, from the location tables of code objects.
+"""Decodes source lines from the location tables of CPython code objects.
 
 The format is that of CPython 3.11 and later: ``Objects/locations.md`` (3.11, 3.12) and
-``InternalDocs/code_objects.md`` (3.13 and later) of its source. Tables are untrusted: damage ends
-the lines at the place where it is.
+``InternalDocs/code_objects.md`` (3.13 and later) of its source. Tables are untrusted: decoding
+stops at damage.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 NO_LINE: Final = 0
-"""The instruction has no line, or none that is known."""
+"""Line of an instruction without a known line."""
 _MAX_LINE: Final = (1 << 31) - 1
 _FIRST_ONE_LINE, _LAST_ONE_LINE, _NONE = 10, 12, 15
-"""Kinds of entries. Those from 10 to 12 are that many lines less 10 further, 13 and 14 by a number,
-and those below have no new line."""
+"""Kinds of entries: 10 to 12 advance by kind - 10 lines, 13 and 14 by a number; lower kinds keep
+the line."""
 
 
 def _kind(head: int) -> int:
-    """The kind of an entry, by its first byte, which alone has the highest bit."""
+    """Returns the kind of an entry by its first byte, which alone has the highest bit."""
     return head >> 3 & 15 if head & 0x80 else -1
 
 
-# What is true of all entries with a first byte, for bytes.translate: no loop of Python is needed.
+# Properties by first byte, for bytes.translate, which needs no Python loop.
 _BYTES: Final = range(256)
 _FOLLOWING: Final = bytes(range(0x80))
 _LENGTHS: Final = bytes([(head & 7) + 1 for head in _BYTES])
@@ -46,8 +46,8 @@ class LineTable(NamedTuple):
 
     Attributes:
         heads: the first byte of each entry.
-        ends: where the instructions of each entry end, in code units.
-        lines: of each entry; without a meaning where the line is none, or out of range.
+        ends: end of the instructions of each entry, in code units.
+        lines: line of each entry; undefined where there is no line, or it is out of range.
     """
 
     heads: bytes

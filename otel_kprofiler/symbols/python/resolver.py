@@ -1,4 +1,4 @@
-"""Resolves Python stacks to functions and lines, by the descriptions of their code objects."""
+"""Resolves Python stacks to functions and lines, from descriptions of code objects."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from otel_kprofiler.symbols.python.line_table import LineTable, parse_line_table
 from otel_kprofiler.symbols.resolver import Stateless
 
 MAX_PLACES_CACHED: Final = 16_384
-"""Instructions whose frame is kept; few of them have a frame that no other has."""
+"""Limit of instructions with a cached frame; most share their frame."""
 MAX_PLACE_BYTES_CACHED: Final = 8 * 1024 * 1024
-"""Memory of frames that are kept, as if none shared its texts."""
+"""Limit of memory of cached frames, counted as if none shared its texts."""
 _PLACE_BYTES: Final = 300
-"""Memory of a frame beside its texts."""
+"""Memory of a frame without its texts."""
 MAX_TABLES_CACHED: Final = 1_024
 MAX_TABLE_BYTES_CACHED: Final = 4 * 1024 * 1024
-"""Memory of line tables that are kept."""
+"""Limit of memory of cached line tables."""
 _TABLE_FACTOR: Final = 6
 """Memory per byte of a table and its parsed form: two bytes may become a run of eight."""
 
@@ -66,17 +66,17 @@ class PythonResolver(Stateless):
 
     @property
     def version(self) -> int:
-        """Grows whenever a further code object is described."""
+        """Returns a number that grows with each described code object."""
         return self._codes.version
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide:
-        """The frames of a Python stack; provisional while a description may still come."""
+        """Resolves a Python stack; provisional while a description may still come."""
         version = self.version
         side = self.make_side(raw)
         return _PendingSide(self, raw, version, side) if side.is_provisional else side
 
     def make_side(self, raw: RawSide) -> Side:
-        """The side as far as its code objects are described now."""
+        """Makes the side from the code objects described so far."""
         words = split_python_stack(raw.words)[2]
         try:
             frames = tuple(map(self._frames.__getitem__, words))
@@ -109,7 +109,7 @@ class PythonResolver(Stateless):
             return UNKNOWN
 
     def _find(self, word: int) -> Frame:
-        """The frame of a word, the same one for all instructions and processes that it equals."""
+        """Returns the frame of a word; equal frames are shared."""
         frame = parse_python_word(word)
         code = self._codes.get(frame.code)
         if code is None:
@@ -130,7 +130,7 @@ class _NotDescribedError(LookupError):
 
 
 class _PendingSide:
-    """A side with code objects that are not described yet; better whenever more of them are."""
+    """A side with code objects that are not described yet; improves with each description."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_version")
 
@@ -138,7 +138,7 @@ class _PendingSide:
         self._resolver, self._raw, self._version, self._side = resolver, raw, version, side
 
     def of(self, sample: RawSample) -> Side:
-        """The side as far as it is described now; the same object until more is."""
+        """Returns the side as described so far; the same object until more is described."""
         version = self._resolver.version
         if self._side.is_provisional and version != self._version:
             self._version = version

@@ -1,1 +1,1 @@
-"""Resolvers of addresses, and what combines them."""
+"""Resolvers of addresses, and their combinations."""

@@ -1,4 +1,4 @@
-"""Resolvers made of others: in a chain, with a cache, for some processes only."""
+"""Combined resolvers: a chain, a cache, a filter of processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ DEFAULT_CACHE_ENTRIES: Final = 32_768
 
 
 class ChainResolver:
-    """Asks resolvers in turn, each for the addresses that those before it have no name for.
+    """Asks resolvers in turn, each for the addresses that earlier resolvers have no name for.
 
-    Where none has a name, the answer is that of the first one that knows the most: the function's
-    bounds, else the module.
+    If none has a name, the most complete answer wins: function bounds, then module.
 
     Args:
         resolvers: closed with the chain.
@@ -42,7 +41,7 @@ class ChainResolver:
         return answers
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """The places that any resolver finds, those of the first one first."""
+        """Finds places with any resolver, in the order of resolvers."""
         matches: dict[tuple[ProcessKey | None, str, int], Resolution] = {}
         for resolver in self._resolvers:
             for answer in resolver.find(name, pid):
@@ -61,12 +60,12 @@ def _rank(answer: Resolution) -> tuple[bool, bool, bool]:
 
 
 class CachedResolver:
-    """Keeps answers.
+    """Caches answers.
 
     Args:
         resolver: closed with this one.
-        state: says of a process, or of None, what must be unchanged for answers to hold, such as
-            :meth:`Processes.state`. By default answers hold for good, as those about a file do.
+        state: returns the state of a process, or of None; answers hold while it is equal. See
+            :meth:`Processes.state`. By default answers always hold, as for files.
         entries: limit on the answers kept; the oldest are forgotten first. Each takes about 500
             bytes.
     """
@@ -85,7 +84,7 @@ class CachedResolver:
         self._known: dict[tuple[Hashable, int | None, int], Resolution] = {}
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """The kept answers, and those of the resolver for the other addresses."""
+        """Resolves addresses from the cache, and the others by the resolver."""
         state = self._state(pid) if self._state else None
         cache = self._known
         answers = [cache.get((state, pid, address)) for address in addresses]
@@ -111,11 +110,11 @@ class CachedResolver:
 
 
 class PidFilter:
-    """Answers for some processes only, and for the kernel.
+    """Resolves only some processes, and the kernel.
 
     Args:
         resolver: closed with this one.
-        pids: of the processes; may change meanwhile.
+        pids: ids of the processes; may change meanwhile.
     """
 
     def __init__(self, resolver: Resolver, pids: Container[int]) -> None:
@@ -129,7 +128,7 @@ class PidFilter:
         return [make_unknown(address, Unresolved.LEFT_OUT) for address in addresses]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds a name; nothing in processes that are left out."""
+        """Finds a name; finds nothing in processes that are left out."""
         return self._resolver.find(name, pid) if pid is None or pid in self._pids else []
 
     def close(self) -> None:

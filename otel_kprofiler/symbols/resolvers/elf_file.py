@@ -15,8 +15,8 @@ from otel_kprofiler.symbols.user.sources import SymbolSources
 class ElfResolver:
     """An executable, a library or a debug file. Thread-safe.
 
-    Addresses are those of the file itself (SVMA), as in its symbol table; not offsets in the file,
-    which :meth:`resolve_offsets` takes. For files of the kernel see :class:`ElfSymbols`.
+    Addresses are SVMAs, as in the symbol table; :meth:`resolve_offsets` takes file offsets. For
+    files of the kernel see :class:`ElfSymbols`.
 
     Args:
         file: a path, an open descriptor, which remains the caller's and is not needed afterwards,
@@ -33,7 +33,7 @@ class ElfResolver:
     ) -> None:
         self._code = _read(file, symbols or SymbolSources())
         self.path = self._code.details.path
-        """Path of the file, as it was given."""
+        """The given path of the file."""
         self.build_id = self._code.details.build_id
         """GNU build id; None if it has none."""
         self.file_id = self._code.details.file_id
@@ -60,7 +60,7 @@ class ElfResolver:
         return [*map(self._answer, self._code.find(name))]
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: the file is not kept open."""
 
     def _answer(self, frame: Frame, offset: int | None = None) -> Resolution:
         if offset is None:

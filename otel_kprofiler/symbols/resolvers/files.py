@@ -1,4 +1,4 @@
-"""The code of user files for resolvers, read once for all processes."""
+"""Reads the code of user files for resolvers, once for all processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from otel_kprofiler.symbols.user.file import FileSymbols
 from otel_kprofiler.symbols.user.resolver import make_module
 
 MAX_FRAMES_CACHED: Final = 4_096
-"""Most frames cached of each file; some 400 bytes each."""
+"""Limit of cached frames per file; about 400 bytes each."""
 _log: Final = logging.getLogger(__name__)
 
 
@@ -42,8 +42,8 @@ class CodeFile:
     """The code of one file, by address (SVMA). Thread-safe.
 
     Args:
-        details: what is known about it.
-        loads: the parts of it that are loaded.
+        details: details of the file.
+        loads: its loaded segments.
         symbols: names of its functions, or why there are none.
     """
 
