@@ -118,10 +118,11 @@ def sum_results(parts: Sequence[Part]) -> ExportResult:
     if len(results) == 1:
         return results[0]
     kinds: dict[str, KindResult] = {}
-    for name, one in chain.from_iterable(result.kinds.items() for result in results):
-        before = kinds.get(name, KindResult(0, {}))
+    for name, result_of_kind in chain.from_iterable(result.kinds.items() for result in results):
+        merged = kinds.get(name, KindResult(0, {}))
         kinds[name] = KindResult(
-            before.exported + one.exported, sum_losses([before.lost, one.lost])
+            merged.exported + result_of_kind.exported,
+            sum_losses([merged.lost, result_of_kind.lost]),
         )
     failed = next((result for result in results if result.lost), results[0])
     if all(result.outcome is ExportOutcome.FAILURE for result in results):

@@ -213,8 +213,8 @@ def _failed(error: grpc.RpcError) -> Answer:
             delay = parse_retry_delay(value)
     if code is StatusCode.RESOURCE_EXHAUSTED and _LARGE_RESPONSE in message:
         return Answer(Verdict.ACCEPTED, "OK", unreadable=message)
-    if code in _TOO_LARGE_CODES and delay is None and (found := _TOO_LARGE.search(message)):
-        limit = parse_limit(message[found.start() :])
+    if code in _TOO_LARGE_CODES and delay is None and (match := _TOO_LARGE.search(message)):
+        limit = parse_limit(message[match.start() :])
         return Answer(Verdict.TOO_LARGE, code.name, message, max_bytes=limit)
     if code in RETRYABLE or (code is StatusCode.RESOURCE_EXHAUSTED and delay is not None):
         return Answer(Verdict.RETRY, code.name, message, delay_s=delay)

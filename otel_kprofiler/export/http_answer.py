@@ -108,9 +108,9 @@ def _delivered(name: str, headers: Mapping[str, str], body: Body, form: Form) ->
         return Answer(Verdict.ACCEPTED, name, unreadable=body.problem)
     kind = _content_type(headers)
     forms = [_FORMS[kind]] if kind in _FORMS else [form, *(set(Form) - {form})]
-    for one in forms:
+    for tried in forms:
         try:
-            partial = _PARSERS[one](body.content)
+            partial = _PARSERS[tried](body.content)
         except ValueError:
             continue
         return Answer(Verdict.ACCEPTED, name, partial.message, partial.rejected)

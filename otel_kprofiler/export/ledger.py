@@ -18,8 +18,8 @@ LossesByKind = Mapping[str, Losses]
 def sum_kinds(losses: Iterable[LossesByKind]) -> dict[str, dict[LossCause, int]]:
     """The losses of several batches."""
     total: defaultdict[str, list[Losses]] = defaultdict(list)
-    for one in losses:
-        for kind, of_kind in one.items():
+    for lost in losses:
+        for kind, of_kind in lost.items():
             total[kind].append(of_kind)
     return {kind: sum_losses(of_kind) for kind, of_kind in total.items()}
 
@@ -120,25 +120,25 @@ class Ledgers:
         """A snapshot of the counts; the arguments describe what is queued."""
         kinds = {
             kind: QueueCounts(
-                accepted=one.accepted,
-                exported=one.exported,
-                lost=dict(+one.lost),
+                accepted=kind_counts.accepted,
+                exported=kind_counts.exported,
+                lost=dict(+kind_counts.lost),
                 queued=queued.get(kind, 0),
-                carried=one.carried,
-                carried_lost=dict(+one.carried_lost),
+                carried=kind_counts.carried,
+                carried_lost=dict(+kind_counts.carried_lost),
             )
-            for kind, one in self._kinds.items()
+            for kind, kind_counts in self._kinds.items()
         }
         of_kind = kinds.values()
         return QueueCounts(
-            accepted=sum(one.accepted for one in of_kind),
-            exported=sum(one.exported for one in of_kind),
-            lost=sum_losses(one.lost for one in of_kind),
-            queued=sum(one.queued for one in of_kind),
+            accepted=sum(queue.accepted for queue in of_kind),
+            exported=sum(queue.exported for queue in of_kind),
+            lost=sum_losses(queue.lost for queue in of_kind),
+            queued=sum(queue.queued for queue in of_kind),
             batches=batches,
             queued_bytes=queued_bytes,
-            carried=sum(one.carried for one in of_kind),
-            carried_lost=sum_losses(one.carried_lost for one in of_kind),
+            carried=sum(queue.carried for queue in of_kind),
+            carried_lost=sum_losses(queue.carried_lost for queue in of_kind),
             kinds=kinds,
             earlier=self._earlier,
         )

@@ -48,9 +48,9 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:
 
     def choice(option: str, allowed: tuple[Value, ...], default: Value) -> Value:
         name, value = text(option)
-        for one in allowed:
-            if value.lower() == one:
-                return one
+        for choice in allowed:
+            if value.lower() == choice:
+                return choice
         if value:
             refuse(name, f"is {value!r}, must be one of {', '.join(allowed)}")
         return default

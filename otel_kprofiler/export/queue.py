@@ -149,7 +149,7 @@ class ExportQueue:
         """A consistent snapshot of all totals."""
         with self._changed:
             held = [*self._waiting, *([self._in_flight] if self._in_flight else [])]
-            size = sum(one.size for one in held)
+            size = sum(batch.size for batch in held)
             return self._ledgers.counts(_sum_samples(held), len(held), size)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
@@ -285,13 +285,13 @@ class ExportQueue:
 
     def _note_storage(self, error: str, consequence: str = "") -> None:
         """Log once that the spool cannot be written, and once that it can be again."""
-        before, self._storage_error = self._storage_error, error
-        if error and error != before:
+        last_error, self._storage_error = self._storage_error, error
+        if error and error != last_error:
             _log.warning(
                 "%s: the spool cannot be written: %s; %s (logged once)",
                 self.exporter.name, error, consequence,
             )  # fmt: skip
-        elif before and not error:
+        elif last_error and not error:
             _log.info("%s: the spool can be written again", self.exporter.name)
 
     def _free_disk_space(self, more: int) -> None:
@@ -348,7 +348,7 @@ class ExportQueue:
         try:
             stored = [held.stored for held in settled if held.stored]
             if self._spool and stored:
-                samples = sum((one.samples for one in stored), SampleCounts())
+                samples = sum((batch.samples for batch in stored), SampleCounts())
                 samples -= left or SampleCounts()
                 lost = sum_kinds(chain.from_iterable(held.lost for held in settled))
                 self._spool.settle(stored[-1].number, samples, lost)
@@ -427,7 +427,9 @@ class ExportQueue:
                 self._lose(held._replace(samples=batch.sample_counts), LossCause.SPOOL_FULL)
             else:
                 self._ledgers.conclude(result, carried=held.carried)
-                held.lost.append({kind: one.lost for kind, one in result.kinds.items()})
+                held.lost.append(
+                    {kind: kind_result.lost for kind, kind_result in result.kinds.items()}
+                )
                 self._dropping.clear()
                 if self._on_lost and not held.stored and is_wholly_lost(result):
                     self._on_lost(batch, next(iter(result.lost)))
@@ -444,4 +446,4 @@ class ExportQueue:
 
 
 def _sum_samples(held: Iterable[_Held]) -> SampleCounts:
-    return sum((one.samples for one in held), SampleCounts())
+    return sum((batch.samples for batch in held), SampleCounts())

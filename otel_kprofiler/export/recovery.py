@@ -151,15 +151,15 @@ class Recovery:
 
     def _end_aside(self, opening: Record) -> None:
         """Note what was appended through segments put aside, by the mark that opens the next."""
-        before, self._aside_from = self._aside_from, None
-        if before is not None and opening.kind == Kind.MARK and opening.offset == len(MAGIC):
-            self._aside.append((before, unpack_totals(opening.body).appended))
+        aside_from, self._aside_from = self._aside_from, None
+        if aside_from is not None and opening.kind == Kind.MARK and opening.offset == len(MAGIC):
+            self._aside.append((aside_from, unpack_totals(opening.body).appended))
 
     def _count_aside(self) -> SampleCounts:
         """Samples of segments put aside that were not done; samples are done in their order."""
         aside = SampleCounts()
-        for before, through in self._aside:
-            aside += through - (before | self.totals.done)
+        for aside_from, through in self._aside:
+            aside += through - (aside_from | self.totals.done)
         return aside
 
     def _read_segment(self, name: str, segment: int) -> list[Stored]:
@@ -205,11 +205,11 @@ class Recovery:
                 raise ValueError(f"unknown kind {record.kind}")
             self.totals.include(unpack_totals(record.body))
             return None
-        number, before, put_unix_ns, batch, rest = unpack_batch(record.body)
+        number, earlier, put_unix_ns, batch, rest = unpack_batch(record.body)
         samples = batch.sample_counts
-        self.totals.include(Totals(appended=before + samples, end_unix_ns=batch.end_unix_ns))
+        self.totals.include(Totals(appended=earlier + samples, end_unix_ns=batch.end_unix_ns))
         if number > self.last:
-            self._rest, self._appended = rest, before + samples
+            self._rest, self._appended = rest, earlier + samples
         self.last = max(self.last, number)
         put_s = put_unix_ns / 1e9
         age_s = max(0.0, self._wall_s - put_s) if put_s > _EARLIEST_S else 0.0

@@ -163,8 +163,8 @@ def parse_record(data: bytes, offset: int = 0) -> Record | None:
 def find_other_version(data: bytes) -> str:
     """The magic number of a segment written by another version, else an empty string."""
     magic = data[: len(MAGIC)]
-    known = len(magic) < len(MAGIC) or magic == MAGIC or magic[:-1] != MAGIC[:-1]
-    return "" if known else magic.decode("ascii", "backslashreplace")
+    is_supported = len(magic) < len(MAGIC) or magic == MAGIC or magic[:-1] != MAGIC[:-1]
+    return "" if is_supported else magic.decode("ascii", "backslashreplace")
 
 
 def find_records(data: bytes, segment: int) -> Iterator[Record]:
@@ -247,9 +247,9 @@ def unpack_batch(body: bytes) -> StoredBatch:
         start_unix_ns=_read_count(head.get("start_unix_ns")),
         end_unix_ns=_read_count(head.get("end_unix_ns")),
     )
-    before = _read_counts(head.get("before"))
+    earlier = _read_counts(head.get("before"))
     rest = _read_counts(head.get("rest", {}))
-    return StoredBatch(number, before, _read_count(head.get("put_unix_ns")), batch, rest)
+    return StoredBatch(number, earlier, _read_count(head.get("put_unix_ns")), batch, rest)
 
 
 def unpack_totals(body: bytes) -> Totals:

@@ -134,9 +134,9 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 continue
             answer, cause = self._send(part)
             if cause is LossCause.TOO_LARGE:
-                known = answer.max_bytes if answer.max_bytes < size else 0
-                refused = min(refused, known + 1 if known else size)
-                aim, message = known or max(size // 2, 1), f"{answer.status}: {answer.message}"
+                limit = answer.max_bytes if answer.max_bytes < size else 0
+                refused = min(refused, limit + 1 if limit else size)
+                aim, message = limit or max(size // 2, 1), f"{answer.status}: {answer.message}"
                 self._learn(size, aim, message)
                 pending.appendleft(part)
                 continue
@@ -148,8 +148,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 failing += pending
                 pending.clear()
             parts += [
-                Part(one, ExportResult.failure(one, cause, answer.message, answer.status))
-                for one in failing
+                Part(batch, ExportResult.failure(batch, cause, answer.message, answer.status))
+                for batch in failing
             ]
         return parts
 
@@ -171,10 +171,10 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     def _learn(self, size: int, aim: int, why: str) -> None:
         """Make later batches as small as the receiver wants them."""
-        before = self.max_bytes
-        least = MIN_LEARNED_BYTES if before is None else min(before, MIN_LEARNED_BYTES)
+        old_limit = self.max_bytes
+        least = MIN_LEARNED_BYTES if old_limit is None else min(old_limit, MIN_LEARNED_BYTES)
         learned = max(aim, least)
-        if before is None or learned < before:
+        if old_limit is None or learned < old_limit:
             self.max_bytes = learned
             _log.warning(
                 "%s: %s: takes no request of %d bytes (%s): it is divided, and later ones have at"

@@ -152,16 +152,16 @@ class Spool:
             self._make_ready()
             number = self._last + 1
             samples = batch.sample_counts
-            before = self._totals.appended - samples if is_part else self._totals.appended
+            earlier = self._totals.appended - samples if is_part else self._totals.appended
             body = pack_batch(
-                StoredBatch(number, before, time.time_ns(), batch, rest or SampleCounts())
+                StoredBatch(number, earlier, time.time_ns(), batch, rest or SampleCounts())
             )
             full = self._sizes.get(self._segment, 0) + len(body) > self._segment_bytes
             if self._fd < 0 or (full and self._last >= self._segment):
                 self._begin_segment()
             offset = self._write(Kind.BATCH, body)
             self._last = number
-            self._totals.appended = before + samples
+            self._totals.appended = earlier + samples
             self._totals.end_unix_ns = max(self._totals.end_unix_ns, batch.end_unix_ns)
             size = HEADER_BYTES + len(body)
             since = self._now()
@@ -277,7 +277,7 @@ class Spool:
         try:
             guard = _lock(directory)
             try:
-                found = Recovery(directory, self._now())
+                recovery = Recovery(directory, self._now())
             except BaseException:
                 os.close(guard)
                 raise
@@ -285,11 +285,11 @@ class Spool:
             directory.close()
             raise
         self._directory, self._guard = directory, guard
-        self._totals, self._sizes, self._last = found.totals, found.sizes, found.last
-        self.waiting.extend(found.waiting)
-        self.damaged = found.damaged
-        self.earlier, self.earlier_lost = found.earlier, found.earlier_lost
-        self.unknown_since_unix_ns = found.unknown_since_unix_ns
+        self._totals, self._sizes, self._last = recovery.totals, recovery.sizes, recovery.last
+        self.waiting.extend(recovery.waiting)
+        self.damaged = recovery.damaged
+        self.earlier, self.earlier_lost = recovery.earlier, recovery.earlier_lost
+        self.unknown_since_unix_ns = recovery.unknown_since_unix_ns
 
     def _release(self) -> None:
         self._end_segment()

@@ -73,8 +73,8 @@ def _exporters(configuration: Any) -> Iterator[Any]:
         parts += configuration.meter_provider.readers
     for part in parts:
         for kind in ("batch", "simple", "periodic"):
-            if (found := getattr(part, kind, None)) is not None:
-                yield found.exporter
+            if (configured := getattr(part, kind, None)) is not None:
+                yield configured.exporter
 
 
 def _settings(exporter: Any, protocol: Protocol) -> ClientSettings:

@@ -149,15 +149,15 @@ def find_exporters(
     names = [name.strip() for name in (environ.get(OTEL_PROFILES_EXPORTER) or "otlp").split(",")]
     if names == ["none"]:
         return []
-    found, mistakes = [], []
+    exporters, mistakes = [], []
     for name in filter(None, names):
         try:
-            found.append(_find_by_name(name, environ, otlp))
+            exporters.append(_find_by_name(name, environ, otlp))
         except ConfigError as error:
             mistakes.append(error)
     if mistakes:
         raise ConfigError.merge(mistakes)
-    return found
+    return exporters
 
 
 def _find_by_name(
@@ -173,16 +173,16 @@ def _find_by_name(
 
 
 def _find_exporter(name: str) -> ExporterFactory:
-    found = tuple(entry_points(group=GROUP, name=name))
-    if not found:
-        known = sorted({point.name for point in entry_points(group=GROUP)})
+    matching = tuple(entry_points(group=GROUP, name=name))
+    if not matching:
+        installed = sorted({point.name for point in entry_points(group=GROUP)})
         raise ConfigError(
             [ConfigProblem("environment", 0, 0, OTEL_PROFILES_EXPORTER, f"no exporter {name!r}")],
-            hint=f"use none, otlp, {', '.join(known)}, or install the exporter's package",
+            hint=f"use none, otlp, {', '.join(installed)}, or install the exporter's package",
         )
 
     def open_exporter() -> ProfileExporter:
-        exporter = found[0].load()()
+        exporter = matching[0].load()()
         if not isinstance(exporter, ProfileExporter):
             message = f"{name} returns a {type(exporter).__name__}, not a ProfileExporter"
             raise ConfigError([ConfigProblem("environment", 0, 0, OTEL_PROFILES_EXPORTER, message)])

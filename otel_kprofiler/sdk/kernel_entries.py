@@ -20,14 +20,16 @@ def name_entries(window: Window) -> Window:
     As ``report --by syscall`` derives it from the names of functions, so that a receiver need not.
     Samples of user mode, and of kernel functions without names, have none.
     """
-    known: dict[int, LabelSet] = {}  # by the identity of stacks, which the window keeps alive
+    labels_of_stacks: dict[
+        int, LabelSet
+    ] = {}  # by the identity of stacks, which the window keeps alive
 
     def describe(sample: WindowSample) -> WindowSample:
-        found = known.get(id(sample.stack))
-        if found is None:
+        labels = labels_of_stacks.get(id(sample.stack))
+        if labels is None:
             entry = find_entry(sample.stack)
-            found = () if entry in {USER_MODE, UNKNOWN_ENTRY} else ((KERNEL_ENTRY, entry),)
-            known[id(sample.stack)] = found
-        return sample._replace(labels=(*sample.labels, *found)) if found else sample
+            labels = () if entry in {USER_MODE, UNKNOWN_ENTRY} else ((KERNEL_ENTRY, entry),)
+            labels_of_stacks[id(sample.stack)] = labels
+        return sample._replace(labels=(*sample.labels, *labels)) if labels else sample
 
     return window.change_samples(describe, Pacer())

@@ -347,8 +347,8 @@ class KernelProfiler(ForkAware):
         renew_thread_id()
         warn_without_threads()
         inherited = self._provider  # in a forked child, the parent's
-        own = ProfilerProvider() if self._exporters and inherited is None else self._given_provider
-        provider = self._provider = inherited or own or get_profiler_provider()
+        new = ProfilerProvider() if self._exporters and inherited is None else self._given_provider
+        provider = self._provider = inherited or new or get_profiler_provider()
         self._resource = provider.resource
         self._publish(sampling=True)
         try:
@@ -421,9 +421,9 @@ class KernelProfiler(ForkAware):
     def _change_pauses(self, by: int) -> None:
         forks.catch_up()
         with self._lock:
-            before, self._pauses = self._pauses, self._pauses + by
+            old_pauses, self._pauses = self._pauses, self._pauses + by
             session = self._session
-            if session is not None and not (before and self._pauses):
+            if session is not None and not (old_pauses and self._pauses):
                 (session.pause if self._pauses else session.resume)()
 
     def after_fork_in_child(self) -> None:

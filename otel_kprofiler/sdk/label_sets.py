@@ -112,8 +112,8 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
     outside = dict(process_labels.find(number)) if isinstance(number, int) else {}
     kept = {name: value for name, value in outside.items() if name not in inside}
     room = MAX_LABELS - len(inside)
-    found = sorted([*list(kept.items())[:room], *inside.items()])
-    number = process_labels.number(tuple(found))
+    merged = sorted([*list(kept.items())[:room], *inside.items()])
+    number = process_labels.number(tuple(merged))
     token = otel_context.attach(otel_context.set_value(KEY, number))
     try:
         yield
@@ -121,11 +121,11 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
         otel_context.detach(token)
 
 
-def _check(found: Mapping[Any, object]) -> dict[str, str]:
-    if len(found) > MAX_LABELS:
-        raise ValueError(f"{len(found)} labels are more than {MAX_LABELS}")
+def _check(pairs: Mapping[Any, object]) -> dict[str, str]:
+    if len(pairs) > MAX_LABELS:
+        raise ValueError(f"{len(pairs)} labels are more than {MAX_LABELS}")
     checked = {}
-    for name, value in found.items():
+    for name, value in pairs.items():
         check_name(name)
         checked[name] = str(value)[:MAX_LABEL_VALUE_CHARS]
     return checked
@@ -156,10 +156,10 @@ class LabelCounts:
 
     def find(self, number: int) -> LabelSet:
         """The labels of a sample with this number."""
-        found = self._sets.find(number)
-        if not found:
+        label_set = self._sets.find(number)
+        if not label_set:
             self._forgotten += 1
-        return found
+        return label_set
 
     def limit(self, window: Window) -> Window:
         """The window with not too many distinct sets."""
@@ -173,11 +173,12 @@ class LabelCounts:
             return window
         by_weight = sorted(weights, key=weights.__getitem__, reverse=True)
         dropped = set(by_weight[self._max_sets :])
-        count = sum(weights[one] for one in dropped)
+        count = sum(weights[label_set] for label_set in dropped)
         self._too_many += count
         self._labelled -= count
         return window.change_samples(
-            lambda one: one._replace(labels=()) if one.labels in dropped else one, Pacer()
+            lambda sample: sample._replace(labels=()) if sample.labels in dropped else sample,
+            Pacer(),
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -218,15 +218,15 @@ class SpanLinks(ForkAware):
             if slot is None:
                 slot = publish_first(context, entered) if context else None
                 return None if slot is None else (slot, None, None, None)
-            before = slot, slot.owner, slot.span_context, slot.variables
+            saved = slot, slot.owner, slot.span_context, slot.variables
             if context:
                 publish(context, entered)
             else:
                 slot.span_context = None
-            return before
+            return saved
 
-        def leave(before: _Before) -> None:
-            slot, owner, span_context, variables = before
+        def leave(saved: _Before) -> None:
+            slot, owner, span_context, variables = saved
             slot.span_context = None
             slot.owner = owner
             slot.variables = variables
@@ -329,13 +329,13 @@ class SpanLinks(ForkAware):
         self.failures += 1
 
     def _replace(self, owner: Any, name: str, hook: Any) -> None:
-        own = getattr(owner, name)
+        original = getattr(owner, name)
         setattr(owner, name, hook)
 
         def undo() -> None:
             # Otherwise another hook was installed later and calls ours, which does no harm.
             if getattr(owner, name) is hook:
-                setattr(owner, name, own)
+                setattr(owner, name, original)
 
         self._undo.append(undo)
 
@@ -361,14 +361,14 @@ def _make_step(run: Callable[[Any], None], enter: _Enter, leave: _Leave) -> Call
     """A replacement for ``asyncio.Handle._run``, one step of a task or one callback."""
 
     def _run(self: Any) -> None:
-        before = enter(self._context)
-        if before is None:
+        saved = enter(self._context)
+        if saved is None:
             run(self)
             return
         try:
             run(self)
         finally:
-            leave(before)
+            leave(saved)
 
     return _run
 
@@ -385,11 +385,11 @@ def _make_work(run: Callable[..., None], enter: _Enter, leave: _Leave) -> Callab
         if isinstance(function, functools.partial):
             function = function.func
         context = getattr(function, "__self__", None)
-        before = enter(context) if isinstance(context, contextvars.Context) else None
+        saved = enter(context) if isinstance(context, contextvars.Context) else None
         try:
             run(self, *arguments)
         finally:
-            if before is not None:
-                leave(before)
+            if saved is not None:
+                leave(saved)
 
     return work

@@ -127,12 +127,12 @@ class LocalRoots(ForkAware):
                     root.labels = self._read_baggage(parent_context)
                 active[context[_SPAN_ID]] = root
             else:
-                known = active.get(parent[_SPAN_ID])
-                if known is None or known.context[_TRACE_ID] != parent[_TRACE_ID]:
-                    known = self._find_root_of(parent, parent_context)
-                    if known is None:
+                active_root = active.get(parent[_SPAN_ID])
+                if active_root is None or active_root.context[_TRACE_ID] != parent[_TRACE_ID]:
+                    active_root = self._find_root_of(parent, parent_context)
+                    if active_root is None:
                         return
-                active[context[_SPAN_ID]] = known
+                active[context[_SPAN_ID]] = active_root
             if len(active) > self._limit:
                 self._forget_oldest(active)
         except Exception:  # noqa: BLE001 - counted; the service continues
@@ -184,11 +184,11 @@ class LocalRoots(ForkAware):
                 self.forgotten += 1
 
     def _read_baggage(self, context: Context | None) -> LabelSet:
-        found = [(key, baggage.get_baggage(key, context)) for key in self.baggage_keys]
+        entries = [(key, baggage.get_baggage(key, context)) for key in self.baggage_keys]
         return tuple(
             sorted(
                 (key, str(value)[:MAX_LABEL_VALUE_CHARS])
-                for key, value in found
+                for key, value in entries
                 if value is not None
             )
         )
@@ -296,7 +296,7 @@ class RootNames:
             return window
         named = self._choose(counts)
         labels = self._find_labels(counts)
-        window = window.change_samples(lambda one: _describe(one, named, labels), Pacer())
+        window = window.change_samples(lambda sample: _describe(sample, named, labels), Pacer())
         self._forget()
         return window
 
@@ -321,7 +321,7 @@ class RootNames:
             return
         several = getattr(provider, "_active_span_processor", None)
         processors = getattr(several, "_span_processors", ())
-        if not any(isinstance(one, LocalRootSpanProcessor) for one in processors):
+        if not any(isinstance(processor, LocalRootSpanProcessor) for processor in processors):
             provider.add_span_processor(LocalRootSpanProcessor())
 
     def _choose(self, counts: Counter[SpanLink]) -> dict[SpanLink, SpanLink]:
@@ -377,5 +377,5 @@ def _describe(
     more = labels.get(link)
     if not more:
         return sample._replace(link=named[link])
-    found = tuple(sorted({**dict(more), **dict(sample.labels)}.items()))
-    return sample._replace(link=named[link], labels=found)
+    merged = tuple(sorted({**dict(more), **dict(sample.labels)}.items()))
+    return sample._replace(link=named[link], labels=merged)

@@ -110,9 +110,9 @@ def read_other_threads() -> list[OtherThread]:
     layout = _find_layout()
     if layout is None:
         return []
-    own = layout.from_address(get_thread_state())
+    current = layout.from_address(get_thread_state())
     with _without_collector():
-        return [*_read_along(own, "prev"), *_read_along(own, "next")]
+        return [*_read_along(current, "prev"), *_read_along(current, "next")]
 
 
 @contextlib.contextmanager
@@ -127,22 +127,22 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _read_along(own: ctypes.Structure, direction: str) -> list[OtherThread]:
-    found: list[OtherThread] = []
+def _read_along(current: ctypes.Structure, direction: str) -> list[OtherThread]:
+    threads: list[OtherThread] = []
     path = ""
     while True:
         path += f"{direction}.contents"
         try:
-            operator.attrgetter(f"{path}.ident")(own)
+            operator.attrgetter(f"{path}.ident")(current)
         except ValueError:  # a null pointer: the last one
-            return found
+            return threads
         parts = (f"{path}.ident", f"{path}.tid", path, f"{path}.context")
         try:
-            ident, tid, state, context = operator.attrgetter(*parts)(own)
+            ident, tid, state, context = operator.attrgetter(*parts)(current)
         except ValueError:
             pass  # no context, or the thread has just ended
         else:
-            found.append(OtherThread(ident, tid, ctypes.addressof(state), context))
+            threads.append(OtherThread(ident, tid, ctypes.addressof(state), context))
         path += "."
 
 

@@ -155,5 +155,5 @@ def set_service(resources: ProcessResources, plan: Plan, service: Resource, acce
             key: value for key, value in attributes.items() if not key.startswith(_OF_ONE_PROCESS)
         }
     resources.rebase(base, plan.service_sources)
-    own = {**resources.describe(os.getpid()), **attributes}
-    resources.fix(os.getpid(), model.Resource(own, service.schema_url or SCHEMA_URL))
+    merged = {**resources.describe(os.getpid()), **attributes}
+    resources.fix(os.getpid(), model.Resource(merged, service.schema_url or SCHEMA_URL))

@@ -136,8 +136,8 @@ class SimpleProfileProcessor(ProfileProcessor):
     def _sum(self) -> ExporterAccount:
         name = self._exporter.name
         kinds = {
-            kind: ExporterAccount(name, one.exported, one.lost)
-            for kind, one in self._ledgers.counts().kinds.items()
+            kind: ExporterAccount(name, kind_counts.exported, kind_counts.lost)
+            for kind, kind_counts in self._ledgers.counts().kinds.items()
         }
         return ExporterAccount.of_kinds(name, kinds)
 
@@ -232,7 +232,9 @@ class ProfilerProvider(ForkAware):
     def detach(self, source: Source) -> None:
         """Remove a profiler that has stopped."""
         with self._lock:
-            self._sources = tuple(one for one in self._sources if one is not source)
+            self._sources = tuple(
+                registered for registered in self._sources if registered is not source
+            )
 
     @property
     def handed_over(self) -> SampleCounts:
@@ -255,7 +257,7 @@ class ProfilerProvider(ForkAware):
         forks.catch_up()
         deadline = time.monotonic() + timeout_millis / 1000
         flushed = [source.flush_window(_millis_to(deadline)) for source in self._sources]
-        flushed += [one.force_flush(_millis_to(deadline)) for one in self._processors]
+        flushed += [processor.force_flush(_millis_to(deadline)) for processor in self._processors]
         return all(flushed)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:

@@ -18,7 +18,7 @@ def find_resource() -> Resource | None:
         # The SDK's MeterProvider has no public attribute for it.
         getattr(getattr(metrics.get_meter_provider(), "_sdk_config", None), "resource", None),
     )
-    return next((one for one in candidates if isinstance(one, Resource)), None)
+    return next((candidate for candidate in candidates if isinstance(candidate, Resource)), None)
 
 
 class ServiceResource:
@@ -40,22 +40,22 @@ class ServiceResource:
 
     def get(self) -> Resource:
         """The current Resource; the same object until it changes."""
-        found = find_resource()
+        resource = find_resource()
         if self._given is None:
-            if found is None:
-                found = self._created = self._created or Resource.create()
-            return found
-        if self._forked and found is not None:
-            own = found.attributes.get(SERVICE_INSTANCE_ID)
+            if resource is None:
+                resource = self._created = self._created or Resource.create()
+            return resource
+        if self._forked and resource is not None:
+            instance_id = resource.attributes.get(SERVICE_INSTANCE_ID)
             shared = self._given.attributes.get(SERVICE_INSTANCE_ID) == self._parents_id
-            if shared and own is not None and own != self._parents_id:
-                self._given = self._given.merge(Resource({SERVICE_INSTANCE_ID: own}))
+            if shared and instance_id is not None and instance_id != self._parents_id:
+                self._given = self._given.merge(Resource({SERVICE_INSTANCE_ID: instance_id}))
         return self._given
 
     def before_fork(self) -> None:
         """Note the instance id of the parent's other signals."""
-        found = find_resource()
-        self._parents_id = found and found.attributes.get(SERVICE_INSTANCE_ID)
+        resource = find_resource()
+        self._parents_id = resource and resource.attributes.get(SERVICE_INSTANCE_ID)
 
     def after_fork_in_child(self) -> None:
         """Discard what was looked up in the parent."""

@@ -88,8 +88,8 @@ def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
         return Settings.model_validate(dict(options))
     except ValidationError as error:
         problems = [
-            ConfigProblem(source, 0, 0, ".".join(map(str, one["loc"])), one["msg"])
-            for one in error.errors()
+            ConfigProblem(source, 0, 0, ".".join(map(str, detail["loc"])), detail["msg"])
+            for detail in error.errors()
         ]
         raise ConfigError(problems, hint="docs/embedding.md lists the settings") from error
 
@@ -119,8 +119,8 @@ def find_unknown(environ: Mapping[str, str]) -> list[ConfigProblem]:
     """Unknown variables with the prefix ``OTEL_KPROFILER_``."""
     problems = []
     for key in read_variables(environ).keys() - Settings.model_fields.keys():
-        known = [name for name in Settings.model_fields if name not in Settings.unsupported]
-        near = difflib.get_close_matches(key, known, 1)
+        supported = [name for name in Settings.model_fields if name not in Settings.unsupported]
+        near = difflib.get_close_matches(key, supported, 1)
         reason = f"unknown; did you mean {PREFIX}{near[0].upper()}?" if near else "unknown"
         reason = Settings.unsupported.get(key, reason)
         problems.append(ConfigProblem("environment", 0, 0, PREFIX + key.upper(), reason))

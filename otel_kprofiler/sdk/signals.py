@@ -24,8 +24,10 @@ class _Handler:
     Exports in a thread, because the main thread, where handlers run, may hold any lock.
     """
 
-    def __init__(self, before: Any, flush: Callable[[], object], end: Callable[[], object]) -> None:
-        self._before = before
+    def __init__(
+        self, earlier: Any, flush: Callable[[], object], end: Callable[[], object]
+    ) -> None:
+        self._before = earlier
         self._flush = flush
         self._end = end
         self._exiting = 0  # the process whose exit hook exports: children inherit this object
@@ -84,13 +86,13 @@ def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object
         ValueError: this is not the main thread of the main interpreter.
     """
     global _installed  # noqa: PLW0603 - one per process
-    before = signal.getsignal(signal.SIGTERM)
-    if isinstance(before, _Handler) or before is signal.SIG_IGN:
+    earlier = signal.getsignal(signal.SIGTERM)
+    if isinstance(earlier, _Handler) or earlier is signal.SIG_IGN:
         return
-    if before is None:
+    if earlier is None:
         _log.warning("no export on SIGTERM: its handler was not installed from Python")
         return
-    handler = _Handler(before, flush, end)
+    handler = _Handler(earlier, flush, end)
     signal.signal(signal.SIGTERM, handler)
     _installed = handler
 

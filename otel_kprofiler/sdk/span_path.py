@@ -126,13 +126,13 @@ def find_other_classes() -> frozenset[str]:
 
     Takes microseconds; classes that are imported later appear in later calls.
     """
-    found, waiting = set(), [Span]
+    names, waiting = set(), [Span]
     while waiting:
         for kind in waiting.pop().__subclasses__():
             waiting.append(kind)
             if kind not in _FOLLOWED and not inspect.isabstract(kind):
-                found.add(f"{kind.__module__}.{kind.__qualname__}")
-    return frozenset(found)
+                names.add(f"{kind.__module__}.{kind.__qualname__}")
+    return frozenset(names)
 
 
 def _find_oldest(read: Read) -> int:
@@ -205,7 +205,7 @@ def _prove(reader: SpanReader, variable: ContextVar[Context]) -> None:
         span: Any = variable.get().get(_SPAN_KEY)
         context = None if span is None else span.get_span_context()
         expected = [
-            0 if one is None else id(one) for one in (context, variable.get().get(LABELS_KEY))
+            0 if value is None else id(value) for value in (context, variable.get().get(LABELS_KEY))
         ]
         return [reader.find_span_context(tid), reader.find_labels(tid)] != expected
 

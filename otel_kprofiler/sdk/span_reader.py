@@ -154,8 +154,8 @@ class SpanReader:
             if index == -1:
                 return 0
             if 0 <= index < entries:
-                found, value = self._unpack(_PAIR, first + step * index + step - 16)
-                if found == key:
+                candidate, value = self._unpack(_PAIR, first + step * index + step - 16)
+                if candidate == key:
                     return value
             hash_ >>= 5
             place = (place * 5 + hash_ + 1) & mask
@@ -164,8 +164,8 @@ class SpanReader:
     def find_context_of(self, span: int) -> int:
         """The span context of a span."""
         path, type_ = self._path, self._word(span + _TYPE_AT)
-        for known in path.classes:
-            if known.type == type_:
+        for span_class in path.classes:
+            if span_class.type == type_:
                 break
         else:
             return 0
@@ -176,9 +176,9 @@ class SpanReader:
                 return 0
             if not values:
                 return self.find_in_dict(keys, path.attribute, path.attribute_hash)
-            if keys != known.keys:
+            if keys != span_class.keys:
                 return 0
-        return self._word(values + head + 8 * known.place)
+        return self._word(values + head + 8 * span_class.place)
 
     def _find_otel_context(self, tid: int) -> int:
         """The table of OpenTelemetry's context that is current in a thread."""

@@ -77,8 +77,8 @@ def find_context_offset() -> int | None:
         return {index for index, word in enumerate(state) if word == id(context)}
 
     entered = [contextvars.copy_context() for _ in range(2)]
-    found = [context.run(holding, context) for context in entered]
-    places = found[0] & found[1]
+    places_in_contexts = [context.run(holding, context) for context in entered]
+    places = places_in_contexts[0] & places_in_contexts[1]
     return 8 * places.pop() if len(places) == 1 else None
 
 
@@ -93,9 +93,9 @@ def find_variables_offset() -> int | None:
     """Offset of the mapping of variables in a context: what changes when a variable is set."""
     context = contextvars.Context()
     words = (ctypes.c_uint64 * (context.__sizeof__() // 8)).from_address(id(context))
-    before = list(words)
+    old_words = list(words)
     context.run(_probe.set, None)
-    changed = [at for at, word in enumerate(words) if word != before[at]]
+    changed = [at for at, word in enumerate(words) if word != old_words[at]]
     return 8 * changed[0] if len(changed) == 1 and words[changed[0]] else None
 
 
@@ -156,8 +156,8 @@ def _find_references(holder: object, held: tuple[object, ...]) -> int | None:
     """Offset in an object of consecutive references to other objects; None if not unique."""
     words = list((ctypes.c_uint64 * (holder.__sizeof__() // 8)).from_address(id(holder)))
     wanted = [id(each) for each in held]
-    found = [at for at in range(len(words)) if words[at : at + len(wanted)] == wanted]
-    return 8 * found[0] if len(found) == 1 else None
+    matches = [at for at in range(len(words)) if words[at : at + len(wanted)] == wanted]
+    return 8 * matches[0] if len(matches) == 1 else None
 
 
 def _find_size_bits(number: int) -> tuple[int, int] | None:

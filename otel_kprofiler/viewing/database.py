@@ -77,10 +77,10 @@ def _remove_abandoned(place: str) -> None:
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
     """Returns whether a directory of ours is in use by no process; not one that just starts."""
     try:
-        found = entry.stat(follow_symlinks=False)
-        if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+        status = entry.stat(follow_symlinks=False)
+        if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
             return False
-        if time.time() - found.st_mtime < _STARTING_S:
+        if time.time() - status.st_mtime < _STARTING_S:
             return False
         os.close(lock(os.path.join(entry.path, NAME)))
     except (OSError, KProfilerError):
@@ -129,8 +129,8 @@ def open_writer(path: str, synchronous: str) -> sqlite3.Connection:
     database = _connect(path)
     try:
         names = ("application_id", "user_version")
-        found = tuple(database.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
-        if not is_new and found != (_APPLICATION, _VERSION):
+        versions = tuple(database.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+        if not is_new and versions != (_APPLICATION, _VERSION):
             raise sqlite3.DatabaseError("it is another database, or of another version")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(f"PRAGMA synchronous = {synchronous}")

@@ -119,7 +119,7 @@ class _Methods(grpc.GenericRpcHandler):
         with self._lock:
             if self._calls <= THREADS:
                 return
-            slow = [one for one, since in self._receiving.items() if since < end]
+            slow = [request for request, since in self._receiving.items() if since < end]
         for context in slow:
             context.cancel()
 

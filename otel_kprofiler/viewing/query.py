@@ -199,10 +199,10 @@ class _Content:
 
     def resources(self) -> list[dict[str, Any]]:
         """Resources to choose from in this range, those with most samples first."""
-        found = sorted(self._attributes.items(), key=lambda pair: (-pair[1], pair[0]))
+        attributes = sorted(self._attributes.items(), key=lambda pair: (-pair[1], pair[0]))
         choices = [
             {"id": f"{name}={value}", "name": f"{name} {value}", "samples": count}
-            for (name, value), count in found
+            for (name, value), count in attributes
             if name in CHOICES
         ]
         return choices[:_MOST_RESOURCES]
@@ -233,7 +233,10 @@ class _Content:
         """Attributes of resources by their numbers."""
         query = "SELECT name, value FROM attributes WHERE resource = ?"
         resources = {thread.resource for thread in self._threads.values()}
-        return {one: self._database.execute(query, (one,)).fetchall() for one in resources}
+        return {
+            resource: self._database.execute(query, (resource,)).fetchall()
+            for resource in resources
+        }
 
     def _read_kinds(
         self, wanted: set[int]
@@ -305,21 +308,21 @@ class _Content:
         samples = self._columns["node"]
         leaves = {leaf: bisect_left(ids, leaf) for leaf in set(samples)}
         self._columns["node"] = array("I", [leaves[leaf] for leaf in samples])
-        found = [
+        nodes = [
             FrameRow(*self._database.execute(_FRAME, (number,)).fetchone()) for number in frames
         ]
-        return {"parent": parents, "frame": of_frame}, found
+        return {"parent": parents, "frame": of_frame}, nodes
 
 
 def _encode(data: dict[str, Any]) -> Iterator[bytes]:
     """JSON of an object, which is emptied meanwhile."""
-    before = b"{"
+    separator = b"{"
     for name in list(data):
         value = data.pop(name)
-        yield before + json.dumps(name).encode() + b":"
+        yield separator + json.dumps(name).encode() + b":"
         if isinstance(value, dict):
             yield from _encode(value)
         else:
             yield json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-        before = b","
-    yield b"{}" if before == b"{" else b"}"
+        separator = b","
+    yield b"{}" if separator == b"{" else b"}"

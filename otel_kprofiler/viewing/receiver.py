@@ -80,8 +80,8 @@ def find_version_problem(values: Sequence[str]) -> str:
     if list(values) in ([], [DEVELOPMENT_VERSION]):
         return ""
     shown = ", ".join(values)[:40]
-    known = f"only version {DEVELOPMENT_VERSION} is known here"
-    return f"{DEVELOPMENT_VERSION_HEADER} is {shown!r}; {known}"
+    supported = f"only version {DEVELOPMENT_VERSION} is known here"
+    return f"{DEVELOPMENT_VERSION_HEADER} is {shown!r}; {supported}"
 
 
 class OverloadedError(KProfilerError):
@@ -150,7 +150,9 @@ def _response(
 ) -> ExportProfilesServiceResponse:
     """Success, or what of it is none."""
     said = [problem.message for problem in problems[:1]]
-    rejected = sum(one.count for one in problems if isinstance(one, DamagedProfilesError))
+    rejected = sum(
+        problem.count for problem in problems if isinstance(problem, DamagedProfilesError)
+    )
     if added.outdated:
         count = describe_count(added.outdated, "sample")
         said.append(f"{count} not kept: older than what is kept, or from the future")
@@ -282,13 +284,13 @@ def _unpack(body: bytes, encoding: str) -> bytes:
         return body
     unpacker = zlib.decompressobj(_WINDOWS[encoding])
     try:
-        found = unpacker.decompress(body, MAX_BYTES + 1)
+        unpacked = unpacker.decompress(body, MAX_BYTES + 1)
     except zlib.error as error:
         raise _Refused(HTTPStatus.BAD_REQUEST, f"damaged {encoding}: {error}") from error
-    if len(found) > MAX_BYTES:
+    if len(unpacked) > MAX_BYTES:
         raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large())
     if not unpacker.eof:
         raise _Refused(HTTPStatus.BAD_REQUEST, f"the end of the {encoding} is missing")
     if unpacker.unused_data:
         raise _Refused(HTTPStatus.BAD_REQUEST, f"there is more behind the end of the {encoding}")
-    return found
+    return unpacked

@@ -170,7 +170,7 @@ class SampleStore:
     def _add(self, windows: Iterable[Window], oldest: int, latest: int) -> Added:
         outdated = count = 0
         paths = _Paths(self._frame, lambda *key: self._find_or_add("nodes", "parent, frame", key))
-        found: dict[tuple[int, int, int, int, int], int] = {}
+        values: dict[tuple[int, int, int, int, int], int] = {}
         for window in windows:
             for profile in window.profiles:
                 kind = self._kind(profile)
@@ -179,7 +179,7 @@ class SampleStore:
                         if oldest <= key[0] < latest:
                             # Of profiles without times, samples of several spans are equal here.
                             identity = (key[0], key[1], key[2], key[3], key[4])
-                            found[identity] = found.get(identity, 0) + value
+                            values[identity] = values.get(identity, 0) + value
                             count += 1
                         else:
                             outdated += 1
@@ -191,9 +191,9 @@ class SampleStore:
                         (window.end_unix_ns, window.start_unix_ns, kind, _bounded(lost)),
                     )
         added = self._database.executemany(
-            _ADD_SAMPLE, ((*key, value) for key, value in found.items())
+            _ADD_SAMPLE, ((*key, value) for key, value in values.items())
         )
-        repeated = len(found) - max(0, added.rowcount)
+        repeated = len(values) - max(0, added.rowcount)
         return Added(count - repeated, outdated, repeated)
 
     def _rows(
@@ -233,29 +233,29 @@ class SampleStore:
         is_known = ("resources", digest) in self._ids
         number = self._id("resources", "digest", digest)
         if not is_known:
-            found = [
+            rows = [
                 (number, name, escape_controls(str(resource.attributes[name])))
                 for name in _KEPT_ATTRIBUTES
                 if name in resource.attributes
             ]
-            self._database.executemany("INSERT OR IGNORE INTO attributes VALUES (?, ?, ?)", found)
+            self._database.executemany("INSERT OR IGNORE INTO attributes VALUES (?, ?, ?)", rows)
         return number
 
     def _frame(self, row: FrameRow) -> int:
         key = ("frame", *row)
-        found = self._ids.get(key)
-        if found is None:
+        frame_id = self._ids.get(key)
+        if frame_id is None:
             shown = (escape_controls(value) if isinstance(value, str) else value for value in row)
-            found = self._ids[key] = self._id("frames", ", ".join(FrameRow._fields), *shown)
-        return found
+            frame_id = self._ids[key] = self._id("frames", ", ".join(FrameRow._fields), *shown)
+        return frame_id
 
     def _id(self, table: str, columns: str, *values: Any) -> int:
         """The row of a table with these values, made if there is none."""
         key = (table, *values)
-        found = self._ids.get(key)
-        if found is None:
-            found = self._ids[key] = self._find_or_add(table, columns, values)
-        return found
+        row_id = self._ids.get(key)
+        if row_id is None:
+            row_id = self._ids[key] = self._find_or_add(table, columns, values)
+        return row_id
 
     def _find_or_add(self, table: str, columns: str, values: Sequence[Any]) -> int:
         find, add = _statements(table, columns)

@@ -52,17 +52,17 @@ def read_bounds(
     Raises:
         ElfError: the tables are damaged, have more than ``limit`` bytes, or exceed the budget.
     """
-    frames = next((one for one in sections if one.name == b".eh_frame"), None)
+    frames = next((section for section in sections if section.name == b".eh_frame"), None)
     if frames is None or not frames.size:
         return None
     budget = budget or ReadingBudget()
-    before = budget.left_bytes
+    left_at_start = budget.left_bytes
     bounds = None
     try:
         bounds = _read_bounds(source, elf, frames, limit, budget)
     finally:
         kept = _BOUND_BYTES * len(bounds.starts) if bounds else 0
-        budget.give_back(before - budget.left_bytes - kept)
+        budget.give_back(left_at_start - budget.left_bytes - kept)
     return bounds
 
 
@@ -70,8 +70,8 @@ def _read_bounds(
     source: Source, elf: ElfFile, frames: Section, limit: int, budget: ReadingBudget
 ) -> Bounds | None:
     content = budget.read_content(source, frames, limit)
-    found = _read_search_table(source, elf, limit, budget)
-    if found is None:
+    table = _read_search_table(source, elf, limit, budget)
+    if table is None:
         taken = _INDEXED_FACTOR * len(content)
         if len(content) > MAX_INDEXED_BYTES or taken > budget.left_bytes:
             return None
@@ -81,7 +81,7 @@ def _read_bounds(
         except ValueError as error:
             raise ElfError(ElfProblem.DAMAGED_SECTION, f".eh_frame: {error}") from error
     else:
-        origin, pairs = found
+        origin, pairs = table
     return make_bounds(pairs, origin, content, frames.address)
 
 

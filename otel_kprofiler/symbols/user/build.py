@@ -109,7 +109,7 @@ def read_functions(
     columns = _Columns(tables, budget)
     del tables
     columns.add_stubs(read_stubs(source, elf, sections, dynamic, max_bytes, budget=budget))
-    code = [one for one in sections if one.flags & SHF_EXECINSTR]
+    code = [section for section in sections if section.flags & SHF_EXECINSTR]
     return columns.make_table(first_dynamic, code, bounds)
 
 
@@ -152,14 +152,14 @@ class _Columns:
         if not addresses:
             return {}
         self._budget.take(_WANTED_BYTES * len(addresses), "its PLT")
-        found: dict[int, list[Alias]] = {address: [] for address in addresses}
+        aliases: dict[int, list[Alias]] = {address: [] for address in addresses}
         for index, value in enumerate(self._values):
-            if value in addresses and len(found[value]) < MAX_RANKED:
+            if value in addresses and len(aliases[value]) < MAX_RANKED:
                 rank = _RANKS[self._kinds[index]] + (not self._sizes[index])
                 alias = make_alias(rank, self._names, self._names_at[index], index)
                 self._budget.take(_ALIAS_BYTES + len(alias[2]), "names of what its PLT calls")
-                found[value].append(alias)
-        return {value: sort_aliases(some)[0][2] for value, some in found.items() if some}
+                aliases[value].append(alias)
+        return {value: sort_aliases(some)[0][2] for value, some in aliases.items() if some}
 
     def make_table(self, first_dynamic: int, code: list[Section], bounds: Bounds) -> FunctionTable:
         """The table of all functions.
@@ -208,16 +208,16 @@ class _Columns:
     ) -> None:
         """Give sizes to symbols without one, as far as they name code; others keep 0."""
         largest = max(sizes)
-        before = reach = following = 0
+        end_before = reach = following = 0
         waiting, followed = array("I"), array("I")
         for at in _zeros(sizes):
             start, index = starts[at], order[at]
             if at >= following:  # those with another start are behind us
                 first = bisect_left(starts, start, following, at)
                 near = bisect_left(starts, start - largest, following, first)
-                before = _find_end(starts, sizes, slice(near, first), reach)
+                end_before = _find_end(starts, sizes, slice(near, first), reach)
                 following = bisect_right(starts, start, at)
-                reach = _find_end(starts, sizes, slice(first, following), before)
+                reach = _find_end(starts, sizes, slice(first, following), end_before)
             alias = reach - start  # or what lies around
             if self._kinds[index] & 0xF == STT_NOTYPE and (
                 alias > 0
@@ -225,7 +225,7 @@ class _Columns:
                 or _NOT_NAMES.match(self._names, self._names_at[index])
             ):
                 continue
-            if before > start:
+            if end_before > start:
                 sizes[at] = 1  # an entry in the middle of a function
             elif alias > 0:
                 sizes[at] = alias
@@ -253,7 +253,9 @@ class _Limits:
 
     def __init__(self, first_dynamic: int, code: list[Section], bounds: Bounds) -> None:
         self._first_dynamic, self._bounds = first_dynamic, bounds
-        self._sections = sorted((one.address, one.address + one.size) for one in code)
+        self._sections = sorted(
+            (section.address, section.address + section.size) for section in code
+        )
 
     def is_entry(self, start: int) -> bool:
         """Returns whether a label may be that of a function: it is not inside of one."""
@@ -282,6 +284,6 @@ def _zeros(sizes: array[int]) -> Iterator[int]:
         yield at
 
 
-def _find_end(starts: array[int], sizes: array[int], span: slice, before: int) -> int:
-    """Where the last of some symbols ends, but not below ``before``."""
-    return max(before, max(map(add, starts[span], sizes[span]), default=0))
+def _find_end(starts: array[int], sizes: array[int], span: slice, end_before: int) -> int:
+    """Where the last of some symbols ends, but not below ``end_before``."""
+    return max(end_before, max(map(add, starts[span], sizes[span]), default=0))

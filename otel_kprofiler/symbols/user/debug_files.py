@@ -151,9 +151,9 @@ class DebugLinkDirectories:
         if wanted.debug_link is None or not wanted.path.startswith("/"):
             return
         name, crc = wanted.debug_link
-        own = os.path.dirname(wanted.path).rstrip("/")
-        below = (f"{directory}{own}" for directory in self._directories)
-        for folder in (own, f"{own}/.debug", *below):
+        directory_of_file = os.path.dirname(wanted.path).rstrip("/")
+        below = (f"{directory}{directory_of_file}" for directory in self._directories)
+        for folder in (directory_of_file, f"{directory_of_file}/.debug", *below):
             path = f"{wanted.root}{folder}/{name}"
             yield from _open_same(self._files, path, wanted.build_id, crc)
 
@@ -177,14 +177,14 @@ def find_alternate(
     path = os.path.join(os.path.dirname(debug.path), os.fsdecode(name))
     if path == os.fsdecode(name):
         path = root + path
-    for found in _open_same(files, path, wanted, None):
-        return found
+    for alternate in _open_same(files, path, wanted, None):
+        return alternate
     by_id = BuildIdDirectories(files, directories)
     return next(by_id.find(WantedDebugFile(debug.path, root, wanted, None)), None)
 
 
 def _read_small(source: Source, sections: list[Section], name: bytes) -> bytes:
-    section = next((one for one in sections if one.name == name), None)
+    section = next((entry for entry in sections if entry.name == name), None)
     if section is None or section.size > _MAX_LINK_BYTES:
         return b""
     return read_content(source, section, _MAX_LINK_BYTES)

@@ -300,8 +300,8 @@ def _name(build_id: str, kind: str) -> str:
 def _check(fd: int, build_id: str) -> None:
     """Raise an error unless a file is an ELF file with the build id."""
     try:
-        found = read_debug_elf(FileSource(fd, os.fstat(fd).st_size)).build_id
+        received_id = read_debug_elf(FileSource(fd, os.fstat(fd).st_size)).build_id
     except ElfError as error:
         raise _DownloadError(f"what it sends is not a debug file: {error}") from error
-    if found != build_id:
-        raise _DownloadError(f"sends the file of another build id: {found}")
+    if received_id != build_id:
+        raise _DownloadError(f"sends the file of another build id: {received_id}")

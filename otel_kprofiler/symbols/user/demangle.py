@@ -38,10 +38,10 @@ def demangle(name: str) -> str:
     plain = strip_clone_suffix(name)
     if not plain.startswith("_"):
         return plain
-    found = demangle_rust(plain)
-    if found is None and plain.startswith("_Z"):
-        found = _demangle_cxx(plain)
-    return found or plain
+    demangled = demangle_rust(plain)
+    if demangled is None and plain.startswith("_Z"):
+        demangled = _demangle_cxx(plain)
+    return demangled or plain
 
 
 def has_cxx_runtime() -> bool:

@@ -79,17 +79,17 @@ def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
     bias = module.debug_file_bias
 
     def look_up(address: int) -> list[tuple[str, str, int]]:
-        found = []
+        lines = []
         # Takes addresses for those that calls return to, and looks at the byte before.
         for frame in program.stack_trace_from_pcs([address + bias + 1]):
             try:
                 file, line, _ = frame.source()
             except LookupError:
                 file, line = "", 0
-            found.append((frame.function_name or "?", file, line))
+            lines.append((frame.function_name or "?", file, line))
         with suppress(LookupError):  # DWARF's name has neither namespaces nor parameters
-            found[-1] = (program.symbol(address + bias).name, *found[-1][1:])
-        return found if len(found) > 1 or found[0][1] else []
+            lines[-1] = (program.symbol(address + bias).name, *lines[-1][1:])
+        return lines if len(lines) > 1 or lines[0][1] else []
 
     return look_up
 

@@ -157,14 +157,16 @@ class FunctionTable:
         ordered = sorted(functions, key=lambda function: (function.start, -function.end))
         base = ordered[0].start if ordered else 0
         kept = [
-            one for one in ordered if one.end - one.start > 0 and one.end - base < MAX_SPAN_BYTES
+            function
+            for function in ordered
+            if function.end - function.start > 0 and function.end - base < MAX_SPAN_BYTES
         ]
-        named = [one for one in kept if one.name]
-        bounds = [one for one in kept if not one.name]
+        named = [function for function in kept if function.name]
+        bounds = [function for function in kept if not function.name]
         names, names_at = bytearray(), array("I")
-        for one in named:
+        for row in named:
             names_at.append(len(names))
-            names += one.name.encode("utf-8", "surrogateescape") + b"\0"
+            names += row.name.encode("utf-8", "surrogateescape") + b"\0"
         return cls(
             base,
             NamedCode(*_columns(named, base), names_at, bytes(names), bytes(len(named))),
@@ -206,8 +208,8 @@ class FunctionTable:
         places = frozenset(_places(self._names, wanted if prefix else wanted + b"\0"))
         if not places:
             return ()
-        found = [index for index, at in enumerate(self._names_at) if at in places]
-        return tuple(dict.fromkeys(map(self._function, found)))
+        indices = [index for index, at in enumerate(self._names_at) if at in places]
+        return tuple(dict.fromkeys(map(self._function, indices)))
 
     def find_containing(self, part: str) -> Iterator[Function]:
         """Functions with names that contain a text, by address."""
@@ -268,8 +270,8 @@ class FunctionTable:
 
 def _columns(functions: list[Function], base: int) -> tuple[array[int], array[int]]:
     return (
-        array("I", [one.start - base for one in functions]),
-        array("I", [one.end - one.start for one in functions]),
+        array("I", [function.start - base for function in functions]),
+        array("I", [function.end - function.start for function in functions]),
     )
 
 

@@ -114,7 +114,7 @@ class _Module(NamedTuple):
 
 def find_go_section(sections: list[Section]) -> Section | None:
     """The section with a Go table; None if the file is no Go program."""
-    return next((one for one in sections if one.name in _SECTIONS), None)
+    return next((section for section in sections if section.name in _SECTIONS), None)
 
 
 class GoTable:
@@ -306,9 +306,9 @@ class GoTable:
         for at in range(0, section.size, _PART_BYTES):
             part = min(_PART_BYTES + size - 1, section.size - at)
             data = self._source.read(section.offset + at, part)
-            found = data.find(wanted)
-            if 0 <= found <= len(data) - size:
-                return struct.unpack_from(f"<{_MODULE_WORDS}Q", data, found)
+            position = data.find(wanted)
+            if 0 <= position <= len(data) - size:
+                return struct.unpack_from(f"<{_MODULE_WORDS}Q", data, position)
         return ()
 
     def _part_end(self, start: int) -> int:

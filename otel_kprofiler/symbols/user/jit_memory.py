@@ -21,15 +21,19 @@ def find_memory(mappings: Iterable[MemoryMapping]) -> list[Range]:
     Args:
         mappings: all of a process, by address.
     """
-    found: list[Range] = []
-    for one in mappings:
-        if one.path.startswith("/") and not one.deleted and not one.path.startswith(_MEMORY):
+    ranges: list[Range] = []
+    for mapping in mappings:
+        if (
+            mapping.path.startswith("/")
+            and not mapping.deleted
+            and not mapping.path.startswith(_MEMORY)
+        ):
             continue
-        if found and found[-1][1] == one.start:
-            found[-1] = found[-1][0], one.end
+        if ranges and ranges[-1][1] == mapping.start:
+            ranges[-1] = ranges[-1][0], mapping.end
         else:
-            found.append((one.start, one.end))
-    return found
+            ranges.append((mapping.start, mapping.end))
+    return ranges
 
 
 def subtract(ranges: Iterable[Range], others: list[Range]) -> Iterator[Range]:

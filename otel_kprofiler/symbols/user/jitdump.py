@@ -200,12 +200,12 @@ class JitDumpParser:
         start, count = _TABLE.unpack_from(body)
         size = code.end - code.start
         entries = (self._shift and _split_evenly(body, count, code.name)) or _split(body, count)
-        found = [(at - start - self._shift, line, self._number(file)) for at, line, file in entries]
-        if start != code.start or any(not 0 <= offset <= size for offset, _, _ in found):
+        lines = [(at - start - self._shift, line, self._number(file)) for at, line, file in entries]
+        if start != code.start or any(not 0 <= offset <= size for offset, _, _ in lines):
             return b""
-        found.sort(key=lambda entry: entry[0])
+        lines.sort(key=lambda entry: entry[0])
         places, last = [], (0, 0)
-        for offset, line, file in found:
+        for offset, line, file in lines:
             if (line, file) != last:
                 last = line, file
                 places.append(_PLACE.pack(offset, line, file))

@@ -210,13 +210,13 @@ class _SideWithCode:
         """The side of a process; the same object while it has the same names."""
         side = self._side if isinstance(self._side, Side) else self._side.of(sample)
         process = sample.process
-        found = tuple([
+        named = tuple([
             self._names.name_code(process, frame.address, sample.time_ns)
             for frame in side.frames
             if _may_be_code(frame)
         ])  # fmt: skip
-        if self._last is None or self._last[0] is not side or self._last[1] != found:
-            self._last = side, found, _with_code(side, found)
+        if self._last is None or self._last[0] is not side or self._last[1] != named:
+            self._last = side, named, _with_code(side, named)
         return self._last[2]
 
 
@@ -225,8 +225,8 @@ def _may_be_code(frame: Frame) -> bool:
     return frame.module is None and frame.unresolved is not Unresolved.FILE_UNKNOWN
 
 
-def _with_code(side: Side, found: tuple[NamedAddress, ...]) -> Side:
-    names = iter(found)
+def _with_code(side: Side, addresses: tuple[NamedAddress, ...]) -> Side:
+    names = iter(addresses)
     frames = []
     is_provisional = side.is_provisional
     for frame in side.frames:
@@ -254,8 +254,8 @@ class UserResolver(Stateless):
         names: names of their functions; None: frames are addresses. Closed with the resolver.
     """
 
-    def __init__(self, known: KnownFiles, names: UserNames | None = None) -> None:
-        self._known = known
+    def __init__(self, files: KnownFiles, names: UserNames | None = None) -> None:
+        self._known = files
         self._names = names
         self._files: dict[FileKey, _KnownFile] = {}
         self._mapped: dict[tuple[int, int, int, int], _Mapping] = {}
@@ -273,10 +273,10 @@ class UserResolver(Stateless):
         version = self.version
         side, words = self._find(raw)
         unknown = words.pending
-        found = _PendingSide(self, raw, version, side, unknown) if unknown else side
+        resolved = _PendingSide(self, raw, version, side, unknown) if unknown else side
         if self._names and words.may_have_code and any(map(_may_be_code, side.frames)):
-            return _SideWithCode(found, self._names)
-        return found
+            return _SideWithCode(resolved, self._names)
+        return resolved
 
     def make_side(self, raw: RawSide) -> tuple[Side, int]:
         """The side as far as its files are known, and how many of its frames may be better."""
@@ -291,13 +291,13 @@ class UserResolver(Stateless):
             self._has_files = True
             self._forget()
         _, mappings, words = split_user_stack(raw.words)
-        known = self._words.get(mappings)
-        if known is None:
-            known = self._map_all(mappings)
-        known.pending, before = 0, len(known)
-        frames = tuple(map(known.__getitem__, words))
-        self._kept += len(known) - before
-        return Side(USER_SIDE, frames, raw.status, is_provisional=known.pending > 0), known
+        cached = self._words.get(mappings)
+        if cached is None:
+            cached = self._map_all(mappings)
+        cached.pending, old_count = 0, len(cached)
+        frames = tuple(map(cached.__getitem__, words))
+        self._kept += len(cached) - old_count
+        return Side(USER_SIDE, frames, raw.status, is_provisional=cached.pending > 0), cached
 
     def advance(self, now_boot_ns: int) -> int:
         """Nothing to wait for: files that become known later complete provisional sides."""
@@ -318,17 +318,17 @@ class UserResolver(Stateless):
     def _map_all(self, mappings: bytes) -> _Words:
         """The frames of the mappings of a stack; kept if all of their files are known."""
         mapped = [self._map(fields) for fields in mapping_fields(mappings)]
-        found = _Words(mapped, has_files=self._has_files)
+        words = _Words(mapped, has_files=self._has_files)
         if all(mapping.file for mapping in mapped):
-            self._words[mappings] = found
+            self._words[mappings] = words
             self._kept += 1
-        return found
+        return words
 
     def _map(self, fields: tuple[int, int, int, int]) -> _Mapping:
         """A mapping; kept if its file is known."""
-        known = self._mapped.get(fields)
-        if known is not None:
-            return known
+        cached = self._mapped.get(fields)
+        if cached is not None:
+            return cached
         key, bias = FileKey(*fields[:3]), fields[3]
         details = self._known.get(key)
         if details is None:

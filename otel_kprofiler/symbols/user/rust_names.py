@@ -224,7 +224,7 @@ class _Printer:
         bound = self._optional_number("G")
         if bound > _MAX_DEPTH:
             raise _DamagedError
-        before = self._bound_lifetimes
+        outer_lifetimes = self._bound_lifetimes
         if bound:
             self._print("for<")
             for index in range(bound):
@@ -233,7 +233,7 @@ class _Printer:
                 self._lifetime(1)
             self._print("> ")
         read()
-        self._bound_lifetimes = before
+        self._bound_lifetimes = outer_lifetimes
 
     def _type(self) -> None:
         self._enter()

@@ -70,7 +70,7 @@ class StaticSymbols:
             lambda: read_go_symbols(self._source, self._elf, self._sections, self._budget),
         )
         for read in reads:
-            before = self._budget.left_bytes
+            left_at_start = self._budget.left_bytes
             try:
                 if tables and not _have_holes(tables, bounds, self._sections, self._budget):
                     break
@@ -80,7 +80,7 @@ class StaticSymbols:
             except ElfError as error:
                 if not tables:
                     raise
-                self._budget.give_back(before - self._budget.left_bytes)
+                self._budget.give_back(left_at_start - self._budget.left_bytes)
                 _log.info("some functions have no names: %s", error)
         return tables
 
@@ -100,7 +100,9 @@ class StaticSymbols:
         return self._read_table(debug.source, read_sections(debug.source, debug.elf))
 
     def _read_packed(self) -> Symbols | None:
-        packed = next((one for one in self._sections if one.name == b".gnu_debugdata"), None)
+        packed = next(
+            (section for section in self._sections if section.name == b".gnu_debugdata"), None
+        )
         if packed is None:
             return None
         content = self._budget.read_content(self._source, packed, self._max_bytes)
@@ -149,7 +151,7 @@ def _have_holes(
         return False
     with budget.hold(_covered_bytes(tables), "its symbols"):
         covered = _Covered(tables)
-        stubs = [one for one in sections if one.name.startswith(b".plt")]
+        stubs = [section for section in sections if section.name.startswith(b".plt")]
         for at in range(0, len(bounds.starts), _PART):
             starts = {bounds.base + start for start in bounds.starts[at : at + _PART]}
             first = bisect_left(covered.starts, min(starts))
@@ -157,7 +159,7 @@ def _have_holes(
             starts.difference_update(islice(covered.starts, first, last))
             for start in starts:
                 _, end = bounds.around(start) or (start, start)
-                is_stub = any(one.address <= start < one.address + one.size for one in stubs)
+                is_stub = any(stub.address <= start < stub.address + stub.size for stub in stubs)
                 if not is_stub and (start + end) // 2 not in covered:
                     return True
     return False

@@ -82,17 +82,17 @@ def read_stubs(
     """
     if elf.machine != MACHINES["x86_64"]:
         return []
-    by_name = {one.name: one for one in reversed(sections)}
+    by_name = {section_of_name.name: section_of_name for section_of_name in reversed(sections)}
     by_slot: dict[int, _Found] = {}
     by_row: dict[int, _Found] = {}
     for section in filter(None, map(by_name.get, _SECTIONS)):
         most = min(limit, MAX_STUB_BYTES)
         budget.take(_STUB_MEMORY * min(section.size, most), "its PLT")
-        for found in _find(read_content(source, section, most), section):
-            if found.slot is not None:
-                by_slot[found.slot] = found
+        for match in _find(read_content(source, section, most), section):
+            if match.slot is not None:
+                by_slot[match.slot] = match
             else:
-                by_row[found.row] = found
+                by_row[match.row] = match
     stubs: list[Stub] = []
     if table := by_name.get(b".rela.plt"):
         for row, relocation in _relocations(source, table, 0, by_slot, by_row):
@@ -121,7 +121,7 @@ def _relocations(
 
 
 def _name(
-    found: _Found,
+    stub: _Found,
     relocation: tuple[int, int, int, int],
     symbols: SymbolTable | None,
     budget: ReadingBudget,
@@ -129,13 +129,13 @@ def _name(
     """The stub with what it calls, if that is known."""
     _, kind, symbol, addend = relocation
     if kind == _R_X86_64_IRELATIVE:
-        yield Stub(found.start, found.size, b"", addend)
+        yield Stub(stub.start, stub.size, b"", addend)
     elif symbols and 0 < symbol < len(symbols.content) // _SYMBOL.size:
         (at,) = _SYMBOL.unpack_from(symbols.content, symbol * _SYMBOL.size)
         end = symbols.names.find(0, at, at + _MAX_NAME_BYTES)
         if end > at:
             budget.take(_NAME_FACTOR * (end - at), "names of its PLT")
-            yield Stub(found.start, found.size, symbols.names[at:end], 0)
+            yield Stub(stub.start, stub.size, symbols.names[at:end], 0)
 
 
 def _find(content: bytes, section: Section) -> Iterator[_Found]:

@@ -93,7 +93,7 @@ def read_table(
     Raises:
         ElfError: the table is damaged or too large.
     """
-    table = next((one for one in sections if one.kind == kind), None)
+    table = next((section for section in sections if section.kind == kind), None)
     content = (
         budget.read_content(source, table, min(limit, MAX_TABLE_BYTES))
         if table is not None
@@ -104,7 +104,9 @@ def read_table(
     if len(content) % ENTRY_BYTES or table.link >= len(sections):
         raise ElfError(ElfProblem.DAMAGED_SECTION, f"a symbol table of {len(content)} bytes")
     names = budget.read_content(source, sections[table.link], limit)
-    code = frozenset(index for index, one in enumerate(sections) if one.flags & SHF_EXECINSTR)
+    code = frozenset(
+        index for index, section in enumerate(sections) if section.flags & SHF_EXECINSTR
+    )
     return SymbolTable(content, names, code)
 
 
@@ -205,6 +207,6 @@ def pick(order: array[int], column: array[int]) -> array[int]:
     for at in range(0, len(order), _PICKED):  # small tuples, which stay in the CPU's cache
         part = order[at : at + _PICKED]
         # An itemgetter of one index returns no tuple.
-        found = itemgetter(*part, part[0])(column)
-        picked[at : at + len(part)] = array(column.typecode, found[:-1])
+        values = itemgetter(*part, part[0])(column)
+        picked[at : at + len(part)] = array(column.typecode, values[:-1])
     return picked

@@ -91,9 +91,9 @@ class SymCache:
         at = bisect.bisect_right(self._starts, svma - self._base) - 1
         if at < 0 or svma - self._base >> 32:
             return ()
-        found: list[Line] = []
+        lines: list[Line] = []
         index = self._first + at
-        while index != _NONE and len(found) < _MAX_INLINED:
+        while index != _NONE and len(lines) < _MAX_INLINED:
             try:
                 file, line, function, index = _LOCATION.unpack_from(
                     self._locations, index * _LOCATION.size
@@ -102,10 +102,10 @@ class SymCache:
                 break
             if function == _NONE:  # no function here
                 break
-            found.append(Line(*self._name(function), self._path(file), line))
-        if len(found) == 1 and not found[0].file:
+            lines.append(Line(*self._name(function), self._path(file), line))
+        if len(lines) == 1 and not lines[0].file:
             return ()
-        return tuple(found)
+        return tuple(lines)
 
     @property
     def nbytes(self) -> int:
