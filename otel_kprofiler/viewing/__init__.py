@@ -1,6 +1,6 @@
-"""The local page of ``view``: what serves it, and what it shows.
+"""Serves the local page of ``view``.
 
-Receivers load gRPC and protobuf, and so on first use.
+Receivers are imported on first use, since they load gRPC and protobuf.
 """
 
 from __future__ import annotations

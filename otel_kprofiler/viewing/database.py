@@ -52,7 +52,7 @@ CREATE TABLE losses (
 
 
 def open_reader(path: str) -> sqlite3.Connection:
-    """A connection that reads a store while others write it."""
+    """Opens a connection that reads a store while others write it."""
     database = _connect(path)
     database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     database.execute("PRAGMA query_only = 1")
@@ -60,7 +60,7 @@ def open_reader(path: str) -> sqlite3.Connection:
 
 
 def make_directory() -> str:
-    """A directory that only this user can enter, on a disk if there is a choice."""
+    """Makes a private directory of this user, on a disk if there is a choice."""
     place = None if "TMPDIR" in os.environ else "/var/tmp"  # noqa: S108 - mkdtemp is safe
     _remove_abandoned(place or tempfile.gettempdir())
     return tempfile.mkdtemp(prefix=_PREFIX, dir=place)
@@ -75,7 +75,7 @@ def _remove_abandoned(place: str) -> None:
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    """Returns whether a directory of ours is in use by no process; not one that just starts."""
+    """Returns whether no process uses a directory of ours; spares processes that just start."""
     try:
         status = entry.stat(follow_symlinks=False)
         if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
@@ -89,10 +89,10 @@ def _is_abandoned(entry: os.DirEntry[str]) -> bool:
 
 
 def lock(path: str) -> int:
-    """Open a file, made if missing, for this process alone: a descriptor, which holds the lock.
+    """Open a file, created if missing, and lock it; returns the descriptor that holds the lock.
 
     Raises:
-        KProfilerError: it cannot be opened, or is in use.
+        KProfilerError: the file cannot be opened, or is in use.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -116,14 +116,14 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def open_writer(path: str, synchronous: str) -> sqlite3.Connection:
-    """A connection that writes a store, made if the file is empty.
+    """Opens a connection that writes a store; creates the store if the file is empty.
 
     Args:
         path: the file, which is locked.
-        synchronous: how far a transaction is safe, for ``PRAGMA synchronous``.
+        synchronous: durability of transactions, for ``PRAGMA synchronous``.
 
     Raises:
-        KProfilerError: the file is something else.
+        KProfilerError: the file is not a store.
     """
     is_new = not os.path.getsize(path)
     database = _connect(path)

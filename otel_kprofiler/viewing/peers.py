@@ -1,4 +1,4 @@
-"""Which user of this host is at the other end of a connection over a loopback address."""
+"""Finds the user at the other end of a loopback connection."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _UNSET: Final = 0xFFFFFFFF
 
 
 def find_trusted_users() -> frozenset[int]:
-    """The users who may read what this process serves: its own, root, and who became root for it.
+    """Returns the users who may read from this server: its own, root, and the user behind it.
 
-    The last is who called sudo(8), or logged in before su(1).
+    The user behind it is the caller of sudo(8), or the login user before su(1).
     """
     users = {0, os.getuid()}
     if os.getuid() == 0:
@@ -29,7 +29,7 @@ def find_trusted_users() -> frozenset[int]:
 
 
 def find_peer_user(connection: socket.socket) -> int | None:
-    """The user whose process has the other end; None if there is no such process in this host.
+    """Returns the user of the process at the other end; None if it is not on this host.
 
     Raises:
         OSError: the kernel's table of connections cannot be read.
@@ -39,7 +39,7 @@ def find_peer_user(connection: socket.socket) -> int | None:
     with open(_TABLES[ip_address(peer[0]).version], encoding="ascii") as table:
         for row in table:
             fields = row.split()
-            # Without an inode it has been closed, and its user is not shown.
+            # A closed socket has no inode, and its user is not shown.
             if fields[1:3] == wanted and fields[9] != "0":
                 return int(fields[7])
     return None

@@ -1,4 +1,4 @@
-"""Answers the page from the store: samples of a range of time, in the columns of the page."""
+"""Answers queries of the page from the store: samples of a time range as columns."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _LOST: Final = "SELECT total(lost) FROM losses WHERE end_ns > :start AND start_n
 
 
 class StoreAnswers:
-    """Makes the data of the page from a store, one answer at a time.
+    """Answers queries of the page, one at a time.
 
     Args:
-        path: the store, to which others add meanwhile.
+        path: the store; others may write it meanwhile.
         title: heading of the page.
         now_ns: Unix time in nanoseconds.
 
@@ -67,15 +67,15 @@ class StoreAnswers:
             self._database.close()
 
     def __call__(self, query: Query) -> Iterator[bytes]:
-        """The data in pieces of JSON.
+        """Yields the data in pieces of JSON.
 
         Raises:
-            QueryError: the resource is none.
+            QueryError: the resource does not exist.
             KProfilerError: the store cannot be read.
         """
         with self._lock:
             try:
-                self._database.execute("BEGIN")  # all of one state
+                self._database.execute("BEGIN")  # a consistent snapshot
                 try:
                     data = self._read(query)
                 finally:
@@ -103,7 +103,7 @@ class StoreAnswers:
 
 
 class _Span(NamedTuple):
-    """A range of time, and the width of its bins, which stand at multiples of it."""
+    """A time range, and the width of its bins, which start at multiples of it."""
 
     start_ns: int
     end_ns: int
@@ -123,7 +123,7 @@ def _span(query: Query, first_ns: int, end_ns: int, now_ns: int) -> _Span:
 
 
 def _ns(moment_ms: float) -> int:
-    """Milliseconds in nanoseconds, of which floating point has only some."""
+    """Converts milliseconds to nanoseconds, without loss of precision."""
     whole = int(moment_ms)
     return whole * _NS_PER_MS + round((moment_ms - whole) * _NS_PER_MS)
 
@@ -137,12 +137,12 @@ class _Thread(NamedTuple):
 
 
 class _Content:
-    """The samples in a range of time.
+    """The samples in a time range.
 
     Args:
         database: the store, in a transaction.
         span: the range.
-        resource: the id of a resource, of which alone the samples count; empty for all.
+        resource: id of a resource, to select its samples; empty for all.
 
     Raises:
         QueryError: there is no such resource.
@@ -182,7 +182,7 @@ class _Content:
         self._columns = self._read_columns()
 
     def about(self) -> About:
-        """Counts and names of all of it."""
+        """Returns counts and names of all samples."""
         names: dict[str, list[str]] = {"host.name": [], "os.version": []}
         for name, value in sorted(self._of_chosen):
             names.get(name, []).append(value)
@@ -198,7 +198,7 @@ class _Content:
         )
 
     def resources(self) -> list[dict[str, Any]]:
-        """Resources to choose from in this range, those with most samples first."""
+        """Returns the resources in this range, those with most samples first."""
         attributes = sorted(self._attributes.items(), key=lambda pair: (-pair[1], pair[0]))
         choices = [
             {"id": f"{name}={value}", "name": f"{name} {value}", "samples": count}
@@ -208,7 +208,7 @@ class _Content:
         return choices[:_MOST_RESOURCES]
 
     def columns(self) -> dict[str, Any]:
-        """Samples, and the tables that they point into."""
+        """Returns samples as columns, and the tables that they index."""
         processes: dict[tuple[str, int | None], int] = {}
         threads = []
         for number in self._chosen:
@@ -252,7 +252,7 @@ class _Content:
         return numbers, periods
 
     def _read_columns(self) -> dict[str, Sequence[int]]:
-        """Samples with the store's numbers of nodes; equal ones of a bin are one row."""
+        """Reads samples, with node numbers of the store; equal samples of a bin are merged."""
         order = list(self._periods)
         kinds, factors = {}, {}
         for number, (kind, period_ns) in self._kinds.items():
@@ -297,11 +297,11 @@ class _Content:
         }
 
     def _read_nodes(self) -> tuple[dict[str, Sequence[int]], list[FrameRow]]:
-        """Columns of nodes, and their frames; samples get their numbers."""
+        """Reads columns of nodes and their frames; renumbers the nodes of samples."""
         ids, parents, of_frame = array("Q"), array("i"), array("I")
         frames: dict[int, int] = {}
         for number, parent, frame in self._database.execute(_NODES, self._values):
-            # A node is newer than its parent, which so has come already.
+            # A parent is older than its nodes, so it was read before.
             parents.append(bisect_left(ids, parent) if parent else -1)
             of_frame.append(frames.setdefault(frame, len(frames)))
             ids.append(number)
@@ -315,7 +315,7 @@ class _Content:
 
 
 def _encode(data: dict[str, Any]) -> Iterator[bytes]:
-    """JSON of an object, which is emptied meanwhile."""
+    """Encodes an object as JSON, emptying it to save memory."""
     separator = b"{"
     for name in list(data):
         value = data.pop(name)

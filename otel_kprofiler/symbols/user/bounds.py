@@ -1,4 +1,4 @@
-"""Where functions start and end, by the unwind information that even stripped files have.
+"""Reads bounds of functions from unwind information, which even stripped files have.
 
 Each function has an entry (FDE) in ``.eh_frame``: length, distance to its CIE, start, number of
 bytes. ``.eh_frame_hdr`` lists the entries by start (Linux Standard Base, "Exception Frames").
@@ -25,13 +25,13 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.functions import Bounds
 
 MAX_INDEXED_BYTES: Final = 16 << 20
-"""Most bytes of ``.eh_frame`` without a search table, which take half a second to read."""
+"""Limit of bytes of ``.eh_frame`` without a search table; reading them takes half a second."""
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
-"""The encodings that linkers write: pcrel|sdata4, udata4, datarel|sdata4."""
+"""The encodings of linkers: pcrel|sdata4, udata4, datarel|sdata4."""
 _PAIR_BYTES: Final = 8
 _PAIR_MEMORY_BYTES: Final = 28
-"""While a pair is read: itself, both columns together and apart, and its size."""
+"""Memory of a pair while it is read: the pair, both columns together and apart, and its size."""
 _BOUND_BYTES: Final = 8
 _INDEXED_FACTOR: Final = 16
 """Memory to index ``.eh_frame``, by its size: for an entry of 16 bytes, two tuples of numbers."""
@@ -47,7 +47,7 @@ def read_bounds(
     limit: int,
     budget: ReadingBudget | None = None,
 ) -> Bounds | None:
-    """Bounds of the functions of a file; None if it has none, or they are encoded unusually.
+    """Reads the bounds of a file's functions; None without any, or with unusual encodings.
 
     Raises:
         ElfError: the tables are damaged, have more than ``limit`` bytes, or exceed the budget.
@@ -86,10 +86,10 @@ def _read_bounds(
 
 
 def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bounds | None:
-    """Bounds by a search table of pairs and ``.eh_frame`` at an SVMA.
+    """Makes bounds from a search table of pairs and ``.eh_frame`` at an SVMA.
 
-    None if the table points outside of the frames, or if those are encoded as no compiler does for
-    a whole file; a few entries are looked at for that. An unsorted table yields less.
+    None if the table points outside the frames, or if sampled entries have an encoding that no
+    compiler uses for a whole file. An unsorted table yields fewer bounds.
     """
     columns = array("i", pairs)
     starts, entries = columns[::2], columns[1::2]
@@ -103,7 +103,7 @@ def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bound
     words = memoryview(frames)[: len(frames) & -4].cast("I")
     sizes = array("I")
     try:
-        for part in range(0, len(entries), _PART):  # small lists, which stay in the CPU's cache
+        for part in range(0, len(entries), _PART):  # small lists stay in the CPU's cache
             indices = _word_indices(entries[part : part + _PART], first)
             # An itemgetter of one index returns no tuple.
             sizes.extend(itemgetter(*indices, indices[0])(words)[:-1])
@@ -124,7 +124,7 @@ def _word_indices(entries: array[int], first: int) -> memoryview[int]:
 
 
 def _size_at(frames: bytes, at: int) -> int | None:
-    """Where an entry has the size of its function, as far as that has four bytes."""
+    """Returns the position of a function's size in its entry, if the size has four bytes."""
     if at & 3 or not 0 <= at <= len(frames) - _ENTRY_BYTES:
         return None
     (back,) = struct.unpack_from("<I", frames, at + 4)
@@ -138,7 +138,7 @@ def _size_at(frames: bytes, at: int) -> int | None:
 def _read_search_table(
     source: Source, elf: ElfFile, limit: int, budget: ReadingBudget
 ) -> tuple[int, bytes] | None:
-    """The address of ``.eh_frame_hdr`` and its pairs; None if the file has none."""
+    """Reads the address of ``.eh_frame_hdr`` and its pairs; None if the file has none."""
     if elf.search is None:
         return None
     origin, size = elf.search

@@ -1,4 +1,4 @@
-"""Memory for the symbols of files: it is asked for before it is taken."""
+"""Budget of memory for symbols of files; readers reserve memory before they allocate it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from otel_kprofiler.elf import (
 
 _UNBOUNDED: Final = 1 << 62
 _WINDOW_BYTES: Final = 8 << 20
-"""Memory of a decompressor, besides what it reads and writes."""
+"""Memory of a decompressor without its input and output."""
 _KEY: Final = "max_user_symbol_megabytes"
 
 
 class ReadingBudget:
-    """Memory for what is held while files are read, one file at a time. Thread-safe.
+    """Budget of memory held while files are read, one file at a time. Thread-safe.
 
-    Whoever is about to take memory asks for it, by an estimate from sizes that the file gives.
+    Readers reserve memory before they allocate it, estimated from sizes in the file.
 
     Args:
-        limit_bytes: for one file, and so for all that are being read; no limit by default.
+        limit_bytes: limit for a file, and so for all files being read; no limit by default.
 
     Attributes:
         limit_bytes: the limit.
-        make_space: is called before more memory is taken, so that finished tables leave it.
+        make_space: called before a reservation, to evict finished tables.
     """
 
     def __init__(self, limit_bytes: int = _UNBOUNDED) -> None:
@@ -47,17 +47,17 @@ class ReadingBudget:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that reading holds now."""
+        """Returns the reserved bytes."""
         return self._held
 
     @property
     def left_bytes(self) -> int:
-        """Bytes that can be taken."""
+        """Returns the bytes left."""
         return self.limit_bytes - self._held
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Wait until no other file is read; what was taken is given back at the end."""
+        """Wait until no other file is read; releases all reservations at the end."""
         thread = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: self._reader is None)
@@ -69,21 +69,21 @@ class ReadingBudget:
             self.pass_turn(thread)
 
     def pass_turn(self, thread: int) -> None:
-        """Let others read: a thread has read its file, or is left behind with what it holds."""
+        """End a thread's turn: it has read its file, or is abandoned with its reservations."""
         with self._changed:
             if self._reader == thread:
                 self._reader = None
                 self._changed.notify_all()
 
     def take(self, count_bytes: int, purpose: str) -> None:
-        """Ask for memory that is held until the file was read, or given back.
+        """Reserve memory until the file is read, or :meth:`give_back`.
 
         Args:
-            count_bytes: how much.
-            purpose: what it is for, as a reason names it.
+            count_bytes: size in bytes.
+            purpose: purpose, for error messages.
 
         Raises:
-            ElfError: it is more than is left.
+            ElfError: not enough is left.
         """
         with self._changed:
             if count_bytes > self.left_bytes:
@@ -97,14 +97,14 @@ class ReadingBudget:
         self.make_space()
 
     def give_back(self, count_bytes: int) -> None:
-        """Return memory that is not held any more."""
+        """Release reserved memory."""
         with self._changed:
             self._held -= count_bytes
             self._mine.held -= count_bytes
 
     @contextmanager
     def hold(self, count_bytes: int, purpose: str) -> Iterator[None]:
-        """Take memory for a while. Raises as :meth:`take`."""
+        """Reserve memory for the context. Raises as :meth:`take`."""
         self.take(count_bytes, purpose)
         try:
             yield
@@ -112,10 +112,10 @@ class ReadingBudget:
             self.give_back(count_bytes)
 
     def read_content(self, source: Source, section: Section, limit: int) -> bytes:
-        """The content of a section, which is taken.
+        """Reads the content of a section, and reserves its memory.
 
         Raises:
-            ElfError: it has more than ``limit`` bytes, is damaged, or exceeds what is left.
+            ElfError: the section has more than ``limit`` bytes, is damaged, or exceeds the budget.
         """
         purpose = section.name.decode("ascii", "backslashreplace") or "a section"
         if section.kind == SHT_NOBITS:
@@ -132,7 +132,7 @@ class ReadingBudget:
 
 
 class _Mine(threading.local):
-    """Bytes that the calling thread holds."""
+    """Bytes reserved by the calling thread."""
 
     held = 0
 

@@ -1,13 +1,13 @@
-"""Builds the table of a user file's functions from all that the file says about them.
+"""Builds the function table of a user file from all its sources of names.
 
 Names come from these sources, in this order: ``.symtab`` of the file; if unwind information shows
 functions without names, ``.symtab`` of its debug file, ``.gnu_debugdata`` (a small ELF file packed
-by xz) and the table of Go's runtime; ``.dynsym``; and PLT stubs. Inside a function of an earlier
-source, a later one names nothing.
+by xz) and the table of Go's runtime; ``.dynsym``; and PLT stubs. Later sources do not name code
+inside functions of earlier sources.
 
-Bounds of functions without names come from unwind information. No name reaches beyond the end of
-its symbol; one without a size ends with its unwind entry, at the next symbol or with its section,
-and without any certainty names its first byte alone.
+Bounds of functions without names come from unwind information. No name extends beyond the end of
+its symbol. A symbol without a size ends with its unwind entry, at the next symbol or with its
+section; if none of these is certain, it names its first byte only.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 )
 
 MAX_SECTION_BYTES: Final = 256 << 20
-"""Most bytes of the names of a symbol table, or of ``.eh_frame``."""
+"""Limit of bytes of the names of a symbol table, or of ``.eh_frame``."""
 _LARGEST_WORD: Final = (1 << 32) - 1
 _SORTED_BYTES: Final = 20
-"""Memory of a symbol while the table is made, besides its columns."""
+"""Memory of a symbol while the table is built, without its columns."""
 _ALIAS_BYTES: Final = 200
 _WANTED_BYTES: Final = 160
 """Memory of an alias, and of an address with a list of aliases, in collections of Python."""
 _RANKS: Final = bytes((2, 0, 1, 3)[kind >> 4 & 3] << 1 for kind in range(256))
 """By ``st_info``: global before weak before local; the lowest bit is for those without a size."""
-_UNKNOWN: Final = 1  # not 0 until all others are known
+_UNKNOWN: Final = 1  # sizes are set after all others
 _NOWHERE: Final = 1 << 64
 _STUB_KIND: Final = STB_LOCAL << 4 | STT_FUNC
 _NO_SYMBOLS: Final = Symbols(array("Q"), array("Q"), b"", array("I"), b"")
@@ -135,7 +135,7 @@ class _Columns:
             self._budget.give_back(shift)
 
     def add_stubs(self, stubs: list[Stub]) -> None:
-        """Add PLT stubs, named after what they call."""
+        """Add PLT stubs, named after their targets."""
         resolvers = self._named({stub.resolver for stub in stubs if stub.resolver})
         names, values, sizes, names_at = bytearray(), array("Q"), array("Q"), array("I")
         for stub in stubs:
@@ -148,7 +148,7 @@ class _Columns:
         self._add(Symbols(values, sizes, kinds, names_at, names))
 
     def _named(self, addresses: set[int]) -> dict[int, bytes]:
-        """The best name of each of some functions."""
+        """Returns the preferred name of each of these functions."""
         if not addresses:
             return {}
         self._budget.take(_WANTED_BYTES * len(addresses), "its PLT")
@@ -162,12 +162,12 @@ class _Columns:
         return {value: sort_aliases(some)[0][2] for value, some in aliases.items() if some}
 
     def make_table(self, first_dynamic: int, code: list[Section], bounds: Bounds) -> FunctionTable:
-        """The table of all functions.
+        """Makes the table of all functions.
 
         Args:
             first_dynamic: index of the first symbol of ``.dynsym``.
             code: sections with code.
-            bounds: of functions, by unwind information.
+            bounds: bounds of functions, from unwind information.
         """
         taken = _SORTED_BYTES * len(self._values) + sort_bytes(len(self._values))
         with self._budget.hold(taken, "its symbols"):
@@ -243,12 +243,12 @@ class _Columns:
 
 
 class _Limits:
-    """Where code of a symbol without a size ends at the latest.
+    """Upper bounds of the code of symbols without a size.
 
     Args:
         first_dynamic: index of the first symbol of ``.dynsym``, which omits local functions.
         code: sections with code.
-        bounds: of functions, by unwind information.
+        bounds: bounds of functions, from unwind information.
     """
 
     def __init__(self, first_dynamic: int, code: list[Section], bounds: Bounds) -> None:
@@ -258,12 +258,12 @@ class _Limits:
         )
 
     def is_entry(self, start: int) -> bool:
-        """Returns whether a label may be that of a function: it is not inside of one."""
+        """Returns whether a label may be a function: it is not inside of a function."""
         around = self._bounds.around(start)
         return around is None or around[0] == start
 
     def size(self, start: int, following: int, index: int) -> int:
-        """Size of a symbol before the ``following`` one; 0 if it is in no section."""
+        """Returns the size of a symbol, up to the ``following`` one; 0 if it is in no section."""
         at = bisect_right(self._sections, (start, _NOWHERE)) - 1
         if at < 0 or start >= self._sections[at][1]:
             return 0
@@ -277,7 +277,7 @@ class _Limits:
 
 
 def _zeros(sizes: array[int]) -> Iterator[int]:
-    """Indices of zeros; each may be replaced when its value is known."""
+    """Yields indices of zeros; the caller may replace each before the next."""
     at = -1
     for _ in range(sizes.count(0)):
         at = sizes.index(0, at + 1)
@@ -285,5 +285,5 @@ def _zeros(sizes: array[int]) -> Iterator[int]:
 
 
 def _find_end(starts: array[int], sizes: array[int], span: slice, end_before: int) -> int:
-    """Where the last of some symbols ends, but not below ``end_before``."""
+    """Returns the highest end of some symbols, at least ``end_before``."""
     return max(end_before, max(map(add, starts[span], sizes[span]), default=0))

@@ -1,7 +1,6 @@
 """Finds the debug file of a user file: by its build id, or by a name and a checksum.
 
-Everything found is verified, since other files may be in its place: the build id has to be the
-same, or the checksum that the file gives if it has no build id.
+Each candidate is verified: its build id must match, or for files without build id its checksum.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from otel_kprofiler.model import BuildId
 
 DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
 MAX_SUMMED_BYTES: Final = 1 << 30
-"""Most bytes of a file whose checksum is computed, which takes half a second."""
+"""Limit of bytes of a checksummed file; takes half a second."""
 _LINK: Final = b".gnu_debuglink"
 _ALTERNATE_LINK: Final = b".gnu_debugaltlink"
 _MAX_LINK_BYTES: Final = 8192
@@ -48,9 +47,9 @@ class WantedDebugFile(NamedTuple):
     """Keys that lead to the debug file of a file.
 
     Attributes:
-        path: of the file, as its process sees it.
-        root: where the process's files are, such as ``/proc/PID/root``; empty for this process's.
-        build_id: of both files; None if the file has none.
+        path: path of the file in its process.
+        root: root of the process's files, such as ``/proc/PID/root``; empty for this process.
+        build_id: build id of both files; None if the file has none.
         debug_link: None if the file has none.
     """
 
@@ -61,10 +60,10 @@ class WantedDebugFile(NamedTuple):
 
 
 class DebugFile(NamedTuple):
-    """A debug file that is open; whoever has it closes it.
+    """An open debug file; the owner closes it.
 
     Attributes:
-        path: where it is.
+        path: its path.
         fd: its descriptor.
         source: its bytes.
         elf: its headers.
@@ -84,7 +83,7 @@ class DebugFileFinder(Protocol):
     """Finds debug files."""
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Open and verify what may be the debug file, the best first; the caller closes each."""
+        """Yields open, verified candidates, the best first; the caller closes each."""
 
 
 def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> WantedDebugFile:
@@ -98,7 +97,7 @@ def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> 
 
 
 def parse_debug_link(content: bytes) -> DebugLink | None:
-    """The content of ``.gnu_debuglink``; None if it is damaged, or names no file in a directory.
+    """Parses ``.gnu_debuglink``; None if it is damaged, or the name is not a plain file name.
 
     A name, a zero, zeros up to a multiple of four bytes, CRC-32 (GDB manual, "Separate Debug
     Files").
@@ -124,7 +123,7 @@ class BuildIdDirectories:
         self._files, self._directories = files, tuple(directories)
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Open what has the build id in its name, and in itself."""
+        """Open files with the build id in their name and their content."""
         build_id = wanted.build_id
         if build_id:
             name = f".build-id/{build_id[:2]}/{build_id[2:]}.debug"
@@ -134,11 +133,11 @@ class BuildIdDirectories:
 
 
 class DebugLinkDirectories:
-    """Finds debug files by the name that the file gives: beside it, and where debuggers look.
+    """Finds debug files by ``.gnu_debuglink``, in the directories that debuggers search.
 
     Args:
         files: of this host.
-        directories: each has the directories of the files below it.
+        directories: directories that mirror the paths of files.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class DebugLinkDirectories:
         self._files, self._directories = files, tuple(directories)
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Open what has the name, and the same build id or checksum."""
+        """Open files with the name, and the same build id or checksum."""
         if wanted.debug_link is None or not wanted.path.startswith("/"):
             return
         name, crc = wanted.debug_link
@@ -193,7 +192,7 @@ def _read_small(source: Source, sections: list[Section], name: bytes) -> bytes:
 def _open_same(
     files: ReferableFiles, path: str, build_id: BuildId | None, crc: int | None
 ) -> Iterator[DebugFile]:
-    """Open a file if it is the wanted one; one or none."""
+    """Yields the opened file if it is the wanted debug file."""
     try:
         fd, size, _ = open_regular(files, path)
     except OSError as error:
@@ -216,7 +215,7 @@ def _open_same(
 
 
 def _crc(source: Source) -> int | None:
-    """CRC-32 of a file; None if it is too large."""
+    """Returns the CRC-32 of a file; None if it is too large."""
     if source.size > MAX_SUMMED_BYTES:
         return None
     value = 0

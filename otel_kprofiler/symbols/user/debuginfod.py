@@ -1,7 +1,7 @@
 """Finds debug files on debuginfod servers, by build id, and keeps them on disk.
 
-Protocol: debuginfod(8), "WEBAPI". Servers are not trusted: what they send is bounded while it
-arrives, never decompressed, and used only if it is an ELF file with the build id.
+Protocol: debuginfod(8), "WEBAPI". Servers are not trusted: responses are bounded on arrival, never
+decompressed, and used only if they are an ELF file with the build id.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DownloadLimits(NamedTuple):
         file_bytes: size of the file.
         connect_s: time until a server is connected, and between two parts of its answer.
         total_s: time of the whole download.
-        missing_s: for how long a file that no server has is not asked for again.
+        missing_s: time until a missing file is requested again.
     """
 
     file_bytes: int = 1 << 30
@@ -58,7 +58,7 @@ DEFAULT_LIMITS: Final = DownloadLimits()
 
 
 class _DownloadError(Exception):
-    """A server did not answer as it should."""
+    """Raised for an invalid response of a server."""
 
 
 @dataclass(slots=True)
@@ -67,8 +67,8 @@ class _Server:
 
     Attributes:
         address: without a slash at the end.
-        failures: in a row.
-        not_before_s: monotonic time.
+        failures: number of consecutive failures.
+        not_before_s: monotonic time of the next attempt.
     """
 
     address: str
@@ -79,13 +79,13 @@ class _Server:
 class Debuginfod:
     """Finds debug files on servers. Thread-safe; one download at a time.
 
-    Blocks for up to ``total_s`` per server, so threads that sample must not call it. Servers that
-    fail are left alone for 5 seconds, and for twice as long each time, up to 10 minutes.
+    Blocks for up to ``total_s`` per server, so threads that sample must not call it. Failed servers
+    are not asked for 5 seconds, doubled at each failure, up to 10 minutes.
 
     Args:
         servers: addresses, http or https; others are ignored with a warning.
-        cache: keeps what was downloaded, and what no server had.
-        limits: what one download may take.
+        cache: keeps downloads, and build ids that no server has.
+        limits: limits of a download.
         clock: monotonic time in seconds.
     """
 
@@ -106,7 +106,7 @@ class Debuginfod:
         self._lock = threading.Lock()
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Open the debug file with the wanted build id; one or none."""
+        """Yields the opened debug file with the wanted build id, if a server has it."""
         build_id = wanted.build_id
         if build_id and (fd := self.fetch(build_id)) is not None:
             source = FileSource(fd, os.fstat(fd).st_size)
@@ -121,7 +121,7 @@ class Debuginfod:
                 yield DebugFile(path, fd, source, elf)
 
     def fetch(self, build_id: str, kind: str = DEBUGINFO) -> int | None:
-        """Open a file, downloaded if need be; None if no server has it, or none answers.
+        """Opens a file, downloaded on demand; None if no server has it or none answers.
 
         Args:
             build_id: lower-case hexadecimal.
@@ -169,7 +169,7 @@ class Debuginfod:
         return None
 
     def _ask(self, server: _Server, build_id: str, kind: str, name: str) -> int | None:
-        """Download a file of one server; None if it does not have it."""
+        """Downloads a file from one server; None if it does not have it."""
         file = self._cache.create(name)
         try:
             address = f"{server.address}/buildid/{build_id}/{kind}"
@@ -184,7 +184,7 @@ class Debuginfod:
 
 
 class _Download:
-    """One download, which ends in time even if data trickles in."""
+    """A download with a time limit, even if data trickles in."""
 
     def __init__(self, limits: DownloadLimits) -> None:
         # Loads requests, when there is something to download.
@@ -207,7 +207,7 @@ class _Download:
         )
 
     def run(self, address: str, target: int) -> bool:
-        """Write the file at an address to a descriptor; returns whether the server has it.
+        """Download the file at an address to a descriptor; returns whether the server has it.
 
         Raises:
             _DownloadError: it failed, or what it sends is not acceptable.
@@ -275,7 +275,7 @@ def find_servers(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _redirected(address: str, location: str) -> str:
-    """The address that an answer leads to, not from https to less."""
+    """Returns the address of a redirect; refuses redirects from https to http."""
     with contextlib.suppress(ValueError):
         following = urljoin(address, location)
         weaker = address.startswith("https:") and not following.startswith("https:")

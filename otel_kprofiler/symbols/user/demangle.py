@@ -1,4 +1,4 @@
-"""Names for people of the linker's names of C++ and Rust functions."""
+"""Demangles linker names of C++ and Rust functions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from otel_kprofiler.symbols.user.rust_names import MAX_CHARS, demangle_rust
 MAX_MANGLED_CHARS: Final = 8_192
 """Longer names are not demangled."""
 _MAX_CXX_CHARS: Final = 1024
-"""More is too deep for libstdc++ (``DEMANGLE_RECURSION_LIMIT`` of libiberty), and not tried."""
+"""Deeper names exceed libstdc++'s limit (``DEMANGLE_RECURSION_LIMIT`` of libiberty)."""
 _MAX_CXX_GROWTH: Final = 20.0
-"""In bits: most that a name may repeat its parts, which takes about 0.1 s."""
+"""Limit of a name's growth by repeated parts, in bits; takes about 0.1 s."""
 _RUNTIMES: Final = ("libstdc++.so.6", "libc++abi.so.1")
 _REFERENCE: Final = re.compile("[ST][0-9A-Z]*_")
 
@@ -25,13 +25,12 @@ _Demangler = Callable[[bytes], str]
 
 
 def demangle(name: str) -> str:
-    """The name as it is written in the source; a name that is not mangled is returned unchanged.
+    """Returns the name as written in the source; names that are not mangled are unchanged.
 
-    Suffixes of parts and clones that a compiler made of the function (``.cold``, ``.isra.0``) are
-    dropped, as in names of the kernel, and hashes. Names stay mangled if they are damaged, longer
-    than 1,024 characters (C++) or 8,192 (Rust), longer than 16,384 when readable, or of C++ while
-    no runtime library for it is installed (:func:`has_cxx_runtime`). Takes at most about 0.1 s.
-    Thread-safe; never raises.
+    Suffixes of clones and parts (``.cold``, ``.isra.0``) are dropped, as in kernel names, and so
+    are hashes. Names stay mangled if they are damaged, longer than 1,024 characters (C++) or 8,192
+    (Rust), longer than 16,384 when readable, or of C++ while no runtime library for it is installed
+    (:func:`has_cxx_runtime`). Takes at most about 0.1 s. Thread-safe; never raises.
     """
     if len(name) > MAX_MANGLED_CHARS or "\0" in name:
         return name
@@ -45,7 +44,7 @@ def demangle(name: str) -> str:
 
 
 def has_cxx_runtime() -> bool:
-    """Returns whether names of C++ can be demangled: libstdc++ or libc++abi is installed."""
+    """Returns whether C++ names can be demangled: libstdc++ or libc++abi is installed."""
     return _find_runtime() is not None
 
 
@@ -57,7 +56,7 @@ def _demangle_cxx(name: str) -> str | None:
 
 
 def _growth(name: str) -> float:
-    """Logarithm to the base 2 of how often a part of the name can appear in the result, or more.
+    """Returns an upper bound, in bits, of how often a part of the name can appear in the result.
 
     A reference to an earlier part doubles at worst every second time (more exactly, three of them
     triple it), and a pack expansion (``Dp``, ``sp``) repeats its pattern once for each element:
@@ -79,7 +78,7 @@ def _find_runtime() -> _Demangler | None:
 
 
 def _load(library: str) -> _Demangler:
-    """``__cxa_demangle`` of a C++ runtime library, which needs no more than the library.
+    """Loads ``__cxa_demangle`` of a C++ runtime library.
 
     Raises:
         OSError: there is no such library.

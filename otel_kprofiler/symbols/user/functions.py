@@ -1,6 +1,6 @@
-"""The functions of a user file by address and by name: compact, immutable, independent of the file.
+"""Functions of a user file by address and name: compact, immutable, independent of the file.
 
-A name takes thirteen bytes and itself, the bounds of a function eight more.
+A name takes its length and thirteen bytes; bounds take eight bytes.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from operator import add, le
 from typing import Final, NamedTuple
 
 MAX_NAME_BYTES: Final = 1 << 16
-"""Longer names are cut off; those of programs are some hundred bytes long."""
+"""Longer names are cut; real names have a few hundred bytes at most."""
 MAX_SPAN_BYTES: Final = 1 << 32
-"""Functions further above the first one are left out, and no function is larger."""
+"""Functions further above the first function are left out, and no function is larger."""
 
 
 MAX_DEPTH: Final = 16
 MAX_NESTED: Final = 1 << 16
 """Number and depth of nested functions: limits for hostile files."""
 MAX_RANKED: Final = 64
-"""Names of one function that are compared; further names are ignored."""
+"""Limit of names of a function that are compared; further names are ignored."""
 MAX_KEPT: Final = 1024
-"""Functions of several names for which their order is kept; it takes some 200 bytes each."""
+"""Limit of functions with a cached order of names, about 200 bytes each."""
 _MAX_RANKED_BYTES: Final = 1024  # of a name
 
 
@@ -33,9 +33,9 @@ class Function(NamedTuple):
     """A function; SVMA ``[start, end)``.
 
     Attributes:
-        start: of the function, even if another one lies inside of it.
-        end: first address behind it.
-        name: the linker's, without a symbol version; empty if only the bounds are known.
+        start: start of the function, even if it contains another function.
+        end: end of the function, exclusive.
+        name: linker name, without a symbol version; empty if only the bounds are known.
     """
 
     start: int
@@ -51,7 +51,7 @@ class NamedCode(NamedTuple):
         sizes: in bytes, at least 1.
         names_at: where each name begins in ``names``.
         names: names of bytes other than zero, each with a zero behind it.
-        ranks: of several names with one start, those of the lowest rank are preferred.
+        ranks: rank of each name; of names with the same start, the lowest rank is preferred.
     """
 
     starts: array[int]
@@ -62,20 +62,20 @@ class NamedCode(NamedTuple):
 
 
 Alias = tuple[int, int, bytes, int]
-"""One of several names with one start: rank, length of the name, name, row in a table."""
+"""One of several names with the same start: rank, length of the name, name, row in a table."""
 
 
 def make_alias(rank: int, names: bytes | bytearray, at: int, row: int) -> Alias:
-    """The name at a place of ``names``; a lower rank is better."""
+    """Makes an alias of the name at a place of ``names``; a lower rank is better."""
     name = bytes(names[at : at + _MAX_RANKED_BYTES].partition(b"\0")[0])
     return rank, len(name), name, row
 
 
 def sort_aliases(aliases: Iterable[Alias]) -> list[Alias]:
-    """Names with one start, the best first.
+    """Sorts names with the same start, the best first.
 
-    A library's own name for what it exports, with a prefix, does not count as better than that:
-    ``write`` comes before ``__write``, ``puts`` before ``_IO_puts``.
+    An exported name comes before the library's internal name with a prefix: ``write`` before
+    ``__write``, ``puts`` before ``_IO_puts``.
     """
     ranked = sorted(aliases)
     best = ranked[0][2] if ranked else b""
@@ -85,7 +85,7 @@ def sort_aliases(aliases: Iterable[Alias]) -> list[Alias]:
 
 
 class Bounds(NamedTuple):
-    """Columns of functions by unwind information, which has no names, sorted by start.
+    """Columns of functions from unwind information, without names, sorted by start.
 
     Attributes:
         base: SVMA that the starts are relative to.
@@ -98,7 +98,7 @@ class Bounds(NamedTuple):
     sizes: array[int]
 
     def around(self, svma: int) -> tuple[int, int] | None:
-        """The function ``[start, end)`` that an address lies in; None if it lies in none."""
+        """Returns the function ``[start, end)`` that contains an address, or None."""
         starts, offset = self.starts, svma - self.base
         following = bisect_right(starts, offset)
         if not following:
@@ -112,7 +112,7 @@ class Bounds(NamedTuple):
         return self.base + start, self.base + end
 
     def next_start(self, svma: int) -> int | None:
-        """Where the first function above an address starts; None if there is none."""
+        """Returns the start of the first function above an address, or None."""
         at = bisect_right(self.starts, svma - self.base)
         return self.base + self.starts[at] if at < len(self.starts) else None
 
@@ -123,8 +123,8 @@ NO_BOUNDS: Final = Bounds(0, array("I"), array("I"))
 class FunctionTable:
     """Functions by address and by name; thread-safe, and immutable except for caches.
 
-    Of functions inside of each other, the innermost one has an address; of several with one start,
-    the one with the best name. Bounds without a name count only where no named function is.
+    An address belongs to the innermost of nested functions; with equal starts, to the function with
+    the best name. Bounds without a name count only outside of named functions.
 
     Args:
         base: SVMA that the starts are relative to.
@@ -153,7 +153,7 @@ class FunctionTable:
 
     @classmethod
     def of(cls, functions: Iterable[Function]) -> FunctionTable:
-        """A table of a few functions; those without a name are known by their bounds."""
+        """Makes a table of a few functions; functions without a name become bounds."""
         ordered = sorted(functions, key=lambda function: (function.start, -function.end))
         base = ordered[0].start if ordered else 0
         kept = [
@@ -174,7 +174,7 @@ class FunctionTable:
         )
 
     def __len__(self) -> int:
-        """Number of names."""
+        """Returns the number of names."""
         return len(self._starts)
 
     @property
@@ -185,7 +185,7 @@ class FunctionTable:
         return sum(map(sys.getsizeof, parts)) + 64 * len(self._outer)
 
     def lookup(self, svma: int) -> Function | None:
-        """The function that an address lies in; None if it lies in none."""
+        """Returns the function that contains an address, or None."""
         offset = svma - self._base
         starts, sizes = self._starts, self._sizes
         last = index = bisect_right(starts, offset) - 1
@@ -201,7 +201,7 @@ class FunctionTable:
         return self._bound(svma, last)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Function, ...]:
-        """Functions with a name, or whose names begin with it, by address; aliases count."""
+        """Finds functions by a name or a prefix, in order of address; includes aliases."""
         wanted = name.encode("utf-8", "surrogateescape")
         if b"\0" in wanted or not wanted:
             return ()
@@ -212,7 +212,7 @@ class FunctionTable:
         return tuple(dict.fromkeys(map(self._function, indices)))
 
     def find_containing(self, part: str) -> Iterator[Function]:
-        """Functions with names that contain a text, by address."""
+        """Finds functions whose names contain a text, in order of address."""
         wanted = part.encode("utf-8", "surrogateescape")
         if wanted not in self._names:
             return
@@ -222,11 +222,11 @@ class FunctionTable:
                 yield self._function(row)
 
     def names_at(self, start: int) -> tuple[str, ...]:
-        """All names of the functions that start at an SVMA, the best first."""
+        """Returns all names of the functions that start at an SVMA, the best first."""
         return tuple(dict.fromkeys(map(self._name, self._rank(start - self._base))))
 
     def _rank(self, start: int) -> list[int]:
-        """Functions with a start, those with the best names first."""
+        """Returns the functions with a start, best names first."""
         first = bisect_left(self._starts, start)
         last = bisect_right(self._starts, start, first, min(first + MAX_RANKED, len(self)))
         aliases = sort_aliases(
@@ -276,7 +276,7 @@ def _columns(functions: list[Function], base: int) -> tuple[array[int], array[in
 
 
 def _find_outer(starts: array[int], sizes: array[int]) -> Mapping[int, int]:
-    """For functions that end inside of an earlier one: the index of the next that goes on."""
+    """Finds, for functions that end inside an earlier function, the index of that function."""
     ends = array("Q", map(add, starts, sizes))
     if all(map(le, ends, islice(ends, 1, None))):
         return {}

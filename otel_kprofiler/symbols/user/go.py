@@ -1,4 +1,4 @@
-"""Functions and lines of Go programs, from the table that Go's own runtime uses.
+"""Functions and lines of Go programs, from the runtime's table (``.gopclntab``).
 
 Linkers keep it even if all symbols are stripped. Format: ``pclntab`` of Go 1.16, 1.18, and 1.20 up
 (src/runtime/symtab.go, src/cmd/link/internal/ld/pcln.go, src/internal/abi/symtab.go)::
@@ -40,15 +40,15 @@ from otel_kprofiler.symbols.user.go_pc_table import PcTable
 from otel_kprofiler.symbols.user.symbol_tables import COLUMN_BYTES, STB_LOCAL, STT_FUNC, Symbols
 
 MAX_PART_BYTES: Final = 128 << 20
-"""Most bytes of the names, or of the functions: enough for a million functions."""
+"""Limit of bytes of the names, or of the functions: enough for a million functions."""
 MAX_DATA_BYTES: Final = 64 << 20
-"""Most bytes of the sections that may have the module's data."""
+"""Limit of bytes of the sections that may contain the module data."""
 MAX_INLINED: Final = 64
-"""Calls inlined into each other."""
+"""Limit of nested inlined calls."""
 MAX_PC_TABLE_BYTES: Final = 16 * 1024
-"""Most bytes of one function: some 5,000 places, read in 2 ms into 100 KB."""
+"""Limit of bytes of a pc table: about 5,000 places, read in 2 ms into 100 KB."""
 _MAX_KEPT_BYTES: Final = 4 << 20
-"""Functions, pc tables and names of all files that look-ups needed last."""
+"""Limit of cached functions, pc tables and names of all files."""
 _ENTRY_BYTES, _PC_BYTES, _CHARACTER_BYTES = 600, 10, 4
 """Memory of an entry, and of a byte of a pc table and a character in it."""
 _MAX_NAME_BYTES: Final = 4096
@@ -77,7 +77,7 @@ _MODULE_WORDS: Final = 41
 
 
 class _Format(NamedTuple):
-    """The differences between versions."""
+    """Differences between versions of the format."""
 
     parts: int  # index of the first part among the words
     start: str  # form of a start
@@ -113,7 +113,7 @@ class _Module(NamedTuple):
 
 
 def find_go_section(sections: list[Section]) -> Section | None:
-    """The section with a Go table; None if the file is no Go program."""
+    """Returns the section with a Go table; None if the file is not a Go program."""
     return next((section for section in sections if section.name in _SECTIONS), None)
 
 
@@ -160,11 +160,11 @@ class GoTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the table takes, but for what look-ups keep of all files."""
+        """Returns the memory of the table, without the cache shared by all files."""
         return sys.getsizeof(self._starts) + sys.getsizeof(self._structs)
 
     def symbols(self) -> Symbols:
-        """The functions; each reaches to the next one."""
+        """Returns the functions; each extends to the next."""
         text = self._module.text
         at = self._functions
         functions_bytes = max(self._structs) + self._form.count_at + 1
@@ -256,7 +256,7 @@ class GoTable:
         return _Function(name_at, files, lines, unit, inlined, calls)
 
     def _pc_value(self, table: int, target: int) -> int:
-        """The value of a pc table at an offset in its function; -1 if it has none."""
+        """Returns the value of a pc table at an offset in its function; -1 if it has none."""
         if not table:
             return -1
         place = target // self._quantum
@@ -270,7 +270,7 @@ class GoTable:
             raise _damaged("a pc table without end") from error
 
     def _keep(self, read: Callable[..., _T], *place: int) -> _T:
-        """Read from a place of this file, or take what was read."""
+        """Returns a cached value for a place of this file, or reads it."""
         key = (self._number, read.__name__, *place)
         value: _T | None = _KEPT.get(key)
         if value is None:
@@ -285,7 +285,7 @@ class GoTable:
         return PcTable(self._read_most(self._pc_tables + table, size))
 
     def _find_module(self, sections: list[Section], address: int) -> _Module:
-        """The data of the module: it begins with the addresses of the table and of its names."""
+        """Finds the module data, which begins with the addresses of the table and of its names."""
         wanted = struct.pack("<QQ", address, address + self._names)
         left = MAX_DATA_BYTES
         for section in sections:
@@ -324,7 +324,7 @@ class GoTable:
         return self._source.read(self._at + at, size)
 
     def _read_most(self, at: int, size: int) -> bytes:
-        """So many bytes, or fewer at the end."""
+        """Reads up to a number of bytes, fewer at the end."""
         size = min(size, self._size - at)
         if at < 0 or size < 0:
             raise _damaged(f"a part at {at} of {self._size}")
@@ -334,7 +334,7 @@ class GoTable:
         return int.from_bytes(self._read(at, 4), "little")
 
     def _read_path(self, index: int) -> str:
-        """A file of a unit."""
+        """Returns the path of a file of a unit."""
         at = self._word(self._units + 4 * index)
         return self._read_text(self._files + at) if at != _NO_OFFSET else ""
 
@@ -347,7 +347,7 @@ class GoTable:
 
 
 class GoLines(GoTable):
-    """Lines and inlined calls of a Go program: a line table with a descriptor of its own.
+    """Lines and inlined calls of a Go program: a line table that owns a descriptor.
 
     Lines of inlined calls are known from Go 1.20 on. Thread-safe.
 
@@ -399,7 +399,7 @@ class GoLines(GoTable):
 def read_go_symbols(
     source: Source, elf: ElfFile, sections: list[Section], budget: ReadingBudget
 ) -> Symbols | None:
-    """The functions of a Go program; None for other programs, and other versions.
+    """Reads the functions of a Go program; None for other programs and unknown versions.
 
     Raises:
         ElfError: its table is damaged, too large, or exceeds the budget.

@@ -1,4 +1,4 @@
-"""Tables of Go's runtime that have a value for each place in a function."""
+"""Decodes pc-value tables of Go's runtime."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _FOREVER: Final = (1 << 64) - 1
 
 
 class PcTable:
-    """Values along a function, at places counted in the least size of its instructions.
+    """Values along a function; places count in units of the smallest instruction.
 
-    It is pairs of numbers in pieces of seven bits: by how much the value changes (in zigzag form),
-    and for how many places it holds. A change of 0 that is not the first ends it. Pairs are decoded
-    up to the furthest place that was asked for. Not thread-safe.
+    The table is a list of pairs of varints: change of the value (zigzag), and number of places that
+    it holds for. A change of 0, except in the first pair, ends the table. Pairs are decoded on
+    demand. Not thread-safe.
 
     Args:
-        data: from the beginning of the table on.
+        data: bytes from the start of the table on.
     """
 
     __slots__ = ("_ends", "_left", "_values")
@@ -29,10 +29,10 @@ class PcTable:
         self._values = array("q")
 
     def find(self, place: int) -> int:
-        """The value at a place; -1 if there is none.
+        """Returns the value at a place; -1 if there is none.
 
         Raises:
-            StopIteration: the table goes on behind ``data``.
+            StopIteration: the table continues behind ``data``.
         """
         ends, values, left = self._ends, self._values, self._left
         if ends and place < ends[-1]:
@@ -55,7 +55,7 @@ class PcTable:
 
 
 def _read_long_number(byte: int, left: Iterator[int]) -> int:
-    """The number that begins with a byte, of 32 bits. Raises ``StopIteration``."""
+    """Reads a varint of up to 32 bits, given its first byte. Raises ``StopIteration``."""
     value = byte & 0x7F
     for shift in range(7, 35, 7):
         byte = next(left)

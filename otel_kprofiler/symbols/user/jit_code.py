@@ -1,4 +1,4 @@
-"""Code that one process makes at run time: by its jitdump, and by its perf map elsewhere."""
+"""Runtime-generated code of a process: by its jitdump, else by its perf map."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from otel_kprofiler.symbols.user.jitdump import JitDump
 from otel_kprofiler.symbols.user.perf_map import PerfMap
 
 LOOK_AGAIN_NS: Final = 5_000_000_000
-"""After this, a file that was not there is looked for again."""
+"""Interval until a missing file is searched for again."""
 CHECK_NS: Final = 1_000_000_000
-"""After this, memory is compared with what it was."""
+"""Interval between comparisons of the memory map."""
 
 
 class ProcessCode:
-    """Code of one process. Thread-safe; ``update`` is for one thread.
+    """Runtime-generated code of one process. Thread-safe; ``update`` is for one thread.
 
-    Where the jitdump has anything, it counts, since it has times; elsewhere the perf map does. A
-    name ends with the memory of its code: when that is unmapped, or a file is mapped over it.
+    The jitdump takes precedence, since it has times; the perf map covers the rest. A name ends with
+    the memory of its code: when the memory is unmapped, or a file is mapped over it.
 
     Args:
-        process: with its start time.
+        process: pid and start time.
         files: files of the host.
-        clock: to compare times of files.
+        clock: compares times of files.
     """
 
     def __init__(self, process: ProcessKey, files: ReferableFiles, clock: Clock) -> None:
@@ -43,7 +43,7 @@ class ProcessCode:
         self._checked_ns = -CHECK_NS
 
     def update(self, now_ns: int) -> bool:
-        """As :meth:`JitFile.update`, of both files; one that appears later is read, too.
+        """Like :meth:`JitFile.update`, for both files; also reads a file that appears later.
 
         Raises:
             OSError: neither is there.
@@ -64,13 +64,13 @@ class ProcessCode:
             raise missing
         if not has_more:
             if now_ns >= self._checked_ns + CHECK_NS:
-                with suppress(OSError):  # it has ended, and maps nothing any more
+                with suppress(OSError):  # it has exited, and maps nothing
                     self._end_unmapped(now_ns)
             self._read_ns = now_ns
         return has_more
 
     def _end_unmapped(self, now_ns: int) -> None:
-        """End functions in memory that has gone since it was looked at last."""
+        """End functions in memory that was unmapped since the last comparison."""
         mappings = parse_mappings(read_maps(self._host, self._process.tgid))
         memory = find_memory(mappings)
         if not memory:
@@ -81,27 +81,27 @@ class ProcessCode:
         self._memory, self._checked_ns = memory, now_ns
 
     def lookup(self, address: int, at_ns: int) -> MadeFunction | None:
-        """As :meth:`JitFile.lookup`."""
+        """See :meth:`JitFile.lookup`."""
         if self._dump.has_code_at(address):
             return self._dump.lookup(address, at_ns)
         return self._map.lookup(address, at_ns)
 
     @property
     def read_ns(self) -> int:
-        """As :attr:`JitFile.read_ns`."""
+        """See :attr:`JitFile.read_ns`."""
         return self._read_ns
 
     def counts(self) -> JitCounts:
-        """The sums of :meth:`JitFile.counts`."""
+        """Returns the sums of :meth:`JitFile.counts`."""
         return JitCounts(*map(sum, zip(*(file.counts() for file in self._files), strict=True)))
 
     def close(self) -> None:
-        """Close the files; what is known remains."""
+        """Close the files; read functions remain."""
         for file in self._files:
             file.close()
 
 
 def make_named(function: MadeFunction) -> NamedAddress:
-    """A function as frames have it."""
+    """Converts a function to the form of frames."""
     line = Line(function.name, file=function.file, line=function.line)
     return NamedAddress((line,), function.start, None)

@@ -1,4 +1,4 @@
-"""Files in which processes describe the code that they make, read as they grow."""
+"""Reads growing files in which processes describe runtime-generated code."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.symbols.user.jit_table import JitCode, JitTable
 
 MAX_FILE_BYTES: Final = 256 << 20
-"""Most bytes read: some five million functions of a perf map."""
+"""Limit of bytes read: about five million functions of a perf map."""
 MAX_UPDATE_BYTES: Final = 256 << 10
 """Limit of an update: some 5,000 lines of a perf map, 25 ms; 40,000 of 6 bytes take 15 MB."""
 MAX_NAME_BYTES: Final = 1024
-"""Longer names are cut off."""
+"""Longer names are cut."""
 ADDRESS_LIMIT: Final = 1 << 64
 
 EventT = TypeVar("EventT")
 
 
 class MadeFunction(NamedTuple):
-    """A function at ``[start, end)`` that a process has made, as of one address of it.
+    """A runtime-generated function ``[start, end)``, with the source of one of its addresses.
 
     Attributes:
         start: runtime address.
-        end: first address behind it.
-        name: given by the compiler.
+        end: end address, exclusive.
+        name: name from the compiler.
         file: source file of the address; empty if unknown.
-        line: 1-based source line of it; 0 if unknown.
+        line: 1-based source line of the address; 0 if unknown.
     """
 
     start: int
@@ -46,10 +46,10 @@ class JitCounts(NamedTuple):
     """Counters of a file.
 
     Attributes:
-        functions: those known now.
-        damaged: lines or records that are none, or too long.
+        functions: functions in memory.
+        damaged: lines or records that are malformed or too long.
         dropped: functions that did not fit into memory.
-        unread_bytes: of the file, at the last read.
+        unread_bytes: unread bytes of the file at the last read.
         nbytes: memory in use.
     """
 
@@ -64,9 +64,9 @@ class Parsed(NamedTuple, Generic[EventT]):
     """The records in a piece of a file.
 
     Attributes:
-        events: in order.
-        used: bytes of the file that this is all of; the rest of the piece is parsed again.
-        damaged: lines or records that are none.
+        events: the records, in order.
+        used: number of bytes parsed; the rest of the piece is parsed again.
+        damaged: malformed lines or records.
     """
 
     events: Sequence[EventT]
@@ -75,7 +75,7 @@ class Parsed(NamedTuple, Generic[EventT]):
 
 
 class JitFile(ABC, Generic[EventT]):
-    """The file of one process. Thread-safe; ``update`` is for one thread.
+    """A file of one process. Thread-safe; ``update`` is for one thread.
 
     Args:
         process: whose file, with its start time: that of a later process with its pid is not read.
@@ -94,10 +94,9 @@ class JitFile(ABC, Generic[EventT]):
         self._unread = 0
 
     def update(self, now_ns: int) -> bool:
-        """Read what the process has added; call again at once if that was not all.
+        """Read new data; call again at once if it returns True.
 
-        Reads at most :data:`MAX_UPDATE_BYTES`. Waits for the disk, or for whatever file system
-        the process has put the file on.
+        Reads at most :data:`MAX_UPDATE_BYTES`. May block on the file system of the file.
 
         Args:
             now_ns: the current boot time.
@@ -106,7 +105,7 @@ class JitFile(ABC, Generic[EventT]):
             Whether there is more to read.
 
         Raises:
-            OSError: the process has no such file, or one that others could have written.
+            OSError: the process has no such file, or other users could have written it.
         """
         self._open()
         size = os.fstat(self._fd).st_size
@@ -129,7 +128,7 @@ class JitFile(ABC, Generic[EventT]):
         return has_more
 
     def lookup(self, address: int, at_ns: int) -> MadeFunction | None:
-        """The function that was at an address at a boot time; None if that is not known."""
+        """Returns the function at an address at a boot time; None if unknown."""
         with self._lock:
             if at_ns > self._read_ns:
                 return None
@@ -137,18 +136,18 @@ class JitFile(ABC, Generic[EventT]):
             return self._describe(code, address) if code else None
 
     def has_code_at(self, address: int) -> bool:
-        """Returns whether the file names code at an address at any time, as far as known."""
+        """Returns whether the file names code at an address at any time."""
         with self._lock:
             return self._table.has_code_at(address)
 
     def end_in(self, start: int, end: int, gone_ns: int) -> None:
-        """End the functions in ``[start, end)``, which were there until then, as far as known."""
+        """End the functions in ``[start, end)`` at this time."""
         with self._lock:
             self._table.end_in(start, end, gone_ns)
 
     @property
     def read_ns(self) -> int:
-        """Times up to this one can be looked up; -1 before the first complete read."""
+        """Latest time that can be looked up; -1 before the first complete read."""
         return self._read_ns
 
     def counts(self) -> JitCounts:
@@ -160,26 +159,26 @@ class JitFile(ABC, Generic[EventT]):
             )  # fmt: skip
 
     def close(self) -> None:
-        """Close the file; what is known remains."""
+        """Close the file; read functions remain."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     @abstractmethod
     def _open_file(self) -> int:
-        """Open the file as it is found now. Raises ``OSError``."""
+        """Open the current file. Raises ``OSError``."""
 
     @abstractmethod
     def _parse(self, text: bytes, left: int) -> Parsed[EventT]:
-        """Parse the next piece of the file; ``left`` bytes are there from its beginning on."""
+        """Parse the next piece of the file; ``left`` bytes are available from its start."""
 
     @abstractmethod
     def _apply(self, event: EventT, now_ns: int) -> None:
-        """Enter the records of the file into the table."""
+        """Apply the records of the file to the table."""
 
     @abstractmethod
     def _set_mark(self, text: bytes) -> None:
-        """Note bytes that were read, by which it is seen that the file is still the same."""
+        """Note bytes that were read, to detect a replaced file."""
 
     @property
     def _nbytes(self) -> int:
@@ -189,7 +188,7 @@ class JitFile(ABC, Generic[EventT]):
         return MadeFunction(code.start, code.end, code.name.decode("utf-8", "backslashreplace"))
 
     def _add(self, code: JitCode, now_ns: int) -> None:
-        """Add a function of which no time is known but that it came since the last read."""
+        """Add a function without a time: it was added since the last read."""
         since_ns = 0 if self._table.is_first(code) else now_ns
         self._table.add(code, since_ns=since_ns, seen_ns=now_ns, gone_ns=self._read_ns)
 
@@ -202,7 +201,7 @@ class JitFile(ABC, Generic[EventT]):
         self._offset, self._mark = 0, b""
 
     def _open(self) -> None:
-        """Open the file as it is found now; after the end of the process, go on with it."""
+        """Open the current file; after the process has exited, keep the open file."""
         try:
             fd = self._open_file()
         except OSError:
@@ -237,11 +236,11 @@ def read_writer(process: ProcessKey, files: HostFiles) -> Writer:
 
 
 def is_only_of(writer: Writer, status: os.stat_result) -> bool:
-    """Returns whether a file is a regular one that nobody else but root could have written."""
+    """Returns whether a file is a regular file that only its user or root could have written."""
     is_private = stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IWOTH
     return is_private and status.st_uid in (writer.user, 0)
 
 
 def is_running(process: ProcessKey, files: HostFiles) -> bool:
-    """Returns whether the process has not ended, and its pid is not another's by now."""
+    """Returns whether the process still runs, and its pid was not reused."""
     return read_start_ticks(files, process.tgid) == (process.start_time_ns or 0) // TICK_NS

@@ -1,4 +1,4 @@
-"""Memory of a process that may hold code it makes, and which of it has gone."""
+"""Finds memory of a process that may hold runtime-generated code."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from otel_kprofiler.host import MemoryMapping
 Range = tuple[int, int]
 """Runtime addresses ``[start, end)``."""
 _MEMORY: Final = ("/memfd:", "/dev/")
-"""Files through which compilers map one memory twice, to write and to execute it."""
+"""Files that compilers map twice, to write and to execute code."""
 
 
 def find_memory(mappings: Iterable[MemoryMapping]) -> list[Range]:
-    """Ranges without a file on disk, joined where they touch.
+    """Returns ranges without a file on disk; adjacent ranges are merged.
 
-    Permissions do not count: compilers change those of code while they write it.
+    Permissions are ignored: compilers change them while they write code.
 
     Args:
-        mappings: all of a process, by address.
+        mappings: all mappings of a process, by address.
     """
     ranges: list[Range] = []
     for mapping in mappings:
@@ -37,7 +37,7 @@ def find_memory(mappings: Iterable[MemoryMapping]) -> list[Range]:
 
 
 def subtract(ranges: Iterable[Range], others: list[Range]) -> Iterator[Range]:
-    """The parts of some ranges that are in none of others; both sorted and disjoint."""
+    """Subtracts ranges from ranges; both must be sorted and disjoint."""
     at = 0
     for start, end in ranges:
         while at < len(others) and others[at][1] <= start:

@@ -1,4 +1,4 @@
-"""Names of code that processes make at run time, read in the background."""
+"""Names runtime-generated code; reads its descriptions in the background."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, NamedAddress
 from otel_kprofiler.symbols.user.jit_code import LOOK_AGAIN_NS, ProcessCode, make_named
 
 MAX_PROCESSES: Final = 512
-"""Processes whose code is known, or known to be undescribed."""
+"""Limit of cached processes, with or without described code."""
 MAX_BYTES: Final = 16 << 20
-"""Memory for the code of all processes; those not used for longest are forgotten."""
+"""Limit of memory for code of all processes; evicts the least recently used."""
 _MAX_NAMES: Final = 4096
 
 
@@ -27,17 +27,17 @@ class _Process:
     def __init__(self, key: ProcessKey, code: ProcessCode) -> None:
         self.key = key
         self.code = code
-        self.looked_ns = -1  # boot time at which it described nothing
+        self.looked_ns = -1  # boot time of the last attempt without a description
         self.is_waiting = False
         self.nbytes = 0
 
 
 class JitNames:
-    """Looks up for the thread that drains samples, and reads in another; thread-safe.
+    """Looks up names for the thread that drains samples, and reads in another; thread-safe.
 
     Args:
-        open_code: the code of a process, not read yet.
-        boot_ns: the current boot time.
+        open_code: returns the code of a process, not read yet.
+        boot_ns: returns the current boot time.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class JitNames:
         self._open_code = open_code
         self._boot_ns = boot_ns
         self._lock = ProcessLock()
-        self._processes: dict[ProcessKey, _Process] = {}  # the one not used for longest first
+        self._processes: dict[ProcessKey, _Process] = {}  # least recently used first
         self._waiting: deque[_Process] = deque()
         self._named = BoundedCache(_MAX_NAMES, make_named)
         self._bytes = 0
@@ -59,10 +59,10 @@ class JitNames:
         return bool(self._waiting)
 
     def name(self, key: ProcessKey, address: int, at_ns: int) -> tuple[NamedAddress, bool]:
-        """The function at an address of a process at a boot time; never waits.
+        """Returns the function at an address of a process at a boot time; never waits.
 
         Returns:
-            It, and whether :meth:`read_one` has more to do now.
+            The function, and whether :meth:`read_one` has more to do now.
         """
         process = self._processes.get(key)
         if process is None:
@@ -76,7 +76,7 @@ class JitNames:
         return (self._named[function] if function else NO_FILE), False
 
     def read_one(self) -> None:
-        """Read what one process has added, or a part of it; may wait for a file system."""
+        """Read new data of one process, or a part of it; may wait for a file system."""
         with self._lock:
             if not self._waiting:
                 return
@@ -133,5 +133,5 @@ class JitNames:
     def _forget(self, process: _Process) -> None:
         del self._processes[process.key]
         self._bytes -= process.nbytes
-        if not process.is_waiting:  # else whoever reads it uses it still
+        if not process.is_waiting:  # otherwise the reading thread still uses it
             process.code.close()

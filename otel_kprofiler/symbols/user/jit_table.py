@@ -1,7 +1,7 @@
-"""Code that a process makes at run time, by address and time.
+"""Runtime-generated code of a process, by address and time.
 
-Memory for such code is used again, so a name belongs to an address only for a while. Code never
-overlaps: what a new function overlaps has gone, all of it.
+Memory of such code is reused, so a name belongs to an address for a time only. Functions never
+overlap: a new function replaces all functions that it overlaps.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Final, NamedTuple
 MAX_BYTES: Final = 8 << 20
 """Limit on a process's table: 60,000 functions with names of 64 bytes."""
 MAX_FORMER: Final = 1024
-"""Functions of which is still known that they were at an address before another."""
+"""Limit of replaced functions that are kept."""
 MAX_FORMER_BYTES: Final = 1 << 20
-"""Memory of these, with their lines; the oldest ones are forgotten."""
+"""Limit of memory of replaced functions, with their lines; evicts the oldest."""
 MAX_CODE_BYTES: Final = 1 << 30
 _ROW_BYTES: Final = 96  # of a function without its name: five arrays, two lists, an object
 _FOREVER: Final = (1 << 64) - 1
 
 
 class JitCode(NamedTuple):
-    """A function at ``[start, end)``, which a process has made.
+    """A runtime-generated function at ``[start, end)``.
 
     Attributes:
         start: runtime address.
-        end: first address behind it.
-        name: as it was written.
-        lines: of its source, in any form.
+        end: end address, exclusive.
+        name: name, as in the file.
+        lines: source lines, in any form.
     """
 
     start: int
@@ -47,15 +47,14 @@ class _Former(NamedTuple):
 class JitTable:
     """The functions of one process. Not thread-safe.
 
-    Rows without a name are what is left of functions that have gone, so that it is known where
-    there was code before.
+    Rows without a name are remains of replaced functions: they show where code was before.
 
     Args:
-        max_bytes: limit on memory; what does not fit is dropped.
+        max_bytes: limit of memory; functions that do not fit are dropped.
 
     Attributes:
         dropped: functions that did not fit.
-        nbytes: memory of functions that are there, about.
+        nbytes: approximate memory of current functions.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -74,17 +73,17 @@ class JitTable:
         self.nbytes = 0
 
     def __len__(self) -> int:
-        """Number of functions that are there."""
+        """Returns the number of current functions."""
         return sum(map(bool, self._names))
 
     def add(self, code: JitCode, *, since_ns: int, seen_ns: int, gone_ns: int) -> None:
-        """Add a function in place of those that it overlaps.
+        """Add a function, replacing those that it overlaps.
 
         Args:
             code: the function.
-            since_ns: from when on it is at its address.
-            seen_ns: when it became known.
-            gone_ns: until when those that it overlaps were at theirs, as far as known.
+            since_ns: time from which it is at its address.
+            seen_ns: time at which it was read.
+            gone_ns: last known time of the functions that it overlaps.
         """
         first, last = self._overlapped(code)
         if self._is_only(code, first, last) and since_ns <= self._until[first]:
@@ -100,16 +99,16 @@ class JitTable:
             self._insert(first, JitCode(left, code.start, b""), 0, _FOREVER)
 
     def is_first(self, code: JitCode) -> bool:
-        """Returns whether there was never anything else where this function is, as far as known."""
+        """Returns whether no other function is known at the addresses of this function."""
         first, last = self._overlapped(code)
         return not self.dropped and (first == last or self._is_only(code, first, last))
 
     def end_all(self, gone_ns: int) -> None:
-        """All functions were at their addresses until then, as far as known, if not added again."""
+        """End all functions at this time, unless they are added again."""
         self._end_rows(range(len(self._seen)), gone_ns)
 
     def end_in(self, start: int, end: int, gone_ns: int) -> None:
-        """As :meth:`end_all`, of the functions that overlap ``[start, end)``."""
+        """Like :meth:`end_all`, for the functions that overlap ``[start, end)``."""
         self._end_rows(range(*self._overlapped(JitCode(start, end, b""))), gone_ns)
 
     def _end_rows(self, rows: range, gone_ns: int) -> None:
@@ -120,7 +119,7 @@ class JitTable:
                 self._names[index] = b""
 
     def lookup(self, address: int, at_ns: int) -> JitCode | None:
-        """The function that was at an address at a time; None if that is not known."""
+        """Returns the function at an address at a time; None if unknown."""
         index = self._find(address)
         if index >= 0 and self._since[index] <= at_ns <= self._until[index]:
             return self._code(index)
@@ -131,18 +130,18 @@ class JitTable:
         return None
 
     def has_code_at(self, address: int) -> bool:
-        """Returns whether there is or was a function at an address, as far as known."""
+        """Returns whether a function is or was at an address."""
         index = bisect_right(self._starts, address) - 1
         return index >= 0 and address < self._end(index)
 
     def last_at(self, address: int) -> JitCode | None:
-        """The function that is at an address after all that was added."""
+        """Returns the latest function at an address."""
         index = self._find(address)
         is_there = index >= 0 and self._until[index] == _FOREVER
         return self._code(index) if is_there else None
 
     def _find(self, address: int) -> int:
-        """The row of the last function at an address; -1 if there is none."""
+        """Returns the row of the last function at an address; -1 if there is none."""
         index = bisect_right(self._starts, address) - 1
         is_named = index >= 0 and address < self._end(index) and self._names[index]
         return index if is_named else -1
@@ -156,7 +155,7 @@ class JitTable:
         )
 
     def _overlapped(self, code: JitCode) -> tuple[int, int]:
-        """The rows that a function overlaps, as a range of indices."""
+        """Returns the rows that a function overlaps, as a range of indices."""
         first = bisect_right(self._starts, code.start)
         if first and code.start < self._end(first - 1):
             first -= 1

@@ -1,4 +1,4 @@
-"""Functions and lines of JIT compilers, from the file ``jit-PID.dump`` that some write for perf(1).
+"""Reads functions and lines of JIT compilers from ``jit-PID.dump``, written for perf(1).
 
 Its format is that of tools/perf/Documentation/jitdump-specification.txt of Linux. Among the writers
 are V8 (``--perf-prof``), OpenJDK (libperf-jvmti of perf), LLVM's perf listener, .NET, and wasmtime.
@@ -48,7 +48,7 @@ from otel_kprofiler.symbols.user.jit_file import (
 from otel_kprofiler.symbols.user.jit_table import MAX_CODE_BYTES, JitCode
 
 MAX_SOURCE_BYTES: Final = 1 << 20
-"""Memory for names of source files of a process; others are not known."""
+"""Limit of memory for source file names of a process; further names are dropped."""
 _NAME: Final = re.compile(r"/jit-(\d+)\.dump$")
 _MAGIC: Final = 0x4A695444
 _HEADER: Final = struct.Struct("=IIIIIIQQ")
@@ -68,7 +68,7 @@ _PLACE: Final = struct.Struct("=III")  # distance from the start of a function, 
 
 
 class Loaded(NamedTuple):
-    """Code came; ``time_ns`` is that of the record."""
+    """Code was loaded; ``time_ns`` is the time of the record."""
 
     time_ns: int
     code: JitCode
@@ -84,7 +84,7 @@ class Moved(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """No more code will run."""
+    """The compiler has closed the file: no more code will run."""
 
     time_ns: int
 
@@ -97,13 +97,13 @@ class NotADumpError(OSError):
 
 
 class JitDumpParser:
-    """Parses a file in pieces, from its beginning on.
+    """Parses a file in pieces, from its start.
 
     Attributes:
-        pid: of the process, as it sees it itself; records of others, its children, are skipped.
-        header: of the file; empty until it was parsed.
-        has_other_clock: times are not of ``CLOCK_MONOTONIC``.
-        sources: names of source files, by their numbers; the first one stands for none.
+        pid: pid of the process in its namespace; records of its children are skipped.
+        header: header of the file; empty until it was parsed.
+        has_other_clock: whether times are not of ``CLOCK_MONOTONIC``.
+        sources: names of source files by number; 0 means none.
         nbytes: memory of these names.
     """
 
@@ -115,23 +115,23 @@ class JitDumpParser:
         self.begin()
 
     def begin(self) -> None:
-        """Begin another file of the process; numbers of source files remain."""
+        """Start another file of the process; numbers of source files stay valid."""
         self.header = b""
         self.has_other_clock = False
         self._shift = 0
-        self._lines = b""  # of the code to come: a record's body
+        self._lines = b""  # body of the record of lines for the next code
 
     @property
     def waiting_bytes(self) -> int:
-        """Memory of lines whose code is not known yet."""
+        """Memory of lines whose code is not loaded yet."""
         return len(self._lines)
 
     def parse(self, text: bytes, left: int) -> Parsed[Record]:
         """Parse the next piece.
 
         Args:
-            text: bytes that follow those which were used before.
-            left: so many bytes of the file are there, ``text`` first.
+            text: the bytes after the last used byte.
+            left: bytes available in the file from ``text`` on.
 
         Raises:
             NotADumpError: the header is that of another file.
@@ -142,7 +142,7 @@ class JitDumpParser:
         while self.header and at + _RECORD.size <= len(text):
             kind, size, time_ns = _RECORD.unpack_from(text, at)
             if size < _RECORD.size or at + size > left:
-                break  # it is being written, or damaged: then nothing behind it can be found
+                break  # incomplete, or damaged: then later records cannot be located
             end = min(at + size, len(text))
             if at and end < at + size:
                 break
@@ -156,7 +156,7 @@ class JitDumpParser:
         return Parsed(records, at, damaged)
 
     def _parse_header(self, text: bytes) -> int:
-        """Where the records begin; 0 if that is not known yet."""
+        """Returns where the records start; 0 if not known yet."""
         if len(text) < _HEADER.size:
             return 0
         magic, _, size, _, padding, pid, _, flags = _HEADER.unpack_from(text)
@@ -194,7 +194,7 @@ class JitDumpParser:
         return None
 
     def _parse_lines(self, body: bytes, code: JitCode) -> bytes:
-        """The places of a function where another line or file begins, if they are sound."""
+        """Parses the places of a function where another line or file begins, if they are valid."""
         if not body:
             return b""
         start, count = _TABLE.unpack_from(body)
@@ -224,11 +224,11 @@ class JitDumpParser:
 
 
 _Entry = tuple[int, int, bytes]
-"""An address, and line and file of what begins there."""
+"""An address, with the line and file that begin there."""
 
 
 def _split(body: bytes, count: int) -> list[_Entry]:
-    """The entries of a record of lines. Raises ``ValueError`` and ``struct.error``."""
+    """Splits a record of lines into entries. Raises ``ValueError`` and ``struct.error``."""
     entries = []
     at, file = _TABLE.size, b""
     for _ in range(min(count, len(body) // _ENTRY.size)):
@@ -243,9 +243,9 @@ def _split(body: bytes, count: int) -> list[_Entry]:
 
 
 def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
-    """The entries if all are of the file that ends a function's name, as in ``JS:*f a.js:1:13``.
+    """Splits entries that all have the file in the function's name, as ``JS:*f a.js:1:13``.
 
-    V8 may write names of files that it has freed. Their sizes are right nevertheless.
+    V8 may write freed file names, whose sizes are still valid.
     """
     file = name.rpartition(b":")[0].rpartition(b":")[0]
     while file := file.partition(b" ")[2]:
@@ -257,7 +257,7 @@ def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
 
 
 def find_place(lines: bytes, offset: int) -> tuple[int, int]:
-    """Number of the source file, and the line, of a place in a function; zeros if unknown."""
+    """Finds source file number and line of a place in a function; zeros if unknown."""
     count = len(lines) // _PLACE.size
     index = bisect_right(range(count), offset, key=lambda row: _place(lines, row)[0]) - 1
     if index < 0:
@@ -280,9 +280,10 @@ class JitDump(JitFile[Record]):
     """The jitdump of one process. Thread-safe; ``update`` is for one thread.
 
     Args:
-        process: whose dump, with its start time: that of a later process with its pid is not read.
+        process: the process, with its start time: dumps of later processes with its pid are not
+            read.
         files: for ``/proc``.
-        get_suspended_ns: how long the host has been suspended since it was booted.
+        get_suspended_ns: returns the time that the host was suspended since boot.
     """
 
     def __init__(
@@ -298,10 +299,10 @@ class JitDump(JitFile[Record]):
         self._is_mapped = True
         self._shift_ns = 0  # of its clock
         self._suspended_ns = 0
-        self._slack_ns = 0  # so much of the suspensions may have been after a record
+        self._slack_ns = 0  # suspended time that may be after a record
 
     def update(self, now_ns: int) -> bool:
-        """As :meth:`JitFile.update`."""
+        """See :meth:`JitFile.update`."""
         before_ns, self._suspended_ns = self._suspended_ns, self._get_suspended_ns()
         self._slack_ns = max(0, self._suspended_ns - before_ns)
         last_ns = self._read_ns
@@ -312,7 +313,7 @@ class JitDump(JitFile[Record]):
         return has_more
 
     def _open_file(self) -> int:
-        """Open what the process has mapped under the name of a dump."""
+        """Open the file that the process has mapped under the name of a dump."""
         writer = read_writer(self._process, self._files)
         maps = read_maps(self._files, self._process.tgid)
         shift_ns = _read_clock_shift(self._process, self._files)
@@ -349,7 +350,7 @@ class JitDump(JitFile[Record]):
             self._apply_at(event, time_ns, now_ns)
 
     def _apply_at(self, record: Record, time_ns: int | None, now_ns: int) -> None:
-        """Enter a record of a boot time; None if that is not known."""
+        """Apply a record at a boot time; None if unknown."""
         until_ns = self._read_ns if time_ns is None else time_ns - self._slack_ns - 1
         if isinstance(record, Closed):
             self._table.end_all(until_ns)
@@ -362,7 +363,7 @@ class JitDump(JitFile[Record]):
                 self._table.add(code, since_ns=time_ns, seen_ns=time_ns, gone_ns=until_ns)
 
     def _move(self, record: Moved) -> list[JitCode]:
-        """Moves code: returns its unnamed replacement at the old place, and itself at the new."""
+        """Moves code: returns an unnamed replacement at the old place, and the code at the new."""
         code = self._table.last_at(record.old)
         end = record.new + record.size
         if code is None or code.start != record.old:
@@ -387,11 +388,11 @@ class JitDump(JitFile[Record]):
 
 
 def find_dump(maps: bytes, pid: int) -> MemoryMapping | None:
-    """The mapping that announces the dump of a process; None without a dump.
+    """Finds the mapping that announces the dump of a process; None without a dump.
 
     Args:
-        maps: text of the process's maps.
-        pid: as the process sees it.
+        maps: content of ``/proc/PID/maps``.
+        pid: pid in the namespace of the process.
     """
     for mapping in parse_mappings(maps, only_code=True):
         named = _NAME.search(mapping.path)
@@ -401,7 +402,7 @@ def find_dump(maps: bytes, pid: int) -> MemoryMapping | None:
 
 
 def _read_clock_shift(process: ProcessKey, files: HostFiles) -> int:
-    """By how much the process's ``CLOCK_MONOTONIC`` is ahead of ours (time_namespaces(7))."""
+    """Reads the offset of the process's ``CLOCK_MONOTONIC`` to ours (time_namespaces(7))."""
     try:
         text = files.read_bytes(f"/proc/{process.tgid}/timens_offsets")
     except FileNotFoundError:  # before Linux 5.5 there are none

@@ -1,4 +1,4 @@
-"""Functions of JIT compilers, from the file ``/tmp/perf-PID.map`` that many write for perf(1).
+"""Reads functions of JIT compilers from ``/tmp/perf-PID.map``, written for perf(1).
 
 A line for each function: ``START SIZE NAME``, in hexadecimal (tools/perf/Documentation/
 jit-interface.txt of Linux). Among the writers are V8 (``--perf-basic-prof``), Python
@@ -38,22 +38,22 @@ from otel_kprofiler.symbols.user.jit_file import (
 from otel_kprofiler.symbols.user.jit_table import MAX_CODE_BYTES, JitCode
 
 _LONGEST_LINE: Final = 64 * 1024
-_TAIL_BYTES: Final = 256  # compared, to see whether what was read is still there
-_FILE_TIME_NS: Final = 20_000_000  # times of files are those of the last tick of the kernel
+_TAIL_BYTES: Final = 256  # compared, to detect a rewritten file
+_FILE_TIME_NS: Final = 20_000_000  # file times have the resolution of a kernel tick
 _LINE: Final = re.compile(
     rb"^(?:0x)?([0-9a-fA-F]{1,16})[ \t]+(?:0x)?([0-9a-fA-F]{1,16})[ \t]+([^\n]+)$", re.MULTILINE
 )
 
 
 class PerfMapLines(NamedTuple):
-    """Functions in the order of their lines, and the number of lines that are none."""
+    """Functions in the order of their lines, and the number of malformed lines."""
 
     codes: list[JitCode]
     damaged: int
 
 
 def parse_perf_map(text: bytes) -> PerfMapLines:
-    """Parse whole lines. Empty lines do not count, nor do functions of no size."""
+    """Parse whole lines; skips empty lines and functions without a size."""
     codes = []
     good = 0
     for start_digits, size_digits, name in _LINE.findall(text):

@@ -1,4 +1,4 @@
-"""Resolves user stacks to files and addresses in them, and to names where symbols are loaded."""
+"""Resolves user stacks to files and addresses, and to names where symbols are loaded."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
 MAX_FRAMES_CACHED: Final = 8_192
-"""Words of stacks, and frames of files kept from before. Processes come and go, each with other
-words; the frames stay as long as they are used."""
+"""Limit of cached words of stacks and frames. Each new process has other words; frames stay cached
+while they are used."""
 MAX_MAPPINGS_CACHED: Final = 8_192
 _PAGE_BYTES: Final = 4096
 _WORD_MASK: Final = (1 << 64) - 1
@@ -45,34 +45,34 @@ _FOUND_BY: Final[Mapping[int, str]] = {
     FrameSource.FRAME_POINTER: "frame_pointer",
     FrameSource.GUESS: "guess",
 }
-"""Ways of finding a frame that are not proof."""
+"""Unwind methods without proof of the caller."""
 _MOVED_TEXT: Final = "moved_text"
 _PENDING: Final = frozenset({Unresolved.FILE_UNKNOWN, Unresolved.SYMBOLS_PENDING})
 
 
 class UserNames(Protocol):
-    """Names of user code, as far as they are loaded; methods never wait except for ``finish``.
+    """Names of user code, as far as loaded; no method waits except ``finish``.
 
-    Called by the thread that drains samples, ``add`` by any other.
+    The thread that drains samples calls these; ``add`` is called by other threads.
     """
 
     def add(
         self, key: FileKey, details: FileDetails, content: OpenFile | bytes, owner: int = 0
     ) -> None:
-        """Take a file that code was sampled in; see :data:`FileReader`."""
+        """Add a file with sampled code; see :data:`FileReader`."""
 
     @property
     def version(self) -> int:
-        """Grows whenever more is known."""
+        """Returns a number that grows with each loaded file."""
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
-        """The functions at an address (SVMA) of a file; ``SYMBOLS_PENDING`` while it is read."""
+        """Names an address (SVMA) of a file; ``SYMBOLS_PENDING`` while the file is read."""
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Names an address of a process that lies in no file, at a boot time."""
+        """Returns the functions at an address of a process outside files, at a boot time."""
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until all that was asked for is known, for at most ``timeout_s``."""
+        """Wait for all pending symbols, for at most ``timeout_s``."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""
@@ -88,15 +88,15 @@ class _KnownFile:
         self._name = name
         self._whole = make_module(details, None)
         self._parts = [(text, make_module(details, text)) for text in details.texts]
-        # By offset, or a tuple where it is not proof. Those used lately, and before.
+        # By offset, or a tuple for frames without proof: recently used frames, and older ones.
         self._frames: dict[int | tuple[int, str], Frame] = {}
         self._earlier: dict[int | tuple[int, str], Frame] = {}
 
     def frame(self, offset: int, found_by: str) -> Frame:
-        """The frame at an offset in the file, the same one for all processes.
+        """Returns the frame at an offset in the file, shared by all processes.
 
-        Its address (SVMA) is that of the segment. Where nothing of the file is loaded by its
-        headers, and in files that are not ELF, the offset stands for the address.
+        Its address (SVMA) is computed from the segment. Outside of segments, and in files that are
+        not ELF, the offset is used as address.
         """
         key = (offset, found_by) if found_by else offset
         frame = self._frames.get(key)
@@ -118,9 +118,9 @@ class _KnownFile:
         return frame
 
     def forget(self) -> int:
-        """Forget frames that were not used since the last call; returns how many are left.
+        """Forget frames not used since the last call; returns the number left.
 
-        Looks up one of its names again, so that the symbols of a file in use stay loaded.
+        Looks up a name again, so that symbols of a used file stay loaded.
         """
         if self._name and self._frames:
             self._name(next(iter(self._frames.values())).address)
@@ -129,14 +129,14 @@ class _KnownFile:
 
 
 class _Mapping(NamedTuple):
-    """A file at a place in memory; or memory without a known file, for that reason."""
+    """A mapped file, or memory without a known file, with the reason."""
 
     file: _KnownFile | None
     bias: int
     reason: Unresolved
 
     def frame(self, word: int) -> Frame:
-        """The frame that a word of a stack stands for."""
+        """Returns the frame of a word of a stack."""
         source, is_moved = word >> SOURCE_BITS & ~IN_MOVED_TEXT, word >> SOURCE_BITS & IN_MOVED_TEXT
         place = (word & _ADDRESS_MASK) - (source not in _EXACT) - self.bias & _WORD_MASK
         found_by = _FOUND_BY.get(source, _MOVED_TEXT if is_moved else "")
@@ -146,18 +146,18 @@ class _Mapping(NamedTuple):
 
 
 class _Words(dict[int, Frame]):
-    """Frames of all stacks with the same mappings, by the words that stand for them.
+    """Caches frames of all stacks with the same mappings, by words of stacks.
 
     Attributes:
-        pending: how many look-ups found a frame of which more may be known later.
-        may_have_code: whether a word has a frame in no file.
+        pending: number of look-ups of frames that may be improved later.
+        may_have_code: whether a word has a frame outside files.
     """
 
     __slots__ = ("_mappings", "may_have_code", "pending")
 
     def __init__(self, mappings: list[_Mapping], *, has_files: bool) -> None:
         super().__init__()
-        # With too many, a frame without a mapping may have a file nevertheless.
+        # With too many mappings, a frame without a mapping may be in a file.
         is_complete = has_files and len(mappings) < NO_MAPPING
         outside = _Mapping(None, 0, Unresolved.NO_FILE if is_complete else Unresolved.USER_ADDRESS)
         self._mappings = mappings + [outside] * (NO_MAPPING + 1 - len(mappings))
@@ -176,7 +176,7 @@ class _Words(dict[int, Frame]):
 
 
 class _PendingSide:
-    """A side with files that are not known yet; better whenever more of them are."""
+    """A side with files that are not known yet; improves with each known file."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_unknown", "_version")
 
@@ -187,7 +187,7 @@ class _PendingSide:
         self._version, self._side, self._unknown = version, side, unknown
 
     def of(self, sample: RawSample) -> Side:
-        """The side as far as its files are known now; the same object until more are."""
+        """Returns the side with the files known so far; the same object until more are known."""
         version = self._resolver.version
         if self._unknown and version != self._version:
             self._version = version
@@ -198,7 +198,7 @@ class _PendingSide:
 
 
 class _SideWithCode:
-    """A side with frames in memory without a file, which each process names for itself."""
+    """A side with frames outside files, whose names depend on the process."""
 
     __slots__ = ("_last", "_names", "_side")
 
@@ -207,7 +207,7 @@ class _SideWithCode:
         self._last: tuple[Side, tuple[NamedAddress, ...], Side] | None = None
 
     def of(self, sample: RawSample) -> Side:
-        """The side of a process; the same object while it has the same names."""
+        """Returns the side of a process; the same object while names are equal."""
         side = self._side if isinstance(self._side, Side) else self._side.of(sample)
         process = sample.process
         named = tuple([
@@ -221,7 +221,7 @@ class _SideWithCode:
 
 
 def _may_be_code(frame: Frame) -> bool:
-    """Returns whether it is in no file, as far as the stack shows."""
+    """Returns whether a frame is outside files, as far as the stack shows."""
     return frame.module is None and frame.unresolved is not Unresolved.FILE_UNKNOWN
 
 
@@ -245,9 +245,9 @@ def _with_code(side: Side, addresses: tuple[NamedAddress, ...]) -> Side:
 
 
 class UserResolver(Stateless):
-    """Resolves the user side of stacks from what is known about files; never waits for them.
+    """Resolves the user side of stacks from known files; never waits for files.
 
-    A stack names its files itself.
+    Stacks contain the keys of their files.
 
     Args:
         known: filled by the store of tables as the files are met.
@@ -260,16 +260,16 @@ class UserResolver(Stateless):
         self._files: dict[FileKey, _KnownFile] = {}
         self._mapped: dict[tuple[int, int, int, int], _Mapping] = {}
         self._words: dict[bytes, _Words] = {}
-        self._has_files = False  # by frame pointers alone, stacks have none
-        self._kept = 0  # words, each with a frame at most, and frames from before
+        self._has_files = False  # with frame pointers alone, stacks have no files
+        self._kept = 0  # words, each with at most one frame, and older frames
 
     @property
     def version(self) -> int:
-        """Grows whenever more is known of a file."""
+        """Returns a number that grows with each change of known files."""
         return self._known.version + (self._names.version if self._names else 0)
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide | _SideWithCode:
-        """The frames of a user stack; provisional while one of its files is not known."""
+        """Resolves a user stack; provisional while a file of it is unknown."""
         version = self.version
         side, words = self._find(raw)
         unknown = words.pending
@@ -279,12 +279,12 @@ class UserResolver(Stateless):
         return resolved
 
     def make_side(self, raw: RawSide) -> tuple[Side, int]:
-        """The side as far as its files are known, and how many of its frames may be better."""
+        """Makes the side from files known so far; returns also the number of improvable frames."""
         side, words = self._find(raw)
         return side, words.pending
 
     def _find(self, raw: RawSide) -> tuple[Side, _Words]:
-        """The side as far as its files are known, and the words of its mappings."""
+        """Makes the side from files known so far; returns also the words of its mappings."""
         if self._kept >= MAX_FRAMES_CACHED:
             self._forget()
         if not self._has_files and self._known.version:
@@ -304,7 +304,7 @@ class UserResolver(Stateless):
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for the symbols that are being read."""
+        """Wait for symbols being read."""
         if self._names:
             self._names.finish(timeout_s)
 
@@ -316,7 +316,7 @@ class UserResolver(Stateless):
             self._names.close()
 
     def _map_all(self, mappings: bytes) -> _Words:
-        """The frames of the mappings of a stack; kept if all of their files are known."""
+        """Returns the frames of a stack's mappings; cached if all files are known."""
         mapped = [self._map(fields) for fields in mapping_fields(mappings)]
         words = _Words(mapped, has_files=self._has_files)
         if all(mapping.file for mapping in mapped):
@@ -325,7 +325,7 @@ class UserResolver(Stateless):
         return words
 
     def _map(self, fields: tuple[int, int, int, int]) -> _Mapping:
-        """A mapping; kept if its file is known."""
+        """Returns a mapping; cached if its file is known."""
         cached = self._mapped.get(fields)
         if cached is not None:
             return cached
@@ -344,7 +344,7 @@ class UserResolver(Stateless):
         return mapping
 
     def _forget(self) -> None:
-        """Forget all places of files in memory, and frames that were not used of late."""
+        """Forget all mappings, and frames not used recently."""
         self._words.clear()
         self._mapped.clear()
         left = {key: file.forget() for key, file in self._files.items()}
@@ -356,7 +356,7 @@ class UserResolver(Stateless):
 
 
 def make_module(details: FileDetails, text: Segment | None) -> Module:
-    """The module of a segment, in whole pages as it is mapped; of the whole file if None."""
+    """Makes the module of a segment, in whole pages; of the whole file if None."""
     ranges: tuple[AddressRange, ...] = ()
     file_offset = 0
     if text is not None:

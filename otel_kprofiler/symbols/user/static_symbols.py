@@ -1,4 +1,4 @@
-"""Reads symbols that files have for debuggers, and where they leave functions without names."""
+"""Reads symbols for debuggers, and detects functions without names."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 MAX_UNPACKED_BYTES: Final = 64 << 20
 """Limit of the content of ``.gnu_debugdata``, and of the memory to unpack it."""
 _LARGEST: Final = (1 << 64) - 1
-_PART: Final = 1 << 15  # functions that are compared in one go
+_PART: Final = 1 << 15  # functions compared at once
 _COVERED_BYTES: Final = 40
-"""Memory of a symbol in :class:`_Covered` while that is made."""
+"""Memory of a symbol while :class:`_Covered` is built."""
 _VALUE_BYTES: Final = 160
 """Memory of an address in two sets."""
 _log: Final = logging.getLogger(__name__)
 
 
 class StaticSymbols:
-    """Reads symbols that are there for debuggers, each source in the holes of those before it."""
+    """Reads symbols for debuggers; each source fills holes of the sources before it."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class StaticSymbols:
         self._max_bytes, self._budget = max_bytes, budget
 
     def read(self, find_debug: Callable[[], DebugFile | None], bounds: Bounds) -> list[Symbols]:
-        """The symbols of each source that has some. Raises ``ElfError`` if the first cannot."""
+        """Returns the symbols of each source. Raises ``ElfError`` if the first is unreadable."""
         tables: list[Symbols] = []
         reads: tuple[Callable[[], Symbols | None], ...] = (
             lambda: self._read_table(self._source, self._sections),
@@ -115,7 +115,7 @@ class StaticSymbols:
 
 
 class _Covered:
-    """Where the functions of some tables are, as far as they have sizes."""
+    """Addresses covered by functions with sizes."""
 
     def __init__(self, tables: list[Symbols]) -> None:
         starts, sizes = array("Q"), array("Q")
@@ -142,9 +142,9 @@ def _covered_bytes(tables: list[Symbols]) -> int:
 def _have_holes(
     tables: list[Symbols], bounds: Bounds, sections: list[Section], budget: ReadingBudget
 ) -> bool:
-    """Returns whether unwind information knows a function that no symbol is in.
+    """Returns whether unwind information has a function without a symbol.
 
-    Stubs of the PLT do not count: they are named after what they call. The middle of a function
+    PLT stubs do not count: they are named after their targets. The middle of a function
     is compared, because some entries begin a byte before their function.
     """
     if not bounds.starts:
@@ -166,7 +166,7 @@ def _have_holes(
 
 
 def _unpack(packed: bytes, budget: ReadingBudget) -> bytes:
-    """The content of ``.gnu_debugdata``, which is taken."""
+    """Unpacks ``.gnu_debugdata``, and reserves its memory."""
     # Memory while unpacking: the dictionary, the unpacked parts, and the joined result.
     memory = most = min(MAX_UNPACKED_BYTES, budget.left_bytes // 3)
     try:
@@ -184,7 +184,7 @@ def _unpack(packed: bytes, budget: ReadingBudget) -> bytes:
 
 
 def find_outside(tables: list[Symbols], symbols: Symbols, budget: ReadingBudget) -> Symbols:
-    """The symbols that start where no function of the tables is."""
+    """Returns the symbols that start outside of all functions of the tables."""
     if not tables:
         return symbols
     taken_bytes = _VALUE_BYTES * len(symbols.values) + _covered_bytes(tables)

@@ -1,4 +1,4 @@
-"""PLT stubs of x86-64 and what they call, by the relocations of the slots that they jump through.
+"""Names PLT stubs of x86-64 after their targets, by the relocations of their GOT slots.
 
 A stub has 8 or 16 bytes: an optional ``endbr64`` and ``bnd``, and a jump through a slot of the GOT.
 Files for indirect branch tracking have stubs of a second kind in ``.plt``, which push the index of
@@ -17,13 +17,13 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.symbol_tables import SymbolTable
 
 MAX_STUB_BYTES: Final = 1 << 20
-"""Most bytes of a section of stubs; that of libLLVM-14 has 8 KiB."""
+"""Limit of bytes of a section of stubs; that of libLLVM-14 has 8 KiB."""
 _MAX_NAME_BYTES: Final = 1024
 _PART_BYTES: Final = 24 << 12  # of relocations
 _STUB_MEMORY: Final = 40
-"""Memory for a byte of a section of stubs: for a stub, two tuples of numbers and two keys."""
+"""Memory per byte of a section of stubs: two tuples of numbers and two keys per stub."""
 _NAME_FACTOR: Final = 3
-"""A name is held itself, among those of all stubs, and in the table."""
+"""Copies of a name: itself, among the names of all stubs, and in the table."""
 _RELOCATION: Final = struct.Struct("<QIIq")  # slot, type, symbol, addend (Elf64_Rela)
 _SYMBOL: Final = struct.Struct("<I20x")
 _DYNAMIC: Final = struct.Struct("<qQ")
@@ -41,8 +41,8 @@ class Stub(NamedTuple):
     Attributes:
         start: SVMA.
         size: in bytes.
-        name: of what it calls; empty if that has none.
-        resolver: SVMA of the function that chooses what is called (STT_GNU_IFUNC); 0 if none.
+        name: name of its target; empty if it has none.
+        resolver: SVMA of the resolver of an STT_GNU_IFUNC target; 0 if none.
     """
 
     start: int
@@ -67,7 +67,7 @@ def read_stubs(
     *,
     budget: ReadingBudget,
 ) -> list[Stub]:
-    """The stubs of a file; none for other machines.
+    """Reads the stubs of a file; none for other machines.
 
     Args:
         source: the file.
@@ -126,7 +126,7 @@ def _name(
     symbols: SymbolTable | None,
     budget: ReadingBudget,
 ) -> Iterator[Stub]:
-    """The stub with what it calls, if that is known."""
+    """Yields the stub with its target, if known."""
     _, kind, symbol, addend = relocation
     if kind == _R_X86_64_IRELATIVE:
         yield Stub(stub.start, stub.size, b"", addend)
@@ -150,7 +150,7 @@ def _find(content: bytes, section: Section) -> Iterator[_Found]:
 
 
 def _relative_count(source: Source, dynamic: Section | None, limit: int) -> int:
-    """How many relocations without a symbol the table begins with: nearly all."""
+    """Returns the number of relative relocations at the start of the table: nearly all."""
     content = read_content(source, dynamic, limit) if dynamic else b""
     rows = _DYNAMIC.iter_unpack(content[: len(content) // _DYNAMIC.size * _DYNAMIC.size])
     return next((value for tag, value in rows if tag == _DT_RELACOUNT), 0)

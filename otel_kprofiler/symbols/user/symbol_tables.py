@@ -47,7 +47,7 @@ _KIND_AT, _SECTION_AT = 4, 6
 
 
 class SymbolTable(NamedTuple):
-    """A symbol table as it is in a file.
+    """A raw symbol table.
 
     Attributes:
         content: entries.
@@ -81,14 +81,14 @@ class Symbols(NamedTuple):
 def read_table(
     source: Source, sections: list[Section], kind: int, limit: int, budget: ReadingBudget
 ) -> SymbolTable | None:
-    """A symbol table with its names; None if the file has none, or an empty one.
+    """Reads a symbol table with its names; None if it is missing or empty.
 
     Args:
         source: the file.
         sections: its sections.
         kind: ``SHT_SYMTAB`` or ``SHT_DYNSYM``.
         limit: size of the table and of its names, in bytes.
-        budget: what the table is taken from.
+        budget: budget of the table's memory.
 
     Raises:
         ElfError: the table is damaged or too large.
@@ -111,10 +111,10 @@ def read_table(
 
 
 def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Symbols:
-    """The symbols that may name code.
+    """Parses the symbols that may name code.
 
-    The names are those of the table as a whole: fewer bytes are copied, and more kept, than if
-    they were picked. Versions are cut off.
+    Keeps the string table as a whole: more memory, but fewer copies than picking names. Versions
+    are cut off.
 
     Args:
         table: the table as it is in the file.
@@ -158,7 +158,7 @@ def _cut_versions(names: bytes, budget: ReadingBudget) -> bytes | bytearray:
 
 
 def _pick_code(content: bytes, code: frozenset[int]) -> bytes:
-    """For each entry 1 if it may name code, else 0.
+    """Returns a byte for each entry: 1 if it may name code, else 0.
 
     A column of bytes is translated, and combined with others as one large number, at once.
     """
@@ -174,7 +174,7 @@ def _pick_code(content: bytes, code: frozenset[int]) -> bytes:
 
 
 def _one_of(column: bytes, wanted: Collection[int]) -> int:
-    """A number with a byte for each of a column, 1 if it is one of those."""
+    """Returns a number with a byte for each value of a column: 1 if it is in the set."""
     flags = bytearray(256)
     for value in wanted:
         flags[value] = 1
@@ -182,12 +182,12 @@ def _one_of(column: bytes, wanted: Collection[int]) -> int:
 
 
 def sort_bytes(count: int) -> int:
-    """Memory to sort so many symbols, besides four bytes for each."""
+    """Returns the memory to sort a number of symbols, besides four bytes for each."""
     return _SORT_BYTES * min(count, _RUN)
 
 
 def sort_symbols(values: array[int]) -> array[int]:
-    """The indices of symbols by value.
+    """Returns the indices of symbols by value.
 
     They are sorted in runs, since a sort takes some 90 bytes for each.
     """
@@ -202,7 +202,7 @@ def sort_symbols(values: array[int]) -> array[int]:
 
 
 def pick(order: array[int], column: array[int]) -> array[int]:
-    """A column in another order."""
+    """Reorders a column."""
     picked = array(column.typecode, [0]) * len(order)
     for at in range(0, len(order), _PICKED):  # small tuples, which stay in the CPU's cache
         part = order[at : at + _PICKED]

@@ -26,17 +26,17 @@ _RANGE_BYTES: Final = 4
 _ALIGNMENT: Final = 8
 _NONE: Final = (1 << 32) - 1
 _MAX_INLINED: Final = 1000
-"""Functions at one address: a bound for damaged files, far above what compilers write."""
+"""Limit of functions at an address, for damaged files; far above the output of compilers."""
 _MAX_KEPT_CHARACTERS: Final = 2 << 20
-"""Limit for the names and paths kept of all files; a character takes up to four bytes."""
+"""Limit of cached names and paths of all files; a character takes up to four bytes."""
 _ENTRY_CHARACTERS: Final = 200
-"""Overhead of an entry besides its text."""
+"""Memory of an entry without its text."""
 _MAX_STRING_BYTES: Final = 8192
-"""Longer names and paths are cut: what is kept has a bound, whatever the file."""
+"""Longer names and paths are cut, to bound the cache."""
 
 
 class _Name(NamedTuple):
-    """Name of a function for people, and the linker's if that differs."""
+    """Displayed name of a function, and the linker name if it differs."""
 
     function: str
     system_name: str
@@ -50,15 +50,15 @@ _PATHS: Final = KeptValues[tuple[int, int], str](_MAX_KEPT_CHARACTERS)
 class SymCache:
     """Source lines and inlined functions of one file.
 
-    Thread-safe. Names and paths that were looked up are kept, up to some thousand of all files.
+    Thread-safe. Caches names and paths, up to some thousand of all files.
 
     Args:
-        data: the SymCache; what it has no bytes for is unknown.
+        data: the SymCache; truncated parts are unknown.
         base: SVMA of the first segment, which its addresses are relative to.
         is_partial: whether parts of the file's DWARF are in other files, and so not in the data.
 
     Raises:
-        ValueError: it is no SymCache of version 9, or its tables are not all there.
+        ValueError: the data is not a SymCache of version 9, or its tables are truncated.
     """
 
     def __init__(self, data: memoryview | bytes, base: int, *, is_partial: bool = False) -> None:
@@ -84,9 +84,9 @@ class SymCache:
         self._number = next(_NUMBERS)
 
     def lookup(self, svma: int) -> tuple[Line, ...]:
-        """The functions at an address, the innermost inlined one first.
+        """Returns the functions at an address, innermost inlined first.
 
-        Empty if there are none, or if nothing is known of them but what symbol tables say, too.
+        Empty if there are none, or if the data adds nothing to symbol tables.
         """
         at = bisect.bisect_right(self._starts, svma - self._base) - 1
         if at < 0 or svma - self._base >> 32:
@@ -113,7 +113,7 @@ class SymCache:
         return 0
 
     def close(self) -> None:
-        """Do nothing: the data goes when the last look-up has ended."""
+        """Do nothing: the data is released after the last look-up."""
 
     def _name(self, index: int) -> _Name:
         name = _NAMES.get((self._number, index))
