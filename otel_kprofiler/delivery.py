@@ -170,7 +170,7 @@ class Reporter:
         return encoded and all(flushed)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Export what is pending within the timeout; count the rest as lost at shutdown."""
+        """Export pending batches within the timeout; count the rest as lost at shutdown."""
         now = time.monotonic()
         deadline = now + timeout_millis / 1000
         self._wait_encoded(now + _ENCODING_SHARE * timeout_millis / 1000)
@@ -379,7 +379,7 @@ def _totals(window: Window) -> dict[str, StreamTotals]:
 
 
 def _for_receiver(window: Window, account: ExporterAccount, not_offered: SampleCounts) -> Window:
-    """The window with totals that include what this receiver will not get."""
+    """Returns the window with totals that include samples that this receiver will not get."""
     profiles = [
         _profile_for_receiver(
             profile,

@@ -40,13 +40,13 @@ class AgentConfig:
     Attributes:
         sampler: settings of the sampler.
         groups: containers, pods and units to sample.
-        user_symbols: what user frames carry besides their addresses.
+        user_symbols: details of user frames besides their addresses.
         loader: library that loads the BPF program.
         schedule: the length of windows.
         resource: attributes of every Resource.
-        grain: what has a Resource of its own.
+        grain: unit that has a Resource.
         leaves_out_self_profiled: whether processes that sample themselves are left out.
-        service_sources: what names services that say no name themselves.
+        service_sources: sources of names for services that publish none.
         exporters: exporters of the pipeline, by id and in order.
         must_sample: exit with an error if sampling cannot start.
         sampling_percent: probability that this host samples during a ``sampling_interval_s``.

@@ -1,4 +1,4 @@
-"""Lines of the agent about itself: what it samples, and at its end the account of all samples."""
+"""The agent's log lines about itself: what it samples, and the account at its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def describe_start(
     user_symbols: str,
     files: HostFiles,
 ) -> str:
-    """The line about a start: CPUs, rate, sides of stacks, where samples go, what they lack."""
+    """Describes a start: CPUs, rate, sides of stacks, exporters, missing details of samples."""
     missing = read_capabilities(files).missing(OF_OTHERS)
     left_out = describe_left_out(sampler.config, user_symbols, missing)
     places = ", ".join(

@@ -25,7 +25,7 @@ class AgentTargets:
         config: the configuration.
 
     Attributes:
-        sampler: settings of the sampler, for what runs now.
+        sampler: settings of the sampler for the targets that run now.
     """
 
     def __init__(self, files: HostFiles, config: AgentConfig) -> None:
@@ -44,7 +44,7 @@ class AgentTargets:
         return self._follower is not None
 
     def follow(self, sampler: EbpfSampler) -> None:
-        """Change what is sampled if containers, pods or units have come or gone."""
+        """Update the targets if containers, pods or units have started or stopped."""
         if self._follower is None or not self._follower.look():
             return
         try:

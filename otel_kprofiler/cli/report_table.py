@@ -43,7 +43,7 @@ def table(
     """Lines of a table of groups, the head first.
 
     Args:
-        by: what the samples were grouped by.
+        by: grouping of the samples.
         groups: the rows.
         whole: weight of all samples; 100 % of shares.
         unit: unit of weights; nanoseconds are shown as milliseconds.

@@ -42,7 +42,7 @@ class Report:
         by: a name of :data:`GROUPINGS`, or of an attribute.
         callers_of: if not None, groups are the callers of this function instead.
         callees_of: if not None, groups are the callees of this function instead.
-        idle: whether to show waits of threads without work.
+        idle: whether to show waits of idle threads.
         order: a name of :data:`SORTS`; None for the grouping's default.
     """
 

@@ -178,7 +178,7 @@ class Sampling:
     def open_user_names(self, code_sink: CodeSink | None = None) -> UserNames | None:
         """Opens the resolver of user frames; the caller, or the pipeline that gets it, closes it.
 
-        ``code_sink`` takes the names of code without files as they are given.
+        ``code_sink`` receives each resolved name of code without a file.
         """
         return open_user_names(
             UserSymbolSettings(

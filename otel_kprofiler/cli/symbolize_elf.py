@@ -24,13 +24,13 @@ class _File(Protocol):
         """Yields its identifiers: build id and file id."""
 
     def show(self, number: int, *, as_json: bool) -> bool:
-        """Print the function at an address; returns whether there is one."""
+        """Print the function at an address; returns whether there is any."""
 
     def find_starts(self, name: str) -> Iterator[int]:
         """Addresses that offsets from a name begin at."""
 
     def find(self, name: str, *, as_json: bool) -> bool:
-        """Print where functions with a name are; returns whether there is one."""
+        """Print the addresses of functions with a name; returns whether there are any."""
 
 
 class ElfFiles:
@@ -63,7 +63,7 @@ class ElfFiles:
                     self._files[key] = file
 
     def resolve(self, word: str, *, as_json: bool) -> bool:
-        """Print what is at ``ADDR`` or ``ID:ADDR``, or where functions with a name are.
+        """Print the function at ``ADDR`` or ``ID:ADDR``, or the addresses of a function.
 
         Returns:
             Whether a function was found.
@@ -84,7 +84,7 @@ class ElfFiles:
         return any(resolved)
 
     def resolve_rva(self, word: str, *, as_json: bool) -> bool:
-        """Print what is at ``ADDR`` or ``ID:ADDR``, a hexadecimal number even without ``0x``."""
+        """Print the function at ``ADDR`` or ``ID:ADDR``, in hexadecimal even without ``0x``."""
         key, _, number = word.rpartition(":")
         try:
             address = int(number, 16)
@@ -93,7 +93,7 @@ class ElfFiles:
         return self.resolve_address(key, address, as_json=as_json)
 
     def resolve_address(self, key: str, address: int, *, as_json: bool) -> bool:
-        """Print what is at an address of the file with an id, or of the only one."""
+        """Print the function at an address of the file with this id, or of the only file."""
         files = self._different()
         if key:
             if key not in self._files:

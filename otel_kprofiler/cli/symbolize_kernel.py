@@ -1,4 +1,4 @@
-"""``otel-kprofiler symbolize`` of a kernel: the running one, or of copies of files."""
+"""``otel-kprofiler symbolize`` for a kernel: the running kernel, or copies of its files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def resolve_in_kernel(
     explain: bool,
     as_json: bool,
 ) -> bool:
-    """Print what is at addresses of a kernel, or where it has symbols.
+    """Print symbols at kernel addresses, or addresses of symbols.
 
     Args:
         words: addresses and names.
@@ -73,7 +73,7 @@ def resolve_in_kernel(
 
 
 def _find(symbolizer: KernelSymbolizer, name: str) -> Sequence[Match]:
-    """Symbols by the linker's name or the one that is shown, or by a pattern."""
+    """Finds symbols by linker name, displayed name or pattern."""
     prefix = get_fixed_prefix(name)
     if prefix is not None:
         matches = symbolizer.find(prefix, prefix=True)
@@ -82,13 +82,13 @@ def _find(symbolizer: KernelSymbolizer, name: str) -> Sequence[Match]:
 
 
 def _find_clones(symbolizer: KernelSymbolizer, name: str) -> list[Match]:
-    """Parts and clones that are shown by the function's name, such as ``name.isra.0``."""
+    """Finds parts and clones displayed under the function's name, such as ``name.isra.0``."""
     matches = symbolizer.find(f"{name}.", prefix=True)
     return [match for match in matches if symbolizer.explain(match.address).frame.function == name]
 
 
 def _find_places(symbolizer: KernelSymbolizer, place: Place) -> list[int]:
-    """Addresses at an offset in functions with a name, or in the module with it."""
+    """Finds addresses at an offset in functions, or in a module, of this name."""
     name, offset, size = place
     matches = [*symbolizer.find(name), *_find_clones(symbolizer, name)]
     of_size = [match for match in matches if size and match.end - match.address == size]
@@ -109,7 +109,7 @@ def _open(
         return KernelSymbolizer.live(IteratedKallsyms(Access()))
     try:
         for path in (kallsyms, *copies.values(), *elf):
-            # The symbolizer does without what it may not read, as on a host.
+            # The symbolizer skips unreadable files, as on a host.
             if path and os.path.exists(path) and not os.access(path, os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         return KernelSymbolizer.from_files(kallsyms=kallsyms, elf=elf, **copies)

@@ -1,4 +1,4 @@
-"""Prints what resolvers answer, for people or as JSON."""
+"""Prints answers of resolvers, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def print_resolution(answer: Resolution, *, as_json: bool) -> bool:
 
 
 def _text(answer: Resolution) -> list[str]:
-    """A line for the address, and one for each function if their source lines are known."""
+    """Formats a line for the address, and a line for each function with a source line."""
     module = answer.module
     place = f"{module.name}+{answer.frame.address:#x}" if module else answer.path or "unknown"
     build_id = f"build-id {answer.build_id}" if answer.build_id else "no build id"
@@ -42,7 +42,7 @@ def _reason(answer: Resolution) -> str:
 
 
 def as_dict(answer: Resolution) -> dict[str, Any]:
-    """An answer as JSON has it; addresses in hexadecimal."""
+    """Returns an answer as values for JSON; addresses are hexadecimal."""
     process, module = answer.process, answer.module
     return {
         "address": f"{answer.address:#x}",
@@ -73,7 +73,7 @@ def _hexadecimal(number: int | None) -> str | None:
 
 
 def parse_address(word: str) -> int | None:
-    """A hexadecimal number; None for what may be a name.
+    """Parses a hexadecimal number; None if the word may be a name.
 
     Names such as "add" or "face" are hexadecimal too; but none starts with a digit, and no kernel
     address is that short.

@@ -68,7 +68,7 @@ def name_payload(
 
 
 class _Names:
-    """Names for the locations of payloads; counts the locations without one by their files."""
+    """Names the locations of payloads; counts unnamed locations by file."""
 
     def __init__(self, files: InstalledFiles, kernel: InstalledKernel) -> None:
         self._files = files
@@ -76,7 +76,7 @@ class _Names:
         self.missing: Counter[NamelessFile] = Counter()
 
     def find(self, wanted: Sequence[Nameless]) -> Mapping[int, Sequence[Line]]:
-        """Names by location."""
+        """Returns names by location."""
         lines_by_location: dict[int, Sequence[Line]] = {}
         for nameless in wanted:
             lines = self._lines(nameless)
@@ -97,7 +97,7 @@ class _Names:
 
 
 def _report(naming: Naming, missing: Counter[NamelessFile], *, as_json: bool) -> None:
-    """Print to standard error what was done, and the files that names are missing of."""
+    """Print counts, and the files with missing names, to standard error."""
     if as_json:
         files = [
             {

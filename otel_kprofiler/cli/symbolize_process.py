@@ -24,7 +24,7 @@ from otel_kprofiler.symbols import (
 def resolve_in_process(
     pid: int, words: Iterable[str], sources: SymbolSources, *, offsets: bool, as_json: bool
 ) -> bool:
-    """Print what is at addresses of a process, or where it has functions.
+    """Print functions at addresses of a process, or addresses of functions.
 
     Args:
         pid: the process.

@@ -49,7 +49,7 @@ def read_words(lines: Iterable[str]) -> Iterator[str]:
     """Words of lines; of a line that the command has printed, only the address."""
     is_printed = False
     for line in lines:
-        if is_printed and line.startswith("  "):  # what --explain and --lines add
+        if is_printed and line.startswith("  "):  # lines added by --explain and --lines
             continue
         match = _PRINTED.match(line)
         is_printed = match is not None

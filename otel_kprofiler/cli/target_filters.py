@@ -105,7 +105,7 @@ def find_targets(
     groups: Sequence[Groups] = (),
     loader: str = "auto",
 ) -> Targets:
-    """Check the filters against what runs now.
+    """Find the targets of the filters among running processes.
 
     Args:
         access: the host's files.
@@ -145,7 +145,7 @@ def find_targets(
 
 
 def _take_pids(name: str, named_pids: Sequence[int], pids: Sequence[int]) -> Sequence[int]:
-    """Processes of what the kernel cannot filter by cgroup."""
+    """Checks the processes of a target that the kernel cannot filter by cgroup."""
     if pids:
         raise KProfilerError(
             f"the {name} has no cgroup of version 2, so that --pid cannot be combined with it",

@@ -1,4 +1,4 @@
-"""``otel-kprofiler top``: live in the terminal, what runs on this host."""
+"""``otel-kprofiler top``: live view of this host in the terminal."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def command(
     batch: bool,
     **options: Any,
 ) -> None:
-    """Show live what runs on this host, by the samples of the last seconds.
+    """Show what runs on this host now, from the samples of the last seconds.
 
     With --off-cpu it shows where threads wait instead.
 
@@ -155,10 +155,10 @@ class Live:
         sliding: receives the samples.
 
     Attributes:
-        pipeline: what samples; not started yet.
+        pipeline: takes the samples; not started yet.
         sliding: the samples of the last seconds.
-        status: what is known beside the samples.
-        seconds: that samples were received of.
+        status: contents of the head line.
+        seconds: time covered by samples, in seconds.
         on_woken: called after :meth:`wake` while a :meth:`step` has much to do.
     """
 
@@ -249,7 +249,7 @@ def _choose(
     cpus: tuple[int, ...],
     **_: object,
 ) -> Filter:
-    """Samples of a table, by the options that choose what is sampled on this host."""
+    """Selects samples of a table by the options that select targets on this host."""
     return Filter(
         processes=tuple(map(str, pids)), threads=comms, containers=containers,
         services=services, cpus=cpus,
@@ -257,7 +257,7 @@ def _choose(
 
 
 def _refuse_settings_of_sampling() -> None:
-    """Refuse what would have no effect on a table."""
+    """Refuse options that have no effect on a table."""
     for parameter in named_parameters():
         if parameter.name in Sampling.__dataclass_fields__.keys() - _WITH_TABLE:
             raise click.UsageError(f"--from cannot be combined with {parameter.opts[-1]}")
@@ -270,7 +270,7 @@ def _show(live: Live | Table, signals: EndSignals, state: TopState, rows: int | 
     with Screen(live.wake) as screen:
 
         def refresh() -> None:
-            """Take keys, and draw what is new."""
+            """Handle keys, and draw changes."""
             nonlocal is_new
             for key in screen.take_keys():
                 state.press(key, live.shown())
@@ -329,7 +329,7 @@ class _Kept(logging.Handler):
 
 @contextmanager
 def _hold_messages(is_plain: bool) -> Iterator[None]:
-    """Keep what is logged from the screen until the end."""
+    """Hold back log messages until the screen ends."""
     if is_plain:
         yield
         return

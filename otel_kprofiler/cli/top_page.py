@@ -46,7 +46,7 @@ _HINTS: Final[Sequence[tuple[str, str, int]]] = (
     ("h", "help", 8),
     ("q", "quit", 9),
 )
-"""Keys, what they do, and how important it is to say so."""
+"""Keys, their help, and the priority of the hint."""
 _HELP: Final = (
     ("f", "functions"), ("p", "processes"), ("t", "threads"), ("s", "system calls"),
     ("c", "containers"), ("m", "modules"), ("l", "lines"), ("b", "BPF"),
@@ -84,11 +84,11 @@ class Status:
     Attributes:
         host: name of the host, or address of the table.
         kernel: release of its kernel; empty for a table.
-        rate: how often, or what is sampled.
+        rate: sampling rate, or the sampled kind.
         own_share: CPU time of this process, in shares of one CPU; None before it is measured.
-        has_ended: whether no more samples come, since what is sampled has ended.
+        has_ended: whether the targets have exited, so that no more samples come.
         is_stale: whether the last try to read new samples failed.
-        remarks: what is not read of the samples, and why.
+        remarks: missing parts of samples, with reasons.
     """
 
     host: str
@@ -113,10 +113,10 @@ def page(state: TopState, shown: Shown, status: Status, size: Size, *, color: bo
     """The lines of the whole screen, with escape sequences for bold and so on.
 
     Args:
-        state: what the keys have set; its ``page`` is changed.
-        shown: what there is now.
-        status: of the sampler.
-        size: of the terminal.
+        state: state of the keys; its ``page`` is changed.
+        shown: the current samples.
+        status: contents of the head line.
+        size: size of the terminal.
         color: whether colours may be used besides bold and reverse.
     """
     head = _head(state, state.frozen or shown, status, size.width, color)
@@ -215,7 +215,7 @@ def _body(state: TopState, shown: Shown, size: Size, room: int) -> Iterator[str]
     for at, section in enumerate(sections):
         others = sections[at + 1 :]
         count = room
-        if others:  # half, or what the other does not need
+        if others:  # half, or the space that the other leaves
             count = max(room // 2, room - len(others[0].groups))
         row = selected - first if selected is not None else None
         start = max(0, min(row or 0, len(section.groups) - 1) - count + 1)

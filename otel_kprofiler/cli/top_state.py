@@ -47,9 +47,9 @@ class Section(NamedTuple):
     """A table on the screen.
 
     Attributes:
-        view: what it shows.
+        view: the view of the table.
         groups: its rows, in order.
-        whole: weight of which shares are shown.
+        whole: weight that shares refer to.
     """
 
     view: View
@@ -62,9 +62,9 @@ class Level:
     """One step of a drill-down.
 
     Attributes:
-        view: what is shown; if it has a function, its callers and callees.
+        view: the view; if it has a function, its callers and callees.
         selected: the section and key of the selected row; None if no row is.
-        row: where that row was when it was last seen.
+        row: last position of that row.
         text: only rows with this text are shown.
     """
 
@@ -76,14 +76,14 @@ class Level:
 
 @dataclass(slots=True)
 class TopState:
-    """The state that keys have set; :meth:`press` changes it, :meth:`sections` is what it shows.
+    """State of the screen: :meth:`press` changes it, :meth:`sections` returns its tables.
 
     Attributes:
         by: the grouping that is shown first.
         order: ``self`` or ``total``.
         is_typing: whether keys go to the text by which rows are chosen.
         is_helping: whether the help is shown in place of the tables.
-        frozen: what is shown as long as the screen is frozen; else None.
+        frozen: contents of a frozen screen; otherwise None.
         has_quit: whether the user wants to leave.
         page: rows that the last screen had room for.
     """
@@ -110,7 +110,7 @@ class TopState:
 
         Args:
             key: a character, or a name of :mod:`otel_kprofiler.cli.keys`.
-            shown: what there is now, which the next screen shows unless it is frozen.
+            shown: the current samples; the next screen shows them unless it is frozen.
         """
         shown = self.frozen or shown
         if self.is_typing:
@@ -139,7 +139,7 @@ class TopState:
             self._move(key, shown)
 
     def sections(self, shown: Shown) -> list[Section]:
-        """The tables of what there is, or of the time when the screen was frozen."""
+        """Returns the tables of the current samples, or of the frozen screen."""
         shown = self.frozen or shown
         view = self.level.view
         if view.function is None:
@@ -147,7 +147,7 @@ class TopState:
         return [self._section(shown, view._replace(by=by)) for by in (CALLERS, CALLEES)]
 
     def selected_row(self, sections: Sequence[Section]) -> int | None:
-        """Number of the selected row, over all sections; the nearest if it is gone."""
+        """Returns the number of the selected row over all sections; the nearest if it is gone."""
         level, rows = self.level, _rows(sections)
         if level.selected is None or not rows:
             return None

@@ -32,20 +32,20 @@ class Table:
 
     Args:
         source: address of the table.
-        chosen: what samples must have.
-        kind: of the samples.
+        chosen: filter of the samples.
+        kind: kind of the samples.
         window_s: seconds before each reading that are shown.
-        idle: whether waits of threads without work are shown.
+        idle: whether to show waits of idle threads.
         now: returns the Unix time in nanoseconds.
 
     Attributes:
-        status: what is known beside the samples.
+        status: contents of the head line.
         seconds: from the start of the first window to the end of the last.
         on_woken: never called, since no step has much to do.
 
     Raises:
         DependencyError: the client library is not installed.
-        KProfilerError: the address is none, or nobody answers there.
+        KProfilerError: the address is invalid, or the server does not answer.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Table:
             KProfilerError: the first reading failed.
         """
         is_woken = self._woken.wait(_STEP_S)
-        if is_woken:  # otherwise what comes just now would be lost
+        if is_woken:  # otherwise a concurrent wake-up would be lost
             self._woken.clear()
         if self._problem:
             raise self._problem

@@ -46,7 +46,7 @@ class Part:
     Attributes:
         start_unix_ns: start of that time.
         end_unix_ns: its end.
-        samples: what was taken in it.
+        samples: samples of that time.
         lost: samples that were lost in it, by cause.
         weight: of all its samples, in nanoseconds of the kind's time.
     """
@@ -90,7 +90,7 @@ class Shown:
         return merge_groups(part.groups(view) for part in self._parts)
 
     def scope_weight(self, view: View) -> int:
-        """Weight of the samples that a view is about: shares are shares of it."""
+        """Returns the weight of a view's samples; shares refer to it."""
         if view.scope or view.function:
             return sum(group.own for part in self._parts for group in part.groups(view))
         return self.weight
@@ -101,8 +101,8 @@ class SlidingWindow:
 
     Args:
         seconds: its length.
-        kind: of the samples.
-        idle: whether waits of threads without work are among them.
+        kind: kind of the samples.
+        idle: whether to include waits of idle threads.
     """
 
     def __init__(self, seconds: float, kind: ProfileKind = ON_CPU, *, idle: bool = True) -> None:
@@ -111,7 +111,7 @@ class SlidingWindow:
         self._parts: deque[Part] = deque()
 
     def add(self, window: Window) -> None:
-        """Add the next window of the sampler, and drop what is too old."""
+        """Add the next window of the sampler, and drop old samples."""
         profiles = [profile for profile in window.profiles if profile.kind == self._kind]
         samples = load_samples([replace(window, profiles=profiles)])
         samples = samples if self._idle else samples.without_idle()

@@ -1,4 +1,4 @@
-"""Saves samples that a receiver did not take to a file, which ``send`` sends later."""
+"""Saves unsent samples to a file, for ``send`` to send later."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _MARK: Final = re.compile(r"\.unsent(-\d+)?$")
 
 
 class UnsentFile:
-    """Keeps batches; the file is created for the first one, and never replaces another.
+    """Keeps batches in a file; the first batch creates the file, which never replaces another.
 
     Each batch is on disk when :meth:`add` returns. Not thread-safe.
 
     Args:
         beside: path of a file with the same samples; its suffix is replaced.
-        form: of the batches.
+        form: form of the batches.
 
     Attributes:
-        path: of the file; empty if there is none.
-        kept: samples in it, by the cause why they were not taken.
+        path: path of the file; empty if there is none.
+        kept: samples in the file, by the cause of the failure.
         problem: why something could not be kept; empty if it could.
     """
 
@@ -43,7 +43,7 @@ class UnsentFile:
         self._exporter: FileExporter | None = None
 
     def add(self, batch: Batch, cause: LossCause) -> None:
-        """Keep a batch that was not taken; what has no samples is not worth it."""
+        """Keep an unsent batch, unless it has no samples."""
         if not batch.sample_count or self.problem:
             return
         try:
@@ -61,7 +61,7 @@ class UnsentFile:
             self.problem = result.message
 
     def discard(self) -> None:
-        """Delete the file, because something else has all that is in it."""
+        """Delete the file, because its samples are kept elsewhere."""
         self.close()
         if self.path:
             os.unlink(self.path)

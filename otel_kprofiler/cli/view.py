@@ -154,7 +154,7 @@ command.params += [parameter for parameter in top.command.params if parameter.na
 
 
 def _check(has_files: bool, is_listening: bool, is_live: bool, *, has_times: bool) -> None:
-    """Refuse what contradicts itself, or has no effect."""
+    """Refuse options that contradict each other, or have no effect."""
     if has_files + is_listening + is_live != 1:
         raise click.UsageError("name SOURCEs, or --live, or where to --listen")
     if has_times and not has_files:

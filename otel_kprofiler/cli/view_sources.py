@@ -38,7 +38,7 @@ _SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
 """How often new samples of this host are shown; the first time soon."""
 
 Choose = Callable[[Sequence[Window]], Sequence[Window]]
-"""Keeps what the filters match."""
+"""Keeps the samples that match the filters."""
 
 
 def _nothing() -> None:
@@ -79,7 +79,7 @@ def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool
 
 
 def choose_by(filters: Mapping[str, Any], *, idle: bool) -> Choose:
-    """Returns a function that keeps what the filters match, and idle waits if wanted."""
+    """Returns a function that keeps matching samples, and idle waits if wanted."""
     choice = Choice.of(filters)
 
     def choose(windows: Sequence[Window]) -> Sequence[Window]:

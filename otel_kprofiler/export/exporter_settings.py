@@ -87,7 +87,7 @@ class OtlpSettings(ExporterSettings):
     """OTLP over gRPC or HTTP.
 
     Attributes:
-        client: what is sent where, and how.
+        client: settings of the client.
     """
 
     client: ClientSettings

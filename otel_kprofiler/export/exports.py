@@ -1,4 +1,4 @@
-"""Exports of a batch, or of what is left of it; every sample is accounted for."""
+"""Exports batches, or the rest of a batch, and accounts for every sample."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def export_all(
 
     Args:
         exporter: sends them.
-        batches: to send; nothing is returned for none.
+        batches: batches to send; returns nothing for none.
         on_export: called after each export; its exceptions are logged.
     """
     parts: list[Part] = []

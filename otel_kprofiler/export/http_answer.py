@@ -1,7 +1,7 @@
-"""Answers of OTLP/HTTP receivers: what a status and a body say of a request.
+"""Interprets responses of OTLP/HTTP receivers: status and body.
 
-The status decides. The body of a success is optional, and so are its type and its encoding: what
-cannot be read of it costs the partial success that it may hold, never the delivery.
+The status decides. The body of a success is optional, and so are its type and encoding. If it
+cannot be read, a partial success in it is missed, but the delivery still counts.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Ledgers:
         self._earlier: dict[str, EarlierCounts] | None = {} if is_spooled else None
 
     def begin(self, earlier: Mapping[str, int], lost: LossesByKind) -> None:
-        """Start from what earlier runs put in the spool, and what they lost of it, by kind."""
+        """Start with the samples that earlier runs put in the spool and lost, by kind."""
         self._earlier = {
             kind: EarlierCounts(count, lost.get(kind, {})) for kind, count in earlier.items()
         }
@@ -117,7 +117,7 @@ class Ledgers:
         batches: int = 0,
         queued_bytes: int = 0,
     ) -> QueueCounts:
-        """A snapshot of the counts; the arguments describe what is queued."""
+        """Returns a snapshot of the counts; the arguments describe the queue."""
         kinds = {
             kind: QueueCounts(
                 accepted=kind_counts.accepted,

@@ -1,4 +1,4 @@
-"""Partial success: what an OTLP receiver says of a request that it accepted."""
+"""Partial success: rejections that an OTLP receiver reports in an accepted request."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class _Held(NamedTuple):
         size: bytes of the batch.
         batches: the batch, if it is in memory; or the parts of it that were not delivered yet.
         stored: where it is in the spool.
-        lost: what was lost of it; grows.
+        lost: losses of it so far.
         carried: an earlier run left it.
     """
 

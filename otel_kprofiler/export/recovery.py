@@ -92,7 +92,7 @@ class Recovery:
         damaged: samples that are neither done nor readable, by kind: of damaged batches, and of
             those of the last window that were not appended before a kill.
         earlier: samples of all earlier runs, by kind.
-        earlier_lost: of these, lost in earlier runs, by kind.
+        earlier_lost: samples among ``earlier`` that were lost, by kind.
         unknown_since_unix_ns: when not 0, the end of the log is missing, and what was taken after
             this time is unknown; 1 if the time is unknown too.
     """

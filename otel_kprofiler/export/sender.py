@@ -221,7 +221,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return answer
 
     def _advise(self, answer: Answer) -> str:
-        """The message, behind what is wrong with our own files and before the fix."""
+        """Adds a problem of our TLS files before the message, and the fix after it."""
         message = advise_plain_text(answer.message)
         is_explained = message != answer.message
         if is_explained or self._tls_files is None or answer.verdict is not Verdict.RETRY:

@@ -1,7 +1,7 @@
-"""Files of TLS that are replaced while an exporter uses them, and what is wrong with them.
+"""TLS files that may be replaced while an exporter uses them, and their problems.
 
-Certificates are renewed by replacing two files, one after the other: in between they do not belong
-together, and one may be missing. Until they do again, the connection that exists stays in use.
+A renewal replaces certificate and key one after the other: in between they do not match, or one is
+missing. Until they match again, the existing connection stays in use.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _VERSION: Final = 0xA0
 
 
 class TlsFiles:
-    """The files that the settings of a client name. Not thread-safe.
+    """The TLS files of a client. Not thread-safe.
 
     Args:
         tls: names the files.
@@ -139,10 +139,10 @@ def _find_invalid(path: str, now: datetime) -> str:
 
 
 def parse_validity(der: bytes) -> tuple[datetime, datetime]:
-    """The first and last time of a certificate (RFC 5280, 4.1.2.5).
+    """Parses the validity of a certificate: first and last time (RFC 5280, 4.1.2.5).
 
     Raises:
-        ValueError: it is none.
+        ValueError: the data is not a certificate.
     """
     _, certificate, _ = _read_value(der, _SEQUENCE)
     _, body, _ = _read_value(certificate, _SEQUENCE)
@@ -158,7 +158,7 @@ def parse_validity(der: bytes) -> tuple[datetime, datetime]:
 
 
 def _read_value(data: bytes, expected: int | None = None) -> tuple[int, bytes, bytes]:
-    """Tag and content of a DER value, and what follows it."""
+    """Returns tag and content of a DER value, and the bytes after it."""
     if len(data) < 2 or (expected is not None and data[0] != expected):
         raise ValueError("not the value of a certificate")
     length, at = data[1], 2

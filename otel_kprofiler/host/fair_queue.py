@@ -1,4 +1,4 @@
-"""Gives work that processes cause a turn each, within a long-term share of one CPU."""
+"""Schedules work caused by processes: fair turns, within a long-term share of one CPU."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def find_user(owner: Hashable) -> Hashable:
 class FairQueue(Generic[T]):
     """Work by owner: the owner that has cost the least has the next turn. Not thread-safe.
 
-    Of groups of owners, that which has cost the least is served first, so that the owners of one
-    take no turns of another, however many they are.
+    The group of owners with the lowest cost is served first, so that a group with many owners takes
+    no turns of other groups.
 
     This is start-time fair queueing: an owner with new work starts at the cost of the owner of its
-    group's last turn, so that idle time earns no credit. Of owners that have cost the same, the one
-    that has waited longest is next.
+    group's last turn, so that idle time earns no credit. Among owners of equal cost, the longest
+    waiting is next.
 
     All owners together have a share of one CPU. A fifth of it is a reserve for owners that had no
     turn in the last minute: they do not wait until the expensive work of another is paid for.
@@ -178,7 +178,7 @@ class FairQueue(Generic[T]):
         self._share = CpuShare(1.0)
 
     def _choose(self) -> tuple[int, Hashable, CpuShare]:
-        """How long the next owner must wait, who that is, and what its turn is paid from."""
+        """Returns the time until the next turn, its owner, and the budgets that pay for it."""
         now_ns = self._now_ns()
         wait_ns = self._share.wait_ns(now_ns)
         owner = min(self._waiting, key=self._rank)
@@ -197,7 +197,7 @@ class FairQueue(Generic[T]):
         return self._group_costs[group], self._costs[group][owner]
 
     def _forget(self) -> None:
-        """Forget the owner without work whose last turn is the longest ago."""
+        """Forget the idle owner with the oldest last turn."""
         if len(self._last_ns) > MAX_OWNERS:
             oldest = next(iter(self._last_ns))
             del self._last_ns[oldest]

@@ -201,7 +201,7 @@ class _Outcome(NamedTuple):
     detail: str
 
     def or_worse(self, problem: FileProblem, detail: str) -> _Outcome:
-        """That of the two which says more about why no way led to the file."""
+        """Returns the more specific of two errors."""
         worse = _RANKS.index(problem) > _RANKS.index(self.problem)
         return _Outcome(problem, detail) if worse else self
 
@@ -216,7 +216,7 @@ def _problem_of(error: OSError) -> FileProblem:
 
 
 def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
-    """Open what a way leads to. Raises ``OSError``; ``MappedFileError`` if it is another file."""
+    """Open the file of a path. Raises ``OSError``; ``MappedFileError`` if it is another file."""
     reference = files.open_reference(way.opened)
     try:
         status = os.fstat(reference)

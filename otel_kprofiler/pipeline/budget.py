@@ -1,4 +1,4 @@
-"""Limits what one process may cost the thread that all samples go through."""
+"""Limits the cost of a process for the thread that handles all samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from otel_kprofiler.processes import ProcessResources
 from otel_kprofiler.symbols import StackResolver
 
 SHARE: Final = 0.1
-"""Part of the thread's time that one process may take in the long run, after a second in one go."""
+"""Long-term share of the thread's time for a process, after a burst of a second."""
 GROUP_SHARE: Final = 0.3
 """Part that the young processes of one user in one cgroup may take together, after a second in one
 go; and part that the others may take, after five."""
@@ -45,7 +45,7 @@ KeyT = TypeVar("KeyT")
 
 
 class ProcessBudgets:
-    """Resolves samples, and charges each process for what is new in them.
+    """Resolves samples, and charges each process for new work.
 
     What is new costs the most: a program to identify, a stack to resolve, a group of samples that
     differs from all others of the window. A process that changes its thread names, stacks, code or

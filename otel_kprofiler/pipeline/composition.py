@@ -94,15 +94,15 @@ def open_resources(
     on_new: Callable[[ProcessKey, Resource], None] | None = None,
     service_sources: Sequence[str] = (),
 ) -> ProcessResources:
-    """The Resources of all processes of this host, including what they say of themselves.
+    """Opens the Resources of all processes of this host, including published attributes.
 
     Args:
         access: the host's files.
         clock: the host's clocks.
         attributes: configured resource attributes; they override detected ones.
         on_new: called with each new process and its Resource, and when the Resource changes.
-        service_sources: what names services that say no name themselves, from
-            ``SERVICE_SOURCES`` of :mod:`otel_kprofiler.processes`.
+        service_sources: sources of names for services that publish none, from ``SERVICE_SOURCES``
+            of :mod:`otel_kprofiler.processes`.
     """
     base = {**read_host_attributes(access), **attributes}
     return ProcessResources(
@@ -147,7 +147,7 @@ def open_live(
         raw_sink: receives the raw records of each drain.
         replaced_sink: receives native frames in whose place Python frames may stand, by name.
         loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
-        options: what else the pipeline does.
+        options: further options of the pipeline.
 
     Raises:
         DependencyError: the loader's library is missing.

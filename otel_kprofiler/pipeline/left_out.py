@@ -1,4 +1,4 @@
-"""Says in a line what is sampled, and what the settings and missing capabilities leave out."""
+"""Describes in a line what is sampled, and what settings and missing capabilities leave out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _describe_kinds(config: SamplerConfig) -> Iterator[str]:
 def describe_left_out(
     config: SamplerConfig, user_symbols: str, missing: Collection[str] = ()
 ) -> str:
-    """Lists what samples lack, each with its reason, behind ``; left out:``; empty if nothing.
+    """Lists missing parts of samples with reasons, behind ``; left out:``; empty if there are none.
 
     Args:
         config: what is sampled.

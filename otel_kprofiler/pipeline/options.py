@@ -24,7 +24,7 @@ class PipelineOptions:
         pause: called repeatedly during long work, to let other threads run or report progress.
         on_drained: sees the samples of each drain, before they wait for their symbols.
         find_labels: returns the labels with a number; without it, samples have none.
-        grain: what has a Resource of its own; windows are merged as they are closed.
+        grain: unit that has a Resource; Resources are merged when a window is closed.
         leaves_out_self_profiled: leave on-CPU samples of processes that sample themselves out of
             windows; these are counted as lost.
         limits_processes: make samples of a process that costs too much coarser.

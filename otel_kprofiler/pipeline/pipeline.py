@@ -79,10 +79,10 @@ class Pipeline(Generic[SamplerT]):
         schedule: the length of windows.
         sink: receives each closed window; must not block.
         clock: reads boot time and converts it to Unix time.
-        options: what else the pipeline does.
+        options: further options of the pipeline.
         python: registers the processes that run CPython; closed with the pipeline.
         on_started: called when the sampler has started, before it is drained.
-        find_causes: whether to find what threads wait for.
+        find_causes: whether to find the causes of waits.
         scheduler_rvas: of the kernel's functions in which threads wait.
 
     Attributes:
@@ -415,7 +415,7 @@ class Pipeline(Generic[SamplerT]):
         return WindowCounts(taken, dict(lost), totals, self.sampler.wait_threshold_ns, waits)
 
     def _add_left_out(self, kind: str, lost: Losses) -> Losses:
-        """The losses of a kind with what was left out of windows so far."""
+        """Adds samples left out of windows so far to the losses of a kind."""
         count = self._left_out[kind]
         return {**lost, LossCause.SELF_PROFILED: count} if count else lost
 

@@ -126,7 +126,7 @@ class PythonFrames:
         return lines
 
     def look(self) -> None:
-        """Warn once if of this process's own stacks not one has had Python frames."""
+        """Warn once if no stack of this process has had Python frames."""
         if self._maps is None or not self._is_own or self._warned:
             return
         counts = self._maps.counts()

@@ -129,7 +129,7 @@ class WindowBuilder:
         find_labels: the labels with a number; without it, samples have none.
         decode_context: returns the attributes of a thread context, when the window is closed;
             without it, samples have none.
-        find_causes: whether to find what threads wait for.
+        find_causes: whether to find the causes of waits.
         scheduler_rvas: of the kernel's functions in which threads wait; see :class:`WaitStacks`.
         budgets: limits the groups of a process; None: there is no limit.
     """
@@ -330,7 +330,7 @@ class WindowBuilder:
                 if wait is None:
                     cause_stack = resolved if self._find_causes else None
                     wait = waits[resolved, key] = _window_wait(cause_stack, key)
-                resolved = ends.cut(resolved)  # the cause is in what is cut
+                resolved = ends.cut(resolved)  # the cause is in the cut part
             its_labels = self._decode(labels, link)
             samples.append(
                 WindowSample(resolved, tid, name, cpu, link, times, values, its_labels, wait)

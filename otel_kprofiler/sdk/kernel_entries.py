@@ -1,4 +1,4 @@
-"""How the kernel was entered, as an attribute of the samples of a service."""
+"""Adds the entry into the kernel to samples of a service, as an attribute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_kprofiler.sdk.pacing import Pacer
 
 
 def name_entries(window: Window) -> Window:
-    """The window with the system call, interrupt or the like on each sample of the kernel.
+    """Returns the window with system call, interrupt or other entry on each kernel sample.
 
     As ``report --by syscall`` derives it from the names of functions, so that a receiver need not.
     Samples of user mode, and of kernel functions without names, have none.

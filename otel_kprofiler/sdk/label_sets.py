@@ -34,10 +34,10 @@ KEY: Final = otel_context.create_key("otel-kprofiler-labels")
 
 
 class LabelSets:
-    """The sets of labels by their numbers. Thread-safe, without locks.
+    """Label sets by number. Thread-safe, without locks.
 
     Args:
-        limit: maximum number of sets; above that, the one that was set least recently is forgotten.
+        limit: maximum number of sets; above it, the least recently set is forgotten.
 
     Attributes:
         forgotten: number of sets that were forgotten.
@@ -79,7 +79,7 @@ class LabelSets:
 
 
 process_labels: Final = LabelSets()
-"""Those of this process."""
+"""The label sets of this process."""
 
 
 @contextlib.contextmanager
@@ -162,7 +162,7 @@ class LabelCounts:
         return label_set
 
     def limit(self, window: Window) -> Window:
-        """The window with not too many distinct sets."""
+        """Returns the window with a limited number of distinct sets."""
         weights: dict[LabelSet, int] = {}
         for _, sample in paced(window.samples):
             if sample.labels:

@@ -1,7 +1,7 @@
 """Span links: each thread publishes its active span in a slot that the sampler reads.
 
-That is for interpreters whose objects the sampler cannot follow by itself (:mod:`.span_path`), and
-for spans of classes that do not say there where their span context is, such as wrappers.
+This is for interpreters whose objects the sampler cannot follow (:mod:`.span_path`), and for span
+classes that do not store their span context in the expected place, such as wrappers.
 
 The active span changes when a thread attaches or detaches an OpenTelemetry context, which is
 hooked in OpenTelemetry's runtime context, and when a thread enters another

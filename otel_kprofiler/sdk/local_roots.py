@@ -1,9 +1,8 @@
 """Names samples after the local root of their span: the topmost span of this process in its trace.
 
-A span processor notes the local root of each span when that starts, and what a root is called when
-it ends. Nothing runs when the current span changes. The profiler looks the spans of its samples up
-when it drains them, and takes the names of their roots when a window is closed, so that a route
-that is known late counts.
+A span processor notes the local root of each span at its start, and the name of a root at its end.
+Nothing runs when the current span changes. The profiler looks up the spans of samples when it
+drains them, and the names of roots when a window is closed, so a late route is included.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ _TRACE_ID, _SPAN_ID, _IS_REMOTE = 0, 1, 2
 class LocalRoot(weakref.ref[Any]):
     """A weak reference to a span without a parent in this process.
 
-    The span is not kept: one that nobody ends has no name once the service has dropped it. When it
-    ends, its name is kept.
+    The span is not kept alive: a span that is never ended loses its name when the service drops it.
+    When it ends, its name is kept.
 
     Attributes:
         context: its span context.
         name: its name at its end; None before.
-        labels: of the baggage with which it started.
+        labels: labels from the baggage at its start.
     """
 
     __slots__ = ("context", "labels", "name")
@@ -62,7 +61,7 @@ class LocalRoot(weakref.ref[Any]):
     labels: LabelSet
 
     def get_name(self) -> str:
-        """Returns its current name; raises what the span's class raises."""
+        """Returns its current name; passes on exceptions of the span's class."""
         if self.name is not None:
             return self.name
         span = self()
@@ -95,7 +94,7 @@ class LocalRoots(ForkAware):
         limit: maximum number of spans of either sort; beyond it, the oldest are forgotten.
 
     Attributes:
-        keep_ended: whether anybody looks spans up, so that those that have ended are kept.
+        keep_ended: whether to keep ended spans, for look-ups.
         baggage_keys: entries of the baggage of local roots that are noted.
         forgotten: number of spans that were forgotten because there were too many.
         failures: number of spans that raised exceptions.
@@ -172,7 +171,7 @@ class LocalRoots(ForkAware):
             self._ended_before, self._ended = self._ended, {}
 
     def stop_keeping(self) -> None:
-        """Nobody looks spans up any more."""
+        """Stop keeping ended spans."""
         self.keep_ended = False
         self.baggage_keys = ()
         self._ended_before, self._ended = {}, {}
@@ -222,7 +221,7 @@ class LocalRoots(ForkAware):
 
 
 process_roots: Final = LocalRoots()
-"""Those of all tracer providers of this process."""
+"""Local roots of all tracer providers of this process."""
 
 
 class LocalRootSpanProcessor(SpanProcessor):
@@ -247,8 +246,8 @@ class RootNames:
 
     Attributes:
         named: samples with a name.
-        unnamed: samples with a link, but no name, by why: ``unknown_span`` (started before spans
-            were noted, forgotten, or not recorded), ``too_many_names``.
+        unnamed: samples with a link but without a name, by reason: ``unknown_span`` (started before
+            spans were noted, forgotten, or not recorded), ``too_many_names``.
     """
 
     def __init__(
@@ -312,7 +311,7 @@ class RootNames:
         }
 
     def stop(self) -> None:
-        """Keep no more spans for this."""
+        """Stop keeping ended spans for this run."""
         self._roots.stop_keeping()
 
     def _watch(self) -> None:
@@ -325,7 +324,7 @@ class RootNames:
             provider.add_span_processor(LocalRootSpanProcessor())
 
     def _choose(self, counts: Counter[SpanLink]) -> dict[SpanLink, SpanLink]:
-        """Each link with its name; those of most samples are kept if there are too many."""
+        """Names each link; over the limit, keeps the names with most samples."""
         if not self._max_names:
             return {link: link for link in counts}
         names = {link: self._find_name(link) for link in paced(counts)}
@@ -342,7 +341,7 @@ class RootNames:
         }
 
     def _find_labels(self, links: Iterable[SpanLink]) -> dict[SpanLink, LabelSet]:
-        """The labels of the spans that have some."""
+        """Returns the labels of spans that have labels."""
         roots = {link: self._find_root(link) for link in paced(links)}
         return {link: root.labels for link, root in roots.items() if root and root.labels}
 
@@ -370,7 +369,7 @@ class RootNames:
 def _describe(
     sample: WindowSample, named: dict[SpanLink, SpanLink], labels: dict[SpanLink, LabelSet]
 ) -> WindowSample:
-    """A sample with the name of its local root, and with its labels behind those of its own."""
+    """Returns a sample with the name and labels of its local root; labels of the sample win."""
     link = sample.link
     if link is None:
         return sample

@@ -51,10 +51,10 @@ class Plan:
         target: what to profile.
         sampler: rate, stacks and so on; target and drain interval are filled in later.
         schedule: the length of windows.
-        user_symbols: what user frames carry besides their addresses.
+        user_symbols: details of user frames besides their addresses.
         loader: library that loads the BPF program.
         attributes: resource attributes that override the service's.
-        service_sources: what names other services that say no name themselves.
+        service_sources: sources of names for other services that publish none.
         span_links: link samples to spans.
         link_unsampled_spans: also link to spans that are not sampled.
         local_root_names: name linked samples after the local root of their span.

@@ -254,7 +254,7 @@ class Session:
 
 
 def _describe_start(plan: Plan, config: SamplerConfig) -> str:
-    """The line about a start: what is profiled, and what the settings leave out."""
+    """Describes the start: the target, and parts left out by settings."""
     target = {"self": "this process", "children": "this process and its descendants"}
     left_out = describe_left_out(config, plan.user_symbols.detail)
     return f"profiling {target.get(plan.target, 'the host')}: {describe_sampling(config)}{left_out}"

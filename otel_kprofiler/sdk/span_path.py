@@ -1,4 +1,4 @@
-"""Finds and proves the way from a thread to its current span in this interpreter's objects.
+"""Finds and verifies the path from a thread to its current span in this interpreter's objects.
 
 The sampler follows it at each interrupt, so nothing has to be hooked. Before that,
 :class:`.span_reader.SpanReader` must have given the interpreter's own answer in contexts,
@@ -171,7 +171,7 @@ def _make_spans() -> Iterator[list[Any]]:
 
 
 def _find_class(read: Read, style: int, spans: list[Any]) -> SpanClass:
-    """Where the instances of a class have their span context."""
+    """Finds where instances of a class store their span context."""
     values, head, _ = find_values(read, style, id(spans[0]))
     wanted = id(spans[0].get_span_context())
     places = []
@@ -189,7 +189,7 @@ def _find_class(read: Read, style: int, spans: list[Any]) -> SpanClass:
 
 
 def _prove(reader: SpanReader, variable: ContextVar[Context]) -> None:
-    """Compare what is read with what the interpreter says, in every form of each object.
+    """Compare memory with the interpreter's answers, for every form of each object.
 
     Threads that start and end change the list of thread states between two reads, so each
     comparison is repeated: only what differs every time is a wrong path.

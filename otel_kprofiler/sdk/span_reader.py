@@ -226,7 +226,7 @@ def read_dict(read: Read, address: int) -> tuple[int, int, int]:
 
 
 def find_values(read: Read, style: int, instance: int) -> tuple[int, int, int]:
-    """Where an instance keeps its attributes: values (0: dictionary), their head, dictionary.
+    """Finds the attributes of an instance: values (0: in a dictionary), their head, dictionary.
 
     Raises:
         OSError: the memory cannot be read.

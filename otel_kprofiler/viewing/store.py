@@ -250,7 +250,7 @@ class SampleStore:
         return frame_id
 
     def _id(self, table: str, columns: str, *values: Any) -> int:
-        """The row of a table with these values, made if there is none."""
+        """Returns the id of the row with these values; inserts it if missing."""
         key = (table, *values)
         row_id = self._ids.get(key)
         if row_id is None:

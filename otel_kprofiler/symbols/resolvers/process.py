@@ -1,4 +1,4 @@
-"""Resolves user addresses of processes, by what they have mapped at the time of the question."""
+"""Resolves user addresses of processes, by their current mappings."""
 
 from __future__ import annotations
 

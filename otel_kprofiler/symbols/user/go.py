@@ -8,7 +8,7 @@ Linkers keep it even if all symbols are stripped. Format: ``pclntab`` of Go 1.16
        then where the parts are: names, files of units, files, pc tables, functions
 
 The part of the functions begins with the start of each, and where its struct ``_func`` is. Starts
-count from the start of the code. That is in the module's data, which the table's address leads to.
+count from the start of the code. That start is in the module data, found by the table's address.
 """
 
 from __future__ import annotations
@@ -374,7 +374,7 @@ class GoLines(GoTable):
             raise
 
     def lookup(self, svma: int) -> tuple[Line, ...]:
-        """The functions at an address, the innermost inlined one first; empty if unknown."""
+        """Returns the functions at an address, innermost inlined first; empty if unknown."""
         with self._lock:
             if self._fd < 0:
                 return ()

@@ -46,7 +46,7 @@ class ProcessCode:
         """Like :meth:`JitFile.update`, for both files; also reads a file that appears later.
 
         Raises:
-            OSError: neither is there.
+            OSError: neither file exists.
         """
         has_more = False
         missing: OSError | None = None
