@@ -105,7 +105,7 @@ def ready(path: str, store: TableStore) -> Ready:
                         os.getpid(),
                         os.getpid(),
                         status.st_size,
-                        modification_time(status),
+                        modification_time(status.st_mtime_ns),
                     )
                 )
                 while (counts := store.counts()).pending:

@@ -286,7 +286,7 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
         return False
     if request.size not in (0, status.st_size):
         return False
-    if request.modified not in (0, modification_time(status)):
+    if request.modified not in (0, modification_time(status.st_mtime_ns)):
         return False
     major, minor = os.major(status.st_dev), os.minor(status.st_dev)
     if major << _MINOR_BITS | minor == request.key.device:
@@ -294,7 +294,7 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
     return major == 0 and (mapped or request.size > 0)
 
 
-def modification_time(status: os.stat_result) -> int:
-    """``FileRequest.modified`` of a file."""
-    seconds, ns = divmod(status.st_mtime_ns, 1_000_000_000)
+def modification_time(unix_ns: int) -> int:
+    """``FileRequest.modified`` of a file that was written at a Unix time."""
+    seconds, ns = divmod(unix_ns, 1_000_000_000)
     return (seconds & 0xFFFFFFFF) << 32 | ns

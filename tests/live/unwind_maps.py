@@ -140,7 +140,7 @@ def request_of(path, tgid=0, start=0, end=0, size=None):
     status = os.stat(path)
     key = FileKey(status.st_ino, device_number(status.st_dev), 0)
     size = status.st_size if size is None else size
-    return FileRequest(key, start, end, 0, tgid, tgid, size, modification_time(status))
+    return FileRequest(key, start, end, 0, tgid, tgid, size, modification_time(status.st_mtime_ns))
 
 
 def mapped_request(pid, inode, device, size=0, generation=0):
@@ -150,7 +150,9 @@ def mapped_request(pid, inode, device, size=0, generation=0):
         if "x" in fields[1] and int(fields[4]) == inode:
             start, end = (int(number, 16) for number in fields[0].split("-"))
             key = FileKey(inode, device, generation)
-            modified = modification_time(os.stat(f"/proc/{pid}/map_files/{start:x}-{end:x}"))
+            modified = modification_time(
+                os.stat(f"/proc/{pid}/map_files/{start:x}-{end:x}").st_mtime_ns
+            )
             return FileRequest(key, start, end, int(fields[2], 16), pid, pid, size, modified)
     raise LookupError(f"process {pid} does not execute inode {inode}")
 

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from otel_kprofiler import forks
 from otel_kprofiler.errors import describe_error
@@ -26,6 +26,8 @@ from otel_kprofiler.stopping import join_all, reading
 from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, FileSymbols, NamedAddress
 from otel_kprofiler.symbols.user.jit_names import JitNames
+from otel_kprofiler.symbols.user.loader_counts import LoaderCounts
+from otel_kprofiler.symbols.user.reopening import WantedFile
 
 MAX_WAITING: Final = 256
 """Files that wait to be read; each holds a descriptor."""
@@ -43,6 +45,7 @@ _DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 _EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 ReadSymbols = Callable[[FileDetails, OpenFile | bytes], FileSymbols]
@@ -57,45 +60,32 @@ class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
     """Symbols that cannot be used; the message says why."""
 
 
-class LoaderCounts(NamedTuple):
-    """Outcomes of the files that code was sampled in, at one instant.
-
-    Attributes:
-        loaded: read, also if they were evicted later.
-        refused: damaged, too large or unreadable.
-        dropped: not read because too many waited.
-        evicted: forgotten to make space.
-        pending: not read yet.
-        bytes: memory of the tables now.
-        cpu_ns: time of this process's thread spent on it.
-    """
-
-    loaded: int
-    refused: int
-    dropped: int
-    evicted: int
-    pending: int
-    bytes: int
-    cpu_ns: int
-
-
 class _File:
     """The names of a file, or why there are none; shared by all equal files."""
 
-    __slots__ = ("again_ns", "details", "device", "evictions", "names", "owner", "used")
+    __slots__ = ("again_ns", "doublings", "names", "used")
 
-    def __init__(self, details: FileDetails, device: int, owner: int) -> None:
-        self.details = details
-        self.device = device
-        self.owner = owner
+    def __init__(self) -> None:
         self.names: FileSymbols | NamedAddress = PENDING
         self.used = False  # since space was last needed
-        self.evictions = 0
-        self.again_ns = 0  # when it may be read again after an eviction
+        self.doublings = 0
+        self.again_ns = 0  # when it may be read again if it was not, or evicted
+
+    def postpone(self, now_ns: int, *, is_first_free: bool = False) -> None:
+        """It has no names for now, each time for longer."""
+        self.names = _EVICTED
+        self.doublings = min(self.doublings + 1, _MOST_DOUBLINGS)
+        self.again_ns = now_ns + (2**self.doublings - 2 * is_first_free) * _AGAIN_NS
+
+
+class _Entry(NamedTuple):
+    file: _File
+    wanted: WantedFile  # one of several equal files
 
 
 class _Waiting(NamedTuple):
     file: _File
+    wanted: WantedFile
     content: OpenFile | bytes | None  # None: to be opened again
 
 
@@ -109,7 +99,7 @@ class SymbolLoader(ForkAware):
         read: reads the symbols of a file.
         code: names code without files; closed with the loader. None: there are no such names.
         code_sink: takes the names of such code as they are given.
-        reopen: opens an evicted file again that is still needed; None if it cannot be.
+        reopen: opens a file again that is needed and was evicted; None if it cannot.
         max_bytes: memory for tables and for what reading holds; large tables and those that were
             not used for a while leave first. A table of more than half of it is refused.
         budget: what reading holds; None: nothing that counts.
@@ -125,7 +115,7 @@ class SymbolLoader(ForkAware):
         *,
         code: JitNames | None = None,
         code_sink: CodeSink | None = None,
-        reopen: Callable[[FileDetails], OpenFile | None] = lambda _: None,
+        reopen: Callable[[WantedFile], OpenFile | bytes | None] = lambda _: None,
         max_bytes: int = DEFAULT_MAX_BYTES,
         budget: ReadingBudget | None = None,
         cpu_share: float = DEFAULT_CPU_SHARE,
@@ -144,15 +134,15 @@ class SymbolLoader(ForkAware):
         """Grows whenever more is known."""
         self._gate = ForkGate()
         self._calls = PatientCalls("kprofiler-symbols", on_left=self._budget.pass_turn)
-        self._code_calls = itertools.count(1)
+        self._unshared = itertools.count(1)
         self._changed = threading.Condition()
         self._waiting: FairQueue[_Waiting | None] = FairQueue(cpu_share, now_ns, find_user)
         self._reading = self._unread = 0
         self._code_waits = False
-        self._keys: dict[FileKey, _File] = {}
+        self._keys: dict[FileKey, _Entry] = {}
         self._files: dict[object, _File] = {}  # by identity, the oldest first
         self._bytes = self._cpu_ns = 0
-        self._loaded = self._refused = self._dropped = self._evicted = 0
+        self._loaded = self._refused = self._dropped = self._evicted = self._gone = 0
         self._stopping = False
         self._threads: list[threading.Thread] = []
         forks.register(ForkStep.RELEASE, self)
@@ -170,35 +160,37 @@ class SymbolLoader(ForkAware):
         """
         # Files without build id may differ where their hash does not look.
         identity = (details.build_id, details.file_id) if details.build_id else key
+        size, modified_ns = content[1:] if isinstance(content, OpenFile) else (0, 0)
+        wanted = WantedFile(key, details, owner, size, modified_ns)
         with self._changed:
             file = self._files.get(identity)
-            if self._stopping or (file and file.names not in (_DROPPED, _EVICTED)):
+            if self._stopping or (file and file.names is not _EVICTED):
                 if file:
-                    self._keys[key] = file
+                    self._keys[key] = _Entry(file, wanted)
                 return
-            file = self._files[identity] = self._keys[key] = file or _File(
-                details, key.device, owner
-            )
+            file = self._files[identity] = file or _File()
+            self._keys[key] = _Entry(file, wanted)
             _forget_oldest(self._keys)
             if oldest := _forget_oldest(self._files):
                 self._evict(oldest)
-            self._queue(file, content)
+            self._queue(_Waiting(file, wanted, content))
 
-    def _queue(self, file: _File, content: OpenFile | bytes | None) -> None:
-        if self._calls.has_left(file.device):
+    def _queue(self, waiting: _Waiting) -> None:
+        file, content = waiting.file, waiting.content
+        if self._calls.has_left(waiting.wanted.key.device):
             # Even a descriptor of it may take for ever to be closed.
             file.names, file.again_ns = _EVICTED, self._now_ns() + _UNANSWERED_NS
             return
         file.names = PENDING
         self._unread += 1
         if isinstance(content, OpenFile):
-            content = content._replace(fd=os.dup(content.fd))
-        self._waiting.put(file.owner, _Waiting(file, content))
+            waiting = waiting._replace(content=content._replace(fd=os.dup(content.fd)))
+        self._waiting.put(waiting.wanted.owner, waiting)
         if len(self._waiting) > MAX_WAITING:
             if dropped := self._waiting.drop_last():
                 _close(dropped.content)
                 self._unread -= 1
-                dropped.file.names = _DROPPED
+                dropped.file.postpone(self._now_ns())
                 self._dropped += 1
             else:  # made code, which asks again
                 self._code_waits = False
@@ -214,23 +206,24 @@ class SymbolLoader(ForkAware):
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
         """The functions at an address (SVMA) of a file; never waits."""
-        file = self._keys.get(key)
-        if file is None:
+        entry = self._keys.get(key)
+        if entry is None:
             return _DROPPED
+        file = entry.file
         if file.names is _EVICTED:
-            self._ask_again(file)
+            self._ask_again(entry)
         names = file.names
         if isinstance(names, NamedAddress):
             return names
         file.used = True
         return names.name(address)
 
-    def _ask_again(self, file: _File) -> None:
-        if self._now_ns() < file.again_ns:
+    def _ask_again(self, entry: _Entry) -> None:
+        if self._now_ns() < entry.file.again_ns:
             return
         with self._changed:
-            if file.names is _EVICTED and not self._stopping:
-                self._queue(file, None)
+            if entry.file.names is _EVICTED and not self._stopping:
+                self._queue(_Waiting(*entry, None))
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
         """The functions at an address of a process in memory without a file; never waits."""
@@ -259,6 +252,7 @@ class SymbolLoader(ForkAware):
                 self._refused,
                 self._dropped,
                 self._evicted,
+                self._gone,
                 self._unread,
                 self._bytes,
                 self._cpu_ns,
@@ -302,7 +296,7 @@ class SymbolLoader(ForkAware):
     def _release(self) -> None:
         with self._changed:
             for waiting in self._waiting.clear():
-                if waiting is not None and not self._calls.has_left(waiting.file.device):
+                if waiting is not None and not self._calls.has_left(waiting.wanted.key.device):
                     _close(waiting.content)
             for file in self._files.values():
                 if not isinstance(file.names, NamedAddress):
@@ -350,7 +344,9 @@ class SymbolLoader(ForkAware):
         with self._changed:
             self._code_waits &= turn.item is not None
         # A process whose files of code do not answer delays no other's.
-        device = turn.item.file.device if turn.item else -next(self._code_calls)
+        # Nor one whose files resemble a file that is looked for.
+        has_file = turn.item is not None and turn.item.content is not None
+        device = turn.item.wanted.key.device if turn.item and has_file else -next(self._unshared)
         self._calls.call(device, read)
         with self._changed:
             self._waiting.done(turn, cpu_ns)
@@ -368,24 +364,25 @@ class SymbolLoader(ForkAware):
 
     def _answer(self, waiting: _Waiting) -> None:
         began_ns = self._thread_ns()
-        names = None
+        names: FileSymbols | NamedAddress = _REFUSED
+        path = waiting.wanted.details.path
         try:
-            with reading(waiting.file.details.path):
+            with reading(path):
                 names = self._read_names(waiting)
         except (SymbolsRefused, OSError) as error:
-            _log.info("no symbols for %s: %s", waiting.file.details.path, describe_error(error))
+            _log.info("no symbols for %s: %s", path, describe_error(error))
         except Exception:  # noqa: BLE001 - no file is a reason to stop reading
-            _log.exception("reading the symbols of %s failed", waiting.file.details.path)
+            _log.exception("reading the symbols of %s failed", path)
         self._settle(waiting.file, names, self._thread_ns() - began_ns)
 
-    def _read_names(self, waiting: _Waiting) -> FileSymbols:
-        details, content = waiting.file.details, waiting.content
+    def _read_names(self, waiting: _Waiting) -> FileSymbols | NamedAddress:
+        content = waiting.content
         if content is None:
-            content = self._reopen(details)
+            content = self._reopen(waiting.wanted)
         if content is None:
-            raise SymbolsRefused("they were evicted, and the file is not there any more")
+            return _EVICTED
         try:
-            names = self._read(details, content)
+            names = self._read(waiting.wanted.details, content)
             if isinstance(content, OpenFile) and content.has_changed():
                 raise SymbolsRefused("the file changed while it was read")
         finally:
@@ -395,15 +392,17 @@ class SymbolLoader(ForkAware):
             raise SymbolsRefused(f"they take {size} MiB, more than half of the limit of {limit}")
         return names
 
-    def _settle(self, file: _File, names: FileSymbols | None, cpu_ns: int) -> None:
+    def _settle(self, file: _File, names: FileSymbols | NamedAddress, cpu_ns: int) -> None:
         with self._changed:
             self._cpu_ns += cpu_ns
             self._unread -= 1
-            if names is None:
-                file.names = _REFUSED
+            file.names = names
+            if names is _EVICTED:
+                file.postpone(self._now_ns())
+                self._gone += 1
+            elif isinstance(names, NamedAddress):
                 self._refused += 1
             else:
-                file.names = names
                 self._loaded += 1
                 self._bytes += names.nbytes
                 self._make_space(file)
@@ -434,13 +433,11 @@ class SymbolLoader(ForkAware):
     def _evict(self, file: _File) -> None:
         if not isinstance(file.names, NamedAddress):
             self._bytes -= file.names.nbytes
-            file.names = _EVICTED
             self._evicted += 1
-            file.evictions = min(file.evictions + 1, _MOST_DOUBLINGS)
-            file.again_ns = self._now_ns() + (2**file.evictions - 2) * _AGAIN_NS
+            file.postpone(self._now_ns(), is_first_free=True)
 
 
-def _forget_oldest(files: dict[Any, _File]) -> _File | None:
+def _forget_oldest(files: dict[Any, T]) -> T | None:
     return files.pop(next(iter(files))) if len(files) > MAX_FILES else None
 
 

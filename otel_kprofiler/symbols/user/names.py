@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.elf import ElfError, FileSource, ImageSource, Source, hash_file, read_elf
+from otel_kprofiler.elf import FileSource, ImageSource, Source, read_elf
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.host import Access, open_regular
+from otel_kprofiler.host import Access
 from otel_kprofiler.model import FileDetails, OpenFile
 from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.file import FileSymbols
@@ -23,6 +21,7 @@ from otel_kprofiler.symbols.user.loader import (
     SymbolLoader,
     SymbolsRefused,
 )
+from otel_kprofiler.symbols.user.reopening import reopen
 from otel_kprofiler.symbols.user.sources import SymbolSources
 
 MAX_FILE_BYTES: Final = 1 << 30
@@ -84,7 +83,7 @@ def open_user_names(
         read,
         code=code,
         code_sink=code_sink,
-        reopen=reopen,
+        reopen=lambda wanted: reopen(wanted, access),
         max_bytes=settings.max_bytes,
         budget=budget,
         cpu_share=settings.cpu_share,
@@ -110,23 +109,6 @@ def read_names(
         return sources.read(source, read_elf(source, None), details)
     except KProfilerError as error:
         raise SymbolsRefused(str(error)) from error
-
-
-def reopen(details: FileDetails) -> OpenFile | None:
-    """Open a file by its path if it is still there: same build id and hash."""
-    if not details.build_id or details.deleted:
-        return None
-    try:
-        file = open_regular(Access(), details.path)
-    except OSError:
-        return None  # of another mount namespace, or gone
-    source = FileSource(file.fd, file.size)
-    with suppress(ElfError):
-        is_same = hash_file(source) == details.file_id
-        if is_same and read_elf(source, None).build_id == details.build_id:
-            return file
-    os.close(file.fd)
-    return None
 
 
 def _open(content: OpenFile | bytes) -> Source:

@@ -19,6 +19,7 @@ from otel_kprofiler.symbols.user import loader as loader_module
 from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.file import NO_FILE, NamedAddress
 from otel_kprofiler.symbols.user.loader import SymbolLoader, SymbolsRefused
+from otel_kprofiler.symbols.user.reopening import WantedFile
 
 
 class Names:
@@ -80,7 +81,7 @@ def test_a_file_is_pending_until_it_is_read(make):
     loader.finish(30)
     assert function(loader, 1) == "one_10"
     assert loader.version > version
-    assert loader.counts()[:5] == (1, 0, 0, 0, 0)
+    assert loader.counts()[:6] == (1, 0, 0, 0, 0, 0)
 
 
 def test_equal_files_are_read_once(make):
@@ -167,7 +168,47 @@ def test_tables_not_used_lately_are_evicted_first(make):
     assert (loader.counts().evicted, loader.counts().bytes) == (1, 300)
     assert function(loader, 1) is Unresolved.SYMBOLS_PENDING
     loader.finish(30)
-    assert function(loader, 1) is Unresolved.SYMBOLS_REFUSED  # it cannot be opened again
+    assert function(loader, 1) is Unresolved.SYMBOLS_DROPPED  # it cannot be opened again
+    assert (loader.counts().gone, loader.counts().refused, loader.counts().pending) == (1, 0, 0)
+
+
+def test_a_file_that_is_gone_is_read_when_it_can_be_opened_again(make):
+    now_s, running = 0, {}
+    loader = make(reopen=running.get, max_bytes=200, now_ns=lambda: now_s * 1_000_000_000)
+    for number in range(3):
+        loader.add(key(number), details(number), b"f", owner=number)
+    loader.finish(30)
+    (lost,) = [number for number in range(3) if isinstance(function(loader, number), Unresolved)]
+    loader.finish(30)
+    assert function(loader, lost) is Unresolved.SYMBOLS_DROPPED
+    running[WantedFile(key(lost), details(lost), lost)] = b"again"
+    assert function(loader, lost) is Unresolved.SYMBOLS_DROPPED, "it was looked for at each sample"
+    now_s = 1000
+    assert function(loader, lost) is Unresolved.SYMBOLS_PENDING
+    loader.finish(30)
+    assert function(loader, lost) == "again_10"
+
+
+def test_a_file_that_found_no_place_in_the_queue_is_read_later(make, monkeypatch):
+    monkeypatch.setattr(loader_module, "MAX_WAITING", 1)
+    now_s, go_on = 0, threading.Event()
+
+    def read(_details, content):
+        assert go_on.wait(30)
+        return Names(content.decode())
+
+    loader = make(read, reopen=lambda _: b"later", now_ns=lambda: now_s * 1_000_000_000)
+    for number in range(4):
+        loader.add(key(number), details(number), b"first")
+    go_on.set()
+    loader.finish(30)
+    dropped = [number for number in range(4) if isinstance(function(loader, number), Unresolved)]
+    assert len(dropped) == loader.counts().dropped > 0
+    for number in dropped:
+        now_s += 1000
+        assert function(loader, number) is Unresolved.SYMBOLS_PENDING
+        loader.finish(30)
+        assert function(loader, number) == "later_10"
 
 
 def test_an_evicted_file_that_is_needed_is_opened_again(make, tmp_path):
@@ -344,9 +385,9 @@ def test_reading_is_limited_to_its_share_until_the_end(make):
         loader.add(key(number), details(number), b"f")
     with loader._changed:
         loader._changed.wait_for(lambda: loader._loaded == 34, 60)  # a second in one go
-    assert loader.counts()[:5] == (34, 0, 0, 0, 26)
+    assert loader.counts()[:6] == (34, 0, 0, 0, 0, 26)
     loader.finish(60)
-    assert loader.counts()[:5] == (60, 0, 0, 0, 0)
+    assert loader.counts()[:6] == (60, 0, 0, 0, 0, 0)
 
 
 def test_closing_keeps_no_descriptor(make, tmp_path):

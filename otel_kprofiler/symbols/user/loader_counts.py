@@ -1,0 +1,30 @@
+"""Counts of the files whose symbols are read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class LoaderCounts(NamedTuple):
+    """Outcomes of the files that code was sampled in, at one instant.
+
+    Attributes:
+        loaded: read, also if they were evicted later.
+        refused: damaged, too large or unreadable.
+        dropped: not read because too many waited; read later if they are still needed.
+        evicted: forgotten to make space.
+        gone: needed after that, and not opened: no visible process maps them any more, and no file
+            at their path is the same. Tried later and later.
+        pending: not read yet.
+        bytes: memory of the tables now.
+        cpu_ns: time of this process's thread spent on it.
+    """
+
+    loaded: int
+    refused: int
+    dropped: int
+    evicted: int
+    gone: int
+    pending: int
+    bytes: int
+    cpu_ns: int

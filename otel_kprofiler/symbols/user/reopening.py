@@ -1,0 +1,132 @@
+"""Opens files again whose symbols were evicted."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from otel_kprofiler.elf import ElfError, FileSource, hash_file, read_elf
+from otel_kprofiler.host import (
+    FileRequest,
+    MappedFileError,
+    ReferableFiles,
+    find_vdso,
+    modification_time,
+    open_mapped,
+    open_regular,
+    parse_mappings,
+    read_maps,
+)
+from otel_kprofiler.model import VDSO_NAME, FileDetails, FileKey, OpenFile
+
+MAX_SCAN_NS: Final = 1_000_000_000
+"""CPU time of a search through all processes; one with 100 mappings takes some 50 µs."""
+_MAX_LIKELY: Final = 64
+
+
+class WantedFile(NamedTuple):
+    """A file that may have to be opened again.
+
+    Attributes:
+        key: the file.
+        details: what is known about it.
+        owner: id of a process that has mapped it.
+        size: in bytes; 0 if unknown.
+        modified_ns: Unix time of its last write; 0 if unknown.
+    """
+
+    key: FileKey
+    details: FileDetails
+    owner: int = 0
+    size: int = 0
+    modified_ns: int = 0
+
+
+def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None:
+    """Open a file again; None if no visible process maps it, and it is not at its path either.
+
+    It is reached through a process that maps it, whatever its root directory is, also if it was
+    deleted. What is opened has the same inode number, size, time of modification, hash and build
+    id; a file at its path may have another inode if it has a build id, which is that of the same
+    content.
+
+    Args:
+        wanted: the file.
+        files: this host's.
+
+    Returns:
+        The file, which the caller closes, or the image of the vDSO.
+    """
+    details = wanted.details
+    if details.path == VDSO_NAME:
+        with suppress(OSError):
+            return find_vdso(files)
+        return None
+    for request in _find_requests(wanted, files):
+        with suppress(MappedFileError, OSError):
+            file = open_mapped(request, files, details.path).content
+            if _is_same(file, details):
+                return file
+            os.close(file.fd)
+    if details.build_id and not details.deleted:
+        with suppress(OSError):
+            file = open_regular(files, details.path)
+            if _is_same(file, details):
+                return file
+            os.close(file.fd)
+    return None
+
+
+def _is_same(file: OpenFile, details: FileDetails) -> bool:
+    source = FileSource(file.fd, file.size)
+    with suppress(ElfError):
+        is_equal = hash_file(source) == details.file_id
+        return is_equal and read_elf(source, None).build_id == details.build_id
+    return False
+
+
+def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRequest]:
+    """Requests for the file by processes that map it, the surest first.
+
+    On overlayfs, the kernel shows another device than that of the inode (file_user_inode(),
+    include/linux/fs.h); then inode number and path must be equal, and all surer ones come first.
+    """
+    key, modified = wanted.key, modification_time(wanted.modified_ns)
+    likely: list[FileRequest] = []
+    for pid in _list_processes(wanted.owner, files):
+        with suppress(OSError):
+            maps = read_maps(files, pid)
+            if b" %d " % key.inode not in maps:
+                continue
+            for mapping in parse_mappings(maps, only_code=True):
+                if mapping.inode != key.inode:
+                    continue
+                request = FileRequest(
+                    key, mapping.start, mapping.end, mapping.file_offset, pid, pid, wanted.size,
+                    modified,
+                )  # fmt: skip
+                if mapping.device == key.device:
+                    yield request
+                    break
+                if mapping.path == wanted.details.path and len(likely) < _MAX_LIKELY:
+                    likely.append(request)
+                    break
+    yield from likely
+    if wanted.size and modified:
+        yield FileRequest(key, 0, 0, 0, 0, 0, wanted.size, modified)  # at its path
+
+
+def _list_processes(first: int, files: ReferableFiles) -> Iterator[int]:
+    """Ids of processes, the newest behind the given one; ends when the CPU time is spent."""
+    if first:
+        yield first
+    began_ns = time.thread_time_ns()
+    pids = [int(name) for name in files.list_dir("/proc") if name.isdecimal()]
+    for pid in sorted(pids, reverse=True):
+        if time.thread_time_ns() - began_ns > MAX_SCAN_NS:
+            return
+        if pid != first:
+            yield pid

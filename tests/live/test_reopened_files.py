@@ -1,0 +1,181 @@
+"""Files whose symbols were evicted are opened again through the processes that map them."""
+
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+from unwind_maps import WAITS, compile_c, device_number
+
+from otel_kprofiler.elf import FileSource, hash_file, read_elf
+from otel_kprofiler.host import Access, open_regular
+from otel_kprofiler.model import FileDetails, FileKey, Unresolved
+from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_names
+from otel_kprofiler.symbols.user.reopening import WantedFile, reopen
+
+pytestmark = pytest.mark.live
+
+MEMORY_BYTES, PROGRAMS = 800_000, 10
+NO_BUILD_ID, BUILD_ID = "-Wl,--build-id=none", "-Wl,--build-id=sha1"
+
+
+@contextmanager
+def running(*command):
+    """A process, when it waits."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.read(1) == b"\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def in_container(program, mounts):
+    """Runs a program at a path that exists in its mount namespace alone."""
+    copy = mounts / program.name
+    script = 'mount -t tmpfs none "$1" && cp -p "$2" "$3" && exec "$3"'
+    return running("unshare", "-m", "sh", "-c", script, "sh", mounts, program, copy)
+
+
+def on_overlay(program, mounts):
+    """Runs a program in an overlay of directories, in its mount namespace alone."""
+    script = (
+        'cd "$1" && mount -t tmpfs none . && cd . && cd "$1" && mkdir lower upper work root &&'
+        ' cp -p "$2" lower && mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work'
+        ' none root && exec "$1/root/$3"'
+    )
+    return running("unshare", "-m", "sh", "-c", script, "sh", mounts, program, program.name)
+
+
+def wanted(process, path=None, *, owner=0, device=None):
+    """The executable of a process, as the agent remembers it from when it first opened it."""
+    exe = f"/proc/{process.pid}/exe"
+    with open(exe, "rb") as file:
+        status = os.fstat(file.fileno())
+        source = FileSource(file.fileno(), status.st_size)
+        elf = read_elf(source)
+        shown = str(path or os.readlink(exe))
+        details = FileDetails(shown, elf.build_id, hash_file(source), elf.texts)
+    number = device_number(status.st_dev) if device is None else device
+    key = FileKey(status.st_ino, number, 0)
+    return WantedFile(key, details, owner, status.st_size, status.st_mtime_ns)
+
+
+def content(file):
+    with open(file.fd, "rb") as opened:
+        return opened.read()
+
+
+@pytest.fixture
+def mounts(tmp_path):
+    directory = tmp_path / "mounts"
+    directory.mkdir()
+    return directory
+
+
+@pytest.mark.parametrize("build_id", [NO_BUILD_ID, BUILD_ID])
+@pytest.mark.parametrize("is_owner", [True, False])
+def test_a_file_of_a_container_is_opened_through_any_process_that_maps_it(
+    build_id, is_owner, tmp_path, mounts
+):
+    program = compile_c(tmp_path / "waits", WAITS, build_id)
+    with in_container(program, mounts) as process:
+        file = reopen(wanted(process, owner=process.pid if is_owner else 0), Access())
+        assert not (mounts / "waits").exists()
+        assert content(file) == program.read_bytes()
+
+
+def test_a_file_on_an_overlay_is_opened_though_the_kernel_shows_another_device(tmp_path, mounts):
+    program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
+    with on_overlay(program, mounts) as process:
+        elsewhere = device_number(os.stat("/").st_dev)  # as that of the inode is
+        file = reopen(wanted(process, device=elsewhere), Access())
+        assert content(file) == program.read_bytes()
+
+
+def test_a_deleted_file_is_opened(tmp_path):
+    program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
+    whole = program.read_bytes()
+    with running(program) as process:
+        asked = wanted(process)
+        program.unlink()
+        assert content(reopen(asked, Access())) == whole
+
+
+def test_no_other_file_is_opened_when_no_process_maps_it(tmp_path, mounts):
+    program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
+    with in_container(program, mounts) as process:
+        asked = wanted(process)
+    shutil.copy2(program, mounts)  # equal, as far as the hash shows, at the same path
+    assert asked.details.path == str(mounts / "waits")
+    assert reopen(asked, Access()) is None
+
+
+def test_a_file_that_was_changed_is_not_opened(tmp_path):
+    program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
+    with running(program) as process:
+        asked = wanted(process)
+        changed = asked._replace(modified_ns=asked.modified_ns - 1_000_000_000)
+        assert reopen(changed, Access()) is None
+        assert reopen(asked._replace(size=asked.size + 1), Access()) is None
+        other = asked.details._replace(file_id=type(asked.details.file_id)("0" * 32))
+        assert reopen(asked._replace(details=other), Access()) is None
+        assert content(reopen(asked, Access())) == program.read_bytes()
+
+
+def test_an_equal_file_at_its_path_is_opened_by_its_build_id(tmp_path):
+    program = compile_c(tmp_path / "waits", WAITS, BUILD_ID)
+    with running(program) as process:
+        asked = wanted(process)
+    whole = program.read_bytes()
+    program.unlink()
+    program.write_bytes(whole)
+    assert content(reopen(asked, Access())) == whole
+
+
+def test_the_vdso_is_read_again():
+    details = FileDetails("[vdso]", None, None)
+    image = reopen(WantedFile(FileKey(0, 0xFFFFFFFF, 0), details), Access())
+    assert image.startswith(b"\x7fELF")
+
+
+def test_names_of_containers_without_build_ids_come_back_after_evictions(tmp_path, mounts):
+    """Tables that do not fit together: whichever left is read again."""
+    functions = "\n".join(f"void function_{number}(void) {{}}" for number in range(2000))
+    program = compile_c(tmp_path / "waits", WAITS + functions, NO_BUILD_ID)
+    names = open_user_names(
+        UserSymbolSettings(detail="names", max_bytes=MEMORY_BYTES, cpu_share=1.0)
+    )
+    files, contexts = [], []
+    try:
+        for number in range(PROGRAMS):
+            directory = mounts / str(number)
+            directory.mkdir()
+            context = in_container(program, directory)
+            process = context.__enter__()
+            contexts.append(context)
+            file = wanted(process, owner=process.pid)
+            opened = open_regular(Access(), f"/proc/{process.pid}/root{file.details.path}")
+            names.add(file.key, file.details, opened, process.pid)
+            os.close(opened.fd)
+            names.finish(60)
+            files.append(file)
+        text = files[0].details.texts[0].address + files[0].details.texts[0].size // 2
+        assert names.counts().loaded == PROGRAMS, names.counts()
+        assert names.counts().evicted >= 1, names.counts()
+        for file in files * 3:
+            if names.name(file.key, text).unresolved is Unresolved.SYMBOLS_PENDING:
+                names.finish(60)
+            found = names.name(file.key, text)
+            if found.unresolved is not Unresolved.SYMBOLS_DROPPED:  # it may have just left
+                assert found.lines[0].function.startswith("function_"), found
+        assert names.counts().loaded > PROGRAMS
+        assert (names.counts().gone, names.counts().refused) == (0, 0)
+        for context in contexts:
+            context.__exit__(None, None, None)
+        contexts.clear()
+    finally:
+        for context in contexts:
+            context.__exit__(None, None, None)
+        names.close()
