@@ -105,7 +105,7 @@ def services(count: int) -> Iterator[list[Service]]:
         Path(directory, "service.py").write_text(SERVICE)
         receiver = Receiver()
         stack.callback(receiver.close)
-        found = []
+        results = []
         for number in range(count):
             with socket.create_server(("127.0.0.1", 0)) as taken:
                 port = taken.getsockname()[1]
@@ -132,8 +132,8 @@ def services(count: int) -> Iterator[list[Service]]:
             while not pid_file.exists() or not pid_file.read_text():
                 assert master.poll() is None, "gunicorn has ended"
                 time.sleep(0.05)
-            found.append(Service(port, int(pid_file.read_text())))
-        yield found
+            results.append(Service(port, int(pid_file.read_text())))
+        yield results
 
 
 class Cost(NamedTuple):
@@ -184,27 +184,29 @@ def requests(rounds: int) -> Iterator[Row]:
     with services(2) as (one, other):
         os.sched_setaffinity(0, {CPUS[-1]})
         try:
-            found = [
+            results = [
                 cost
                 for _ in range(4)
                 for cost in (profile_one(one, other, rounds), profile_one(other, one, rounds))
             ]
         finally:
             os.sched_setaffinity(0, CPUS)
-    plain_s, profiled_s = (statistics.median(cost.seconds[n] for cost in found) for n in (0, 1))
+    plain_s, profiled_s = (statistics.median(cost.seconds[n] for cost in results) for n in (0, 1))
     yield Row(
         "requests per second, profiled at 99 Hz",
         f"{1 / profiled_s:.4g}",
         f"without {1 / plain_s:.4g}",
-        1 / statistics.geometric_mean(cost.seconds_ratio for cost in found),
+        1 / statistics.geometric_mean(cost.seconds_ratio for cost in results),
         "≥ 0.99x",
     )
-    plain_s, profiled_s = (statistics.median(cost.cpu_seconds[n] for cost in found) for n in (0, 1))
+    plain_s, profiled_s = (
+        statistics.median(cost.cpu_seconds[n] for cost in results) for n in (0, 1)
+    )
     yield Row(
         "CPU per request, profiled at 99 Hz",
         f"{1000 * profiled_s:.4g} ms",
         f"without {1000 * plain_s:.4g} ms",
-        statistics.geometric_mean(cost.cpu_ratio for cost in found),
+        statistics.geometric_mean(cost.cpu_ratio for cost in results),
         "≤ 1.01x",
     )
 
@@ -320,14 +322,14 @@ def holds(seconds: float, rate: int) -> Iterator[Row]:
                 with tracer.start_as_current_span("work"):
                     os.listdir("/proc/self/task")
             samples = profiler.stats()["account"]["taken"]
-            found = longest
+            result = longest
     finally:
         EbpfSampler.wait, CpuEvents.follow = wait, follow  # type: ignore[method-assign]
         gc.unfreeze()
         pacing.time = time
     yield Row(
         f"longest hold of the interpreter at {rate} Hz",
-        f"{found * 1000:.2f} ms",
+        f"{result * 1000:.2f} ms",
         f"{samples} samples, a span for each",
         goal="≤ 1 ms",
     )

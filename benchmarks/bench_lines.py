@@ -72,8 +72,8 @@ def demangle_rows(rounds: int) -> Iterator[Row]:
 def return_addresses(path: str) -> list[int]:
     """All addresses that calls return to, minus one."""
     text = output("objdump", "-d", "--no-show-raw-insn", "-j", ".text", path)
-    found = re.findall(r"^ +([0-9a-f]+):\t(\S+)", text, re.MULTILINE)
-    pairs = itertools.pairwise(found)
+    result = re.findall(r"^ +([0-9a-f]+):\t(\S+)", text, re.MULTILINE)
+    pairs = itertools.pairwise(result)
     calls = [int(after[0], 16) - 1 for (_, name), after in pairs if name.startswith("call")]
     random.Random(1).shuffle(calls)
     return calls
@@ -144,7 +144,7 @@ def go_rows(rounds: int) -> Iterator[Row]:
         for _ in range(rounds):
             with contextlib.closing(GoLines(source, elf, sections, section)) as table:
                 each = min(each, microseconds_each(table.lookup, addresses, 1))
-                frames = sum(len(table.lookup(one)) for one in addresses) / len(addresses)
+                frames = sum(len(table.lookup(address)) for address in addresses) / len(addresses)
         yield Row(
             "lines: Go, a function not met before", f"{each:.1f} us", f"{frames:.1f} functions",
             goal="<= 20 us",

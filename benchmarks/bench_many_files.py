@@ -67,7 +67,7 @@ def sample(sampler: EbpfSampler, comm: bytes, seconds: float) -> Found:
     while (left := until - time.monotonic()) > 0:
         sampler.wait(min(left, 0.25))
         words = (s.words(USER_SIDE) for s in sampler.drain() if s.comm.startswith(comm))
-        ends.update(parse_user_stack(one).end for one in words if one)
+        ends.update(parse_user_stack(word).end for word in words if word)
     ns = program_usage()[0] - used
     return Found(ends, ns / max(1, sampler.counts()["on_cpu"].taken - taken) / 1e3)
 

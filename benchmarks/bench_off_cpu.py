@@ -122,15 +122,15 @@ def run_ns(off_cpu: OffCpuConfig, seconds: float) -> float:
     try:
         with following(off_cpu):
             ping_pong(seconds)
-            found = []
+            results = []
             for fd in Path("/proc/self/fdinfo").iterdir():
                 with contextlib.suppress(OSError):
                     lines = [x.split(":\t", 1) for x in fd.read_text().splitlines() if ":\t" in x]
                     facts = dict(lines)
-                    found.append((int(facts.get("run_cnt", 0)), int(facts.get("run_time_ns", 0))))
+                    results.append((int(facts.get("run_cnt", 0)), int(facts.get("run_time_ns", 0))))
     finally:
         STATS.write_text(before)
-    runs, run_time_ns = max(found)  # of all programs, that at switches runs most often
+    runs, run_time_ns = max(results)  # of all programs, that at switches runs most often
     return run_time_ns / runs
 
 

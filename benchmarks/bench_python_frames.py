@@ -111,12 +111,12 @@ def total(costs: list[Cost]) -> Cost:
 def paired(depth: int, rate: int, seconds: float) -> tuple[Cost, Cost]:
     """Without Python frames, and with them, in turn."""
     cpu = max(os.sched_getaffinity(0))
-    found: dict[int, list[Cost]] = {0: [], LIMIT: []}
+    results: dict[int, list[Cost]] = {0: [], LIMIT: []}
     with working(depth, cpu):
         for _ in range(ROUNDS):
-            for limit, costs in found.items():
+            for limit, costs in results.items():
                 costs.append(measure(rate, limit, cpu, seconds / ROUNDS))
-    return total(found[0]), total(found[LIMIT])
+    return total(results[0]), total(results[LIMIT])
 
 
 def code_objects() -> list[CodeType]:

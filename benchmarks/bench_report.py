@@ -51,8 +51,10 @@ def _later(window: Window, number: int) -> Window:
             ResourceSamples(
                 resource,
                 [
-                    one._replace(timestamps_unix_ns=[t + shift for t in one.timestamps_unix_ns])
-                    for one in samples
+                    sample._replace(
+                        timestamps_unix_ns=[t + shift for t in sample.timestamps_unix_ns]
+                    )
+                    for sample in samples
                 ],
             )
             for resource, samples in profile.resources

@@ -56,13 +56,13 @@ def program_times() -> Iterator[None]:
 
 def program_usage() -> tuple[int, int]:
     """Nanoseconds and runs of the program of the one sampler in this process."""
-    found = []
+    results = []
     for name in os.listdir("/proc/self/fdinfo"):
         with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{name}", encoding="ascii") as f:
             values = dict(re.findall(r"^(\w+):\s+(\d+)$", f.read(), re.MULTILINE))
             if values.get("prog_type") == str(_PERF_EVENT):
-                found.append((int(values["run_time_ns"]), int(values["run_cnt"])))
-    return max(found)
+                results.append((int(values["run_time_ns"]), int(values["run_cnt"])))
+    return max(results)
 
 
 def measure(way: Way, rate: int, seconds: float, totals: Totals) -> None:
@@ -110,11 +110,11 @@ def cut_off(seconds: float) -> Row:
     finally:
         sampler.close()
     causes = {end.name.lower(): statuses[status] for status, end in TRUNCATED_STACKS.items()}
-    found = sorted(causes.items(), key=lambda item: -item[1])
+    result = sorted(causes.items(), key=lambda item: -item[1])
     return Row(
         f"user stacks cut off after {SETTLE_S:.0f} s",
         f"{sum(causes.values()) / max(1, statuses.total()):.2%} of {statuses.total()}",
-        ", ".join(f"{name} {count}" for name, count in found if count),
+        ", ".join(f"{name} {count}" for name, count in result if count),
         goal="≤ 2 %",
     )
 
@@ -125,14 +125,14 @@ def rows(quick: bool) -> Iterator[Row]:
         yield cut_off(10 if quick else 60)
     rounds, seconds = (2, 3.0) if quick else (ROUNDS, 6.0)
     for rate in (99, 999):
-        found = [Totals() for _ in WAYS]
+        results = [Totals() for _ in WAYS]
         with mixed_load(1000), program_times():
             time.sleep(1)
             for _ in range(rounds):
-                for way, totals in zip(WAYS, found, strict=True):
+                for way, totals in zip(WAYS, results, strict=True):
                     measure(way, rate, seconds, totals)
-        kernel_us = found[0].run_ns / max(1, found[0].taken) / 1e3
-        for way, totals in zip(WAYS, found, strict=True):
+        kernel_us = results[0].run_ns / max(1, results[0].taken) / 1e3
+        for way, totals in zip(WAYS, results, strict=True):
             cost_us = totals.run_ns / max(1, totals.taken) / 1e3
             yield Row(
                 f"in the interrupt, {rate} Hz, {way.name}",

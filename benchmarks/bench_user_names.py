@@ -102,8 +102,10 @@ def files_with_symbols() -> set[BuildId]:
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             mappings = parse_mappings(maps.read_bytes())
-            paths |= {one.path for one in mappings if "x" in one.permissions and one.inode}
-    return {found for found in map(_find_symbols, sorted(paths)) if found}
+            paths |= {
+                mapping.path for mapping in mappings if "x" in mapping.permissions and mapping.inode
+            }
+    return {result for result in map(_find_symbols, sorted(paths)) if result}
 
 
 def _find_symbols(path: str) -> BuildId | None:

@@ -121,12 +121,12 @@ def _maker() -> Callable[[int], Window]:
     ]
 
     def make(start: int) -> Window:
-        found: dict[tuple[int, int], list[int]] = {}
+        results: dict[tuple[int, int], list[int]] = {}
         for number in range(_PER_WINDOW):
             stack = min(_STACKS - 1, int(choose.expovariate(5 / _STACKS)))
-            found.setdefault((stack, number % 2), []).append(start + number * 5_000_000)
+            results.setdefault((stack, number % 2), []).append(start + number * 5_000_000)
         groups: dict[int, list[WindowSample]] = {}
-        for (stack, cpu), times in found.items():
+        for (stack, cpu), times in results.items():
             process = stack % _PROCESSES
             sample = WindowSample(stacks[stack], process, "main", cpu, None, times)
             groups.setdefault(process, []).append(sample)
@@ -175,8 +175,8 @@ def _duckdb(path: str, start: int, end: int) -> dict[str, float]:
         database.execute(f"INSERT INTO samples VALUES {values}")
 
     def read(query: str) -> int:
-        found, count = database.execute(query), 0
-        while part := found.fetchmany(10_000):
+        result, count = database.execute(query), 0
+        while part := result.fetchmany(10_000):
             count += len(part)
         return count
 

@@ -42,20 +42,20 @@ def programs(folder: Path) -> Iterator[dict[str, int]]:
         "bash": ["/bin/bash", "-c", SHELL],
     }
     with contextlib.ExitStack() as stack:
-        found = {}
+        results = {}
         for name, command in commands.items():
             process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
             stack.callback(process.kill)
-            found[name] = process.pid
-        yield found
+            results[name] = process.pid
+        yield results
 
 
 def whole(dumper: Dumps, pid: int, count: int) -> list[StackDump]:
     """Whole stacks, once the tables are loaded."""
-    while any(one.stack.end is StackEnd.PENDING for one in dumper.take(pid, HZ, 20)):
+    while any(sample.stack.end is StackEnd.PENDING for sample in dumper.take(pid, HZ, 20)):
         pass
-    found = dumper.take(pid, HZ, count)
-    return [one for one in found if one.stack.end is StackEnd.COMPLETE]
+    result = dumper.take(pid, HZ, count)
+    return [sample for sample in result if sample.stack.end is StackEnd.COMPLETE]
 
 
 def cost(
@@ -68,7 +68,7 @@ def cost(
     return (
         statistics.median(map(time_ns, dumps)) / 1e3,
         mean,
-        statistics.median(time_ns(one) / max(1, frames(one)) for one in dumps),
+        statistics.median(time_ns(dump) / max(1, frames(dump)) for dump in dumps),
     )
 
 
@@ -86,7 +86,7 @@ def forced(folder: Path, built: Path, count: int) -> Iterator[Row]:
             while any(x.stack.end is StackEnd.PENDING for x in dumper.take(process.pid, HZ, 50)):
                 pass
             dumps = dumper.take(process.pid, HZ, count)
-        ended = [one for one in dumps if one.stack.end is StackEnd.WORK_LIMIT]
+        ended = [dump for dump in dumps if dump.stack.end is StackEnd.WORK_LIMIT]
         us = sorted(one.cold_ns / 1e3 for one in ended)
         unit_ns = statistics.median(one.cold_ns / one.work for one in ended)
         yield Row(
@@ -108,14 +108,14 @@ def rows(quick: bool) -> Iterator[Row]:
             for program, pid in running.items():
                 first, again = whole(cold, pid, count), whole(warm, pid, count)
                 walks = (
-                    ("nothing cached", first, lambda one: one.cold_ns),
-                    ("as samples find it", again, lambda one: one.cold_ns),
-                    ("all cached", again, lambda one: one.warm_ns),
+                    ("nothing cached", first, lambda value: value.cold_ns),
+                    ("as samples find it", again, lambda value: value.cold_ns),
+                    ("all cached", again, lambda value: value.warm_ns),
                 )
                 for what, dumps, time_ns in walks:
                     us, frames, per_frame = cost(dumps, time_ns, lambda o: len(o.stack.addresses))
                     kernel_us, pointers, kernel_per_frame = cost(
-                        dumps, lambda one: one.pointers_ns, lambda one: one.pointers
+                        dumps, lambda value: value.pointers_ns, lambda value: value.pointers
                     )
                     yield Row(
                         f"walk of {program}, {what}",

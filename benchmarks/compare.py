@@ -141,16 +141,16 @@ def replay(side: Side, recording: Path, directory: Path) -> bytes:
 
 def without_ids(request: bytes) -> bytes:
     """The request, from JSON, without the random ids of its profiles and stream."""
-    found = json.loads(request)
-    for resource in found["resourceProfiles"]:
+    result = json.loads(request)
+    for resource in result["resourceProfiles"]:
         for scope in resource["scopeProfiles"]:
             for profile in scope["profiles"]:
                 del profile["profileId"]
-    strings = found["dictionary"]["stringTable"]
-    for attribute in found["dictionary"]["attributeTable"]:
+    strings = result["dictionary"]["stringTable"]
+    for attribute in result["dictionary"]["attributeTable"]:
         if strings[attribute.get("keyStrindex", 0)] == STREAM_ID:
             del attribute["value"]
-    return json.dumps(found).encode()
+    return json.dumps(result).encode()
 
 
 def compare_payloads(sides: tuple[Side, Side]) -> bool:

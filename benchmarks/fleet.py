@@ -278,12 +278,12 @@ class Fleet:
 
     def counts(self) -> Counter[str]:
         """Samples of all hosts: taken, exported, queued, and lost by cause."""
-        found = Counter(taken=sum(host.samples for host in self.hosts))
+        results = Counter(taken=sum(host.samples for host in self.hosts))
         for host in self.hosts:
             counts = host.queue.counts()
-            found += Counter(exported=counts.exported, queued=counts.queued)
-            found += Counter({f"lost ({cause.value})": n for cause, n in counts.lost.items()})
-        return found
+            results += Counter(exported=counts.exported, queued=counts.queued)
+            results += Counter({f"lost ({cause.value})": n for cause, n in counts.lost.items()})
+        return results
 
 
 def run(arguments: argparse.Namespace) -> Outcome:

@@ -117,14 +117,18 @@ class Stacks:
 
     def without(self, keys: AbstractSet[str]) -> list[bytes]:
         """The requests without some attributes of the resources."""
-        found = []
+        results = []
         for request in map(ExportProfilesServiceRequest.FromString, self.requests):
             for group in request.resource_profiles:
-                kept = [one for one in group.resource.attributes if one.key not in keys]
+                kept = [
+                    attribute
+                    for attribute in group.resource.attributes
+                    if attribute.key not in keys
+                ]
                 del group.resource.attributes[:]
                 group.resource.attributes.extend(kept)
-            found.append(request.SerializeToString())
-        return found
+            results.append(request.SerializeToString())
+        return results
 
     def complete(self, program: str, files: Files) -> float:
         """Share of the user stacks that end in a function that nothing calls."""
@@ -136,22 +140,22 @@ class Stacks:
 
     def leaves(self, program: str, files: Files) -> Counter[tuple[str, int]]:
         """Functions that ran, as file and start."""
-        found = Counter[tuple[str, int]]()
+        result = Counter[tuple[str, int]]()
         for frames, count in self.by_program[program].items():
             if frames and frames[0].module:
                 file_id = frames[0].module.file_id
                 functions = files.get(file_id)
                 address = frames[0].address
-                found[file_id, functions.start(address) if functions else address] += count
-        return found
+                result[file_id, functions.start(address) if functions else address] += count
+        return result
 
     def callers(self, program: str) -> Counter[tuple[str, int]]:
         """Files and addresses of callers, by the samples that they are in."""
-        found = Counter[tuple[str, int]]()
+        result = Counter[tuple[str, int]]()
         for frames, count in self.by_program[program].items():
             for key in {(f.module.file_id, f.address) for f in frames[1:] if f.module}:
-                found[key] += count
-        return found
+                result[key] += count
+        return result
 
 
 def _ends(frame: Frame, files: Files) -> bool:
@@ -326,7 +330,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     print("measuring …", file=sys.stderr, flush=True)
-    found = run(
+    result = run(
         given.program,
         given.seconds,
         tracers=given.tracers,
@@ -334,7 +338,7 @@ def main() -> None:
         keep=given.keep,
         grain=given.resources,
     )
-    print_rows(list(found))
+    print_rows(list(result))
 
 
 if __name__ == "__main__":

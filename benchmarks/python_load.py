@@ -16,7 +16,7 @@ DEPTH = 20
 
 def make_functions(process: int) -> list[Callable[[int], None]]:
     """Functions that call each other in turn, and work at the end of the chain."""
-    found: dict[str, Callable[[int], None]] = {}
+    results: dict[str, Callable[[int], None]] = {}
     lines = ["import json, os"]
     for at in range(FUNCTIONS):
         lines += [
@@ -26,8 +26,8 @@ def make_functions(process: int) -> list[Callable[[int], None]]:
             "    json.loads(json.dumps(list(range(500))))",
             "    os.listdir('/')",
         ]
-    exec(compile("\n".join(lines), f"load_{process}.py", "exec"), found)
-    return [found[f"step_{process}_{at}"] for at in range(FUNCTIONS)]
+    exec(compile("\n".join(lines), f"load_{process}.py", "exec"), results)
+    return [results[f"step_{process}_{at}"] for at in range(FUNCTIONS)]
 
 
 def work(process: int, seconds: float) -> None:

@@ -85,9 +85,9 @@ def wait_for_the_rest(kept, seconds):
 
 def count_descriptors():
     """Open descriptors by what they lead to; those of pipes and sockets together."""
-    found = Counter()
+    results = Counter()
     with os.scandir("/proc/self/fd") as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # a thread has closed it
-                found[NUMBER.sub("", os.readlink(entry.path))] += 1
-    return found
+                results[NUMBER.sub("", os.readlink(entry.path))] += 1
+    return results

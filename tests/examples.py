@@ -9,10 +9,10 @@ _BLOCK = re.compile(r"^(#+ [^\n]*)$|^```python\n(.*?)^```$", re.DOTALL | re.MULT
 
 def examples(page):
     """Python code of a page by the heading above it; several blocks in their order."""
-    heading, found = "", {}
+    heading, result = "", {}
     for title, code in _BLOCK.findall((DOCS / page).read_text()):
         if title:
             heading = title.lstrip("# ")
         else:
-            found.setdefault(heading, []).append(code)
-    return found
+            result.setdefault(heading, []).append(code)
+    return result

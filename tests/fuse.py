@@ -204,11 +204,11 @@ class _Server:
 
     def _answer_lookup(self, _, body):
         name = os.fsdecode(body.rstrip(b"\0"))
-        found = [inode for inode, known in self._names.items() if known == name]
-        if not found:
+        results = [inode for inode, known in self._names.items() if known == name]
+        if not results:
             return errno.ENOENT
-        times = struct.pack("=4Q2I", found[0], 0, self._cached_s, self._cached_s, 0, 0)
-        return times + self._attributes(found[0])
+        times = struct.pack("=4Q2I", results[0], 0, self._cached_s, self._cached_s, 0, 0)
+        return times + self._attributes(results[0])
 
     def _answer_getattr(self, inode, _):
         return struct.pack("=QII", self._cached_s, 0, 0) + self._attributes(inode)

@@ -47,7 +47,7 @@ def find_pythons():
     """
     fetched = map(str, map(fetch_pythons.directory, fetch_pythons.VERSIONS))
     places = [*os.environ.get("KPROFILER_PYTHONS", "").split(":"), *_PLACES, *fetched]
-    found = {}
+    results = {}
     for place in filter(None, places):
         root = Path(place).expanduser()
         for directory in Path("/").glob(str(root).lstrip("/")):
@@ -57,13 +57,17 @@ def find_pythons():
                     asked = subprocess.run([command, "-c", _ASK], capture_output=True, text=True)
                     release, _, name = asked.stdout.strip().partition(" ")
                     if name == "cpython":
-                        found.setdefault((release, command.resolve()), Python(command, release))
-    return sorted(found.values(), key=lambda one: one.version)
+                        results.setdefault((release, command.resolve()), Python(command, release))
+    return sorted(results.values(), key=lambda item: item.version)
 
 
 def find_missing():
     """Versions of which this machine has none."""
-    return [one for one in VERSIONS if one not in {python.minor for python in find_pythons()}]
+    return [
+        version
+        for version in VERSIONS
+        if version not in {python.minor for python in find_pythons()}
+    ]
 
 
 class Journal:

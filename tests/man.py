@@ -29,13 +29,13 @@ _NOT_WRAPPED = "\b"
 def pages() -> dict[str, str]:
     """The content of each page by the name of its file."""
     main = click.Context(cli, info_name=PROGRAM, **cli.context_settings)
-    found = {f"{PROGRAM}.1": "\n".join(main_page(main)) + "\n"}
+    results = {f"{PROGRAM}.1": "\n".join(main_page(main)) + "\n"}
     for name, short in COMMANDS.items():
         command = cli.get_command(main, name)
         assert command is not None
         context = click.Context(command, main, info_name=name)
-        found[f"{PROGRAM}-{name}.1"] = "\n".join(command_page(context, short)) + "\n"
-    return found
+        results[f"{PROGRAM}-{name}.1"] = "\n".join(command_page(context, short)) + "\n"
+    return results
 
 
 def main_page(context: click.Context) -> Iterator[str]:

@@ -46,7 +46,9 @@ def labels_of(message):
     """Returns the identity of each profile: labels, type and time."""
     strings = message.dictionary.string_table
     for group in message.resource_profiles:
-        labels = frozenset((one.key, str(one.value)) for one in group.resource.attributes)
+        labels = frozenset(
+            (attribute.key, str(attribute.value)) for attribute in group.resource.attributes
+        )
         for scope in group.scope_profiles:
             for profile in scope.profiles:
                 kind = strings[profile.sample_type.type_strindex]
@@ -60,18 +62,18 @@ def find_complaints(message, seen):
         message: the request.
         seen: what :func:`labels_of` said of earlier requests; gets more.
     """
-    found = Counter()
+    results = Counter()
     for one in labels_of(message):
-        found[EQUAL_LABELS] += one in seen
+        results[EQUAL_LABELS] += one in seen
         seen.add(one)
     for group in message.resource_profiles:
         keys = {attribute.key for attribute in group.resource.attributes}
-        found[NO_SERVICE] += "service.name" not in keys
+        results[NO_SERVICE] += "service.name" not in keys
     functions = message.dictionary.function_table
     for location in message.dictionary.location_table[1:]:
         named = [functions[line.function_index].name_strindex for line in location.lines]
-        found[NO_FUNCTION] += not any(named)
-    return +found
+        results[NO_FUNCTION] += not any(named)
+    return +results
 
 
 def as_collector_json(message):

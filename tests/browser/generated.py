@@ -49,12 +49,12 @@ def busy_host(samples, *, stacks, seconds=60, cpus=8, seed=1):
     processes = [f"worker-{n}" if n % 3 else f"python{n}" for n in range(12)]
 
     def walk(pool, at, length):
-        found = []
+        results = []
         for _ in range(length):
             choice = min(int(rng.expovariate(1.7)), 6)
             at = (at * 31 + choice * 977 + 7) % len(pool)
-            found.append(pool[at])
-        return found
+            results.append(pool[at])
+        return results
 
     groups = [[] for _ in processes]
     weights = [1 / (1 + n) ** 0.6 for n in range(stacks)]

@@ -548,8 +548,8 @@ def test_differences_that_may_be_chance_have_no_colour(browser, tmp_path):
 
 def test_a_page_of_two_intervals_compares_them(browser, tmp_path):
     def interval(name, start, count):
-        found = window(("x", 1, [sample([frame("same")], 50), sample([frame("new")], count)]))
-        return Interval(name, [found], start, start + 5 * 10**9)
+        result = window(("x", 1, [sample([frame("same")], 50), sample([frame("new")], count)]))
+        return Interval(name, [result], start, start + 5 * 10**9)
 
     path = tmp_path / "x.html"
     intervals = [interval("a.otlp", 10**18, 1), interval("b.otlp", 10**18, 50)]
@@ -632,12 +632,12 @@ def test_a_narrow_page_has_everything_without_scrolling_sideways(browser, tmp_pa
 def test_screen_readers_get_names_and_the_table(page):
     page.press("3")
     tree = page.call("Accessibility.getFullAXTree")["nodes"]
-    found = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree}
+    results = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree}
     assert {("tab", "Table"), ("columnheader", "Self"), ("button", "ext4_read"),
             ("cell", "60"), ("slider", page.evaluate("document.getElementById('strip').ariaLabel")),
-            } <= found  # fmt: skip
+            } <= results  # fmt: skip
     controls = {"button", "combobox", "searchbox", "tab", "slider"}
-    assert [role for role, name in found if role in controls and not name] == []
+    assert [role for role, name in results if role in controls and not name] == []
 
 
 def million_page(tmp_path):

@@ -27,11 +27,11 @@ _QUERY = {"select", "show", "describe", "desc", "with", "exists"}
 
 
 def _varint(number):
-    found = bytearray()
+    result = bytearray()
     while number > 127:
-        found.append(number & 127 | 128)
+        result.append(number & 127 | 128)
         number >>= 7
-    return bytes((*found, number))
+    return bytes((*result, number))
 
 
 def _text(text):
@@ -68,9 +68,9 @@ class Engine:
                 return self._insert(sql, body)
             if is_go and word in _QUERY:
                 return self._answer_go(sql)
-            found = _FORMAT.search(sql)
-            form = found[1] if found else "TSV"
-            result = self._session.query(sql[: found.start()] if found else sql, form)
+            match = _FORMAT.search(sql)
+            form = match[1] if match else "TSV"
+            result = self._session.query(sql[: match.start()] if match else sql, form)
             return result.bytes() if result.size() else b""
 
     def _insert(self, sql, body):
@@ -115,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
             answer = self.engine.run(sql.strip(), body, is_go=is_go)
         except RuntimeError as error:
             answer, status = str(error).encode(), 500
-            code = found[1] if (found := _CODE.search(str(error))) else "1"
+            code = match[1] if (match := _CODE.search(str(error))) else "1"
         self.send_response(status)
         if code:
             self.send_header("X-ClickHouse-Exception-Code", code)
@@ -132,12 +132,12 @@ class Handler(BaseHTTPRequestHandler):
     def _body(self):
         if self.headers.get("Transfer-Encoding") != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        found = b""
+        result = b""
         while size := int(self.rfile.readline(), 16):
-            found += self.rfile.read(size)
+            result += self.rfile.read(size)
             self.rfile.readline()
         self.rfile.readline()
-        return found
+        return result
 
 
 if __name__ == "__main__":

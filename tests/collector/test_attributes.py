@@ -57,25 +57,25 @@ def send(collector, kind, **options):
 def shown(collector):
     """Attributes that the debug exporter printed under each heading, by heading."""
     text = collector.log.read_text()
-    found = {}
+    results = {}
     for heading in ("Resource attributes", "InstrumentationScope attributes"):
         blocks = re.findall(rf"^{heading}:\n((?: +-> .*\n)+)", text, re.MULTILINE)
-        found[heading] = [set(re.findall(r"-> (.*)", block)) for block in blocks]
-    return found
+        results[heading] = [set(re.findall(r"-> (.*)", block)) for block in blocks]
+    return results
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_processors_and_exporters_see_keys_and_values(processing_collector, kind):
     """The processor copies service.name and deletes process.pid, which fails on empty keys."""
     send(processing_collector, kind)
-    found = shown(processing_collector)
+    result = shown(processing_collector)
     tags = 'host.tags: Slice(["a","b"])'
-    assert found["Resource attributes"] == [
+    assert result["Resource attributes"] == [
         {f"service.name: Str({name})", f"service.copy: Str({name})", tags}
         for name in ("service-17", "service-42")
     ]
     assert (
-        found["InstrumentationScope attributes"]
+        result["InstrumentationScope attributes"]
         == [{"scope.text: Str(text)", "scope.number: Int(7)"}] * 2
     )
 
@@ -83,5 +83,5 @@ def test_processors_and_exporters_see_keys_and_values(processing_collector, kind
 def test_these_collectors_do_not_resolve_references_over_grpc(processing_collector):
     """Why inline is the default: these versions resolve references only in the file exporter."""
     send(processing_collector, "grpc", attributes=AttributeForm.REFERENCES)
-    found = shown(processing_collector)["Resource attributes"]
-    assert all(item.startswith(": ") for block in found for item in block)
+    result = shown(processing_collector)["Resource attributes"]
+    assert all(item.startswith(": ") for block in result for item in block)

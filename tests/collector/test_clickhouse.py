@@ -233,12 +233,12 @@ class Engine:
 
     def wait_for(self, samples):
         """Wait until so many samples are in the table."""
-        deadline, found = time.monotonic() + PATIENCE_S, 0
-        while found < samples and time.monotonic() < deadline:
+        deadline, result = time.monotonic() + PATIENCE_S, 0
+        while result < samples and time.monotonic() < deadline:
             time.sleep(0.2)
             ((count,),) = self.ask(f"SELECT sum(length(TimestampsUnixNano)) FROM {TABLE}")
-            found = int(count)
-        assert found == samples
+            result = int(count)
+        assert result == samples
 
     def close(self):
         self._process.kill()
@@ -262,7 +262,7 @@ def gateway(program, engine, directory):
     environ = {**os.environ, "CLICKHOUSE": f"http://127.0.0.1:{engine.port}?compress=none"}
     with open(log, "wb") as out:
         process = subprocess.Popen(
-            [program, *(f"--config={one}" for one in configs), GATE],
+            [program, *(f"--config={config}" for config in configs), GATE],
             stdout=out, stderr=subprocess.STDOUT, env=environ,
         )  # fmt: skip
     try:
@@ -290,8 +290,8 @@ def stored(engine, tmp_path_factory):
     with gateway(build(VERSIONS[0]), engine, directory) as (grpc, http, file):
         for address, numbers in ((grpc, range(0, WINDOWS, 2)), (http, range(1, WINDOWS, 2))):
             source = directory / "sent.otlp"
-            parts = [one.payload for n in numbers for one in encode_window(window(n)).batches]
-            source.write_bytes(b"".join(len(one).to_bytes(4, "big") + one for one in parts))
+            parts = [batch.payload for n in numbers for batch in encode_window(window(n)).batches]
+            source.write_bytes(b"".join(len(part).to_bytes(4, "big") + part for part in parts))
             run("send", source, address)
         engine.wait_for(SAMPLES)
     return file
@@ -337,8 +337,8 @@ def test_the_table_has_a_row_for_each_sample_and_its_links(engine, stored):
     windows = [window(number) for number in range(WINDOWS)]
     samples = [one for each in windows for _, one in each.samples]
     assert int(times) == SAMPLES
-    assert int(values) == sum(sum(one.values) for one in samples)
-    assert int(links) == sum(one.link is not None for one in samples)
+    assert int(values) == sum(sum(sample.values) for sample in samples)
+    assert int(links) == sum(sample.link is not None for sample in samples)
 
 
 @pytest.mark.parametrize("words", FILTERS, ids=" ".join)
@@ -384,15 +384,15 @@ def sampled(data):
             yield ("nameless" if strings[frames["reason"][at]] else name), of, frames["kind"][at]
             node = nodes["parent"][node]
 
-    samples, found = data["samples"], Counter()
+    samples, result = data["samples"], Counter()
     for node, thread, cpu, kind, place, count in zip(
         *(samples[name] for name in ("node", "thread", "cpu", "kind", "bin", "count")), strict=True
     ):
         name, tid = data["threads"]["name"][thread], data["threads"]["tid"][thread]
-        found[tuple(path(node)), strings[name], tid, cpu, data["kinds"][kind]["name"], place] += (
+        result[tuple(path(node)), strings[name], tid, cpu, data["kinds"][kind]["name"], place] += (
             count
         )
-    return found
+    return result
 
 
 def test_the_page_shows_the_same_of_table_and_file(engine, stored, tmp_path):
@@ -470,7 +470,9 @@ def test_top_keeps_what_it_has_while_a_table_does_not_answer(engine, stored, mon
         while table.status.is_stale:
             wait_for_step(table)
         assert table.shown().samples == before.samples
-    reported = [one.getMessage() for one in caplog.records if one.name == top_table.__name__]
+    reported = [
+        record.getMessage() for record in caplog.records if record.name == top_table.__name__
+    ]
     assert reported == ["no answer"]
 
 
@@ -482,8 +484,8 @@ def test_top_ends_if_a_table_cannot_be_read_at_first(engine, stored):
 def test_diff_compares_attributes_and_times_of_a_table(engine, stored, tmp_path):
     sides = [f"{engine.address()}?service.name={name}" for name in ("shop", "shipping")]
     times = [f"--time-{side}=0s..{WINDOWS}s" for side in ("before", "after")]
-    found = json.loads(run("diff", "--json", *times, *sides))["kinds"]
-    for kind in found:
+    result = json.loads(run("diff", "--json", *times, *sides))["kinds"]
+    for kind in result:
         for side, name in (("before", "shop"), ("after", "shipping")):
             (same,) = [
                 one
@@ -520,7 +522,10 @@ def test_of_many_samples_those_of_a_step_have_one_time(engine, stored, monkeypat
     assert len(set(merged.times)) < len(set(exact.times))
     assert exact.count == merged.count == SAMPLES
     assert sum(exact.weights()) == sum(merged.weights())
-    groups = [{one.key: one for one in group_samples(samples, "function")} for samples in read]
+    groups = [
+        {group_sample.key: group_sample for group_sample in group_samples(samples, "function")}
+        for samples in read
+    ]
     assert groups[0] == groups[1]
 
 
@@ -615,21 +620,21 @@ def test_the_collector_accepts_the_shipped_files(collector_program, name):
 
 def own(kinds):
     """Own weights of functions by module, without what the table does not keep."""
-    found = Counter()
+    results = Counter()
     for group in kinds[0]["groups"]:
         nameless = group["name"] in REASONS or group["name"].startswith("fun_")
         place = (group["place"] or "").partition(" [")[0]  # a module that is built in
-        found["" if nameless else group["name"], place] += group["self"]
-    return found
+        results["" if nameless else group["name"], place] += group["self"]
+    return results
 
 
 @pytest.mark.live
 def test_what_an_agent_takes_is_what_report_says_of_the_table(
     engine, stored, collector_program, tmp_path
 ):
-    missing = [one for one in doctor(Access()) if one.level is Level.FAIL]
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
     if missing:
-        pytest.skip("; ".join(f"{one.check}: {one.observed}" for one in missing))
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
     began = datetime.fromtimestamp(time.time() - 1, tz=UTC).isoformat()
     with gateway(collector_program, engine, tmp_path) as (grpc, _, file):
         config = tmp_path / "agent.yaml"

@@ -88,8 +88,8 @@ def stored(engine, tmp_path_factory):
     """The window in the table; yields the file that was sent."""
     directory = tmp_path_factory.mktemp("gateway")
     source = directory / "sent.otlp"
-    parts = [one.payload for one in encode_window(window()).batches]
-    source.write_bytes(b"".join(len(one).to_bytes(4, "big") + one for one in parts))
+    parts = [batch.payload for batch in encode_window(window()).batches]
+    source.write_bytes(b"".join(len(part).to_bytes(4, "big") + part for part in parts))
     with gateway(build(VERSIONS[0]), engine, directory) as (grpc, _, _):
         run("send", source, grpc)
         engine.wait_for(SAMPLES)

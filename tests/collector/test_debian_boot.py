@@ -100,11 +100,11 @@ def test_the_package_under_systemd(machine):
     )
     results = machine / "root/results"
     assert results.exists(), booted.stdout
-    found = dict(line.split("=", 1) for line in results.read_text().splitlines() if "=" in line)
+    collected = dict(line.split("=", 1) for line in results.read_text().splitlines() if "=" in line)
     log = (machine / "root/log").read_text()
-    assert found.pop("first") != found.pop("second"), log
-    assert int(found.pop("still waits")) >= int(found.pop("waits")) > 0
-    assert found == {
+    assert collected.pop("first") != collected.pop("second"), log
+    assert int(collected.pop("still waits")) >= int(collected.pop("waits")) > 0
+    assert collected == {
         "install": "inactive",
         "not enabled": "disabled",
         "first start": "active",

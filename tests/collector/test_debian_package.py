@@ -80,7 +80,7 @@ class CleanRoot(Root):
 
     def list_files(self):
         """Every file by path: type, mode, owner, and what it contains or where it leads."""
-        found = {}
+        results = {}
         for directory, names, files in os.walk(self.path):
             for name in [*names, *files]:
                 path = Path(directory, name)
@@ -93,12 +93,12 @@ class CleanRoot(Root):
                     content = os.readlink(path)
                 elif stat.S_ISREG(about.st_mode) and name not in ACCOUNTS:
                     content = hashlib.sha256(path.read_bytes()).hexdigest()
-                found[relative] = (oct(about.st_mode), about.st_uid, about.st_gid, content)
+                results[relative] = (oct(about.st_mode), about.st_uid, about.st_gid, content)
             names[:] = [name for name in names if name not in ("dev", "proc", "sys")]
         for name in ACCOUNTS:
             lines = (self.path / "etc" / name).read_text().splitlines()
-            found[f"etc/{name}"] = sorted(lines)
-        return found
+            results[f"etc/{name}"] = sorted(lines)
+        return results
 
 
 @pytest.fixture
@@ -302,10 +302,10 @@ def test_systemd_accepts_the_installed_unit(packages, tmp_path):
 def test_nothing_in_the_package_is_from_the_machine_that_built_it(packages, tmp_path):
     tree = tmp_path / "tree"
     subprocess.run(["dpkg-deb", "--extract", packages[0], tree], check=True)
-    found = subprocess.run(
+    result = subprocess.run(
         ["grep", "-rlF", "-e", f"{ROOT}/", "-e", "/tmp/tmp.", tree], capture_output=True, text=True
     )
-    assert found.stdout == ""
+    assert result.stdout == ""
     owners = subprocess.check_output(["dpkg-deb", "--contents", packages[0]], text=True)
     assert {line.split()[1] for line in owners.splitlines()} == {"root/root"}
     files = [line for line in owners.splitlines() if not line.startswith("l")]

@@ -97,15 +97,15 @@ def load(port, seconds, clients=4):
 
 def spans_of(collector):
     """Start and end of each span that the Collector received, by (trace id, span id)."""
-    found = {}
+    results = {}
     for line in collector.traces.read_text().splitlines():
         for resource in json.loads(line)["resourceSpans"]:
             for scope in resource["scopeSpans"]:
                 for span in scope["spans"]:
-                    found[span["traceId"], span["spanId"]] = (
+                    results[span["traceId"], span["spanId"]] = (
                         int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"]),
                     )  # fmt: skip
-    return found
+    return results
 
 
 def steps_of(directory):

@@ -113,7 +113,7 @@ def test_the_image_samples_with_what_the_daemonset_allows(image, root):
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
     _, config = image
     documents = YAML(typ="safe").load_all(DIRECTORY / "daemonset.yaml")
-    (daemons,) = [found for found in documents if found["kind"] == "DaemonSet"]
+    (daemons,) = [document for document in documents if document["kind"] == "DaemonSet"]
     (container,) = daemons["spec"]["template"]["spec"]["containers"]
     security = container["securityContext"]
     assert security["capabilities"]["drop"] == ["ALL"]

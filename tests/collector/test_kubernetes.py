@@ -41,8 +41,8 @@ def documents(name):
 
 
 def configuration(name, key):
-    (found,) = [found for found in documents(name) if found["kind"] == "ConfigMap"]
-    return YAML(typ="safe").load(found["data"][key])
+    (result,) = [document for document in documents(name) if document["kind"] == "ConfigMap"]
+    return YAML(typ="safe").load(result["data"][key])
 
 
 def validate(text):
@@ -54,7 +54,7 @@ def validate(text):
 @pytest.mark.parametrize("name", ["daemonset.yaml", "gateway.yaml"])
 def test_an_api_server_takes_the_manifests(name):
     status, lines = validate((DIRECTORY / name).read_text())
-    assert lines == [f"{found['kind']} valid" for found in documents(name)]
+    assert lines == [f"{document['kind']} valid" for document in documents(name)]
     assert status == 0
 
 
@@ -172,8 +172,8 @@ class ApiHandler(http.server.BaseHTTPRequestHandler):
         if parts.path not in OBJECTS:
             self.send_error(403)
             return
-        kind, found = OBJECTS[parts.path]
-        found = {"apiVersion": "v1", "kind": kind, **found}
+        kind, results = OBJECTS[parts.path]
+        results = {"apiVersion": "v1", "kind": kind, **results}
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.end_headers()
@@ -184,12 +184,12 @@ class ApiHandler(http.server.BaseHTTPRequestHandler):
                     "annotations": {"k8s.io/initial-events-end": "true"},
                 }
                 bookmark = {"apiVersion": "v1", "kind": kind, "metadata": done}
-                for event, about in (("ADDED", found), ("BOOKMARK", bookmark)):
+                for event, about in (("ADDED", results), ("BOOKMARK", bookmark)):
                     self.write({"type": event, "object": about})
             self.server.closing.wait(120)
             return
         listed = {"apiVersion": "v1", "kind": f"{kind}List", "metadata": {"resourceVersion": "9"}}
-        self.write({**listed, "items": [found]})
+        self.write({**listed, "items": [results]})
 
     def write(self, value):
         self.wfile.write(json.dumps(value).encode() + b"\n")
@@ -242,10 +242,10 @@ def read_resources(text):
     for line in text.splitlines():
         request = json.loads(line)
         strings = request["dictionary"]["stringTable"]
-        for found in request["resourceProfiles"]:
+        for result in request["resourceProfiles"]:
             yield {
                 strings[entry["keyStrindex"]]: strings[entry["value"].get("stringValueStrindex", 0)]
-                for entry in found["resource"]["attributes"]
+                for entry in result["resource"]["attributes"]
             }
 
 

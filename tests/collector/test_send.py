@@ -62,7 +62,7 @@ def test_files_arrive_as_they_were_and_those_of_a_collector_again(
 ):
     path = tmp_path / "x.otlp"
     payloads = [encode_window(window(number)).batches[0].payload for number in range(3)]
-    path.write_bytes(b"".join(len(one).to_bytes(4, "big") + one for one in payloads))
+    path.write_bytes(b"".join(len(payload).to_bytes(4, "big") + payload for payload in payloads))
 
     def send_to_new(path):
         collector = open_collector()

@@ -84,7 +84,7 @@ def main():
     parser.add_argument("pairs", nargs="?", type=int, default=PAIRS)
     parser.add_argument("seconds", nargs="?", type=float, default=21.0, help="of CPU time of a run")
     options = parser.parse_args()
-    false, found = 0, 0
+    false, result = 0, 0
     print(f"pair {'samples':>23} {'functions changed':>18} {'first of planted':>17}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.keep or temporary)
@@ -106,15 +106,15 @@ def main():
             first = calls["groups"][0]
             mistakes = changed(equal)
             false += bool(mistakes)
-            found += first["changed"] and first["name"] == PLANTED_CALL
+            result += first["changed"] and first["name"] == PLANTED_CALL
             print(
-                f"{pair:4} {' '.join(format(one['samples'], '7,') for one in counts)}"
+                f"{pair:4} {' '.join(format(count['samples'], '7,') for count in counts)}"
                 f" {len(mistakes):8} of {len(equal['groups']):6} {first['name']:>10}"
                 f" {first['self']['change']:+.2%}",
                 *mistakes, flush=True,
             )  # fmt: skip
-    print(f"{false} of {options.pairs} equal pairs with a change, planted first in {found}")
-    return 1 if false * PAIRS > MOST_FALSE * options.pairs or found < options.pairs else 0
+    print(f"{false} of {options.pairs} equal pairs with a change, planted first in {result}")
+    return 1 if false * PAIRS > MOST_FALSE * options.pairs or result < options.pairs else 0
 
 
 if __name__ == "__main__":

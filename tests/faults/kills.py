@@ -115,7 +115,7 @@ def read(payloads) -> Arrived:
         for resource in request.resource_profiles:
             for scope in resource.scope_profiles:
                 for profile in scope.profiles:
-                    times = [t for one in profile.samples for t in one.timestamps_unix_nano]
+                    times = [t for sample in profile.samples for t in sample.timestamps_unix_nano]
                     twice += len(times) if profile.profile_id in sizes else 0
                     assert sizes.setdefault(profile.profile_id, len(times)) == len(times)
                     values = {

@@ -119,9 +119,9 @@ class Forbidding(Access):
 def test_an_unreadable_process_keeps_its_samples(error):
     resources = ProcessResources(Forbidding(error), Clock(), {"host.name": "h"})
     sample = RawSample(ON_CPU, 1, 5, 0, 4242, 4242, 17, 0, b"secret", (), (), None)
-    found = resources.get(sample)
-    assert found.attributes["process.pid"] == 4242
-    assert found.attributes["process.executable.name"] == "secret"
-    assert found.attributes["host.name"] == "h"
-    assert resources.get(sample) is found
+    result = resources.get(sample)
+    assert result.attributes["process.pid"] == 4242
+    assert result.attributes["process.executable.name"] == "secret"
+    assert result.attributes["host.name"] == "h"
+    assert resources.get(sample) is result
     resources.close()

@@ -72,9 +72,9 @@ def pieces(data, size):
 @example(b"ffffffff81000000 T a\tb\n\t[m]\n", 7)
 @example(b"ffffffffffffffff T last\n", 64)
 def test_kallsyms(data, size):
-    found = parse_kallsyms(pieces(data, size))
+    kallsyms = parse_kallsyms(pieces(data, size))
     named = {word for line in data.splitlines() for word in line.split()}
-    for table in (found.core, *found.blocks.values()):
+    for table in (kallsyms.core, *kallsyms.blocks.values()):
         addresses = [table.address(index) for index in range(len(table))]
         assert addresses == sorted(addresses)
         assert all(0 <= address < TOP for address in addresses)
@@ -82,15 +82,15 @@ def test_kallsyms(data, size):
             result = table.lookup(address)
             assert result is None or (result[0] in named and result[1] <= address + 64)
             assert set(table.names_at(address)) <= named
-    assert found.bad_lines <= found.lines + len(found.core)
+    assert kallsyms.bad_lines <= kallsyms.lines + len(kallsyms.core)
 
 
 @given(damaged("modules"))
 @EXAMPLES
 def test_modules(data):
-    found, bad = parse_modules(data)
-    assert len(found) + bad <= len(data.decode("utf-8", "backslashreplace").splitlines())
-    assert all(module.name for module in found)
+    result, bad = parse_modules(data)
+    assert len(result) + bad <= len(data.decode("utf-8", "backslashreplace").splitlines())
+    assert all(module.name for module in result)
 
 
 @given(

@@ -143,12 +143,12 @@ def test_depth_has_a_limit_in_json_too():
 
 def test_departures_and_violations_are_reported_up_to_a_limit():
     line = json.dumps({"unknown": 1}).encode() + b"\n"
-    found = check_payload(line * 5000)
-    assert MAX_VIOLATIONS < len(found) < MAX_VIOLATIONS + 100
-    assert "not checked" in found[0].message
+    result = check_payload(line * 5000)
+    assert MAX_VIOLATIONS < len(result) < MAX_VIOLATIONS + 100
+    assert "not checked" in result[0].message
     many = b'{"resourceProfiles":[{"scopeProfiles":[{"profiles":[{"samples":[%b]}]}]}]}'
-    found = check_payload(many % b",".join([b'{"x":1}'] * 5000))
-    by_rule = [violation.rule for violation in found]
+    result = check_payload(many % b",".join([b'{"x":1}'] * 5000))
+    by_rule = [violation.rule for violation in result]
     assert by_rule.count("json-names") == MAX_NOTES
     assert max(map(by_rule.count, by_rule)) == MAX_PLACES
 
@@ -195,7 +195,7 @@ def test_damaged_payloads_are_read_or_refused(changes):
 
 
 def name_all(wanted):
-    return {one.location: (Line("f", "", "f.c", 1),) for one in wanted}
+    return {nameless.location: (Line("f", "", "f.c", 1),) for nameless in wanted}
 
 
 def nameless_tree():

@@ -25,13 +25,13 @@ def places(data):
     """Offsets at which the headers and tables are, where a change has an effect."""
     elf = read_elf(ImageSource(data), "x86_64")
     sections, count, _ = elf.section_headers
-    found = list(range(64 + 56 * 8)) + list(range(sections, min(len(data), sections + 64 * count)))
+    result = list(range(64 + 56 * 8)) + list(range(sections, min(len(data), sections + 64 * count)))
     if elf.search:
-        found += range(elf.search[0], elf.search[0] + elf.search[1])
+        result += range(elf.search[0], elf.search[0] + elf.search[1])
     with suppress(ElfError):
         frames = find_section(ImageSource(data), elf, b".eh_frame")
-        found += range(frames.offset, frames.offset + frames.size)
-    return [at for at in found if at < len(data)]
+        result += range(frames.offset, frames.offset + frames.size)
+    return [at for at in result if at < len(data)]
 
 
 PLACES = [places(data) for data in SEEDS]

@@ -39,22 +39,22 @@ def seeds():
         with open(whole, "rb") as file, open(packed, "wb") as target:
             target.write(lzma.compress(file.read()))
         tool("objcopy", "-S", "--add-section", f".gnu_debugdata={packed}", whole, small)
-        found = [content("plain.so"), content("static")]
+        results = [content("plain.so"), content("static")]
         for path in (whole, assembly, small):
             with open(path, "rb") as file:
-                found.append(file.read())
-    return [(data, places(data)) for data in found]
+                results.append(file.read())
+    return [(data, places(data)) for data in results]
 
 
 def places(data):
     source = ImageSource(data)
     elf = read_elf(source, "x86_64")
     start, count, _ = elf.section_headers
-    found = list(range(64 + 56 * 8)) + list(range(start, start + 64 * count))
+    result = list(range(64 + 56 * 8)) + list(range(start, start + 64 * count))
     for section in read_sections(source, elf):
         if section.name in TABLES:
-            found += range(section.offset, section.offset + min(section.size, 600))
-    return [at for at in found if at < len(data)]
+            result += range(section.offset, section.offset + min(section.size, 600))
+    return [at for at in result if at < len(data)]
 
 
 @st.composite
@@ -73,10 +73,10 @@ def damaged(draw):
 
 def check(table, addresses):
     for address in addresses:
-        found = table.lookup(address)
-        assert found is None or found.start <= address < found.end
+        result = table.lookup(address)
+        assert result is None or result.start <= address < result.end
     for name in ("main", "hidden", "strlen@plt"):
-        assert all(found.name == name for found in table.find(name))
+        assert all(result.name == name for result in table.find(name))
 
 
 @EXAMPLES

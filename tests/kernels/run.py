@@ -154,17 +154,17 @@ def get_kernels(
     Leaves out a kernel of another release, with the reason, if no reachable archive has it and it
     was not requested.
     """
-    found, complete = [], not names
+    result, complete = [], not names
     for name in names or KERNELS:
         kernel = get_kernel(name)
         try:
-            found.append((kernel, session.get_files(name)))
+            result.append((kernel, session.get_files(name)))
         except MatrixError as error:
             if names or not kernel.release:
                 raise
             print(f"Linux {name}: NOT RUN: {error}", flush=True)
             complete = False
-    return found, complete
+    return result, complete
 
 
 def run_matrix(options: argparse.Namespace) -> bool:

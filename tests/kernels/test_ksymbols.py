@@ -44,9 +44,9 @@ def check(symbolizer, names, kind):
     """Loaded symbols equal kallsyms, and the named ones resolve up to their ends."""
     there = kallsyms(*BLOCKS)
     assert known(symbolizer) == there
-    found = [(start, name) for start, name in there if name.startswith(names)]
-    assert found
-    for start, name in found:
+    results = [(start, name) for start, name in there if name.startswith(names)]
+    assert results
+    for start, name in results:
         (match,) = (m for m in symbolizer.find(name) if m.address == start)
         inside, past = symbolizer.resolve_addresses([start + 8, match.end + 1])
         assert (inside.function, inside.module.kind) == (name, kind)
@@ -115,12 +115,12 @@ def test_the_iterator_lists_programs_for_the_unprivileged():
     def read():
         watch = KsymbolWatch()
         symbolizer = KernelSymbolizer.live(ksymbols=watch)
-        found = known(symbolizer)
+        result = known(symbolizer)
         symbolizer.close()
-        return watch.method.name, found
+        return watch.method.name, result
 
     with sysctl("kernel.kptr_restrict", 2), sysctl("kernel.perf_event_paranoid", 2):
-        method, found = as_nobody(("CAP_BPF", "CAP_PERFMON"), read)
+        method, result = as_nobody(("CAP_BPF", "CAP_PERFMON"), read)
     close_all(fds)
     assert method == ReadMethod.ITERATOR.name
-    assert there <= found
+    assert there <= result

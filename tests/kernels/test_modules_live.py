@@ -115,12 +115,12 @@ class Live:
 @contextmanager
 def live():
     with sampler() as running:
-        found = Live(running)
+        result = Live(running)
         try:
-            found.run(0.3)
-            yield found
+            result.run(0.3)
+            yield result
         finally:
-            found.symbolizer.close()
+            result.symbolizer.close()
 
 
 def test_load_unload_and_reload_under_sampling(request):

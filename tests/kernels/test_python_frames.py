@@ -82,13 +82,13 @@ def test_python_frames_match_the_running_code(stacks):
         finally:
             stop.set()
             worker.join()
-        counts, found = running.python.counts(), read_stacks(running, of_worker(samples))
-    calls = [own_calls(stack) for stack in found]
+        counts, result = running.python.counts(), read_stacks(running, of_worker(samples))
+    calls = [own_calls(stack) for stack in result]
     in_leaf = [stack for stack in calls if stack[:1] == CHAIN[:1]]
     assert len(in_leaf) >= ENOUGH // 2, counts
     assert Counter(in_leaf) == {CHAIN: len(in_leaf)}
     assert {name for stack in calls for name in stack} <= set(CHAIN)
-    assert {code.file for stack in found for code, _ in stack if code} <= {
+    assert {code.file for stack in result for code, _ in stack if code} <= {
         __file__, threading.__file__,
     }  # fmt: skip
-    assert found.count([]) <= 0.02 * len(found) + 3, counts
+    assert result.count([]) <= 0.02 * len(result) + 3, counts

@@ -39,7 +39,7 @@ def test_every_cpu_is_sampled_and_accounted():
     try:
         with sampler() as running:
             samples = drain_until(
-                running, lambda found: min(count(found, cpu) for cpu in cpus) >= 50, 120
+                running, lambda result: min(count(result, cpu) for cpu in cpus) >= 50, 120
             )
             samples += finish(running)
     finally:
@@ -70,7 +70,7 @@ def test_programs_of_a_process_are_distinguished():
         with sampler() as running:
             samples = drain_until(
                 running,
-                lambda found: set(pids) <= {s.tgid for s in found if s.comm == b"dd"},
+                lambda result: set(pids) <= {s.tgid for s in result if s.comm == b"dd"},
                 120,
             )
             finish(running)

@@ -27,8 +27,8 @@ def _unloaded():
 def spin_stacks(symbolizer, samples, leaf):
     """Samples whose leaf is the spinning function, with their resolved stacks."""
     stacks = StackResolver({KERNEL_SIDE: symbolizer})
-    found = [(s, stacks.resolve(s)) for s in samples if s.comm == b"kprof_spin"]
-    return [(s, stack) for s, stack in found if stack.frames[0].function == leaf]
+    results = [(s, stacks.resolve(s)) for s in samples if s.comm == b"kprof_spin"]
+    return [(s, stack) for s, stack in results if stack.frames[0].function == leaf]
 
 
 def check_frame(frame, file: KernelObject, name: str):

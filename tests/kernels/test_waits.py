@@ -33,7 +33,7 @@ def observe(pid):
         running.read_waits()
         began, before = time.monotonic_ns(), time_on_cpu(pid)
         samples = drain_for(running, SECONDS)
-        totals = {one.tgid: found for one, found in running.read_waits().items()}[pid]
+        totals = {process.tgid: result for process, result in running.read_waits().items()}[pid]
         passed, ran = time.monotonic_ns() - began, time_on_cpu(pid) - before
     waits = [
         (sample.wait.state, list(side.addresses()))
@@ -70,7 +70,7 @@ def test_waits_are_counted_exactly_and_sampled_without_root():
     for state, addresses in waits:
         if state is WaitState.RUNNABLE:
             continue
-        names = [symbols[bisect.bisect(symbols, (one, "~")) - 1][1] for one in addresses]
+        names = [symbols[bisect.bisect(symbols, (address, "~")) - 1][1] for address in addresses]
         assert find_cause(state, names) is WaitCause.SLEEP, names
         at = names.index("__schedule")  # behind what looks on at the switch
         assert names[at : at + 2] == ["__schedule", "schedule"], names

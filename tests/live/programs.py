@@ -172,18 +172,18 @@ def kallsyms(*blocks: str) -> set[tuple[int, str]]:
     something before it is unloaded meanwhile; two readings that agree missed none.
     """
     before = None
-    while (found := _read_kallsyms(blocks or ("bpf",))) != before:
-        before = found
-    return found
+    while (result := _read_kallsyms(blocks or ("bpf",))) != before:
+        before = result
+    return result
 
 
 def _read_kallsyms(blocks: tuple[str, ...]) -> set[tuple[int, str]]:
-    found = set()
+    results = set()
     for line in Path("/proc/kallsyms").read_text().splitlines():
         address, _, name, *block = line.split()
         if block and block[0].strip("[]") in blocks:
-            found.add((int(address, 16), name))
-    return found
+            results.add((int(address, 16), name))
+    return results
 
 
 _perf_events: dict[int, int] = {}  # of each process, before it holds the program

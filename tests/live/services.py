@@ -60,13 +60,13 @@ class ToFile:
 
     def pids(self):
         """Number of samples by process."""
-        found = {}
+        results = {}
         for window in read_profiles(str(self.path)):
             for group in window.profiles[0].resources:
                 pid = group.resource.attributes["process.pid"]
                 count = sum(len(sample.timestamps_unix_ns) for sample in group.samples)
-                found[pid] = found.get(pid, 0) + count
-        return found
+                results[pid] = results.get(pid, 0) + count
+        return results
 
     def exists(self):
         return self.path.exists() and self.path.stat().st_size > 0

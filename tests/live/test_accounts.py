@@ -61,9 +61,9 @@ def assert_whole(account):
     assert account["gaps"] == []
     assert account["taken"] == account["received"] + sum(account["lost"].values())
     for exporter in account["exporters"].values():
-        found = exporter["exported"] + sum(exporter["lost"].values()) + exporter["pending"]
-        found += exporter["not_offered"] + account["waiting"]
-        assert found == account["received"] + account["earlier"]
+        result = exporter["exported"] + sum(exporter["lost"].values()) + exporter["pending"]
+        result += exporter["not_offered"] + account["waiting"]
+        assert result == account["received"] + account["earlier"]
 
 
 @pytest.mark.usefixtures("_load")

@@ -138,11 +138,11 @@ def agent(tmp_path, place):
 def wait_for(read, is_there):
     """The attributes, once there are those that are waited for."""
     deadline = time.monotonic() + WAIT_S
-    while not is_there(found := read()):
-        names = {one.get("process.executable.name") for one in found}
+    while not is_there(result := read()):
+        names = {one.get("process.executable.name") for one in result}
         assert time.monotonic() < deadline, sorted(map(str, names))
         time.sleep(0.5)
-    return found
+    return result
 
 
 def by_name(found):
@@ -163,17 +163,17 @@ def test_the_container_is_right_for_every_runtime(agent, place):
     place("service", f"system.slice/{UNIT}")
     place("outside")
     names = {*expected, "monitor", "service", "outside"}
-    found = by_name(wait_for(agent(), lambda found: names <= by_name(found).keys()))
-    assert {name: found[name].get("container.id") for name in names} == {
+    result = by_name(wait_for(agent(), lambda result: names <= by_name(result).keys()))
+    assert {name: result[name].get("container.id") for name in names} == {
         **dict.fromkeys(names),
         **expected,
     }
-    in_pod = {name for name in names if found[name].get("k8s.pod.uid") == UID}
+    in_pod = {name for name in names if result[name].get("k8s.pod.uid") == UID}
     assert in_pod == {"containerd", "podfs", "crio"}
-    assert found["service"]["systemd.unit.name"] == UNIT
-    assert found["service"]["process.owner"] == "root"
-    assert found["service"]["process.parent_pid"] == os.getpid()
-    assert "systemd.unit.name" not in found["dockerscope"]
+    assert result["service"]["systemd.unit.name"] == UNIT
+    assert result["service"]["process.owner"] == "root"
+    assert result["service"]["process.parent_pid"] == os.getpid()
+    assert "systemd.unit.name" not in result["dockerscope"]
 
 
 def test_processes_that_exit_at_once_are_in_their_container(agent, place):
@@ -184,11 +184,11 @@ def test_processes_that_exit_at_once_are_in_their_container(agent, place):
     def exited(found):
         return [one for one in found if "process.parent_pid" not in one and one.get("process.pid")]
 
-    found = wait_for(
+    result = wait_for(
         agent(f"target_containers: [{container_id(1)}]"),
-        lambda found: any("container.id" in one for one in exited(found)),
+        lambda result: any("container.id" in one for one in exited(result)),
     )
-    assert {one.get("container.id", container_id(1)) for one in found} == {container_id(1)}
+    assert {one.get("container.id", container_id(1)) for one in result} == {container_id(1)}
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_only_what_is_named_is_sampled_from_its_start_on(targets, path, agent, p
     place("inside", path)
     place("private", path, "unshare", "--cgroup")
     place("below", f"{path}/below")
-    found = wait_for(read, lambda found: {"inside", "private", "below"} <= by_name(found).keys())
+    result = wait_for(read, lambda result: {"inside", "private", "below"} <= by_name(result).keys())
     # the shell that enters the cgroup, and unshare, are in it as well
-    assert by_name(found).keys() <= {"inside", "private", "below", "dash", "sh", "bash", "unshare"}
+    assert by_name(result).keys() <= {"inside", "private", "below", "dash", "sh", "bash", "unshare"}
 
 
 @pytest.mark.skipif(not Path(VERSION_1, "cgroup.procs").exists(), reason="needs version 1")
@@ -223,24 +223,24 @@ def test_containers_of_version_1_are_sampled_by_their_processes(agent, place):
         place(name, f"v1/docker/{container_id(number)}")
     place("outside")
     read = agent(f"target_containers: [{container_id(1)}]")
-    wait_for(read, lambda found: "early" in by_name(found))
+    wait_for(read, lambda result: "early" in by_name(result))
     place("late", f"v1/docker/{container_id(1)}")
-    found = by_name(wait_for(read, lambda found: "late" in by_name(found)))
-    assert {found[name]["container.id"] for name in ("early", "late")} == {container_id(1)}
-    assert not {"beside", "outside"} & found.keys()
+    result = by_name(wait_for(read, lambda result: "late" in by_name(result)))
+    assert {result[name]["container.id"] for name in ("early", "late")} == {container_id(1)}
+    assert not {"beside", "outside"} & result.keys()
 
 
 def test_a_filter_by_name_and_its_change_at_a_reload(agent, place):
     for name in ("one", "another", "third"):
         place(name)
     read = agent("target_comms: [one, another]")
-    found = wait_for(read, lambda found: {"one", "another"} <= by_name(found).keys())
-    assert by_name(found).keys() == {"one", "another"}
+    result = wait_for(read, lambda result: {"one", "another"} <= by_name(result).keys())
+    assert by_name(result).keys() == {"one", "another"}
     place("inside", f"docker/{container_id(1)}")
     targets = f"target_containers: [{container_id(1)}]"
     read.config.write_text(CONFIG.format(path=read.path, targets=targets))
     read.process.send_signal(signal.SIGHUP)
-    wait_for(read, lambda found: "inside" in by_name(found))
+    wait_for(read, lambda result: "inside" in by_name(result))
     assert "third" not in by_name(read())
 
 
@@ -255,15 +255,15 @@ def test_an_agent_in_a_cgroup_namespace(agent, place):
     enter = ["sh", "-c", f'echo $$ > {own}/cgroup.procs && exec unshare --cgroup "$@"', "sh"]
     read = agent(prefix=enter)
     names = {"inside", "sibling", "beside"}
-    found = by_name(wait_for(read, lambda found: names <= by_name(found).keys()))
-    assert {name: found[name].get("container.id") for name in names} == {
+    result = by_name(wait_for(read, lambda result: names <= by_name(result).keys()))
+    assert {name: result[name].get("container.id") for name in names} == {
         "inside": container_id(1),
         "sibling": container_id(3),
         "beside": container_id(2),
     }
-    assert found["beside"]["k8s.pod.uid"] == UID
+    assert result["beside"]["k8s.pod.uid"] == UID
     read.process.terminate()
     read.process.wait(60)
     read = agent(f"target_containers: [{container_id(1)}]", prefix=enter)
-    found = wait_for(read, lambda found: "inside" in by_name(found))
-    assert by_name(found).keys() == {"inside"}
+    result = wait_for(read, lambda result: "inside" in by_name(result))
+    assert by_name(result).keys() == {"inside"}

@@ -224,17 +224,17 @@ def test_a_replay_has_the_names_of_code_without_files(tmp_path):
 
 def made_code(window):
     """Number of samples by the line of their leaf, which is in no file."""
-    found = Counter()
+    results = Counter()
     for (*_, frames), count in stacks_in(window).items():
         module, _, lines, _ = frames[0] if frames else ("", 0, (), None)
         if module is None and lines:
-            found[lines[0]] += count
-    return found
+            results[lines[0]] += count
+    return results
 
 
 def stacks_in(window):
     """Number of samples by CPU, thread and frames."""
-    found = Counter()
+    results = Counter()
     for profile in window.profiles:
         for group in profile.resources:
             for sample in group.samples:
@@ -243,8 +243,8 @@ def stacks_in(window):
                     for frame in sample.stack.frames
                 )
                 count = len(sample.timestamps_unix_ns)
-                found[sample.cpu, sample.tid, sample.thread_name, frames] += count
-    return found
+                results[sample.cpu, sample.tid, sample.thread_name, frames] += count
+    return results
 
 
 @pytest.mark.parametrize(
@@ -258,9 +258,9 @@ def test_settings_of_sampling_are_refused_with_a_replay(words, capsys):
 
 
 def test_symbolize_resolves_names_and_addresses():
-    found = json.loads(call("symbolize", "--json", "vfs_read").stdout)
-    (back,) = map(json.loads, call("symbolize", "--json", found["address"]).stdout.splitlines())
-    assert (back["function"], back["module"], back["rva"]) == ("vfs_read", "vmlinux", found["rva"])
+    result = json.loads(call("symbolize", "--json", "vfs_read").stdout)
+    (back,) = map(json.loads, call("symbolize", "--json", result["address"]).stdout.splitlines())
+    assert (back["function"], back["module"], back["rva"]) == ("vfs_read", "vmlinux", result["rva"])
     assert call("symbolize", "no_such_symbol").returncode == 1
 
 

@@ -101,9 +101,9 @@ def enter_user_namespace(*arguments):
 
 
 def test_the_doctor_reports_a_user_namespace():
-    found = json.loads(enter_user_namespace("doctor", "--json").stdout)
-    assert (found["verdict"], found["causes"]) == ("does not work", ["user namespace"])
-    rows = found["findings"]
+    result = json.loads(enter_user_namespace("doctor", "--json").stdout)
+    assert (result["verdict"], result["causes"]) == ("does not work", ["user namespace"])
+    rows = result["findings"]
     failed = {row["check"]: row for row in rows if row["level"] == "fail"}
     assert failed.keys() == {"user namespace", "sampler"}
     assert "this process is in a user namespace" in failed["sampler"]["observed"]

@@ -216,7 +216,10 @@ def test_a_flush_delivers_earlier_samples():
         exporter.clear()
         work(0.5)
         assert provider.force_flush(10_000)
-        assert sum(one.sample_count for one in exporter.get_finished_windows()) > 50
+        assert (
+            sum(finished_window.sample_count for finished_window in exporter.get_finished_windows())
+            > 50
+        )
 
 
 def test_hooks_are_removed_before_descriptors_are_closed(monkeypatch):

@@ -26,8 +26,8 @@ SPIN = "i=0; while [ $i -lt {rounds} ]; do i=$((i + 1)); done"
 @pytest.fixture
 def shells(tmp_path):
     """Two programs, which name their processes."""
-    found = [shutil.copy("/bin/dash", tmp_path / name) for name in ("first", "second")]
-    return [str(path) for path in found]
+    results = [shutil.copy("/bin/dash", tmp_path / name) for name in ("first", "second")]
+    return [str(path) for path in results]
 
 
 def sample(command, resources, *, go=None, **settings):
@@ -60,9 +60,9 @@ def sample(command, resources, *, go=None, **settings):
 
 @pytest.fixture
 def resources():
-    found = ProcessResources(Access(), Clock(), {})
-    yield found
-    found.close()
+    result = ProcessResources(Access(), Clock(), {})
+    yield result
+    result.close()
 
 
 def name(attributes):
@@ -78,13 +78,13 @@ def test_samples_before_and_after_an_exec_have_the_names_of_their_programs(
     script = f"while [ ! -e {go} ]; do :; done; exec {second} -c '{after}'"
     pid, pairs = sample([first, "-c", script], resources, go=go)
     own = [
-        (one, attributes)
-        for one, attributes in pairs
-        if one.tgid == pid and one.comm in (b"first", b"second")
+        (sample, attributes)
+        for sample, attributes in pairs
+        if sample.tgid == pid and sample.comm in (b"first", b"second")
     ]
-    found = Counter((one.comm.decode(), name(attributes)) for one, attributes in own)
-    assert {names for names in found if len(set(names)) > 1} == set(), found
-    assert min(found["first", "first"], found["second", "second"]) > 5
+    results = Counter((one.comm.decode(), name(attributes)) for one, attributes in own)
+    assert {names for names in results if len(set(names)) > 1} == set(), results
+    assert min(results["first", "first"], results["second", "second"]) > 5
     paths = {attributes.get("process.executable.path") for _, attributes in own}
     assert first in paths
     assert paths <= {first, second, None}  # the second may have exited before it was read
@@ -95,13 +95,13 @@ def test_children_have_their_parents_name_until_they_execute(shells, resources):
     child = f"{SPIN.format(rounds=1000)}; exec {second} -c '{SPIN.format(rounds=3000)}'"
     script = f"n=0; while [ $n -lt 150 ]; do n=$((n + 1)); ({child}); done"
     pid, pairs = sample([first, "-c", script], resources)
-    found = Counter(
-        (one.comm.decode(), name(attributes))
-        for one, attributes in pairs
-        if one.comm in (b"first", b"second") and one.tgid != pid
+    results = Counter(
+        (sample.comm.decode(), name(attributes))
+        for sample, attributes in pairs
+        if sample.comm in (b"first", b"second") and sample.tgid != pid
     )
-    assert {names for names in found if len(set(names)) > 1} == set(), found
-    assert min(found["first", "first"], found["second", "second"]) > 20
+    assert {names for names in results if len(set(names)) > 1} == set(), results
+    assert min(results["first", "first"], results["second", "second"]) > 20
 
 
 def test_the_owner_is_the_user_at_the_time_of_the_sample(resources):
@@ -109,7 +109,9 @@ def test_the_owner_is_the_user_at_the_time_of_the_sample(resources):
     drop = f"import os, time\n{spin}os.setuid({NOBODY_ID})\n{spin}"
     pid, pairs = sample([sys.executable, "-S", "-c", drop], resources)
     own = [
-        (one.owner, attributes.get("process.owner")) for one, attributes in pairs if one.tgid == pid
+        (sample.owner, attributes.get("process.owner"))
+        for sample, attributes in pairs
+        if sample.tgid == pid
     ]
     assert set(own) == {(0, "root"), (NOBODY_ID, "nobody")}
     assert own == sorted(own)
@@ -121,13 +123,13 @@ def test_waits_have_the_name_of_the_program_that_waited(shells, resources):
     command = [first, "-c", f"{nap}; exec {second} -c '{nap}'"]
     config = OffCpuConfig(samples_per_second=1000)
     pid, pairs = sample(command, resources, off_cpu=config, on_cpu=False)
-    found = Counter(
-        (one.comm.decode(), name(attributes))
-        for one, attributes in pairs
-        if one.tgid == pid and one.kind is OFF_CPU
+    results = Counter(
+        (sample.comm.decode(), name(attributes))
+        for sample, attributes in pairs
+        if sample.tgid == pid and sample.kind is OFF_CPU
     )
-    assert {names for names in found if len(set(names)) > 1} == set(), found
-    assert min(found["first", "first"], found["second", "second"]) > 2
+    assert {names for names in results if len(set(names)) > 1} == set(), results
+    assert min(results["first", "first"], results["second", "second"]) > 2
 
 
 def test_each_program_has_the_service_of_its_environment(shells):
@@ -137,7 +139,7 @@ def test_each_program_has_the_service_of_its_environment(shells):
     script = f"{SPIN.format(rounds=1_500_000)}; {changed}"
     command = ["env", "OTEL_SERVICE_NAME=old", first, "-c", script]
     contexts = ProcessContexts(Access(), first_look_s=0.1, answer_timeout_s=2)
-    found = ProcessResources(Access(), Clock(), {}, contexts=contexts)
+    result = ProcessResources(Access(), Clock(), {}, contexts=contexts)
     sampler = EbpfSampler(SamplerConfig(samples_per_second=499, stacks="both"))
     pairs = []
     try:
@@ -147,14 +149,14 @@ def test_each_program_has_the_service_of_its_environment(shells):
         while {one.comm for one, _ in pairs} < {b"first", b"second"} and time.monotonic() < end:
             time.sleep(0.2)
             own = [one for one in sampler.drain() if one.tgid == process.pid]
-            pairs += [(one, found.get(one)) for one in own if one.comm in (b"first", b"second")]
+            pairs += [(one, result.get(one)) for one in own if one.comm in (b"first", b"second")]
         time.sleep(1)
-        renewed = found.renew({resource for _, resource in pairs})
+        renewed = result.renew({resource for _, resource in pairs})
         process.kill()
         process.wait()
     finally:
         sampler.close()
-        found.close()
+        result.close()
     services = Counter(
         (one.comm, renewed.get(resource, resource).attributes.get("service.name"))
         for one, resource in pairs

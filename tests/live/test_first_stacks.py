@@ -44,7 +44,7 @@ def record(pids=(), **options):
         if pid in after and process.stack_start == after[pid].stack_start != 0
     }
     words = [sample.words(USER_SIDE) for sample in samples if sample.tgid in known]
-    return Counter(parse_user_stack(one).end for one in words if one)
+    return Counter(parse_user_stack(word).end for word in words if word)
 
 
 def record_many(**options):

@@ -27,10 +27,10 @@ def is_bpf(frame):
 @pytest.fixture
 def truth():
     """Root's kallsyms, read while addresses are visible."""
-    found = KernelSymbolizer.live(Access())
-    if found.hidden:
-        pytest.skip(f"{found.hidden.value}; fix: {found.hidden.fix}")
-    return found
+    result = KernelSymbolizer.live(Access())
+    if result.hidden:
+        pytest.skip(f"{result.hidden.value}; fix: {result.hidden.fix}")
+    return result
 
 
 @pytest.fixture
@@ -138,10 +138,10 @@ def test_frames_have_the_names_of_roots_kallsyms(truth, hidden, load, request, p
 
 def test_the_iterator_lists_every_symbol_once(truth, hidden):
     """Root's kallsyms and the iterator have the same vmlinux symbols, entry by entry."""
-    found = KernelSymbolizer.live(IteratedKallsyms(Access()))
+    result = KernelSymbolizer.live(IteratedKallsyms(Access()))
     for name in ("", "__pfx_", "vfs_"):
-        assert found.snapshot.symbol_count() > 10_000
-        mine = found.snapshot.find(name or "schedule", prefix=bool(name))
+        assert result.snapshot.symbol_count() > 10_000
+        mine = result.snapshot.find(name or "schedule", prefix=bool(name))
         theirs = truth.snapshot.find(name or "schedule", prefix=bool(name))
         assert [match[:3] for match in mine] == [match[:3] for match in theirs]
 

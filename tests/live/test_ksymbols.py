@@ -117,9 +117,9 @@ def test_several_watches_do_not_interfere():
         with programs(20, name="kprof_several"):
             for symbolizer, watch in (first, second, third):
                 catch_up(symbolizer)
-                found = [s for s in symbolizer.ksymbols() if s.name.endswith("_several")]
-                assert len(found) == 20
-                assert all(began_ns < symbol.since_ns < now_ns() for symbol in found)
+                results = [s for s in symbolizer.ksymbols() if s.name.endswith("_several")]
+                assert len(results) == 20
+                assert all(began_ns < symbol.since_ns < now_ns() for symbol in results)
                 assert watch.counts().lost == {}
 
 
@@ -148,14 +148,14 @@ def test_programs_loaded_before_are_read_exactly():
 
 def own_programs():
     """Ids and tags of the programs that this process holds."""
-    found = {}
+    results = {}
     for file in Path("/proc/self/fdinfo").iterdir():
         with contextlib.suppress(OSError):
             lines = file.read_text().splitlines()
             rows = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
             if "prog_id" in rows:
-                found[int(rows["prog_id"])] = rows["prog_tag"]
-    return found
+                results[int(rows["prog_id"])] = rows["prog_tag"]
+    return results
 
 
 def test_programs_of_both_loaders_have_names_lines_and_details(loader):
@@ -243,7 +243,7 @@ def test_frames_from_the_time_of_a_loss_have_no_name():
 
     Where all symbols were read again before that time, it is known that there was none.
     """
-    found = set()
+    results = set()
     for _ in range(10):
         with (
             watching(queue_bytes=4096) as (symbolizer, watch),
@@ -262,11 +262,11 @@ def test_frames_from_the_time_of_a_loss_have_no_name():
             (before,) = symbolizer.resolve_addresses([start], time_ns=before_ns)
             (meanwhile,) = symbolizer.resolve_addresses([start], time_ns=doubt_ns)
         assert before.function == name
-        found.add(meanwhile.unresolved)
-        if Unresolved.RECORDS_LOST in found:
+        results.add(meanwhile.unresolved)
+        if Unresolved.RECORDS_LOST in results:
             break
-    assert found <= {Unresolved.RECORDS_LOST, Unresolved.UNMAPPED}
-    assert Unresolved.RECORDS_LOST in found
+    assert results <= {Unresolved.RECORDS_LOST, Unresolved.UNMAPPED}
+    assert Unresolved.RECORDS_LOST in results
 
 
 def test_a_full_queue_is_counted_and_repaired():

@@ -120,14 +120,14 @@ BAGGAGE = """
 def test_wanted_baggage_of_a_request_is_on_all_its_samples(tmp_path):
     to_file = ToFile(tmp_path / "profiles.jsonl")
     run(BAGGAGE, env={**to_file.env, "OTEL_KPROFILER_BAGGAGE_KEYS": "tenant.id,absent"})
-    found = Counter()
+    results = Counter()
     for window in read_profiles(str(to_file.path)):
         for _, sample in window.samples:
             if sample.link:
-                found[sample.link.span_id, sample.labels] += len(sample.timestamps_unix_ns)
+                results[sample.link.span_id, sample.labels] += len(sample.timestamps_unix_ns)
     acme = ("tenant.id", "acme")
     wanted = {(acme,), (("step", "query"), acme), ()}
-    assert {labels for _, labels in found} == wanted
-    often = [key for key, count in found.items() if count > 20]  # not between two `with`
+    assert {labels for _, labels in results} == wanted
+    often = [key for key, count in results.items() if count > 20]  # not between two `with`
     assert len(often) == len({span for span, _ in often}) == 3
     assert {labels for _, labels in often} == wanted

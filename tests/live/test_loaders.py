@@ -34,9 +34,9 @@ ITERATORS = ObjectSpec(
 def facts(fd):
     """The kernel's facts about a map or program, except its id and memory."""
     with open(f"/proc/self/fdinfo/{fd}") as file:
-        found = dict(line.split(":", 1) for line in file)
+        results = dict(line.split(":", 1) for line in file)
     names = ("map_type", "key_size", "value_size", "max_entries", "map_flags", "prog_type")
-    return {name: found[name].strip() for name in names if name in found}
+    return {name: results[name].strip() for name in names if name in results}
 
 
 NAME = SPEC.programs[0]

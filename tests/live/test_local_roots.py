@@ -95,7 +95,7 @@ def test_every_linked_sample_of_a_service_names_its_endpoint(to_file):
             else:
                 unnamed += count
     # A window may end before a route is known; its samples then have the name of the span.
-    assert all(name.startswith(found) for found, name in wrong)
+    assert all(name.startswith(result) for result, name in wrong)
     assert len(wrong) <= 0.01 * right
     assert right > 1000
     assert unnamed <= 0.01 * right, "the job began before its provider was watched"

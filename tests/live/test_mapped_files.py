@@ -82,8 +82,8 @@ def refused(request, files):
 )
 def test_opens_by_the_least_right_that_works(program, missing, route):
     with running(program) as pid:
-        found = opened(wanted(pid, program), Without(*missing))
-    assert found == (route, str(program), False)
+        result = opened(wanted(pid, program), Without(*missing))
+    assert result == (route, str(program), False)
 
 
 def test_a_deleted_program_is_opened_by_its_mapping_or_as_the_executable(program):

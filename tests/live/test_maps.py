@@ -78,19 +78,19 @@ def check_every_mapping(odd_mappings):
     seen = {row.path: row.deleted for row in rows}
     assert [seen[path] for path in odd_mappings] == [False, True, True]
     places = [random.randrange(row.start, row.end) for row in rows]
-    found = find_all(os.getpid(), places)
+    result = find_all(os.getpid(), places)
     same = [
         one is not None
         and (one.mapping.path, one.mapping.file_offset) == (row.path, row.file_offset)
-        for one, row in zip(found, rows, strict=True)
+        for one, row in zip(result, rows, strict=True)
     ]
     # The heap and unnamed memory may have grown; no other mapping changes meanwhile.
     assert all(match or not row.inode for match, row in zip(same, rows, strict=True))
-    for one, row in zip(found, rows, strict=True):
+    for one, row in zip(result, rows, strict=True):
         if row.inode:
             assert one.mapping == row
     assert find_all(os.getpid(), [0, -1, 1 << 64, (1 << 47) - 1]) == [None] * 4
-    return found
+    return result
 
 
 @pytest.mark.skipif(not can_query(), reason="the kernel has no PROCMAP_QUERY (6.11)")
@@ -106,7 +106,9 @@ def test_each_mapping_is_found_by_address(odd_mappings):
 
 
 def test_each_mapping_is_found_in_the_text_of_older_kernels(odd_mappings, without_query):
-    assert all(found.build_id is None for found in filter(None, check_every_mapping(odd_mappings)))
+    assert all(
+        result.build_id is None for result in filter(None, check_every_mapping(odd_mappings))
+    )
 
 
 @pytest.mark.parametrize("query", [True, False])

@@ -69,15 +69,15 @@ def measure(cpu, spin):
 def test_ticks_inside_a_tracer_are_counted_as_missed(cpu):
     """A slow program at a tracepoint of every system call causes misses; few occur without it."""
     try:
-        found = [measure(cpu, spin) for spin in (1, 20_000)]
+        results = [measure(cpu, spin) for spin in (1, 20_000)]
     except OSError as error:
         pytest.skip(str(error))
-    for counts, ticks, ran in found:
+    for counts, ticks, ran in results:
         print(f"missed {counts.missed} of {ticks:.0f}, of which this process ran {ran:.0f}")  # noqa: T201
         assert counts.taken == counts.received + sum(counts.lost.values())
         happened = counts.taken + sum(counts.filtered.values()) + counts.missed
         assert happened == pytest.approx(ticks, rel=0.1)
-    (quick, ticks_quick, _), (slow, ticks, ran) = found
+    (quick, ticks_quick, _), (slow, ticks, ran) = results
     assert slow.missed > quick.missed * ticks / ticks_quick + ran / 20
 
 

@@ -92,28 +92,28 @@ def test_a_forked_child_holds_no_socket(tmp_path):
 
 @pytest.fixture
 def namespace():
-    found = Namespace()
-    yield found
-    found.close()
+    result = Namespace()
+    yield result
+    result.close()
 
 
 @pytest.fixture
 def host(tmp_path, namespace):
     """Captured files that tests change; the real kernel announces the changes."""
-    found = Host(tmp_path)
-    found.events = namespace
-    found.load("old", TEXT + 0x100000, announce=False)
-    return found
+    result = Host(tmp_path)
+    result.events = namespace
+    result.load("old", TEXT + 0x100000, announce=False)
+    return result
 
 
 @pytest.fixture
 def symbolizer(host, namespace):
     watch = ModuleWatch(host.files, lambda: namespace.events)
-    found = KernelSymbolizer.live(host.files, modules=watch)
-    found.watch = watch
-    settle(found)
-    yield found
-    found.close()
+    result = KernelSymbolizer.live(host.files, modules=watch)
+    result.watch = watch
+    settle(result)
+    yield result
+    result.close()
 
 
 def test_loading_and_unloading_modules_is_followed(host, symbolizer, request):
@@ -126,8 +126,8 @@ def test_loading_and_unloading_modules_is_followed(host, symbolizer, request):
             symbolizer.advance(boot_ns())
             time.sleep(0.001)
         delays.append(time.monotonic() - began)
-        found = frame(symbolizer, TEXT + 0x14)
-        assert (found.address, found.module.build_id) == (0x14, "01" * 20)
+        result = frame(symbolizer, TEXT + 0x14)
+        assert (result.address, result.module.build_id) == (0x14, "01" * 20)
         wait_for_name(symbolizer, TEXT + 0x14, "fresh_a")
         live_ns = boot_ns()
         settle(symbolizer)
@@ -158,11 +158,11 @@ def test_an_overflow_of_the_socket_causes_a_rescan(tmp_path, source):
     host.load("late", TEXT + 0x8000, announce=False)
     for _ in range(200):
         namespace.announce("add", "noise")
-    found = KernelSymbolizer(snapshot, modules=watch)
-    settle(found)
-    wait_for_name(found, TEXT + 0x8014, "late_a")
+    result = KernelSymbolizer(snapshot, modules=watch)
+    settle(result)
+    wait_for_name(result, TEXT + 0x8014, "late_a")
     assert watch.counts.rescans == 1
-    found.close()
+    result.close()
     namespace.close()
 
 

@@ -104,7 +104,7 @@ def test_functions_and_lines_of_a_jitdump_are_found(option, tmp_path):
             (name,) = {line.split()[0] for line in maps if f"jit-{process.pid}.dump" in line}
         text = Path(f"/proc/{process.pid}/map_files/{name}").read_bytes()
         parsed = JitDumpParser(process.pid).parse(text, len(text))
-        loads = [one.code for one in parsed.events if isinstance(one, Loaded)]
+        loads = [event.code for event in parsed.events if isinstance(event, Loaded)]
         (*_, hot) = [code for code in loads if code.name.startswith(b"JS:*hot ")]
         resolver = ProcessesResolver()
         answers = resolver.resolve(range(hot.start, hot.end), process.pid)

@@ -41,7 +41,7 @@ KEPT = ["CAP_DAC_READ_SEARCH", "CAP_PERFMON", "CAP_SYSLOG", "CAP_SYS_PTRACE"]
 
 
 def test_each_thread_keeps_only_the_capabilities_it_needs():
-    found = run("""
+    result = run("""
 privileges = Privileges()
 tids = {}
 for name in ("export", "ksymbols", "contexts", "tables"):
@@ -51,7 +51,7 @@ before = len(held(os.getpid()))
 missing = privileges.reduce_this_thread()
 print(json.dumps([before, missing, held(os.getpid()), {n: held(t) for n, t in tids.items()}]))
 """)
-    before, missing, main, threads = found
+    before, missing, main, threads = result
     assert before > len(KEPT)
     assert (missing, main) == ([], KEPT)
     assert threads == {
@@ -122,7 +122,7 @@ def test_the_kept_capabilities_suffice_to_read_contexts_of_other_users(public_py
     publisher = subprocess.Popen([public_python.command, "-c", PUBLISH], stdout=subprocess.PIPE)
     try:
         assert publisher.stdout.readline() == b"published\n"
-        found = run(f"""
+        result = run(f"""
 from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.processes import ProcessContexts
 from otel_kprofiler.host import TICK_NS, read_start_ticks
@@ -136,7 +136,7 @@ print(json.dumps([dict(value) for value in contexts.look([key]).values()]))
     finally:
         publisher.kill()
         publisher.communicate()
-    assert found == [{"service.name": "of another user"}]
+    assert result == [{"service.name": "of another user"}]
 
 
 def test_a_process_that_reads_hostile_input_keeps_what_it_names_and_regains_nothing():

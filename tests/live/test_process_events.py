@@ -129,15 +129,15 @@ def take_loss(events, storm):
 
 def family(events, root):
     """Events of a process and of its descendants."""
-    pids, found = {root}, []
+    pids, result = {root}, []
     for event in events:
         if isinstance(event, Lost):
             continue
         if isinstance(event, Started) and event.parent in pids:
             pids.add(event.process.tgid)
         if event.process.tgid in pids:
-            found.append(event)
-    return found
+            result.append(event)
+    return result
 
 
 def test_events_are_followed_beyond_the_descriptors_of_select(no_low_descriptors):
@@ -180,12 +180,12 @@ def test_times_ascend_and_mappings_are_those_of_the_process(storm):
                 for row in parse_mappings(read_maps(Access(), run.pid))
                 if row.is_executable and row.path != "[vsyscall]"
             ]
-            found = events.mappings(run.pid)
+            result = events.mappings(run.pid)
             run.stdin.close()
         taken += take(events)
         assert events.mappings(run.pid) == ()
-    assert any("libz" in row.path for row in found)
-    assert all(is_same(*pair) for pair in zip(found, expected, strict=True))
+    assert any("libz" in row.path for row in result)
+    assert all(is_same(*pair) for pair in zip(result, expected, strict=True))
     times = [event.time_ns for event in taken]
     assert times == sorted(times)
 
@@ -208,9 +208,9 @@ sys.stdin.readline()
     ):
         run.stdout.readline()
         with ProcessEvents([run.pid]) as events:
-            found = take(events)
-            assert {event.process.tgid for event in found} == {run.pid}
-            assert isinstance(found[0], Started)
+            result = take(events)
+            assert {event.process.tgid for event in result} == {run.pid}
+            assert isinstance(result[0], Started)
             run.stdin.write(b"\n")
             run.stdout.readline()
             assert not take(events)
@@ -220,7 +220,7 @@ sys.stdin.readline()
             run.wait()
             (exited,) = take(events)
     assert isinstance(gone, Unmapped)
-    assert gone.mapping in [event.mapping for event in found[1:]]
+    assert gone.mapping in [event.mapping for event in result[1:]]
     assert isinstance(exited, Exited)
 
 
@@ -266,7 +266,7 @@ def test_existing_children_are_reported():
     with family_of_three() as pids:
         with ProcessEvents(pids[:1], children=True) as events:
             assert pids_of(take(events)) == {*pids}
-            assert any("sleep" in one.path for one in events.mappings(pids[2]))
+            assert any("sleep" in mapping.path for mapping in events.mappings(pids[2]))
         with ProcessEvents(pids[:1]) as events:
             assert pids_of(take(events)) == {pids[0]}
         with ProcessEvents([os.getpid()], children=True) as events, family_of_three() as new:
@@ -294,7 +294,7 @@ def test_after_a_loss_everything_is_read_again(storm):
         assert [
             event for event in seen if isinstance(event, Started) and event.process.tgid == run.pid
         ]
-        assert any("sleep" in one.path for one in events.mappings(run.pid))
+        assert any("sleep" in mapping.path for mapping in events.mappings(run.pid))
         alive = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
         known = set(events._table.pids())
         run.kill()

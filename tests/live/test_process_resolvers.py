@@ -133,10 +133,10 @@ def test_addresses_of_a_file_are_distinguished_from_its_offsets(tmp_path, option
     offset = offset_of(path, address)
     assert "-no-pie" not in options or address != offset
     resolver = ElfResolver(path)
-    (found,) = resolver.find("main")
+    (result,) = resolver.find("main")
     inside, behind = resolver.resolve([address + 3, address + size - 1])
     (at_offset,) = resolver.resolve_offsets([offset + 3])
-    assert (found.address, found.module_address, found.file_offset) == (address, address, offset)
+    assert (result.address, result.module_address, result.file_offset) == (address, address, offset)
     assert (inside.function, inside.offset, inside.file_offset) == ("main", 3, offset + 3)
     assert (at_offset.address, at_offset.function) == (address + 3, "main")
     assert behind.function == "main"
@@ -149,9 +149,17 @@ def test_a_file_may_be_given_as_path_descriptor_or_content(first):
     content = first.read_bytes()
     with open(first, "rb") as file:
         resolvers = [ElfResolver(first), ElfResolver(file.fileno()), ElfResolver(content)]
-    found = [resolver.find("first")[0] for resolver in resolvers]
-    assert len({(one.address, one.file_offset, one.build_id) for one in found}) == 1
-    assert {resolver.file_id for resolver in resolvers} == {found[0].module.file_id}
+    results = [resolver.find("first")[0] for resolver in resolvers]
+    assert (
+        len(
+            {
+                (resolution.address, resolution.file_offset, resolution.build_id)
+                for resolution in results
+            }
+        )
+        == 1
+    )
+    assert {resolver.file_id for resolver in resolvers} == {results[0].module.file_id}
 
 
 def test_an_answer_has_all_that_is_known(child, processes, first):
@@ -169,9 +177,9 @@ def test_an_answer_has_all_that_is_known(child, processes, first):
 
 def test_names_and_offsets_lead_back_to_addresses(child, processes, first):
     start = child.send("load", first, "first")
-    (found,) = processes.find("first", child.pid)
-    assert (found.address, found.path) == (start, str(first))
-    places = processes.find_offset(str(first), found.file_offset, child.pid)
+    (result,) = processes.find("first", child.pid)
+    assert (result.address, result.path) == (start, str(first))
+    places = processes.find_offset(str(first), result.file_offset, child.pid)
     assert [(place.address, place.function) for place in places] == [(start, "first")]
     assert processes.find_offset(str(first), 1 << 40, child.pid) == []
     assert processes.find("first", os.getpid()) == []

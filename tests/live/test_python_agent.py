@@ -96,8 +96,8 @@ def test_processes_of_others_that_start_later(folder, public_python):
 
 def test_two_versions_one_in_other_namespaces(built, folder, public_python):
     """With CAP_BPF and CAP_PERFMON, processes of that user, which run before the sampler does."""
-    found = find_pythons()
-    pythons = [publish(one, folder) for one in (found[0], found[-1])]
+    result = find_pythons()
+    pythons = [publish(one, folder) for one in (result[0], result[-1])]
     first, second = pythons
     program = Path(shutil.copy(PROGRAM, folder))
     shutil.copy(PROGRAM.with_name("chains.py"), folder)
@@ -106,8 +106,8 @@ def test_two_versions_one_in_other_namespaces(built, folder, public_python):
         running(second, *OWN_NAMESPACES, *NOBODY, program=program, cwd="/") as elsewhere,
     ):
         lines = [
-            json.dumps([one.pid, one.threads, SEED, STYLES, one.judge.below])
-            for one in (here, elsewhere)
+            json.dumps([process.pid, process.threads, SEED, STYLES, process.judge.below])
+            for process in (here, elsewhere)
         ]
         sampler = [public_python.command, "-m", "tests.truth.python.nobody", built, str(SAMPLES)]
         done = subprocess.run(

@@ -62,18 +62,18 @@ def own_part(found):
 
 def in_leaf(sampler, samples):
     """Stacks with :func:`leaf` on top: the others were taken in the test itself."""
-    return [one for one in stacks(sampler, samples) if one[0][0] == "leaf"]
+    return [stack for stack in stacks(sampler, samples) if stack[0][0] == "leaf"]
 
 
 @pytest.mark.parametrize("sides", ["kernel", "user", "both"])
 def test_frames_are_those_that_run(sides):
     with sampling(stacks=sides) as sampler:
         samples = take(sampler, outer)
-        found = in_leaf(sampler, samples)
+        result = in_leaf(sampler, samples)
         codes = {code.function: code for code in sampler.python_codes}
-    assert len(found) >= 20
-    assert Counter(map(str, map(own_part, found))) == {str(CHAIN): len(found)}
-    assert {functions(one[len(CHAIN) :])[:2] for one in found} == {
+    assert len(result) >= 20
+    assert Counter(map(str, map(own_part, result))) == {str(CHAIN): len(result)}
+    assert {functions(one[len(CHAIN) :])[:2] for one in result} == {
         ("take", "test_frames_are_those_that_run")
     }
     for function in (leaf, generate, middle, outer):
@@ -82,7 +82,7 @@ def test_frames_are_those_that_run(sides):
         assert (known.file, known.first_line) == (code.co_filename, code.co_firstlineno)
         assert (known.process, known.address) == (os.getpid(), id(code))
     positions = list(leaf.__code__.co_positions())
-    assert {positions[one[0][1]][0] for one in found} == {leaf.__code__.co_firstlineno + 1}
+    assert {positions[one[0][1]][0] for one in result} == {leaf.__code__.co_firstlineno + 1}
     assert {dict(sample.collected).get(PYTHON_SIDE, STACK_OK) for sample in samples} == {STACK_OK}
     assert any(sample.words(USER_SIDE) for sample in samples) == (sides != "kernel")
 
@@ -122,7 +122,7 @@ def test_each_thread_has_its_own_frames():
             )
             for name, thread in threads.items()
         }
-    assert {name: set(found) for name, found in callers.items()} == {
+    assert {name: set(result) for name, result in callers.items()} == {
         "first": {"first"}, "second": {"second"},
     }  # fmt: skip
 
@@ -216,10 +216,10 @@ def test_other_code_at_the_same_address_is_another_function():
             for words in (sample.words(PYTHON_SIDE) for sample in samples)
             if words
         }
-    found = [code for code in tops if code.file == "<string>" and code.function[1:].isdecimal()]
-    assert len(found) >= 20
+    results = [code for code in tops if code.file == "<string>" and code.function[1:].isdecimal()]
+    assert len(results) >= 20
     assert max(addresses.values()) > 1
-    for code in found:
+    for code in results:
         number = int(code.function[1:])
         whole = compile(source.format(number, "\n" * (number % 7)), "<string>", "exec")
         (inner,) = [const for const in whole.co_consts if hasattr(const, "co_linetable")]

@@ -108,13 +108,13 @@ def test_a_process_that_scribbles_over_its_frames_hurts_nothing(seed):
         sampler.stop()
         samples += sampler.drain()
         counts, codes = sampler.python.counts(), list(sampler.python_codes)
-    found = [
+    results = [
         parse_python_stack(words) for sample in samples if (words := sample.words(PYTHON_SIDE))
     ]
-    assert found, counts
+    assert results, counts
     assert codes, counts
     assert len(counts) >= 4, counts
     assert all(len(code.file) <= LONGEST_TEXT >= len(code.function) for code in codes)
-    assert all(len(stack.frames) <= 127 for stack in found)
+    assert all(len(stack.frames) <= 127 for stack in results)
     count = sampler.counts()["on_cpu"]
     assert count.taken == count.received + sum(count.lost.values())

@@ -63,7 +63,7 @@ def innermost_lines(samples, entry="getdents64"):
         for _, stack in samples
         if any(entry in frame.function for frame in stack.frames)
     ]
-    return Counter(dropwhile(lambda found: not found or found[0].file.startswith("<"), lines))
+    return Counter(dropwhile(lambda result: not result or result[0].file.startswith("<"), lines))
 
 
 def check_hot_line(samples, program, hot_line):

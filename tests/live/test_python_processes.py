@@ -192,9 +192,9 @@ def test_finds_an_interpreter_that_is_loaded_later(tmp_path):
     offset = text.offset & ~4095
     program = compile_c(tmp_path / "loads", LOADS)
     path = next(
-        one.path
-        for one in parse_mappings(read_maps(Access(), "self"))
-        if one.is_executable and one.inode == own.file.inode
+        mapping.path
+        for mapping in parse_mappings(read_maps(Access(), "self"))
+        if mapping.is_executable and mapping.inode == own.file.inode
     )
     command = [program, path, str(offset), str(text.offset + text.size - offset)]
     with tracked() as journal, subprocess.Popen(command, stdin=subprocess.PIPE) as run:
@@ -210,17 +210,17 @@ def test_finds_an_interpreter_that_is_loaded_later(tmp_path):
 
 def test_only_the_processes_that_are_sampled(start):
     """With their children: those that there are already, and those that come."""
-    one, other = start(), start()
+    process, other = start(), start()
     other.heard()
-    one.heard()
-    one.send("fork")
-    before, _ = one.heard()
-    with tracked(target_pids=(one.pid,), target_descendants=True) as journal:
-        wait_until(lambda: {one.pid, before} <= journal.now.keys())
-        one.send("fork")
-        after, runtime = one.heard()
+    process.heard()
+    process.send("fork")
+    before, _ = process.heard()
+    with tracked(target_pids=(process.pid,), target_descendants=True) as journal:
+        wait_until(lambda: {process.pid, before} <= journal.now.keys())
+        process.send("fork")
+        after, runtime = process.heard()
         wait_until(lambda: is_registered(journal, after, runtime))
-        assert {tgid for tgid, *_ in journal.all} == {one.pid, before, after}
+        assert {tgid for tgid, *_ in journal.all} == {process.pid, before, after}
 
 
 def test_a_process_that_keeps_mapping_code_is_reported_ever_more_rarely(changes):
@@ -232,7 +232,7 @@ def test_a_process_that_keeps_mapping_code_is_reported_ever_more_rarely(changes)
         sampler.start()
         time.sleep(2)
         run.stdin.close()
-        seen = [one for one in sampler.python.take_seen() if one.tgid == run.pid]
+        seen = [process for process in sampler.python.take_seen() if process.tgid == run.pid]
     assert 1 < len(seen) < 12
 
 
@@ -244,7 +244,7 @@ def test_each_program_without_an_interpreter_is_reported_once_a_minute(start, tm
         seen = {}
 
         def see():
-            seen.update((one.tgid, one) for one in sampler.python.take_seen())
+            seen.update((process.tgid, process) for process in sampler.python.take_seen())
 
         def spin():
             run = ends.enter_context(subprocess.Popen([spins]))
@@ -254,9 +254,9 @@ def test_each_program_without_an_interpreter_is_reported_once_a_minute(start, tm
         def is_whole():
             see()
             code = [
-                one
-                for one in parse_mappings(read_maps(Access(), first), only_code=True)
-                if one.permissions == "r-xp"
+                mapping
+                for mapping in parse_mappings(read_maps(Access(), first), only_code=True)
+                if mapping.permissions == "r-xp"
             ]
             paths = [one.path for one in code]
             if str(spins) not in paths or not any("/libc." in path for path in paths):

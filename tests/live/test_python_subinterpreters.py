@@ -72,29 +72,29 @@ def take(command, *arguments, enough):
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
     ) as run:  # fmt: skip
         busy, third = map(int, run.stdout.readline().split())
-        found, deadline = {run.pid: [], busy: [], third: []}, time.monotonic() + 30
+        result, deadline = {run.pid: [], busy: [], third: []}, time.monotonic() + 30
         with (
             sampling(pid=run.pid) as sampler,
             closing(PythonTracking(sampler.python, (run.pid,))) as tracking,
         ):
             tracking.start()
-            while not enough(found, run.pid, busy, third) and time.monotonic() < deadline:
+            while not enough(result, run.pid, busy, third) and time.monotonic() < deadline:
                 time.sleep(0.1)
                 for sample in sampler.drain():
-                    if sample.words(PYTHON_SIDE) and sample.tid in found:
-                        found[sample.tid].append(functions(stacks(sampler, [sample])[0]))
+                    if sample.words(PYTHON_SIDE) and sample.tid in result:
+                        result[sample.tid].append(functions(stacks(sampler, [sample])[0]))
             counts = sampler.python.counts()
         run.stdin.close()
-    assert enough(found, run.pid, busy, third), counts
-    return found[run.pid], found[busy], found[third]
+    assert enough(result, run.pid, busy, third), counts
+    return result[run.pid], result[busy], result[third]
 
 
 @pytest.mark.parametrize("minor", VERSIONS)
 def test_an_idle_subinterpreter_hides_no_frames(minor):
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
-    python = next(one for one in find_pythons() if one.minor == minor)
-    main, _, _ = take(python.command, "idle", enough=lambda found, pid, *_: len(found[pid]) > 50)
+    python = next(python for python in find_pythons() if python.minor == minor)
+    main, _, _ = take(python.command, "idle", enough=lambda result, pid, *_: len(result[pid]) > 50)
     assert all(set(names) <= MAIN and "work_main" in names for names in main if len(names) > 1)
 
 
@@ -103,7 +103,7 @@ def test_each_thread_has_the_frames_of_the_interpreter_that_it_runs(minor):
     """Before 3.13 those of the main interpreter only."""
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
-    python = next(one for one in find_pythons() if one.minor == minor)
+    python = next(python for python in find_pythons() if python.minor == minor)
     least = int(os.environ.get("KPROFILER_SUBINTERPRETER_STACKS", "50"))
 
     def enough(found, pid, busy, third):

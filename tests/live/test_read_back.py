@@ -113,10 +113,10 @@ def read_page(path):
 
 
 def read_speedscope(path):
-    found = json.loads(path.read_text())
-    frames = [tuple(sorted(frame.items())) for frame in found["shared"]["frames"]]
+    result = json.loads(path.read_text())
+    frames = [tuple(sorted(frame.items())) for frame in result["shared"]["frames"]]
     weights = Counter()
-    for one in found["profiles"]:
+    for one in result["profiles"]:
         for stack, weight in zip(one["samples"], one["weights"], strict=True):
             weights[one["name"], one["unit"], tuple(frames[at] for at in stack)] += weight
     return weights

@@ -144,7 +144,7 @@ def times_by_cpu(windows):
         for group in window.profiles[0].resources:
             for sample in group.samples:
                 times[sample.cpu] += sample.timestamps_unix_ns
-    return {cpu: sorted(found) for cpu, found in times.items()}
+    return {cpu: sorted(result) for cpu, result in times.items()}
 
 
 def descriptors(pid):
@@ -250,12 +250,12 @@ def test_reloads_lose_no_sample_duplicate_none_and_leak_nothing(agent, receiver)
     if lost:
         pytest.skip(f"the account is exact, but this machine is too busy to see gaps: {lost}")
     offset, ours, others = boot_offset_ns(), [], []
-    for cpu, found in times.items():
-        assert len(set(found)) == len(found), "a sample was duplicated"
+    for cpu, result in times.items():
+        assert len(set(result)) == len(result), "a sample was duplicated"
         delays = witness.delays(cpu)
         ends = [end for _, end in delays]
         gaps = [
-            (a - offset, b - offset) for a, b in itertools.pairwise(found) if b - a > 1.5e9 / RATE
+            (a - offset, b - offset) for a, b in itertools.pairwise(result) if b - a > 1.5e9 / RATE
         ]
         for a, b in gaps:
             index = bisect.bisect_right(ends, a)

@@ -78,7 +78,7 @@ def test_reused_process_ids_never_mix_names(programs, tmp_path):
     command = ["--", driver, str(ROUNDS), str(PID), first, other]
     done = subprocess.run([*recording, *command], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    found = Counter()
+    results = Counter()
     for resource, sample in samples_of(path):
         if resource["process.pid"] == PID and sample.thread_name in ("first", "other"):
             works = {
@@ -88,11 +88,11 @@ def test_reused_process_ids_never_mix_names(programs, tmp_path):
                 if frame.function.startswith("work_of_")
             }
             names = works | {sample.thread_name, resource.get("process.executable.name")}
-            found["mixed" if len(names) > 1 else "named" if works else "bare"] += len(
+            results["mixed" if len(names) > 1 else "named" if works else "bare"] += len(
                 sample.timestamps_unix_ns
             )
-    assert found["mixed"] == 0, found
-    assert found["named"] > ROUNDS, found
+    assert results["mixed"] == 0, results
+    assert results["named"] > ROUNDS, results
 
 
 def samples_of(path):

@@ -67,13 +67,13 @@ def collect(sampler, seconds, *, interval_s=0.05):
 
 def collect_until(sampler, wanted, *, count=1, timeout_s=60):
     """Collect samples until a number of them match; the timeout suits busy machines."""
-    samples, found, end = [], 0, time.monotonic() + timeout_s
-    while found < count:
-        assert time.monotonic() < end, f"{found} of {len(samples)} samples are wanted ones"
+    samples, result, end = [], 0, time.monotonic() + timeout_s
+    while result < count:
+        assert time.monotonic() < end, f"{result} of {len(samples)} samples are wanted ones"
         sampler.wait(0.02)
         new = sampler.drain()
         samples += new
-        found += sum(map(wanted, new))
+        result += sum(map(wanted, new))
     return samples
 
 

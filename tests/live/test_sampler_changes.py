@@ -83,7 +83,7 @@ def times_by_cpu(samples):
     times = defaultdict(list)
     for sample in samples:
         times[sample.cpu].append(sample.time_ns)
-    return {cpu: sorted(found) for cpu, found in times.items()}
+    return {cpu: sorted(result) for cpu, result in times.items()}
 
 
 def drain_for(sampler, seconds):
@@ -119,11 +119,11 @@ def test_changes_cause_no_gap_and_no_duplicate_sample():
     longest = 1.5 * 10**9 / 499
     times = times_by_cpu(samples)
     assert len(times) == len(witness.times)
-    for cpu, found in times.items():
-        assert len(set(found)) == len(found)
+    for cpu, result in times.items():
+        assert len(set(result)) == len(result)
         gaps = [
             (a, b)
-            for a, b in itertools.pairwise(found)
+            for a, b in itertools.pairwise(result)
             if b - a > longest and any(a < after and b > before for before, after in moments)
         ]
         unexplained = [gap for gap in gaps if not witness.stood_still(cpu, *gap)]

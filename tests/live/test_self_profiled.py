@@ -90,15 +90,15 @@ class Parts:
         path = path or self.path
         data = path.read_bytes() if path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
-        found = []
+        results = []
         for window in decode_windows(whole) if whole else []:
             counts = {}
             for resource, sample in window.profiles[0].samples:
                 pid = resource.attributes.get("process.pid")
                 count = counts.get(pid, (0, resource))[0] + len(sample.timestamps_unix_ns)
                 counts[pid] = count, resource
-            found.append(counts)
-        return found
+            results.append(counts)
+        return results
 
     def wait_for(self, condition):
         deadline = time.monotonic() + 90
@@ -123,12 +123,16 @@ def stop(agent):
 
 def test_the_agent_leaves_a_service_out_while_that_profiles_itself(parts):
     service, impostor = parts.start_service(), parts.start(sys.executable, "-c", IMPOSTOR)
-    parts.wait_for(lambda: any(service.pid in one for one in parts.windows(parts.own)))
+    parts.wait_for(lambda: any(service.pid in window for window in parts.windows(parts.own)))
     agent = parts.start_agent("leave_out")
 
     def without_service():
         """Windows in which the impostor was sampled, but not the service."""
-        return [one for one in parts.windows() if impostor.pid in one and service.pid not in one]
+        return [
+            window
+            for window in parts.windows()
+            if impostor.pid in window and service.pid not in window
+        ]
 
     parts.wait_for(lambda: len(without_service()) >= 5)
     # Before its context has been read, which takes place at the end of a window, it may be there.
@@ -141,7 +145,7 @@ def test_the_agent_leaves_a_service_out_while_that_profiles_itself(parts):
     account = stop(agent)
     assert account["gaps"] == []
     assert account["kinds"]["on_cpu"]["lost"]["self_profiled"] > 0
-    sent = sum(count for one in parts.windows() for count, _ in one.values())
+    sent = sum(count for window in parts.windows() for count, _ in window.values())
     totals = list(decode_windows(parts.path.read_bytes()))[-1].profiles[0].totals
     assert totals.lost[LossCause.SELF_PROFILED] > 0
     check_formulas(totals, sent)
@@ -152,14 +156,14 @@ def test_the_agent_leaves_a_service_out_while_that_profiles_itself(parts):
 
 def test_with_mark_the_agent_sends_and_marks_them(parts):
     service = parts.start_service()
-    parts.wait_for(lambda: any(service.pid in one for one in parts.windows(parts.own)))
+    parts.wait_for(lambda: any(service.pid in window for window in parts.windows(parts.own)))
     agent = parts.start_agent("mark")
 
     def marked():
         return [
-            one[service.pid]
-            for one in parts.windows()
-            if service.pid in one and one[service.pid][1].attributes.get(MARK) is True
+            window[service.pid]
+            for window in parts.windows()
+            if service.pid in window and window[service.pid][1].attributes.get(MARK) is True
         ]
 
     parts.wait_for(lambda: len(marked()) >= 2)

@@ -226,9 +226,9 @@ def test_a_changing_span_is_never_read_torn(loader):
         slot.span_context = None
     links = [sample.link for sample in samples if sample.link]
     assert len(links) > 200
-    for found in links:
-        assert found.trace_id[:8] == found.trace_id[8:] == found.span_id
-        assert found.span_id[7] & 1 == 0, "of the context that the thread is in"
+    for result in links:
+        assert result.trace_id[:8] == result.trace_id[8:] == result.span_id
+        assert result.span_id[7] & 1 == 0, "of the context that the thread is in"
     assert len(links) < len(samples)
 
 

@@ -17,10 +17,10 @@ pytestmark = pytest.mark.live
 
 @pytest.fixture(scope="module")
 def symbolizer():
-    found = KernelSymbolizer.live(Access())
-    if found.hidden:
-        pytest.skip(f"{found.hidden.value}; fix: {found.hidden.fix}")
-    return found
+    result = KernelSymbolizer.live(Access())
+    if result.hidden:
+        pytest.skip(f"{result.hidden.value}; fix: {result.hidden.fix}")
+    return result
 
 
 def test_every_text_symbol_resolves_to_itself(symbolizer):

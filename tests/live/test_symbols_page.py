@@ -109,8 +109,8 @@ def test_a_resolver_of_ones_own(running, capsys):
     given = run("A resolver of your own", pid=pid, names=names,
                 addresses=[0x7000, address, address + 2])  # fmt: skip
     assert functions(capsys.readouterr().out) == ["compiled", "hidden", "preferred"]
-    found = given["resolver"].find("hidden", pid) + given["resolver"].find("compiled", pid)
-    assert [place.address for place in found] == [address, 0x7000]
+    result = given["resolver"].find("hidden", pid) + given["resolver"].find("compiled", pid)
+    assert [place.address for place in result] == [address, 0x7000]
     start = ctypes.cast(ctypes.pythonapi.PyObject_Call, ctypes.c_void_p).value
     (other,) = given["resolver"].resolve([start], os.getpid())
     assert (other.function, other.process) == ("PyObject_Call", find_process(os.getpid()))

@@ -78,10 +78,10 @@ def take_loaded(dumper, pid, count=STACKS):
     """Stacks from when no file is pending any more; some files are only used now and then."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        found = dumper.take(pid, HZ, count)
-        assert found, "no samples"
-        if all(dump.stack.end is not StackEnd.PENDING for dump in found):
-            return found
+        result = dumper.take(pid, HZ, count)
+        assert result, "no samples"
+        if all(dump.stack.end is not StackEnd.PENDING for dump in result):
+            return result
     raise AssertionError(f"files stay pending: {dumper.tables.counts()}")
 
 
@@ -110,10 +110,10 @@ def test_stacks_of_compiled_code_are_true(built, compiled, flags, top_of_stack):
         running(program, "signals", "threads") as pid,
         dumps.Dumps(built, top_of_stack=top_of_stack) as dumper,
     ):
-        found = take_loaded(dumper, pid)
-        report = compare.compare(found, Maps(pid))
+        loaded = take_loaded(dumper, pid)
+        report = compare.compare(loaded, Maps(pid))
     assert_true(report)
-    assert any(FrameSource.SIGNAL in dump.stack.sources for dump in found)
+    assert any(FrameSource.SIGNAL in dump.stack.sources for dump in loaded)
 
 
 @needs_clang
@@ -145,8 +145,8 @@ def test_stacks_of_the_distributions_programs_are_true(built, command):
 def test_a_file_that_is_not_loaded_ends_the_stack(built, compiled):
     program = compiled("-O2", "-fomit-frame-pointer")
     with running(program) as pid, dumps.Dumps(built, answering=False) as dumper:
-        found = dumper.take(pid, HZ, 50)
-    assert {(dump.stack.end, len(dump.stack.addresses)) for dump in found} == {
+        result = dumper.take(pid, HZ, 50)
+    assert {(dump.stack.end, len(dump.stack.addresses)) for dump in result} == {
         (StackEnd.PENDING, 1)
     }
 
@@ -158,11 +158,11 @@ def test_the_limit_of_work_ends_the_stack(built, compiled):
         running(compiled("-O2", "-fomit-frame-pointer")) as pid,
         dumps.Dumps(built, max_work=100) as dumper,
     ):
-        found = take_loaded(dumper, pid, 200)
-        report = compare.compare(found, Maps(pid))
+        loaded = take_loaded(dumper, pid, 200)
+        report = compare.compare(loaded, Maps(pid))
     assert not report.wrong
     assert report.ends[StackEnd.WORK_LIMIT] > 20
-    assert max(dump.work for dump in found) < 100 + LONGEST_STEP
+    assert max(dump.work for dump in loaded) < 100 + LONGEST_STEP
 
 
 @needs_clang
@@ -174,13 +174,13 @@ def test_the_most_expensive_stacks_end_at_the_limit_of_work(built, tmp_path, kin
         running(*command) as pid,
         dumps.Dumps(built, max_work=DEFAULT_MAX_WORK, forgetting=True) as dumper,
     ):
-        found = take_loaded(dumper, pid, 60)
-        report = compare.compare(found, Maps(pid))
+        loaded = take_loaded(dumper, pid, 60)
+        report = compare.compare(loaded, Maps(pid))
     assert not report.wrong, report.wrong[0]
     # Between two chains, stacks are whole, and may meet files that no chain has met.
     assert set(report.ends) <= {StackEnd.WORK_LIMIT, StackEnd.COMPLETE, StackEnd.PENDING}
     assert report.ends[StackEnd.WORK_LIMIT] > 30
-    assert max(dump.work for dump in found) < DEFAULT_MAX_WORK + LONGEST_STEP
+    assert max(dump.work for dump in loaded) < DEFAULT_MAX_WORK + LONGEST_STEP
 
 
 @needs_clang
@@ -212,10 +212,10 @@ def test_a_quarter_of_the_tables_in_turns_gives_no_wrong_frame(built, tmp_path):
     image_bytes = 6 * PAGE_BYTES
     limits = Limits(6 * image_bytes, image_bytes, 0)
     with running(*command) as pid, dumps.Dumps(built, limits=limits) as dumper:
-        found = dumper.take(pid, HZ, 1500)
-        report = compare.compare(found, Maps(pid))
+        result = dumper.take(pid, HZ, 1500)
+        report = compare.compare(result, Maps(pid))
     assert not report.wrong, f"{len(report.wrong)} wrong:\n" + report.wrong[0]
-    assert sum(FrameSource.TABLE in dump.stack.sources for dump in found) > 100, report.ends
+    assert sum(FrameSource.TABLE in dump.stack.sources for dump in result) > 100, report.ends
     deadline = time.monotonic() + 60
     while (counts := dumper.tables.counts()).pending and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -250,16 +250,16 @@ def test_the_sampler_delivers_whole_user_stacks_with_their_files(compiled):
         )
         sampler.start()
         try:
-            found, loaded, deadline = [], 0, time.monotonic() + 60
-            while len(found) < loaded + 250 and time.monotonic() < deadline:
+            result, loaded, deadline = [], 0, time.monotonic() + 60
+            while len(result) < loaded + 250 and time.monotonic() < deadline:
                 sampler.wait(0.2)
-                found += sampler.drain()
-                if sampler.tables.pending or len(found) < 250:
-                    loaded = len(found)
+                result += sampler.drain()
+                if sampler.tables.pending or len(result) < 250:
+                    loaded = len(result)
             counts, tables = sampler.counts()["on_cpu"], sampler.tables
         finally:
             sampler.close()
-    stacks = [parse_user_stack(sample.words(USER_SIDE)) for sample in found]
+    stacks = [parse_user_stack(sample.words(USER_SIDE)) for sample in result]
     late = stacks[loaded:]
     assert len(late) >= 250
     ends = Counter(stack.end for stack in late)
@@ -289,11 +289,11 @@ def test_frame_pointers_are_followed_in_32_bit_processes(tmp_path):
         SamplerConfig(samples_per_second=499, stacks="both", target_pids=(process.pid,))
     )
     sampler.start()
-    found, deadline = [], time.monotonic() + 60
+    result, deadline = [], time.monotonic() + 60
     try:
-        while len(found) < 50 and time.monotonic() < deadline:
+        while len(result) < 50 and time.monotonic() < deadline:
             sampler.wait(0.2)
-            found += sampler.drain()
+            result += sampler.drain()
     finally:
         process.kill()
         process.wait()
@@ -301,7 +301,7 @@ def test_frame_pointers_are_followed_in_32_bit_processes(tmp_path):
     listed = subprocess.run(["nm", "-n", target], capture_output=True, text=True, check=True)
     symbols = [line.split() for line in listed.stdout.splitlines()]
     starts = [int(address, 16) for address, _, _ in symbols]
-    stacks = [parse_user_stack(one.words(USER_SIDE)) for one in found]
+    stacks = [parse_user_stack(one.words(USER_SIDE)) for one in result]
 
     def name(address):
         return symbols[bisect_right(starts, address) - 1][2]
@@ -327,20 +327,20 @@ def test_a_program_that_is_not_started_yet_has_no_user_stack():
         )
         sampler = EbpfSampler(config)
         sampler.start()
-        found, deadline = [], time.monotonic() + 60
+        result, deadline = [], time.monotonic() + 60
         try:
-            while len(found) < 4000 and time.monotonic() < deadline:
+            while len(result) < 4000 and time.monotonic() < deadline:
                 sampler.wait(0.2)
-                found += sampler.drain()
+                result += sampler.drain()
         finally:
             shell.kill()
             sampler.close()
-    stacks = [parse_user_stack(words) for one in found if (words := one.words(USER_SIDE))]
+    stacks = [parse_user_stack(words) for one in result if (words := one.words(USER_SIDE))]
     ends = Counter(stack.end for stack in stacks)
     assert ends[StackEnd.COMPLETE]
     # A few steps of execve() come after the one that is reported.
     assert ends[StackEnd.NOT_EXECUTABLE] <= len(stacks) / 100, ends
-    assert len(stacks) < len(found)
+    assert len(stacks) < len(result)
 
 
 @needs_gcc
@@ -357,14 +357,14 @@ def test_frame_pointers_are_followed_up_to_the_first_that_no_call_proves(compile
         )
         sampler.start()
         try:
-            found, deadline = [], time.monotonic() + 60
-            while len(found) < 100 and time.monotonic() < deadline:
+            result, deadline = [], time.monotonic() + 60
+            while len(result) < 100 and time.monotonic() < deadline:
                 sampler.wait(0.2)
-                found += sampler.drain()
+                result += sampler.drain()
         finally:
             sampler.close()
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-            for sample in found:
+            for sample in result:
                 stack = parse_user_stack(sample.words(USER_SIDE))
                 assert stack.end is not StackEnd.COMPLETE
                 for pc in stack.addresses[1:]:

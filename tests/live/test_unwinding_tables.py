@@ -135,8 +135,8 @@ def test_a_thread_that_hangs_writes_to_no_maps_of_others(hanging_write):
 
 def section(path, name):
     with open(path, "rb") as file:
-        found = ELFFile(file).get_section_by_name(name)
-        return found["sh_addr"], found.data()
+        section_by_name = ELFFile(file).get_section_by_name(name)
+        return section_by_name["sh_addr"], section_by_name.data()
 
 
 @pytest.mark.parametrize("path", [LIBC, "/usr/bin/bash", "/usr/bin/python3.11", "/usr/bin/gcc"])
@@ -148,9 +148,9 @@ def test_the_map_holds_the_tables_as_they_are_in_the_file(start, path):
     frames_address, frames = section(path, ".eh_frame")
     assert (header.origin, header.frames_address) == (address, frames_address)
     assert data[256 : 256 + 8 * header.entries] == search[12:]
-    found = data[header.frames_at : header.frames_at + header.frames_bytes]
-    assert frames.startswith(found)
-    assert not frames[len(found) :].strip(b"\0")  # what is left out is the terminator
+    result = data[header.frames_at : header.frames_at + header.frames_bytes]
+    assert frames.startswith(result)
+    assert not frames[len(result) :].strip(b"\0")  # what is left out is the terminator
     behind = data[header.frames_at + header.frames_bytes :]
     assert len(behind) >= 512
     assert not behind.strip(b"\0")

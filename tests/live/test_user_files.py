@@ -103,20 +103,20 @@ def take_sides(pid, enough):
     known = KnownFiles()
     config = SamplerConfig(samples_per_second=499, stacks="user", target_pids=(pid,))
     sampler, resolver = EbpfSampler(config, user_files=known), UserResolver(known)
-    found = []
+    results = []
     sampler.start()
     try:
         deadline = time.monotonic() + 30
-        while not any(map(enough, found)):
-            assert time.monotonic() < deadline, [frame for side in found for frame in side.frames]
+        while not any(map(enough, results)):
+            assert time.monotonic() < deadline, [frame for side in results for frame in side.frames]
             time.sleep(0.05)
             for sample in sampler.drain():
                 for raw in sample.sides:
                     side = resolver.resolve(raw, None)
-                    found.append(side if isinstance(side, Side) else side.of(sample))
+                    results.append(side if isinstance(side, Side) else side.of(sample))
     finally:
         sampler.close()
-    return [side for side in found if enough(side)]
+    return [side for side in results if enough(side)]
 
 
 def symbols(path):
@@ -145,12 +145,12 @@ def functions(side, files):
     """For each frame the name of its function, by the symbols of its file."""
     names = []
     for frame in side.frames:
-        found = {
+        results = {
             name
             for start, size, name in (files.get(frame.module.name, ()) if frame.module else ())
             if start <= frame.address < start + size
         }
-        names.append(min(found, default=f"{frame.module.name if frame.module else ''}?"))
+        names.append(min(results, default=f"{frame.module.name if frame.module else ''}?"))
     return names
 
 

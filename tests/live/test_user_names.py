@@ -26,10 +26,10 @@ def variants(tmp_path_factory):
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_no_frame_has_the_name_of_what_was_there_before_or_after(variants, workload):
-    found = run(workload, variants, 1.5)
-    assert found.wrong == []
-    assert found.frames > 100
-    assert found.named or workload == "overwritten library", found.unnamed
+    result = run(workload, variants, 1.5)
+    assert result.wrong == []
+    assert result.frames > 100
+    assert result.named or workload == "overwritten library", result.unnamed
 
 
 WORKS = """
@@ -54,22 +54,22 @@ def test_names_of_a_deleted_program_are_its_own(tmp_path):
     with running(program):
         program.unlink()
         windows = sample_host(1.0)
-    found = leaves(windows, "works")
-    assert found
-    assert {frame.function for frame in found} <= {"hot", "outer", "main"}
+    result = leaves(windows, "works")
+    assert result
+    assert {frame.function for frame in result} <= {"hot", "outer", "main"}
 
 
 def test_a_stripped_program_has_bounds_without_names(tmp_path):
     program = compile_c(tmp_path / "works", WORKS % "static", "-O1", "-s")
     with running(program):
-        found = leaves(sample_host(1.0), "works")
-    assert found
-    assert {frame.unresolved for frame in found} == {Unresolved.NO_NAME}
+        result = leaves(sample_host(1.0), "works")
+    assert result
+    assert {frame.unresolved for frame in result} == {Unresolved.NO_NAME}
     dumped = subprocess.run(
         ["objdump", "--dwarf=frames", program], capture_output=True, text=True, check=True
     ).stdout
     starts = {int(start, 16) for start in re.findall(r"pc=([0-9a-f]+)\.\.", dumped)}
-    assert {frame.address - frame.offset for frame in found} <= starts
+    assert {frame.address - frame.offset for frame in result} <= starts
 
 
 def test_names_of_an_installed_debug_file_are_used(tmp_path):
@@ -80,9 +80,9 @@ def test_names_of_an_installed_debug_file_are_used(tmp_path):
     subprocess.run(["strip", program], check=True)
     subprocess.run(["objcopy", f"--add-gnu-debuglink={debug}", program], check=True)
     with running(program):
-        found = leaves(sample_host(1.0), "works")
-    assert {frame.function for frame in found} <= {"hot", "outer", "main"}
-    assert found
+        result = leaves(sample_host(1.0), "works")
+    assert {frame.function for frame in result} <= {"hot", "outer", "main"}
+    assert result
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
@@ -103,7 +103,9 @@ def test_code_of_a_jit_compiler_has_the_names_that_it_publishes(option, tmp_path
         if frame.module is None
     ]
     named = [frame.function for frame in frames if frame.lines]
-    assert any(name.startswith("JS:*hot ") for name in named), {one.unresolved for one in frames}
+    assert any(name.startswith("JS:*hot ") for name in named), {
+        frame.unresolved for frame in frames
+    }
     assert len(named) > len(frames) / 2
     has_lines = any(frame.lines[0].line for frame in frames if frame.function.startswith("JS:*hot"))
     assert has_lines == (option == "--perf-prof")

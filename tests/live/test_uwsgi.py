@@ -125,7 +125,7 @@ def serve(address, server, log):
     """Requests until both workers were profiled in some; all answers."""
     answers, deadline = [], time.monotonic() + 120
     with ThreadPoolExecutor(4) as clients:
-        while len({one["pid"] for one in answers if one["state"] == "running"}) < 2:
+        while len({answer["pid"] for answer in answers if answer["state"] == "running"}) < 2:
             assert time.monotonic() < deadline, answers
             assert server.poll() is None, log.read_text()
             answers += filter(None, clients.map(ask, [address] * 4))
@@ -176,7 +176,7 @@ def test_workers_profile_themselves(receiver, tmp_path, way):
         answers = serve(address, server, log)
         time.sleep(0.5)  # a worker of uWSGI that is still busy ends without atexit
         # Twice interrupted, a worker would end without atexit: the master interrupts them.
-        for pid in [server.pid] if "--master" in options else {one["pid"] for one in answers}:
+        for pid in [server.pid] if "--master" in options else {answer["pid"] for answer in answers}:
             os.kill(pid, signal.SIGTERM)
         wait_for_end(server)
     traces = {}

@@ -93,8 +93,10 @@ def collect(sampler, seconds):
 
 def waits_of(samples, process):
     """Counts the sampled waits of a process (up to two samples each) and sums their time."""
-    mine = [one for one in samples if one.kind is OFF_CPU and one.tgid == process.pid]
-    return len({(one.tid, one.wait.start_ns) for one in mine}), sum(one.value for one in mine)
+    mine = [sample for sample in samples if sample.kind is OFF_CPU and sample.tgid == process.pid]
+    return len({(sample.tid, sample.wait.start_ns) for sample in mine}), sum(
+        sample.value for sample in mine
+    )
 
 
 def test_many_sleeping_threads_are_sampled_at_the_rate_wanted(sleepers):
@@ -110,7 +112,7 @@ def test_many_sleeping_threads_are_sampled_at_the_rate_wanted(sleepers):
     waits, estimate = waits_of(samples, process)
     assert not counts.lost
     assert 0.3 * rate * seconds < waits < 6 * rate * os.cpu_count() * seconds
-    values = [one.value for one in samples if one.tgid == process.pid]
+    values = [sample.value for sample in samples if sample.tgid == process.pid]
     assert max(values) <= threshold, "the report takes the error from those up to the threshold"
     error = sum(value * value for value in values) ** 0.5
     assert abs(estimate - exact) < 4 * error
@@ -138,5 +140,5 @@ def test_waits_that_fill_the_ring_take_no_sample_of_what_runs(sleepers):
         counts = sampler.counts()
     assert counts[OFF_CPU.name].lost, "or the ring was not full"
     assert not counts[ON_CPU.name].lost
-    for one in counts.values():
-        assert one.taken == one.received + sum(one.lost.values())
+    for count in counts.values():
+        assert count.taken == count.received + sum(count.lost.values())

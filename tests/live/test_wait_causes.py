@@ -186,16 +186,16 @@ def test_a_program_that_waits_in_one_way_has_that_cause(cause, request, tmp_path
         place = request.getfixturevalue("file")
     if cause == "throttled":
         place = request.getfixturevalue("half_a_cpu")
-    found, weights = record_waiter(PROGRAMS[cause], cause, place, tmp_path)
+    result, weights = record_waiter(PROGRAMS[cause], cause, place, tmp_path)
     # Others want the CPU, too.
-    check(cause, found, weights, beside="run_queue" if cause == "throttled" else "")
+    check(cause, result, weights, beside="run_queue" if cause == "throttled" else "")
 
 
 @pytest.mark.parametrize("python", find_pythons(), ids=lambda python: python.version)
 def test_threads_that_wait_for_the_gil(python, tmp_path):
     """Debian's interpreter has no name for the function that takes it."""
-    found, weights = record_waiter(GIL, "gil", "", tmp_path, python.command)
-    check("gil", found, weights, beside="sleep")  # meanwhile another thread takes it
+    result, weights = record_waiter(GIL, "gil", "", tmp_path, python.command)
+    check("gil", result, weights, beside="sleep")  # meanwhile another thread takes it
 
 
 def check(cause, found, weights, *, beside=""):
@@ -221,23 +221,23 @@ def record_waiter(body, cause, place, tmp_path, python=sys.executable):
     done = subprocess.run(record, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert check_file(str(written)) == []
-    found, weights = Counter(), Counter()
+    result, weights = Counter(), Counter()
     for window in read_profiles(str(written)):
         assert {profile.kind for profile in window.profiles} == {OFF_CPU}
         for _, sample in window.samples:
             is_runnable = sample.wait.state is WaitState.RUNNABLE
             if sample.thread_name == "waiter" and is_runnable == (cause in OF_CPUS):
-                found[sample.wait.cause.label] += len(sample.timestamps_unix_ns)
+                result[sample.wait.cause.label] += len(sample.timestamps_unix_ns)
                 weights[sample.wait.cause.label] += sample.weight
-    sys.stdout.write(f"{cause}: {dict(found)}\n")
-    return found, weights
+    sys.stdout.write(f"{cause}: {dict(result)}\n")
+    return result, weights
 
 
 def test_the_doctor_says_whether_waits_can_be_followed():
     command = [sys.executable, "-m", "otel_kprofiler", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    (found,) = [
-        one for one in json.loads(done.stdout)["findings"] if one["check"] == "off-CPU time"
+    (result,) = [
+        load for load in json.loads(done.stdout)["findings"] if load["check"] == "off-CPU time"
     ]
-    assert found["level"] == "ok", found
-    assert re.fullmatch(r"counted of \d+ processes", found["observed"])
+    assert result["level"] == "ok", result
+    assert re.fullmatch(r"counted of \d+ processes", result["observed"])

@@ -81,7 +81,7 @@ def functions():
 
     def find(sample):
         addresses = next(side for side in sample.sides if side.kind is KERNEL_SIDE).addresses()
-        return [places[bisect.bisect(places, (one, "~")) - 1][1] for one in addresses]
+        return [places[bisect.bisect(places, (address, "~")) - 1][1] for address in addresses]
 
     return find
 
@@ -182,32 +182,32 @@ def test_known_waits_have_their_durations_and_stacks(functions):
         samples = collect(sampler, 2 + 0.1 * WAITS)
         known = json.loads(process.stdout.readline())
         samples += sampler.drain()
-    mine = [one for one in samples if one.tid == process.pid]
+    mine = [sample for sample in samples if sample.tid == process.pid]
     for name, waits in known.items():
-        found, unknown, missing = 0, 0, []
+        result, unknown, missing = 0, 0, []
         for start, end in waits:
             parts = [one for one in mine if start <= one.wait.start_ns <= end]
-            asleep = [one for one in parts if one.wait.state is WaitState.INTERRUPTIBLE]
+            asleep = [part for part in parts if part.wait.state is WaitState.INTERRUPTIBLE]
             if not asleep:
                 unknown += 1  # shorter than the threshold: a pipe that was written already
                 continue
-            found += any(SLEEPS_IN[name] in " ".join(functions(one)) for one in asleep)
-            missing.append(end - start - sum(one.wait.duration_ns for one in parts))
+            result += any(SLEEPS_IN[name] in " ".join(functions(one)) for one in asleep)
+            missing.append(end - start - sum(part.wait.duration_ns for part in parts))
             assert missing[-1] >= 0
             if name == "sleep":
                 assert max(one.wait.duration_ns for one in asleep) >= 0.019e9
         within = sum(one < 100_000 for one in missing) / len(missing)
-        sys.stdout.write(f"{name}: {found} of {len(waits)}, {within:.1%} within 0.1 ms\n")
-        assert found >= 0.75 * WAITS, name
-        assert found + unknown >= 0.95 * WAITS, name
+        sys.stdout.write(f"{name}: {result} of {len(waits)}, {within:.1%} within 0.1 ms\n")
+        assert result >= 0.75 * WAITS, name
+        assert result + unknown >= 0.95 * WAITS, name
 
 
 def test_stacks_are_those_of_the_thread_that_sleeps(functions):
     with (
         running(stacks="both") as sampler,
-        program("import time\nwhile 1: time.sleep(0.05)") as one,
+        program("import time\nwhile 1: time.sleep(0.05)") as process,
     ):
-        samples = [s for s in collect(sampler, 3) if s.tid == one.pid]
+        samples = [s for s in collect(sampler, 3) if s.tid == process.pid]
     known = [s for s in samples if s.words(USER_SIDE)]
     assert len(known) > len(samples) / 2 > 10
     for sample in known:
@@ -249,29 +249,29 @@ time.sleep(60)
 """
     # Of all waits that go on, half as many are sampled as are wanted of others.
     with running(rate=100) as sampler, program(code) as process:
-        found, end = {}, time.monotonic() + 40
-        while len(found) < 21:
-            assert time.monotonic() < end, found
+        result, end = {}, time.monotonic() + 40
+        while len(result) < 21:
+            assert time.monotonic() < end, result
             collect(sampler, 1)
             sampler.read_waits()
-            found |= {
-                one.tid: one
-                for one in sampler.drain()
-                if one.tgid == process.pid and not one.wait.is_ended
+            result |= {
+                sample.tid: sample
+                for sample in sampler.drain()
+                if sample.tgid == process.pid and not sample.wait.is_ended
             }
         counts = sampler.counts()["off_cpu"]
     assert counts.taken == counts.received + sum(counts.lost.values())
-    for one in found.values():
-        assert "nanosleep" in " ".join(functions(one))
-        assert one.comm
-        assert one.wait.state is WaitState.INTERRUPTIBLE
+    for sample in result.values():
+        assert "nanosleep" in " ".join(functions(sample))
+        assert sample.comm
+        assert sample.wait.state is WaitState.INTERRUPTIBLE
 
 
 def test_preempted_threads_want_a_cpu():
     cpu = min(os.sched_getaffinity(0))
     spin = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nwhile 1: pass"
-    with running() as sampler, program(spin) as one, program(spin) as two:
-        samples = [s for s in collect(sampler, 3) if s.tgid in (one.pid, two.pid)]
+    with running() as sampler, program(spin) as process, program(spin) as two:
+        samples = [s for s in collect(sampler, 3) if s.tgid in (process.pid, two.pid)]
     states = defaultdict(int)
     for sample in samples[len(samples) // 2 :]:
         states[sample.wait.state] += sample.value
@@ -316,8 +316,8 @@ def test_wakers_are_reported_while_they_are_wanted():
             off_cpu = OffCpuConfig(samples_per_second=1000, wakers=wakers)
             sampler.reconfigure(SamplerConfig(on_cpu=False, off_cpu=off_cpu))
             collect(sampler, 0.3)
-            found = [s for s in collect(sampler, 1) if s.tgid == process.pid]
-            known.append(any(s.wait.waker for s in found))
+            results = [s for s in collect(sampler, 1) if s.tgid == process.pid]
+            known.append(any(s.wait.waker for s in results))
     assert known == [False, True, False]
 
 

@@ -69,7 +69,9 @@ def test_waits_are_not_sampled_unless_asked_for(tmp_path):
     file = ToFile(tmp_path / "profiles.jsonl")
     run(SERVICE, env=file.env)
     if file.exists():  # a service that only sleeps may have no sample of what runs
-        kinds = {one.kind for window in read_profiles(str(file.path)) for one in window.profiles}
+        kinds = {
+            profile.kind for window in read_profiles(str(file.path)) for profile in window.profiles
+        }
         assert OFF_CPU not in kinds
 
 
@@ -190,8 +192,8 @@ def report_parts(file, durations):
         [sys.executable, "-m", "otel_kprofiler", "report", "--by", "part", "--json", file.path],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
-    found = json.loads(done.stdout)
-    assert found["traces"] == pytest.approx(len(durations), rel=0.05)
-    share = found["total"] / sum(durations)
-    sys.stdout.write(f"{found['traces']} of {len(durations)} spans, {share:.1%} of their time\n")
-    return {group["name"]: group["self"] for group in found["groups"]}
+    result = json.loads(done.stdout)
+    assert result["traces"] == pytest.approx(len(durations), rel=0.05)
+    share = result["total"] / sum(durations)
+    sys.stdout.write(f"{result['traces']} of {len(durations)} spans, {share:.1%} of their time\n")
+    return {group["name"]: group["self"] for group in result["groups"]}

@@ -104,20 +104,20 @@ class Program:
 def read(sampler):
     """Totals since the last reading, by process id."""
     sampler.drain()
-    found = {}
+    results = {}
     for process, totals in sampler.read_waits().items():
-        before = found.get(process.tgid, NO_WAITS)
-        found[process.tgid] = WaitTotals(
+        before = results.get(process.tgid, NO_WAITS)
+        results[process.tgid] = WaitTotals(
             tuple(a + b for a, b in zip(before.by_state, totals.by_state, strict=True)),
             before.switches + totals.switches,
         )
-    return found
+    return results
 
 
 def measure(*programs):
     """Returns each program's output, its totals, and the nanoseconds only in the totals."""
     with running() as sampler, contextlib.ExitStack() as stack:
-        started = [stack.enter_context(Program(*one[:2], **one[2])) for one in programs]
+        started = [stack.enter_context(Program(*program[:2], **program[2])) for program in programs]
         time.sleep(0.2)
         start = time.monotonic_ns()
         read(sampler)
@@ -402,9 +402,9 @@ def test_a_wait_is_one_stack_below_the_scheduler_and_the_profiler_is_left_out(tm
     ]
     slept = [one for pid, one in samples if pid == sleeper.pid]
     stacks = {
-        tuple(frame.function for frame in one.stack.frames if frame.side is KERNEL_SIDE)
-        for one in slept
-        if one.wait.state is WaitState.INTERRUPTIBLE
+        tuple(frame.function for frame in sample.stack.frames if frame.side is KERNEL_SIDE)
+        for sample in slept
+        if sample.wait.state is WaitState.INTERRUPTIBLE
     }
     assert len(stacks) == 1, stacks
     ((leaf, *_),) = stacks

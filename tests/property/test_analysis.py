@@ -52,7 +52,7 @@ frame = st.builds(
     st.sampled_from([KERNEL_SIDE, USER_SIDE]),
 )  # fmt: skip
 stack = st.lists(frame, max_size=4).map(
-    lambda frames: Stack.from_frames(sorted(frames, key=lambda one: one.side is USER_SIDE))
+    lambda frames: Stack.from_frames(sorted(frames, key=lambda sample: sample.side is USER_SIDE))
 )
 
 
@@ -68,7 +68,7 @@ def samples(draw, has_values):
 
 @st.composite
 def windows(draw):
-    found = []
+    results = []
     for kind, period in [(ON_CPU, 7), (OFF_CPU, 0)]:
         groups = [
             ResourceSamples(
@@ -78,8 +78,8 @@ def windows(draw):
             for pid in draw(st.sets(st.integers(1, 2)))
         ]
         profile = Profile(kind, period, groups)
-        found.append(Profile(kind, period, groups, profile.sample_count))
-    return [Window(1000, 2000, found)]
+        results.append(Profile(kind, period, groups, profile.sample_count))
+    return [Window(1000, 2000, results)]
 
 
 def flat(made):
@@ -87,8 +87,8 @@ def flat(made):
     return Counter(
         (
             profile.kind.name, profile.period_ns, tuple(sorted(resource.attributes.items())),
-            tuple((one.function, one.lines, one.side.name, one.module and one.module.name)
-                  for one in sample.stack.frames),
+            tuple((frame.function, frame.lines, frame.side.name, frame.module and frame.module.name)
+                  for frame in sample.stack.frames),
             sample.tid, sample.thread_name, sample.cpu, sample.link, time, value,
         )
         for window in made
@@ -146,7 +146,7 @@ def test_a_group_is_selected_with_all_samples_that_it_occurs_in(by, made):
     for group in group_samples(loaded, by):
         selected = select_group(loaded, by, group.key)
         assert sum(selected.weights()) == group.total
-        again = {one.key: one for one in group_samples(selected, by)}
+        again = {group_sample.key: group_sample for group_sample in group_samples(selected, by)}
         assert again[group.key] == group
 
 
@@ -165,8 +165,8 @@ def test_callers_of_a_group_add_up_to_its_total(made):
     loaded = load_samples(made)
     for group in group_samples(loaded, "function"):
         expected = 0 if group.key == ("[no stack]", "") else group.total  # not a function
-        for found in (callers(loaded, group.key), callees(loaded, group.key)):
-            assert sum(one.own for one in found) == expected
+        for result in (callers(loaded, group.key), callees(loaded, group.key)):
+            assert sum(one.own for one in result) == expected
 
 
 def test_functions_of_bpf_programs_count_what_they_call():
@@ -194,21 +194,21 @@ def test_an_interval_keeps_exactly_its_samples(made, start, end):
 @given(windows(), st.sets(st.integers(900, 2100)).map(sorted))
 def test_a_split_is_an_interval_between_each_two_edges(made, edges):
     samples = load_samples(made)
-    found = [flat(part.windows()) for part in samples.split(edges)]
+    results = [flat(part.windows()) for part in samples.split(edges)]
     bounds = zip([0, *edges], [*edges, 1 << 64], strict=True)
-    assert found == [flat(samples.between(*bound).windows()) for bound in bounds]
+    assert results == [flat(samples.between(*bound).windows()) for bound in bounds]
 
 
 FILTERS = {
-    "cpus": ((1,), lambda one: one[6] == 1),
-    "threads": (("t", "2"), lambda one: one[5] == "t" or one[4] == 2),
-    "processes": (("1",), lambda one: ("process.pid", 1) in one[2]),
-    "services": (("s?",), lambda one: ("service.name", "ss") in one[2]),
-    "functions": (("a",), lambda one: any(frame[0] == "a" for frame in one[3])),
-    "modules": (("[m]",), lambda one: any(frame[3] == "m" for frame in one[3])),
-    "spans": (("0101",), lambda one: one[7] == LINKS[1]),
-    "attributes": (("service.name=ss",), lambda one: ("service.name", "ss") in one[2]),
-    "kinds": (("off_*",), lambda one: one[0] == "off_cpu"),
+    "cpus": ((1,), lambda value: value[6] == 1),
+    "threads": (("t", "2"), lambda value: value[5] == "t" or value[4] == 2),
+    "processes": (("1",), lambda value: ("process.pid", 1) in value[2]),
+    "services": (("s?",), lambda value: ("service.name", "ss") in value[2]),
+    "functions": (("a",), lambda value: any(frame[0] == "a" for frame in value[3])),
+    "modules": (("[m]",), lambda value: any(frame[3] == "m" for frame in value[3])),
+    "spans": (("0101",), lambda value: value[7] == LINKS[1]),
+    "attributes": (("service.name=ss",), lambda value: ("service.name", "ss") in value[2]),
+    "kinds": (("off_*",), lambda value: value[0] == "off_cpu"),
 }
 
 
@@ -245,10 +245,10 @@ def test_callers_and_callees_add_up_to_the_total_of_the_function(made):
                     at = len(names) - names[::-1].index("a")
                     name = names[at] if at < len(names) else "[no caller]"
                     outer[name] += profile.measure(sample.weight)
-    found = Counter()
+    results = Counter()
     for group in callers(loaded, "a"):
-        found[group.key.name] += group.own
-    assert found == outer
+        results[group.key.name] += group.own
+    assert results == outer
 
 
 @settings(max_examples=25, deadline=None)

@@ -32,10 +32,10 @@ def test_any_bytes_can_be_read(text):
 @given(st.lists(st.tuples(st.sampled_from(["", "cpu", "name=systemd"]), PATHS)))
 def test_what_is_found_is_in_the_text(lines):
     text = "".join(f"{at}:{name}:{path}\n" for at, (name, path) in enumerate(lines))
-    found = parse_cgroup(text.encode("utf-8", "surrogatepass"))
-    for name in (found.container, found.unit, found.user_unit):
+    cgroup = parse_cgroup(text.encode("utf-8", "surrogatepass"))
+    for name in (cgroup.container, cgroup.unit, cgroup.user_unit):
         assert name in text
-    assert re.fullmatch("([0-9a-f]{64})?", found.container)
+    assert re.fullmatch("([0-9a-f]{64})?", cgroup.container)
 
 
 @given(PATHS, HEX)

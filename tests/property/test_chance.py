@@ -15,9 +15,9 @@ def test_the_chance_of_counts_is_twice_the_smaller_tail(first, second, share):
     terms = [comb(total, n) * share**n * (1 - share) ** (total - n) for n in range(total + 1)]
     tail = min(sum(terms[: first + 1]), sum(terms[first:]))
     expected = min(1.0, 2 * tail)
-    found = chance_of_counts(first, second, share)
+    result = chance_of_counts(first, second, share)
     # Beside the mean, the tail that is taken may be the larger one: then both are near a half.
-    assert found == pytest.approx(expected, rel=1e-6) or min(found, expected) > 0.5
+    assert result == pytest.approx(expected, rel=1e-6) or min(result, expected) > 0.5
 
 
 @pytest.mark.parametrize("first", [950, 1100, 1300])
@@ -44,8 +44,8 @@ def test_the_chance_of_means_is_the_integral_of_students_density(freedom, distan
     variance = 0.3
     # Equal variances of n observations each have 2 (n - 1) degrees of freedom.
     side = variance / 2, freedom // 2 + 1
-    found = chance_of_means(distance * sqrt(variance), side, side)
-    assert found == pytest.approx(1 - inside, rel=1e-3, abs=1e-7)
+    result = chance_of_means(distance * sqrt(variance), side, side)
+    assert result == pytest.approx(1 - inside, rel=1e-3, abs=1e-7)
 
 
 def test_without_variance_any_difference_is_no_chance():

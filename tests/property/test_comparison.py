@@ -62,7 +62,7 @@ def profile(seed, read=20):
 
 def part(times):
     """A profile with these times of each stack."""
-    samples = [WindowSample(stack, 1, "t", 0, None, found, []) for stack, found in times.items()]
+    samples = [WindowSample(stack, 1, "t", 0, None, result, []) for stack, result in times.items()]
     made = Profile(ON_CPU, SECOND_NS // HZ, [ResourceSamples(Resource({}), samples)])
     window = Window(0, SECONDS * SECOND_NS, [made])
     return Part(load_samples([window]), 0, SECONDS * SECOND_NS)
@@ -75,7 +75,7 @@ def independent(random, shares, count):
     times = {name: [] for name in drawn}
     for name in drawn:
         times[name].append(random.randrange(SECONDS * SECOND_NS))
-    return part({STACKS[name]: found for name, found in times.items()})
+    return part({STACKS[name]: result for name, result in times.items()})
 
 
 @pytest.mark.parametrize("count", [300, 3000])
@@ -103,7 +103,7 @@ def test_groups_that_hardly_differ_count_as_tests_and_rare_ones_do_not():
 
 @pytest.mark.parametrize(("by", "per_second"), [("function", False), ("syscall", True)])
 def test_equal_profiles_have_no_change_but_by_the_level_of_chance(by, per_second):
-    found = [
+    results = [
         any(
             change.is_changed
             for change in compare(
@@ -112,7 +112,7 @@ def test_equal_profiles_have_no_change_but_by_the_level_of_chance(by, per_second
         )
         for seed in range(PAIRS)
     ]  # fmt: skip
-    assert sum(found) <= 2
+    assert sum(results) <= 2
 
 
 def test_a_system_call_with_a_larger_share_comes_first():

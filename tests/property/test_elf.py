@@ -44,11 +44,11 @@ def say(capsys):
 def find_files():
     """ELF files by name of the module; vmlinux only in the debug package."""
     if DEBUG:
-        found = {path.name: path for path in Path(DEBUG).rglob("*.ko*")}
-        found |= {"vmlinux": next(Path(DEBUG).rglob("boot/vmlinux-*"))}
+        results = {path.name: path for path in Path(DEBUG).rglob("*.ko*")}
+        results |= {"vmlinux": next(Path(DEBUG).rglob("boot/vmlinux-*"))}
     else:
-        found = {path.name: path for path in FIXTURES.glob("ko/*.ko.xz")}
-    return {name.partition(".")[0].replace("-", "_"): path for name, path in found.items()}
+        results = {path.name: path for path in FIXTURES.glob("ko/*.ko.xz")}
+    return {name.partition(".")[0].replace("-", "_"): path for name, path in results.items()}
 
 
 def copies():
@@ -78,15 +78,15 @@ def symbolizer(captured):
 def symbols(captured, symbolizer):
     """ELF symbols by name, of modules of the boot whose exact file is available."""
     files = find_files()
-    found = {}
+    results = {}
     for module in symbolizer.snapshot.modules:
         if module.name in files:
             elf = ElfSymbols(str(files[module.name]))
             assert elf.name == module.name
             if elf.build_id == module.build_id:
                 assert elf.file_id == module.file_id
-                found[module.name] = elf
-    return found
+                results[module.name] = elf
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +195,8 @@ def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbol
             by_kallsyms += bool(shown)
             labels += match is not None
             right = match is None or any(
-                start == end and has_name(found, match.names)  # a label without a size
-                for start, end, found in oracle[module.name]
+                start == end and has_name(result, match.names)  # a label without a size
+                for start, end, result in oracle[module.name]
             )
         if not right:
             wrong.append((module.name, hex(address), names, shown, match))

@@ -29,7 +29,7 @@ def test_exported_is_never_overstated_whichever_profiles_were_rejected(profiles,
     number = max(0, min(rejected, len(profiles)))
     for kind, samples in batch.sample_counts.items():
         arrived = [
-            samples - sum(one.samples for one in chosen if one.kind == kind)
+            samples - sum(batch.samples for batch in chosen if batch.kind == kind)
             for chosen in combinations(profiles, number)
         ]
         assert result.kinds[kind].exported == min(arrived)
@@ -73,12 +73,12 @@ def check(queue, put, earlier):
     counts = queue.counts()
     assert by_kind(counts, "accepted") == put
     assert by_kind(counts, "carried") == earlier
-    for one in counts.kinds.values():
-        assert one.accepted + one.carried == one.exported + sum(one.lost.values()) + one.queued
-        assert all(count > 0 for count in one.lost.values())
+    for kind in counts.kinds.values():
+        assert kind.accepted + kind.carried == kind.exported + sum(kind.lost.values()) + kind.queued
+        assert all(count > 0 for count in kind.lost.values())
     for field in ("accepted", "exported", "queued", "carried"):
         assert getattr(counts, field) == by_kind(counts, field).total()
-    assert counts.lost == sum_losses(one.lost for one in counts.kinds.values())
+    assert counts.lost == sum_losses(kind.lost for kind in counts.kinds.values())
     return counts
 
 

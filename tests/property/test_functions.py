@@ -38,8 +38,8 @@ def innermost(rows, address):
 def expected(rows, address):
     ordered = sorted(rows, key=lambda row: (row.start, -row.end))
     named = [row for row in ordered if row.name]
-    if found := innermost(named, address):
-        return found
+    if result := innermost(named, address):
+        return result
     bounds = [row for row in ordered if not row.name and row.start <= address]
     if not bounds or bounds[-1].end <= address:
         return None

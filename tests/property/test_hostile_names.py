@@ -85,8 +85,8 @@ def test_programs_get_names_as_they_are(name):
     assert kept.encode() in gzip.decompress(pprof([window(name)]))
     for form in Form:
         (batch,) = encode_window(window(name), form=form).batches
-        (found,) = decode_windows(batch.payload)
-        ((resource, sample),) = found.profiles[0].samples
+        (result,) = decode_windows(batch.payload)
+        ((resource, sample),) = result.profiles[0].samples
         (frame,) = sample.stack.frames
         assert {
             sample.thread_name, sample.labels[0][1], frame.lines[0].function, frame.lines[0].file,

@@ -92,17 +92,17 @@ def make_symbols(items):
 def test_core_table_equals_brute_force(items, size, rng):
     symbols = make_symbols(items)
     data = "".join(f"{a:016x} {k} {n}\n" for a, k, n in symbols).encode()
-    found = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
+    result = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
     oracle = Oracle(symbols)
-    assert found.bad_lines == 0
+    assert result.bad_lines == 0
     edges = [s[0] + d for s in symbols for d in (-PAD - 1, -PAD, -1, 0, 1)]
     for address in rng.sample(edges, min(len(edges), 60)):
-        assert found.core.lookup(address) == oracle.lookup(address), hex(address)
+        assert result.core.lookup(address) == oracle.lookup(address), hex(address)
     for address, kind, name in symbols:
         if is_function((address, kind, name)):
-            assert name.encode() in found.core.names_at(address)
-            indices = found.core.find(name.encode())
-            assert address in {found.core.address(index) for index in indices}
+            assert name.encode() in result.core.names_at(address)
+            indices = result.core.find(name.encode())
+            assert address in {result.core.address(index) for index in indices}
 
 
 @given(ITEMS, st.randoms(use_true_random=False), st.sampled_from([1, 3, 1024]))
@@ -113,10 +113,10 @@ def test_module_table_equals_brute_force_in_any_order(items, rng, at_once):
     rng.shuffle(lines)
     lines.append(f"{BASE - (1 << 20):016x} t other\t[n]\n")
     with mock.patch.object(kallsyms, "_SORTED_LINES", at_once):
-        found = parse_kallsyms(["".join(lines).encode()])
+        result = parse_kallsyms(["".join(lines).encode()])
     if not any(s[1] in "tTwW" for s in symbols):
         return
-    oracle, table = Oracle(symbols), found.blocks["m"]
+    oracle, table = Oracle(symbols), result.blocks["m"]
     for address in [s[0] + d for s in symbols for d in (-PAD, -1, 0, 1)][:200]:
         assert table.lookup(address) == oracle.lookup(address), hex(address)
 
@@ -156,12 +156,12 @@ def check_is_right(table, symbols):
     oracle = Oracle(symbols)
     pads = {s[0] + at for s in symbols if is_pad(s) for at in range(PAD)}
     for address in {s[0] + d for s in symbols for d in (-PAD - 1, -PAD, -1, 0, 1)} - pads:
-        found = table.lookup(address)
-        if found is not None:
+        result = table.lookup(address)
+        if result is not None:
             expected = oracle.lookup(address)
             assert expected is not None, hex(address)
-            assert expected[1] == found[1], hex(address)
-            assert found[0] in {n.encode() for a, _, n in symbols if a == found[1]}
+            assert expected[1] == result[1], hex(address)
+            assert result[0] in {n.encode() for a, _, n in symbols if a == result[1]}
 
 
 @given(ITEMS, DAMAGE, st.integers(1, 500))
@@ -169,9 +169,9 @@ def check_is_right(table, symbols):
 def test_a_damaged_file_gives_no_wrong_name(items, harm, size):
     symbols = make_symbols(items)
     data = damage([f"{a:016x} {k} {n}\n" for a, k, n in symbols], harm)
-    found = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
-    check_is_right(found.core, symbols)
-    assert found.lines == data.count(b"\n")
+    result = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
+    check_is_right(result.core, symbols)
+    assert result.lines == data.count(b"\n")
 
 
 @given(ITEMS, DAMAGE)
@@ -192,10 +192,10 @@ def test_a_truncated_file_gives_no_wrong_name(items, cut):
     symbols = make_symbols(items)
     data = "".join(f"{a:016x} {k} {n}\n" for a, k, n in symbols).encode()
     data = data[: max(0, len(data) - cut)]
-    found = parse_kallsyms([data])
-    assert found.cut == (data[-1:] not in {b"", b"\n"})
-    if found.cut:
-        check_is_right(found.core, symbols)
+    result = parse_kallsyms([data])
+    assert result.cut == (data[-1:] not in {b"", b"\n"})
+    if result.cut:
+        check_is_right(result.core, symbols)
 
 
 FIELD = st.one_of(
@@ -207,9 +207,9 @@ FIELD = st.one_of(
 @given(st.lists(FIELD, max_size=60).map(b" ".join), st.integers(1, 64))
 @settings(max_examples=500, deadline=None)
 def test_hostile_text_neither_raises_nor_takes_unbounded_memory(data, size):
-    found = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
-    assert found.bad_lines <= found.lines + len(found.core) <= 2 * data.count(b"\n") + len(data)
-    for table in (found.core, *found.blocks.values()):
+    result = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
+    assert result.bad_lines <= result.lines + len(result.core) <= 2 * data.count(b"\n") + len(data)
+    for table in (result.core, *result.blocks.values()):
         addresses = [table.address(index) for index in range(len(table))]
         assert addresses == sorted(addresses)
         for address in addresses:
@@ -225,22 +225,22 @@ def full_fixtures():
 def test_full_kernel_equals_brute_force(path):
     """100,000 random addresses and every symbol of a captured kernel (KPROFILER_FIXTURES)."""
     data = lzma.decompress(path.read_bytes())
-    found = parse_kallsyms([data])
+    result = parse_kallsyms([data])
     blocks = {}
     for line in data.decode().splitlines():
         address, kind, name, *module = line.split()
         blocks.setdefault(module[0][1:-1] if module else "", []).append(
             (int(address, 16), kind, name)
         )
-    assert found.bad_lines == 0
-    assert found.lines == data.count(b"\n")
+    assert result.bad_lines == 0
+    assert result.lines == data.count(b"\n")
     rng = random.Random(7)
     core = blocks.pop("")
     text = [s[0] for s in core if s[1] in "tT"]
     addresses = [rng.randrange(text[0] - 99, text[-1] + 99) for _ in range(100_000)]
-    check_linear(found.core, core, sorted(addresses + text))
-    for name, table in found.blocks.items():
-        freed = {(clone.address, clone.name) for clone in found.freed if clone.module == name}
+    check_linear(result.core, core, sorted(addresses + text))
+    for name, table in result.blocks.items():
+        freed = {(clone.address, clone.name) for clone in result.freed if clone.module == name}
         live = sorted(s for s in blocks[name] if (s[0], s[2]) not in freed)
         addresses = [s[0] + d for s in live if s[1] in "tT" for d in (-17, -16, -1, 0, 7)]
         check_linear(table, live, sorted(addresses), name.startswith("__builtin__"))

@@ -47,10 +47,10 @@ def look_up_all(table, history, steps):
 @given(st.lists(records(), max_size=8).map(b"".join) | st.binary(max_size=400), st.booleans())
 def test_arbitrary_bytes_parse_as_records_or_as_damage(data, timed):
     """No input makes the parser raise, hang, or return more records than headers fit."""
-    found = parse_perf_records(data, timed=timed)
-    assert len(found.records) <= len(data) // 8
+    perf_records = parse_perf_records(data, timed=timed)
+    assert len(perf_records.records) <= len(data) // 8
     table = KsymbolTable()
-    for change in make_changes(found.records):
+    for change in make_changes(perf_records.records):
         table.apply(change)
         table.lookup(change.symbols[0].start, change.time_ns)
 
@@ -91,8 +91,8 @@ def test_every_lookup_returns_the_symbol_loaded_at_that_time(choices, readings):
         if number in readings:
             table.apply(KsymbolChange(time_ns + 1, KsymbolAction.ALL_READ, tuple(live.values())))
     history += [(code, code.since_ns, 1 << 62) for code in live.values()]
-    for _, found, true in look_up_all(table, history, len(choices)):
-        assert ([found.symbol.name] if found else []) == true
+    for _, result, true in look_up_all(table, history, len(choices)):
+        assert ([result.symbol.name] if result else []) == true
     assert {code.symbol for code in table.live()} == set(live.values())
 
 
@@ -151,8 +151,8 @@ def test_lost_records_never_lead_to_a_wrong_name(choices, timed):
             table.apply(change)
         polled_ns, is_lost, reported = now_ns, False, []
     history += [(code, code.since_ns, 1 << 62) for code in live.values()]
-    for time_ns, found, true in look_up_all(table, history, len(choices)):
-        names = [found.symbol.name] if found and not found.is_uncertain else []
+    for time_ns, result, true in look_up_all(table, history, len(choices)):
+        names = [result.symbol.name] if result and not result.is_uncertain else []
         assert names in (true, [])
         if time_ns < first_loss_ns or time_ns > polled_ns:
             assert names == true

@@ -97,10 +97,10 @@ def kernel_frames(draw, known):
     address = draw(
         st.integers(2**63, 2**64 - 1) if module is None else st.integers(0, 300) | st.just(2**63)
     )
-    found = draw(st.just(()) | lines)
+    result = draw(st.just(()) | lines)
     reasons = set(Unresolved) - {Unresolved.USER_ADDRESS}
-    reason = None if found else draw(st.sampled_from(sorted(reasons, key=lambda r: r.name)))
-    return Frame(module, address, found, 0, KERNEL_SIDE, reason)
+    reason = None if result else draw(st.sampled_from(sorted(reasons, key=lambda r: r.name)))
+    return Frame(module, address, result, 0, KERNEL_SIDE, reason)
 
 
 @st.composite
@@ -142,7 +142,7 @@ scalars = [text, st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allo
 values = st.one_of(*scalars, *(st.lists(each, max_size=3).map(tuple) for each in scalars))
 
 
-labels = st.dictionaries(words, text, max_size=2).map(lambda found: tuple(sorted(found.items())))
+labels = st.dictionaries(words, text, max_size=2).map(lambda result: tuple(sorted(result.items())))
 ids = st.integers(0, 2**22)
 waits = st.none() | st.builds(
     WindowWait,
@@ -184,7 +184,7 @@ def profiles(draw, shared, length, kind, period):
     def with_values(sample):
         count = len(sample.timestamps_unix_ns)
         return st.lists(weigh, min_size=count, max_size=count).map(
-            lambda found: sample._replace(values=[] if set(found) == {1} else found)
+            lambda result: sample._replace(values=[] if set(result) == {1} else result)
         )
 
     samples = st.builds(

@@ -97,11 +97,11 @@ def test_of_stacks_that_are_cut_off_no_frame_is_lost_or_moved(calls, start, kept
     one = Calls(calls, start)
     sides = one.sides(kept, kept_python)
     merged = Interleaver()(sides)
-    found = [frame for frame in outside_kernel(merged) if not is_loop(frame)]
+    results = [frame for frame in outside_kernel(merged) if not is_loop(frame)]
     truth = iter(one.truth)
-    assert all(any(frame is called for called in truth) for frame in found), "in that order"
+    assert all(any(frame is called for called in truth) for frame in results), "in that order"
     kept_frames = [frame for frame in outside_kernel(sides) if not is_loop(frame)]
-    assert len(found) == len(kept_frames)
+    assert len(results) == len(kept_frames)
     statuses = {side.kind: side.status for side in sides if side.status}
     assert {side.kind: side.status for side in merged if side.status} == statuses
 

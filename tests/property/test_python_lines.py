@@ -49,10 +49,10 @@ def test_each_instruction_of_the_standard_library_has_its_line(version):
     assert len(rows) > 10 * FILES or FILES > 1000
     for row in rows:
         table, first, *lines = row.split(" ")
-        found = parse_line_table(bytes.fromhex(table), int(first))
-        assert [found.line(at) for at in range(len(lines))] == list(map(int, lines))
-        assert found.end == len(lines)
-        assert found.line(len(lines)) == found.line(-1) == NO_LINE
+        line_table = parse_line_table(bytes.fromhex(table), int(first))
+        assert [line_table.line(at) for at in range(len(lines))] == list(map(int, lines))
+        assert line_table.end == len(lines)
+        assert line_table.line(len(lines)) == line_table.line(-1) == NO_LINE
 
 
 def test_the_line_of_a_running_frame_is_that_of_its_instruction():
@@ -68,10 +68,10 @@ def test_the_line_of_a_running_frame_is_that_of_its_instruction():
 
 @given(st.binary(max_size=300), st.integers(-(2**31), 2**31 - 1))
 def test_any_bytes_give_lines_or_none(table, first):
-    found = parse_line_table(table, first)
-    assert all(0 <= found.line(at) < 2**31 for at in range(-1, found.end + 1))
-    assert found.end <= 8 * len(table)
-    assert list(found.ends) == sorted(set(found.ends))
+    line_table = parse_line_table(table, first)
+    assert all(0 <= line_table.line(at) < 2**31 for at in range(-1, line_table.end + 1))
+    assert line_table.end <= 8 * len(table)
+    assert list(line_table.ends) == sorted(set(line_table.ends))
 
 
 def test_a_truncated_table_yields_what_comes_before_the_cut():

@@ -73,10 +73,10 @@ class Written:
         """Expected from the intact records: waiting batches, damaged and known samples by kind."""
         whole = [record for record in self.records if any(record[0] in data for data in files)]
         headers = [record[2] for record in whole]
-        settled = max((one.get("settled", 0) for one in headers), default=0)
+        settled = max((header.get("settled", 0) for header in headers), default=0)
         done, appended = (
             {
-                kind: max([one.get(key, {}).get(kind, 0) for one in headers], default=0)
+                kind: max([header.get(key, {}).get(kind, 0) for header in headers], default=0)
                 for kind in KINDS
             }
             for key in ("done", "appended")

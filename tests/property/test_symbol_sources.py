@@ -56,5 +56,5 @@ def test_an_earlier_source_counts_at_overlaps_and_a_later_one_in_holes(sources):
     table = module._Columns(tables, BUDGET).make_table(1 << 30, [], module.NO_BOUNDS)
     oracle = Oracle(sources)
     for at in range(LIMIT):
-        found = table.lookup(BASE + at)
-        assert (found and found.name) == oracle.name(at), at
+        result = table.lookup(BASE + at)
+        assert (result and result.name) == oracle.name(at), at

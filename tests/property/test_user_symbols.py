@@ -47,7 +47,7 @@ pytestmark = pytest.mark.skipif(SYMBOLIZER is None, reason="needs llvm-symbolize
 def installed():
     folders = [Path(f"/usr/lib/{os.uname().machine}-linux-gnu"), Path("/lib64")]
     for name in LIBRARIES + (LARGE_LIBRARIES if IS_LONG else ()):
-        yield next((str(one / name) for one in folders if (one / name).exists()), name)
+        yield next((str(folder / name) for folder in folders if (folder / name).exists()), name)
     for name in PROGRAMS + (LARGE_PROGRAMS if IS_LONG else ()):
         yield shutil.which(name, path=f"/usr/bin:{os.environ['PATH']}") or name
 
@@ -57,8 +57,8 @@ class Truth:
 
     def __init__(self, path, symbols_path):
         self.named, self.unsized, self.data = [], set(), []
-        for one in dict.fromkeys((symbols_path, path)):
-            with open(one, "rb") as file:
+        for fromkey in dict.fromkeys((symbols_path, path)):
+            with open(fromkey, "rb") as file:
                 self._read(ELFFile(file))
         with open(path, "rb") as file:
             elf = ELFFile(file)
@@ -115,11 +115,11 @@ def find_stubs(path):
             slots[int(fields[0], 16)] = fields[4].partition("@")[0]
     sections = (".plt", ".plt.sec", ".plt.got", ".iplt")
     options = [option for name in sections for option in ("-j", name)]
-    found = {}
+    results = {}
     for line in tool("objdump", "-d", "--no-show-raw-insn", *options, path).splitlines():
         if jump := re.match(r" *([0-9a-f]+):\s+(?:bnd )?jmp +\*.* # ([0-9a-f]+)", line):
-            found[int(jump[1], 16)] = slots.get(int(jump[2], 16))
-    return found
+            results[int(jump[1], 16)] = slots.get(int(jump[2], 16))
+    return results
 
 
 def addresses(truth, count, rng):
@@ -161,17 +161,17 @@ def find_functions(path):
 
 def judge(table, truth, address, theirs):
     """Returns whether both have the same name, else why not; None if there is no good reason."""
-    found = table.lookup(address)
+    result = table.lookup(address)
     certain = truth.names_at(address)
-    if not found or not found.name:
+    if not result or not result.name:
         if not theirs:
             return "none"
         if not certain and theirs in truth.unsized:
             return "they go on behind a symbol without a size"
         return "data" if not certain and theirs in truth.data_at(address) else None
-    if found.name.endswith("@plt"):
-        return "stub" if not certain and truth.is_stub(table, found) else None
-    return judge_name(table.names_at(found.start), certain, theirs, truth)
+    if result.name.endswith("@plt"):
+        return "stub" if not certain and truth.is_stub(table, result) else None
+    return judge_name(table.names_at(result.start), certain, theirs, truth)
 
 
 def judge_name(ours, certain, theirs, truth):
@@ -223,9 +223,9 @@ def test_no_function_of_a_stripped_program_has_its_neighbours_name(tmp_path):
     rng = random.Random(1)
     exact = 0
     for address in addresses(truth, ADDRESSES, rng):
-        found = table.lookup(address)
-        assert found is None or found.name == ""
-        exact += found is not None and found.start in starts
+        result = table.lookup(address)
+        assert result is None or result.name == ""
+        exact += result is not None and result.start in starts
     assert exact > ADDRESSES // 2
 
 

@@ -145,6 +145,6 @@ def sampling(*, hooks=False):
     finally:
         ended.set()
         thread.join()
-        for one in links:
-            one.stop()
+        for link in links:
+            link.stop()
         sampler.close()

@@ -58,15 +58,15 @@ class Report(NamedTuple):
 
 def judge(dump: StackDump, truth: Truth) -> Verdict:
     """Compare one stack."""
-    found, true = list(dump.stack.addresses), truth.frames
-    common = min(len(found), len(true))
-    if found[:common] != true[:common]:
+    result, true = list(dump.stack.addresses), truth.frames
+    common = min(len(result), len(true))
+    if result[:common] != true[:common]:
         return Verdict.WRONG
     if truth.complete:
-        if len(found) > len(true):
+        if len(result) > len(true):
             return Verdict.WRONG
         if dump.stack.end is StackEnd.COMPLETE:
-            return Verdict.EQUAL if len(found) == len(true) else Verdict.WRONG
+            return Verdict.EQUAL if len(result) == len(true) else Verdict.WRONG
         return Verdict.SHORT
     return Verdict.UNPROVEN
 
@@ -91,9 +91,9 @@ def _show(dump: StackDump, truth: Truth, maps: Maps) -> str:
     stack = dump.stack
     lines = [f"ends as {stack.end.name}, the reference with: {truth.end}"]
     for at in range(max(len(stack.addresses), len(truth.frames))):
-        found = stack.addresses[at] if at < len(stack.addresses) else None
+        result = stack.addresses[at] if at < len(stack.addresses) else None
         true = truth.frames[at] if at < len(truth.frames) else None
-        source = stack.sources[at].name if found is not None else ""
-        sides = (maps.describe(pc) if pc is not None else "-" for pc in (found, true))
-        lines.append(f"{'  ' if found == true else '! '}{' | '.join(sides)} {source}")
+        source = stack.sources[at].name if result is not None else ""
+        sides = (maps.describe(pc) if pc is not None else "-" for pc in (result, true))
+        lines.append(f"{'  ' if result == true else '! '}{' | '.join(sides)} {source}")
     return "\n".join(lines)

@@ -160,13 +160,13 @@ class Dumps:
         update_map(self._object.map_fd("dump_config"), bytes(4), config)
         while self._ring.take().data:  # of the process before
             pass
-        found: list[StackDump] = []
+        results: list[StackDump] = []
         with self._running(hz):
             end = time.monotonic() + timeout_s
-            while len(found) < count and time.monotonic() < end:
+            while len(results) < count and time.monotonic() < end:
                 time.sleep(0.02)
-                found += self._drain()
-        return found
+                results += self._drain()
+        return results
 
     @contextlib.contextmanager
     def _running(self, hz: int) -> Iterator[None]:

@@ -29,8 +29,8 @@ def measure(program: Program, built: Path, folder: Path, stacks: int) -> Report:
                     while total.total < stacks and process.poll() is None:
                         wanted = min(_CHUNK, stacks - total.total)
                         go = Maps(process.pid).go_offsets()
-                        found = dumper.take(process.pid, _HZ, wanted, go=go, timeout_s=_TIMEOUT_S)
-                        total = total.plus(compare(found, Maps(process.pid)))
+                        result = dumper.take(process.pid, _HZ, wanted, go=go, timeout_s=_TIMEOUT_S)
+                        total = total.plus(compare(result, Maps(process.pid)))
                 finally:
                     process.kill()
     return total
@@ -38,6 +38,6 @@ def measure(program: Program, built: Path, folder: Path, stacks: int) -> Report:
 
 def _wait_for_tables(dumper: dumps.Dumps, pid: int) -> None:
     for _ in range(20):
-        found = dumper.take(pid, _HZ, 60, timeout_s=_TIMEOUT_S)
-        if found and all(dump.stack.end is not StackEnd.PENDING for dump in found):
+        result = dumper.take(pid, _HZ, 60, timeout_s=_TIMEOUT_S)
+        if result and all(dump.stack.end is not StackEnd.PENDING for dump in result):
             return

@@ -227,11 +227,11 @@ def main() -> None:
         build(Path(directory))
         for workload in WORKLOADS:
             began = time.monotonic()
-            found = run(workload, Path(directory), seconds)
-            frames, wrong = frames + found.frames, wrong + len(found.wrong)
-            share = found.named / max(1, found.samples)
-            print(f"{workload:22} {found.frames:8} {len(found.wrong):6} {share:10.1%}", end="  ")
-            print(found.unnamed, flush=True)
+            result = run(workload, Path(directory), seconds)
+            frames, wrong = frames + result.frames, wrong + len(result.wrong)
+            share = result.named / max(1, result.samples)
+            print(f"{workload:22} {result.frames:8} {len(result.wrong):6} {share:10.1%}", end="  ")
+            print(result.unnamed, flush=True)
             if workload in _ENDED:
                 least = min(least, share)
             if workload == "short processes":

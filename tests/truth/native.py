@@ -119,6 +119,6 @@ class NativeUnwinder:
 
     def row(self, slot: int, address: int) -> NativeRow | None:
         """The row at an address; None if the table has none."""
-        found = ctypes.create_string_buffer(_ROW.size)
-        error = self._code.find_row(slot, ctypes.c_uint64(address), found)
-        return NativeRow(*_ROW.unpack(found.raw)) if error == 0 else None
+        result = ctypes.create_string_buffer(_ROW.size)
+        error = self._code.find_row(slot, ctypes.c_uint64(address), result)
+        return NativeRow(*_ROW.unpack(result.raw)) if error == 0 else None

@@ -242,12 +242,12 @@ def _step(
     if function == "runtime.morestack" and not leaf:
         return dict(zip((_SP, _PC), _goroutine(dump), strict=True)), False
     own = _on_own_stack(function, registers, dump, leaf)
-    found = _caller(tables, row, own, dump, processor)
-    if found is None or not found.get(processor.pc):
+    result = _caller(tables, row, own, dump, processor)
+    if result is None or not result.get(processor.pc):
         raise _EndError("end")
-    if _starts_goroutine(maps, tables, found[processor.pc], processor):
+    if _starts_goroutine(maps, tables, result[processor.pc], processor):
         raise _EndError("end")
-    return found, row.signal or function in _GO_INJECTED
+    return result, row.signal or function in _GO_INJECTED
 
 
 def _starts_goroutine(maps: Maps, tables: ElfTables, pc: int, processor: Processor) -> bool:
@@ -315,29 +315,29 @@ def _caller(
         cfa = _evaluate(frame, cfa_rule.expr)
     else:
         cfa = registers[cfa_rule.reg] + cfa_rule.offset & _WORD
-    found = {} if row.go else dict(registers)
+    result = {} if row.go else dict(registers)
     if not row.signal:
         for register in processor.scratch:
-            found.pop(register, None)
-    found[processor.sp] = cfa
+            result.pop(register, None)
+    result[processor.sp] = cfa
     if processor.ra not in row.rules and processor.ra != processor.pc:
-        found[processor.ra] = registers[processor.ra]  # a leaf that has not saved it
+        result[processor.ra] = registers[processor.ra]  # a leaf that has not saved it
     for register, rule in row.rules.items():
         if register in ("pc", "cfa"):
             continue
         if rule.type == "UNDEFINED":
             if register == processor.ra:
                 return None
-            found.pop(register, None)
+            result.pop(register, None)
             continue
         value = _value(frame, register, rule, cfa)
         if value is None:
-            found.pop(register, None)
+            result.pop(register, None)
         else:
-            found[register] = value
-    if processor.ra in found:
-        found[processor.pc] = found[processor.ra] & processor.mask
-    return found
+            result[register] = value
+    if processor.ra in result:
+        result[processor.pc] = result[processor.ra] & processor.mask
+    return result
 
 
 def _value(frame: _Frame, register: int, rule: Any, cfa: int) -> int | None:

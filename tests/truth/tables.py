@@ -151,7 +151,7 @@ class ElfTables:
 
 
 def _find_offsets(dwarf: Any) -> GoOffsets | None:
-    found: dict[bytes, dict[bytes, int]] = {}
+    results: dict[bytes, dict[bytes, int]] = {}
     for unit in dwarf.iter_CUs():
         top = unit.get_top_DIE()
         if top.attributes["DW_AT_name"].value != b"runtime":
@@ -160,13 +160,13 @@ def _find_offsets(dwarf: Any) -> GoOffsets | None:
             if die.tag == "DW_TAG_structure_type":
                 name = die.attributes["DW_AT_name"].value
                 if name in (b"runtime.g", b"runtime.m"):
-                    found[name] = {
+                    results[name] = {
                         member.attributes["DW_AT_name"].value: member.attributes[
                             "DW_AT_data_member_location"
                         ].value
                         for member in die.iter_children()
                     }
-    if len(found) < 2:
+    if len(results) < 2:
         return None
-    g, m = found[b"runtime.g"], found[b"runtime.m"]
+    g, m = results[b"runtime.g"], results[b"runtime.m"]
     return GoOffsets(g[b"m"], g[b"stack"], g[b"sched"], m[b"curg"])

@@ -47,8 +47,8 @@ def test_only_pages_that_equal_their_file_are_unmapped():
             mapping(9),
         ]
     )
-    found = [start for start, _ in find_clean_mappings(smaps)]
-    assert found == [0x1000, 0x2000, 0x9000]
+    results = [start for start, _ in find_clean_mappings(smaps)]
+    assert results == [0x1000, 0x2000, 0x9000]
 
 
 def test_code_runs_on_after_it_was_unmapped():

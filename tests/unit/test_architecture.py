@@ -48,18 +48,18 @@ def text_of(node: ast.expr, tree: ast.Module) -> str:
 
 
 def test_every_thread_is_documented():
-    found = set()
+    results = set()
     for path, tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "threading.Thread":
-                names = [one.value for one in node.keywords if one.arg == "name"]
+                names = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
                 assert names, f"{path}:{node.lineno}: a thread without a name"
-                found.add(text_of(names[0], tree))
-    assert {row[0].strip("`") for row in rows("Threads", "Thread")} == found | FOREIGN_THREADS
+                results.add(text_of(names[0], tree))
+    assert {row[0].strip("`") for row in rows("Threads", "Thread")} == results | FOREIGN_THREADS
 
 
 def test_every_reader_of_boot_time_and_unix_time_is_documented():
-    found = {
+    results = {
         path
         for path, tree in trees()
         for node in ast.walk(tree)
@@ -68,23 +68,23 @@ def test_every_reader_of_boot_time_and_unix_time_is_documented():
         and node.attr in BOOT_AND_UNIX
     }
     listed = {one for row in rows("Time", "Clock") for one in re.findall(r"`(\S+\.py)`", row[2])}
-    assert listed == found
+    assert listed == results
 
 
 def test_every_metric_of_the_agent_is_documented():
-    found = set()
+    results = set()
     tree = ast.parse((ROOT / "agent" / "metrics.py").read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("meter.create_"):
-            found.add(text_of(node.args[0], tree))
+            results.add(text_of(node.args[0], tree))
         elif isinstance(node, ast.For) and ast.unparse(node.target).startswith("(create, name"):
             assert isinstance(node.iter, ast.Tuple)
-            found |= {
-                text_of(one.elts[1], tree) for one in node.iter.elts if isinstance(one, ast.Tuple)
+            results |= {
+                text_of(elt.elts[1], tree) for elt in node.iter.elts if isinstance(elt, ast.Tuple)
             }
-    assert len(found) > 5
+    assert len(results) > 5
     listed = [re.findall(r"`(\S+)`", row[0]) for row in rows("Own metrics", "Metric")]
-    assert {name for names in listed for name in names} == found
+    assert {name for names in listed for name in names} == results
 
 
 def test_every_key_that_needs_a_restart_is_documented():

@@ -75,9 +75,9 @@ def recording(tmp_path):
 
 @pytest.fixture
 def windows(recording):
-    found = []
-    replay(Recording(recording), WindowSchedule(10**9), found.append)
-    return found
+    results = []
+    replay(Recording(recording), WindowSchedule(10**9), results.append)
+    return results
 
 
 def values(window):
@@ -100,7 +100,7 @@ EXPECTED = {
 
 def test_a_window_has_a_profile_of_each_kind(windows):
     (window,) = windows
-    assert [(one.kind, one.period_ns) for one in window.profiles] == [
+    assert [(profile.kind, profile.period_ns) for profile in window.profiles] == [
         (ON_CPU, PERIOD_NS),
         (LOCK_WAIT, 0),
     ]
@@ -121,14 +121,17 @@ def test_each_kind_has_an_exact_account_up_to_the_receiver(recording, form):
         "lock_wait": (7, 3),
     }
     assert account.kinds["lock_wait"].lost == {LossCause.RING_FULL: 4}
-    assert [one.exporters[0].exported for one in account.kinds.values()] == [2, 3]
+    assert [kind.exporters[0].exported for kind in account.kinds.values()] == [2, 3]
 
     (batch,) = exporter.batches
     assert batch.sample_counts == {"on_cpu": 2, "lock_wait": 3}
     assert check_payload(batch.payload) == []
     (received,) = decode_windows(batch.payload)
     assert values(received) == EXPECTED
-    totals = {one.kind: (one.taken, one.lost, one.totals.samples) for one in received.profiles}
+    totals = {
+        profile.kind: (profile.taken, profile.lost, profile.totals.samples)
+        for profile in received.profiles
+    }
     assert totals == {ON_CPU: (2, {}, 2), LOCK_WAIT: (7, {LossCause.RING_FULL: 4}, 3)}
 
 
@@ -138,7 +141,7 @@ def test_a_missing_sample_of_one_kind_is_not_made_up_for_by_another():
 
 
 def read_speedscope(text):
-    return [(one["name"], one["unit"], one["endValue"]) for one in json.loads(text)["profiles"]]
+    return [(load["name"], load["unit"], load["endValue"]) for load in json.loads(text)["profiles"]]
 
 
 WRITTEN = {
@@ -186,13 +189,13 @@ def test_each_kind_has_a_table(windows):
 
 def test_the_page_keeps_kinds_apart_and_names_their_units(windows):
     (html,) = [row for row in FORMATS if row.name == "html"]
-    found = data(html.write(windows))
-    assert found["kinds"] == [
+    result = data(html.write(windows))
+    assert result["kinds"] == [
         {"name": "on_cpu", "unit": "samples", "period_ns": PERIOD_NS, "measure": "cpu"},
         {"name": "lock_wait", "unit": "nanoseconds", "period_ns": 0, "measure": "lock_wait"},
     ]
     sums = Counter()
-    for kind, count in zip(found["samples"]["kind"], found["samples"]["count"], strict=True):
+    for kind, count in zip(result["samples"]["kind"], result["samples"]["count"], strict=True):
         sums[kind] += count
     assert sums == {0: 2, 1: 706}
 

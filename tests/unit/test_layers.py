@@ -33,7 +33,7 @@ def public_names(package: tuple[str, ...]) -> set[str]:
 
 def own_imports(path: Path) -> list[str]:
     """Dotted names below the package that a file imports, with the imported names resolved."""
-    found = []
+    results = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
@@ -44,25 +44,25 @@ def own_imports(path: Path) -> list[str]:
                     is_module = alias.name not in public_names(base) and (
                         inner.is_dir() or inner.with_suffix(".py").exists()
                     )
-                    found.append(".".join([*base, alias.name] if is_module else base))
+                    results.append(".".join([*base, alias.name] if is_module else base))
         elif isinstance(node, ast.Import):
-            found += [
+            results += [
                 alias.name.partition(".")[2]
                 for alias in node.names
                 if alias.name.split(".")[0] == "otel_kprofiler"
             ]
-    return [name for name in found if name]
+    return [name for name in results if name]
 
 
 @functools.cache
 def imports_by_package() -> dict[str, set[str]]:
     """Dotted names that each package imports from others."""
-    found: dict[str, set[str]] = {}
+    results: dict[str, set[str]] = {}
     for path in sorted(ROOT.rglob("*.py")):
         package = path.relative_to(ROOT).with_suffix("").parts[0]
-        names = found.setdefault(package, set())
+        names = results.setdefault(package, set())
         names |= {name for name in own_imports(path) if name.split(".")[0] != package}
-    return found
+    return results
 
 
 def test_packages_import_only_what_the_table_allows():

@@ -5,7 +5,7 @@ import pytest
 from tests.faults.mutations import MUTATIONS, ROOT
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.fault)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda case: case.fault)
 def test_the_code_to_remove_is_there_once(mutation):
     assert (ROOT / mutation.path).read_text().count(mutation.old) == 1
     for test in mutation.test.split():

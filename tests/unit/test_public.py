@@ -63,10 +63,10 @@ def test_an_interpreter_in_a_closed_directory_is_copied(public_directory):
 
 def test_tests_that_become_another_user_use_it():
     """Otherwise they fail in a clone that only root may enter."""
-    found = {
+    results = {
         path.name
         for path in TESTS.rglob("test_*.py")
         if re.search(r"--reuid|setre?s?uid\(|\bNOBODY, ", path.read_text())
         and "public" not in path.read_text()
     }
-    assert found <= EXEMPT.keys()
+    assert results <= EXEMPT.keys()

@@ -112,7 +112,7 @@ def load(endpoint, level="normal", kind="otlp_grpc"):
 
 def points(request):
     """Value or count of each series, by name and attributes."""
-    found = {}
+    results = {}
     for resource in request.resource_metrics:
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
@@ -122,8 +122,8 @@ def points(request):
                         (entry.key, entry.value.string_value) for entry in point.attributes
                     )
                     value = getattr(point, "count", None) or getattr(point, "as_int", None)
-                    found[metric.name, attributes] = value or getattr(point, "as_double", 0)
-    return found
+                    results[metric.name, attributes] = value or getattr(point, "as_double", 0)
+    return results
 
 
 PROCESSOR = {
@@ -145,10 +145,10 @@ def test_samples_losses_queue_exports_symbols_cpu_and_memory(receiver, telemetry
     receiver.arrived.clear()
     assert receiver.arrived.wait(10)
     request, metadata = receiver.requests[-1]
-    found = points(request)
+    result = points(request)
 
     def value(name, *attributes):
-        return found[name, frozenset(set().union(*attributes))]
+        return result[name, frozenset(set().union(*attributes))]
 
     def error(kind):
         return {("error.type", kind)}

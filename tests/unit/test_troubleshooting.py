@@ -33,13 +33,13 @@ def source_trees(*packages):
 
 
 def error_texts():
-    found = set()
+    results = set()
     for tree in source_trees(*PACKAGES):
         for node in ast.walk(tree):
             name = getattr(getattr(node, "func", None), "id", None)
             if isinstance(node, ast.Call) and name in ERRORS and node.args:
-                found.add(text_of(node.args[0]))
-    return found - {"…"} - NOT_FOR_USERS
+                results.add(text_of(node.args[0]))
+    return results - {"…"} - NOT_FOR_USERS
 
 
 def documented():

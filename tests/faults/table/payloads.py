@@ -125,7 +125,7 @@ class Received:
             accounts = [last]
             earlier -= sum(value for key, value in last.items() if key.startswith(EARLIER_LOST))
         wanted = sum(account[STREAM + "samples"] for account in accounts) + (earlier or 0)
-        return wanted - self.sum(kind) - sum(sum(lost_of(one).values()) for one in accounts)
+        return wanted - self.sum(kind) - sum(sum(lost_of(account).values()) for account in accounts)
 
 
 def _order(account: dict[str, int]) -> tuple[int, ...]:

@@ -27,17 +27,17 @@ def read(path: Path) -> dict[str, dict]:
 
 def failures(row: dict) -> list[str]:
     """Yields what the row shows and must not show."""
-    found = list(row["problems"])
+    results = list(row["problems"])
     if row["difference"]:
-        found.append(f"{row['difference']} samples without an account")
+        results.append(f"{row['difference']} samples without an account")
     if row["others_kept"] is not None:
         missed = row.get("missed_share", 0.0)
         if row["others_kept"] + missed < 1 - MAY_MISS:
             uncounted = f", and {missed:.1%} are counted as missed" if missed else ""
-            found.append(f"others have {row['others_kept']:.1%} of their samples{uncounted}")
+            results.append(f"others have {row['others_kept']:.1%} of their samples{uncounted}")
         if row["others_named"] < 1 - MAY_MISS:
-            found.append(f"{row['others_named']:.1%} of others' samples have names")
-    return found
+            results.append(f"{row['others_named']:.1%} of others' samples have names")
+    return results
 
 
 def _lost(lost: dict[str, int]) -> str:
@@ -88,8 +88,8 @@ def _detail(rows: list[dict]) -> str:
 def _summary(rows: list[dict]) -> str:
     head = ("kind", "scenarios", *_HEAD)
     lines = [_cells(*head), _cells("---", *["---:"] * (len(head) - 1))]
-    for kind, found in groupby(rows, lambda row: row["kind"]):
-        of_kind = list(found)
+    for kind, result in groupby(rows, lambda row: row["kind"]):
+        of_kind = list(result)
         lost = sum((Counter(row["lost"]) for row in of_kind), Counter())
         kept = [row["others_kept"] for row in of_kind if row["others_kept"] is not None]
         lines.append(

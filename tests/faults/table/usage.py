@@ -21,12 +21,12 @@ def _children(pid: int) -> list[int]:
 
 def _all_children(pid: int) -> list[int]:
     """Children of all threads."""
-    found = []
+    results = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children") as file:
-                found += [int(word) for word in file.read().split()]
-    return found + [below for child in found for below in _children(child)]
+                results += [int(word) for word in file.read().split()]
+    return results + [below for child in results for below in _children(child)]
 
 
 def resident_bytes(pid: int) -> int:

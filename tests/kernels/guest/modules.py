@@ -61,7 +61,7 @@ class KernelObject:
                 align = max(section["sh_addralign"], 1)
                 bases[index] = (end + align - 1) // align * align
                 end = bases[index] + section["sh_size"]
-        found: dict[str, list[Place]] = {}
+        results: dict[str, list[Place]] = {}
         for table in self._elf.iter_sections():
             if isinstance(table, SymbolTableSection):
                 for symbol in table.iter_symbols():
@@ -70,8 +70,8 @@ class KernelObject:
                         if base is not None:
                             start = base + symbol["st_value"]
                             place = Place(start, start + symbol["st_size"])
-                            found.setdefault(symbol.name, []).append(place)
-        return found
+                            results.setdefault(symbol.name, []).append(place)
+        return results
 
 
 def find_object(name: str) -> Path | None:
@@ -86,14 +86,14 @@ def find_object(name: str) -> Path | None:
 
 def loaded_objects() -> dict[str, tuple[int, KernelObject]]:
     """Base (address of ``.text``) and file of every loaded module, by name."""
-    found = {}
+    results = {}
     for line in Path("/proc/modules").read_text().splitlines():
         name = line.split()[0]
         path = spin_object() if name == "kprof_spin" else find_object(name)
         text = Path(f"/sys/module/{name}/sections/.text")
         if path and text.exists():
-            found[name] = int(text.read_text(), 16), KernelObject(path)
-    return found
+            results[name] = int(text.read_text(), 16), KernelObject(path)
+    return results
 
 
 def spin_object(variant: str = "spin") -> Path:
@@ -150,8 +150,8 @@ def read_module_symbols() -> list[KernelSymbol]:
     text = Path("/proc/kallsyms").read_text()
     # only these have a tab before their last word, and all of them follow the kernel's own
     start = text.rindex("\n", 0, text.index("\t"))
-    found = []
+    results = []
     for line in text[start:].splitlines()[1:]:
         address, kind, name, module = line.split()
-        found.append(KernelSymbol(int(address, 16), kind, name, module.strip("[]")))
-    return found
+        results.append(KernelSymbol(int(address, 16), kind, name, module.strip("[]")))
+    return results

@@ -186,15 +186,15 @@ def install_tools() -> None:
 
 def _find_dependency(archive: Archive, package: str, pattern: str) -> str:
     try:
-        found = archive.dependencies(package, pattern)
+        result = archive.dependencies(package, pattern)
     except MatrixError as error:
         if os.geteuid():
             raise MatrixError(f"apt knows no {package}", "run: sudo apt-get update") from error
         archive.update()
-        found = archive.dependencies(package, pattern)
-    if not found:
+        result = archive.dependencies(package, pattern)
+    if not result:
         raise MatrixError(f"{package} depends on no kernel package")
-    return found[0]
+    return result[0]
 
 
 def _unpack(archive: Archive, packages: Sequence[str], root: Path) -> None:

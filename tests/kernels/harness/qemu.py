@@ -81,8 +81,8 @@ class Outcome:
 
 def parse_status(console: str) -> int | None:
     """Exit status that the guest printed; None after a panic, hang or power loss."""
-    found = MARKER.findall(console)
-    return int(found[-1]) if found else None
+    result = MARKER.findall(console)
+    return int(result[-1]) if result else None
 
 
 def qemu_command(kernel: KernelFiles, boot: Boot, run_dir: Path) -> list[str]:

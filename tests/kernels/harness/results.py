@@ -40,9 +40,9 @@ def read_junit(path: Path) -> list[Result]:
 def _result(case: ET.Element) -> Result:
     outcome, message = PASSED, ""
     for tag, meaning in (("skipped", SKIPPED), ("failure", FAILED), ("error", FAILED)):
-        found = case.find(tag)
-        if found is not None:
-            outcome, message = meaning, found.get("message", "")
+        result = case.find(tag)
+        if result is not None:
+            outcome, message = meaning, result.get("message", "")
     name = f"{case.get('classname', '')}::{case.get('name', '')}".removeprefix("tests.kernels.")
     features = [
         str(item.get("value")) for item in case.iter("property") if item.get("name") == "feature"

@@ -173,11 +173,11 @@ class Judge:
         entered = [name for name in seen.kernel if name.startswith("__x64_sys_")]
         if not entered:
             return ""
-        expected, found = self._chains.system_calls.get(top, ""), entered[-1]
-        if expected and expected in found:
+        expected, result = self._chains.system_calls.get(top, ""), entered[-1]
+        if expected and expected in result:
             self.report.in_system_calls += 1
-        elif "futex" not in found and "sched" not in found:
+        elif "futex" not in result and "sched" not in result:
             known = filter(None, self._chains.system_calls.values())
-            if expected or any(one in found for one in known):
+            if expected or any(one in result for one in known):
                 return "another system call"
         return ""

@@ -188,7 +188,8 @@ def _see(sample: RawSample, resolver: PythonResolver, names: KernelNames) -> See
     assert sample.link is not None
     mark = int.from_bytes(sample.link.trace_id[:8], "big") & _MARK
     kernel = tuple(
-        names.find(one) for one in RawSide(KERNEL_SIDE, sample.words(KERNEL_SIDE)).addresses()
+        names.find(address)
+        for address in RawSide(KERNEL_SIDE, sample.words(KERNEL_SIDE)).addresses()
     )
     words = sample.words(PYTHON_SIDE)
     frames = resolver.make_side(RawSide(PYTHON_SIDE, words)).frames if words else ()

@@ -148,7 +148,7 @@ def is_true(report: Report | str, churn: bool) -> bool:
 
 def find_python(minor: str) -> Python | None:
     """The first interpreter of a version."""
-    return next((one for one in find_pythons() if one.minor == minor), None)
+    return next((python for python in find_pythons() if python.minor == minor), None)
 
 
 def main(names: list[str]) -> int:

@@ -47,7 +47,7 @@ def main():
     exec(compile(program.source, "chains.py", "exec"), names)
     reports, ready, stop = [], threading.Barrier(chains.THREADS + 1), threading.Event()
     threads = [
-        threading.Thread(target=work, args=([names[one] for one in roots], reports, ready, stop))
+        threading.Thread(target=work, args=([names[root] for root in roots], reports, ready, stop))
         for roots in program.roots.values()
     ]
     for thread in threads:

@@ -42,9 +42,9 @@ def write(path, parts):
                 Frame(None, 1, (Line(name),), 0, KERNEL_SIDE)
                 for name in (f"vfs_{name}", f"__x64_sys_{name}")
             ]),
-            7, "dd", 0, None, found, [],
+            7, "dd", 0, None, result, [],
         )
-        for name, found in times.items()
+        for name, result in times.items()
     ]  # fmt: skip
     profile = Profile(ON_CPU, PERIOD, [ResourceSamples(Resource({"process.pid": 7}), samples)])
     window = Window(START, now, [profile])
@@ -77,18 +77,18 @@ def test_what_gained_comes_first_with_both_shares(files):
 def test_functions_have_self_and_total(files):
     done = run(*files, "--json")
     (kind,) = json.loads(done.output)["kinds"]
-    found = {group["name"]: group for group in kind["groups"]}
-    assert found["__x64_sys_read"]["self"]["change"] == 0
-    assert found["__x64_sys_read"]["total"]["change"] == pytest.approx(0.4)
-    assert found["vfs_read"]["self"]["change"] == pytest.approx(0.4)
+    results = {group["name"]: group for group in kind["groups"]}
+    assert results["__x64_sys_read"]["self"]["change"] == 0
+    assert results["__x64_sys_read"]["total"]["change"] == pytest.approx(0.4)
+    assert results["vfs_read"]["self"]["change"] == pytest.approx(0.4)
     assert all(group["changed"] for group in kind["groups"])
 
 
 def test_per_time_compares_milliseconds_of_a_second(files):
     (kind,) = json.loads(run(*files, "--by", "syscall", "--per", "time", "--json").output)["kinds"]
-    found = {group["name"]: group["self"] for group in kind["groups"]}
-    assert found["read"]["before"] == pytest.approx(0.2e9, rel=0.01)
-    assert found["read"]["after"] == pytest.approx(0.6e9, rel=0.01)
+    results = {group["name"]: group["self"] for group in kind["groups"]}
+    assert results["read"]["before"] == pytest.approx(0.2e9, rel=0.01)
+    assert results["read"]["after"] == pytest.approx(0.6e9, rel=0.01)
 
 
 def test_equal_profiles_have_no_changes(files):
@@ -137,15 +137,15 @@ def test_one_file_needs_two_times(files, words, message):
 def test_a_page_has_both_sides_one_after_the_other(files, tmp_path):
     path = tmp_path / "change.html"
     assert run("-o", str(path), *files).exit_code == 0
-    found = data(path.read_text())
-    assert found["title"] == "a → b"
-    half = found["bins"] // 2
-    assert [(part["name"], part["bins"]) for part in found["parts"]] == [("a", half), ("b", half)]
-    names = [found["strings"][name] for name in found["frames"]["name"]]
+    result = data(path.read_text())
+    assert result["title"] == "a → b"
+    half = result["bins"] // 2
+    assert [(part["name"], part["bins"]) for part in result["parts"]] == [("a", half), ("b", half)]
+    names = [result["strings"][name] for name in result["frames"]["name"]]
     sums = Counter()
-    columns = (found["samples"][name] for name in ("node", "bin", "count"))
+    columns = (result["samples"][name] for name in ("node", "bin", "count"))
     for node, bin_number, count in zip(*columns, strict=True):
-        sums[bin_number >= half, names[found["nodes"]["frame"][node]]] += count
+        sums[bin_number >= half, names[result["nodes"]["frame"][node]]] += count
     assert sums == {
         (False, "vfs_read"): 400, (False, "vfs_write"): 1600,
         (True, "vfs_read"): 1200, (True, "vfs_write"): 800,
@@ -156,10 +156,10 @@ def test_a_page_of_two_times_has_only_these(files, tmp_path):
     path = tmp_path / "change.html"
     times = ("--time-before", "0s..5s", "--time-after", "10s..20s")
     assert run("-o", str(path), *times, files[0]).exit_code == 0
-    found = data(path.read_text())
-    assert (found["title"], sum(found["samples"]["count"])) == ("a", 1500)
-    assert [part["name"] for part in found["parts"]] == ["before", "after"]
-    assert "5.0 s from 2020-09-13 12:26:40 UTC · 10.0 s from" in found["summary"]
+    result = data(path.read_text())
+    assert (result["title"], sum(result["samples"]["count"])) == ("a", 1500)
+    assert [part["name"] for part in result["parts"]] == ["before", "after"]
+    assert "5.0 s from 2020-09-13 12:26:40 UTC · 10.0 s from" in result["summary"]
 
 
 def test_a_page_replaces_a_file_only_with_force(files, tmp_path):

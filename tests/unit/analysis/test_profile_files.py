@@ -62,9 +62,9 @@ def read(tmp_path, content, expected=()):
     path = tmp_path / "no suffix"
     path.write_bytes(content)
     said = []
-    found = read_profile_file(str(path), said.append)
+    profile_file = read_profile_file(str(path), said.append)
     assert [text.removeprefix(f"{path}: ").partition(":")[0] for text in said] == list(expected)
-    return found
+    return profile_file
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def read(tmp_path, content, expected=()):
 )  # fmt: skip
 def test_every_form_is_found_by_its_content(tmp_path, form, pack):
     windows = [window(0), window(1)]
-    found = read(tmp_path, pack(WRITE[form](windows)))
+    result = read(tmp_path, pack(WRITE[form](windows)))
     expected = folded(windows)
     if form == "pprof":  # which has no types of frames
         expected = expected.replace(" (Main.java:7)", "")
-    assert folded(found) == expected
-    assert load_samples(found).count == 8
+    assert folded(result) == expected
+    assert load_samples(result).count == 8
 
 
 def test_json_may_be_one_document_of_several_lines(tmp_path):
@@ -138,8 +138,8 @@ def test_a_cut_line_of_json_is_left_out(tmp_path):
 def test_the_whole_messages_of_a_cut_gzip_file_count(tmp_path):
     parts = [gzip.compress(WRITE["otlp-json"]([window(number)])) for number in (0, 1)]
     expected = ["the end of the compressed data is missing", "left out what is damaged"]
-    found = read(tmp_path, (parts[0] + parts[1])[:-40], expected)
-    assert load_samples(found).count == 4
+    result = read(tmp_path, (parts[0] + parts[1])[:-40], expected)
+    assert load_samples(result).count == 4
 
 
 @pytest.mark.parametrize(
@@ -203,5 +203,5 @@ def test_pprof_values_of_other_types_are_kinds_of_their_own():
     waits = [WindowSample(stack, 7, "main", 0, None, [START], [5000])]
     profile = Profile(off_cpu, 0, [ResourceSamples(Resource({}), waits)])
     data = gzip.decompress(WRITE["pprof"]([Window(START, START + 1, [profile])]))
-    (found,) = parse_pprof(data)
-    assert [(one.kind, one.weight) for one in found.profiles] == [(off_cpu, 5000)]
+    (result,) = parse_pprof(data)
+    assert [(profile.kind, profile.weight) for profile in result.profiles] == [(off_cpu, 5000)]

@@ -79,14 +79,14 @@ def profile(tmp_path):
 
 def report(*arguments):
     """Output of the command in a pipe."""
-    done = CliRunner().invoke(command, [str(one) for one in arguments])
+    done = CliRunner().invoke(command, [str(argument) for argument in arguments])
     assert done.exit_code == 0, done.output
     return done.output
 
 
 def fails(*arguments):
     """Message and fix of the command that ends with an error."""
-    done = CliRunner().invoke(command, [str(one) for one in arguments])
+    done = CliRunner().invoke(command, [str(argument) for argument in arguments])
     assert done.exit_code == 1, done.output
     return str(done.exception), done.exception.hint
 
@@ -136,7 +136,7 @@ def test_spans_have_the_lines_or_functions_that_ran_in_them(profile):
     lines = report("--by", "span", profile).splitlines()
     assert lines[1].split() == ["ms", "share", "kernel", "samples", "trace", "endpoint", "span"]
     row = ["3,000.0", "50.0%", "100%", "3", "01" * 16, "GET", "/\\x1b", "02" * 8]
-    assert row in [one.split() for one in lines]
+    assert row in [line.split() for line in lines]
     assert "    3,000.0 ms in vfs_read" in lines
     (kind,) = json.loads(report("--json", "--by", "span", profile))["kinds"]
     assert {one["name"]: one.get("endpoint") for one in kind["groups"]} == {
@@ -234,8 +234,8 @@ def test_files_are_merged_and_filtered(profile):
 def test_a_filter_that_matches_nothing_fails_with_what_would_match(
     profile, words, message, hint, more
 ):
-    found, fix = fails(*words, *more, profile)
-    assert message in found
+    result, fix = fails(*words, *more, profile)
+    assert message in result
     assert fix.startswith(hint)
 
 
@@ -372,10 +372,10 @@ def test_a_request_of_another_profiler_gives_the_right_table():
 def test_a_request_of_another_profiler_gives_the_right_page(tmp_path):
     path = tmp_path / "peer.html"
     report("-o", path, PEER)
-    found = data(path.read_text())
-    names, frames, nodes = found["strings"], found["frames"]["name"], found["nodes"]["frame"]
+    result = data(path.read_text())
+    names, frames, nodes = result["strings"], result["frames"]["name"], result["nodes"]["frame"]
     own = Counter()
-    for node, count in zip(found["samples"]["node"], found["samples"]["count"], strict=True):
+    for node, count in zip(result["samples"]["node"], result["samples"]["count"], strict=True):
         own[names[frames[nodes[node]]]] += count
     assert own.total() == 209
     assert (own["read_zero"], own["chacha_permute"]) == (90, 51)

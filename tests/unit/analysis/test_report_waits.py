@@ -162,7 +162,7 @@ def test_the_totals_are_of_the_processes_that_are_chosen(profile):
     for chosen in (["--function", "anon_pipe_read"], ["--from", "0s"], ["--cpus", "0"]):
         assert report(*chosen, profile).output.count("exactly") == 0
         done = report("--json", *chosen, profile)
-        assert [one["waits"]["exact_ns"] for one in json.loads(done.output)["kinds"]] in (
+        assert [load["waits"]["exact_ns"] for load in json.loads(done.output)["kinds"]] in (
             [],
             [None],
         )
@@ -181,13 +181,13 @@ def test_an_estimate_of_what_was_lost_has_no_error(profile, tmp_path):
 def test_pictures_leave_out_idle_waits_and_say_so(profile, tmp_path):
     done = report("-o", tmp_path / "page.html", profile)
     assert "1 idle wait left out, 10.0 s; --idle shows them" in done.stderr
-    found = data((tmp_path / "page.html").read_text())
-    assert "without idle waits" in found["title"]
-    assert sum(found["samples"]["count"]) == 11 * MS
+    result = data((tmp_path / "page.html").read_text())
+    assert "without idle waits" in result["title"]
+    assert sum(result["samples"]["count"]) == 11 * MS
     done = report("-o", tmp_path / "all.html", "--idle", profile)
     assert done.stderr == ""
-    found = data((tmp_path / "all.html").read_text())
-    assert sum(found["samples"]["count"]) == 10_011 * MS
+    result = data((tmp_path / "all.html").read_text())
+    assert sum(result["samples"]["count"]) == 10_011 * MS
 
 
 def test_files_of_profiles_keep_everything(profile, tmp_path):
@@ -195,8 +195,11 @@ def test_files_of_profiles_keep_everything(profile, tmp_path):
     assert done.stderr == ""
     windows = [read_profiles(path)[0] for path in (profile, str(tmp_path / "again.otlp"))]
     first, again = (
-        [(one.resource.attributes["process.pid"], one.waits) for one in found.profiles[0].resources]
-        for found in windows
+        [
+            (resource.resource.attributes["process.pid"], resource.waits)
+            for resource in window.profiles[0].resources
+        ]
+        for window in windows
     )
     assert first == again
     assert len(first) == 2

@@ -78,9 +78,9 @@ def write(path, *timeline):
 def parts(*arguments):
     done = CliRunner().invoke(command, ["--by", "part", "--json", *map(str, arguments)])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.output)
-    assert found["total"] == sum(row["self"] for row in found["groups"])
-    return {row["name"]: row["self"] // MS for row in found["groups"]}
+    result = json.loads(done.output)
+    assert result["total"] == sum(row["self"] for row in result["groups"])
+    return {row["name"]: row["self"] // MS for row in result["groups"]}
 
 
 @pytest.fixture

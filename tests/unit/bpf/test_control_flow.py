@@ -43,7 +43,7 @@ def successors(code, at):
 
 def loops_without_a_jump(code, start):
     """Instructions that go on with one before, in the order of ``check_cfg`` of the verifier."""
-    found, done = [], {start: False}
+    result, done = [], {start: False}
     path = [(start, iter(successors(code, start)))]
     while path:
         at, following = path[-1]
@@ -53,11 +53,11 @@ def loops_without_a_jump(code, start):
                 path.append((after, iter(successors(code, after))))
                 break
             if not done[after] and not jumps:
-                found.append(at)
+                result.append(at)
         else:
             done[at] = True
             path.pop()
-    return found
+    return result
 
 
 @pytest.mark.parametrize("name", ["sampler", "iterators"])
@@ -104,7 +104,7 @@ def read_calls(path):
             for section in elf.iter_sections("SHT_REL")
             for relocation in section.iter_relocations()
         }
-        found = {}
+        results = {}
         for symbol in symbols:
             if symbol["st_info"]["type"] != "STT_FUNC":
                 continue
@@ -121,8 +121,8 @@ def read_calls(path):
                     calls.add((callee["st_shndx"], number + 1))
                 else:
                     calls.add((callee["st_shndx"], callee["st_value"] // 8))
-            found[where, first] = symbol.name, stack_bytes(code), calls
-    return found
+            results[where, first] = symbol.name, stack_bytes(code), calls
+    return results
 
 
 @pytest.mark.parametrize("name", ["sampler", "iterators"])

@@ -121,10 +121,10 @@ def kernel(**changes):
 
 
 def test_members_are_found_in_anonymous_structs_and_named_ones():
-    found = find_kernel_offsets(kernel())
-    assert not found.flags & RB_TREE
-    assert found.stack_top_registers == 16384 - 168
-    named = dict(zip(MEMBERS, found.offsets, strict=True))
+    kernel_offsets = find_kernel_offsets(kernel())
+    assert not kernel_offsets.flags & RB_TREE
+    assert kernel_offsets.stack_top_registers == 16384 - 168
+    named = dict(zip(MEMBERS, kernel_offsets.offsets, strict=True))
     assert (named["mm_tree"], named["mm_base"], named["mm_vdso"]) == (64 + 8 + 8, 104, 124)
 
 
@@ -132,9 +132,9 @@ def test_older_kernels_have_a_red_black_tree_and_no_sequence():
     members = [
         ("mm_rb", 8, 0), ("mmap_base", 40, 0), ("context", 56, 10), ("end_code", 72, 0),
     ]  # fmt: skip
-    found = find_kernel_offsets(kernel(**{"": members}))
-    assert found.flags == RB_TREE
-    named = dict(zip(MEMBERS, found.offsets, strict=True))
+    kernel_offsets = find_kernel_offsets(kernel(**{"": members}))
+    assert kernel_offsets.flags == RB_TREE
+    named = dict(zip(MEMBERS, kernel_offsets.offsets, strict=True))
     assert (named["mm_tree"], named["mm_sequence"], named["vma_node"]) == (72, 0, 56)
 
 
@@ -142,8 +142,8 @@ def test_older_kernels_have_a_red_black_tree_and_no_sequence():
 def test_older_kernels_have_the_times_of_an_inode_in_structs(name):
     members = [("i_ino", 8, 0), ("i_sb", 16, 0), ("i_generation", 24, 0), ("i_size", 32, 0)]
     time = [("tv_sec", 0, 0), ("tv_nsec", 8, 0)]
-    found = find_kernel_offsets(kernel(inode=[*members, (name, 64, 11)], timespec64=time))
-    named = dict(zip(MEMBERS, found.offsets, strict=True))
+    kernel_offsets = find_kernel_offsets(kernel(inode=[*members, (name, 64, 11)], timespec64=time))
+    named = dict(zip(MEMBERS, kernel_offsets.offsets, strict=True))
     assert (named["inode_mtime_seconds"], named["inode_mtime_ns"]) == (64, 72)
 
 

@@ -133,21 +133,21 @@ def in_phase(phase):
 
 
 def test_sums_of_ended_threads_are_between_the_samples():
-    found = WaitRecords([], [])
+    result = WaitRecords([], [])
     chunk = in_ring(in_phase(THREAD_ENDED) + pack(SLEEPING))
-    assert parse_records(chunk, waits=found) == []
-    assert found == ([], [SLEEPING])
+    assert parse_records(chunk, waits=result) == []
+    assert result == ([], [SLEEPING])
     assert parse_records(chunk) == []
     with pytest.raises(ValueError, match="cut off"):
         parse_records(in_ring(in_phase(THREAD_ENDED) + pack(SLEEPING)[:-8]))
 
 
 def test_begins_and_ends_come_in_order():
-    found = WaitRecords([], [])
+    result = WaitRecords([], [])
     end = struct.pack("=4Q4I16s", 1000, 20, 10, 99, 2, 3 | WAIT_WOKEN, 8, 9, b"other")
     chunk = in_ring(in_phase(WAIT_BEGUN)) + in_ring(in_phase(WAIT_ENDED) + end)
-    assert parse_records(chunk, waits=found) == []
-    first, second = found.waits
+    assert parse_records(chunk, waits=result) == []
+    first, second = result.waits
     assert (first.sample.kind, first.sample.value, first.end) == (OFF_CPU, 1000, None)
     waker = Waker(8, 9, b"other")
     assert second.end == (1000, 20, 10, 99, WaitState.UNINTERRUPTIBLE, 3 | WAIT_WOKEN, waker)

@@ -33,7 +33,9 @@ def test_every_command_has_a_page_with_its_options(name):
     page = (man.FOLDER / f"{man.PROGRAM}{'-' * bool(name)}{name}.1").read_text()
     assert re.findall("^.SH (.*)$", page, re.MULTILINE)[: len(SECTIONS)] == SECTIONS
     command = cli.get_command(click.Context(cli), name) if name else cli
-    options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    options = [
+        param for param in command.params if isinstance(param, click.Option) and not param.hidden
+    ]
     for known in ["--help", *(known for option in options for known in option.opts)]:
         assert rf"\fB{man.escape(known)}\fR" in page
 

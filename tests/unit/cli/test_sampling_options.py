@@ -22,16 +22,20 @@ def config(child_pid=None, **options):
 
 def test_waits_are_sampled_on_request():
     assert config().off_cpu is None
-    found = config(off_cpu=True, off_cpu_rate=7, wakers=True)
-    assert found.off_cpu == OffCpuConfig(samples_per_second=7, wakers=True, leaves_out="process")
-    assert found.on_cpu
+    result = config(off_cpu=True, off_cpu_rate=7, wakers=True)
+    assert result.off_cpu == OffCpuConfig(samples_per_second=7, wakers=True, leaves_out="process")
+    assert result.on_cpu
     assert not config(off_cpu=True, on_cpu=False).on_cpu
 
 
 def test_waits_of_a_command_are_found_by_its_process():
     assert config(4242).child_pid == 4242
-    found = config(4242, off_cpu=True)
-    assert (found.child_pid, found.target_pids, found.target_descendants) == (None, (4242,), True)
+    result = config(4242, off_cpu=True)
+    assert (result.child_pid, result.target_pids, result.target_descendants) == (
+        None,
+        (4242,),
+        True,
+    )
 
 
 @pytest.mark.parametrize("option", ["--wakers", "--no-on-cpu"])

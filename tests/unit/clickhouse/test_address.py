@@ -7,36 +7,38 @@ from otel_kprofiler.errors import KProfilerError
 
 
 def test_parts_of_an_address():
-    found = parse_address(
+    address = parse_address(
         "clickhouse://me:p%40ss@db.example:18123/otel?table=mine&service.version=1.2&host.name=a",
         {"CLICKHOUSE_USER": "not me"},
     )
-    assert (found.host, found.port, found.secure) == ("db.example", 18123, False)
-    assert (found.database, found.table) == ("otel", "mine")
-    assert (found.user, found.password) == ("me", "p@ss")
-    assert found.attributes == ("service.version=1.2", "host.name=a")
-    assert found.label == "otel service.version=1.2 host.name=a"
+    assert (address.host, address.port, address.secure) == ("db.example", 18123, False)
+    assert (address.database, address.table) == ("otel", "mine")
+    assert (address.user, address.password) == ("me", "p@ss")
+    assert address.attributes == ("service.version=1.2", "host.name=a")
+    assert address.label == "otel service.version=1.2 host.name=a"
 
 
 def test_defaults_are_those_of_the_exporter_and_the_environment():
-    found = parse_address("clickhouse://[::1]", {})
-    assert (found.host, found.port, found.user, found.password) == ("::1", 8123, "default", "")
-    assert (found.database, found.table) == ("default", "otel_profiles")
-    assert found.place == "clickhouse://[::1]:8123/default"
-    found = parse_address(
+    result = parse_address("clickhouse://[::1]", {})
+    assert (result.host, result.port, result.user, result.password) == ("::1", 8123, "default", "")
+    assert (result.database, result.table) == ("default", "otel_profiles")
+    assert result.place == "clickhouse://[::1]:8123/default"
+    result = parse_address(
         "clickhouse://db/otel?secure=true",
         {"CLICKHOUSE_USER": "reader", "CLICKHOUSE_PASSWORD": "s3cret"},
     )
-    assert (found.port, found.secure) == (8443, True)
-    assert (found.user, found.password) == ("reader", "s3cret")
+    assert (result.port, result.secure) == (8443, True)
+    assert (result.user, result.password) == ("reader", "s3cret")
 
 
 def test_secrets_are_not_shown():
-    found = parse_address("clickhouse://me:s3cret-word@db/otel", {})
-    assert "s3cret" not in repr(found) + found.place + found.label
-    assert found.secrets.redact("failed for me with s3cret-word") == "failed for me with [REDACTED]"
-    found = parse_address("clickhouse://db/otel", {"CLICKHOUSE_PASSWORD": "s3cret-word"})
-    assert "s3cret" not in found.secrets.redact("failed with s3cret-word")
+    result = parse_address("clickhouse://me:s3cret-word@db/otel", {})
+    assert "s3cret" not in repr(result) + result.place + result.label
+    assert (
+        result.secrets.redact("failed for me with s3cret-word") == "failed for me with [REDACTED]"
+    )
+    result = parse_address("clickhouse://db/otel", {"CLICKHOUSE_PASSWORD": "s3cret-word"})
+    assert "s3cret" not in result.secrets.redact("failed with s3cret-word")
 
 
 @pytest.mark.parametrize(

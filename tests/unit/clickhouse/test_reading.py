@@ -38,9 +38,9 @@ def test_bytes_that_are_not_utf8_are_those_of_profiles():
 
 
 def test_conditions_hold_for_all_that_a_pattern_matches():
-    (found,) = filter_conditions(Filter(services=("a_%[bc]d*?",)), "t")
-    assert r"ServiceName LIKE 'a\\_\\%%d%%'" in found
-    assert "ServiceName IN ('a_%[bc]d*?')" in found
+    (result,) = filter_conditions(Filter(services=("a_%[bc]d*?",)), "t")
+    assert r"ServiceName LIKE 'a\\_\\%%d%%'" in result
+    assert "ServiceName IN ('a_%[bc]d*?')" in result
 
 
 @pytest.mark.parametrize("function", ["[truncated]", "*", "?ead", "[rw]*"])
@@ -59,10 +59,10 @@ def test_merged_samples_keep_number_sum_and_both_ends():
 
 def test_negative_durations_are_back_from_the_end():
     moments = [MomentType().convert(text, None, None) for text in ("10s", "-1m", "-0s", "-90")]
-    assert [one.unix_ns(10**12, 2 * 10**12) for one in moments] == [
+    assert [moment.unix_ns(10**12, 2 * 10**12) for moment in moments] == [
         10**12 + 10 * 10**9, 2 * 10**12 - 60 * 10**9, 2 * 10**12, 2 * 10**12 - 90 * 10**9,
     ]  # fmt: skip
-    assert [one.is_from_start for one in moments] == [True, False, False, False]
+    assert [moment.is_from_start for moment in moments] == [True, False, False, False]
 
 
 @pytest.mark.system

@@ -21,15 +21,15 @@ def stack(*rows, statuses=()):
 
 
 def test_all_that_vmlinux_calls_is_of_the_kernel():
-    found = stack(
+    result = stack(
         (0x50, "nf_hook", "", 0, "nf_conntrack"),
         (0x60, "count", "", 0, "bpf_prog_0123456789abcdef_count"),
         (0x10, "do_syscall_64", "", 0, "vmlinux"),
         (0x70, "read", "", 0, "libc.so.6"),
     )
-    kernel, user = found.sides
+    kernel, user = result.sides
     assert (kernel.kind, user.kind) == (KERNEL_SIDE, USER_SIDE)
-    kinds = [frame.module.kind for frame in found.frames]
+    kinds = [frame.module.kind for frame in result.frames]
     assert kinds == [ModuleKind.LOADED, ModuleKind.BPF, ModuleKind.VMLINUX, ModuleKind.USER]
 
 
@@ -58,27 +58,27 @@ def test_sides_of_interpreted_languages_are_found_by_their_files():
 def test_functions_at_one_address_are_inlined_and_repeated_ones_are_calls():
     walk = (0x20, "walk", "tree.c", 9, "program")
     visit = (0x20, "visit", "tree.h", 2, "program")
-    found = stack(visit, walk, visit, walk, walk, (0x30, "main", "main.c", 1, "program"))
-    lines = [[line.function for line in frame.lines] for frame in found.frames]
+    result = stack(visit, walk, visit, walk, walk, (0x30, "main", "main.c", 1, "program"))
+    lines = [[line.function for line in frame.lines] for frame in result.frames]
     assert lines == [["visit", "walk"], ["visit", "walk"], ["walk"], ["main"]]
     python = (0, "walk", "app.py", 1, "")
     assert len(stack(python, (0, "visit", "app.py", 1, ""), python).frames) == 3
 
 
 def test_frames_without_a_name_are_not_inlined():
-    found = stack((0x20, "", "", 0, "program"), (0x20, "", "", 0, "program"))
-    assert len(found.frames) == 2
-    assert not any(frame.lines for frame in found.frames)
+    result = stack((0x20, "", "", 0, "program"), (0x20, "", "", 0, "program"))
+    assert len(result.frames) == 2
+    assert not any(frame.lines for frame in result.frames)
 
 
 def test_placeholders_with_a_reason_are_not_names():
-    found = stack(
+    result = stack(
         (0x20, "program+0x20 [no_name]", "", 0, "program"),
         (0x20, "program+0x20 [no_name]", "", 0, "program"),
         (0x30, "other [no_name]", "", 0, "program"),
         (0x40, "[unmapped]", "", 0, ""),
     )
-    assert [frame.unresolved for frame in found.frames] == [
+    assert [frame.unresolved for frame in result.frames] == [
         Unresolved.NO_NAME, Unresolved.NO_NAME, None, Unresolved.UNMAPPED,
     ]  # fmt: skip
 

@@ -16,8 +16,8 @@ def read(name):
 
 
 def only(documents, kind):
-    (found,) = [document for document in documents if document["kind"] == kind]
-    return found
+    (result,) = [document for document in documents if document["kind"] == kind]
+    return result
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ def problems(text, **environ):
 def receiver(block, **environ):
     """Problems of a receiver block, without their common prefix."""
     lines = "".join(f"    {line}\n" for line in block.splitlines())
-    found = problems(MINIMAL.replace("kprofiler:\n", f"kprofiler:\n{lines}"), **environ)
-    return [line.replace("agent.yaml:", "").replace("receivers.kprofiler.", "") for line in found]
+    result = problems(MINIMAL.replace("kprofiler:\n", f"kprofiler:\n{lines}"), **environ)
+    return [line.replace("agent.yaml:", "").replace("receivers.kprofiler.", "") for line in result]
 
 
 def test_a_minimal_file_has_the_defaults():
@@ -123,9 +123,9 @@ def test_every_key_of_a_copied_receiver_block_is_supported_or_explained():
         "obi_process_ctx", "pid_namespace_translation", "probes",
     )  # fmt: skip
     lines = [f"{key}: {value}" for key, value in block.items()]
-    found = receiver("\n".join([*lines, *(f"{key}: 1" for key in refused)]))
-    assert [line.split(": ")[1] for line in found] == list(refused)
-    assert all(": not available: " in line for line in found)
+    result = receiver("\n".join([*lines, *(f"{key}: 1" for key in refused)]))
+    assert [line.split(": ")[1] for line in result] == list(refused)
+    assert all(": not available: " in line for line in result)
 
 
 def test_the_removed_key_symbol_names_is_explained():
@@ -144,9 +144,9 @@ def exporter(block):
      "dns:///collector:4317"],
 )  # fmt: skip
 def test_grpc_endpoints(endpoint):
-    found = exporter(f"  otlp_grpc/x: {{endpoint: '{endpoint}'}}\n")["otlp_grpc/x"]
-    assert found.endpoint == endpoint
-    assert found.tls.insecure is False
+    result = exporter(f"  otlp_grpc/x: {{endpoint: '{endpoint}'}}\n")["otlp_grpc/x"]
+    assert result.endpoint == endpoint
+    assert result.tls.insecure is False
 
 
 @pytest.mark.parametrize(
@@ -169,17 +169,17 @@ def test_grpc_endpoints(endpoint):
     ],
 )
 def test_exporter_mistakes(block, message):
-    found = problems(MINIMAL.replace("  debug:\n", f"  debug:\n  {block}\n"))
-    assert any(message in problem for problem in found), found
-    assert not any("s3cret" in problem for problem in found)
+    result = problems(MINIMAL.replace("  debug:\n", f"  debug:\n  {block}\n"))
+    assert any(message in problem for problem in result), result
+    assert not any("s3cret" in problem for problem in result)
 
 
 @pytest.mark.parametrize("kind", ["otlp_grpc", "otlp_http"])
 @pytest.mark.parametrize("version", ["1", "2", ""])
 def test_the_version_of_the_schema_reaches_the_exporter(kind, version):
     (name, block) = (f"{kind}/x", "endpoint: 'http://127.0.0.1:4318'")
-    found = exporter(f"  {name}: {{{block}, development_version: '{version}'}}\n")[name]
-    assert found.settings().client.development_version == version
+    result = exporter(f"  {name}: {{{block}, development_version: '{version}'}}\n")[name]
+    assert result.settings().client.development_version == version
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,9 @@ def test_unreadable_files_are_configuration_errors(tmp_path):
     ],
 )
 def test_messages_never_show_secrets_of_addresses_and_headers(block):
-    found = problems(MINIMAL.replace("  debug:\n", f"  debug:\n  {block}\n"))
-    assert found
-    assert not any("s3cret" in problem for problem in found), found
+    result = problems(MINIMAL.replace("  debug:\n", f"  debug:\n  {block}\n"))
+    assert result
+    assert not any("s3cret" in problem for problem in result), result
 
 
 @pytest.mark.parametrize(
@@ -278,15 +278,15 @@ def test_messages_never_show_secrets_of_addresses_and_headers(block):
 )
 def test_messages_show_no_secret_in_a_wrong_place(text):
     """A password as a key, an alias, a tag, or a reference: its length and its place are shown."""
-    found = problems(text)
-    assert found
-    assert not any("tr0ub4dor" in problem for problem in found), found
-    assert any("characters" in problem for problem in found), found
+    result = problems(text)
+    assert result
+    assert not any("tr0ub4dor" in problem for problem in result), result
+    assert any("characters" in problem for problem in result), result
 
 
 def test_a_key_that_is_nearly_right_is_shown():
-    found = problems(MINIMAL.replace("kprofiler:", "kprofiler: {sampels_per_second: 1}"))
-    assert "receivers.kprofiler.sampels_per_second: unknown key" in found[0]
+    result = problems(MINIMAL.replace("kprofiler:", "kprofiler: {sampels_per_second: 1}"))
+    assert "receivers.kprofiler.sampels_per_second: unknown key" in result[0]
 
 
 @pytest.mark.parametrize(
@@ -305,13 +305,13 @@ def test_world_readable_secrets_cause_a_warning(tmp_path, line, secret):
             directory.chmod(0o711)  # a directory of the test
     path = tmp_path / "agent.yaml"
     path.write_text(MINIMAL.replace("  debug:\n", f"  debug:\n  otlp_http: {{{line}}}\n"))
-    found = {}
+    results = {}
     for mode in (0o644, 0o640, 0o600):
         path.chmod(mode)
-        found[mode] = find_exposure(load_config(str(path), environ={"TOKEN": "abc"}))
-    assert found[0o640] == found[0o600] == ""
-    assert (f"(exporters.otlp_http.{secret})" in found[0o644]) == bool(secret)
-    assert "pw" not in found[0o644].replace(str(path), "")
+        results[mode] = find_exposure(load_config(str(path), environ={"TOKEN": "abc"}))
+    assert results[0o640] == results[0o600] == ""
+    assert (f"(exporters.otlp_http.{secret})" in results[0o644]) == bool(secret)
+    assert "pw" not in results[0o644].replace(str(path), "")
     path.chmod(0o644)
     tmp_path.chmod(0o700)
     assert find_exposure(load_config(str(path), environ={"TOKEN": "abc"})) == ""

@@ -83,4 +83,4 @@ def test_services_take_a_word(text, expected):
 def test_services_refuse_other_words():
     with pytest.raises(ConfigError) as caught:
         read_settings({"OTEL_KPROFILER_OFF_CPU": "sometimes"})
-    assert [one.key for one in caught.value.problems] == ["OTEL_KPROFILER_OFF_CPU"]
+    assert [problem.key for problem in caught.value.problems] == ["OTEL_KPROFILER_OFF_CPU"]

@@ -59,9 +59,9 @@ def read(text):
 )
 def test_substitution_follows_the_specification(text, value):
     """A scalar gets the value and type in the table."""
-    found = read(text)
-    assert found == value
-    assert type(found) is type(value)
+    result = read(text)
+    assert result == value
+    assert type(result) is type(value)
 
 
 def test_keys_are_not_substituted():

@@ -26,13 +26,13 @@ def open_files():
 
 
 def messages(data):
-    found = []
+    results = []
     while data:
         size = int.from_bytes(data[:4], "big")
         assert len(data) >= 4 + size
-        found.append(data[4 : 4 + size])
+        results.append(data[4 : 4 + size])
         data = data[4 + size :]
-    return found
+    return results
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def test_an_existing_file_is_appended_to(open_file, batch, tmp_path, form):
         exporter.export(batch(b"%d" % number))
         exporter.shutdown()
     content = (tmp_path / "out.jsonl").read_bytes()
-    found = messages(content) if form is Form.PROTOBUF else content.splitlines()
-    assert found == [b"0", b"1", b"2"]
+    result = messages(content) if form is Form.PROTOBUF else content.splitlines()
+    assert result == [b"0", b"1", b"2"]
 
 
 def test_a_truncated_line_does_not_corrupt_the_next(open_file, batch, tmp_path):

@@ -188,7 +188,7 @@ def test_what_is_too_large_is_divided_and_what_stays_so_is_kept(http_receiver):
     (account,) = sending.accounts()
     assert (account.exported, account.lost) == (200, {LossCause.TOO_LARGE: 100})
     assert sum(one.sample_count for one in decode_windows(taken)) == 200
-    assert sum(one.sample_count for one in read_profiles("x.unsent.otlp")) == 100
+    assert sum(window.sample_count for window in read_profiles("x.unsent.otlp")) == 100
     with pytest.raises(ExportError) as raised:
         sending.check()
     assert raised.value.hint.startswith(

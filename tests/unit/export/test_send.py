@@ -51,11 +51,11 @@ def request(number, form, samples):
 
 
 def prefixed(messages):
-    return b"".join(len(one).to_bytes(4, "big") + one for one in messages)
+    return b"".join(len(message).to_bytes(4, "big") + message for message in messages)
 
 
 def lines(messages):
-    return b"".join(one + b"\n" for one in messages)
+    return b"".join(message + b"\n" for message in messages)
 
 
 def run(capsys, *words):

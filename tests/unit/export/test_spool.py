@@ -47,7 +47,7 @@ def abandon(spool):
 
 
 def total(stored):
-    return sum((one.samples for one in stored), SampleCounts())
+    return sum((batch.samples for batch in stored), SampleCounts())
 
 
 def segments(directory):
@@ -116,7 +116,7 @@ def test_a_segment_truncated_at_any_byte_is_recovered_up_to_there(tmp_path):
     abandon(spool)
     (whole,) = segments(tmp_path / "whole")
     data = whole.read_bytes()
-    ends = [one.offset + one.size for one in stored]
+    ends = [frame.offset + frame.size for frame in stored]
     assert ends[-1] == len(data)
     for cut in range(len(data)):
         directory = tmp_path / str(cut)
@@ -150,9 +150,9 @@ def test_a_damaged_byte_costs_only_its_record(tmp_path):
         damaged[position] ^= 0x55
         (directory / whole.name).write_bytes(damaged)
         again = Spool(str(directory), fsync=False)
-        hit = [one for one in stored if one.offset <= position < one.offset + one.size]
-        kept = [one.samples for one in stored if one not in hit]
-        assert [one.samples for one in again.waiting] == kept
+        hit = [frame for frame in stored if frame.offset <= position < frame.offset + frame.size]
+        kept = [batch.samples for batch in stored if batch not in hit]
+        assert [batch.samples for batch in again.waiting] == kept
         assert again.damaged == total(hit)
         in_close = position >= stored[-1].offset + stored[-1].size
         assert again.unknown_since_unix_ns == (5 * SECOND if in_close else 0)
@@ -225,7 +225,7 @@ def test_an_unreadable_block_costs_only_its_records(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "pread", failing)
     again = Spool(str(tmp_path))
-    kept = [one for one in stored if one.offset + one.size <= 4096 or one.offset >= 8192]
+    kept = [frame for frame in stored if frame.offset + frame.size <= 4096 or frame.offset >= 8192]
     assert [one.number for one in again.waiting] == [one.number for one in kept]
     assert again.damaged == total(one for one in stored if one not in kept) != {}
     again.close()
@@ -279,7 +279,7 @@ def test_samples_of_segments_kept_aside_are_not_lost(tmp_path, positions, end):
     left = aside(by_segment, *positions)
     for _ in range(2):
         again = Spool(str(tmp_path))
-        assert [one.samples for one in again.waiting] == [one.samples for one in left]
+        assert [batch.samples for batch in again.waiting] == [batch.samples for batch in left]
         assert again.damaged == {}
         abandon(again)
 
@@ -334,7 +334,7 @@ def test_a_file_with_an_impossible_number_is_left_alone(tmp_path, caplog, number
     planted = tmp_path / f"{number:020}.spool"
     planted.write_bytes(segments(tmp_path)[0].read_bytes())
     again = Spool(str(tmp_path))
-    assert [one.samples for one in again.waiting] == [one.samples for one in stored]
+    assert [batch.samples for batch in again.waiting] == [batch.samples for batch in stored]
     assert "is left alone: no segment has such a number" in caplog.text
     assert again.append(numbered(3)).number < 100
     again.close()
@@ -356,7 +356,7 @@ def test_a_sparse_tail_is_not_read(tmp_path):
     again = Spool(str(tmp_path))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [one.samples for one in again.waiting] == [one.samples for one in stored]
+    assert [batch.samples for batch in again.waiting] == [batch.samples for batch in stored]
     assert peak < 16 << 20
     assert again.unknown_since_unix_ns
     again.append(numbered(3))
@@ -394,7 +394,9 @@ def test_intact_but_invalid_records_are_skipped(tmp_path, kind, body):
     spool.close()
     again = Spool(str(tmp_path))
     is_record = kind in (Kind.MARK, Kind.CLOSE) and b"color" in body
-    assert [one.samples for one in again.waiting] == [one.samples for one in stored[is_record:]]
+    assert [batch.samples for batch in again.waiting] == [
+        batch.samples for batch in stored[is_record:]
+    ]
     assert again.damaged == (stored[0].samples if is_record else {})
     assert again.unknown_since_unix_ns == 0
     again.append(numbered(3))
@@ -470,8 +472,8 @@ def test_a_removed_directory_is_recreated(tmp_path, caplog):
         spool.read(stored[0])
     abandon(spool)
     again = Spool(str(directory))
-    kept = [one.samples for one in [*stored[len(old) :], fresh]]
-    assert [one.samples for one in again.waiting] == kept
+    kept = [batch.samples for batch in [*stored[len(old) :], fresh]]
+    assert [batch.samples for batch in again.waiting] == kept
     assert again.damaged == total(old)
     again.close()
 
@@ -520,10 +522,10 @@ def test_segments_that_are_links_or_files_of_others_are_left_alone(tmp_path, kin
         pytest.skip("needs root, to give files away")
     again = Spool(str(directory))
     assert f"{path.name} is left alone" in caplog.text
-    assert [one.samples for one in again.waiting] == [stored[0].samples, stored[2].samples]
+    assert [batch.samples for batch in again.waiting] == [stored[0].samples, stored[2].samples]
     assert again.damaged == stored[1].samples
-    for one in again.waiting:
-        again.settle(one.number, one.samples)
+    for batch in again.waiting:
+        again.settle(batch.number, batch.samples)
     again.close()
     assert path.is_symlink() or path.exists()
 

@@ -35,11 +35,11 @@ def test_the_attribute_is_a_text_or_an_array_and_comes_back(built_in, form):
     (batch,) = encode_window(built_in, form=form).batches
     assert check_payload(batch.payload) == []
     (window,) = decode_windows(batch.payload)
-    found = [sample.stack.frames[0] for sample in window.profiles[0].resources[0].samples]
-    assert [frame.builtin for frame in found] == [
+    results = [sample.stack.frames[0] for sample in window.profiles[0].resources[0].samples]
+    assert [frame.builtin for frame in results] == [
         ("ext4",), ("ti_cpsw", "ti_davinci_emac"), ("snd_seq",), ()
     ]  # fmt: skip
-    assert {frame.module.name for frame in found[:3]} == {"vmlinux"}
+    assert {frame.module.name for frame in results[:3]} == {"vmlinux"}
 
 
 def test_reports_show_them_in_brackets(built_in):

@@ -67,29 +67,29 @@ def test_titles_that_are_not_unicode_are_escaped(hostile):
 
 
 def test_pprof_refers_only_to_what_it_holds(windows):
-    found = {}
+    results = {}
     for number, value in fields(gzip.decompress(pprof(windows))):
-        found.setdefault(number, []).append(value)
-    strings = [text.decode() for text in found[6]]
+        results.setdefault(number, []).append(value)
+    strings = [text.decode() for text in results[6]]
     assert strings[0] == ""
-    locations = {dict(fields(body))[1] for body in found[4]}
+    locations = {dict(fields(body))[1] for body in results[4]}
     used = set()
     total = 0
-    for body in found[2]:
+    for body in results[2]:
         sample = dict(item for item in fields(body) if item[0] != 3)
         used |= set(sample.get(1, b""))
         total += sample[2][0]
     assert used == locations
     assert total == 10
-    functions = {dict(fields(body))[1]: dict(fields(body)) for body in found[5]}
+    functions = {dict(fields(body))[1]: dict(fields(body)) for body in results[5]}
     lines = [
-        dict(fields(value)) for body in found[4] for number, value in fields(body) if number == 4
+        dict(fields(value)) for body in results[4] for number, value in fields(body) if number == 4
     ]
     assert {line[1] for line in lines} == functions.keys()
     assert {strings[function[2]] for function in functions.values()} == {
         "vfs_read", "do_syscall_64", "ext4_read", "inlined", "bpf_prog_1_x",
     }  # fmt: skip
-    assert (found[9], found[10], found[12]) == ([5000], [20_000], [1000])
+    assert (results[9], results[10], results[12]) == ([5000], [20_000], [1000])
 
 
 def test_pprof_has_the_segment_of_a_user_file(windows):
@@ -101,9 +101,9 @@ def test_pprof_has_the_segment_of_a_user_file(windows):
     sample = WindowSample(Stack.from_frames([frame]), 1, "t", 0, None, [1])
     profile = replace(windows[0].profiles[0], resources=[ResourceSamples(Resource({}), [sample])])
     window = replace(windows[0], profiles=[profile])
-    found = list(fields(gzip.decompress(pprof([window]))))
-    (mapping,) = (dict(fields(body)) for number, body in found if number == 3)
-    (location,) = (dict(fields(body)) for number, body in found if number == 4)
+    results = list(fields(gzip.decompress(pprof([window]))))
+    (mapping,) = (dict(fields(body)) for number, body in results if number == 3)
+    (location,) = (dict(fields(body)) for number, body in results if number == 4)
     assert [mapping[number] for number in (2, 3, 4)] == [0x401000, 0x480000, 0x1000]
     assert location[3] == 0x401234
 

@@ -13,18 +13,18 @@ VIEWER = Path(__file__).parents[3] / "viewer"
 
 
 def test_columns_point_into_each_other_and_keep_every_sample(windows):
-    found = data(html(windows))
-    samples, nodes, frames = found["samples"], found["nodes"], found["frames"]
+    result = data(html(windows))
+    samples, nodes, frames = result["samples"], result["nodes"], result["frames"]
     assert sum(samples["count"]) == 10
     assert all(parent < node for node, parent in enumerate(nodes["parent"]))
     names = []
     node = samples["node"][0]
     while node >= 0:
-        names.append(found["strings"][frames["name"][nodes["frame"][node]]])
+        names.append(result["strings"][frames["name"][nodes["frame"][node]]])
         node = nodes["parent"][node]
     assert names == ["inlined", "ext4_read", "vfs_read", "do_syscall_64", "[0x401000]", "dd"]
-    threads = {(found["strings"][name], tid) for name, tid in
-               zip(found["threads"]["name"], found["threads"]["tid"], strict=True)}  # fmt: skip
+    threads = {(result["strings"][name], tid) for name, tid in
+               zip(result["threads"]["name"], result["threads"]["tid"], strict=True)}  # fmt: skip
     assert threads == {("dd", 7), ("helper", 71), (r"a;b\n", 8)}
 
 

@@ -141,5 +141,5 @@ def test_no_name_breaks_out_of_a_format(place):
         assert not {"\x1b", "\u202e", "\udc80"} & set(text)
     kept = HOSTILE.replace("\udc80", "\\x80")
     frames = json.loads(speedscope(windows))["shared"]["frames"]
-    assert any(kept in one["name"] + one.get("file", "") for one in frames)
+    assert any(kept in frame["name"] + frame.get("file", "") for frame in frames)
     assert any(kept in text.decode() for text in strings(pprof(windows)))

@@ -78,11 +78,11 @@ def bad(host, **options):
 
 
 def test_a_good_host_has_no_problems_and_each_finding_says_what_was_observed():
-    found = findings(FakeHost(), try_sampler=lambda: "2 samples")
+    result = findings(FakeHost(), try_sampler=lambda: "2 samples")
     assert not bad(FakeHost())
-    assert all(finding.observed for finding in found.values())
-    assert found["sampler"].observed == "2 samples"
-    assert found["CPUs"].observed == "4 online"
+    assert all(finding.observed for finding in result.values())
+    assert result["sampler"].observed == "2 samples"
+    assert result["CPUs"].observed == "4 online"
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,10 @@ LIMITS = "Max open files            {:<20} {:<20} files\n"
     ],
 )
 def test_few_open_files_are_a_limit(soft, hard, level, fix):
-    found = findings(FakeHost(**{"/proc/self/limits": LIMITS.format(soft, hard)}))["open files"]
-    assert found.level is level
-    assert found.observed.startswith(str(soft))
-    assert found.fix.startswith(fix)
+    result = findings(FakeHost(**{"/proc/self/limits": LIMITS.format(soft, hard)}))["open files"]
+    assert result.level is level
+    assert result.observed.startswith(str(soft))
+    assert result.fix.startswith(fix)
 
 
 def test_too_few_open_files_are_the_cause_of_a_sampler_that_does_not_start():
@@ -196,11 +196,11 @@ def test_too_few_open_files_are_the_cause_of_a_sampler_that_does_not_start():
         raise HostError("setting up the sampler: too many open files", hint="ulimit")
 
     host = FakeHost(**{"/proc/self/limits": LIMITS.format(20, 20)})
-    found = findings(host, try_sampler=explode)
-    assert found["open files"].level is Level.FAIL
-    assert list(conclude(list(found.values()))) == [
+    result = findings(host, try_sampler=explode)
+    assert result["open files"].level is Level.FAIL
+    assert list(conclude(list(result.values()))) == [
         "does not work: open files",
-        f"  open files: {found['open files'].fix}",
+        f"  open files: {result['open files'].fix}",
     ]
 
 
@@ -259,10 +259,10 @@ def test_lockdown_is_unknown_without_securityfs():
 
 
 def test_capabilities_kept_while_sampling_are_listed_with_their_purpose():
-    found = {f.check: f for f in doctor(FakeHost())}["kept while sampling"]
-    assert "CAP_PERFMON (sampling CPUs" in found.observed
-    assert "CAP_SYS_PTRACE" not in found.observed
-    assert "CAP_BPF (BPF programs, after" in found.observed
+    result = {f.check: f for f in doctor(FakeHost())}["kept while sampling"]
+    assert "CAP_PERFMON (sampling CPUs" in result.observed
+    assert "CAP_SYS_PTRACE" not in result.observed
+    assert "CAP_BPF (BPF programs, after" in result.observed
 
 
 @pytest.mark.parametrize(("release", "is_told"), [("5.10.0-46-amd64", True), ("5.11.0", False)])

@@ -53,7 +53,7 @@ def test_a_directory_that_does_not_answer_holds_up_one_thread(tmp_path, monkeypa
     file = tmp_path / "file"
     file.touch()
     places, answer = FilePlaces([str(tmp_path)]), threading.Event()
-    asked, found, scan = threading.Event(), [], os.scandir
+    asked, result, scan = threading.Event(), [], os.scandir
 
     def wait(path):
         asked.set()
@@ -61,7 +61,7 @@ def test_a_directory_that_does_not_answer_holds_up_one_thread(tmp_path, monkeypa
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", wait)
-    thread = threading.Thread(target=lambda: found.extend(places.find(inode(file))))
+    thread = threading.Thread(target=lambda: result.extend(places.find(inode(file))))
     thread.start()
     try:
         assert asked.wait(60)
@@ -69,4 +69,4 @@ def test_a_directory_that_does_not_answer_holds_up_one_thread(tmp_path, monkeypa
     finally:
         answer.set()
         thread.join()
-    assert found == [*places.find(inode(file))] == [str(file)]
+    assert result == [*places.find(inode(file))] == [str(file)]

@@ -25,7 +25,7 @@ def package(tmp_path, monkeypatch, request):
     write(tmp_path / name, name, FILES)
     monkeypatch.syspath_prepend(tmp_path)
     yield name
-    for module in [one for one in sys.modules if one.partition(".")[0] == name]:
+    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
         del sys.modules[module]
 
 
@@ -43,12 +43,12 @@ def test_only_what_the_module_needs_is_imported(package):
 
 def test_the_package_can_be_used_as_usual_afterwards(package):
     wanted = import_module_alone(f"{package}.wanted")
-    found = {}
-    exec(f"import {package} as whole\nfrom {package} import Heavy, wanted, LOADED", found)
-    assert (found["LOADED"], found["wanted"]) == (True, wanted)
-    assert found["whole"].Heavy is found["Heavy"]
+    results = {}
+    exec(f"import {package} as whole\nfrom {package} import Heavy, wanted, LOADED", results)
+    assert (results["LOADED"], results["wanted"]) == (True, wanted)
+    assert results["whole"].Heavy is results["Heavy"]
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        found["whole"].nothing  # noqa: B018
+        results["whole"].nothing  # noqa: B018
 
 
 def test_a_module_is_found_as_an_attribute_without_the_rest(package):
@@ -75,16 +75,17 @@ def test_a_package_that_fails_fails_at_each_use(package, tmp_path):
 def test_threads_that_ask_at_the_same_time_get_the_same(package, tmp_path):
     (tmp_path / package / "heavy.py").write_text("import time\ntime.sleep(0.1)\nHeavy = object()\n")
     import_module_alone(f"{package}.wanted")
-    found = []
+    results = []
     threads = [
-        threading.Thread(target=lambda: found.append(sys.modules[package].Heavy)) for _ in range(4)
+        threading.Thread(target=lambda: results.append(sys.modules[package].Heavy))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4
-    assert len(set(found)) == 1
+    assert len(results) == 4
+    assert len(set(results)) == 1
 
 
 @pytest.mark.parametrize("name", ["no_such_package.module", "json.no_such_module"])

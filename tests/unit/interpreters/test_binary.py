@@ -70,9 +70,9 @@ def test_other_files_have_none():
 
 
 def test_what_is_found_is_that_of_the_running_interpreter(own_file):
-    found = find_interpreter(ImageSource(own_file))
+    interpreter = find_interpreter(ImageSource(own_file))
     own = open_own()
-    assert own.interpreter == found
+    assert own.interpreter == interpreter
     assert own.process.code_type == id(type(read.__code__))
 
 
@@ -117,9 +117,9 @@ def test_damaged_files_are_refused_or_none(own_file):
     source = ImageSource(own_file)
     elf = read_elf(source)
     sections = read_sections(source, elf)
-    tables = [one for one in sections if one.kind in (2, 3, 11)]
+    tables = [section for section in sections if section.kind in (2, 3, 11)]
     start, count, _ = elf.section_headers
-    ranges = [(0, 64), (start, 64 * count)] + [(one.offset, one.size) for one in tables]
+    ranges = [(0, 64), (start, 64 * count)] + [(table.offset, table.size) for table in tables]
     generator = random.Random(1)
     for _ in range(60):
         content = bytearray(own_file)
@@ -137,6 +137,6 @@ def test_symbols_are_found_by_name(own_file):
     source = ImageSource(own_file)
     elf = read_elf(source)
     sections = read_sections(source, elf)
-    found = find_symbols(source, sections, [b"_PyRuntime", b"not there"])
-    assert list(found) == [b"_PyRuntime"]
-    assert found[b"_PyRuntime"].address == find_section(source, elf, b".PyRuntime").address
+    symbols = find_symbols(source, sections, [b"_PyRuntime", b"not there"])
+    assert list(symbols) == [b"_PyRuntime"]
+    assert symbols[b"_PyRuntime"].address == find_section(source, elf, b".PyRuntime").address

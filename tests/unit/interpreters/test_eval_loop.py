@@ -69,9 +69,9 @@ def test_a_loop_in_one_piece_is_that_alone(tmp_path):
 @pytest.mark.system
 def test_damaged_unwind_information_gives_the_function_alone(tmp_path):
     path = build(tmp_path, RARE)
-    found, symbol = find(path)
-    assert len(found) == 2
+    result, symbol = find(path)
+    assert len(result) == 2
     content = path.read_bytes()
     elf = read_elf(ImageSource(content))
     for search in (None, (1 << 60, 100), (elf.search[0], 13)):
-        assert find_loop(ImageSource(content), elf._replace(search=search), symbol) == found[:1]
+        assert find_loop(ImageSource(content), elf._replace(search=search), symbol) == result[:1]

@@ -62,9 +62,9 @@ def processes(journal, files):
 def own_code(own):
     """A mapping of the file."""
     return next(
-        one
-        for one in parse_mappings(read_maps(Access(), "self"))
-        if one.is_executable and one.inode == own.file.inode
+        mapping
+        for mapping in parse_mappings(read_maps(Access(), "self"))
+        if mapping.is_executable and mapping.inode == own.file.inode
     )
 
 
@@ -89,11 +89,11 @@ def test_a_process_is_registered_when_it_maps_an_interpreter(processes, journal,
     processes.apply(Mapped(1, process(5), CODE._replace(path="", inode=0), None))
     assert journal.now == {}
     processes.apply(mapped(5, own))
-    layout, found = journal.now[5]
+    layout, result = journal.now[5]
     assert layout == own.interpreter.layout
-    assert found.runtime_at == own.interpreter.runtime + shift(own, 0x7F0000000000)
-    assert found.code_type == own.interpreter.code_type + shift(own, 0x7F0000000000)
-    assert found.eval_start == own.interpreter.eval_loop[0].start + shift(own, 0x7F0000000000)
+    assert result.runtime_at == own.interpreter.runtime + shift(own, 0x7F0000000000)
+    assert result.code_type == own.interpreter.code_type + shift(own, 0x7F0000000000)
+    assert result.eval_start == own.interpreter.eval_loop[0].start + shift(own, 0x7F0000000000)
     assert processes.counts().processes == 1
 
 
@@ -130,7 +130,10 @@ def test_a_program_without_an_interpreter_is_passed_over(processes, journal, sle
     wait_until_loaded(sleeping)
     code = list(parse_mappings(read_maps(Access(), sleeping), only_code=True))
     file = next(one for one in code if one.path.endswith("/sleep"))
-    pages = sum(one.end - one.start for one in code if one.permissions == "r-xp") // mmap.PAGESIZE
+    pages = (
+        sum(mapping.end - mapping.start for mapping in code if mapping.permissions == "r-xp")
+        // mmap.PAGESIZE
+    )
     program = Program(file.device, file.inode, pages)
     for other in (
         program._replace(code_pages=pages - 1),

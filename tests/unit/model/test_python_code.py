@@ -56,6 +56,6 @@ def test_one_that_exceeds_the_limit_is_dropped_at_once(table):
 
 
 def test_the_owner_may_ask_during_the_callback():
-    codes = KnownCodes(max_bytes=1, on_dropped=lambda one: codes.get(one.id) or list(codes))
+    codes = KnownCodes(max_bytes=1, on_dropped=lambda value: codes.get(value.id) or list(codes))
     codes.add(code(1))
     assert codes.dropped == 1

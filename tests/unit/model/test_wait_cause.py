@@ -84,11 +84,11 @@ def test_frames_of_the_program_that_looks_do_not_matter(name):
 def test_stacks_of_threads_that_sleep_already_have_their_cause(name, cause):
     """The kernel leaves out the functions of its section .sched.text, such as those of locks."""
     kernel = [one for one in captured(name) if not SCHEDULER.fullmatch(one)]
-    found = find_cause(WaitState.INTERRUPTIBLE, kernel, in_iowait=cause == "disk")
+    result = find_cause(WaitState.INTERRUPTIBLE, kernel, in_iowait=cause == "disk")
     if cause == "kernel_lock":  # what it was taken for is left
-        assert found in (WaitCause.OTHER, WaitCause.PAGE_FAULT, WaitCause.KERNEL_LOCK)
+        assert result in (WaitCause.OTHER, WaitCause.PAGE_FAULT, WaitCause.KERNEL_LOCK)
     else:
-        assert found.label == cause
+        assert result.label == cause
 
 
 def test_every_capture_is_tested():
@@ -208,7 +208,7 @@ WAITING = native(None, "", "pthread_cond_timedwait")
     ],
 )
 def test_an_unnamed_function_between_others_takes_the_gil(sides, cause):
-    sides = [one if isinstance(one, Side) else Side(USER_SIDE, one) for one in sides]
+    sides = [side if isinstance(side, Side) else Side(USER_SIDE, side) for side in sides]
     stack = Stack((frames(KERNEL_SIDE, FUTEX), Side(USER_SIDE, WAITING), *sides))
     assert find_stack_cause(WaitState.INTERRUPTIBLE, stack) is cause
 

@@ -125,6 +125,6 @@ GET = ("Queue.get", "/usr/lib/python3.11/queue.py")
     ],
 )  # fmt: skip
 def test_threads_of_pools_without_work_are_idle(side, cause):
-    found = find_stack_cause(WaitState.INTERRUPTIBLE, Stack((FUTEX, side)))
-    assert found is cause
-    assert found.is_idle is (cause is WaitCause.POOL)
+    stack_cause = find_stack_cause(WaitState.INTERRUPTIBLE, Stack((FUTEX, side)))
+    assert stack_cause is cause
+    assert stack_cause.is_idle is (cause is WaitCause.POOL)

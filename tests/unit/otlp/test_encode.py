@@ -118,11 +118,11 @@ def test_event_kinds_have_no_period(window):
 def test_samples_have_thread_cpu_and_only_incomplete_statuses(window):
     reader = Reader(encoded(window).payload)
     samples = [sample for profile in reader.profiles for sample in profile.samples]
-    found = [reader.attributes(sample) for sample in samples]
-    assert found[0] == {"thread.name": "cat", "thread.id": 17, "cpu.logical_number": 0}
-    assert found[2]["otel_kprofiler.user_stack.status"] == "EFAULT"
-    assert found[4]["otel_kprofiler.kernel_stack.status"] == "truncated"
-    assert found[5]["otel_kprofiler.kernel_stack.status"] == "ENOMEM"
+    results = [reader.attributes(sample) for sample in samples]
+    assert results[0] == {"thread.name": "cat", "thread.id": 17, "cpu.logical_number": 0}
+    assert results[2]["otel_kprofiler.user_stack.status"] == "EFAULT"
+    assert results[4]["otel_kprofiler.kernel_stack.status"] == "truncated"
+    assert results[5]["otel_kprofiler.kernel_stack.status"] == "ENOMEM"
     assert list(samples[2].timestamps_unix_nano) == [window.start_unix_ns + 4] * 2
     assert not any(sample.values for sample in samples)
 
@@ -145,13 +145,13 @@ def test_stacks_are_leaf_first_with_inlined_functions_innermost_first(window):
 
 def test_mappings_have_module_range_and_ids(window):
     reader = Reader(encoded(window).payload)
-    found = {
+    results = {
         reader.strings[m.filename_strindex]: (m.memory_limit, reader.attributes(m))
         for m in list(reader.dictionary.mapping_table)[1:]
     }
     gnu, htlhash = (f"process.executable.build_id.{kind}" for kind in ("gnu", "htlhash"))
     kind = "otel_kprofiler.module.kind"
-    assert found == {
+    assert results == {
         "ext4": (0x10000, {htlhash: f"{2:032x}", gnu: "cd" * 20}),
         "vmlinux": (0x10000, {htlhash: f"{1:032x}", gnu: "ab" * 20}),
         "bpf_prog_6deef7357e7b4530_probe": (0x10000, {htlhash: f"{3:032x}", kind: "bpf"}),
@@ -209,11 +209,11 @@ def test_frames_that_were_not_proven_say_how_they_were_found(window, form):
     ]
     batch = encoded(one_frame_window(window, *frames), form=form)
     reader = Reader(batch.payload)
-    found = [
+    results = [
         reader.attributes(location).get("otel_kprofiler.frame.found_by")
         for location in reader.locations(reader.profiles[0].samples[0])
     ]
-    assert found == [None, "guess", "frame_pointer"]
+    assert results == [None, "guess", "frame_pointer"]
     assert check_payload(batch.payload) == []
     (again,) = decode_windows(batch.payload)
     assert again.profiles[0].resources[0].samples[0].stack.frames == tuple(frames)
@@ -264,14 +264,14 @@ def test_frames_without_a_name_get_one_on_request(window, form):
     window = replace(window, profiles=[replace(profile, resources=groups)])
     (batch,) = encode_window(window, form=form, **UNNAMED).batches
     assert not list(check_payload(batch.payload))
-    found = names_by_address(batch.payload)
-    assert all(names and all(names) for names, _ in found.values())
-    assert found[0x99] == (["libz.so.1+0x99 [no_name]"], "no_name")
-    assert found[0x98] == (["[unknown]", "named"], None)
-    assert found[0x7F00AA] == found[0x7F00BB] == (["[user_address]"], "user_address")
-    assert found[0x30] == (["[kprobe_insn_page]+0x30 [no_symbol]"], "no_symbol")
-    assert found[0xFFFFFFFFC0001234] == (["[module_gone]"], "module_gone")
-    assert found[0x900][0] == ["vfs_read"]
+    result = names_by_address(batch.payload)
+    assert all(names and all(names) for names, _ in result.values())
+    assert result[0x99] == (["libz.so.1+0x99 [no_name]"], "no_name")
+    assert result[0x98] == (["[unknown]", "named"], None)
+    assert result[0x7F00AA] == result[0x7F00BB] == (["[user_address]"], "user_address")
+    assert result[0x30] == (["[kprobe_insn_page]+0x30 [no_symbol]"], "no_symbol")
+    assert result[0xFFFFFFFFC0001234] == (["[module_gone]"], "module_gone")
+    assert result[0x900][0] == ["vfs_read"]
 
 
 @pytest.mark.parametrize("form", Form)
@@ -321,8 +321,8 @@ def test_equal_values_of_different_objects_are_merged(window):
     )
     once, twice = (Reader(encoded(w).payload) for w in (window, twin))
     assert once.dictionary == twice.dictionary
-    for one, two in zip(once.profiles, twice.profiles, strict=True):
-        for sample, double in zip(one.samples, two.samples, strict=True):
+    for profile, two in zip(once.profiles, twice.profiles, strict=True):
+        for sample, double in zip(profile.samples, two.samples, strict=True):
             assert sorted(double.timestamps_unix_nano) == sorted(
                 2 * list(sample.timestamps_unix_nano)
             )
@@ -340,13 +340,13 @@ def test_equal_resources_are_merged(window):
 def test_resource_attributes_keep_their_types(window, form):
     by_reference = form is AttributeForm.REFERENCES
     reader = Reader(encoded(window, attributes=form).payload)
-    found = {}
+    results = {}
     for item in reader.message.resource_profiles[0].resource.attributes:
         assert bool(item.key) != by_reference
         which = item.value.WhichOneof("value")
-        found[item.key or reader.strings[item.key_strindex]] = which
+        results[item.key or reader.strings[item.key_strindex]] = which
     text = "string_value_strindex" if by_reference else "string_value"
-    assert found == {
+    assert results == {
         "empty": "string_value",
         "host.name": text,
         "process.creation.time": text,
@@ -363,10 +363,10 @@ def test_scope_and_schema(window):
     reader = Reader(encoded(window, scope=scope).payload)
     for resource_profiles in reader.message.resource_profiles:
         assert resource_profiles.schema_url == SCHEMA_URL
-        (found,) = resource_profiles.scope_profiles
-        assert (found.scope.name, found.scope.version) == ("library", "1.2")
-        assert found.schema_url == "https://example.org/schema"
-        assert [attribute.key for attribute in found.scope.attributes] == ["more"]
+        (result,) = resource_profiles.scope_profiles
+        assert (result.scope.name, result.scope.version) == ("library", "1.2")
+        assert result.schema_url == "https://example.org/schema"
+        assert [attribute.key for attribute in result.scope.attributes] == ["more"]
 
 
 def test_profile_ids_are_random_and_unique(window):
@@ -416,7 +416,7 @@ def test_surrogates_are_escaped(window, form):
     (decoded,) = decode_windows(batch.payload)
     (group,) = decoded.profiles[0].resources
     assert group.resource.attributes["process.executable.name"] == "x\\x80"
-    assert {one.thread_name for one in group.samples} == {"a\\x80", "a\\xff", "\\ud800"}
+    assert {sample.thread_name for sample in group.samples} == {"a\\x80", "a\\xff", "\\ud800"}
 
 
 @pytest.mark.parametrize("form", Form)
@@ -442,12 +442,12 @@ def test_many_timestamps_of_one_sample_are_split(window, form):
     many = with_resources(window, [window.profiles[0].resources[0]._replace(samples=[sample])])
     result = encode_window(many, form=form, max_bytes=30_000)
     assert not result.too_large
-    found = []
+    results = []
     for batch in result.batches:
         assert len(batch.payload) <= 30_000
         for profile in Reader(batch.payload).profiles:
-            found += [time for item in profile.samples for time in item.timestamps_unix_nano]
-    assert found == times
+            results += [time for item in profile.samples for time in item.timestamps_unix_nano]
+    assert results == times
     full = result.batches[:-1]
     assert min(len(batch.payload) for batch in full) > 29_950, "parts are filled to the limit"
 

@@ -64,7 +64,7 @@ def window():
 
 
 def name_all(wanted):
-    return {one.location: INLINED for one in wanted}
+    return {nameless.location: INLINED for nameless in wanted}
 
 
 def prefixed(payload):
@@ -214,7 +214,7 @@ def test_locations_that_differ_by_their_reason_only_stay_different():
     dictionary.location_table.add(mapping_index=1, address=0x30010, attribute_indices=[1, 5])
     dictionary.stack_table[1].location_indices.append(3)
     named = name_locations(message.SerializeToString(), name_all)
-    assert "no-duplicates" not in {found.rule for found in check_payload(named.data)}
+    assert "no-duplicates" not in {result.rule for result in check_payload(named.data)}
     assert [frame.lines for frame in frames(named.data)].count(INLINED) == 2
 
 

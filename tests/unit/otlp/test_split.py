@@ -135,7 +135,10 @@ def test_references_in_attributes_of_resources_are_resolved(form):
     (batch,), _ = encode_message(original, form, None)
     (payload,) = parse_payloads(batch.payload)
     attributes = payload.message.resource_profiles[0].resource.attributes
-    assert {(one.key, one.value.string_value or one.value.int_value) for one in attributes} == {
+    assert {
+        (attribute.key, attribute.value.string_value or attribute.value.int_value)
+        for attribute in attributes
+    } == {
         ("process.pid", 1),
         ("service.name", "é"),
     }
@@ -173,7 +176,7 @@ def test_samples_that_carry_the_account_alone_are_none():
     (again,), _ = encode_message(
         message(Window(START, START + 10**9, [profile])), Form.PROTOBUF, None
     )
-    assert [one.samples for one in again.profiles] == [0]
+    assert [profile.samples for profile in again.profiles] == [0]
 
 
 def two_kinds(samples=40):

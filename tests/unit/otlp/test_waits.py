@@ -54,23 +54,23 @@ def sample(wait, number=0, values=(700,)):
 
 def received(window, **options):
     batches = encode_window(window, **options).batches
-    assert [check_payload(one.payload) for one in batches] == [[]] * len(batches)
-    return batches, decode_windows([one.payload for one in batches])
+    assert [check_payload(batch.payload) for batch in batches] == [[]] * len(batches)
+    return batches, decode_windows([batch.payload for batch in batches])
 
 
 @pytest.mark.parametrize("form", Form)
 def test_what_is_known_of_a_wait_comes_back(form):
     samples = [sample(wait, number) for number, wait in enumerate(WAITS)]
-    _, (found,) = received(window(ResourceSamples(resource(7), samples)), form=form)
-    assert [one.wait for _, one in found.samples] == WAITS
-    assert [one.labels for _, one in found.samples] == [()] * len(WAITS)
+    _, (result,) = received(window(ResourceSamples(resource(7), samples)), form=form)
+    assert [one.wait for _, one in result.samples] == WAITS
+    assert [one.labels for _, one in result.samples] == [()] * len(WAITS)
 
 
 def test_causes_of_later_versions_are_other_causes():
     (batch,) = encode_window(window(ResourceSamples(resource(7), [sample(WAITS[2])]))).batches
     later = batch.payload.replace(b"\x04pipe", b"\x04tape")
-    ((_, found),) = decode_windows(later)[0].samples
-    assert found.wait == WindowWait(WaitState.INTERRUPTIBLE, WaitCause.OTHER)
+    ((_, result),) = decode_windows(later)[0].samples
+    assert result.wait == WindowWait(WaitState.INTERRUPTIBLE, WaitCause.OTHER)
 
 
 @pytest.mark.parametrize("form", Form)
@@ -83,9 +83,9 @@ def test_totals_come_back_also_of_processes_without_samples(form):
         ResourceSamples(resource(9), [sample(WAITS[2])]),
     ]
     beside = Profile(ON_CPU, 10_000_000, [ResourceSamples(resource(7), [on_cpu])])
-    (batch,), (found,) = received(window(*groups, others=[beside]), form=form)
+    (batch,), (result,) = received(window(*groups, others=[beside]), form=form)
     assert batch.sample_counts == {"on_cpu": 1, "off_cpu": 2}
-    (profile,) = [one for one in found.profiles if one.kind == OFF_CPU]
+    (profile,) = [profile for profile in result.profiles if profile.kind == OFF_CPU]
     totals = {one.resource.attributes["process.pid"]: one.waits for one in profile.resources}
     assert totals == {7: TOTALS, 8: quiet, 9: None}
     assert (profile.threshold_ns, profile.taken) == (1_500_000, len(WAITS))
@@ -99,16 +99,16 @@ def test_a_window_in_parts_has_its_totals_once():
         ResourceSamples(resource(7), samples, TOTALS),
         ResourceSamples(resource(8), [], TOTALS),
     ]
-    batches, (found,) = received(window(*groups), max_bytes=6000)
+    batches, (result,) = received(window(*groups), max_bytes=6000)
     assert len(batches) > 2
-    assert found.profiles[0].waits == TOTALS.plus(TOTALS)
-    assert found.profiles[0].weight == 400 * 18
+    assert result.profiles[0].waits == TOTALS.plus(TOTALS)
+    assert result.profiles[0].weight == 400 * 18
 
 
 def test_totals_of_equal_resources_add_up():
     groups = [ResourceSamples(resource(7), [sample(WAITS[2], n)], TOTALS) for n in range(2)]
-    _, (found,) = received(window(*groups))
-    (group,) = found.profiles[0].resources
+    _, (result,) = received(window(*groups))
+    (group,) = result.profiles[0].resources
     assert group.waits == TOTALS.plus(TOTALS)
 
 

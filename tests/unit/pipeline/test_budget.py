@@ -80,9 +80,9 @@ class CostlyResources:
     def get(self, sample):
         self.time.ns += self.cost_ns
         name = f"exe-{sample.tgid}-{sample.exec_id}"
-        found = Resource({"process.pid": sample.tgid, "process.executable.name": name})
-        self.known[sample.process] = self.newest[sample.process.process] = found
-        return found
+        result = Resource({"process.pid": sample.tgid, "process.executable.name": name})
+        self.known[sample.process] = self.newest[sample.process.process] = result
+        return result
 
 
 def user_stack(number):

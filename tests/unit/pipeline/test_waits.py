@@ -122,7 +122,7 @@ def sleep(**facts):
 
 
 def off_cpu(window):
-    (profile,) = [one for one in window.profiles if one.kind == OFF_CPU]
+    (profile,) = [profile for profile in window.profiles if profile.kind == OFF_CPU]
     return profile
 
 
@@ -141,11 +141,14 @@ def test_samples_have_the_cause_of_their_stack_and_state(parts):
         raw(source, 2, None),
     ]
     pipeline.step(1.5)
-    found = [
-        (one.wait and (one.wait.cause, one.wait.is_ended, one.wait.waker), len(one.values))
-        for _, one in off_cpu(windows[0]).samples
+    results = [
+        (
+            sample.wait and (sample.wait.cause, sample.wait.is_ended, sample.wait.waker),
+            len(sample.values),
+        )
+        for _, sample in off_cpu(windows[0]).samples
     ]
-    assert found == [
+    assert results == [
         ((WaitCause.PIPE, True, None), 1),
         ((WaitCause.RUN_QUEUE, True, None), 1),
         ((WaitCause.THROTTLED, True, None), 1),
@@ -183,11 +186,11 @@ def test_totals_are_those_of_each_window_and_their_sum_of_the_whole(parts):
 
     def totals(window):
         groups = off_cpu(window).resources
-        return {one.resource.attributes.get("process.pid"): one.waits for one in groups}
+        return {group.resource.attributes.get("process.pid"): group.waits for group in groups}
 
     assert list(map(totals, windows)) == [{5: first, None: second}, {None: second}, {5: second}]
     assert off_cpu(windows[0]).threshold_ns == 2_000_000
-    assert [one.waits for one in windows[0].profiles if one.kind != OFF_CPU] == [None]
+    assert [profile.waits for profile in windows[0].profiles if profile.kind != OFF_CPU] == [None]
     (everything,) = whole
     assert totals(everything) == {5: first.plus(second), None: second.plus(second)}
     assert off_cpu(everything).waits.total_ns == 15 + 3 * 10

@@ -89,7 +89,7 @@ def test_windows_are_short_until_the_first_with_samples():
     closed += [windows.close(), windows.close()]
     assert lengths_s(closed) == [1, 2, 5]
     assert [bool(window.sample_count) for window in closed] == [False, True, False]
-    assert all(one.end_unix_ns == next_.start_unix_ns for one, next_ in pairwise(closed))
+    assert all(window.end_unix_ns == next_.start_unix_ns for window, next_ in pairwise(closed))
 
 
 def test_empty_windows_at_the_start_grow_up_to_the_interval():

@@ -56,8 +56,8 @@ def test_the_service_is_named_as_the_sdks_name_it(text, expected):
 
 @given(st.binary())
 def test_any_environment_can_be_read(rest):
-    found = parse_environment(b"OTEL_RESOURCE_ATTRIBUTES=" + rest)
-    assert all(key.startswith(("service.", "deployment.")) for key in found)
+    environment = parse_environment(b"OTEL_RESOURCE_ATTRIBUTES=" + rest)
+    assert all(key.startswith(("service.", "deployment.")) for key in environment)
 
 
 def test_the_environment_of_a_running_process():

@@ -65,7 +65,9 @@ def labels_of(payload):
     strings = request.dictionary.string_table
     return [
         (
-            frozenset((one.key, str(one.value)) for one in group.resource.attributes),
+            frozenset(
+                (attribute.key, str(attribute.value)) for attribute in group.resource.attributes
+            ),
             strings[profile.sample_type.type_strindex],
             profile.time_unix_nano,
         )

@@ -60,9 +60,9 @@ def test_a_program_is_named_by_its_script_alone(executable, command, name):
         word.replace("_", " ").encode() if ":_" in word else word.encode()
         for word in command.split()
     ]
-    found = find_program(executable, arguments)
-    assert found == name
-    assert SECRET not in found
+    program = find_program(executable, arguments)
+    assert program == name
+    assert SECRET not in program
 
 
 @pytest.mark.parametrize(

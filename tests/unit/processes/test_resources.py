@@ -82,9 +82,9 @@ def test_a_process_has_its_executable_container_and_creation_time(proc):
 
 def test_two_users_of_a_pid_never_share_a_resource(proc):
     proc(5, 300)
-    found = resources(proc)
-    old = found.get(raw(5, 100 * TICK_NS, comm=b"gone"))
-    new = found.get(raw(5, 300 * TICK_NS))
+    result = resources(proc)
+    old = result.get(raw(5, 100 * TICK_NS, comm=b"gone"))
+    new = result.get(raw(5, 300 * TICK_NS))
     assert old is not new
     assert old.attributes["process.executable.name"] == "gone"
     assert "process.executable.path" not in old.attributes
@@ -98,16 +98,16 @@ def program(exec_id, stack_start, comm=b"main", owner=0, tgid=5):
 
 
 def test_each_program_that_a_process_executes_has_a_resource(proc):
-    found = resources(proc)
+    result = resources(proc)
     proc(5, 300, exe="/bin/first", stack=0x7000)
-    first = found.get(program(1, 0x7000))
+    first = result.get(program(1, 0x7000))
     proc(5, 300, exe="/bin/second", stack=0x9000)
-    second = found.get(program(2, 0x9000))
+    second = result.get(program(2, 0x9000))
     assert first.attributes["process.executable.path"] == "/bin/first"
     assert second.attributes["process.executable.path"] == "/bin/second"
-    assert found.get(program(1, 0x7000)) is first
-    assert found.get(program(2, 0)) is second  # at its end, the stack is gone
-    assert found.get_of(ProcessKey(5, 300 * TICK_NS)) is second
+    assert result.get(program(1, 0x7000)) is first
+    assert result.get(program(2, 0)) is second  # at its end, the stack is gone
+    assert result.get_of(ProcessKey(5, 300 * TICK_NS)) is second
 
 
 def test_a_program_that_is_gone_before_it_is_read_has_the_name_of_its_thread(proc):
@@ -119,53 +119,53 @@ def test_a_program_that_is_gone_before_it_is_read_has_the_name_of_its_thread(pro
 
 
 def test_what_a_child_ran_before_it_executed_is_its_parents_program(proc):
-    found = resources(proc)
+    result = resources(proc)
     proc(4, 300, exe="/bin/shell", comm="sh", stack=0x7000)
-    found.get(program(1, 0x7000, b"sh", tgid=4))
+    result.get(program(1, 0x7000, b"sh", tgid=4))
     proc(5, 300, exe="/bin/second", stack=0x9000)
-    child = found.get(program(1, 0x7000, b"sh"))
+    child = result.get(program(1, 0x7000, b"sh"))
     assert child.attributes["process.executable.path"] == "/bin/shell"
-    exited = found.get(program(1, 0x7000, b"sh", tgid=6))
+    exited = result.get(program(1, 0x7000, b"sh", tgid=6))
     assert exited.attributes["process.executable.path"] == "/bin/shell"
-    other = found.get(program(1, 0x7000, b"other", tgid=7))  # the same numbers by chance
+    other = result.get(program(1, 0x7000, b"other", tgid=7))  # the same numbers by chance
     assert other.attributes["process.executable.name"] == "other"
 
 
 def test_a_program_first_sampled_in_execve_is_read_again(proc):
     new = []
-    found = resources(proc, on_new=lambda *one: new.append(one))
+    result = resources(proc, on_new=lambda *one: new.append(one))
     proc(5, 300, exe="/bin/second", stack=0x9000)
-    resource = found.get(program(2, 0x8FF0, b"second"))
-    assert found.renew([resource]) == {}
-    assert found.get(program(2, 0x9000, b"second")) is resource
-    renewed = found.renew([resource])[resource]
+    resource = result.get(program(2, 0x8FF0, b"second"))
+    assert result.renew([resource]) == {}
+    assert result.get(program(2, 0x9000, b"second")) is resource
+    renewed = result.renew([resource])[resource]
     assert renewed.attributes["process.executable.path"] == "/bin/second"
     assert [one for _, one in new] == [resource, renewed]
-    assert found.get(program(2, 0x9000, b"second")) is renewed
+    assert result.get(program(2, 0x9000, b"second")) is renewed
 
 
 def test_a_process_that_drops_its_rights_has_another_owner(proc):
     users(proc.root)
     proc(5, 300, stack=0x7000)
-    found = resources(proc)
-    before = found.get(program(1, 0x7000, owner=0))
-    after = found.get(program(1, 0x7000, owner=33))
-    gone = found.get(program(1, 0x7000, owner=33, tgid=6))
+    result = resources(proc)
+    before = result.get(program(1, 0x7000, owner=0))
+    after = result.get(program(1, 0x7000, owner=33))
+    gone = result.get(program(1, 0x7000, owner=33, tgid=6))
     owners = [one.attributes["process.owner"] for one in (before, after, gone)]
     assert owners == ["root", "web", "web"]
 
 
 def test_a_resource_that_was_set_follows_the_owner_alone(proc):
     users(proc.root)
-    found = resources(proc)
+    result = resources(proc)
     for attributes in ({"service.name": "a", "process.owner": "root"}, {"service.name": "a"}):
         resource = Resource(attributes)
-        found.fix(5, resource)
-        assert found.get(program(1, 0x7000, owner=0)) is resource
-        after = found.get(program(9, 0x9000, owner=33))
+        result.fix(5, resource)
+        assert result.get(program(1, 0x7000, owner=0)) is resource
+        after = result.get(program(9, 0x9000, owner=33))
         assert after.attributes.get("process.owner") in ("web", None)
         assert after.attributes.keys() == resource.attributes.keys()
-        assert found.get(program(1, 0x7000, owner=33)) is after
+        assert result.get(program(1, 0x7000, owner=33)) is after
 
 
 def test_a_process_that_has_exited_keeps_the_data_of_the_sample(proc):
@@ -176,19 +176,19 @@ def test_a_process_that_has_exited_keeps_the_data_of_the_sample(proc):
 
 def test_without_start_times_in_samples_proc_distinguishes_reused_pids(proc):
     proc(5, 300)
-    found = resources(proc)
-    first = found.get(raw(5, None))
-    assert found.get(raw(5, None)) is first
+    result = resources(proc)
+    first = result.get(raw(5, None))
+    assert result.get(raw(5, None)) is first
     proc(5, 400, exe="/bin/other")
-    assert found.get(raw(5, None)) is first  # not read again within a window
-    found.next_window()
-    assert found.get(raw(5, None)).attributes["process.executable.name"] == "other"
+    assert result.get(raw(5, None)) is first  # not read again within a window
+    result.next_window()
+    assert result.get(raw(5, None)).attributes["process.executable.name"] == "other"
 
 
 def test_a_kernel_thread_is_named_after_its_thread(proc):
     proc(12, 3, exe="")
-    found = resources(proc).get(raw(12, 3 * TICK_NS, comm=b"kworker/0:1"))
-    assert found.attributes["process.executable.name"] == "kworker/0:1"
+    result = resources(proc).get(raw(12, 3 * TICK_NS, comm=b"kworker/0:1"))
+    assert result.attributes["process.executable.name"] == "kworker/0:1"
 
 
 @pytest.mark.parametrize(
@@ -202,21 +202,21 @@ def test_a_kernel_thread_is_named_after_its_thread(proc):
 )
 def test_a_kernel_thread_without_samples_is_named_after_what_proc_shows(proc, comm, name):
     proc(12, 3, exe="", comm=comm, flags=0x208040)
-    found = resources(proc)
-    resource = found.get_of(ProcessKey(12, 3 * TICK_NS))
+    result = resources(proc)
+    resource = result.get_of(ProcessKey(12, 3 * TICK_NS))
     assert resource.attributes["process.executable.name"] == name
-    assert found.get_of(ProcessKey(12, 3 * TICK_NS)) is resource
-    assert found.get(raw(12, 3 * TICK_NS, comm=name.encode())) is resource
+    assert result.get_of(ProcessKey(12, 3 * TICK_NS)) is resource
+    assert result.get(raw(12, 3 * TICK_NS, comm=name.encode())) is resource
 
 
 def test_processes_that_ended_without_a_sample_share_a_resource(proc):
-    found = resources(proc)
-    sampled = found.get(raw(97, TICK_NS))
-    resource = found.get_of(ProcessKey(99, 7 * TICK_NS), has_ended=True)
+    result = resources(proc)
+    sampled = result.get(raw(97, TICK_NS))
+    resource = result.get_of(ProcessKey(99, 7 * TICK_NS), has_ended=True)
     assert resource.attributes["otel_kprofiler.ended_processes"] is True
     assert "process.pid" not in resource.attributes
-    assert found.get_of(ProcessKey(98, TICK_NS), has_ended=True) is resource
-    assert found.get_of(ProcessKey(97, TICK_NS), has_ended=True) is sampled
+    assert result.get_of(ProcessKey(98, TICK_NS), has_ended=True) is resource
+    assert result.get_of(ProcessKey(97, TICK_NS), has_ended=True) is sampled
 
 
 def test_processes_that_are_not_read_share_a_resource_by_user_and_program(proc):
@@ -250,9 +250,9 @@ def test_a_process_without_samples_that_cannot_be_read_has_no_name(proc):
 
 def test_kernel_threads_are_marked_with_their_purpose(proc):
     proc(12, 3, exe="", comm="kworker/0:1-events", flags=0x208040)
-    found = resources(proc).get(raw(12, 3 * TICK_NS, comm=b"kworker/0:1")).attributes
-    assert found["otel_kprofiler.kernel_thread"] == "kworker"
-    assert not {"process.owner", "process.user.id", "process.parent_pid"} & found.keys()
+    result = resources(proc).get(raw(12, 3 * TICK_NS, comm=b"kworker/0:1")).attributes
+    assert result["otel_kprofiler.kernel_thread"] == "kworker"
+    assert not {"process.owner", "process.user.id", "process.parent_pid"} & result.keys()
     idle = resources(proc).get(raw(0, None, comm=b"swapper/1")).attributes
     assert idle["otel_kprofiler.kernel_thread"] == "swapper"
     proc(13, 3)
@@ -265,10 +265,10 @@ def test_a_process_has_parent_and_owner(proc):
     passwd(proc.root, f"root:x:0:0::/:/bin/sh\nme:x:{os.geteuid()}:1::/:\n")
     (Path(proc.root) / "proc/self").mkdir()
     (Path(proc.root) / "proc/self/cgroup").write_text("0::/user.slice\n")
-    found = resources(proc).get(raw(5, 300 * TICK_NS)).attributes
-    assert found["process.parent_pid"] == 1
-    assert found["process.owner"] == ("root" if os.geteuid() == 0 else "me")
-    assert "process.user.id" not in found
+    result = resources(proc).get(raw(5, 300 * TICK_NS)).attributes
+    assert result["process.parent_pid"] == 1
+    assert result["process.owner"] == ("root" if os.geteuid() == 0 else "me")
+    assert "process.user.id" not in result
 
 
 def test_a_user_without_a_name_has_a_number(proc):
@@ -277,9 +277,9 @@ def test_a_user_without_a_name_has_a_number(proc):
     passwd(proc.root, f"me:x:{os.geteuid()}:1::/:\n")
     (Path(proc.root) / "proc/self").mkdir()
     (Path(proc.root) / "proc/self/cgroup").write_text(f"0::/docker/{CONTAINER}\n")
-    found = resources(proc).get(raw(5, 300 * TICK_NS)).attributes
-    assert found["process.user.id"] == os.geteuid()
-    assert "process.owner" not in found
+    result = resources(proc).get(raw(5, 300 * TICK_NS)).attributes
+    assert result["process.user.id"] == os.geteuid()
+    assert "process.owner" not in result
 
 
 @pytest.mark.parametrize(
@@ -303,26 +303,26 @@ def moved(proc, tgid, cgroup_id):
 
 def test_a_process_that_moves_to_a_container_gets_a_new_resource(proc):
     proc(5, 300, cgroup="0::/system.slice/runtime.service\n")
-    found = resources(proc)
-    before = found.get(moved(proc, 5, 1))
-    assert found.get(moved(proc, 5, 2)) is before  # nothing has changed
+    result = resources(proc)
+    before = result.get(moved(proc, 5, 1))
+    assert result.get(moved(proc, 5, 2)) is before  # nothing has changed
     proc(5, 300, cgroup=f"0::/docker/{CONTAINER}\n")
-    after = found.get(moved(proc, 5, 3))
+    after = result.get(moved(proc, 5, 3))
     assert "container.id" not in before.attributes
     assert after.attributes["container.id"] == CONTAINER
-    assert found.get(moved(proc, 5, 1)) is before
-    assert found.renew([before, after]) == {}
+    assert result.get(moved(proc, 5, 1)) is before
+    assert result.renew([before, after]) == {}
     (Path(proc.root) / "proc/5/cgroup").unlink()
-    assert found.get(moved(proc, 5, 4)) is after  # exited
+    assert result.get(moved(proc, 5, 4)) is after  # exited
 
 
 def test_a_forgotten_process_is_read_again(proc):
     proc(5, 300)
-    found = resources(proc, capacity=1)
-    first = found.get(raw(5, 300 * TICK_NS))
-    found.get(raw(6, 1))
-    assert not found._running
-    assert found.get(raw(5, 300 * TICK_NS)) is not first
+    result = resources(proc, capacity=1)
+    first = result.get(raw(5, 300 * TICK_NS))
+    result.get(raw(6, 1))
+    assert not result._running
+    assert result.get(raw(5, 300 * TICK_NS)) is not first
 
 
 @pytest.mark.parametrize(
@@ -354,12 +354,12 @@ def test_sessions_are_no_services_and_kernel_threads_are_in_brackets():
 def test_a_configured_name_goes_before_all_sources(proc):
     proc(5, 300, cgroup="0::/system.slice/web.service\n")
     sample = raw(5, 300 * TICK_NS)
-    found = resources(proc, service_sources=("unit",))
-    assert found.get(sample).attributes["service.name"] == "web"
-    found.rebase({"service.name": "all"}, ("unit",))
-    assert found.get(sample).attributes["service.name"] == "all"
-    found.rebase({}, ("executable",))
-    assert found.get(sample).attributes["service.name"] == "server"
+    result = resources(proc, service_sources=("unit",))
+    assert result.get(sample).attributes["service.name"] == "web"
+    result.rebase({"service.name": "all"}, ("unit",))
+    assert result.get(sample).attributes["service.name"] == "all"
+    result.rebase({}, ("executable",))
+    assert result.get(sample).attributes["service.name"] == "server"
 
 
 def test_the_creation_time_survives_a_clock_synchronisation(proc):
@@ -374,27 +374,27 @@ def test_the_creation_time_survives_a_clock_synchronisation(proc):
 
     source = Source()
     clock = Clock(source)
-    found = ProcessResources(Access(proc.root), clock, {}, capacity=1)
-    before = found.get(raw(5, 10**10)).attributes["process.creation.time"]
+    result = ProcessResources(Access(proc.root), clock, {}, capacity=1)
+    before = result.get(raw(5, 10**10)).attributes["process.creation.time"]
     source.offset += 10**9
     clock.sync()
-    found.get(raw(6, 1))  # evicts the first
-    assert found.get(raw(5, 10**10)).attributes["process.creation.time"] == before
+    result.get(raw(6, 1))  # evicts the first
+    assert result.get(raw(5, 10**10)).attributes["process.creation.time"] == before
 
 
 def test_the_number_of_resources_is_bounded(proc):
     new = []
-    found = resources(proc, capacity=2, on_new=lambda key, _: new.append(key.tgid))
+    result = resources(proc, capacity=2, on_new=lambda key, _: new.append(key.tgid))
     for tgid in (1, 2, 3, 1):
-        found.get(raw(tgid, 5))
+        result.get(raw(tgid, 5))
     assert new == [1, 2, 3, 1]
 
 
 def test_resources_known_in_advance_are_not_looked_up(proc):
     proc(5, 300)
     known = {ProcessKey(5, 300 * TICK_NS): {"process.pid": 5, "host.name": "elsewhere"}}
-    found = resources(proc, attributes_of=known)
-    assert found.get(raw(5, 300 * TICK_NS)).attributes == known[ProcessKey(5, 300 * TICK_NS)]
+    result = resources(proc, attributes_of=known)
+    assert result.get(raw(5, 300 * TICK_NS)).attributes == known[ProcessKey(5, 300 * TICK_NS)]
 
 
 def test_the_own_process_matches_proc():
@@ -420,7 +420,7 @@ def test_host_attributes_identify_host_and_kernel(tmp_path):
 
 
 def test_new_common_attributes_apply_to_every_process(proc):
-    found = resources(proc)
-    assert "a" not in found.get(raw(42, 10**9)).attributes
-    found.rebase({"a": "new"})
-    assert found.get(raw(42, 10**9)).attributes["a"] == "new"
+    result = resources(proc)
+    assert "a" not in result.get(raw(42, 10**9)).attributes
+    result.rebase({"a": "new"})
+    assert result.get(raw(42, 10**9)).attributes["a"] == "new"

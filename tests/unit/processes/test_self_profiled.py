@@ -60,7 +60,7 @@ def test_only_on_cpu_samples_are_left_out_and_each_is_counted():
     window, left = leave_out_self_profiled(window, {until_now})
     on_cpu, off_cpu = window.profiles
     assert left == {"on_cpu": 7}
-    assert [one.resource for one in on_cpu.resources] == [other]
+    assert [resource.resource for resource in on_cpu.resources] == [other]
     assert on_cpu.lost == {LossCause.RING_FULL: 1, LossCause.SELF_PROFILED: 7}
     assert on_cpu.totals.samples == 93
     assert on_cpu.totals.lost == {LossCause.RING_FULL: 5, LossCause.SELF_PROFILED: 37}

@@ -52,13 +52,13 @@ def thread(since, *, woken=0, flags=WAIT_HAS_BEGUN, threshold=100, state=1, tid=
 
 def test_a_long_wait_stands_for_itself():
     joiner, waker = WaitJoiner(), Waker(8, 9, b"other")
-    (one,) = joiner.join([begin(1000), end(1000, 500, waker=waker, cpu=3)])
-    assert one.value == one.wait.duration_ns == 500
-    assert one.wait.state is SLEEPING
-    assert one.wait.is_ended
-    assert one.wait.waker == waker
-    assert one.wait.start_ns == BOOT + 1000
-    assert (one.time_ns, one.cpu, one.stacks) == (BOOT + 1500, 3, (b"12345678",))
+    (sample,) = joiner.join([begin(1000), end(1000, 500, waker=waker, cpu=3)])
+    assert sample.value == sample.wait.duration_ns == 500
+    assert sample.wait.state is SLEEPING
+    assert sample.wait.is_ended
+    assert sample.wait.waker == waker
+    assert sample.wait.start_ns == BOOT + 1000
+    assert (sample.time_ns, sample.cpu, sample.stacks) == (BOOT + 1500, 3, (b"12345678",))
     assert joiner.added == 0
 
 
@@ -151,7 +151,7 @@ def test_any_course_of_waits_is_reported_exactly(seed):
     for _ in range(3000):
         now += rng.randrange(1, 60)
         tid = rng.randrange(10)
-        records, found = [], []
+        records, result = [], []
         if tid not in waiting:
             has_begun = rng.random() < 0.7
             waiting[tid] = now, has_begun, rng.randrange(1, 200)
@@ -176,15 +176,15 @@ def test_any_course_of_waits_is_reported_exactly(seed):
                 thread(since, flags=has_begun * WAIT_HAS_BEGUN, threshold=threshold, tid=one)
                 for one, (since, has_begun, threshold) in waiting.items()
             ]
-            found = joiner.sample_lasting(threads, now, BOOT + now, 1)
-            for one in found:
+            result = joiner.sample_lasting(threads, now, BOOT + now, 1)
+            for one in result:
                 since, _, threshold = waiting[one.tid]
                 assert now - since >= threshold
                 reported[one.tid, since] += one.value
         for one in joiner.join(records):
             reported[one.tid, one.wait.start_ns - BOOT] += one.value
             kept += 1
-        kept += len(found)
+        kept += len(result)
     going_on = {
         (tid, since): now - since
         for tid, (since, *_) in waiting.items()

@@ -58,5 +58,5 @@ def test_receivers_get_it_as_an_attribute():
         if strings[one.get("keyStrindex", 0)] == KEY
     ]
     assert values == ["read", "page fault"]
-    (found,) = decode_windows(batch.payload)
-    assert [one.labels for _, one in found.samples] == [(("tenant", "a"),), (), (), ()]
+    (result,) = decode_windows(batch.payload)
+    assert [one.labels for _, one in result.samples] == [(("tenant", "a"),), (), (), ()]

@@ -72,11 +72,11 @@ def test_long_values_are_cut_and_labels_from_outside_beyond_the_limit_left_out()
     outer = {f"outer{number:02}": number for number in range(10)}
     inner = {f"inner{number}": "x" * 300 for number in range(8)}
     with labels(outer), labels(inner):
-        found = current()
-    assert len(found) == 16
-    assert {len(found[f"inner{number}"]) for number in range(8)} == {200}
-    assert "outer07" in found
-    assert "outer08" not in found
+        result = current()
+    assert len(result) == 16
+    assert {len(result[f"inner{number}"]) for number in range(8)} == {200}
+    assert "outer07" in result
+    assert "outer08" not in result
 
 
 def test_labels_decorate_functions():
@@ -124,15 +124,15 @@ def test_threads_that_set_labels_get_numbers_of_their_own_labels():
 def test_a_window_has_a_limited_number_of_sets():
     sets = LabelSets()
     counts = LabelCounts(sets, max_sets=2)
-    found = [counts.find(sets.number((("n", name),))) for name in ("a", "b", "rare")]
+    results = [counts.find(sets.number((("n", name),))) for name in ("a", "b", "rare")]
     assert counts.find(999) == ()
     samples = [
         WindowSample(STACK, 1, "t", 0, None, tuple(range(weight)), (), one)
-        for one, weight in zip([*found, ()], (5, 3, 1, 7), strict=True)
+        for one, weight in zip([*results, ()], (5, 3, 1, 7), strict=True)
     ]
     profile = Profile(ON_CPU, 1, [ResourceSamples(Resource({}), samples)], taken=16)
     window = counts.limit(Window(0, 100, [profile]))
-    assert [sample.labels for _, sample in window.samples] == [found[0], found[1], (), ()]
+    assert [sample.labels for _, sample in window.samples] == [results[0], results[1], (), ()]
     assert counts.as_dict() == {
         "samples": 8,
         "left_out": {"forgotten_set": 1, "too_many_sets": 1},

@@ -37,9 +37,9 @@ STACK = Stack.from_frames(())
 @pytest.fixture
 def roots(monkeypatch):
     """Those of the spans of ``tracer``, apart from those of the process."""
-    found = LocalRoots(limit=64)
-    found.keep_ended = True
-    return found
+    result = LocalRoots(limit=64)
+    result.keep_ended = True
+    return result
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def child_of(tracer, parent, name="child"):
 
 def name_of(roots, span):
     context = span.get_span_context()
-    found = roots.find(context.trace_id, context.span_id)
-    return found and found.get_name()
+    result = roots.find(context.trace_id, context.span_id)
+    return result and result.get_name()
 
 
 def link_of(span):
@@ -180,9 +180,9 @@ def test_spans_that_nobody_ends_are_not_kept_alive(roots, tracer):
     context = span.get_span_context()
     del span
     gc.collect()
-    found = roots.find(context.trace_id, context.span_id)
-    assert found() is None
-    assert found.get_name() == ""
+    result = roots.find(context.trace_id, context.span_id)
+    assert result() is None
+    assert result.get_name() == ""
 
 
 def test_children_of_spans_from_before_the_processor_have_the_root_if_it_is_their_parent(roots):
@@ -333,9 +333,9 @@ def test_the_processor_is_added_to_the_global_provider_once(monkeypatch):
         names.start()
         names.name(window_of(None))
     ours = [
-        one
-        for one in provider._active_span_processor._span_processors
-        if isinstance(one, LocalRootSpanProcessor)
+        span_processor
+        for span_processor in provider._active_span_processor._span_processors
+        if isinstance(span_processor, LocalRootSpanProcessor)
     ]
     assert len(ours) == 1
     span = provider.get_tracer("test").start_span("top")

@@ -27,8 +27,8 @@ def test_the_drain_interval_of_one_process_does_not_depend_on_the_host_size(
     rate, expected, monkeypatch
 ):
     for cpus in (2, 256):
-        found = interval_s("self", rate, monkeypatch, cpus)
-        assert found == pytest.approx(expected, rel=0.01)
+        result = interval_s("self", rate, monkeypatch, cpus)
+        assert result == pytest.approx(expected, rel=0.01)
 
 
 def test_targets_on_all_cpus_are_drained_more_often_on_larger_hosts(monkeypatch):

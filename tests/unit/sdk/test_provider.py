@@ -65,7 +65,7 @@ def test_a_flush_exports_windows_handed_over_before(processor, in_memory):
     profiles.on_window(window(4))
     assert profiles.force_flush(10_000)
     exported = in_memory.get_finished_windows()
-    assert sum(one.sample_count for one in exported) == 7
+    assert sum(window.sample_count for window in exported) == 7
     assert exported[0].profiles[0].resources[0].samples[0].link == SpanLink(b"\1" * 16, b"\2" * 8)
     (account,) = profiles.accounts()
     assert (account.exported, account.pending, account.lost) == (7, 0, {})

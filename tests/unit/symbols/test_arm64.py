@@ -14,11 +14,11 @@ SEGMENT_BYTES = 64 << 10
 @pytest.fixture(scope="module")
 def lines():
     """(address, type, name, module) of each line."""
-    found = []
+    results = []
     for line in lzma.decompress((FOLDER / "kallsyms.xz").read_bytes()).decode().splitlines():
         address, kind, name, *module = line.split()
-        found.append((int(address, 16), kind, name, module[0].strip("[]") if module else ""))
-    return found
+        results.append((int(address, 16), kind, name, module[0].strip("[]") if module else ""))
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_code_of_the_kernel_has_names_and_addresses_from_the_start_of_the_image(
     assert "_text" not in places
     (text,) = kernel.module("vmlinux").ranges
     assert (text.start, text.end) == (places["_stext"] - SEGMENT_BYTES, places["_etext"])
-    assert not [one for one in kernel.snapshot.problems if "kallsyms" in one]
+    assert not [problem for problem in kernel.snapshot.problems if "kallsyms" in problem]
     for name in ("vectors", "cpu_do_idle", "el1h_64_irq_handler"):
         frame = kernel.snapshot.frame(places[name])
         assert frame.lines[0].function == name
@@ -76,8 +76,8 @@ def test_data_in_code_has_no_name(tmp_path):
         (0x80, "t", "g"), (0x80, "t", "$x"), (0x100, "T", "$d"), (0x120, "T", "h"),
         (0x140, "D", "_etext"),
     )  # fmt: skip
-    found = {at: name(kernel, at) for at in (0, 0x3F, 0x40, 0x60, 0x7F, 0x80, 0xFF, 0x100, 0x11F)}
-    assert found == {
+    results = {at: name(kernel, at) for at in (0, 0x3F, 0x40, 0x60, 0x7F, 0x80, 0xFF, 0x100, 0x11F)}
+    assert results == {
         0: "f", 0x3F: "f", 0x40: None, 0x60: None, 0x7F: None, 0x80: "g", 0xFF: "g", 0x100: None,
         0x11F: None,
     }  # fmt: skip

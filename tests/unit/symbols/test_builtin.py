@@ -74,14 +74,14 @@ def test_every_symbol_has_the_modules_of_its_object_file(tmp_path, owner, source
         given["kallmodsyms"].write_text("".join(lines))
     symbolizer = KernelSymbolizer.from_files(kallsyms=copy, **given)
     assert not [text for text in symbolizer.problems if "modules" in text or "kallmod" in text]
-    found = {}
+    results = {}
     for address, _, _ in symbols:
         frame = symbolizer.resolve_addresses([address + slide])[0]
         if frame.module:  # exit text is in no module
-            found[address] = list(frame.builtin)
-    assert found == {address: owner(address) for address in found}
-    assert len(found) > 500
-    assert sum(map(bool, found.values())) > 200
+            results[address] = list(frame.builtin)
+    assert results == {address: owner(address) for address in results}
+    assert len(results) > 500
+    assert sum(map(bool, results.values())) > 200
 
 
 def test_builtin_ranges_take_little_memory():

@@ -200,9 +200,9 @@ def test_the_example_of_a_resolver_names_one_process_only():
 
 def test_the_example_of_captured_files_works(modules_folder, monkeypatch, capsys):
     monkeypatch.chdir(modules_folder)
-    found = {}
-    exec(CAPTURED, found)
-    assert found["leaf"].address - found["caller"].address in {0, 1}
+    results = {}
+    exec(CAPTURED, results)
+    assert results["leaf"].address - results["caller"].address in {0, 1}
     assert capsys.readouterr().out
 
 

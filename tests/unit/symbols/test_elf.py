@@ -125,11 +125,11 @@ def test_preambles_and_long_functions_are_named_as_in_running_code(tmp_path):
         ],
     ))  # fmt: skip
     symbols = ElfSymbols(str(path))
-    found = {
+    results = {
         rva: (match := symbols.find(rva)) and match.line.function
         for rva in (0, 0xF, 0x10, 0x20, 0x30, 0x2_FFFF, 0x3_0000, 0x5_FFFF, 0x6_0000)
     }
-    assert found == {
+    assert results == {
         0: "f", 0xF: "f", 0x10: "f", 0x20: "__cfi_check", 0x30: None, 0x2_FFFF: "long",
         0x3_0000: None, 0x5_FFFF: "last", 0x6_0000: "more",
     }  # fmt: skip
@@ -271,8 +271,8 @@ def test_several_files_are_distinguished_by_id(tmp_path, module):
     other = tmp_path / "other.ko"
     other.write_bytes(MODULE.replace(NOTE[-4:], b"abcd"))
     both = "--elf", module, "--elf", other
-    (found,) = (json.loads(run(*both, "--json", "--rva", f"{BUILD_ID}:14")),)
-    assert (found["module"], found["function"], found["offset"]) == ("snd_test", "first", 4)
+    (result,) = (json.loads(run(*both, "--json", "--rva", f"{BUILD_ID}:14")),)
+    assert (result["module"], result["function"], result["offset"]) == ("snd_test", "first", 4)
     assert "use FILE_ID:ADDR" in run(*both, "--rva", "14", status=2)
     assert "no file has this id" in run(*both, "--rva", "ab:14", status=1)
 

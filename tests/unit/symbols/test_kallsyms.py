@@ -23,8 +23,8 @@ def core(*symbols):
 
 
 def named(table, offset):
-    found = table.lookup(BASE + offset)
-    return found and (found[0].decode(), found[1] - BASE)
+    result = table.lookup(BASE + offset)
+    return result and (result[0].decode(), result[1] - BASE)
 
 
 def test_a_function_extends_to_the_next_symbol_of_any_type():
@@ -114,13 +114,13 @@ def test_clones_right_after_their_module_are_recognised_as_freed():
     first = text((0, "T", "_text")) + text((0x1000, "t", "b_live"), module="b")
     program = text((0x9000, "t", "bpf_prog_1"), module="bpf")
     for rest in (b"", others, program):
-        found = parse_kallsyms([first + live + clones + rest])
-        assert {clone.name for clone in found.freed} >= {"a_init", "a_early"}
-        assert named(found.blocks["a"], 0x2F01) == ("exported", 0x2F00)
-        assert named(found.blocks["a"], 0x4010) is None
+        result = parse_kallsyms([first + live + clones + rest])
+        assert {clone.name for clone in result.freed} >= {"a_init", "a_early"}
+        assert named(result.blocks["a"], 0x2F01) == ("exported", 0x2F00)
+        assert named(result.blocks["a"], 0x4010) is None
     second = text((0x7000, "t", "c_live"), module="c")
-    found = parse_kallsyms([first + live + clones + second])
-    assert found.freed == (), "clones come behind all modules"
+    result = parse_kallsyms([first + live + clones + second])
+    assert result.freed == (), "clones come behind all modules"
 
 
 @pytest.mark.parametrize("alone", ["xxhash_generic", "bridge"])
@@ -128,12 +128,12 @@ def test_clones_of_a_captured_kernel_are_distinguished_from_modules(clones_lines
     """The lines of one module followed by its clones, as if it were the only module."""
     mine = [line for line in clones_lines if line[3] == alone]
     data = "".join(f"{a:016x} {k} {n}\t[{m}]\n" for a, k, n, m in mine).encode()
-    found = parse_kallsyms([data])
+    kallsyms = parse_kallsyms([data])
     whole = parse_kallsyms(
         ["".join(f"{a:016x} {k} {n}\t[{m or 'core'}]\n" for a, k, n, m in clones_lines).encode()]
     )
-    assert found.freed == tuple(clone for clone in whole.freed if clone.module == alone)
-    assert found.freed
+    assert kallsyms.freed == tuple(clone for clone in whole.freed if clone.module == alone)
+    assert kallsyms.freed
 
 
 def test_a_second_block_of_a_module_is_freed_and_names_nothing():
@@ -143,10 +143,10 @@ def test_a_second_block_of_a_module_is_freed_and_names_nothing():
         + text((0x3000, "t", "other"), module="b")
         + text((0x3000, "T", "a_init"), module="a")
     )
-    found = parse_kallsyms([data])
-    assert [(clone.name, clone.module) for clone in found.freed] == [("a_init", "a")]
-    assert named(found.blocks["b"], 0x3000) == ("other", 0x3000)
-    assert found.blocks["a"].find_address(b"a_init") is None
+    kallsyms = parse_kallsyms([data])
+    assert [(clone.name, clone.module) for clone in kallsyms.freed] == [("a_init", "a")]
+    assert named(kallsyms.blocks["b"], 0x3000) == ("other", 0x3000)
+    assert kallsyms.blocks["a"].find_address(b"a_init") is None
 
 
 @pytest.mark.parametrize(
@@ -160,12 +160,12 @@ def test_a_second_block_of_a_module_is_freed_and_names_nothing():
 )  # fmt: skip
 def test_a_bad_line_is_counted_and_skipped(bad):
     good = text((0, "T", "f"), (0x10, "t", "g"))
-    found = parse_kallsyms([good + bad + text((0x20, "t", "h"), (0x30, "T", "_etext"))])
-    assert found.bad_lines == 1
-    assert found.lines == 5
-    assert named(found.core, 0x25) == ("h", 0x20)
-    assert named(found.core, 3) == ("f", 0)
-    assert named(found.core, 0x10) == ("g", 0x10)
+    kallsyms = parse_kallsyms([good + bad + text((0x20, "t", "h"), (0x30, "T", "_etext"))])
+    assert kallsyms.bad_lines == 1
+    assert kallsyms.lines == 5
+    assert named(kallsyms.core, 0x25) == ("h", 0x20)
+    assert named(kallsyms.core, 3) == ("f", 0)
+    assert named(kallsyms.core, 0x10) == ("g", 0x10)
 
 
 @pytest.mark.parametrize(
@@ -198,11 +198,11 @@ def test_out_of_order_lines_give_no_wrong_name(clones_lines):
         ["".join(f"{a:016x} {k} {n}\n" for a, k, n, _ in shuffled).encode()]
     ).core
     for address, kind, name, _ in lines:
-        found = table.lookup(address)
-        if found is not None and not name.startswith("__pfx_"):
+        result = table.lookup(address)
+        if result is not None and not name.startswith("__pfx_"):
             assert kind in "tTwW"
-            assert found[1] == address
-            assert found[0].decode() in names[address]
+            assert result[1] == address
+            assert result[0].decode() in names[address]
 
 
 def test_a_bad_line_of_a_module_ends_the_function_before_it_too():
@@ -215,13 +215,13 @@ def test_a_bad_line_of_a_module_ends_the_function_before_it_too():
 def test_an_incomplete_last_line_names_nothing():
     whole = text((0, "T", "first"), (0x10, "T", "second"))
     for end in range(len(whole)):
-        found = parse_kallsyms([whole[:end]])
-        assert found.cut == (whole[:end][-1:] not in {b"", b"\n"})
-        assert set(found.core.names_at(BASE)) <= {b"first"}
-        assert found.core.names_at(BASE + 0x10) == ()
-        if found.cut and len(found.core):
-            assert named(found.core, 0) == ("first", 0)
-            assert named(found.core, 0x10) is None
+        kallsyms = parse_kallsyms([whole[:end]])
+        assert kallsyms.cut == (whole[:end][-1:] not in {b"", b"\n"})
+        assert set(kallsyms.core.names_at(BASE)) <= {b"first"}
+        assert kallsyms.core.names_at(BASE + 0x10) == ()
+        if kallsyms.cut and len(kallsyms.core):
+            assert named(kallsyms.core, 0) == ("first", 0)
+            assert named(kallsyms.core, 0x10) is None
 
 
 def test_a_module_with_truncated_lines_has_no_names():
@@ -264,9 +264,9 @@ def test_addresses_may_cross_a_4_gib_boundary():
 
 def test_symbols_4_gib_below_the_others_are_counted_and_dropped():
     data = b"0000000000001000 T " + b"x" * 300 + b"\n" + text((0, "T", "f"), (16, "T", "_etext"))
-    found = parse_kallsyms([data])
-    assert found.bad_lines == 1
-    assert named(found.core, 1) == ("f", 0)
+    kallsyms = parse_kallsyms([data])
+    assert kallsyms.bad_lines == 1
+    assert named(kallsyms.core, 1) == ("f", 0)
 
 
 @pytest.mark.parametrize(

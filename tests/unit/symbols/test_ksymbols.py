@@ -37,10 +37,10 @@ def symbol(start, name, length=64, kind=BPF, **more):
 
 
 def table(*changes):
-    found = KsymbolTable()
+    result = KsymbolTable()
     for time_ns, action, *symbols in changes:
-        found.apply(KsymbolChange(time_ns, action, tuple(symbols)))
-    return found
+        result.apply(KsymbolChange(time_ns, action, tuple(symbols)))
+    return result
 
 
 def name_at(found, address, *time_ns):
@@ -93,7 +93,7 @@ def live(tmp_path):
 
 def test_captured_records_replay_to_the_expected_table():
     """Programs and a trampoline of kernel 6.12, before and after they were unloaded."""
-    found = KsymbolTable()
+    result = KsymbolTable()
     programs = make_changes(
         parse_perf_records((CAPTURED / "programs.records").read_bytes(), timed=False).records
     )
@@ -101,117 +101,117 @@ def test_captured_records_replay_to_the_expected_table():
         parse_perf_records((CAPTURED / "trampoline.records").read_bytes(), timed=False).records
     )
     for change in (*programs[:3], trampoline):
-        found.apply(change)
-    assert [(c.symbol.start, c.end, c.symbol.name) for c in found.live()] == [
+        result.apply(change)
+    assert [(c.symbol.start, c.end, c.symbol.name) for c in result.live()] == [
         (0xFFFFFFFFC0400648, 0xFFFFFFFFC0400661, "bpf_prog_a04f5eef06a7f555_kprof_ks"),
         (0xFFFFFFFFC040068C, 0xFFFFFFFFC04006A8, "bpf_prog_b2715c0f7f689679_kprof_ks_sub"),
         (0xFFFFFFFFC04006E0, 0xFFFFFFFFC04006FC, "bpf_prog_8923dad831f6fb51_F"),
         (0xFFFFFFFFC0615000, 0xFFFFFFFFC06150E5, "ftrace_trampoline"),
     ]
-    assert found.lookup(0xFFFFFFFFC0400661) is None, "past the end of the first"
+    assert result.lookup(0xFFFFFFFFC0400661) is None, "past the end of the first"
     for change in (*programs[3:], gone):
-        found.apply(change)
-    assert found.live() == []
+        result.apply(change)
+    assert result.live() == []
 
 
 def test_a_reused_address_resolves_to_the_program_of_its_time():
-    found = table(
+    result = table(
         (10 * MS, ADDED, symbol(A, "one")),
         (30 * MS, REMOVED, symbol(A, "one")),
         (31 * MS, ADDED, symbol(A, "two", 128)),
     )
-    assert name_at(found, A, 10 * MS - 1) is None
-    assert name_at(found, A + 63, 10 * MS) == "one"
-    assert name_at(found, A + 64, 20 * MS) is None
-    assert name_at(found, A, 30 * MS - 1) == "one"
-    assert name_at(found, A, 30 * MS + 1) == "one", "until the last CPU has left it"
-    assert name_at(found, A, 31 * MS) == "two"
-    assert name_at(found, A + 127) == "two"
+    assert name_at(result, A, 10 * MS - 1) is None
+    assert name_at(result, A + 63, 10 * MS) == "one"
+    assert name_at(result, A + 64, 20 * MS) is None
+    assert name_at(result, A, 30 * MS - 1) == "one"
+    assert name_at(result, A, 30 * MS + 1) == "one", "until the last CPU has left it"
+    assert name_at(result, A, 31 * MS) == "two"
+    assert name_at(result, A + 127) == "two"
 
 
 def test_an_unloaded_symbol_is_not_found_now():
-    found = table((1, ADDED, symbol(A, "one")), (2, REMOVED, symbol(A, "one")))
-    assert name_at(found, A) is None
-    assert name_at(found, A, 2 + 11 * MS) is None
-    assert len(found) == 0
+    result = table((1, ADDED, symbol(A, "one")), (2, REMOVED, symbol(A, "one")))
+    assert name_at(result, A) is None
+    assert name_at(result, A, 2 + 11 * MS) is None
+    assert len(result) == 0
 
 
 def test_a_late_removal_does_not_remove_the_successor():
     """Records of two CPUs may be applied out of order."""
-    found = table(
+    result = table(
         (10, ADDED, symbol(A, "one")),
         (31, ADDED, symbol(A, "one", since_ns=31)),
         (30, REMOVED, symbol(A, "two")),
     )
-    assert name_at(found, A) == "one"
+    assert name_at(result, A) == "one"
 
 
 def test_a_new_symbol_ends_those_it_overlaps():
-    found = table((10, ADDED, symbol(A, "one")), (20, ADDED, symbol(A + 32, "two")))
-    assert name_at(found, A) is None
-    assert name_at(found, A, 19) == "one"
-    assert name_at(found, A + 32) == "two"
+    result = table((10, ADDED, symbol(A, "one")), (20, ADDED, symbol(A + 32, "two")))
+    assert name_at(result, A) is None
+    assert name_at(result, A, 19) == "one"
+    assert name_at(result, A + 32) == "two"
 
 
 def test_a_reading_ends_missing_symbols_and_adds_new_ones():
     page = symbol(A + 8192, "kprobe_insn_page", 4096, OOL)
-    found = table(
+    result = table(
         (0, ALL_READ, symbol(A, "gone"), symbol(A + 64, "kept"), page),
         (100, PROGRAMS_READ, symbol(A + 64, "kept"), symbol(A + 128, "new", since_ns=70)),
     )
-    assert [c.symbol.name for c in found.live()] == [
+    assert [c.symbol.name for c in result.live()] == [
         "bpf_prog_kept", "bpf_prog_new", "kprobe_insn_page"
     ]  # fmt: skip
-    assert name_at(found, A, 99) == "gone"
-    assert name_at(found, A + 128, 69) is None
-    assert name_at(found, A + 128, 70) == "new"
-    found.apply(KsymbolChange(200, ALL_READ, (symbol(A + 64, "kept"),)))
-    assert [c.symbol.name for c in found.live()] == ["bpf_prog_kept"]
+    assert name_at(result, A, 99) == "gone"
+    assert name_at(result, A + 128, 69) is None
+    assert name_at(result, A + 128, 70) == "new"
+    result.apply(KsymbolChange(200, ALL_READ, (symbol(A + 64, "kept"),)))
+    assert [c.symbol.name for c in result.live()] == ["bpf_prog_kept"]
 
 
 def test_a_slow_reading_does_not_undo_changes_made_during_it():
     """The time of a reading is its start; later changes may be in it or not."""
-    found = table(
+    result = table(
         (0, ALL_READ, symbol(A, "a"), symbol(A + 64, "b")),
         (150, REMOVED, symbol(A, "a")),
         (160, ADDED, symbol(A + 128, "c")),
         (100, ALL_READ, symbol(A, "a"), symbol(A + 64, "b")),
     )
-    assert [c.symbol.name for c in found.live()] == ["bpf_prog_b", "bpf_prog_c"]
+    assert [c.symbol.name for c in result.live()] == ["bpf_prog_b", "bpf_prog_c"]
 
 
 def test_a_late_reading_does_not_displace_newer_symbols_at_a_reused_address():
-    found = table(
+    result = table(
         (0, ALL_READ, symbol(A, "a")),
         (150, REMOVED, symbol(A, "a")),
         (160, ADDED, symbol(A + 32, "b")),
         (120, PROGRAMS_READ, symbol(A, "a"), symbol(A + 48, "never_seen")),
         (170, REMOVED, symbol(A + 640, "unseen")),
     )
-    assert [c.symbol.name for c in found.live()] == ["bpf_prog_b"]
-    assert name_at(found, A, 149) == "a"
-    assert name_at(found, A + 640, 169) == "unseen"
+    assert [c.symbol.name for c in result.live()] == ["bpf_prog_b"]
+    assert name_at(result, A, 149) == "a"
+    assert name_at(result, A + 640, 169) == "unseen"
 
 
 def test_history_stays_sorted_when_a_reading_ends_symbols_late():
     """A look-up scans the history backwards only to its time."""
     page = symbol(A + 8192, "kprobe_insn_page", 4096, OOL)
-    found = table(
+    result = table(
         (0, ALL_READ, symbol(A, "a"), page),
         (900 * MS, REMOVED, symbol(A, "a")),
         (100 * MS, ALL_READ, symbol(A, "a")),
     )
-    assert name_at(found, A, 800 * MS) == "a"
-    assert name_at(found, A + 8192, 99 * MS) == "kprobe_insn_page"
-    assert name_at(found, A + 8192, 120 * MS) is None
+    assert name_at(result, A, 800 * MS) == "a"
+    assert name_at(result, A + 8192, 99 * MS) == "kprobe_insn_page"
+    assert name_at(result, A + 8192, 120 * MS) is None
 
 
 def test_a_removal_names_a_symbol_whose_load_was_lost():
     """The load record was lost, so it was loaded after the last reading."""
-    found = table((100, PROGRAMS_READ), (300, REMOVED, symbol(A, "unseen")))
-    assert name_at(found, A, 200) == "unseen"
-    assert name_at(found, A, 99) is None
-    assert name_at(found, A) is None
+    result = table((100, PROGRAMS_READ), (300, REMOVED, symbol(A, "unseen")))
+    assert name_at(result, A, 200) == "unseen"
+    assert name_at(result, A, 99) is None
+    assert name_at(result, A) is None
 
 
 def lost(since_ns, until_ns):
@@ -220,63 +220,63 @@ def lost(since_ns, until_ns):
 
 def test_nothing_is_guessed_between_a_loss_and_the_next_reading():
     """Neither the old nor the new program is shown, unless its load time is known."""
-    found = table((0, ALL_READ, symbol(A, "old"), symbol(A + 64, "kept"), symbol(A + 128, "left")))
-    found.apply(lost(100, 120))
+    result = table((0, ALL_READ, symbol(A, "old"), symbol(A + 64, "kept"), symbol(A + 128, "left")))
+    result.apply(lost(100, 120))
     for offset in (0, 64, 128):
-        assert name_at(found, A + offset, 99) in ("old", "kept", "left")
-        assert name_at(found, A + offset, 100) == "?", "it may be gone"
+        assert name_at(result, A + offset, 99) in ("old", "kept", "left")
+        assert name_at(result, A + offset, 100) == "?", "it may be gone"
     read = symbol(A, "new"), symbol(A + 64, "kept"), symbol(A + 192, "timed", since_ns=150)
-    found.apply(KsymbolChange(200, PROGRAMS_READ, read))
-    assert [name_at(found, A, time_ns) for time_ns in (99, 100, 199, 200)] == [
+    result.apply(KsymbolChange(200, PROGRAMS_READ, read))
+    assert [name_at(result, A, time_ns) for time_ns in (99, 100, 199, 200)] == [
         "old", "?", "?", "new"
     ]  # fmt: skip
-    assert [name_at(found, A + 64, time_ns) for time_ns in (99, 150, 200)] == ["kept"] * 3
-    assert [name_at(found, A + 128, time_ns) for time_ns in (99, 199)] == ["left", "?"]
-    assert name_at(found, A + 128, 200 + 11 * MS) is None
-    assert [name_at(found, A + 192, time_ns) for time_ns in (99, 149, 150)] == [None, "?", "timed"]
+    assert [name_at(result, A + 64, time_ns) for time_ns in (99, 150, 200)] == ["kept"] * 3
+    assert [name_at(result, A + 128, time_ns) for time_ns in (99, 199)] == ["left", "?"]
+    assert name_at(result, A + 128, 200 + 11 * MS) is None
+    assert [name_at(result, A + 192, time_ns) for time_ns in (99, 149, 150)] == [None, "?", "timed"]
 
 
 def test_a_reloaded_program_is_distinguished_from_its_predecessor():
-    found = table((0, ALL_READ, symbol(A, "a", since_ns=5)))
-    found.apply(lost(100, 120))
-    found.apply(KsymbolChange(200, PROGRAMS_READ, (symbol(A, "a", since_ns=150),)))
-    assert [name_at(found, A, time_ns) for time_ns in (99, 149, 150)] == ["a", "?", "a"]
+    result = table((0, ALL_READ, symbol(A, "a", since_ns=5)))
+    result.apply(lost(100, 120))
+    result.apply(KsymbolChange(200, PROGRAMS_READ, (symbol(A, "a", since_ns=150),)))
+    assert [name_at(result, A, time_ns) for time_ns in (99, 149, 150)] == ["a", "?", "a"]
 
 
 def test_trampolines_stay_uncertain_until_a_full_reading():
     page = symbol(A + 8192, "ftrace_trampoline", 4096, OOL)
-    found = table((0, ALL_READ, page))
-    found.apply(lost(100, 120))
-    found.apply(KsymbolChange(200, PROGRAMS_READ, ()))
-    assert name_at(found, A + 8192, 250) == "?"
-    found.apply(KsymbolChange(300, ALL_READ, (page,)))
-    assert name_at(found, A + 8192, 250) == "ftrace_trampoline"
+    result = table((0, ALL_READ, page))
+    result.apply(lost(100, 120))
+    result.apply(KsymbolChange(200, PROGRAMS_READ, ()))
+    assert name_at(result, A + 8192, 250) == "?"
+    result.apply(KsymbolChange(300, ALL_READ, (page,)))
+    assert name_at(result, A + 8192, 250) == "ftrace_trampoline"
 
 
 def test_a_reading_from_before_the_loss_was_noticed_does_not_end_uncertainty():
-    found = table((0, ALL_READ, symbol(A, "a")))
-    found.apply(lost(100, 220))
-    found.apply(KsymbolChange(200, PROGRAMS_READ, (symbol(A, "a"),)))
-    assert [name_at(found, A, time_ns) for time_ns in (199, 200)] == ["a", "?"]
-    found.apply(KsymbolChange(210, ADDED, (symbol(A + 64, "b", since_ns=210),)))
-    assert name_at(found, A + 64, 215) == "?", "its removal may have been lost"
-    found.apply(KsymbolChange(230, PROGRAMS_READ, (symbol(A, "a"), symbol(A + 64, "b"))))
-    assert (name_at(found, A), name_at(found, A + 64, 215)) == ("a", "b")
+    result = table((0, ALL_READ, symbol(A, "a")))
+    result.apply(lost(100, 220))
+    result.apply(KsymbolChange(200, PROGRAMS_READ, (symbol(A, "a"),)))
+    assert [name_at(result, A, time_ns) for time_ns in (199, 200)] == ["a", "?"]
+    result.apply(KsymbolChange(210, ADDED, (symbol(A + 64, "b", since_ns=210),)))
+    assert name_at(result, A + 64, 215) == "?", "its removal may have been lost"
+    result.apply(KsymbolChange(230, PROGRAMS_READ, (symbol(A, "a"), symbol(A + 64, "b"))))
+    assert (name_at(result, A), name_at(result, A + 64, 215)) == ("a", "b")
 
 
 def test_a_removal_whose_load_was_lost_leaves_an_uncertain_entry():
-    found = table((50, PROGRAMS_READ))
-    found.apply(lost(100, 120))
-    found.apply(KsymbolChange(115, REMOVED, (symbol(A, "unseen"),)))
-    assert [name_at(found, A, time_ns) for time_ns in (60, 99, 110)] == [None, None, "?"]
+    result = table((50, PROGRAMS_READ))
+    result.apply(lost(100, 120))
+    result.apply(KsymbolChange(115, REMOVED, (symbol(A, "unseen"),)))
+    assert [name_at(result, A, time_ns) for time_ns in (60, 99, 110)] == [None, None, "?"]
 
 
 def test_a_removal_does_not_prove_presence_since_the_loss():
     """The program may have been unloaded and reloaded."""
-    found = table((0, ALL_READ, symbol(A, "a")))
-    found.apply(lost(100, 120))
-    found.apply(KsymbolChange(115, REMOVED, (symbol(A, "a"),)))
-    assert [name_at(found, A, time_ns) for time_ns in (99, 110)] == ["a", "?"]
+    result = table((0, ALL_READ, symbol(A, "a")))
+    result.apply(lost(100, 120))
+    result.apply(KsymbolChange(115, REMOVED, (symbol(A, "a"),)))
+    assert [name_at(result, A, time_ns) for time_ns in (99, 110)] == ["a", "?"]
 
 
 def test_frames_say_that_records_were_lost(live):
@@ -297,36 +297,36 @@ def test_frames_say_that_records_were_lost(live):
 
 
 def test_a_symbol_without_length_ends_at_the_next_one():
-    found = table(
+    result = table(
         (0, ALL_READ, symbol(A, "a", 0), symbol(A + 80, "b", 0), symbol(A + 8192, "t", 0, OOL))
     )
-    assert name_at(found, A + 79) == "a"
-    assert name_at(found, A + 80) == "b"
-    assert name_at(found, A + 8192 + 4095) == "t"
-    assert name_at(found, A + 8192 + 4096) is None
-    found.apply(KsymbolChange(5, PROGRAMS_READ, (symbol(A, "a", 64), symbol(A + 80, "b", 64))))
-    assert name_at(found, A + 64) is None, "now its length is known"
+    assert name_at(result, A + 79) == "a"
+    assert name_at(result, A + 80) == "b"
+    assert name_at(result, A + 8192 + 4095) == "t"
+    assert name_at(result, A + 8192 + 4096) is None
+    result.apply(KsymbolChange(5, PROGRAMS_READ, (symbol(A, "a", 64), symbol(A + 80, "b", 64))))
+    assert name_at(result, A + 64) is None, "now its length is known"
 
 
 def test_large_programs_are_found_on_all_their_pages():
-    found = table((1, ADDED, symbol(A, "large", 3 * 4096 + 5)))
+    result = table((1, ADDED, symbol(A, "large", 3 * 4096 + 5)))
     for offset in (0, 4096, 3 * 4096 + 4):
-        assert name_at(found, A + offset) == "large"
-    found.apply(KsymbolChange(2, REMOVED, (symbol(A, "large", 3 * 4096 + 5),)))
+        assert name_at(result, A + offset) == "large"
+    result.apply(KsymbolChange(2, REMOVED, (symbol(A, "large", 3 * 4096 + 5),)))
     for offset in (0, 4096, 3 * 4096 + 4):
-        assert name_at(found, A + offset) is None
+        assert name_at(result, A + offset) is None
 
 
 def test_history_is_bounded_in_number_and_time():
-    found, step_ns = KsymbolTable(), KEEP_NS // (4 * MAX_KEPT)
+    result, step_ns = KsymbolTable(), KEEP_NS // (4 * MAX_KEPT)
     for number in range(2 * MAX_KEPT):
         for action in (ADDED, REMOVED):
-            found.apply(KsymbolChange(step_ns * number, action, (symbol(A, f"{number}"),)))
+            result.apply(KsymbolChange(step_ns * number, action, (symbol(A, f"{number}"),)))
     last = 2 * MAX_KEPT - 1
-    assert name_at(found, A, step_ns * last) == f"{last}"
-    assert name_at(found, A, step_ns * (last - MAX_KEPT)) is None, "too many to keep"
-    found.apply(KsymbolChange(step_ns * last + 2 * KEEP_NS, ADDED, (symbol(A, "x"),)))
-    assert name_at(found, A, step_ns * last) is None, "too old to keep"
+    assert name_at(result, A, step_ns * last) == f"{last}"
+    assert name_at(result, A, step_ns * (last - MAX_KEPT)) is None, "too many to keep"
+    result.apply(KsymbolChange(step_ns * last + 2 * KEEP_NS, ADDED, (symbol(A, "x"),)))
+    assert name_at(result, A, step_ns * last) is None, "too old to keep"
 
 
 def test_frames_have_the_kind_of_their_code(live):

@@ -36,10 +36,10 @@ def host(tmp_path):
 def symbolizer(host, clock):
     host.load("old", announce=False)
     watch = ModuleWatch(host.files, lambda: host.events, names_share=1, now_ns=clock)
-    found = KernelSymbolizer.live(host.files, modules=watch)
-    settle(found, now_ns=clock)
-    yield found
-    found.close()
+    result = KernelSymbolizer.live(host.files, modules=watch)
+    settle(result, now_ns=clock)
+    yield result
+    result.close()
 
 
 def test_an_address_has_no_owner_between_the_last_reading_and_the_announcement(
@@ -105,9 +105,9 @@ def test_failed_reads_are_retried_once_a_minute(host, symbolizer, clock, missing
     clock.ns += 60_000 * MS
 
     def is_known():
-        found = frame(symbolizer, TEXT + 0x4014, clock.ns)
-        source = found.module.range_source if found.module else None
-        return found.function == "fresh_a" and source is RangeSource.SECTIONS
+        result = frame(symbolizer, TEXT + 0x4014, clock.ns)
+        source = result.module.range_source if result.module else None
+        return result.function == "fresh_a" and source is RangeSource.SECTIONS
 
     wake_until(host, symbolizer, clock, is_known)
 
@@ -158,10 +158,10 @@ def test_no_name_is_wrong_whenever_captured_uevents_are_received(host, symbolize
                 continue
             if not then or then[-1] is None:
                 continue  # no code is there to be sampled
-            found = frame(symbolizer, TEXT + 0x4000 * place + 0x14, time_ns)
-            assert found.module is None or then[-1].endswith(found.module.name)
-            assert found.function in ("", f"{then[-1]}_a")
-            right += bool(found.function)
-            unresolved += not found.function
+            result = frame(symbolizer, TEXT + 0x4000 * place + 0x14, time_ns)
+            assert result.module is None or then[-1].endswith(result.module.name)
+            assert result.function in ("", f"{then[-1]}_a")
+            right += bool(result.function)
+            unresolved += not result.function
     print(f"{right} named, {unresolved} of loaded modules not")  # noqa: T201
     assert right > unresolved

@@ -27,11 +27,11 @@ def host(tmp_path):
 def symbolizer(host):
     host.load("old", TEXT + 0x100000, announce=False)
     watch = ModuleWatch(host.files, lambda: host.events)
-    found = KernelSymbolizer.live(host.files, modules=watch)
-    found.watch = watch
-    settle(found)
-    yield found
-    found.close()
+    result = KernelSymbolizer.live(host.files, modules=watch)
+    result.watch = watch
+    settle(result)
+    yield result
+    result.close()
 
 
 def test_a_module_is_known_soon_after_its_announcement(host, symbolizer):
@@ -39,9 +39,9 @@ def test_a_module_is_known_soon_after_its_announcement(host, symbolizer):
     before_ns = boot_ns()
     host.load("fresh")
     assert settle(symbolizer) < 1
-    found = frame(symbolizer, TEXT + 0x14)
-    assert (found.function, found.module.name, found.address) == ("fresh_a", "fresh", 0x14)
-    assert found.module.build_id == "01" * 20
+    result = frame(symbolizer, TEXT + 0x14)
+    assert (result.function, result.module.name, result.address) == ("fresh_a", "fresh", 0x14)
+    assert result.module.build_id == "01" * 20
     assert symbolizer.module("vmlinux") is vmlinux
     assert symbolizer.module("old") is old
     assert frame(symbolizer, TEXT + 0x14, before_ns - 10**9).module is None

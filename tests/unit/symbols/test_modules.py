@@ -101,12 +101,12 @@ def test_module_ranges_do_not_overlap_though_addresses_and_sizes_do(modules, mod
     assert (len(listed), bad) == (126, 0)
     extents = sorted((m.address, m.address + m.size) for m in listed)
     assert sum(a[1] > b[0] for a, b in pairwise(extents)) == 15
-    found = [m for m in modules.snapshot.modules if m.kind is ModuleKind.LOADED]
-    assert len(found) == 126
-    ranges = sorted(part for module in found for part in module.ranges)
+    results = [m for m in modules.snapshot.modules if m.kind is ModuleKind.LOADED]
+    assert len(results) == 126
+    ranges = sorted(part for module in results for part in module.ranges)
     assert all(a.end <= b.start for a, b in pairwise(ranges))
-    assert {m.range_source for m in found} == {RangeSource.SECTIONS}
-    assert all(m.base == m.ranges[0].start for m in found)
+    assert {m.range_source for m in results} == {RangeSource.SECTIONS}
+    assert all(m.base == m.ranges[0].start for m in results)
     assert not any(part.name.startswith(".init") for part in ranges)
 
 

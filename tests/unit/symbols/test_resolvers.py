@@ -136,11 +136,11 @@ def test_a_filter_leaves_processes_out():
 def test_the_kernel_answers_as_its_symbolizer_does(modules):
     resolver = KernelResolver(modules)
     (match,) = modules.find("__connect")
-    (found,) = resolver.find("__connect")
-    assert (found.address, found.module_address) == (match.address, match.rva)
+    (result,) = resolver.find("__connect")
+    assert (result.address, result.module_address) == (match.address, match.rva)
     (answer,) = resolver.resolve([match.address + 2], pid=7)
     assert (answer.function, answer.offset, answer.process) == ("__connect", 2, None)
-    assert answer.module is found.module
+    assert answer.module is result.module
     assert answer.build_id == match.module.build_id
     assert str(answer) == f"{match.address + 2:#x} __connect+0x2 irqbypass+{match.rva + 2:#x}"
     assert resolver.find("__connect", pid=7) == []

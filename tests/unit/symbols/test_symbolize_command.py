@@ -103,17 +103,17 @@ def test_what_is_an_address(word, address):
 
 def test_addresses_and_offsets_of_a_user_file(symbolize, program):
     address = symbols_of(program)["main"][0]
-    (found,) = ElfResolver(program).find("main")
-    assert found.file_offset != address
+    (result,) = ElfResolver(program).find("main")
+    assert result.file_offset != address
     status, by_address, _ = symbolize("--elf", program, f"{address + 3:#x}")
     assert (status, by_address.split()[:2]) == (0, [f"{address + 3:#x}", "main+0x3"])
-    by_offset = symbolize("--elf", program, "--file-offset", f"{found.file_offset + 3:x}")
+    by_offset = symbolize("--elf", program, "--file-offset", f"{result.file_offset + 3:x}")
     assert by_offset == (0, by_address, "")
     assert symbolize("--elf", program, "main+0x3") == (0, by_address, "")
     assert symbolize("--elf", program, "no+0x3")[0] == 1
     status, by_name, _ = symbolize("--elf", program, "main", "--json")
     shown = json.loads(by_name)
-    assert (shown["address"], shown["file_offset"]) == (f"{address:#x}", f"{found.file_offset:#x}")
+    assert (shown["address"], shown["file_offset"]) == (f"{address:#x}", f"{result.file_offset:#x}")
     assert (shown["function"], shown["path"]) == ("main", program)
 
 
@@ -171,12 +171,12 @@ def test_lines_show_inlined_functions_too(symbolize, folder, monkeypatch):
     places = [f"{address:#x}" for address in range(outer.address, outer.address + size)]
     _, output, _ = symbolize("--elf", path, "--lines", "--json", *places)
     lines = [json.loads(line)["lines"] for line in output.splitlines()]
-    assert {tuple(line["function"] for line in found) for found in lines} == {
+    assert {tuple(line["function"] for line in result) for result in lines} == {
         ("outer",),
         ("inner", "outer"),
     }
-    assert {found[-1]["line"] for found in lines} == {4}
-    inside = places[[len(found) for found in lines].index(2)]
+    assert {line[-1]["line"] for line in lines} == {4}
+    inside = places[[len(line) for line in lines].index(2)]
     first, *others = symbolize("--elf", path, "--lines", inside)[1].splitlines()
     assert first.split()[1].startswith("outer+")
     assert [line.split()[0] for line in others] == ["inner", "outer"]
@@ -226,9 +226,9 @@ def test_servers_have_to_be_given(symbolize, program, monkeypatch):
 
 
 def user_module(path, **changes):
-    found = ElfResolver(path)
-    given = {"name": os.path.basename(path), "kind": ModuleKind.USER, "build_id": found.build_id,
-             "file_id": found.file_id, "base": 0}  # fmt: skip
+    result = ElfResolver(path)
+    given = {"name": os.path.basename(path), "kind": ModuleKind.USER, "build_id": result.build_id,
+             "file_id": result.file_id, "base": 0}  # fmt: skip
     return Module(**{**given, **changes})
 
 

@@ -22,9 +22,9 @@ PAGE = 4096
 
 
 def captured(name):
-    found = parse_perf_records((CAPTURED / f"{name}.records").read_bytes(), timed=False)
-    assert not found.damaged
-    return found.records
+    perf_records = parse_perf_records((CAPTURED / f"{name}.records").read_bytes(), timed=False)
+    assert not perf_records.damaged
+    return perf_records.records
 
 
 def ksymbol(address, name, *, length=64, code=1, removed=False, time_ns=7):
@@ -93,9 +93,9 @@ def test_interleaved_records_of_two_loads_keep_their_programs():
         ksymbol(1, f"bpf_prog_{first}_a") + ksymbol(2, f"bpf_prog_{second}_b")
         + program(8, second) + program(7, first)
     )  # fmt: skip
-    found = {c.symbols[0].start: c.symbols[0].program_id
+    results = {c.symbols[0].start: c.symbols[0].program_id
              for c in make_changes(parse_perf_records(data).records)}  # fmt: skip
-    assert found == {1: 0, 2: 8}, "no id rather than a wrong one"
+    assert results == {1: 0, 2: 8}, "no id rather than a wrong one"
 
 
 @pytest.mark.parametrize("others", [0, 1, 5])

@@ -34,8 +34,8 @@ class Elf:
         """Offset of the first program header of a kind, with these flags."""
         start, count = struct.unpack_from("<Q", self.data, 0x20)[0], self.data[0x38]
         for at in range(start, start + 56 * count, 56):
-            found, has = struct.unpack_from("<II", self.data, at)
-            if found == kind and has & flags == flags:
+            result, has = struct.unpack_from("<II", self.data, at)
+            if result == kind and has & flags == flags:
                 return at
         raise LookupError(kind)
 

@@ -56,12 +56,12 @@ def test_every_row_of_a_table_is_what_another_decoder_reads(built, program):
         rows = list(ElfTables(file).rows())
     assert len(rows) > 10
     for row in rows:
-        found = unwinder.row(slot, row["pc"])
-        assert found is not None, hex(row["pc"])
+        result = unwinder.row(slot, row["pc"])
+        assert result is not None, hex(row["pc"])
         cfa = row["cfa"]
-        assert (found.cfa_kind, found.cfa_column, found.cfa_offset) == (0, cfa.reg, cfa.offset)
-        assert found_rule(found.fp, found.fp_column, found.fp_offset) == rule_of(row, FP)
-        assert found_rule(found.ra, found.ra_column, found.ra_offset) == rule_of(row, RA)
+        assert (result.cfa_kind, result.cfa_column, result.cfa_offset) == (0, cfa.reg, cfa.offset)
+        assert found_rule(result.fp, result.fp_column, result.fp_offset) == rule_of(row, FP)
+        assert found_rule(result.ra, result.ra_column, result.ra_offset) == rule_of(row, RA)
 
 
 def test_stacks_are_those_of_a_real_kernel_and_of_the_reference(built, program, tmp_path):
@@ -70,7 +70,7 @@ def test_stacks_are_those_of_a_real_kernel_and_of_the_reference(built, program, 
     recorded = read_recorded(DATA / "arm64.json.xz", program.name, program, vdso)
     unwinder = native.NativeUnwinder(built, "aarch64")
     recorded.add_to(unwinder, program, vdso)
-    assert sum(one.signal for one in recorded.stacks) >= 5
+    assert sum(stack.signal for stack in recorded.stacks) >= 5
     for one in recorded.stacks:
         truth = unwind(recorded.maps, one.dump, processor=ARM64)
         assert (truth.frames, truth.complete) == (one.frames, True)

@@ -44,13 +44,13 @@ def rows(*functions, **options):
     entries = decode(maker.frames)
     assert [(start, at >= ADDRESS) for start, at in maker.pairs] == [(s, True) for s in entries]
     start = max(entries)
-    found = []
+    results = []
     for row in entries[start].get_decoded().table:
         cfa = row["cfa"]
         where = tuple(cfa.expr) if cfa.expr is not None else (cfa.reg, cfa.offset)
         rules = [(row[r].type, row[r].arg) if r in row else None for r in (RBP, RIP)]
-        found.append((row["pc"] - start, where, *rules))
-    return found
+        results.append((row["pc"] - start, where, *rules))
+    return results
 
 
 SAVED, RETURN = ("OFFSET", -16), ("OFFSET", -8)

@@ -37,7 +37,7 @@ def call(stream, part=b""):
 def reset_calls(first, count):
     """Calls that are reset at once ("rapid reset", CVE-2023-44487)."""
     streams = range(first, first + 2 * count, 2)
-    return b"".join(call(one) + frame(RESET, 0, one, b"\0\0\0\x08") for one in streams)
+    return b"".join(call(stream) + frame(RESET, 0, stream, b"\0\0\0\x08") for stream in streams)
 
 
 def repeated_headers(count):

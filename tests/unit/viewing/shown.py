@@ -35,7 +35,7 @@ def shown(data):
     def path(node):
         return () if node < 0 else (*path(nodes["parent"][node]), frame(nodes["frame"][node]))
 
-    found, paths = Counter(), {}
+    result, paths = Counter(), {}
     samples, threads, processes = data["samples"], data["threads"], data["processes"]
     names = ("node", "thread", "cpu", "kind", "bin", "count")
     for node, thread, cpu, kind, place, count in zip(*map(samples.get, names), strict=True):
@@ -50,20 +50,25 @@ def shown(data):
             data["kinds"][kind]["name"],
             place,
         )
-        assert key not in found, "equal samples are one entry"
-        found[key] = count
-    return found
+        assert key not in result, "equal samples are one entry"
+        result[key] = count
+    return result
 
 
 def expected(windows, data, start_ns=0, end_ns=1 << 64):
     """The same of windows, in the bins of some data; for kinds with one period each."""
-    found, bin_ns = Counter(), data["bin_ms"] * 1_000_000
+    result, bin_ns = Counter(), data["bin_ms"] * 1_000_000
     for profile in (profile for window in windows for profile in window.profiles):
         for resource, sample in profile.samples:
             process = process_name(resource, sample.thread_name)
             entries = [
-                (one.label, one.module, one.reason, int(one.inlined))
-                for one in stack_entries(sample.stack)
+                (
+                    stack_entry.label,
+                    stack_entry.module,
+                    stack_entry.reason,
+                    int(stack_entry.inlined),
+                )
+                for stack_entry in stack_entries(sample.stack)
             ]
             path = tuple(
                 (*map(escape_controls, entry[:3]), entry[3])
@@ -80,5 +85,5 @@ def expected(windows, data, start_ns=0, end_ns=1 << 64):
                         profile.kind.name,
                         time // bin_ns - data["start_ms"] // data["bin_ms"],
                     )
-                    found[key] += value
-    return found
+                    result[key] += value
+    return result

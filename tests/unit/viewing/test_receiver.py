@@ -112,8 +112,8 @@ def post(receivers, body, path=PATH, method="POST", **headers):
     client = http.client.HTTPConnection("127.0.0.1", receivers[1].port, timeout=20)
     with contextlib.closing(client):
         client.request(method, path, body, headers or PROTOBUF)
-        found = client.getresponse()
-        return found.status, found.headers, found.read()
+        result = client.getresponse()
+        return result.status, result.headers, result.read()
 
 
 def message(body):
@@ -285,7 +285,7 @@ def test_hostile_requests_are_refused_without_a_traceback(receivers, capfd, capl
 
 
 def test_a_client_that_resets_its_connection_ends_nothing(receivers):
-    for port in (one.port for one in receivers):
+    for port in (receiver.port for receiver in receivers):
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\nx")
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

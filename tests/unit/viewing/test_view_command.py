@@ -50,9 +50,9 @@ def view(*words):
     with command:
         try:
             line = command.stdout.readline().decode()
-            found = re.search(r"http://\S+", line)
-            assert found, (line, command.stderr.read())
-            yield command, found[0]
+            match = re.search(r"http://\S+", line)
+            assert match, (line, command.stderr.read())
+            yield command, match[0]
         finally:
             command.kill()
 

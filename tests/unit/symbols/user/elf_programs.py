@@ -112,20 +112,20 @@ def functions_of(path, debug=None, **options):
 
 def symbols_of(path):
     """Symbols by name, without versions: address, size, type, binding; by binutils' readelf."""
-    found = {}
+    results = {}
     for line in tool("readelf", "-sW", path).splitlines():
         fields = line.split()
         if len(fields) >= 8 and fields[0].rstrip(":").isdigit() and fields[6].isdigit():
             name = fields[7].partition("@")[0]
-            found[name] = (int(fields[1], 16), int(fields[2], 0), fields[3], fields[4])
-    return found
+            results[name] = (int(fields[1], 16), int(fields[2], 0), fields[3], fields[4])
+    return results
 
 
 def stubs_of(path):
     """Address by name of each PLT stub; by binutils' objdump."""
-    found = []
+    results = []
     for line in tool("objdump", "-d", path).splitlines():
         if line.endswith("@plt>:"):
             address, _, name = line.partition(" ")
-            found.append((int(address, 16), name.strip("<>:").removesuffix("@plt")))
-    return found
+            results.append((int(address, 16), name.strip("<>:").removesuffix("@plt")))
+    return results

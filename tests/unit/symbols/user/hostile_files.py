@@ -18,7 +18,7 @@ def make_elf(sections, search=None):
         search: name of the section that a PT_GNU_EH_FRAME points to.
     """
     names, rows, body = b"\0", [(0,) * 10], bytearray(64 + 2 * _PROGRAM.size)
-    found = 0, 0, 0
+    result = 0, 0, 0
     for name, kind, flags, address, content, link, entry_size in [
         *sections, (b".shstrtab", 3, 0, 0, b"", 0, 0)
     ]:  # fmt: skip
@@ -28,7 +28,7 @@ def make_elf(sections, search=None):
         if name == b".shstrtab":
             content = names  # noqa: PLW2901 - known at the end
         if name == search:
-            found = len(body), address, len(content)
+            result = len(body), address, len(content)
         size = len(content)
         rows.append((at, kind, flags, address, len(body), size, link, 0, 1, entry_size))
         body += content
@@ -37,7 +37,7 @@ def make_elf(sections, search=None):
         "<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 3, 62, 1, 0, 64, len(body), 0, 64, _PROGRAM.size,
         2, 64, len(rows), len(rows) - 1,
     )  # fmt: skip
-    offset, address, size = found
+    offset, address, size = result
     programs = _PROGRAM.pack(1, 4, offset, address, address, size, size, 8)
     kind = 0x6474E550 if search else 0  # PT_NULL
     programs += _PROGRAM.pack(kind, 4, offset, address, address, size, size, 4)

@@ -19,8 +19,8 @@ from tests.unit.symbols.user.hostile_files import TEXT
 
 def peak_kib():
     """Returns the peak of this process; ru_maxrss would be that of its parent if this is larger."""
-    found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
-    return int(found[1])
+    match = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
+    return int(match[1])
 
 
 def main(good, hostile, limit, count, detail):
@@ -32,18 +32,18 @@ def main(good, hostile, limit, count, detail):
     names = open_user_names(UserSymbolSettings(detail=detail, max_bytes=int(limit) << 20))
     files = [good] + [hostile] * int(count)
     before = peak_kib()
-    found = set()
+    results = set()
     for number, path in enumerate(files):
         file = open_regular(Access(), path)
         details = FileDetails(path, None, FileId(f"{number:032x}"))
         names.add(FileKey(number, 8, 0), details, file)
         os.close(file.fd)
         names.finish(120)
-        found.add(tuple(one.function for one in names.name(FileKey(0, 8, 0), TEXT).lines))
+        results.add(tuple(line.function for line in names.name(FileKey(0, 8, 0), TEXT).lines))
     report = {
         "before_kib": before,
         "peak_kib": peak_kib(),
-        "good": list(found),
+        "good": list(results),
         "counts": names.counts()._asdict(),
         "reasons": reasons[-1:],
     }

@@ -43,8 +43,8 @@ def assembly(folder):
 
 
 def names(table, function, step=0):
-    found = table.lookup(function[0] + step)
-    return found and found.name
+    result = table.lookup(function[0] + step)
+    return result and result.name
 
 
 def test_symbols_have_their_range(program):
@@ -77,8 +77,8 @@ def test_symbols_of_both_tables_are_kept_once(folder):
 
 
 def test_the_cold_part_of_a_function_has_its_own_name(program):
-    found = symbols_of(program)["shown.cold"]
-    assert names(functions_of(program), found) == "shown.cold"
+    result = symbols_of(program)["shown.cold"]
+    assert names(functions_of(program), result) == "shown.cold"
 
 
 def test_what_assemblers_leave_out(assembly):
@@ -146,10 +146,10 @@ def test_stubs_are_named_after_what_they_call(folder, options):
     table, expected = functions_of(path), sorted(stubs_of(path))
     assert {"abort", "getenv", "strlen", "atoi", "strtol"} & {name for _, name in expected}
     for address, name in expected:
-        found = table.lookup(address)
-        assert found.name == f"{name}@plt"
-        assert (found.start, found.end - found.start) in ((address, 16), (address, 8))
-        assert table.lookup(address + 5) == found
+        result = table.lookup(address)
+        assert result.name == f"{name}@plt"
+        assert (result.start, result.end - result.start) in ((address, 16), (address, 8))
+        assert table.lookup(address + 5) == result
         assert table.find(f"{name}@plt")
     for (address, _), (following, _) in pairwise(expected):
         assert table.lookup(address).end == following or following - address > 16
@@ -162,9 +162,9 @@ def test_stubs_are_named_after_what_they_call(folder, options):
 def test_stubs_of_lazily_bound_functions_with_branch_tracking(folder):
     path = build(folder, "lazy", "-Wl,-z,lazy,-z,ibtplt", "-fcf-protection")
     table = functions_of(path)
-    found = {one.name: one.start for one in table.find("abort@plt")}
+    results = {one.name: one.start for one in table.find("abort@plt")}
     assert len(table.find("abort@plt")) == 2, "in .plt and in .plt.sec"
-    assert found
+    assert results
 
 
 def test_stubs_of_functions_that_are_chosen_at_start(folder):

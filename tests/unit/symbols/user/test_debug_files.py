@@ -57,11 +57,11 @@ def without_id(tmp_path_factory):
 
 
 def paths(finder, wanted):
-    found = []
+    results = []
     for one in finder.find(wanted):
-        found.append(one.path)
+        results.append(one.path)
         one.close()
-    return found
+    return results
 
 
 def id_path(build_id):
@@ -149,9 +149,9 @@ def test_names_of_the_debug_file_are_those_of_the_program(with_id, without_id, t
         wanted = program.want("/bin/p")
         program.put(tmp_path, id_path(wanted.build_id or "ab" * 20))
         program.put(tmp_path, "/bin/program.debug")
-        (found,) = finder.find(wanted)
-        table, whole = functions_of(program.path, found), functions_of(program.whole)
-        found.close()
+        (result,) = finder.find(wanted)
+        table, whole = functions_of(program.path, result), functions_of(program.whole)
+        result.close()
         assert table.find("hidden")
         for start, size, *_ in symbols_of(program.whole).values():
             for address in range(start, start + min(size, 64)):
@@ -194,10 +194,10 @@ def test_the_common_file_of_dwz(with_id, tmp_path, absolute):
     (debug,) = BuildIdDirectories(files).find(wanted)
     assert find_alternate(debug, files) is None
     common.put(tmp_path, "/usr/lib/debug/.dwz/common")
-    found = find_alternate(debug, files)
-    assert os.path.normpath(found.path) == "/usr/lib/debug/.dwz/common"
-    assert found.elf.build_id == "ab" * 20
-    found.close()
+    alternate = find_alternate(debug, files)
+    assert os.path.normpath(alternate.path) == "/usr/lib/debug/.dwz/common"
+    assert alternate.elf.build_id == "ab" * 20
+    alternate.close()
     with_id.put(tmp_path, "/usr/lib/debug/.dwz/common")
     assert find_alternate(debug, files) is None, "another build id"
     common.put(tmp_path, id_path("ab" * 20))

@@ -119,9 +119,9 @@ def test_a_debug_file_is_downloaded_once(made, serve, cache):
     server = serve(answer)
     finder = Debuginfod([server.address + "/"], cache, LIMITS)
     for _ in range(2):
-        (found,) = finder.find(wanted(build_id))
-        assert found.elf.build_id == build_id
-        assert read(found.fd) == debug
+        (result,) = finder.find(wanted(build_id))
+        assert result.elf.build_id == build_id
+        assert read(result.fd) == debug
     assert read(Debuginfod([server.address], cache, LIMITS).fetch(build_id, DEBUGINFO)) == debug
     assert server.asked == [f"/buildid/{build_id}/debuginfo"]
     assert read(finder.fetch(build_id, EXECUTABLE)) == program
@@ -274,8 +274,8 @@ def test_damaged_files_in_the_cache_are_replaced(made, serve, cache):
     os.write(file.fd, b"damaged")
     file.finish()
     assert list(finder.find(wanted(made[0]))) == []
-    (found,) = finder.find(wanted(made[0]))
-    assert read(found.fd) == made[2]
+    (result,) = finder.find(wanted(made[0]))
+    assert read(result.fd) == made[2]
 
 
 @pytest.mark.parametrize("build_id", [None, "", "..", "../../etc/passwd", "ABCD", "a" * 300])

@@ -21,8 +21,10 @@ def test_an_empty_table_has_nothing():
 
 
 def test_a_long_name_is_cut_off():
-    (found,) = FunctionTable.of([Function(0, 1, "x" * (MAX_NAME_BYTES + 9))]).find("x", prefix=True)
-    assert found.name == "x" * MAX_NAME_BYTES
+    (result,) = FunctionTable.of([Function(0, 1, "x" * (MAX_NAME_BYTES + 9))]).find(
+        "x", prefix=True
+    )
+    assert result.name == "x" * MAX_NAME_BYTES
 
 
 def test_a_name_that_is_not_utf_8_is_shown_with_its_bytes():

@@ -152,9 +152,9 @@ def test_functions_are_those_of_go_tool_nm(variants):
         symbols = lines.symbols()
         assert len(symbols.values) > 1000
         for start in symbols.values:
-            found = functions.lookup(start)
-            assert found.start == start
-            assert generic(found.name) in expected[start]
+            result = functions.lookup(start)
+            assert result.start == start
+            assert generic(result.name) in expected[start]
         assert functions.find("main.outer")
         lines.close()
 
@@ -171,8 +171,8 @@ def test_lines_are_those_of_go_tool_addr2line(variants):
         rows = output("go", "tool", "addr2line", truth, input="\n".join(map(hex, addresses)))
         compared = 0
         for address, name, place in zip(addresses, rows[::2], rows[1::2], strict=True):
-            innermost, *_, function = (*(found := lines.lookup(address)), *found)
-            assert found[-1] is function
+            innermost, *_, function = (*(result := lines.lookup(address)), *result)
+            assert result[-1] is function
             assert generic(function.function) == generic(name.removesuffix(".abi0"))
             file, _, line = place.rpartition(":")
             if int(line) > 0:  # else behind the last instruction
@@ -199,13 +199,13 @@ def test_inlined_calls_are_those_of_debug_information(variants):
                 (generic(name), int(place.rsplit(":", 2)[1]))
                 for name, place in zip(answer[0::2], answer[1::2], strict=True)
             ]
-            found = [(generic(one.function), one.line) for one in lines.lookup(address)]
-            if found[0][1] and expected[0][1]:  # else behind the last instruction
-                assert found == expected
-                deepest = max(deepest, len(found))
+            results = [(generic(line.function), line.line) for line in lines.lookup(address)]
+            if results[0][1] and expected[0][1]:  # else behind the last instruction
+                assert results == expected
+                deepest = max(deepest, len(results))
         assert deepest >= 3
         stacks = [lines.lookup(address) for address in range(outer.start, outer.end)]
-        names = [one.function for one in max(stacks, key=len)]
+        names = [line.function for line in max(stacks, key=len)]
         assert names == ["main.inner", "main.middle", "main.outer"]
         lines.close()
 

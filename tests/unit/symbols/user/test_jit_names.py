@@ -47,8 +47,8 @@ class Host:
         return self.maps.setdefault(key, Map())
 
     def ask(self, key, address=0x10, at_ns=500):
-        found, _ = self.names.name(key, address, at_ns)
-        return found.lines[0].function if found.lines else found.unresolved
+        result, _ = self.names.name(key, address, at_ns)
+        return result.lines[0].function if result.lines else result.unresolved
 
     def read(self):
         while self.names.has_work:

@@ -86,8 +86,8 @@ def append(path, *parts):
 
 
 def name_at(dump, address, at_ns):
-    found = dump.lookup(address, at_ns)
-    return found and found.name
+    result = dump.lookup(address, at_ns)
+    return result and result.name
 
 
 def test_a_name_is_given_from_its_record_on():
@@ -117,8 +117,8 @@ def test_lines_are_those_of_the_place():
     )  # fmt: skip
     with written(*records) as (dump, _):
         dump.update(10)
-        found = [dump.lookup(0x100 + at, 10)[3:] for at in (0, 4, 0xB, 0xC, 0xE, 0x1F)]
-        assert found == [
+        results = [dump.lookup(0x100 + at, 10)[3:] for at in (0, 4, 0xB, 0xC, 0xE, 0x1F)]
+        assert results == [
             ("", 0), ("/a.js", 7), ("/a.js", 7), ("/a.js", 9), ("/a.js", 8), ("/b.js", 2),
         ]  # fmt: skip
         assert dump.lookup(0x204, 10)[2:] == ("two", "", 0)
@@ -194,15 +194,15 @@ def test_names_are_right_at_any_time(rounds):
                     append(path, close(now))
                     codes, new = [], None
                 if new:
-                    codes = [one for one in codes if one[1] <= new[0] or one[0] >= new[1]]
+                    codes = [code for code in codes if code[1] <= new[0] or code[0] >= new[1]]
                     codes += [new] if new[2] else []
                 history.append(codes)
             dump.update(10 * len(history) - 1)
             for at, there in enumerate(history):
                 for address in range(0, 82, 3):
                     owner = [code for code in there if code[0] <= address < code[1]]
-                    found = dump.lookup(address, 10 * at + 5)
-                    assert (found and found[:3]) == (owner[0] if owner else None)
+                    result = dump.lookup(address, 10 * at + 5)
+                    assert (result and result[:3]) == (owner[0] if owner else None)
 
 
 def test_across_a_suspension_no_name_is_certain():
@@ -213,8 +213,8 @@ def test_across_a_suspension_no_name_is_certain():
         suspended = 1000
         append(path, load(20, 0x100, 0x10, b"new"))  # before or after it
         dump.update(1030)
-        found = [name_at(dump, 0x100, at) for at in (19, 20, 21, 1019, 1020)]
-        assert found == ["old", None, None, None, "new"]
+        results = [name_at(dump, 0x100, at) for at in (19, 20, 21, 1019, 1020)]
+        assert results == ["old", None, None, None, "new"]
         append(path, load(40, 0x100, 0x10, b"newest"))
         dump.update(1050)
         assert [name_at(dump, 0x100, at) for at in (1039, 1040)] == ["new", "newest"]
@@ -422,8 +422,8 @@ def test_a_name_ends_with_the_memory_of_its_code(then):
             libc.mprotect(at, 4096, read)
         assert not code.update(later)
         assert code.lookup(at, now).name == "made", "the sample was before"
-        found = code.lookup(at, later)
-        assert (found is not None) == (then == "other permissions")
+        result = code.lookup(at, later)
+        assert (result is not None) == (then == "other permissions")
     finally:
         libc.munmap(at, 4096)
         path.unlink()
@@ -485,10 +485,10 @@ def test_any_bytes_are_records_or_none(parts, cut):
         parsed = parser.parse(text[at:end], end - at)
         at += parsed.used
         assert at <= end
-        for one in parsed.events:
-            if isinstance(one, Loaded):
+        for event in parsed.events:
+            if isinstance(event, Loaded):
                 for offset in (0, 1, 50):
-                    file, line = find_place(one.code.lines, offset)
+                    file, line = find_place(event.code.lines, offset)
                     assert 0 <= file < len(parser.sources)
                     assert line >= 0
 

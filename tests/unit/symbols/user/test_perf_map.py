@@ -35,8 +35,8 @@ def opened(path, tmp_path):
 
 
 def name_at(perf_map, address, at_ns):
-    found = perf_map.lookup(address, at_ns)
-    return found and found.name
+    result = perf_map.lookup(address, at_ns)
+    return result and result.name
 
 
 def test_lines_of_all_writers_are_read():
@@ -113,14 +113,14 @@ def test_no_name_is_wrong_at_any_time(tmp_path_factory, rounds, address):
                         and owner.start < code.end
                     ):
                         owner = None
-                found = perf_map.lookup(address, at)
+                result = perf_map.lookup(address, at)
                 if at > now:
-                    assert found is None
-                elif owner and found:
-                    assert found == MadeFunction(owner.start, owner.end, owner.name.decode())
-                answered[at] = found
+                    assert result is None
+                elif owner and result:
+                    assert result == MadeFunction(owner.start, owner.end, owner.name.decode())
+                answered[at] = result
                 if at == now:
-                    assert bool(owner) == bool(found)
+                    assert bool(owner) == bool(result)
     perf_map.close()
 
 
