@@ -118,7 +118,7 @@ class _Side:
                 for table, weight in ((self.own, group.own), (self.total, group.total)):
                     table.setdefault(group.key, [0] * count)[at] += weight
                 sizes[at] += group.own
-        self.weight_per_sample = sum(sizes) / max(1, samples.count) or 1.0
+        self.weight_per_sample = sum(sizes) / max(1, samples.count)
         seconds = (part.end_ns - part.start_ns) / 1e9
         self.sizes = [seconds / count] * count if per_second else [float(size) for size in sizes]
         self.size = sum(self.sizes)
@@ -146,10 +146,10 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
     (first_ratio, first), (after, second) = (
         side.ratio(row) for side, row in zip(sides, rows, strict=True)
     )
-    counts = [
-        round(sum(row) / side.weight_per_sample) for side, row in zip(sides, rows, strict=True)
-    ]
-    sizes = [side.size / side.weight_per_sample for side in sides]
+    weight = max(side.weight_per_sample for side in sides) or 1.0
+    per_sample = [side.weight_per_sample or weight for side in sides]  # a side may be empty
+    counts = [round(sum(row) / each) for row, each in zip(rows, per_sample, strict=True)]
+    sizes = [side.size / each for side, each in zip(sides, per_sample, strict=True)]
     chance = 1.0
     if sum(counts) >= _FEWEST_SAMPLES:
         chance = max(

@@ -28,7 +28,7 @@ from otel_kprofiler.clickhouse import PAGE, Need, need_of
 from otel_kprofiler.formats import Interval, compared_columns, page
 from otel_kprofiler.model import ProfileKind
 
-_FILTERS: Final = frozenset(Filter.__dataclass_fields__) - {"kinds"}
+_FILTERS: Final = frozenset(Filter.__dataclass_fields__)
 _TOO_MUCH: Final = 1
 _Range = tuple[Moment, Moment]
 
@@ -123,15 +123,14 @@ def command(
     else:
         second, time_second = first, time_after
     check_matches(chosen, first, second)
-    grouping = find_grouping(by)
     compared = [
-        (kind, parts, compare(*parts, grouping, per_second=way is Way.TIME))
+        (kind, parts, _compare(parts, by, way))
         for kind in first.kinds
         if kind in second.kinds
         for parts in [
             (_part(first, kind, chosen, time_first), _part(second, kind, chosen, time_second))
         ]
-        if all(part.samples.count for part in parts)
+        if any(part.samples.count for part in parts)
     ]
     if path:
         names = [describe_source(name) for name in (before, after) if name]
@@ -149,7 +148,8 @@ def command(
         lines: list[str] = []
         for kind, parts, changes in compared:
             lines += summary(kind, *parts, changes, way)
-            lines += table(by, changes[: limit or None], kind, way, width)
+            if changes:
+                lines += table(by, changes[: limit or None], kind, way, width)
             if limit and len(changes) > limit:
                 lines.append(f"{len(changes) - limit:,} more; --limit 0 shows all")
         show(lines or ["no samples on one side, or none of the same kind"])
@@ -164,6 +164,13 @@ def command(
 command.params += [
     parameter for parameter in report.command.params if parameter.name in (*_FILTERS, "idle")
 ]
+
+
+def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
+    """Compares two sides; there are no shares of a side without samples."""
+    if way is Way.SAMPLES and not all(part.samples.count for part in parts):
+        return []
+    return compare(*parts, find_grouping(by), per_second=way is Way.TIME)
 
 
 def _load(

@@ -16,6 +16,8 @@ from otel_kprofiler.text import describe_count, escape_controls
 
 _MAX_PLACE: Final = 32
 _MS: Final = 1e6
+_SIMILAR: Final = 1.5
+"""Loads of both sides that differ by more than this factor are reported beside shares."""
 _CHANCE: Final = "~"
 """Mark of differences that may be chance."""
 
@@ -31,19 +33,35 @@ def summary(
     kind: ProfileKind, before: Part, after: Part, changes: Sequence[Change], way: Way
 ) -> Iterator[str]:
     """Yields lines about the compared profiles and the number of changes."""
-    sides = " -> ".join(
-        f"{describe_count(part.samples.count, 'sample')} in "
-        f"{(part.end_ns - part.start_ns) / 1e9:.1f} s"
-        for part in (before, after)
-    )
+    rates = _rate(before), _rate(after)
+    sides = " -> ".join(_describe_side(kind, part) for part in (before, after))
     compared = "shares of all samples" if way is Way.SAMPLES else "weight per second"
     changed = sum(change.is_changed for change in changes)
     yield f"{escape_controls(kind.name)}: {sides}, by {compared}"
-    yield (
-        f"{changed:,} of {len(changes):,} changed by more than chance; the others have {_CHANCE}"
-        if changed
-        else f"nothing changed by more than chance, of {len(changes):,}"
-    )
+    if not before.samples.count or not after.samples.count:
+        side = "after" if before.samples.count else "before"
+        yield f"there are no samples {side}" + (
+            "; --per time compares what there is" if way is Way.SAMPLES else ""
+        )
+    elif way is Way.SAMPLES and max(rates) > _SIMILAR * min(rates):
+        yield "the load itself changed, which shares do not show: compare it with --per time"
+    if changed:
+        count = f"{changed:,} of {len(changes):,}"
+        yield f"{count} changed by more than chance; the others have {_CHANCE}"
+    elif changes:
+        yield f"nothing changed by more than chance, of {len(changes):,}"
+
+
+def _rate(part: Part) -> float:
+    """Returns the weight of all samples per second."""
+    return sum(part.samples.weights()) * 1e9 / (part.end_ns - part.start_ns)
+
+
+def _describe_side(kind: ProfileKind, part: Part) -> str:
+    rate = _rate(part)
+    per_second = f"{rate / _MS:,.1f} ms/s" if _is_time(kind) else f"{rate:,.1f} /s"
+    seconds = (part.end_ns - part.start_ns) / 1e9
+    return f"{describe_count(part.samples.count, 'sample')} in {seconds:.1f} s ({per_second})"
 
 
 def table(
@@ -62,7 +80,7 @@ def table(
     def text(value: float, sign: str = "") -> str:
         if way is Way.SAMPLES:
             return f"{value:{sign}.2%}"
-        if kind.measure[1] == "nanoseconds":
+        if _is_time(kind):
             return f"{value / _MS:{sign}.2f}"
         return f"{value:{sign},.1f}"
 
@@ -131,4 +149,8 @@ def _amount(amount: Amount) -> dict[str, float]:
 
 
 def _per_second(kind: ProfileKind) -> str:
-    return "ms/s" if kind.measure[1] == "nanoseconds" else "/s"
+    return "ms/s" if _is_time(kind) else "/s"
+
+
+def _is_time(kind: ProfileKind) -> bool:
+    return kind.measure[1] == "nanoseconds"

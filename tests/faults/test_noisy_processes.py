@@ -148,6 +148,8 @@ while True:
     f.__code__ = code.replace(co_name=f"f{number}", co_filename=f"/made/{number}.py")
     f()
 """
+MIN_S, ENOUGH_NS = 4, 1_000_000_000
+"""Time beside a noisy process, and CPU time of the good one in it."""
 SMALL_BUDGET = """
 from otel_kprofiler.pipeline import budget
 class Small(budget.CpuShare):
@@ -208,8 +210,10 @@ def test_a_noisy_process_takes_no_samples_of_others(run_agent, receiver, arrived
     receiver.up()
     with running(tmp_path, kind), running(tmp_path, "good") as good:
         agent = run_agent(receiver.endpoint, rate=RATE, interval="1s")
-        before_ns = cpu_ns(good.pid)
-        time.sleep(4)
+        before_ns, ends_at = cpu_ns(good.pid), time.monotonic() + MIN_S
+        while time.monotonic() < ends_at or cpu_ns(good.pid) < before_ns + ENOUGH_NS:
+            assert good.poll() is None
+            time.sleep(0.1)
         ran_ns = cpu_ns(good.pid) - before_ns
         account = agent.stop()
     got = arrived(receiver.payloads)

@@ -28,7 +28,7 @@ START = 1_600_000_000 * SECOND
 PERIOD = SECOND // 100
 
 
-def write(path, parts):
+def write(path, parts, *, pid=7, idle_s=0):
     """A file with 100 samples per second, one part after the other: (seconds, percent in read)."""
     times = {"read": [], "write": []}
     now = START
@@ -42,12 +42,12 @@ def write(path, parts):
                 Frame(None, 1, (Line(name),), 0, KERNEL_SIDE)
                 for name in (f"vfs_{name}", f"__x64_sys_{name}")
             ]),
-            7, "dd", 0, None, result, [],
+            pid, "dd", 0, None, result, [],
         )
         for name, result in times.items()
     ]  # fmt: skip
-    profile = Profile(ON_CPU, PERIOD, [ResourceSamples(Resource({"process.pid": 7}), samples)])
-    window = Window(START, now, [profile])
+    profile = Profile(ON_CPU, PERIOD, [ResourceSamples(Resource({"process.pid": pid}), samples)])
+    window = Window(START, now + idle_s * SECOND, [profile])
     path.write_bytes(encode_window(window).batches[0].payload)
     return str(path)
 
@@ -66,7 +66,8 @@ def test_what_gained_comes_first_with_both_shares(files):
     done = run(*files, "--by", "syscall")
     assert done.exit_code == 0
     lines = done.output.splitlines()
-    assert "2,000 samples in 20.0 s -> 2,000 samples in 20.0 s" in lines[0]
+    side = "2,000 samples in 20.0 s (1,000.0 ms/s)"
+    assert f"on_cpu: {side} -> {side}, by shares of all samples" in lines[0]
     assert lines[1].startswith("2 of 2 changed")
     rows = {line.split()[-1]: line.split() for line in lines[3:]}
     assert rows["read"][0] == "+40.00%"
@@ -89,6 +90,39 @@ def test_per_time_compares_milliseconds_of_a_second(files):
     results = {group["name"]: group["self"] for group in kind["groups"]}
     assert results["read"]["before"] == pytest.approx(0.2e9, rel=0.01)
     assert results["read"]["after"] == pytest.approx(0.6e9, rel=0.01)
+
+
+@pytest.fixture
+def loads(tmp_path):
+    """Equal shares of 20 s of work, and of 4 s in 20 s."""
+    return write(tmp_path / "a", [(20, 50)]), write(tmp_path / "b", [(4, 50)], idle_s=16)
+
+
+def test_a_change_of_the_load_is_reported_beside_equal_shares(loads):
+    lines = run(*loads, "--by", "syscall").output.splitlines()
+    assert (
+        "2,000 samples in 20.0 s (1,000.0 ms/s) -> 400 samples in 20.0 s (200.0 ms/s)" in lines[0]
+    )
+    assert lines[1].endswith("compare it with --per time")
+    assert lines[2].startswith("nothing changed")
+    lines = run(*loads, "--by", "syscall", "--per", "time").output.splitlines()
+    assert lines[1].startswith("2 of 2 changed")
+
+
+def test_a_side_without_samples_is_compared_by_time(files, tmp_path):
+    empty = write(tmp_path / "empty", [(20, 50)], pid=8)
+    words = (files[0], empty, "--by", "syscall", "--process", "7")
+    lines = run(*words).output.splitlines()
+    assert "2,000 samples in 20.0 s (1,000.0 ms/s) -> 0 samples in 20.0 s (0.0 ms/s)" in lines[0]
+    assert lines[1:] == ["there are no samples after; --per time compares what there is"]
+    lines = run(*words, "--per", "time").output.splitlines()
+    assert lines[2].startswith("2 of 2 changed")
+    assert [line.split()[0] for line in lines[4:]] == ["-800.00", "-200.00"]
+
+
+def test_kinds_are_chosen(files):
+    assert "read" in run(*files, "--by", "syscall", "--kind", "on_cpu").output
+    assert "no sample matches --kind off_cpu" in str(run(*files, "--kind", "off_cpu").exception)
 
 
 def test_equal_profiles_have_no_changes(files):
