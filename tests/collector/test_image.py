@@ -98,9 +98,8 @@ def test_the_image_is_nobodys_and_has_no_tools(image, root):
     (program,) = config["Entrypoint"]
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs")
     assert root.run(*nobody, program, "--version").startswith("otel-kprofiler")
-    root.run(
-        *nobody, f"{os.path.dirname(program)}/python", "-c", "import grpc, symbolic, zstandard"
-    )
+    imports = "import clickhouse_connect, grpc, symbolic, zstandard"
+    root.run(*nobody, f"{os.path.dirname(program)}/python", "-c", imports)
     for tool in ("bin/pip", "bin/gcc", "bin/strip", "tool"):
         assert not os.path.exists(f"{path}/usr/{tool}")
         assert not os.path.exists(f"{path}/opt/otel-kprofiler/{tool}")

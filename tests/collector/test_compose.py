@@ -1,0 +1,235 @@
+"""The demo of examples/compose: Docker Compose accepts it, and its parts work together.
+
+No images are needed: the page, the Collector, ClickHouse's engine and the agent run here with the
+commands and files that Compose resolves, under other addresses.
+"""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.config import load_config
+from otel_kprofiler.version import __version__
+from tests import page
+from tests.collector.clickhouse_server import PASSWORD, USER
+from tests.collector.conftest import VERSIONS, build, free_ports
+from tests.collector.go_tools import build_tool
+from tests.collector.test_clickhouse import NEEDS_ENGINE, engine
+from tests.collector.test_kubernetes import documents
+from tests.public import get_public_python
+
+__all__ = ["engine"]  # a fixture
+
+pytestmark = pytest.mark.timeout(1500)
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "examples/compose"
+PATIENCE_S = 120
+
+
+def compose(path=DEMO / "compose.yaml"):
+    """A file as Compose resolves it, with all of its profiles."""
+    program = build_tool("docker-compose", "v5.5.0", "github.com/docker/compose/v5/cmd")
+    words = ["-f", path, "--profile", "*", "config", "--format", "json"]
+    return subprocess.run([program, *words], capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def services():
+    done = compose()
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, "no warning"
+    return json.loads(done.stdout)["services"]
+
+
+def sources(service):
+    """Files and directories of this host in a container, by their paths there."""
+    bound = [volume for volume in service.get("volumes", []) if volume["type"] == "bind"]
+    return {volume["target"]: Path(volume["source"]) for volume in bound}
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "complaint"),
+    [
+        ("cap_add:", "capabilities:", "additional properties 'capabilities' not allowed"),
+        ("depends_on: [collector]", "depends_on: [gateway]", "undefined service"),
+        ("retries: 30", "retries: often", "retries"),
+    ],
+)
+def test_a_wrong_file_would_be_noticed(tmp_path, right, wrong, complaint):
+    text = (DEMO / "compose.yaml").read_text()
+    assert right in text
+    path = tmp_path / "compose.yaml"
+    path.write_text(text.replace(right, wrong))
+    done = compose(path)
+    assert done.returncode != 0
+    assert complaint in done.stderr
+
+
+def test_every_mounted_file_exists(services):
+    places = [place for service in services.values() for place in sources(service).values()]
+    assert len(places) >= 5
+    assert [place for place in places if not place.exists()] == []
+    for service in services.values():
+        if "build" in service:
+            assert service["image"] == f"otel-kprofiler:{__version__}"
+            assert Path(service["build"]["context"], service["build"]["dockerfile"]).is_file()
+
+
+def test_the_agent_has_what_the_daemonset_gives_it(services):
+    agent = services["agent"]
+    (daemon,) = [entry for entry in documents("daemonset.yaml") if entry["kind"] == "DaemonSet"]
+    (container,) = daemon["spec"]["template"]["spec"]["containers"]
+    security = container["securityContext"]
+    assert agent["cap_add"] == security["capabilities"]["add"]
+    assert agent["cap_drop"] == security["capabilities"]["drop"]
+    assert agent["read_only"] == security["readOnlyRootFilesystem"]
+    assert agent["user"] == "0:0"
+    assert agent["pid"] == "host"
+    assert agent["security_opt"] == ["no-new-privileges:true"]
+    assert not agent.get("privileged")
+    assert agent["command"] == container["args"]
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {volume["target"] for volume in agent["volumes"]} - mounts == {
+        "/etc/otel-kprofiler/agent.yaml"
+    }
+
+
+def test_others_have_no_capabilities_and_one_port_of_this_host(services):
+    for name in ("page", "report"):
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert not {"cap_add", "pid", "user"} & services[name].keys(), "the image's user is nobody"
+    published = [port for service in services.values() for port in service.get("ports", [])]
+    assert [(port["host_ip"], port["published"]) for port in published] == [("127.0.0.1", "8080")]
+
+
+def test_the_addresses_lead_to_services(services):
+    path = sources(services["agent"])["/etc/otel-kprofiler/agent.yaml"]
+    config = load_config(str(path), environ={}).config
+    assert config.exporters["otlp_grpc"].endpoint == "collector:4317"
+    storage = config.exporters["otlp_grpc"].sending_queue.storage
+    volumes = [volume for volume in services["agent"]["volumes"] if volume["type"] == "volume"]
+    assert [volume for volume in volumes if storage.startswith(volume["target"])]
+    collector = services["collector"]
+    assert collector["environment"] == services["clickhouse"]["environment"]
+    assert collector["environment"]["CLICKHOUSE"] == "tcp://clickhouse:9000"
+    text = (DEMO / "collector.yaml").read_text()
+    assert "endpoint: page:4317" in text
+    assert "0.0.0.0:4317" in services["page"]["command"]
+    assert services["report"]["entrypoint"][-1].startswith("clickhouse://clickhouse:")
+
+
+@contextlib.contextmanager
+def running(command, log, environ=None):
+    with open(log, "wb") as out:
+        process = subprocess.Popen(
+            [*map(str, command)],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environ or {})},
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+
+
+def wait_until(condition, log):
+    deadline = time.monotonic() + PATIENCE_S
+    while not (result := condition()):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.2)
+    return result
+
+
+def replace_all(text, pairs):
+    for old, new in pairs.items():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def shows_the_service(address):
+    """Returns whether the page has a function of the service."""
+    with urllib.request.urlopen(f"{address}profile.json", timeout=60) as answer:
+        return "look_up" in " ".join(page.unpacked(json.load(answer))["strings"])
+
+
+def stored_services(engine):
+    tables = [name for (name,) in engine.ask("SHOW TABLES FROM otel")]
+    if "otel_profiles" not in tables:
+        return set()
+    query = "SELECT DISTINCT ServiceName, SampleType FROM otel.otel_profiles"
+    return {tuple(row) for row in engine.ask(query)}
+
+
+@NEEDS_ENGINE
+@pytest.mark.live
+@pytest.mark.usefixtures("sampling_host")
+def test_the_lines_of_the_service_reach_clickhouse_and_the_page(services, engine, tmp_path):
+    grpc, http, shown, web = free_ports(4)
+    logs = {name: tmp_path / f"{name}.log" for name in ("orders", "page", "collector", "agent")}
+    command = [str(shown).join(word.split("4317")) for word in services["page"]["command"]]
+    command[command.index("8080")] = str(web)
+    view = [sys.executable, "-m", "otel_kprofiler", *command, "--listen-http", "127.0.0.1:0"]
+    demo = tmp_path / "demo.yaml"
+    pairs = {
+        "0.0.0.0:4317": f"127.0.0.1:{grpc}",
+        "0.0.0.0:4318": f"127.0.0.1:{http}",
+        "page:4317": f"127.0.0.1:{shown}",
+    }
+    demo.write_text(replace_all((DEMO / "collector.yaml").read_text(), pairs))
+    # chDB takes no compressed blocks.
+    extra = (
+        "yaml:{exporters: {clickhouse: {compress: none, sending_queue: {batch: "
+        "{flush_timeout: 1s}}}}, service: {telemetry: {metrics: {level: none}}}}"
+    )
+    places = sources(services["collector"])
+    words = services["collector"]["command"]
+    words = [word.replace("/etc/otelcol/demo.yaml", str(demo)) for word in words]
+    words = [
+        word.replace("/etc/otelcol/gateway.yaml", str(places["/etc/otelcol/gateway.yaml"]))
+        for word in words
+    ]
+    environ = {
+        "CLICKHOUSE": f"http://127.0.0.1:{engine.port}?compress=none",
+        "CLICKHOUSE_USER": USER,
+        "CLICKHOUSE_PASSWORD": PASSWORD,
+    }
+    collector = [build(VERSIONS[0]), *words, f"--config={extra}"]
+    config = tmp_path / "agent.yaml"
+    pairs = {
+        "collector:4317": f"127.0.0.1:{grpc}",
+        "/var/lib/otel-kprofiler/spool": str(tmp_path / "spool"),
+    }
+    config.write_text(replace_all((DEMO / "agent.yaml").read_text(), pairs))
+    agent = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config]
+    script = sources(services["orders"])["/app/slow_orders.py"]
+    orders = [sys.executable, script]
+    with (
+        running(orders, logs["orders"], services["orders"]["environment"]),
+        running(view, logs["page"]),
+        running(collector, logs["collector"], environ),
+    ):
+        wait_until(
+            lambda: "Everything is ready" in logs["collector"].read_text(), logs["collector"]
+        )
+        address = wait_until(
+            lambda: re.search(r"http://\S+", logs["page"].read_text()), logs["page"]
+        )[0].replace("0.0.0.0", "127.0.0.1")
+        with running(agent, logs["agent"]):
+            both = {("orders", "samples"), ("orders", "off_cpu")}
+            wait_until(lambda: both <= stored_services(engine), logs["collector"])
+            wait_until(lambda: shows_the_service(address), logs["page"])
