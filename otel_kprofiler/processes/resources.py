@@ -13,7 +13,6 @@ from typing import Final
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import TICK_NS, HostFiles, read_start_ticks, read_stat
 from otel_kprofiler.model import (
-    COARSE,
     OFF_CPU,
     Attributes,
     AttributeValue,
@@ -25,17 +24,16 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import (
     ENDED_PROCESSES,
     KERNEL_THREAD,
-    PROGRAM,
     SCHEMA_URL,
     UNIT,
     USER_UNIT,
 )
 from otel_kprofiler.processes.contexts import ProcessContexts
 from otel_kprofiler.processes.reader import ProcessReader, Reading
+from otel_kprofiler.processes.shared_resources import SharedResources
 from otel_kprofiler.processes.thread_contexts import ContextReader, decode_context
 from otel_kprofiler.text import decode_name
 
-_MOST_SHARED: Final = 256
 _IDLE: Final = "swapper"  # the idle task of all CPUs; not in /proc
 _SERVICE: Final = ".service"
 _SOURCES: Final[Mapping[str, Sequence[str]]] = {
@@ -161,9 +159,9 @@ class ProcessResources:
         self._running: dict[Resource, _Process] = {}  # processes whose attributes may change
         self._fixed: dict[int, dict[int | None, Resource]] = {}  # by pid and owner
         self._ended: Resource | None = None
-        self._shared: dict[tuple[object, ...], Resource] = {}
         # The thread of contexts reads memory of processes, which can block.
         self._reader = ProcessReader(files, reads_arguments=contexts is None)
+        self._shared = SharedResources(self._reader, self._make_shared)
 
     def fix(self, pid: int, resource: Resource) -> None:
         """Set the Resource of a process that outlives the profiler; its owner may change."""
@@ -208,21 +206,11 @@ class ProcessResources:
         return newest.resource if newest else None
 
     def get_shared(self, sample: RawSample) -> Resource:
-        """Returns the Resource of processes that are not read: shared by cgroup, user and program.
+        """Returns the Resource of processes that are not read; see :class:`SharedResources`."""
+        return self._shared.get(sample)
 
-        The program is known if the process was forked and its parent has been read.
-        """
-        owner = sample.owner if sample.stack_start else None
-        program = self._reader.find_program(sample)
-        path = program.get("process.executable.path")
-        key = owner, sample.cgroup_id, path, program.get(PROGRAM)
-        shared = self._shared.get(key)
-        if shared is None:
-            if len(self._shared) >= _MOST_SHARED:
-                self._shared.clear()
-            attributes = {**self._base, **self._reader.find(sample), **program, COARSE: True}
-            shared = self._shared[key] = Resource(self._complete(attributes, {}), SCHEMA_URL)
-        return shared
+    def _make_shared(self, attributes: Attributes) -> Resource:
+        return Resource(self._complete({**self._base, **attributes}, {}), SCHEMA_URL)
 
     def _place(self, sample: RawSample) -> tuple[ProcessKey, int]:
         key = sample.process
@@ -331,7 +319,7 @@ class ProcessResources:
         """Returns replacements of a window's Resources that have changed.
 
         A Resource changes when its process publishes, updates or removes a context, and when the
-        names of its container become known.
+        names of its container become known; a shared one when its cgroup does, too.
         """
         running = {
             old: running_process for old in resources if (running_process := self._running.get(old))
@@ -352,7 +340,7 @@ class ProcessResources:
                 self._running[process.resource] = process
                 if self._on_new:
                     self._on_new(process.key, process.resource)
-        return renewed
+        return renewed | self._shared.renew(resources)
 
     @property
     def common(self) -> Collection[str]:

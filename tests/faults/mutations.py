@@ -252,6 +252,7 @@ MUTATIONS = [
     Mutation("a thread publishes large attributes that differ all the time", PROCESS_BUDGET, "max(GROUP_NS, CONTEXT_BYTE_NS * len(sample.context))", "GROUP_NS", f"{BUDGETS}::test_attributes_of_thread_contexts_cost_by_their_size"),
     Mutation("a storm of processes, each with a budget", PROCESS_BUDGET, "return share, group\n", "return share, share\n", f"{BUDGETS}::test_short_lived_processes_have_a_budget_together"),
     Mutation("a storm of processes takes the budget of services", PROCESS_BUDGET, "sample.cgroup_id, is_young", "sample.cgroup_id, True", f"{BUDGETS}::test_short_lived_processes_take_no_budget_of_others"),
+    Mutation("a storm of processes in a container that starts", "otel_kprofiler/processes/resources.py", "renewed | self._shared.renew(resources)", "renewed", "tests/unit/processes/test_resources.py::test_a_shared_resource_is_renewed_when_its_container_and_its_names_become_known"),
     Mutation("a thread context that is not valid", THREAD_CONTEXT, "	if (head->valid != IS_VALID)\n", "	if (0)\n", f"{THREAD_CONTEXTS}::test_pointers_to_no_context_are_no_span"),
     Mutation("attributes of a thread context above the limit", THREAD_CONTEXT, "	if (bytes > MAX_CONTEXT_ATTRIBUTES)\n		bytes = MAX_CONTEXT_ATTRIBUTES;\n", "", f"{THREAD_CONTEXTS}::test_attributes_that_are_too_long_or_not_there_are_cut"),
     Mutation("attributes of a thread context that are not there", THREAD_CONTEXT, "		bytes = 0; /*", "		return 0; /*", f"{THREAD_CONTEXTS}::test_attributes_that_are_too_long_or_not_there_are_cut"),

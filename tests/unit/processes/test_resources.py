@@ -1,6 +1,7 @@
 """Resources: the identity of processes and their attributes from /proc."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -232,6 +233,45 @@ def test_processes_that_are_not_read_share_a_resource_by_user_and_program(proc):
     assert "process.pid" not in resource.attributes
     others = [{"owner": 1001}, {"stack_start": 0x8000}, {"cgroup_id": 5}]
     assert resource not in [resolver.get_shared(parent._replace(**other)) for other in others]
+
+
+POD = f"/kubepods/pod1/cri-containerd-{CONTAINER}.scope"
+NAMES = {"k8s.container.name": "cart", "k8s.pod.name": "shop", "k8s.namespace.name": "default"}
+
+
+def renew_until(resolver, resource, expected):
+    """Renews a shared Resource until it has these attributes: files are not read all the time."""
+    until_s = time.monotonic() + 30
+    while not expected.items() <= resource.attributes.items():
+        assert time.monotonic() < until_s, resource.attributes
+        time.sleep(0.05)
+        resource = resolver.renew([resource]).get(resource, resource)
+    return resource
+
+
+def test_a_shared_resource_is_renewed_when_its_container_and_its_names_become_known(proc):
+    root = Path(proc.root)
+    (root / "proc/self/ns").mkdir(parents=True)
+    (root / "proc/self/ns/cgroup").symlink_to("cgroup:[4026531835]")
+    tree = root / "cgroups"
+    (root / "proc/self/mountinfo").write_text(f"31 24 0:27 / {tree} rw - cgroup2 none rw\n")
+    tree.mkdir()
+    resolver = resources(proc, service_sources=SERVICE_SOURCES)
+    resolver.get_shared(raw(98, TICK_NS)._replace(cgroup_id=1))  # cgroups are listed
+    container = tree / POD.lstrip("/")
+    container.mkdir(parents=True)
+    sample = raw(99, TICK_NS)._replace(cgroup_id=container.stat().st_ino, owner=0, stack_start=1)
+    first = resolver.get_shared(sample)
+    assert "container.id" not in first.attributes
+    second = renew_until(resolver, first, {"container.id": CONTAINER})
+    logs = root / "var/log/containers"
+    logs.mkdir(parents=True)
+    (logs / f"shop_default_cart-{CONTAINER}.log").touch()
+    container.rmdir()
+    third = renew_until(resolver, second, {**NAMES, "service.name": "cart"})
+    assert second.attributes.items() <= third.attributes.items()
+    assert resolver.get_shared(sample) is third
+    assert resolver.renew([third]) == {}
 
 
 def test_the_number_of_shared_resources_is_limited(proc):

@@ -1,0 +1,79 @@
+"""Resources that processes share which are not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from otel_kprofiler.model import COARSE, Attributes, RawSample, Resource
+from otel_kprofiler.otlp import PROGRAM
+from otel_kprofiler.processes.reader import ProcessReader
+
+MOST_SHARED: Final = 256
+
+
+@dataclass(slots=True, eq=False)
+class _Shared:
+    """A Resource, and what its attributes come from; ``located`` are those of cgroup and user."""
+
+    sample: RawSample
+    program: Attributes
+    located: Attributes
+    resource: Resource
+
+
+class SharedResources:
+    """One Resource for all processes of a cgroup, user and program. Not thread-safe.
+
+    The program is known if the process was forked and its parent has been read. At
+    :data:`MOST_SHARED`, all are forgotten.
+
+    Args:
+        reader: finds the attributes of a sample.
+        make: makes a Resource with these attributes, and those that all have.
+    """
+
+    def __init__(self, reader: ProcessReader, make: Callable[[Attributes], Resource]) -> None:
+        self._reader, self._make = reader, make
+        self._shared: dict[tuple[object, ...], _Shared] = {}
+
+    def __len__(self) -> int:
+        return len(self._shared)
+
+    def get(self, sample: RawSample) -> Resource:
+        """Returns the Resource of a sample."""
+        owner = sample.owner if sample.stack_start else None
+        program = self._reader.find_program(sample)
+        path = program.get("process.executable.path")
+        key = owner, sample.cgroup_id, path, program.get(PROGRAM)
+        shared = self._shared.get(key)
+        if shared is None:
+            if len(self._shared) >= MOST_SHARED:
+                self._shared.clear()
+            located = self._reader.find(sample)
+            kept = sample._replace(collected=(), stacks=())
+            resource = self._make({**located, **program, COARSE: True})
+            shared = self._shared[key] = _Shared(kept, program, located, resource)
+        return shared.resource
+
+    def renew(self, resources: Collection[Resource]) -> dict[Resource, Resource]:
+        """Returns replacements of those of whose cgroup more is known by now."""
+        renewed = {}
+        for shared in self._shared.values():
+            if shared.resource not in resources:
+                continue
+            located = shared.located
+            if "container.id" in located:  # its cgroup may have been removed
+                located = {**self._reader.name(located), **located}
+            else:
+                located = self._reader.find(shared.sample)
+            if len(located) > len(shared.located):
+                old, shared.located = shared.resource, located
+                shared.resource = self._make({**located, **shared.program, COARSE: True})
+                renewed[old] = shared.resource
+        return renewed
+
+    def clear(self) -> None:
+        """Forget all, because what all have has changed."""
+        self._shared.clear()
