@@ -16,8 +16,6 @@ from array import array
 from heapq import merge
 from typing import Final, NamedTuple
 
-CPU_SECONDS: Final = 10
-"""For 5 million entries; libLLVM-14 has 95,000 and takes 0.15 s."""
 MEMORY_BYTES: Final = 160 << 20
 """Beyond the interpreter's mappings: the section, and 36 bytes per entry."""
 FAILED: Final = 3
@@ -142,10 +140,9 @@ def main() -> int:
     with open("/proc/self/statm", "rb") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()
     memory = mapped + MEMORY_BYTES
-    for kind, most in ((resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, memory)):
-        hard = resource.getrlimit(kind)[1]
-        limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (limit, limit))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     offset, size, address = map(int, sys.argv[1:])
     status = 0
     try:

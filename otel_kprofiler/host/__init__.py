@@ -25,6 +25,7 @@ from otel_kprofiler.host.cgroups import (
     walk_cgroups,
 )
 from otel_kprofiler.host.child import child_command, limit_resources
+from otel_kprofiler.host.child_cpu import CpuGrant, CpuRate, has_exceeded_cpu, limit_cpu
 from otel_kprofiler.host.child_memory import (
     MemoryGrant,
     grant_memory,
@@ -132,6 +133,8 @@ __all__ = [
     "Container",
     "ContainerNames",
     "CpuChanges",
+    "CpuGrant",
+    "CpuRate",
     "CpuShare",
     "EventPerCpu",
     "FairQueue",
@@ -180,11 +183,13 @@ __all__ = [
     "get_tick_rate",
     "give_up_capabilities",
     "grant_memory",
+    "has_exceeded_cpu",
     "held_capabilities",
     "is_in_cgroup_namespace",
     "is_in_user_namespace",
     "is_populated",
     "keep_only",
+    "limit_cpu",
     "limit_memory",
     "limit_resources",
     "modification_time",

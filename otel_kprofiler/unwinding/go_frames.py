@@ -24,7 +24,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-CPU_SECONDS: Final = 20
 MEMORY_BYTES: Final = 1 << 30
 FAILED: Final = 3
 """Exit status if the table is damaged or unknown; the reason is on standard output."""
@@ -425,10 +424,9 @@ def pack_tables(maker: FrameMaker, pairs: bytes, origin: int) -> bytes:
 
 def main() -> int:
     """Read the file from standard input."""
-    for kind, most in ((resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, MEMORY_BYTES)):
-        hard = resource.getrlimit(kind)[1]
-        limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (limit, limit))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     address, origin = map(int, sys.argv[1:3])
     parts = [Segment(*map(int, word.split(":"))) for word in sys.argv[3:]]
     pairs, table, text, *segments = parts

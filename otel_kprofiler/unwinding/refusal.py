@@ -30,6 +30,7 @@ class Refusal(enum.Enum):
     NOT_SORTED = "the search table is not sorted"
     TOO_LARGE = "the tables are larger than the limit for one file"
     NOT_INDEXED = "no search table could be made from .eh_frame"
+    SLOW = "making the search table took more CPU time than the size of its input allows"
     MEMORY_IN_USE = "tables that are in use fill the memory allowed for them"
     FAILED = "reading the file failed as the log describes"
     NO_MEMORY = "the kernel had no memory for the tables"

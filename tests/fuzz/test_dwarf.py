@@ -12,7 +12,8 @@ import pytest
 from otel_kprofiler.elf import ElfError, FileSource, read_debug_elf, read_sections
 from otel_kprofiler.symbols.user.convert_lines import has_split_units
 from otel_kprofiler.symbols.user.drgn_lines import DrgnLines, WorkerLimits
-from otel_kprofiler.symbols.user.lines import ConversionLimits, LinesError, SymbolicLines
+from otel_kprofiler.symbols.user.lines import ConversionLimits, SymbolicLines
+from otel_kprofiler.symbols.user.lines_error import LinesError
 
 pytestmark = pytest.mark.fuzz
 ROUNDS = int(os.environ.get("KPROFILER_DWARF_ROUNDS", "6"))

@@ -2,7 +2,7 @@
 
 The file is standard input, the result goes to standard output, and the cause of a failure, in a few
 words, to standard error. DWARF of hostile files makes the library take much time or memory, or
-abort; the process ends at its limits. Its parent sets the limit on memory.
+abort; the process ends at its limits. Its parent sets those on memory and CPU time.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ class _Stream(Protocol):
 
 
 def main() -> None:
-    """Arguments: the limits on output in bytes, on time in seconds of CPU."""
-    output, seconds = map(int, sys.argv[1:])
-    limit_resources({resource.RLIMIT_FSIZE: output, resource.RLIMIT_CPU: seconds})
+    """The argument is the limit on output in bytes."""
+    limit_resources({resource.RLIMIT_FSIZE: int(sys.argv[1])})
     os.nice(_NICE)
     cause = os.dup(2)
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)  # the library writes there, too

@@ -23,7 +23,7 @@ from otel_kprofiler.model import Line
 from otel_kprofiler.symbols.user import drgn_worker
 from otel_kprofiler.symbols.user.demangle import demangle
 from otel_kprofiler.symbols.user.drgn_worker import Task
-from otel_kprofiler.symbols.user.lines import LinesError
+from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 
 _MAX_ANSWER_BYTES: Final = 1 << 20
 _MAX_FAILURES: Final = 3
@@ -148,7 +148,8 @@ class _Worker:
                 bufsize=0,
             )
         except OSError as error:
-            raise LinesError(f"no process could be started: {describe_error(error)}") from error
+            text = f"no process could be started: {describe_error(error)}"
+            raise LinesError(text, LinesProblem.NO_PROCESS) from error
         self._held = ExitStack()
         self._held.enter_context(limit_memory(self._child.pid, grant))
         try:
@@ -196,7 +197,8 @@ class _Worker:
         while not content.endswith(b"\n"):
             left = deadline - time.monotonic()
             if left <= 0 or not ready.poll(left * 1000):
-                raise LinesError(f"the process for source lines took over {seconds:g} s")
+                text = f"the process for source lines took over {seconds:g} s"
+                raise LinesError(text, LinesProblem.TIME)
             part = os.read(pipe.fileno(), 1 << 16)
             if not part or len(content) > _MAX_ANSWER_BYTES:
                 raise LinesError("the process for source lines has ended")

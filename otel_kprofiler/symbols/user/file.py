@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, Protocol
 
 from otel_kprofiler.model import Line, Unresolved
 from otel_kprofiler.symbols.user.functions import Function, FunctionTable
+from otel_kprofiler.symbols.user.lines_error import LinesProblem
 
 
 class NamedAddress(NamedTuple):
@@ -59,6 +60,7 @@ class FileSymbols:
         functions: the functions.
         demangle: makes a linker's name readable.
         lines: source lines and inlined functions; None: only physical functions.
+        lines_problem: why they cannot be read; None if they can, or there are none.
     """
 
     def __init__(
@@ -66,10 +68,12 @@ class FileSymbols:
         functions: FunctionTable,
         demangle: Callable[[str], str],
         lines: LineTable | None = None,
+        lines_problem: LinesProblem | None = None,
     ) -> None:
         self.functions = functions
         self._demangle = demangle
         self._lines = lines
+        self.lines_problem = lines_problem
         self._made: dict[str, Line] = {}
 
     @property

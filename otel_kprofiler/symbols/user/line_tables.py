@@ -8,7 +8,8 @@ import logging
 from otel_kprofiler.elf import FileSource
 from otel_kprofiler.symbols.user.drgn_lines import DrgnLines
 from otel_kprofiler.symbols.user.file import LineTable
-from otel_kprofiler.symbols.user.lines import LinesError, SymbolicLines
+from otel_kprofiler.symbols.user.lines import SymbolicLines
+from otel_kprofiler.symbols.user.lines_error import LinesError
 
 _log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -143,6 +144,7 @@ class SymbolLoader(ForkAware):
         self._files: dict[object, _File] = {}  # by identity, the oldest first
         self._bytes = self._cpu_ns = 0
         self._loaded = self._refused = self._dropped = self._evicted = self._gone = 0
+        self._lines_refused: Counter[str] = Counter()
         self._stopping = False
         self._threads: list[threading.Thread] = []
         forks.register(ForkStep.RELEASE, self)
@@ -256,6 +258,7 @@ class SymbolLoader(ForkAware):
                 self._unread,
                 self._bytes,
                 self._cpu_ns,
+                dict(self._lines_refused),
             )
 
     def close(self) -> None:
@@ -309,16 +312,14 @@ class SymbolLoader(ForkAware):
     def _work(self) -> None:
         while self._wait_for_work():
             with self._gate.work():  # a fork would copy the descriptor
-                turn = self._take()
-                if turn is not None:
+                if (turn := self._take()) is not None:
                     self._do(turn)
 
     def _wait_for_work(self) -> bool:
         """Wait for work, and for CPU time to spend; False at the end."""
         with self._changed:
             while not self._stopping:
-                wait_ns = self._waiting.wait_ns()
-                if wait_ns == 0:
+                if (wait_ns := self._waiting.wait_ns()) == 0:
                     return True
                 self._changed.wait(None if wait_ns is None else wait_ns / 1e9)
             return False
@@ -404,6 +405,8 @@ class SymbolLoader(ForkAware):
                 self._refused += 1
             else:
                 self._loaded += 1
+                if problem := names.lines_problem:
+                    self._lines_refused[problem.value] += 1
                 self._bytes += names.nbytes
                 self._make_space(file)
             self.version += 1

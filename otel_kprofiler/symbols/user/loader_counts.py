@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -18,6 +19,7 @@ class LoaderCounts(NamedTuple):
         pending: not read yet.
         bytes: memory of the tables now.
         cpu_ns: time of this process's thread spent on it.
+        lines_refused: files of the loaded ones whose source lines cannot be read, by reason.
     """
 
     loaded: int
@@ -28,3 +30,4 @@ class LoaderCounts(NamedTuple):
     pending: int
     bytes: int
     cpu_ns: int
+    lines_refused: Mapping[str, int]

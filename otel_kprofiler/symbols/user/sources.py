@@ -30,6 +30,7 @@ from otel_kprofiler.symbols.user.demangle import demangle
 from otel_kprofiler.symbols.user.file import FileSymbols, LineTable
 from otel_kprofiler.symbols.user.functions import FunctionTable
 from otel_kprofiler.symbols.user.go import GoLines, find_go_section
+from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 
 MAX_CACHE_BYTES: Final = 2 << 30
 """Most bytes of downloads, and of source lines."""
@@ -149,12 +150,12 @@ class SymbolSources:
             limit, budget = self.max_section_bytes, self.budget
             with budget.reading():
                 functions = read_functions(source, elf, find_debug, max_bytes=limit, budget=budget)
-            lines = self._open_lines(source, elf, details.path, functions)
+            lines, problem = self._open_lines(source, elf, details.path, functions)
             is_elsewhere = self.lines is not None and _DEBUG_INFO not in own
             debug = find_debug() if lines is None and is_elsewhere else None
             if debug is not None:
-                lines = self._open_lines(debug.source, debug.elf, debug.path, functions)
-        return FileSymbols(functions, self.demangle, lines)
+                lines, problem = self._open_lines(debug.source, debug.elf, debug.path, functions)
+        return FileSymbols(functions, self.demangle, lines, problem)
 
     def find_debug_files(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
         """Open what the finders find, in their order; the caller closes each."""
@@ -163,27 +164,27 @@ class SymbolSources:
 
     def _open_lines(
         self, source: Source, elf: ElfFile, path: str, functions: FunctionTable
-    ) -> LineTable | None:
+    ) -> tuple[LineTable | None, LinesProblem | None]:
         """Those of DWARF, else those that the runtime of a Go program needs itself."""
         if self.lines is None or not isinstance(source, FileSource):
-            return None
+            return None, None
         sections = read_sections(source, elf)
         go = find_go_section(sections)
         try:
             if any(section.name == _DEBUG_INFO for section in sections):
-                return self._open_dwarf(self.lines, source, elf, path)
+                return self._open_dwarf(self.lines, source, elf, path), None
             if go is None:
-                return None
+                return None, None
             with self.budget.reading():
                 self.budget.take(functions.nbytes, "its functions")
                 table = GoLines(source, elf, sections, go, self.budget)
             if functions.nbytes + table.nbytes <= self.budget.limit_bytes * _MOST_OF_READING:
-                return table
+                return table, None
             table.close()
             raise ElfError(ElfProblem.TOO_LARGE, f"Go's table: {table.nbytes >> 20} MiB of memory")
         except (KProfilerError, OSError) as error:  # names of functions are better than nothing
             _log.info("no source lines of %s: %s", path, describe_error(error))
-            return None
+            return None, _find_problem(error)
 
     def _open_dwarf(
         self, reader: LineReader, source: FileSource, elf: ElfFile, path: str
@@ -211,6 +212,13 @@ def _open_cache(path: str | None, name: str) -> CacheDirectory:
             f"cannot use {parent} for downloads and source lines: {error.strerror}",
             hint="set XDG_CACHE_HOME to a directory that only this user can write",
         ) from error
+
+
+def _find_problem(error: Exception) -> LinesProblem:
+    if isinstance(error, LinesError):
+        return error.problem
+    is_large = isinstance(error, ElfError) and error.problem is ElfProblem.TOO_LARGE
+    return LinesProblem.TOO_LARGE if is_large else LinesProblem.DAMAGED
 
 
 def _section_names(source: Source, elf: ElfFile) -> set[bytes]:

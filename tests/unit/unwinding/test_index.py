@@ -13,7 +13,7 @@ import pytest
 from otel_kprofiler.elf import frame_index, make_pairs
 from otel_kprofiler.model import Segment
 from otel_kprofiler.unwinding import Refusal, TableRefused
-from otel_kprofiler.unwinding.indexing import MAX_FRAMES_BYTES, Children, index_frames
+from otel_kprofiler.unwinding.indexing import FRAMES_CPU, MAX_FRAMES_BYTES, Children, index_frames
 
 pytestmark = pytest.mark.system
 
@@ -139,6 +139,16 @@ def test_a_process_that_takes_too_long_is_ended(tmp_path):
     assert caught.value.refusal is Refusal.NOT_INDEXED
 
 
+def test_a_process_that_takes_more_cpu_time_than_its_input_may_is_ended(tmp_path):
+    script = tmp_path / "endless.py"
+    script.write_text("while True: pass")
+    with pytest.raises(TableRefused, match="took more than 1 s of CPU for 0 MiB") as caught:
+        Children().run(
+            str(script), 0, [], timeout_s=100, memory_bytes=1 << 30, cpu=FRAMES_CPU.grant(0)
+        )
+    assert caught.value.refusal is Refusal.SLOW
+
+
 def test_stopping_ends_a_process_that_works(tmp_path):
     children, caught = Children(), []
     slow = cie() * (MAX_FRAMES_BYTES // 2 // len(cie()))  # a second, at least
@@ -181,7 +191,8 @@ def test_a_process_takes_no_more_memory_than_it_was_granted(tmp_path):
     arguments = ["0", str(60 << 20), "4096"]
     with open(path, "rb") as file:
         for memory_mib, cause in ((40, "MemoryError"), (160, "")):
-            limits = {"timeout_s": 30, "memory_bytes": memory_mib << 20}
+            cpu = FRAMES_CPU.grant(60 << 20)
+            limits = {"timeout_s": 30, "memory_bytes": memory_mib << 20, "cpu": cpu}
             run = functools.partial(
                 Children().run, frame_index.__file__, file.fileno(), arguments, **limits
             )

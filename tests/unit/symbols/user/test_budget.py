@@ -57,9 +57,7 @@ def test_files_are_read_within_the_limit(tmp_path, kind):
 @pytest.mark.parametrize("kind", hostile_dwarf.KINDS)
 def test_dwarf_is_converted_within_the_limits(tmp_path, kind):
     """By children, so that nothing of it is held here."""
-    if kind in hostile_dwarf.SLOW and not ALL:
-        pytest.skip("a minute of CPU time: set KPROFILER_HOSTILE_FILES")
-    count = ALL or 2
+    count = ALL or (1 if kind in hostile_dwarf.SLOW else 2)
     report = read(tmp_path, hostile_dwarf.KINDS[kind](), DWARF_LIMIT_MIB, count, "lines")
     added_kib = report["peak_kib"] - report["before_kib"]
     assert added_kib <= (DWARF_LIMIT_MIB + SLACK_MIB) * 1024, report
@@ -70,6 +68,9 @@ def test_dwarf_is_converted_within_the_limits(tmp_path, kind):
         (reason,) = report["reasons"]
         assert "takes more memory than the limit of" in reason
         assert "raise" in reason
+        assert report["counts"]["lines_refused"] == {"memory": count}
+    if kind in hostile_dwarf.SLOW:
+        assert report["counts"]["lines_refused"] == {"cpu_time": count}
 
 
 def test_lines_of_go_are_within_the_limit(tmp_path):

@@ -14,7 +14,8 @@ from otel_kprofiler.symbols.user import drgn_lines as module
 from otel_kprofiler.symbols.user import line_tables
 from otel_kprofiler.symbols.user.drgn_lines import DrgnLines, WorkerLimits
 from otel_kprofiler.symbols.user.line_tables import LineTables
-from otel_kprofiler.symbols.user.lines import LinesError, SymbolicLines
+from otel_kprofiler.symbols.user.lines import SymbolicLines
+from otel_kprofiler.symbols.user.lines_error import LinesError
 from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_names
 from otel_kprofiler.symbols.user.symcache import SymCache
 

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.errors import DependencyError
-from otel_kprofiler.host import CacheDirectory
+from otel_kprofiler.host import CacheDirectory, CpuRate
 from otel_kprofiler.model import Line
 from otel_kprofiler.symbols.user import lines as module
 from otel_kprofiler.symbols.user.demangle import demangle
-from otel_kprofiler.symbols.user.lines import ConversionLimits, LinesError, SymbolicLines
+from otel_kprofiler.symbols.user.lines import ConversionLimits, SymbolicLines
+from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 from otel_kprofiler.symbols.user.symcache import SymCache
 from tests.public import copy_environment
 from tests.unit.symbols.user import hostile_dwarf
@@ -195,6 +196,33 @@ def test_a_conversion_ends_at_its_limits(limits, cause, build, cache, opened):
         SymbolicLines(cache, limits).open(opened(build("pie")))
     assert time.monotonic() - started < 30
     assert os.listdir(cache.path) == []
+
+
+def test_dwarf_that_takes_long_for_its_size_is_refused(cache, opened, tmp_path):
+    """A list of ranges that all functions share is read once for each of them."""
+    path = tmp_path / "ranges"
+    path.write_bytes(hostile_dwarf.ranges())
+    rate = CpuRate(least_s=0.5, per_mib_s=0.2, most_s=60)
+    expected = "converting the DWARF took more than 1 s of CPU for 3 MiB"
+    with pytest.raises(LinesError, match=f"^{expected}$") as caught:
+        SymbolicLines(cache, ConversionLimits(cpu=rate)).open(opened(path))
+    assert caught.value.problem is LinesProblem.CPU_TIME
+    assert os.listdir(cache.path) == []
+
+
+def test_dwarf_counts_unpacked_for_the_limit_on_cpu_time(build, opened, tmp_path):
+    count = module.count_dwarf_bytes
+    plain = count(opened(build("pie")))
+    assert plain > 10_000
+    for form in ("zlib", "zlib-gnu", "zstd"):
+        run("objcopy", f"--compress-debug-sections={form}", build("pie"), str(tmp_path / form))
+        assert count(opened(tmp_path / form)) == pytest.approx(plain, rel=0.05)
+    run("objcopy", "--strip-debug", build("pie"), str(tmp_path / "stripped"))
+    assert count(opened(tmp_path / "stripped")) == 0
+    large = tmp_path / "large"
+    large.write_bytes(hostile_dwarf.compressed())
+    assert os.stat(large).st_size < 3 << 20
+    assert 256 << 20 <= count(opened(large)) < 257 << 20
 
 
 def test_lines_that_cannot_be_kept_are_not_put_into_a_temporary_file(build, cache, opened):

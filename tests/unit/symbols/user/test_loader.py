@@ -26,6 +26,7 @@ class Names:
     """Stands for the symbols of a file: each address is named after the file."""
 
     nbytes = 100
+    lines_problem = None
 
     def __init__(self, text):
         self.text = text

@@ -1,0 +1,32 @@
+"""Why source lines of a file cannot be read."""
+
+from __future__ import annotations
+
+import enum
+
+from otel_kprofiler.errors import KProfilerError
+
+
+class LinesProblem(enum.Enum):
+    """A closed list of reasons; the value is the key of a count in ``/status``."""
+
+    DAMAGED = "damaged"  # or unreadable, or of an unknown kind
+    TOO_LARGE = "too_large"
+    MEMORY = "memory"
+    CPU_TIME = "cpu_time"
+    TIME = "time"
+    NOT_KEPT = "not_kept"
+    NO_PROCESS = "no_process"
+
+
+class LinesError(KProfilerError):
+    """The source lines of a file cannot be read: it is damaged, too large, or made to be slow.
+
+    Args:
+        message: what went wrong.
+        problem: its kind.
+    """
+
+    def __init__(self, message: str, problem: LinesProblem = LinesProblem.DAMAGED) -> None:
+        super().__init__(message)
+        self.problem = problem
