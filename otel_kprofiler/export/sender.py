@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from otel_kprofiler.export.base import ExportResult, Part, ProfileExporter, sum_results
 from otel_kprofiler.export.client import ClientSettings
+from otel_kprofiler.export.request_size import RequestSize
 from otel_kprofiler.export.retry import Answer, Verdict, attempt_until_settled
 from otel_kprofiler.export.tls_files import TlsFiles, find_fix
 from otel_kprofiler.model import Batch, LossCause, SampleCounts
@@ -22,9 +23,6 @@ from otel_kprofiler.redact import Secrets
 from otel_kprofiler.text import describe_count
 from otel_kprofiler.version import __version__
 
-MIN_LEARNED_BYTES = 64 * 1024
-"""Windows are encoded in requests of this size at least, whatever receivers refuse. Each batch is
-divided further if need be, and the next one shows whether the receiver takes more again."""
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 """Largest response that is read (OTLP specification, "Response size limits")."""
 NO_PROFILES_PIPELINE = (
@@ -58,8 +56,10 @@ class OtlpSender(ProfileExporter, abc.ABC):
     or if the batch has one profile). The rejected part is never resent.
 
     **Size.** A batch that the receiver refuses for its size is divided until the receiver accepts
-    the parts. ``max_bytes`` falls to their size, so that later batches fit at once. A single sample
-    that is refused is counted as ``too_large``.
+    the parts. ``max_bytes`` falls to their size, and later batches are divided to it before they
+    are sent; once a minute a larger one is tried. A single sample that is refused is counted as
+    ``too_large``. A receiver that took not one sample of a batch gets the next ones undivided for a
+    minute.
 
     Args:
         name: component id.
@@ -76,6 +76,9 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self._secrets = secrets
         self.form = settings.form
         self.max_bytes = settings.max_bytes
+        self._limit = settings.max_bytes
+        self._size = RequestSize(settings.max_bytes)
+        self._logged_bytes: int | None = None  # of the limit that the last warning names
         self.attributes = settings.attributes
         self.unnamed_frames = settings.unnamed_frames
         self._timeout_s = settings.timeout_s
@@ -118,9 +121,12 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     def _send_parts(self, batch: Batch) -> list[Part]:
         pending, parts = deque([batch]), []
-        aim, message = self.max_bytes, "it is above max_message_bytes"
+        learned, limit = self._size, self._limit
+        learned.begin_batch()
+        aim = limit if learned.takes_nothing else learned.aim
+        message, is_refused = "it is above max_message_bytes", False
         # From this size on the receiver refuses requests, or we do.
-        refused = math.inf if aim is None else aim + 1
+        refused = math.inf if limit is None else limit + 1
         while pending:
             part = pending.popleft()
             size = len(part.payload)
@@ -134,13 +140,18 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 continue
             answer, cause = self._send(part)
             if cause is LossCause.TOO_LARGE:
-                limit = answer.max_bytes if answer.max_bytes < size else 0
-                refused = min(refused, limit + 1 if limit else size)
-                aim, message = limit or max(size // 2, 1), f"{answer.status}: {answer.message}"
-                self._learn(size, aim, message)
+                is_refused, message = True, f"{answer.status}: {answer.message}"
+                if learned.takes_nothing:
+                    parts.append(Part(part, ExportResult.failure(part, cause, message)))
+                    continue
+                stated = answer.max_bytes if answer.max_bytes < size else 0
+                refused = min(refused, stated + 1 if stated else size)
+                aim = learned.refuse(size, stated)
+                self._log_limit(size, message)
                 pending.appendleft(part)
                 continue
             if cause is None:
+                learned.accept(size)
                 parts.append(Part(part, _accepted(part, answer)))
                 continue
             failing = [part]
@@ -151,6 +162,9 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 Part(batch, ExportResult.failure(batch, cause, answer.message, answer.status))
                 for batch in failing
             ]
+        if is_refused and all(part.result.lost.keys() == {LossCause.TOO_LARGE} for part in parts):
+            learned.refuse_all()
+        self.max_bytes = learned.encoded
         return parts
 
     def _send(self, batch: Batch) -> tuple[Answer, LossCause | None]:
@@ -169,13 +183,11 @@ class OtlpSender(ProfileExporter, abc.ABC):
             self._warn_once("given up", f"{answer.status} until time was up; giving up")
         return answer, cause
 
-    def _learn(self, size: int, aim: int, why: str) -> None:
-        """Make later batches as small as the receiver wants them."""
-        old_limit = self.max_bytes
-        least = MIN_LEARNED_BYTES if old_limit is None else min(old_limit, MIN_LEARNED_BYTES)
-        learned = max(aim, least)
-        if old_limit is None or learned < old_limit:
-            self.max_bytes = learned
+    def _log_limit(self, size: int, why: str) -> None:
+        """Log the limit of later requests, unless the last warning has it."""
+        learned = self._size.encoded
+        if learned != self._logged_bytes:
+            self._logged_bytes = learned
             _log.warning(
                 "%s: %s: takes no request of %d bytes (%s): it is divided, and later ones have at"
                 " most %d bytes", self.name, self.endpoint, size, why, learned,

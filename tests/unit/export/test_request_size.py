@@ -19,7 +19,9 @@ from otel_kprofiler.export import (
     RetryPolicy,
     Spool,
 )
+from otel_kprofiler.export.client import DEFAULT_MAX_BYTES
 from otel_kprofiler.export.grpc import parse_limit
+from otel_kprofiler.export.request_size import MIN_LEARNED_BYTES
 from otel_kprofiler.model import (
     OFF_CPU,
     ON_CPU,
@@ -185,6 +187,53 @@ def test_later_batches_are_made_as_small_as_the_receiver_wants_them(limited, qui
         assert exporter.export(*make(2, 4000)).lost == {}
         assert max(asked) <= 100_000
     assert sum(stamps(server.taken).values()) == 3 * 2 * 4000
+
+
+def test_later_batches_are_divided_at_once_to_the_size_that_was_taken(http_receiver, quick):
+    """Even below the size in which windows are encoded, and without a limit in the answer."""
+    (batch,) = make()
+    limit = len(batch.payload) // 6
+    assert limit < MIN_LEARNED_BYTES
+    taken = limit_http(http_receiver, limit)
+    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
+        assert exporter.export(batch).lost == {}
+        assert len(http_receiver.requests) > len(taken), "the limit is unknown at first"
+        for number in (1, 2):
+            http_receiver.requests.clear()
+            taken.clear()
+            check_all_arrived(exporter, make(number), taken)
+            assert len(http_receiver.requests) == len(taken) > 1
+
+
+def test_larger_requests_are_tried_again_after_a_while(http_receiver, quick, monkeypatch, caplog):
+    (batch,) = make()
+    limit_http(http_receiver, len(batch.payload) // 6)
+    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
+        assert exporter.export(batch).lost == {}
+        http_receiver.script.clear()
+        http_receiver.requests.clear()
+        assert exporter.export(*make(1)).lost == {}
+        assert len(http_receiver.requests) > 5
+        monkeypatch.setattr("otel_kprofiler.export.request_size.TRY_LARGER_S", 0)
+        http_receiver.requests.clear()
+        assert exporter.export(*make(2)).lost == {}
+        assert len(http_receiver.requests) == 1
+        assert exporter.max_bytes == DEFAULT_MAX_BYTES
+    assert caplog.text.count("takes no request of") == 1
+
+
+def test_a_receiver_that_takes_no_sample_costs_a_request_a_batch(http_receiver, quick, monkeypatch):
+    http_receiver.answer((413, {}, b""))
+    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
+        assert exporter.export(*make()).lost == {LossCause.TOO_LARGE: 2 * COUNT}
+        http_receiver.requests.clear()
+        for number in (1, 2):
+            result = exporter.export(*make(number))
+            assert (result.exported, result.lost) == (0, {LossCause.TOO_LARGE: 2 * COUNT})
+        assert len(http_receiver.requests) == 2
+        taken = limit_http(http_receiver, len(make()[0].payload) // 6)
+        monkeypatch.setattr("otel_kprofiler.export.request_size.TRY_LARGER_S", 0)
+        check_all_arrived(exporter, make(3), taken)
 
 
 def test_a_sample_that_alone_is_too_large_is_counted_under_its_own_cause(limited, quick, caplog):
