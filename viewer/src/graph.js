@@ -20,8 +20,8 @@ export class Graph {
   #hovered = null;
   #widths = new Map();
 
-  // `events`: zoom(path), tell(tree, box), and point(tree, box, place) with a place in the window, or
-  // point(null) for nothing; all when the user does so.
+  // `events`: zoom(path), tell(tree, box), menu(tree, box, place) and point(tree, box, place) with a place
+  // in the window, or point(null) for nothing; all when the user does so.
   constructor(label, events) {
     this.events = events;
     this.element = document.createElement("div");
@@ -198,11 +198,17 @@ export class Graph {
     this.#reveal(box);
     this.draw();
     this.events.tell(this.#tree, box);
-    const found = this.#placeOf(box);
-    if (!found || document.activeElement !== this.element) return;
+    if (this.#placeOf(box) && document.activeElement === this.element) {
+      this.events.point(this.#tree, box, this.#middle(box));
+    }
+  }
+
+  // Where the window has a box.
+  #middle(box) {
+    const { row, place } = this.#placeOf(box);
     const bounds = this.element.getBoundingClientRect();
-    const x = bounds.x + found.place.x + Math.min(found.place.width / 2, 200);
-    this.events.point(this.#tree, box, { x, y: bounds.y + this.#top(found.row) + ROW / 2 });
+    const x = bounds.x + place.x + Math.min(place.width / 2, 200);
+    return { x, y: bounds.y + this.#top(row) + ROW / 2 };
   }
 
   // Focuses the next match of the search, or the one before; returns its number of all, from 1.
@@ -247,6 +253,15 @@ export class Graph {
       this.#focused = box;
       this.events.point(null);
       this.events.zoom(this.#tree, box);
+    });
+    element.addEventListener("contextmenu", (event) => {
+      const byMouse = event.pointerType !== "" && event.button === 2;
+      const box = byMouse ? this.#at(event) : this.#focused;
+      if (!box || !this.#placeOf(box)) return;
+      event.preventDefault();
+      this.focus(box);
+      this.events.point(null);
+      this.events.menu(this.#tree, box, byMouse ? { x: event.clientX, y: event.clientY } : this.#middle(box));
     });
     element.addEventListener("mousemove", (event) => {
       const box = this.#at(event) ?? null;

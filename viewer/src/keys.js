@@ -17,8 +17,9 @@ export function listen(element, actions) {
   });
   for (const [id, name] of Object.entries({
     next: "next", previous: "previous", reset: "reset", invert: "invert", theme: "theme",
-    whole: "whole", compare: "compare", copy: "copyName", link: "copyLink", around: "around",
+    more: "more", whole: "whole", compare: "compare", copy: "copyName", link: "copyLink", around: "around",
   })) on(id, "click", () => actions[name]());
+  for (const id of ["application", "recursion"]) on(id, "click", () => actions.transform(id));
   on("help", "click", () => element("keys").showModal());
   on("close", "click", () => element("keys").close());
   element("controls").addEventListener("submit", (event) => event.preventDefault());
@@ -40,11 +41,14 @@ export function listen(element, actions) {
     "?": () => element("keys").showModal(),
     n: actions.next, N: actions.previous, i: actions.invert, t: actions.theme, r: actions.reset,
     u: actions.nextUnit, c: actions.copyName, l: actions.copyLink, s: actions.around,
+    a: () => actions.transform("application"), e: () => actions.transform("recursion"), z: actions.undo,
+    f: () => actions.transform("focus"), m: () => actions.transform("merge"),
+    h: () => actions.transform("hide"), o: () => actions.transform("collapse"),
     d: actions.compare, w: actions.whole, g: actions.focus, b: () => element("strip").focus(),
   };
   TABS.forEach((tab, at) => (keys[at + 1] = () => actions.tab(tab)));
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || element("keys").open) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || element("keys").open || !element("menu").hidden) return;
     if (event.target.matches("input, select")) {
       if (event.key !== "Escape") return;
       event.preventDefault(); // the search stays

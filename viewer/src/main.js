@@ -3,18 +3,21 @@
 import { colourOf, forgetTheme, reserve } from "./colours.js";
 import { fillFilters, passing } from "./filters.js";
 import { listen } from "./keys.js";
+import { Menu } from "./menu.js";
 import { Pane } from "./pane.js";
 import { pattern, Profile, read as readProfile } from "./profile.js";
 import { follow } from "./source.js";
 import { isGraph, read, rootOf, write } from "./state.js";
 import { Strip } from "./strip.js";
 import { Tooltip } from "./tooltip.js";
+import { isToggle, TRANSFORMS, withTransform } from "./transforms.js";
 import { count, fitting, format, unitsOf } from "./units.js";
 
 const LISTED = 8; // binaries in the legend
 
 const element = (id) => document.getElementById(id);
-let profile = null;
+let recorded = null;
+let profile = null; // what was recorded, transformed
 let state = read(location.hash);
 let told = { name: "", chosen: "" }; // what the last box or function in focus is called
 let pending = 0;
@@ -32,9 +35,9 @@ function once(name, inputs, make) {
 
 // Changes the state. It gets an entry in the history unless `replaces`.
 function go(change, replaces = false) {
-  if (!profile) return;
+  if (!recorded) return;
   Object.assign(state, change);
-  const address = `#${write(moved(state, origin(profile)))}`;
+  const address = `#${write(moved(state, origin(recorded)))}`;
   if (address !== (location.hash || "#")) {
     history[replaces ? "replaceState" : "pushState"](null, "", address);
   }
@@ -86,6 +89,9 @@ function mean(before, after) {
   return profile.sum(own);
 }
 
+const transformed = () => once("profile", [recorded, JSON.stringify(state.transforms)], () =>
+  new Profile(recorded, state.transforms));
+
 // Draws everything, and says what is in focus.
 function render() {
   draw();
@@ -96,7 +102,8 @@ function draw() {
   tooltip.hide();
   cancelAnimationFrame(pending);
   pending = 0;
-  if (!profile) return;
+  if (!recorded) return;
+  profile = transformed();
   const kinds = shownKinds();
   while (panes.length < kinds.length) panes.push(addPane());
   panes.splice(kinds.length).forEach((pane) => pane.element.remove());
@@ -123,8 +130,9 @@ function addPane() {
       told = { name, chosen };
       element("details").textContent = text;
       element("copy").disabled = !name;
-      element("around").disabled = !chosen;
+      element("around").disabled = element("more").disabled = !chosen;
     },
+    menu: (place) => menu.open(place, told),
     point: (facts, place) => (facts ? tooltip.show(facts, place) : tooltip.hide()),
   });
   element("panes").append(pane.element);
@@ -166,10 +174,54 @@ function showControls(kinds) {
   unit.parentElement.hidden = Boolean(state.baseline); // shares alone are compared
   element("invert").hidden = !isGraph(state);
   element("reset").hidden = !state.zoom.length;
+  showTransforms();
   if (element("search").value !== state.search) element("search").value = state.search;
   once("lists", [profile, state.process, state.thread, state.cpu, state.kind], () =>
     fillFilters(profile, element, state));
   document.body.classList.toggle("compares", Boolean(state.baseline));
+}
+
+const WORDS = {
+  focus: (name) => `focus ${name}`, merge: (name) => `merged ${name}`,
+  hide: (name) => `without ${name}`, collapse: (name) => `collapsed ${name}`,
+};
+
+function showTransforms() {
+  for (const id of ["application", "recursion"]) {
+    element(id).setAttribute("aria-pressed", state.transforms.some(([name]) => name === id));
+  }
+  once("transforms", [profile], () => {
+    const nameOf = (id) => {
+      const found = profile.functions.find((one) => one.id === id);
+      return found ? profile.name(found.frame) : "a function without samples";
+    };
+    const shown = state.transforms.filter(([name]) => !isToggle(name));
+    element("transforms").replaceChildren(...shown.map(([name, id], at) => {
+      const item = document.createElement("li");
+      const button = item.appendChild(document.createElement("button"));
+      button.type = "button";
+      button.textContent = `${WORDS[name](nameOf(id))} ✕`;
+      button.setAttribute("aria-label", `Undo: ${WORDS[name](nameOf(id))}`);
+      button.addEventListener("click", () => {
+        transform(state.transforms.filter((one) => one !== shown[at]));
+        (element("transforms").querySelectorAll("button")[at] ?? element("application")).focus();
+      });
+      return item;
+    }));
+    element("transforms").hidden = !shown.length;
+  });
+}
+
+const transform = (transforms) => go({ transforms, zoom: [] });
+
+// Adds a transform of the function in focus; ends or begins one that needs none.
+function toggle(name) {
+  if (!isToggle(name)) {
+    if (told.chosen) transform(withTransform(state.transforms, [name, told.chosen]));
+    return;
+  }
+  const rest = state.transforms.filter(([of]) => of !== name);
+  transform(rest.length < state.transforms.length ? rest : withTransform(state.transforms, [name]));
 }
 
 function showMatches(at = 0) {
@@ -202,13 +254,14 @@ function listBinaries() {
 }
 
 function load(data) {
-  const before = profile;
-  profile = new Profile(readProfile(data));
+  const before = recorded;
+  recorded = readProfile(data);
   document.title = element("title").textContent = data.title;
   element("summary").textContent = data.summary;
   document.body.classList.remove("waiting");
   made.clear();
-  state = moved(state, (before ? origin(before) : 0) - origin(profile));
+  profile = transformed();
+  state = moved(state, (before ? origin(before) : 0) - origin(recorded));
   if (profile.parts.length === 2 && !location.hash) {
     const middle = profile.parts[0].bins * profile.bin_ms;
     Object.assign(state, { baseline: [0, middle], range: [middle, profile.bins * profile.bin_ms] });
@@ -243,6 +296,7 @@ function repaint() {
   draw();
 }
 
+const menu = new Menu(element("menu"), (action) => (TRANSFORMS.includes(action) ? toggle : (name) => actions[name]())(action));
 const tooltip = new Tooltip(element("tooltip"));
 const strip = new Strip(element("strip"), {
   drag: (range) => {
@@ -258,7 +312,7 @@ strip.hover = (cell) => {
     `CPU ${cell.cpu} · ${strip.describe([cell.from, cell.to])} · ${format(cell.value, cell.value, kind, "count")}`;
 };
 
-listen(element, {
+const actions = {
   tab: (tab) => go({ tab, zoom: [] }),
   kind: (kind) => go({ kind, zoom: [] }),
   unit: (unit) => go({ unit }, true),
@@ -282,7 +336,14 @@ listen(element, {
   copyLink: () => copy(location.href, "the link to this view"),
   around: () => told.chosen && go({ tab: "sandwich", chosen: told.chosen, zoom: [] }),
   focus: () => (isGraph(state) && panes.length ? panes[0].graph.element : document.querySelector("tbody button"))?.focus(),
-});
+  transform: toggle,
+  undo: () => state.transforms.length && transform(state.transforms.slice(0, -1)),
+  more: () => {
+    const { left, top } = element("more").getBoundingClientRect();
+    menu.open({ x: left, y: top }, told);
+  },
+};
+listen(element, actions);
 
 addEventListener("popstate", () => {
   if (!profile) return;
@@ -299,7 +360,7 @@ new ResizeObserver(() => {
 }).observe(element("panes"));
 
 // What is drawn, for tests and for the console.
-window.viewer = { panes, brush: (range) => go({ range }) };
+window.viewer = { panes, brush: (range) => go({ range }), profile: () => profile };
 
 const given = JSON.parse(element("profile").textContent);
 if (given.source) {

@@ -16,7 +16,7 @@ export class Pane {
   #trees = new Map();
   #view = null;
 
-  // `events`: zoom(path), choose(function id), sort(column), tell(text, name, function id),
+  // `events`: zoom(path), choose(function id), sort(column), tell(text, name, function id), menu(place),
   // point(facts, place) with null for nothing.
   constructor(events) {
     this.events = events;
@@ -24,6 +24,10 @@ export class Pane {
       new Graph(`${label}. ${KEYS}`, {
         zoom,
         tell: (tree, box) => this.tell(tree, box),
+        menu: (tree, box, place) => {
+          this.tell(tree, box);
+          this.events.menu(place);
+        },
         point: (tree, box, place) => this.events.point(tree && this.#facts(tree, box), place),
       });
     const zoom = (tree, box) => {
@@ -38,9 +42,14 @@ export class Pane {
     this.above = graph("Callers of the function", centre);
     this.below = graph("Callees of the function", centre);
     const choose = (id) => events.choose(id);
-    this.functions = new Table({ choose, sort: events.sort });
-    this.callers = new Table({ choose });
-    this.callees = new Table({ choose });
+    const menu = (id, place) => {
+      const at = this.#view.profile.functions.findIndex((one) => one.id === id);
+      this.events.tell("", this.#view.profile.name(this.#view.profile.functions[at].frame), id);
+      this.events.menu(place);
+    };
+    this.functions = new Table({ choose, menu, sort: events.sort });
+    this.callers = new Table({ choose, menu });
+    this.callees = new Table({ choose, menu });
     this.element = document.createElement("section");
     this.heading = document.createElement("h2");
     this.empty = document.createElement("p");

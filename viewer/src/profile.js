@@ -13,7 +13,7 @@
 //                         entry; in the order of their bins
 
 import { hash } from "./hash.js";
-import { merged } from "./transforms.js";
+import { transformed } from "./transforms.js";
 
 export const KINDS = ["process", "kernel", "module", "bpf", "user", "python"];
 
@@ -73,11 +73,11 @@ export class Profile {
   #outermost = null;
   #lines = null;
 
-  // `recorded`: what read() returned.
-  constructor(recorded) {
+  // `recorded`: what read() returned; `transforms`: of transforms.js.
+  constructor(recorded, transforms = []) {
     Object.assign(this, recorded);
     this.recorded = recorded;
-    const { parent, frame, nodeOf } = merged(recorded);
+    const { parent, frame, nodeOf } = transformed(recorded, transforms);
     this.nodes = { parent, frame };
     this.nodeOf = nodeOf;
     this.size = parent.length;
@@ -149,24 +149,25 @@ export class Profile {
     return [...found].sort((a, b) => b[1] - a[1]).map(([binary]) => binary);
   }
 
-  // Calls `visit` with the index of each sample that passes a filter, in the order of time.
+  // Calls `visit` with the index and node of each sample that passes a filter and that no transform
+  // drops, in the order of time.
   //
   // The filter has kind (an index), cpu (a number or null), threads (1 for each that passes); the
   // range is half open, in bins.
   #each({ kind, cpu, threads }, [from, to], visit) {
-    const { thread, cpu: cpus, kind: kinds } = this.samples;
+    const { nodeOf, samples: { node, thread, cpu: cpus, kind: kinds } } = this;
     const end = this.binStart[to];
     for (let i = this.binStart[from]; i < end; i += 1) {
-      if (kinds[i] === kind && threads[thread[i]] && (cpu === null || cpus[i] === cpu)) visit(i);
+      if (kinds[i] !== kind || !threads[thread[i]] || (cpu !== null && cpus[i] !== cpu)) continue;
+      if (nodeOf[node[i]] >= 0) visit(i, nodeOf[node[i]]);
     }
   }
 
   // Counts of each node itself, and of it and all below it, of what passes the filter.
   count(filter, range = [0, this.bins]) {
     const own = new Float64Array(this.size);
-    const { node, count } = this.samples;
-    const { nodeOf } = this;
-    this.#each(filter, range, (i) => (own[nodeOf[node[i]]] += count[i]));
+    const { count } = this.samples;
+    this.#each(filter, range, (i, node) => (own[node] += count[i]));
     return this.sum(own);
   }
 

@@ -1,8 +1,10 @@
 // What the page shows, and how that stands in its address, so that it can be linked to.
 
+import { isToggle, TRANSFORMS } from "./transforms.js";
+
 export const TABS = ["flame", "callers", "table", "sandwich"];
 
-// Texts, but for `zoom` (a path of tree.js), and for ranges of milliseconds: `range` (what is shown)
+// Texts, but for `zoom` (a path of tree.js), `transforms` (of transforms.js), and for ranges of milliseconds: `range` (what is shown)
 // and `baseline` (what it is compared with).
 const DEFAULTS = {
   tab: "flame",
@@ -13,6 +15,7 @@ const DEFAULTS = {
   thread: "",
   cpu: "",
   search: "",
+  transforms: [],
   unit: "",
   root: "",
   chosen: "",
@@ -30,11 +33,16 @@ const isRange = (name) => name === "range" || name === "baseline";
 
 function asText(name, value) {
   if (name === "zoom") return value.join(".");
+  if (name === "transforms") return value.map((one) => one.join("-")).join(".");
   return isRange(name) ? value?.map((ms) => Math.round(ms)).join("-") ?? "" : value;
 }
 
 function asValue(name, text) {
   if (name === "zoom") return text ? text.split(".") : [];
+  if (name === "transforms") {
+    return text.split(".").map((one) => one.split("-")).filter(([of, id]) =>
+      TRANSFORMS.includes(of) && isToggle(of) !== Boolean(id));
+  }
   if (!isRange(name)) return text;
   const range = text.split("-").map(Number);
   return range.length === 2 && range[0] < range[1] ? range : null;

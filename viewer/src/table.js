@@ -8,7 +8,7 @@ export class Table {
   #limit = FIRST;
   #shown = null;
 
-  // `events`: choose(id), sort(column); sort may be missing.
+  // `events`: choose(id), menu(id, place in the window), sort(column); sort may be missing.
   constructor(events) {
     this.events = events;
     this.element = document.createElement("div");
@@ -27,6 +27,14 @@ export class Table {
     this.body.addEventListener("click", (event) => {
       const row = event.target.closest("tr");
       if (row?.dataset.id) events.choose(row.dataset.id);
+    });
+    this.body.addEventListener("contextmenu", (event) => {
+      const row = event.target.closest("tr");
+      if (!row?.dataset.id) return;
+      event.preventDefault();
+      const { left, bottom } = row.getBoundingClientRect();
+      const byMouse = event.button === 2;
+      events.menu(row.dataset.id, byMouse ? { x: event.clientX, y: event.clientY } : { x: left + 20, y: bottom });
     });
     this.body.addEventListener("keydown", (event) => {
       const to = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
