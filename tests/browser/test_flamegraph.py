@@ -170,7 +170,7 @@ PYTHON = "View.get (views.py:42)"
 LIBRARIES = [f"lib{number}.so" for number in range(12)]
 
 
-def test_user_code_is_coloured_by_binary_and_the_legend_says_so(browser, tmp_path):
+def test_user_code_is_coloured_by_binary_with_a_legend(browser, tmp_path):
     colours = open_binaries(browser, tmp_path, LIBRARIES)
     kinds = [fill(browser, name) for name in ("do_syscall_64", "ext4_read", "bpf_prog_1", "x")]
     assert len({*colours, *kinds, fill(browser, PYTHON)}) == 17
@@ -222,7 +222,7 @@ def test_names_can_be_read_on_every_colour(browser, tmp_path, scheme):
     assert min(contrasts) > 4.5
 
 
-def test_search_marks_frames_and_says_their_share(page):
+def test_search_marks_frames_and_shows_their_share(page):
     page.press("/")
     page.press(*"EXT4|bpf")
     assert text(page, "matched") == "matched 65.00%, 65 samples · 2 frames"
@@ -255,7 +255,7 @@ def test_no_name_becomes_part_of_the_page(browser, tmp_path, tab):
     assert browser.evaluate("document.title") == HOSTILE
 
 
-def test_search_walks_through_what_is_shown_while_zoomed(page):
+def test_search_visits_visible_frames_while_zoomed(page):
     page.press("/", *"do_sys", "Enter")
     assert text(page, "matched") == "matched 100.00%, 100 samples · 1 of 3 frames"
     shown = text(page, "details")
@@ -326,7 +326,7 @@ def test_callers_are_a_real_inversion_with_the_leaf_first(page):
     assert names(page)["[0x401000]"] == 100
 
 
-def test_callers_merge_what_different_stacks_have_in_common(browser, tmp_path):
+def test_callers_merge_common_frames_of_different_stacks(browser, tmp_path):
     one, other, leaf = frame("one"), frame("other"), frame("leaf")
     path = tmp_path / "x.html"
     stacks = [sample([leaf, READ, one], 3), sample([leaf, READ, other], 2), sample([READ, one], 5)]
@@ -496,7 +496,7 @@ def test_edges_of_the_brush_can_be_moved_and_a_click_ends_it(timeline):
     assert brushed(timeline).startswith("whole time")
 
 
-def test_keys_move_the_brush_and_say_where_it_is(timeline):
+def test_keys_move_the_brush_and_announce_its_position(timeline):
     timeline.press("b", "ArrowRight", "ArrowRight")
     assert brushed(timeline) == "0.20 s - 1.20 s · 20 samples"
     timeline.press("ArrowRight", shift=True)

@@ -88,7 +88,7 @@ def test_range_and_resource_are_asked_for(served, host):
     assert (host.queries[-1].last_s, host.queries[-1].resource) == (300, "2")
 
 
-def test_what_is_zoomed_and_searched_stays_when_new_data_comes(served, host):
+def test_zoom_and_search_survive_new_data(served, host):
     served.click_at(*place(served, "sh"))
     served.press("/", *"vmlinux")
     assert names(served)["sh"] == 100

@@ -342,7 +342,7 @@ def test_the_table_has_a_row_for_each_sample_and_its_links(engine, stored):
 
 
 @pytest.mark.parametrize("words", FILTERS, ids=" ".join)
-def test_report_says_the_same_of_table_and_file(engine, stored, words):
+def test_report_is_equal_for_table_and_file(engine, stored, words):
     times = [] if "--from" in words else ALL_TIMES
     for by in ("function", "process", "span"):
         of_file = report(*words, "--by", by, stored)
@@ -352,7 +352,7 @@ def test_report_says_the_same_of_table_and_file(engine, stored, words):
 
 
 @pytest.mark.parametrize("by", [*GROUPINGS, "host.name", "tenant.none", "label:tenant"])
-def test_every_grouping_says_the_same_of_table_and_file(engine, stored, by):
+def test_every_grouping_is_equal_for_table_and_file(engine, stored, by):
     of_file = report("--by", by, stored)
     assert comparable(report(*ALL_TIMES, "--by", by, engine.address())) == comparable(of_file)
     assert {kind["kind"]: kind["lost"] for kind in of_file}.items() <= LOST.items()
@@ -452,7 +452,7 @@ def test_top_shows_the_last_seconds_of_a_table(engine, stored, by):
     assert (shown.samples, shown.seconds) == (reported["samples"], seconds)
 
 
-def test_top_keeps_what_it_has_while_a_table_does_not_answer(engine, stored, monkeypatch, caplog):
+def test_top_keeps_its_samples_while_a_table_does_not_answer(engine, stored, monkeypatch, caplog):
     def refuse(*_):
         raise KProfilerError("no answer")
 
@@ -532,7 +532,9 @@ def test_of_many_samples_those_of_a_step_have_one_time(engine, stored, monkeypat
 @pytest.mark.parametrize(
     ("module", "limit"), [(rows, "MAX_ROWS"), (rows, "MAX_TIMES"), (store, "MAX_STACKS")]
 )
-def test_what_does_not_fit_into_memory_is_refused(engine, stored, monkeypatch, module, limit):
+def test_samples_that_do_not_fit_into_memory_are_refused(
+    engine, stored, monkeypatch, module, limit
+):
     monkeypatch.setattr(module, limit, 2)
     chosen = Selection(Filter(), Range(START, START + WINDOWS * SECOND))
     with (
@@ -629,9 +631,7 @@ def own(kinds):
 
 
 @pytest.mark.live
-def test_what_an_agent_takes_is_what_report_says_of_the_table(
-    engine, stored, collector_program, tmp_path
-):
+def test_the_agents_samples_equal_report_on_the_table(engine, stored, collector_program, tmp_path):
     missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
     if missing:
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))

@@ -163,7 +163,7 @@ def step_log(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["wsgi", "asyncio", "wsgi-instrumented"])
-def test_links_agree_with_what_the_service_logs_and_the_collector_receives(
+def test_links_agree_with_the_service_log_and_the_collector(
     kind, open_collector, samples_of, step_log, tmp_path
 ):
     """At least 1000 linked samples, none wrong; 99 % of those inside a span have its link."""

@@ -92,7 +92,7 @@ def root(image):
     root.close()
 
 
-def test_the_image_is_nobodys_and_has_no_tools(image, root):
+def test_the_image_runs_as_nobody_and_has_no_tools(image, root):
     path, config = image
     assert config["User"] == "65534:65534"
     (program,) = config["Entrypoint"]
@@ -106,7 +106,7 @@ def test_the_image_is_nobodys_and_has_no_tools(image, root):
     assert not os.path.exists(f"{path}/src")
 
 
-def test_the_image_samples_with_what_the_daemonset_allows(image, root):
+def test_the_image_samples_with_the_rights_of_the_daemonset(image, root):
     missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
     if missing:
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))

@@ -59,7 +59,9 @@ def test_receivers_are_asked_before_anything_is_sampled_or_written(open_collecto
     assert collector.output.read_bytes() == b"", "an empty request is not a profile"
 
 
-def test_what_a_collector_that_dies_does_not_take_is_kept(open_collector, tmp_path, monkeypatch):
+def test_samples_that_a_dying_collector_does_not_accept_are_kept(
+    open_collector, tmp_path, monkeypatch
+):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     collector = open_collector()
     command = [*RECORD, "--idle", "-d", "1h", "-o", "x.otlp", "--export", collector.http_endpoint]

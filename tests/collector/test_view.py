@@ -123,7 +123,7 @@ def high_water_kib(pid):
 
 
 @pytest.mark.parametrize("kind", ["otlp", "otlphttp"][: 1 if SECONDS > 120 else 2])
-def test_it_shows_what_report_says_of_the_collectors_file(open_collector, view, tmp_path, kind):
+def test_the_page_and_report_agree_on_the_collectors_file(open_collector, view, tmp_path, kind):
     command, address, grpc, http = view
     exporter = f"{kind}: {{endpoint: '{grpc if kind == 'otlp' else f'http://{http}'}'"
     collector = open_collector(

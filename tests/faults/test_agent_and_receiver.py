@@ -77,7 +77,7 @@ def test_a_kill_costs_the_open_window_and_resends_at_most_one_batch(
     assert got.totals[last].unknown_since_unix_ns == unknown
 
 
-def test_the_next_run_delivers_what_the_last_one_could_not(run_agent, receiver, arrived, tmp_path):
+def test_the_next_run_delivers_undelivered_samples(run_agent, receiver, arrived, tmp_path):
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
     time.sleep(2)
     first = agent.stop()

@@ -24,7 +24,7 @@ def threads_of(agent):
     return threads
 
 
-def test_every_thread_holds_only_what_doctor_lists(run_agent, receiver):
+def test_every_thread_holds_only_capabilities_that_doctor_lists(run_agent, receiver):
     receiver.up()
     agent = run_agent(receiver.endpoint)
     agent.wait_until(lambda: receiver.payloads)

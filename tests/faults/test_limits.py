@@ -88,7 +88,7 @@ def test_health_checks_detect_a_stalled_loop(run_agent, receiver, arrived, tmp_p
     check_account(agent.stop(), arrived(receiver.payloads))
 
 
-def test_a_stopped_process_is_no_stall_of_its_loop(run_agent, receiver, arrived):
+def test_a_stopped_process_does_not_count_as_stalled(run_agent, receiver, arrived):
     """Nothing answers while SIGSTOP holds the agent; then it goes on, and losses are counted."""
     receiver.up()
     agent = run_agent(receiver.endpoint)

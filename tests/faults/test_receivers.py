@@ -323,7 +323,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_is_delivered_with_an_unreadable_answer_is_exported_once(name, caplog):
+def test_a_delivery_with_an_unreadable_response_is_exported_once(name, caplog):
     receiver = HttpReceiver([UNREADABLE[name]] * 2)
     counts = run(receiver.exporter(timeout_s=5))
     assert (counts.exported, counts.lost) == (BATCHES * SAMPLES, {})

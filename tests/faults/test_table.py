@@ -52,7 +52,7 @@ def test_losses_of_windows_are_in_the_last_account_of_a_stream(received):
     assert received.missing("on_cpu") == 3
 
 
-def test_the_last_stream_of_a_spool_accounts_for_earlier_ones(received):
+def test_the_last_stream_of_a_spool_accounts_for_earlier_streams(received):
     account = {"stream.samples": 4, "stream.taken": 4, "earlier.samples": 12, "earlier.lost.x": 3}
     received.accounts["on_cpu", "cd"] = {f"otel_kprofiler.{k}": v for k, v in account.items()}
     assert received.missing("on_cpu") == 4

@@ -56,7 +56,7 @@ def damaged(draw):
 @given(damaged())
 @example(SEEDS[0])
 @example(SEEDS[1])
-def test_tables_are_refused_or_hold_what_the_program_trusts(data):
+def test_tables_are_refused_or_meet_the_programs_assumptions(data):
     source = ImageSource(data)
     try:
         elf = read_elf(source, "x86_64")
@@ -119,7 +119,7 @@ def damaged_go_tables(draw):
 @EXAMPLES
 @given(damaged_go_tables())
 @example(GO_FILE)
-def test_tables_of_go_are_refused_or_hold_what_the_program_trusts(data):
+def test_go_tables_are_refused_or_meet_the_programs_assumptions(data):
     address = 0x700000
     try:
         maker = make_tables(data, GO_TABLE, GO_SEGMENTS[0].address, GO_SEGMENTS, address)

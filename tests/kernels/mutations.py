@@ -117,7 +117,7 @@ MUTATIONS: dict[str, Mutation] = {
             "symbols/kernel/snapshot.py",
             "reason = Unresolved.HIDDEN if self.hidden else Unresolved.UNMAPPED",
             "reason = Unresolved.UNMAPPED",
-            "test_hidden_frames_say_why",
+            "test_hidden_frames_have_a_reason",
         ),
         Mutation(
             "out-of-line",

@@ -124,7 +124,7 @@ def test_a_directory_with_image_and_modules_is_a_kernel(tmp_path):
         row.get()
 
 
-def test_the_error_for_an_unknown_kernel_lists_the_known_ones():
+def test_the_error_for_an_unknown_kernel_lists_the_known_kernels():
     with pytest.raises(MatrixError) as caught:
         get_kernel("5.4")
     assert "6.12" in caught.value.hint

@@ -81,7 +81,7 @@ def test_hidden_symbols_are_reported_as_hidden(restrict, without, with_syslog):
             )
 
 
-def test_hidden_frames_say_why():
+def test_hidden_frames_have_a_reason():
     """Frames with hidden symbols say so instead of guessing."""
     address = next(s.address for s in read_module_symbols() if s.type in "tT")
     with sysctl("kernel.kptr_restrict", 2):

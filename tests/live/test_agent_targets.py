@@ -200,7 +200,7 @@ def test_processes_that_exit_at_once_are_in_their_container(agent, place):
     ],
     ids=["container", "pod", "unit"],
 )
-def test_only_what_is_named_is_sampled_from_its_start_on(targets, path, agent, place):
+def test_only_named_targets_are_sampled_from_their_start(targets, path, agent, place):
     """Those that start later, too, and in a cgroup namespace of their own."""
     other = path.replace(container_id(1), container_id(2)).replace(UID.replace("-", "_"), "0" * 32)
     place("beside", other.replace("kprofiler-test", "another-test"))

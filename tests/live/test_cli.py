@@ -152,7 +152,7 @@ def recording(*words, **kwargs):
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_writes_what_was_recorded(tmp_path, by):
+def test_a_signal_ends_the_recording_and_writes_it(tmp_path, by):
     path = tmp_path / "x.otlp"
     part = tmp_path / "x.otlp.part"
     with busy(), recording("-d", "60s", "-o", path) as record:

@@ -202,7 +202,7 @@ def test_names_are_right_without_the_right_to_trace(shells, public_python):
     assert printed.count("'first'") == printed.count("'second'") == 2, printed
 
 
-def test_a_recording_shows_what_interpreters_run_and_no_other_argument(tmp_path):
+def test_a_recording_has_the_script_of_an_interpreter_and_no_other_argument(tmp_path):
     """In the first row, in tables, and read back from a file."""
     script = tmp_path / "manage.py"
     script.write_text(

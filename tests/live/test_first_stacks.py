@@ -96,7 +96,7 @@ def test_without_it_the_first_stacks_of_a_process_are_cut_off(busy):
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
-def test_processes_in_a_pid_namespace_are_known_by_their_ids_there():
+def test_processes_in_a_pid_namespace_have_their_ids_there():
     """Both to a profiler outside of it, and to one inside."""
     inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     with subprocess.Popen([*inside, *BUSY], start_new_session=True) as outer:

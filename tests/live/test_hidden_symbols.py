@@ -145,7 +145,7 @@ def test_the_iterator_lists_every_symbol_once(truth, hidden):
         assert [match[:3] for match in mine] == [match[:3] for match in theirs]
 
 
-def test_the_doctor_reports_what_the_iterator_provides(hidden):
+def test_the_doctor_reports_addresses_from_the_iterator(hidden):
     finding = find_hidden_symbols(Access())
     assert finding.level is Level.OK
     assert "iterator" in finding.observed

@@ -312,7 +312,7 @@ def opened_as_nobody(python, request, *capabilities):
     return done.stdout.strip()
 
 
-def test_what_each_capability_gives(public_python):
+def test_each_capability_enables_its_part(public_python):
     with TemporaryDirectory(dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         program = compile_c(Path(folder, "waits"), WAITS)

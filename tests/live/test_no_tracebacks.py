@@ -146,7 +146,7 @@ def check_errors(cases, directory, *python):
     assert not wrong
 
 
-def test_every_command_reports_what_is_wrong_with_a_file(directory):
+def test_every_command_reports_an_unusable_file(directory):
     ends = {"send": ["grpc://127.0.0.1:1"]}
     paths = ["none", ".", "good.otlp/none", "\udcff", "x" * 300]
     cases = [
@@ -157,7 +157,7 @@ def test_every_command_reports_what_is_wrong_with_a_file(directory):
     check_errors(cases, directory)
 
 
-def test_every_command_reports_what_another_user_may_not_do(directory, public_python):
+def test_every_command_reports_missing_rights_of_another_user(directory, public_python):
     ends = {"send": ["grpc://127.0.0.1:1"]}
     reading = [[*words, "secret", *ends.get(words[0], [])] for words in READERS]
     writing = [[*words, path] for words in WRITERS for path in ("closed/x.html", "x.html")]

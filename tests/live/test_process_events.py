@@ -190,7 +190,7 @@ def test_times_ascend_and_mappings_are_those_of_the_process(storm):
     assert times == sorted(times)
 
 
-def test_what_was_unmapped_is_seen_by_reading_again():
+def test_reading_again_detects_unmapped_code():
     code = """
 import mmap, os, sys
 page = mmap.mmap(os.open(sys.executable, os.O_RDONLY), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)

@@ -162,7 +162,7 @@ def test_a_file_may_be_given_as_path_descriptor_or_content(first):
     assert {resolver.file_id for resolver in resolvers} == {results[0].module.file_id}
 
 
-def test_an_answer_has_all_that_is_known(child, processes, first):
+def test_an_answer_has_every_field(child, processes, first):
     start = child.send("load", first, "first")
     (answer,) = processes.resolve([start + 2], child.pid)
     address, _ = symbol(first, "first")
@@ -185,7 +185,7 @@ def test_names_and_offsets_lead_back_to_addresses(child, processes, first):
     assert processes.find("first", os.getpid()) == []
 
 
-def test_what_was_unloaded_is_not_named_any_more(child, processes, first, second):
+def test_unloaded_code_is_not_named(child, processes, first, second):
     old = child.send("load", first, "first")
     assert processes.resolve([old], child.pid)[0].function == "first"
     child.send("unload")
@@ -229,7 +229,7 @@ def test_a_program_that_was_executed_since_has_no_old_names(child, processes, fi
         assert answer.function != "first"
 
 
-def test_of_a_process_that_has_ended_nothing_is_known(processes, first):
+def test_an_exited_process_has_no_answers(processes, first):
     with running() as child:
         start = child.send("load", first, "first")
         resolver = ProcessResolver(child.pid, processes)
@@ -349,7 +349,7 @@ def test_a_file_of_something_else_has_its_place_in_it(processes, tmp_path):
 
 
 @pytest.mark.parametrize("error", [ElfError(ElfProblem.DAMAGED_HEADERS), OSError("disk")])
-def test_a_file_whose_symbols_cannot_be_read_is_known_all_the_same(child, first, error):
+def test_a_file_with_unreadable_symbols_is_still_identified(child, first, error):
     start = child.send("load", first, "first")
     damaged = ProcessesResolver(symbols=Broken(error))
     (answer,) = damaged.resolve([start], child.pid)

@@ -181,7 +181,7 @@ def test_the_limit_can_change_while_the_sampler_runs():
         assert not any(sample.words(PYTHON_SIDE) for sample in take(sampler, outer))
 
 
-def test_what_was_dropped_is_described_again():
+def test_dropped_code_objects_are_described_again():
     """Two descriptions have no room: each sample's frames are in turn dropped and described."""
     with sampling(codes=KnownCodes(max_bytes=2500)) as sampler:
         take(sampler, outer, seconds=1)

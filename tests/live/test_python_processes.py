@@ -171,7 +171,7 @@ def test_finds_processes_that_run_already(start):
         wait_until(lambda: is_registered(journal, pid, runtime))
 
 
-def test_finds_what_a_process_executes(start, changes):
+def test_finds_the_interpreter_that_a_process_executes(start, changes):
     with tracked() as journal:
         pythons = find_pythons()
         target = start(pythons[0].command)

@@ -101,7 +101,7 @@ def test_a_service_none_of_whose_stacks_has_python_frames_logs_it_once(caplog):
 
 
 @pytest.mark.long
-def test_record_and_top_say_of_which_processes_no_frames_are_read(tmp_path):
+def test_record_and_top_report_processes_without_python_frames(tmp_path):
     """Describes a file that has CPython's section, but no version we support."""
     program = compile_c(
         tmp_path / "python3.1",

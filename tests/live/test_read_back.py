@@ -138,7 +138,7 @@ READERS = {
 }
 
 
-def test_the_recording_has_what_could_be_lost(recorded):
+def test_the_recording_has_all_parts_that_a_format_may_lose(recorded):
     shown = (recorded / "replayed.folded").read_text()
     starts = {word for word in shown.replace("\n", ";").split(";") if word.startswith("fun_")}
     assert starts, "functions without a name"
@@ -149,7 +149,7 @@ def test_the_recording_has_what_could_be_lost(recorded):
 @pytest.mark.parametrize(
     ("saved", "shown"), [(".otlp", shown) for shown in SHOWN] + [(".otlp.jsonl", ".folded")]
 )
-def test_a_profile_read_back_is_what_was_recorded(recorded, saved, shown):
+def test_a_profile_read_back_equals_the_recording(recorded, saved, shown):
     converted = recorded / f"read_back{saved}{shown}"
     run(recorded, "report", f"replayed{saved}", "-o", converted)
     read = READERS[shown]

@@ -153,7 +153,7 @@ def test_a_name_that_is_taken_meanwhile_is_numbered(tmp_path):
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
-def test_what_is_no_regular_file_is_written_to(tmp_path, force):
+def test_devices_and_pipes_are_written_to(tmp_path, force):
     os.mkfifo(tmp_path / "fifo")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "socket"))
@@ -208,7 +208,7 @@ def test_links_are_followed_and_stay(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x.FOLDED", "x.Folded.GZ", "x.pb.gz", "x.pb", "x.json.gz"])
-def test_suffixes_are_known_in_any_case_and_compressed(tmp_path, name):
+def test_suffixes_are_recognized_in_any_case_and_with_gz(tmp_path, name):
     done = record(tmp_path, "-o", name)
     assert done.returncode == 0, done.stderr
     content = (tmp_path / name).read_bytes()

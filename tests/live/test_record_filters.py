@@ -91,7 +91,7 @@ def cgroup():
             directory.rmdir()
 
 
-def test_what_does_not_exist_is_an_error_at_once(tmp_path):
+def test_a_missing_target_is_an_error_at_once(tmp_path):
     for words, message in (
         (["-p", 2**22 - 1], "there is no process 4194303"),
         (["--cgroup", "/no/such"], "there is no cgroup /no/such of version 2"),
@@ -105,7 +105,7 @@ def test_what_does_not_exist_is_an_error_at_once(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_thread_is_no_process(tmp_path):
+def test_a_thread_id_is_not_a_process(tmp_path):
     code = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         tasks = Path(f"/proc/{process.pid}/task")

@@ -103,7 +103,7 @@ def test_process_events():
     assert any(pid == child and path.endswith("/ls") for pid, _, path in lines)
 
 
-def test_a_resolver_of_ones_own(running, capsys):
+def test_a_custom_resolver_is_used(running, capsys):
     pid, address = running["pid"], running["address"]
     names = {0x7000: "compiled", address + 2: "preferred"}
     given = run("A resolver of your own", pid=pid, names=names,
@@ -138,7 +138,7 @@ def test_debug_files_and_lines(path, tmp_path, monkeypatch, capsys):
     assert int(printed[-1][2]) == 5
 
 
-def test_a_finder_of_ones_own(path, tmp_path, capsys):
+def test_a_custom_finder_is_used(path, tmp_path, capsys):
     stripped, debug = separate(path, tmp_path)
     run("A finder of debug files of your own", path=stripped, folder=str(tmp_path))
     assert capsys.readouterr().out == "[]\n"

@@ -150,7 +150,7 @@ def test_waits_have_the_span_that_their_thread_had(tmp_path):
         assert counts["wrong"] == 0
 
 
-def test_a_process_that_does_not_say_so_is_left_alone(tmp_path):
+def test_a_process_that_does_not_announce_it_is_left_alone(tmp_path):
     extra = {**SCHEMA, "threadlocal.schema_version": "nodejs_v1_dev"}
     with Reader(b"program") as reader, Program(tmp_path, "local_exec", 4, extra):
         reader.collect_until(lambda: len(reader.samples) > 1000)
@@ -178,7 +178,7 @@ def run_hostile(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["none", "wild", "kernel", "invalid", "itself"])
-def test_pointers_to_no_context_are_no_span(run_hostile, kind):
+def test_pointers_to_other_objects_yield_no_span(run_hostile, kind):
     with Reader(b"hostile") as reader:
         run_hostile(kind)
         reader.collect_until(lambda: len(reader.samples) > 1500)

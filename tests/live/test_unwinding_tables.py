@@ -238,7 +238,7 @@ def test_each_process_has_its_turn_to_have_tables_made(start, tmp_path, monkeypa
     assert made.index(os.fspath(first)) <= 1
 
 
-def test_files_without_tables_are_distinguished_from_those_with_unusable_ones(start, tmp_path):
+def test_files_without_tables_are_distinguished_from_files_with_unusable_tables(start, tmp_path):
     text = tmp_path / "text"
     text.write_text("#!/bin/sh\n" * 100)
     bare = compile_c(tmp_path / "bare", "int _start(void) { return 0; }", "-nostdlib",

@@ -25,7 +25,7 @@ def variants(tmp_path_factory):
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_no_frame_has_the_name_of_what_was_there_before_or_after(variants, workload):
+def test_no_frame_has_the_name_of_earlier_or_later_code(variants, workload):
     result = run(workload, variants, 1.5)
     assert result.wrong == []
     assert result.frames > 100

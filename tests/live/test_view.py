@@ -69,7 +69,7 @@ def test_it_shows_this_host_as_it_runs(busy):
         assert int(said[1].replace(",", "")) > before
 
 
-def test_filters_choose_what_is_kept(busy):
+def test_filters_choose_the_samples_to_keep(busy):
     with view("--process", str(busy.pid), "--stacks", "user", "-F", "199") as (_, address):
         data = wait_for(address, lambda data: data["samples"]["count"])
     assert data["processes"]["pid"] == [busy.pid]

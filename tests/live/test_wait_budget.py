@@ -129,7 +129,7 @@ def test_threads_that_sleep_on_are_sampled_at_the_rate_wanted(sleepers):
     assert sum(rounds.values()) > 10
 
 
-def test_waits_that_fill_the_ring_take_no_sample_of_what_runs(sleepers):
+def test_waits_that_fill_the_ring_displace_no_cpu_samples(sleepers):
     with (
         sleeping(sleepers, 500, 10),
         running(10_000, samples_per_second=49, stacks="kernel") as sampler,

@@ -233,7 +233,7 @@ def record_waiter(body, cause, place, tmp_path, python=sys.executable):
     return result, weights
 
 
-def test_the_doctor_says_whether_waits_can_be_followed():
+def test_the_doctor_reports_whether_waits_can_be_followed():
     command = [sys.executable, "-m", "otel_kprofiler", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     (result,) = [

@@ -314,7 +314,7 @@ def test_only_targets_are_followed():
     assert {key.tgid for key in later} == {other.process.pid}
 
 
-def test_a_pause_is_no_wait():
+def test_a_pause_is_not_a_wait():
     with running() as sampler, Program(SLEEP, 60) as program:
         program.go()
         time.sleep(0.5)

@@ -169,7 +169,7 @@ def test_callers_of_a_group_add_up_to_its_total(made):
             assert sum(one.own for one in result) == expected
 
 
-def test_functions_of_bpf_programs_count_what_they_call():
+def test_functions_of_bpf_programs_include_their_callees():
     vmlinux = Module("vmlinux", ModuleKind.VMLINUX, None, FileId(""), 0)
     names = [("htab_map_lookup", vmlinux), ("watch", BPF), ("do_syscall_64", vmlinux)]
     stack = Stack.from_frames(
@@ -215,7 +215,7 @@ FILTERS = {
 @settings(max_examples=25, deadline=None)
 @given(windows())
 @pytest.mark.parametrize("name", FILTERS)
-def test_a_filter_keeps_exactly_what_matches(name, made):
+def test_a_filter_keeps_exactly_the_matching_samples(name, made):
     wanted, matches = FILTERS[name]
     kept = Filter(**{name: wanted}).apply(load_samples(made))
     expected = Counter({one: count for one, count in flat(made).items() if matches(one)})

@@ -30,7 +30,7 @@ def test_any_bytes_can_be_read(text):
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "cpu", "name=systemd"]), PATHS)))
-def test_what_is_found_is_in_the_text(lines):
+def test_every_match_is_in_the_text(lines):
     text = "".join(f"{at}:{name}:{path}\n" for at, (name, path) in enumerate(lines))
     cgroup = parse_cgroup(text.encode("utf-8", "surrogatepass"))
     for name in (cgroup.container, cgroup.unit, cgroup.user_unit):
@@ -45,7 +45,7 @@ def test_the_innermost_container_is_found_below_anything(path, container):
 
 
 @given(st.lists(st.sampled_from(["system.slice", "a.service", "init.scope", "user.slice"])), HEX)
-def test_what_stands_beside_a_container_is_not_in_it(parts, container):
+def test_cgroups_beside_a_container_are_not_in_it(parts, container):
     above = "/" + "/".join(parts)
     for name in ("crio-conmon-{}.scope", "libpod-conmon-{}.scope", "{}.service", "{}0", "x{}"):
         assert not parse_cgroup_path(f"{above}/{name.format(container)}").container

@@ -95,7 +95,7 @@ def test_of_equal_profiles_at_most_five_of_a_hundred_have_any_change(count):
     assert false <= MOST
 
 
-def test_groups_that_hardly_differ_count_as_tests_and_rare_ones_do_not():
+def test_groups_that_hardly_differ_count_as_tests_and_rare_groups_do_not():
     """Or the level would depend on how the tests end."""
     assert comparison._reject([0.0004, *[0.7] * 100]) == set()
     assert comparison._reject([0.0004, *[1.0] * 100]) == {0}

@@ -238,7 +238,7 @@ RUN = st.tuples(st.lists(SAMPLES, max_size=4), SCRIPT, st.integers(0, 4))
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(RUN, min_size=1, max_size=4))
-def test_the_last_run_states_what_all_killed_ones_took_and_lost(runs):
+def test_the_last_run_reports_samples_and_losses_of_all_killed_runs(runs):
     """Whatever each receives, rejects and leaves in the spool before its kill."""
     with tempfile.TemporaryDirectory() as directory:
         start, arrived = 0, {kind.name: Counter() for kind in KINDS}

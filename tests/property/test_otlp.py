@@ -285,7 +285,7 @@ relaxed = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, 
 
 @relaxed
 @given(windows(), st.sampled_from(Form), st.sampled_from(AttributeForm))
-def test_decoding_restores_what_was_encoded(window, form, attributes):
+def test_decoding_restores_the_encoded_window(window, form, attributes):
     encoded = encode_window(window, form=form, attributes=attributes)
     payloads = [batch.payload for batch in encoded.batches]
     decoded = decode_windows(payloads)

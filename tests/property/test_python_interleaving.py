@@ -84,7 +84,7 @@ def is_loop(frame):
 
 
 @given(CALLS, C_FRAMES)
-def test_whole_stacks_are_what_was_called(calls, start):
+def test_whole_stacks_match_the_calls(calls, start):
     one = Calls(calls, start)
     merged = Interleaver()(one.sides())
     assert list(map(id, outside_kernel(merged))) == list(map(id, one.truth))

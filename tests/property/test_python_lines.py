@@ -74,7 +74,7 @@ def test_any_bytes_give_lines_or_none(table, first):
     assert list(line_table.ends) == sorted(set(line_table.ends))
 
 
-def test_a_truncated_table_yields_what_comes_before_the_cut():
+def test_a_truncated_table_yields_the_entries_before_the_cut():
     code = compile(Path(__file__).read_text(), "a.py", "exec")
     whole = parse_line_table(code.co_linetable, 1)
     for size in random.Random(1).sample(range(len(code.co_linetable)), 50):

@@ -31,7 +31,7 @@ def test_sums_are_those_of_the_kinds():
     assert account.gaps() == []
 
 
-def test_what_one_kind_lacks_another_does_not_make_up_for():
+def test_a_deficit_of_one_kind_is_not_hidden_by_another():
     """One sample is counted as exported of the other kind: the sums are right, the kinds wrong."""
     kinds = {
         "on_cpu": RECEIVER.kinds["on_cpu"]._replace(exported=81),

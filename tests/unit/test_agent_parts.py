@@ -78,7 +78,7 @@ def test_records_from_before_the_configuration_come_first(root_logging, pipe):
     assert [json.loads(line)["message"] for line in read().splitlines()] == ["early", "late"]
 
 
-def test_an_unread_log_blocks_nobody_and_counts_dropped_lines(root_logging, pipe, monkeypatch):
+def test_an_unread_log_does_not_block_and_counts_dropped_lines(root_logging, pipe, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.agent.logs.FLUSH_TIMEOUT_S", 0.2)
     fd, read = pipe
     configure_logging(encoding="json", fd=fd)

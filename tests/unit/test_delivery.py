@@ -448,7 +448,7 @@ def test_samples_not_offered_to_a_receiver_are_reported():
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-def test_the_next_run_reports_what_a_spool_could_not_deliver(tmp_path, reachable):
+def test_the_next_run_reports_samples_lost_from_a_spool(tmp_path, reachable):
     class Away(Refusing):
         def export(self, batch):
             return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")

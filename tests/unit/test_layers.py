@@ -65,7 +65,7 @@ def imports_by_package() -> dict[str, set[str]]:
     return results
 
 
-def test_packages_import_only_what_the_table_allows():
+def test_packages_import_only_packages_in_the_table():
     assert {
         package: {name.split(".")[0] for name in names}
         for package, names in imports_by_package().items()

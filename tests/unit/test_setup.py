@@ -161,7 +161,7 @@ def test_a_broken_environment_of_another_user_is_replaced(clone):
 
 
 @pytest.mark.system
-def test_what_is_no_environment_is_kept(clone):
+def test_a_directory_that_is_not_a_virtual_environment_is_kept(clone):
     (clone / ".venv").mkdir()
     (clone / ".venv/precious").touch()
     done = set_up(clone, "show")

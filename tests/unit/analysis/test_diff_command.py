@@ -62,7 +62,7 @@ def run(*words):
     return CliRunner().invoke(command, words)
 
 
-def test_what_gained_comes_first_with_both_shares(files):
+def test_the_largest_gain_comes_first_with_both_shares(files):
     done = run(*files, "--by", "syscall")
     assert done.exit_code == 0
     lines = done.output.splitlines()

@@ -103,7 +103,7 @@ def test_lines_of_python_have_the_time_of_the_kernel_below_them(tmp_path, form):
     assert (line.key, line.kernel) == (("view (app.py:42)", "/srv/app.py"), 10**7)
 
 
-def test_frames_of_other_types_say_which(tmp_path):
+def test_frames_of_other_types_keep_their_type(tmp_path):
     samples = load_samples(read(tmp_path, WRITE["otlp"]([window()])))
     (line, *_) = GROUPINGS["line"](samples)
     assert line.key == ("Main.run (Main.java:7)", "Main.java")

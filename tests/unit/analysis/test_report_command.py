@@ -172,7 +172,7 @@ def test_callers_and_callees_have_shares_of_the_function(profile):
     ]
 
 
-def test_a_side_alone_has_what_it_calls_as_its_own(profile):
+def test_a_selected_side_counts_its_callees_as_self_time(profile):
     seconds = {name: own // SECOND for name, (own, _) in rows("--side", "user", profile).items()}
     assert seconds == {"read": 5, "compute": 1, "main": 0}
 
@@ -231,7 +231,7 @@ def test_files_are_merged_and_filtered(profile):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("more", [(), ("--json",), ("-f", "folded"), ("--by", "part")])
-def test_a_filter_that_matches_nothing_fails_with_what_would_match(
+def test_a_filter_without_matches_fails_and_lists_possible_values(
     profile, words, message, hint, more
 ):
     result, fix = fails(*words, *more, profile)
@@ -284,7 +284,7 @@ def test_tables_are_sorted_as_wanted_and_lines_by_their_total(tmp_path):
     assert list(rows("--by", "comm", "--sort", "name", path)) == ["app"]
 
 
-def test_what_is_kept_is_written_in_every_format_of_record(profile, tmp_path, capfd):
+def test_a_selection_is_written_in_every_format_of_record(profile, tmp_path, capfd):
     report("--function", "vfs_*", "-o", tmp_path / "kept.otlp", profile)
     (window,) = decode_windows((tmp_path / "kept.otlp").read_bytes())
     assert window.sample_count == window.profiles[0].taken == 5

@@ -84,7 +84,7 @@ TOTALS = (
 )
 
 
-def test_waits_by_cause_leave_out_idle_ones_but_count_them(profile):
+def test_waits_by_cause_leave_out_idle_waits_but_count_them(profile):
     assert report("--by", "cause", profile).output.splitlines() == [
         "off_cpu: 4 samples, 11.0 ms, 0.0 s from 2020-09-13 12:26:40 UTC, 0 lost",
         TOTALS,
@@ -132,7 +132,7 @@ def test_waits_are_grouped(profile, by, expected):
     }
 
 
-def test_what_runs_is_no_part_of_causes(profile, tmp_path):
+def test_running_frames_are_not_part_of_causes(profile, tmp_path):
     stack = sample("vfs_read", None, 1)._replace(values=())
     nginx = Resource({"process.pid": 7})
     running = Profile(ON_CPU, 10 * MS, [ResourceSamples(nginx, [stack])])
@@ -168,7 +168,7 @@ def test_the_totals_are_of_the_processes_that_are_chosen(profile):
         )
 
 
-def test_an_estimate_of_what_was_lost_has_no_error(profile, tmp_path):
+def test_an_estimate_with_lost_samples_has_no_error_bound(profile, tmp_path):
     (window,) = read_profiles(profile)
     of_lost = replace(window.profiles[0], taken=9, lost={LossCause.RING_FULL: 4})
     path = tmp_path / "lost.otlp"
@@ -178,7 +178,7 @@ def test_an_estimate_of_what_was_lost_has_no_error(profile, tmp_path):
     assert kind["waits"]["standard_error_ns"] is None
 
 
-def test_pictures_leave_out_idle_waits_and_say_so(profile, tmp_path):
+def test_graphs_leave_out_idle_waits_with_a_note(profile, tmp_path):
     done = report("-o", tmp_path / "page.html", profile)
     assert "1 idle wait left out, 10.0 s; --idle shows them" in done.stderr
     result = data((tmp_path / "page.html").read_text())

@@ -120,7 +120,7 @@ def asynchronous(tmp_path):
     )  # fmt: skip
 
 
-def test_parts_of_asynchronous_spans_show_what_else_the_thread_did(asynchronous):
+def test_parts_of_asynchronous_spans_show_other_work_of_the_thread(asynchronous):
     assert parts("--span", A.span_id.hex(), asynchronous) == {
         "user code": 3, "other tasks": 3 + 1 + 4, "event loop waited": 10,
         "other spans of the trace": 2,
@@ -154,7 +154,7 @@ def test_the_table(synchronous):
     ]
 
 
-def test_without_spans_it_says_so(tmp_path):
+def test_without_spans_the_report_explains_it(tmp_path):
     path = write(tmp_path / "none.otlp", (0, None, "user", 5))
     done = CliRunner().invoke(command, ["--by", "part", path])
     assert done.exit_code == 1

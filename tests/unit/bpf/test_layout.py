@@ -153,14 +153,14 @@ def test_a_user_stack_that_contradicts_itself_is_refused(damage):
         parse(pack(user=len(stack)) + stack)
 
 
-def test_sides_that_nobody_asked_for_and_stacks_at_the_limit_are_marked():
+def test_unrequested_sides_and_stacks_at_the_limit_are_marked():
     sample = parse(pack((1, 2), kernel=16, user=-32768), 16)
     assert [(side.kind, side.status) for side in sample.sides] == [(KERNEL_SIDE, STACK_TRUNCATED)]
     assert parse(pack((1,), kernel=8), 16).sides[0].status == STACK_OK
 
 
 @pytest.mark.parametrize(("trace", "span"), [(0, SPAN), (TRACE, 0)])
-def test_an_invalid_span_is_no_link(trace, span):
+def test_an_invalid_span_makes_no_link(trace, span):
     """A span context with an all-zero id is invalid (OpenTelemetry trace API)."""
     assert parse(pack(trace=trace, span=span)).link is None
 
@@ -230,7 +230,7 @@ def test_interrupt_ranges_are_packed_as_start_and_size():
     shutil.which("clang-14") is None or shutil.which("llvm-strip-14") is None,
     reason="clang-14 and llvm-14, which the committed object was made with, are not installed",
 )
-def test_the_committed_objects_are_what_their_sources_compile_to(tmp_path):
+def test_the_committed_objects_match_their_sources(tmp_path):
     """Built from another directory too, so that no path of a machine is in it."""
     for source in (*PROGRAMS.glob("*.bpf.[ch]"), PROGRAMS / "build.sh"):
         shutil.copy(source, tmp_path)

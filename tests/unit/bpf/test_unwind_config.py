@@ -120,7 +120,7 @@ def kernel(**changes):
     return KernelTypes(btf(*((name, 168, members) for name, members in structs.items())))
 
 
-def test_members_are_found_in_anonymous_structs_and_named_ones():
+def test_members_are_found_in_anonymous_and_named_structs():
     kernel_offsets = find_kernel_offsets(kernel())
     assert not kernel_offsets.flags & RB_TREE
     assert kernel_offsets.stack_top_registers == 16384 - 168
@@ -156,6 +156,6 @@ def test_a_kernel_with_other_structs_is_not_unwound(changes):
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\x9f\xeb", bytes(64)])
-def test_what_is_no_btf_is_refused(damaged):
+def test_data_that_is_not_btf_is_refused(damaged):
     with pytest.raises(ValueError, match="no BTF"):
         KernelTypes(damaged)

@@ -168,7 +168,7 @@ def test_begins_and_ends_come_in_order():
         (1600, 0, 1, (0, 0)),
     ],
 )
-def test_what_has_passed_of_a_wait(since, woken, state, passed):
+def test_the_time_so_far_of_a_wait(since, woken, state, passed):
     thread = SLEEPING._replace(off_since_ns=since, woken_ns=woken, state=state)
     assert thread.passed(1500) == passed
 

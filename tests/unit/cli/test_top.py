@@ -154,7 +154,7 @@ def waiting(number):
 @pytest.mark.parametrize(
     ("idle", "expected"), [(False, {"pipe": 15.0}), (True, {"poll": 4500.0, "pipe": 15.0})]
 )
-def test_waits_are_shown_by_cause_without_idle_ones_unless_asked_for(idle, expected):
+def test_waits_by_cause_exclude_idle_waits_by_default(idle, expected):
     sliding = SlidingWindow(5, OFF_CPU, idle=idle)
     for number in range(5):
         sliding.add(waiting(number))
@@ -322,7 +322,7 @@ def test_enter_on_other_rows_shows_their_functions():
     assert "e\x1b[2Jvil\r (8)" in names(state, shown)
 
 
-def test_what_is_no_function_has_no_callers():
+def test_a_row_that_is_not_a_function_has_no_callers():
     state, shown = TopState(), filled().shown()
     press(state, shown, ENTER)
     assert names(state, shown) == ["__x64_sys_read", "[itself]"]
@@ -330,7 +330,7 @@ def test_what_is_no_function_has_no_callers():
     assert names(state, shown) == ["__x64_sys_read", "[itself]"]
 
 
-def test_an_empty_screen_says_so_and_takes_all_keys():
+def test_an_empty_screen_shows_a_note_and_accepts_all_keys():
     for shown in (
         SlidingWindow(5).shown(),
         filled(window(0, reads=0, computes=0, sends=0)).shown(),
@@ -380,7 +380,7 @@ def test_names_of_processes_reach_the_terminal_escaped():
     assert "\\u202e" in screen(state, shown)[-1]
 
 
-def test_what_could_not_be_renewed_is_marked():
+def test_failed_renewals_are_marked():
     status = Status("clickhouse://db:8123/otel", "", "on_cpu", is_stale=True)
     head, *_ = page(TopState(), filled().shown(), status, Size(80, 24), color=False)
     assert click.unstyle(head).startswith("STALE  clickhouse://db:8123/otel  on_cpu  ")

@@ -15,7 +15,7 @@ from otel_kprofiler.version import __version__
 pytestmark = pytest.mark.system
 
 
-def test_the_version_names_what_it_runs_with():
+def test_the_version_lists_loader_interpreter_and_kernel():
     said = CliRunner().invoke(cli, ["--version"])
     assert said.exit_code == 0
     assert re.fullmatch(

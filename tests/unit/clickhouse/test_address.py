@@ -56,7 +56,7 @@ def test_secrets_are_not_shown():
         "clickhouse://host/%ff",
     ],
 )
-def test_what_is_no_address_is_refused_with_an_example(address):
+def test_an_invalid_address_is_refused_with_an_example(address):
     with pytest.raises(KProfilerError, match="is not an address of ClickHouse") as raised:
         parse_address(address, {})
     assert "s3cret" not in str(raised.value)

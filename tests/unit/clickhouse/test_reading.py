@@ -17,7 +17,7 @@ ON_CPU = Kind("samples", "count", "cpu", "nanoseconds", 10)
 OFF_CPU = Kind("off_cpu", "nanoseconds", "", "", 0)
 
 
-def test_every_filter_and_grouping_has_what_it_needs():
+def test_every_filter_and_grouping_reads_the_parts_it_needs():
     assert {*_FILTERS, "attributes"} == {field.name for field in fields(Filter)}
     for by in GROUPINGS:
         assert need_of(Filter(), by) is not None

@@ -51,7 +51,7 @@ def load(line):
         ),
     ],
 )
-def test_what_the_sampler_gets(line, expected):
+def test_sampler_settings_of_the_agent(line, expected):
     assert load(line) == expected
 
 

@@ -107,7 +107,7 @@ def test_a_receiver_gets_everything_in_order_after_an_outage(open_queue):
     assert check(queue)[1:4] == (28, {}, 0)
 
 
-def test_the_next_run_delivers_what_was_pending_at_shutdown(open_queue):
+def test_the_next_run_delivers_samples_pending_at_shutdown(open_queue):
     receiver = Receiver(up=False)
     queue = open_queue(receiver)
     for number in range(1, 4):

@@ -65,7 +65,7 @@ def test_general_variables_are_all_read():
 
 
 @pytest.mark.parametrize("option", SIGNAL)
-def test_signal_variables_take_precedence_over_general_ones(option):
+def test_signal_variables_take_precedence_over_general_variables(option):
     both = read_settings(environ(GENERAL) | signal({option: SIGNAL[option]}))
     expected = read_settings(environ(GENERAL | {option: SIGNAL[option]}))
     assert both == expected or option == "ENDPOINT"

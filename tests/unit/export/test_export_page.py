@@ -52,7 +52,7 @@ def test_a_queue_delivers(window, capsys):
     assert list(Path("spool").iterdir())
 
 
-def test_a_queue_takes_an_exporter_of_ones_own(window):
+def test_a_queue_accepts_a_custom_exporter(window):
     exporter = run("Your own exporter")["Memory"]()
     queue = ExportQueue(exporter)
     (batch,) = encode_window(window).batches

@@ -122,7 +122,7 @@ def test_the_other_protocol_is_named_if_the_receiver_speaks_it(grpc_receiver, ht
 
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
-def test_nobody_listens_or_answers(scheme):
+def test_unreachable_and_silent_servers_are_reported(scheme):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         error = refusal(f"{scheme}://127.0.0.1:{port}")
@@ -150,7 +150,7 @@ def send(address, windows, beside="x.html"):
     return sending
 
 
-def test_what_is_refused_is_kept_and_named_with_the_command(grpc_receiver, tmp_path):
+def test_refused_samples_are_kept_with_the_command_to_send_them(grpc_receiver, tmp_path):
     grpc_receiver.answer(b"", refuse(grpc.StatusCode.INVALID_ARGUMENT, "I do not like it"), b"")
     address = grpc_address(grpc_receiver)
     sending = send(address, map(window, range(3)))
@@ -168,7 +168,7 @@ def test_what_is_refused_is_kept_and_named_with_the_command(grpc_receiver, tmp_p
     assert sending.kept.total() == 3
 
 
-def test_what_is_too_large_is_divided_and_what_stays_so_is_kept(http_receiver):
+def test_large_requests_are_divided_and_too_large_samples_are_kept(http_receiver):
     """The hint names what to change before the samples are sent again."""
     taken = []
     never = ((1_700_000_000 + 1) * SECOND).to_bytes(8, "little")  # start of the second window
@@ -197,9 +197,7 @@ def test_what_is_too_large_is_divided_and_what_stays_so_is_kept(http_receiver):
     assert raised.value.hint.endswith(f"then otel-kprofiler send x.unsent.otlp {address}")
 
 
-def test_what_a_receiver_that_has_gone_does_not_take_is_kept_in_its_form(
-    http_receiver, monkeypatch
-):
+def test_samples_for_a_vanished_receiver_are_kept_in_its_form(http_receiver, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
     http_receiver.answer((503, {}, b""))
     sending = send(http_receiver.endpoint, map(window, range(2)), "./x.otlp.jsonl.gz")
@@ -208,7 +206,7 @@ def test_what_a_receiver_that_has_gone_does_not_take_is_kept_in_its_form(
     assert starts("x.unsent.otlp.jsonl") == [0, 1]
 
 
-def test_what_waits_when_sending_is_cut_off_is_kept(http_receiver, capsys):
+def test_batches_waiting_at_the_end_of_sending_are_kept(http_receiver, capsys):
     http_receiver.answer((503, {"Retry-After": "60"}, b""))
     address = http_receiver.endpoint
 
@@ -237,7 +235,7 @@ def test_files_of_earlier_recordings_are_not_replaced(http_receiver, tmp_path):
     assert (tmp_path / "profile.unsent.otlp").read_bytes() == b"mine"
 
 
-def test_what_cannot_be_kept_is_reported(http_receiver):
+def test_samples_that_cannot_be_kept_are_reported(http_receiver):
     http_receiver.answer((400, {}, b""))
     sending = send(http_receiver.endpoint, [window(0)], "missing/x.html")
     with pytest.raises(ExportError) as raised:

@@ -303,7 +303,7 @@ def test_the_texts_of_grpc_libraries(grpc_receiver, quick, code, text, limit):
     assert parse_limit(text) == limit
 
 
-def test_throttling_is_no_matter_of_size(grpc_receiver, quick, status_details):
+def test_throttling_does_not_depend_on_size(grpc_receiver, quick, status_details):
     """RESOURCE_EXHAUSTED with RetryInfo is sent again as it is; another text is a refusal."""
     (batch,) = make()
 
@@ -399,7 +399,7 @@ def test_the_rest_of_a_divided_batch_is_left_to_the_next_run(limited, tmp_path):
     assert sum(arrived.values()) == len(arrived) == 2 * 2 * COUNT
 
 
-def test_what_is_lost_of_a_divided_batch_is_handed_over(http_receiver, quick):
+def test_losses_of_a_divided_batch_are_handed_over(http_receiver, quick):
     """As files of unsent batches need it."""
     lost = []
     (batch,) = make()

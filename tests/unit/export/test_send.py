@@ -126,7 +126,7 @@ def test_the_environment_sets_headers_and_compression(http_receiver, tmp_path, m
         gzip.decompress(body)
 
 
-def test_what_is_above_the_limit_of_messages_is_split(grpc_receiver, tmp_path, capsys):
+def test_a_request_above_the_limit_of_messages_is_split(grpc_receiver, tmp_path, capsys):
     big = request(0, Form.PROTOBUF, 130_000)
     assert len(big) > 4 << 20
     (tmp_path / "x.otlp").write_bytes(big)
@@ -137,7 +137,9 @@ def test_what_is_above_the_limit_of_messages_is_split(grpc_receiver, tmp_path, c
     assert all(len(body) < 4 << 20 for body, _ in grpc_receiver.requests)
 
 
-def test_what_a_receiver_finds_too_large_is_divided(http_receiver, tmp_path, capsys):
+def test_a_request_that_the_receiver_refuses_for_its_size_is_divided(
+    http_receiver, tmp_path, capsys
+):
     """Parts are as small as the receiver wants them; what it never takes is kept."""
     taken = []
 
@@ -190,7 +192,7 @@ def test_standard_input_is_sent(http_receiver, monkeypatch, capsys, tmp_path):
         ("x", b"", "the file is empty", "record"),
     ],
 )
-def test_what_is_not_otlp_is_refused_before_anything_is_sent(
+def test_data_that_is_not_otlp_is_refused_before_anything_is_sent(
     *, name, content, message, fix, http_receiver, tmp_path, capsys
 ):
     (tmp_path / "good.otlp").write_bytes(requests(1)[0])
@@ -293,7 +295,7 @@ def test_damaged_parts_are_left_out_and_reported(http_receiver, tmp_path, capsys
     assert received(http_receiver) == names(0)
 
 
-def test_ctrl_c_keeps_what_was_not_sent(http_receiver, tmp_path, capsys):
+def test_ctrl_c_keeps_unsent_samples(http_receiver, tmp_path, capsys):
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(3)))
     answered = threading.Event()
 

@@ -66,7 +66,7 @@ def test_titles_that_are_not_unicode_are_escaped(hostile):
     assert speedscope(hostile, name="\udcff").encode()
 
 
-def test_pprof_refers_only_to_what_it_holds(windows):
+def test_pprof_has_no_dangling_references(windows):
     results = {}
     for number, value in fields(gzip.decompress(pprof(windows))):
         results.setdefault(number, []).append(value)

@@ -56,6 +56,6 @@ def test_table_fits_the_width_and_cuts_names_only(windows, width):
     assert all(numbers)
 
 
-def test_table_says_what_it_leaves_out(windows):
+def test_a_table_reports_omitted_rows(windows):
     assert table(windows, limit=2).endswith("10 samples, 9 functions, 7 not shown\n")
     assert table([]).endswith("0 samples, 0 functions\n")

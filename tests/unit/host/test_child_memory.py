@@ -86,7 +86,7 @@ def test_a_container_sees_its_cgroup_at_the_root_of_the_mount(tree):
 
 
 @pytest.mark.parametrize("most", ["max", str((1 << 63) - 4096)])
-def test_without_a_limit_children_may_take_what_they_want(tree, most):
+def test_without_a_limit_children_are_not_limited(tree, most):
     files = tree("/unit", {"unit": (most, MIB, 0)})
     assert find_memory_left(files) is None
     assert grant_memory(300 * MIB, files) == MemoryGrant(300 * MIB, None)
@@ -101,7 +101,7 @@ def test_memory_high_counts_as_a_limit(tree, version):
     )
 
 
-def test_a_child_gets_half_of_what_is_left_and_of_what_others_were_promised(tree):
+def test_a_child_gets_half_of_the_memory_left_by_limits_of_other_children(tree):
     files = tree("/u", {"u": (256 * MIB, 56 * MIB, 0)})
     child = subprocess.Popen(["sleep", "60"])
     try:
@@ -136,7 +136,7 @@ def test_a_child_cannot_take_more_than_its_grant():
             assert child.communicate(b"1")[0] == output
 
 
-def test_a_child_that_has_ended_is_no_error():
+def test_an_exited_child_is_not_an_error():
     child = subprocess.Popen(["true"])
     child.wait()
     with limit_memory(child.pid, MemoryGrant(MIB, None)):

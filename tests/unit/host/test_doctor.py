@@ -77,7 +77,7 @@ def bad(host, **options):
     }
 
 
-def test_a_good_host_has_no_problems_and_each_finding_says_what_was_observed():
+def test_a_good_host_has_no_problems_and_each_finding_has_an_observation():
     result = findings(FakeHost(), try_sampler=lambda: "2 samples")
     assert not bad(FakeHost())
     assert all(finding.observed for finding in result.values())

@@ -79,7 +79,7 @@ def test_parallel_turns_go_to_different_owners(queue):
     assert [queue.take().owner for _ in range(2)] == ["noisy", "good"]
 
 
-def test_costly_work_of_one_owner_keeps_nobody_else_waiting(queue, clock):
+def test_costly_work_of_one_owner_does_not_delay_others(queue, clock):
     queue.put("hostile", 0)
     queue.put("hostile", 1)
     serve(queue, 4 * SECOND_NS)

@@ -20,7 +20,7 @@ def test_a_file_is_found_where_another_was(tmp_path):
     assert [*FilePlaces([str(tmp_path)]).find(inode(file))] == [str(file)]
 
 
-def test_what_changes_is_read_again(tmp_path):
+def test_a_changed_directory_is_read_again(tmp_path):
     (tmp_path / "first").touch()
     places = FilePlaces([str(tmp_path)])
     places_before = [*places.find(inode(tmp_path / "first"))]

@@ -35,7 +35,7 @@ def write(directory, name, files):
         (directory / path).write_text(text.format(name=name))
 
 
-def test_only_what_the_module_needs_is_imported(package):
+def test_only_modules_in_use_are_imported(package):
     assert import_module_alone(f"{package}.wanted").VALUE == 7
     assert f"{package}.heavy" not in sys.modules
     assert "LOADED" not in vars(sys.modules[package])
@@ -89,7 +89,7 @@ def test_threads_that_ask_at_the_same_time_get_the_same(package, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["no_such_package.module", "json.no_such_module"])
-def test_what_is_missing_is_an_import_error(name):
+def test_a_missing_library_is_an_import_error(name):
     with pytest.raises(ModuleNotFoundError, match="no_such"):
         import_module_alone(name)
 

@@ -60,14 +60,14 @@ MAPPINGS = st.builds(
 
 
 @given(st.lists(MAPPINGS, max_size=5), st.binary(max_size=60))
-def test_what_the_kernel_writes_is_read_whatever_comes_between(rows, other):
+def test_lines_of_the_kernel_are_parsed_among_malformed_lines(rows, other):
     assert list(parse_mappings(b"".join(map(write, rows)))) == rows
     between = b"\n".join([b""] + [b"!" + line for line in other.split(b"\n")] + [b""])
     assert list(parse_mappings(between.join(map(write, rows)))) == rows
 
 
 @given(st.integers(0, len(TEXT)))
-def test_a_line_that_was_cut_off_is_no_mapping(length):
+def test_a_truncated_line_is_not_a_mapping(length):
     assert list(parse_mappings(TEXT[:length])) == ROWS[: TEXT[:length].count(b"\n")]
 
 

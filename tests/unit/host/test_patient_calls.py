@@ -127,7 +127,7 @@ def test_after_the_end_functions_are_called_by_who_asks():
     assert called == [threading.current_thread()]
 
 
-def test_what_hangs_at_the_end_is_left_within_the_deadline(fuse, calls):
+def test_a_hanging_part_is_abandoned_within_the_deadline(fuse, calls):
     fuse.freeze("open")
     path = fuse.point / "file"
     assert not calls.call(THERE, path.read_bytes)

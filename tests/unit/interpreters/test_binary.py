@@ -69,7 +69,7 @@ def test_other_files_have_none():
     assert find_interpreter(ImageSource(b"\x7fELF" + bytes(100))) is None
 
 
-def test_what_is_found_is_that_of_the_running_interpreter(own_file):
+def test_the_file_has_the_addresses_of_the_running_interpreter(own_file):
     interpreter = find_interpreter(ImageSource(own_file))
     own = open_own()
     assert own.interpreter == interpreter

@@ -198,7 +198,7 @@ def test_an_interpreter_that_is_unmapped_is_released(processes, journal, own):
     assert journal.now == {}
 
 
-def test_what_finds_no_room_is_counted(own):
+def test_processes_without_room_are_counted(own):
     journal = Journal(room=1)
     processes = PythonProcesses(journal, Access())
     processes.apply(mapped(5, own))

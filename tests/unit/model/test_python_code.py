@@ -26,7 +26,7 @@ def test_each_description_makes_a_new_version():
     assert versions == sorted(set(versions))
 
 
-def test_the_oldest_ones_make_room_and_the_owner_hears_of_each():
+def test_the_oldest_are_evicted_and_the_owner_is_notified():
     dropped = []
     codes = KnownCodes(max_bytes=10 * code(1).size_bytes, on_dropped=dropped.append)
     for number in range(100):

@@ -202,7 +202,7 @@ def test_a_segment_of_a_user_file_has_start_limit_and_offset(window, form):
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_frames_that_were_not_proven_say_how_they_were_found(window, form):
+def test_unproven_frames_carry_their_unwind_method(window, form):
     frames = [
         Frame(USER_FILE, address, (), 0, USER_SIDE, Unresolved.USER_ADDRESS, found_by=found_by)
         for address, found_by in ((0x401000, ""), (0x401010, "guess"), (0x401020, "frame_pointer"))

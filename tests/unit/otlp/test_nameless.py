@@ -182,7 +182,7 @@ def test_a_location_without_a_type_may_be_code():
     assert name_locations(message.SerializeToString(), name_all).named == 1
 
 
-def test_fields_that_are_not_known_stay(window):
+def test_unknown_fields_are_preserved(window):
     """A length-delimited field 1000 of protobuf, and a key of JSON."""
     unknown = b"\xc2\x3e\x03new"
     payload = encode_window(window).batches[0].payload

@@ -43,12 +43,12 @@ def test_every_example_is_here():
     ]  # fmt: skip
 
 
-def test_what_is_written_can_be_read(shop, capsys):
+def test_a_written_profile_can_be_read(shop, capsys):
     run("Read profiles")
     assert capsys.readouterr().out == "on_cpu shop price 3\n"
 
 
-def test_only_what_is_wrong_is_a_violation(capsys):
+def test_only_the_wrong_message_violates_a_rule(capsys):
     given = run("Check payloads")
     assert capsys.readouterr().out == given["RULES"][given["wrong"].rule] + "\n"
 

@@ -119,7 +119,7 @@ def test_a_sample_that_is_too_large_is_divided_by_its_times():
     assert len(contents([batch.payload for batch in batches])) == 1000
 
 
-def test_what_is_too_large_alone_is_counted():
+def test_a_sample_that_is_too_large_alone_is_counted():
     huge = sample(1, times=3)._replace(thread_name="x" * 3000)
     batches, too_large = encode_message(message(window([huge, sample(2)])), Form.PROTOBUF, 2000)
     assert sum(too_large.values()) == 3
@@ -262,5 +262,5 @@ def test_parts_of_parts_have_different_ids():
     ],
     ids=["one sample", "no protobuf", "no JSON", "another count"],
 )  # fmt: skip
-def test_what_cannot_be_divided_exactly_stays_whole(batch):
+def test_a_batch_that_cannot_be_divided_exactly_stays_whole(batch):
     assert divide_batch(batch, 100) == ()

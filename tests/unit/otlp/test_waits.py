@@ -59,7 +59,7 @@ def received(window, **options):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_what_is_known_of_a_wait_comes_back(form):
+def test_details_of_a_wait_come_back(form):
     samples = [sample(wait, number) for number, wait in enumerate(WAITS)]
     _, (result,) = received(window(ResourceSamples(resource(7), samples)), form=form)
     assert [one.wait for _, one in result.samples] == WAITS

@@ -119,7 +119,7 @@ def test_a_program_that_is_gone_before_it_is_read_has_the_name_of_its_thread(pro
     assert attributes["process.parent_pid"] == 1
 
 
-def test_what_a_child_ran_before_it_executed_is_its_parents_program(proc):
+def test_a_child_runs_its_parents_program_before_exec(proc):
     result = resources(proc)
     proc(4, 300, exe="/bin/shell", comm="sh", stack=0x7000)
     result.get(program(1, 0x7000, b"sh", tgid=4))
@@ -201,7 +201,7 @@ def test_a_kernel_thread_is_named_after_its_thread(proc):
         ("md-raid+1", "md-raid+1"),
     ],
 )
-def test_a_kernel_thread_without_samples_is_named_after_what_proc_shows(proc, comm, name):
+def test_a_kernel_thread_without_samples_has_its_name_in_proc(proc, comm, name):
     proc(12, 3, exe="", comm=comm, flags=0x208040)
     result = resources(proc)
     resource = result.get_of(ProcessKey(12, 3 * TICK_NS))
@@ -385,7 +385,7 @@ def test_a_service_is_named_after_what_is_configured(sources, expected):
     assert find_service_name(attributes, sources) == expected
 
 
-def test_sessions_are_no_services_and_kernel_threads_are_in_brackets():
+def test_sessions_are_not_services_and_kernel_threads_are_in_brackets():
     assert find_service_name({"systemd.unit.name": "session-3.scope"}, ("unit",)) == ""
     thread = {"otel_kprofiler.kernel_thread": "kworker", "process.executable.name": "kworker/0:1"}
     assert find_service_name(thread, SERVICE_SOURCES) == "[kworker]"

@@ -41,7 +41,7 @@ def test_an_entry_that_is_cut_off_ends_the_reading():
     assert decode(entry(0, b"/"), b"\1") == {"route": "/", "trace_flags": "01"}
 
 
-def test_bytes_that_are_no_text_are_replaced():
+def test_bytes_that_are_not_text_are_replaced():
     assert decode(entry(0, b"\xff/"))["route"] == "\ufffd/"
 
 
@@ -64,7 +64,7 @@ def test_any_bytes_are_decoded_within_the_limits(context, has_span):
     assert list(labels) == sorted(labels)
 
 
-def test_the_key_map_is_that_of_versions_that_are_known():
+def test_the_key_map_is_read_for_known_versions_only():
     assert read_key_map({SCHEMA: "tlsdesc_v1_dev", KEY_MAP: NAMES}) == NAMES
     assert read_key_map({SCHEMA: "tls_v1", KEY_MAP: NAMES}) == NAMES
     assert read_key_map({SCHEMA: "tls_v1"}) == ()
@@ -72,7 +72,7 @@ def test_the_key_map_is_that_of_versions_that_are_known():
     assert read_key_map({KEY_MAP: NAMES}) is None
 
 
-def test_names_that_samples_have_themselves_or_that_are_no_names_are_passed_over():
+def test_reserved_and_invalid_names_are_skipped():
     given_names = ("thread.id", "otel_kprofiler.x", "trace_flags", 7, "n" * 101, "n" * 100)
     labels = read_key_map({SCHEMA: "tls_v1", KEY_MAP: given_names})
     assert labels == ("", "", "", "", "", "n" * 100)

@@ -101,7 +101,7 @@ def test_a_program_without_the_variable_has_no_place(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["descriptor", "general_dynamic", "initial_exec"])
-def test_words_that_the_linker_has_not_filled_in_yet_are_no_place(image_of, name):
+def test_words_that_the_linker_has_not_resolved_yield_no_place(image_of, name):
     image = image_of(name)
     (library,) = [part for part in image.objects if "libcontext" in part.path]
 
@@ -114,7 +114,7 @@ def test_words_that_the_linker_has_not_filled_in_yet_are_no_place(image_of, name
 
 
 @pytest.mark.parametrize("name", ["local_exec", "opened_descriptor", "sysv_hash"])
-def test_damaged_memory_is_no_error(image_of, name):
+def test_damaged_memory_is_not_an_error(image_of, name):
     image, rng = image_of(name), random.Random(name)
     reads = 0
 

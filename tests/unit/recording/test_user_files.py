@@ -15,7 +15,7 @@ FILES = {
 }
 
 
-def test_what_is_packed_is_parsed():
+def test_packed_files_are_parsed():
     known = KnownFiles()
     for key, details in FILES.items():
         known.add(key, details)

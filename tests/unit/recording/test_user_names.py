@@ -64,7 +64,7 @@ def test_names_and_reasons_are_those_of_the_recording():
         assert (frame.address - start if start else 0) == frame.offset
 
 
-def test_what_was_not_recorded_is_an_address():
+def test_an_unrecorded_name_is_an_address():
     known = KnownFiles()
     names = RecordedNames(known, parse_user_names(recorded()), {})
     assert names.name(KEY, 0x1010).unresolved is Unresolved.USER_ADDRESS

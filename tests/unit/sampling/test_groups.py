@@ -97,7 +97,7 @@ def test_the_uppermost_cgroups_of_what_is_named(host, groups, expected):
     assert set(cgroups(follower)) == ({made[path] for path in expected} or set(NOTHING))
 
 
-def test_what_comes_and_goes_is_followed_once_a_second(host):
+def test_targets_that_come_and_go_are_followed_once_a_second(host):
     follower = host.follow(units=("a",))
     follower.look()
     assert cgroups(follower) == NOTHING

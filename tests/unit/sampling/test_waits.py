@@ -20,7 +20,7 @@ def thread(number=1, by_state=(0,) * 5, *, since=0, woken=0, waits=0, tgid=100, 
     return WaitThread(number, 5, since, woken, by_state, waits, 0, tgid, tgid, state, epoch, 0, 0)
 
 
-def test_each_reading_returns_what_is_new():
+def test_each_reading_returns_new_changes_only():
     sums = WaitSums()
     first = sums.read([thread(by_state=(1, 2, 3, 4, 5), waits=2)], 100, 1)
     assert first == {KEY: WaitTotals((1, 2, 3, 4, 5), 2)}
@@ -29,7 +29,7 @@ def test_each_reading_returns_what_is_new():
     assert more == {KEY: WaitTotals((0, 7, 0, 0, 0), 2)}
 
 
-def test_a_wait_that_goes_on_counts_with_what_has_passed():
+def test_an_ongoing_wait_counts_with_its_time_so_far():
     sums = WaitSums()
     asleep = thread(since=50)
     assert sums.read([asleep], 100, 1)[KEY].by_state == (0, 50, 0, 0, 0)
@@ -41,7 +41,7 @@ def test_a_wait_that_goes_on_counts_with_what_has_passed():
     }
 
 
-def test_waits_of_another_epoch_are_not_known_to_last():
+def test_waits_of_another_epoch_do_not_count():
     assert WaitSums().read([thread(since=50, epoch=1)], 100, 2) == {}
     assert WaitSums().read([thread(since=50, epoch=1)], 100, 0) == {}
 
@@ -67,7 +67,7 @@ def test_a_thread_that_ends_leaves_the_rest():
     }, "another thread of the first process lives"
 
 
-def test_readings_add_up_to_what_the_threads_have():
+def test_readings_add_up_to_the_sums_of_the_threads():
     """In any order of readings, ends and waits, against the sums of all threads."""
     rng = random.Random(7)
     sums, reported, expected = WaitSums(), Counter(), Counter()

@@ -43,7 +43,7 @@ WINDOW = window_of(
 )
 
 
-def test_samples_in_the_kernel_say_how_it_was_entered():
+def test_samples_in_the_kernel_have_its_entry():
     labels = [one.labels for _, one in name_entries(WINDOW).samples]
     assert labels == [(("tenant", "a"), (KEY, "read")), ((KEY, "page fault"),), (), ()]
 

@@ -62,7 +62,7 @@ def test_equal_labels_have_one_number_whatever_their_order():
         ({f"{number}": number for number in range(17)}, "17 labels are more than 16"),
     ],
 )
-def test_what_cannot_be_a_label_is_refused(given, message):
+def test_an_invalid_label_is_refused(given, message):
     with pytest.raises(ValueError, match=message), labels(given):
         pytest.fail("it was accepted")
     assert current() is None

@@ -175,7 +175,7 @@ def test_the_oldest_spans_are_forgotten_and_counted(roots, tracer):
     assert roots.failures == 0
 
 
-def test_spans_that_nobody_ends_are_not_kept_alive(roots, tracer):
+def test_spans_that_are_never_ended_are_not_kept_alive(roots, tracer):
     span = tracer.start_span("lost")
     context = span.get_span_context()
     del span

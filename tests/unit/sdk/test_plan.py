@@ -53,7 +53,7 @@ def test_keys_that_mean_nothing_in_a_service_are_refused(variable, value):
         make_plan(read_settings({f"OTEL_KPROFILER_{variable}": value}))
 
 
-def test_waits_are_sampled_if_the_service_says_so():
+def test_waits_are_sampled_if_the_service_enables_it():
     assert KernelProfiler()._plan.sampler.off_cpu is None
     assert KernelProfiler(off_cpu=True)._plan == make_plan(
         read_settings({"OTEL_KPROFILER_OFF_CPU": "true"})

@@ -154,7 +154,7 @@ class Stranger(NonRecordingSpan):
     """A span of a class that is not known."""
 
 
-def test_objects_that_are_not_known_spans_give_none(path):
+def test_unknown_span_classes_yield_no_span(path):
     for odd in (Stranger(trace.INVALID_SPAN_CONTEXT), "text", 5, None, object(), Stranger):
         token = otel_context.attach(Context({_SPAN_KEY: odd}))
         assert found(path) == 0
@@ -209,7 +209,7 @@ def test_the_proof_refuses_any_other_path(path):
             span_path._prove(SpanReader(other), VARIABLE)
 
 
-def test_what_is_not_known_is_not_followed(monkeypatch):
+def test_an_unproven_path_is_not_followed(monkeypatch):
     def deny(address, size):
         raise OSError(1, "Operation not permitted")
 

@@ -153,7 +153,7 @@ def test_a_new_symbol_ends_those_it_overlaps():
     assert name_at(result, A + 32) == "two"
 
 
-def test_a_reading_ends_missing_symbols_and_adds_new_ones():
+def test_a_reading_ends_missing_symbols_and_adds_new_symbols():
     page = symbol(A + 8192, "kprobe_insn_page", 4096, OOL)
     result = table(
         (0, ALL_READ, symbol(A, "gone"), symbol(A + 64, "kept"), page),
@@ -279,7 +279,7 @@ def test_a_removal_does_not_prove_presence_since_the_loss():
     assert [name_at(result, A, time_ns) for time_ns in (99, 110)] == ["a", "?"]
 
 
-def test_frames_say_that_records_were_lost(live):
+def test_frames_are_marked_after_lost_records(live):
     symbolizer, source = live
     stacks = StackResolver({KERNEL_SIDE: symbolizer})
     source.changes = [lost(20 * MS, 40 * MS)]

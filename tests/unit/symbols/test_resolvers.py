@@ -51,7 +51,7 @@ def functions(answers):
     return [answer.function for answer in answers]
 
 
-def test_a_chain_asks_the_next_one_for_what_has_no_name():
+def test_a_chain_asks_the_next_resolver_for_unnamed_addresses():
     first, second = Table({1: "one"}), Table({1: "other", 2: "two"}, FILE)
     chain = ChainResolver(first, second)
     answers = chain.resolve([3, 1, 2, 3], 7)
@@ -64,7 +64,7 @@ def test_a_chain_asks_the_next_one_for_what_has_no_name():
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_without_a_name_a_chain_answers_what_is_known_best(swapped):
+def test_without_a_name_a_chain_returns_the_most_complete_answer(swapped):
     nothing = Table({}, reason=Unresolved.UNMAPPED)
     in_file = Table({}, FILE)
     bounds = Table({}, FILE, Unresolved.NO_NAME)
@@ -161,7 +161,7 @@ def test_kernel_and_user_addresses_in_any_order(modules):
     assert symbolizer.find("__connect", 7) == []
 
 
-def test_a_symbolizer_without_a_part_says_so():
+def test_a_symbolizer_without_resolvers_answers_unmapped():
     answers = Symbolizer().resolve([1, 1 << 63])
     assert [answer.unresolved for answer in answers] == [Unresolved.UNMAPPED] * 2
     assert Symbolizer().find("f") == []

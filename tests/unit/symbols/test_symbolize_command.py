@@ -97,7 +97,7 @@ def symbolize(capsysbinary, monkeypatch):
         ("bad_face_dead", None), ("-123456789", None), ("", None), ("main", None), ("1f_0", None),
     ],
 )  # fmt: skip
-def test_what_is_an_address(word, address):
+def test_words_that_are_addresses(word, address):
     assert parse_address(word) == address
 
 

@@ -109,7 +109,7 @@ def test_missing_symbols_are_reported(symbolize):
 
 
 @pytest.mark.parametrize("options", [[], ["--explain"], ["--json"]])
-def test_what_it_prints_can_be_read_again(symbolize, options):
+def test_its_output_can_be_read_again(symbolize, options):
     _, names, _ = symbolize(*options, "*")
     _, printed, _ = symbolize(*options, "-", stdin="\n".join(names) + "\n")
     assert len(printed) >= len(names)

@@ -117,7 +117,7 @@ def test_the_time_is_found_when_other_events_are_open_on_the_cpu(others):
     assert times == [*range(71, 79), 90, 91]
 
 
-def test_lost_records_are_parsed_and_unknown_ones_ignored():
+def test_lost_records_are_parsed_and_unknown_records_ignored():
     lost = struct.pack("=IHHQQQ", 2, 0, 32, 99, 127, 5)
     unknown = struct.pack("=IHHQ", 77, 0, 16, 5)
     assert parse_perf_records(unknown + lost).records == [LostRecord(5, 127)]

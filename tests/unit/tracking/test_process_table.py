@@ -134,7 +134,7 @@ def test_a_mapping_ends_the_mappings_that_it_covers():
     assert not apply_all(table, mapped(4, 5, 20, 30, path="/other"))
 
 
-def test_what_the_kernel_joins_is_not_unmapped():
+def test_merged_mappings_are_not_unmapped():
     table = ProcessTable()
     apply_all(table, begun(1, 5), mapped(2, 5, 20, 30, offset=10), mapped(2, 5, 0, 5, path=""))
     joined = [mapped(3, 5, 10, 30), mapped(3, 5, 0, 8, path="")]
@@ -146,7 +146,7 @@ def reading(time_ns, pid, start, *mappings, threads=None):
     return Reading(time_ns, ProcessKey(pid, start), frozenset(threads or [pid]), mappings)
 
 
-def test_a_reading_returns_what_has_changed():
+def test_a_reading_returns_the_changes():
     table = ProcessTable(same_start_ns=5)
     old, new = ProcessKey(5, 10), ProcessKey(5, 30)
     assert apply_all(table, reading(20, 5, 10, mapping(0, 4), threads=[5, 6])) == [
@@ -202,7 +202,7 @@ CHANGES = st.one_of(
 
 @settings(max_examples=400)
 @given(st.lists(CHANGES, max_size=40))
-def test_events_alone_show_what_is_mapped(changes):
+def test_events_alone_yield_the_current_mappings(changes):
     """Whoever follows the events knows the mappings: byte for byte what was mapped last."""
     table, bytes_of, mapped = ProcessTable(), {}, {}
     for time_ns, one in enumerate(changes, 1):

@@ -49,7 +49,7 @@ def found_rule(kind, from_column, offset):
     return kind, {AT_CFA: offset, IN_REGISTER: from_column}.get(kind, 0)
 
 
-def test_every_row_of_a_table_is_what_another_decoder_reads(built, program):
+def test_every_row_of_a_table_equals_that_of_another_decoder(built, program):
     unwinder = native.NativeUnwinder(built, "aarch64")
     slot = unwinder.add_table(program, 1)
     with program.open("rb") as file:

@@ -20,7 +20,7 @@ def refusal(data):
 
 
 @pytest.mark.parametrize("name", ["plain.so", "personality.so"])
-def test_finds_what_pyelftools_finds(name):
+def test_finds_the_same_tables_as_pyelftools(name):
     data = content(name)
     tables = find(data)
     elf = ELFFile(BytesIO(data))
@@ -62,13 +62,13 @@ def test_a_search_table_that_is_made_equals_that_of_the_linker(name):
         (18, b"\xb7\0"),  # arm64
     ],
 )
-def test_files_for_other_machines_are_no_elf_files(at, value):
+def test_files_for_other_machines_are_refused(at, value):
     elf = Elf()
     elf.data[at : at + len(value)] = value
     assert refusal(elf.data) is Refusal.NOT_ELF
 
 
-def test_a_short_file_is_no_elf_file():
+def test_a_short_file_is_not_elf():
     assert refusal(content("plain.so")[:63]) is Refusal.NOT_ELF
     assert refusal(b"") is Refusal.NOT_ELF
 
@@ -104,7 +104,7 @@ def test_other_encodings_are_refused(encodings):
 
 
 @pytest.mark.parametrize("encodings", ["011bffff", "011b03ff"])
-def test_a_header_may_say_that_it_has_no_search_table(encodings):
+def test_a_header_may_lack_a_search_table(encodings):
     elf = Elf()
     at = elf.search_at()
     elf.data[at : at + 4] = bytes.fromhex(encodings)
@@ -172,7 +172,7 @@ def test_too_many_texts():
     assert caught.value.refusal is Refusal.NO_TEXT
 
 
-def test_the_image_is_what_the_program_reads():
+def test_the_image_has_the_layout_of_the_program():
     data = content("personality.so")
     source, tables = ImageSource(data), find(data)
     elf = read_elf(source, "x86_64")

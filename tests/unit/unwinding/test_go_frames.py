@@ -104,7 +104,7 @@ def test_systemstack_is_found_by_its_frame_pointer_on_the_stack_it_left():
     assert (back[0], back[3]) == (28, UNKNOWN)
 
 
-def test_what_mcall_calls_does_not_return_to_it():
+def test_functions_called_by_mcall_do_not_return_to_it():
     assert [(row[0], row[3]) for row in switching(b"runtime.mcall")] == [
         (0, RETURN), (1, RETURN), (18, OUTERMOST)
     ]  # fmt: skip

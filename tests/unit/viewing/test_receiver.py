@@ -187,7 +187,7 @@ def test_version_1_of_the_schema_is_accepted(intake, receivers):
 @pytest.mark.parametrize(
     "body", [b"\xff" * 50, b"\x0a\xff", b"{" * 10_000, b"GET / HTTP/1.1", b"\0" * 9]
 )
-def test_what_is_no_profile_is_refused(intake, receivers, body):
+def test_data_that_is_not_a_profile_is_refused(intake, receivers, body):
     assert refused(receivers, body).code() is grpc.StatusCode.INVALID_ARGUMENT
     assert post(receivers, body)[0] == 400
     status, headers, answered = post(receivers, body, **JSON)
@@ -293,7 +293,7 @@ def test_a_client_that_resets_its_connection_ends_nothing(receivers):
     assert call(receivers, payload()) == b""
 
 
-def test_overload_says_when_to_try_again(receivers, intake, monkeypatch):
+def test_overload_responses_have_a_retry_delay(receivers, intake, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.05)
     with intake._lock:
         error = refused(receivers, payload())
@@ -319,7 +319,7 @@ def test_overload_says_when_to_try_again(receivers, intake, monkeypatch):
     assert intake.counts.kept == 3
 
 
-def test_what_waits_for_its_turn_is_not_unpacked_yet(receivers, intake, monkeypatch):
+def test_a_waiting_request_is_not_unpacked_yet(receivers, intake, monkeypatch):
     """All requests at once would be in memory twice."""
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.05)
     bomb = gzip.compress(bytes(MAX_BYTES + 1))

@@ -70,7 +70,7 @@ def test_the_page_and_its_data_are_served(server, asked):
     assert asked == [Query(1000, 2000.5, None, "host.name=a")]
 
 
-def test_answers_are_compressed_for_those_who_say_so(server):
+def test_responses_are_compressed_if_the_client_accepts_it(server):
     _, headers, body = ask(server, "/profile.json", Accept_Encoding="br, gzip")
     assert headers["Content-Encoding"] == "gzip"
     assert json.loads(gzip.decompress(body)) == {"strings": []}

@@ -149,14 +149,14 @@ def test_samples_of_a_resource(store):
         answer(store, Query(resource="process.pid=7"), NOW)
 
 
-def test_an_empty_store_is_no_error(store):
+def test_an_empty_store_is_not_an_error(store):
     data = answer(store, Query(last_s=60), NOW)
     assert data["samples"]["count"] == []
     assert data["summary"] == "no samples"
     assert answer(store, Query(), NOW)["bins"] == 1
 
 
-def test_what_senders_repeat_counts_once(store):
+def test_repeated_requests_count_once(store):
     store.add(WINDOWS[:1])
     assert store.add(WINDOWS) == (1, 0, 7)
     assert store.add(WINDOWS) == (0, 0, 8)
@@ -191,7 +191,7 @@ def test_kinds_of_several_periods_count_time(store):
     assert sum(data["samples"]["count"]) == 10**7 + 10**6
 
 
-def test_old_samples_go_and_take_with_them_what_they_alone_point_to(tmp_path):
+def test_expired_samples_are_removed_with_rows_used_by_no_other(tmp_path):
     now = [NOW]
     with SampleStore(str(tmp_path / "x.db"), keep_s=3600, now_ns=lambda: now[0]) as store:
         store.add(WINDOWS)
@@ -238,7 +238,7 @@ def test_the_file_stays_within_its_limit_and_the_newest_samples_remain(tmp_path)
     assert len(data["nodes"]["frame"]) <= 2 + sum(data["samples"]["count"])
 
 
-def test_hostile_numbers_and_names_are_no_error(store):
+def test_hostile_numbers_and_names_are_not_an_error(store):
     huge = 10**30
     samples = [
         sample(READ, [NOW - 1, NOW - 1], tid=huge, cpu=huge, values=[huge, huge]),

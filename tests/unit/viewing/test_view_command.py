@@ -126,7 +126,7 @@ def recent(tmp_path):
     return write(tmp_path / "now.otlp", {"nginx": [now - SECOND], "dd": [now]}, now - SECOND)
 
 
-def test_what_comes_in_is_shown_and_counted(recent, tmp_path):
+def test_received_samples_are_shown_and_counted(recent, tmp_path):
     with listen("--no-browser") as (command, address):
         send(command, recent)
         data = page.unpacked(json.loads(get(address, "profile.json?last=60")))
@@ -166,7 +166,7 @@ def test_memory_of_hostile_requests_is_given_back(recent):
         assert get(address, "profile.json")
 
 
-def test_filters_choose_what_is_kept_of_what_comes_in(recent):
+def test_filters_choose_the_received_samples_to_keep(recent):
     with listen("--process", "nginx") as (command, address):
         send(command, recent)
         data = page.unpacked(json.loads(get(address, "profile.json")))
@@ -174,7 +174,7 @@ def test_filters_choose_what_is_kept_of_what_comes_in(recent):
     assert "dd" not in data["strings"]
 
 
-def test_a_named_store_shows_what_came_in_before(recent, tmp_path):
+def test_a_named_store_shows_samples_of_earlier_runs(recent, tmp_path):
     store = str(tmp_path / "x.db")
     for is_first in (True, False):
         with listen("--store", store) as (command, address):

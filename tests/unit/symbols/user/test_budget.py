@@ -94,7 +94,7 @@ def test_a_refusal_names_the_size_and_the_key(tmp_path):
     assert "the limit is 6, three quarters of max_user_symbol_megabytes; raise it" in reason
 
 
-def test_what_is_held_has_a_limit_and_is_given_back():
+def test_held_memory_is_limited_and_released():
     budget = ReadingBudget(100)
     with budget.reading():
         budget.take(60, "one")

@@ -81,7 +81,7 @@ def test_the_cold_part_of_a_function_has_its_own_name(program):
     assert names(functions_of(program), result) == "shown.cold"
 
 
-def test_what_assemblers_leave_out(assembly):
+def test_labels_of_assemblers_are_left_out(assembly):
     table, symbols = functions_of(assembly), symbols_of(assembly)
     sized = symbols["sized"][0]
     inner = symbols["inner_function"][0]
@@ -141,7 +141,7 @@ def test_functions_of_stripped_files_have_bounds_and_no_neighbours_name(program,
         ("-fuse-ld=gold",),
     ],
 )
-def test_stubs_are_named_after_what_they_call(folder, options):
+def test_stubs_are_named_after_their_targets(folder, options):
     path = build(folder, "stubs", *options)
     table, expected = functions_of(path), sorted(stubs_of(path))
     assert {"abort", "getenv", "strlen", "atoi", "strtol"} & {name for _, name in expected}
@@ -177,7 +177,7 @@ def test_stubs_of_functions_that_are_chosen_at_start(folder):
     assert symbols["strlen"][2] == "IFUNC"
 
 
-def test_versions_are_no_part_of_names(folder):
+def test_versions_are_cut_off_names(folder):
     script = folder / "versions"
     script.write_text("V1 {};\nV2 { global: two; };\n")
     source = """

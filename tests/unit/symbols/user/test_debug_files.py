@@ -68,7 +68,7 @@ def id_path(build_id):
     return f"/usr/lib/debug/.build-id/{build_id[:2]}/{build_id[2:]}.debug"
 
 
-def test_the_link_is_what_objcopy_wrote(without_id):
+def test_the_link_is_read_as_written_by_objcopy(without_id):
     with open(without_id.debug, "rb") as file:
         link = DebugLink("program.debug", zlib.crc32(file.read()))
     assert without_id.want("/bin/p").debug_link == link
@@ -111,7 +111,7 @@ def test_a_name_needs_the_build_id_if_there_is_one(with_id, without_id, tmp_path
     assert paths(finder, wanted) == []
 
 
-def test_what_is_no_debug_file_is_left_alone(with_id, tmp_path):
+def test_files_that_are_not_debug_files_are_left_alone(with_id, tmp_path):
     wanted = with_id.want("/bin/p")
     target = f"{tmp_path}{id_path(wanted.build_id)}"
     finder = BuildIdDirectories(Access(str(tmp_path)))

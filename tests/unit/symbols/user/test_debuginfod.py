@@ -128,7 +128,7 @@ def test_a_debug_file_is_downloaded_once(made, serve, cache):
     assert sorted(os.listdir(cache.path)) == [f"{build_id}.debuginfo", f"{build_id}.executable"]
 
 
-def test_what_no_server_has_is_not_asked_for_again_for_a_while(made, serve, cache):
+def test_a_missing_file_is_not_requested_again_for_a_while(made, serve, cache):
     server = serve(lambda handler: send(handler, b"", 404))
     finder = Debuginfod([server.address], cache, LIMITS)
     assert [finder.fetch(made[0]) for _ in range(3)] == [None] * 3
@@ -219,7 +219,7 @@ def test_the_file_of_another_build_id_is_refused(made, serve, cache):
     assert os.listdir(cache.path) == []
 
 
-def test_what_is_compressed_without_being_asked_is_unpacked(made, serve, cache):
+def test_an_unrequested_content_encoding_is_unpacked(made, serve, cache):
     server = serve(lambda handler: send(handler, gzip.compress(made[2]), Content_Encoding="gzip"))
     assert read(Debuginfod([server.address], cache, LIMITS).fetch(made[0])) == made[2]
 
@@ -259,7 +259,7 @@ def test_no_more_is_read_than_is_wanted(status, made, serve, cache):
     assert len(sent) < 50
 
 
-def test_a_server_that_is_not_there_is_no_proof_that_a_file_is_missing(made, cache):
+def test_an_unreachable_server_does_not_prove_that_a_file_is_missing(made, cache):
     gone = Server(None)
     gone.close()
     finder = Debuginfod([gone.address], cache, LIMITS)
@@ -285,7 +285,7 @@ def test_only_build_ids_are_asked_for(build_id, serve, cache):
     assert server.asked == []
 
 
-def test_a_full_disk_is_no_failure_of_the_server(made, serve, cache, monkeypatch):
+def test_a_full_disk_is_not_a_failure_of_the_server(made, serve, cache, monkeypatch):
     server = serve(lambda handler: send(handler, made[2]))
     finder = Debuginfod([server.address], cache, LIMITS)
     with monkeypatch.context() as patch:

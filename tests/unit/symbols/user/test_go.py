@@ -92,7 +92,7 @@ def test_a_damaged_table_is_refused_or_keeps_its_promises(version, data):
 
 
 @pytest.mark.parametrize("change", [b"\xf2\xff\xff\xff", b"\xfb\xff\xff\xff", b"\xff\xff\xff\xf1"])
-def test_another_version_is_no_table(change):
+def test_a_table_of_another_version_is_refused(change):
     with pytest.raises(ElfError) as caught:
         open_table(change + make_table(20, FUNCTIONS)[4:], 20)
     assert caught.value.problem is ElfProblem.NO_SECTION
@@ -224,7 +224,7 @@ def test_a_closed_table_knows_nothing(program):
     assert lines.lookup(outer.start) == ()
 
 
-def test_what_look_ups_keep_of_all_files_has_one_limit(monkeypatch):
+def test_the_cache_of_look_ups_has_one_limit_for_all_files(monkeypatch):
     kept = KeptValues(100_000)
     monkeypatch.setattr(go, "_KEPT", kept)
     most = 0

@@ -235,7 +235,7 @@ def test_the_clock_of_the_time_namespace_counts():
 
 
 @pytest.mark.parametrize(("flags", "time_ns"), [(1, 5), (0, 1 << 63), (0, 1000)])
-def test_without_a_known_time_that_of_reading_counts(flags, time_ns):
+def test_without_a_known_time_the_time_of_reading_counts(flags, time_ns):
     records = (header(flags=flags), load(time_ns, 0x100, 0x10, b"old"))
     with written(*records) as (dump, path):
         dump.update(10)
@@ -317,7 +317,7 @@ def test_a_dump_that_is_written_anew_is_read_anew(replace):
         assert [name_at(dump, 2, at) for at in (10, 12)] == ["gone", None]
 
 
-def test_what_is_unmapped_names_nothing_that_runs_later():
+def test_unmapped_code_does_not_name_later_code():
     with written(header(), load(1, 1, 1, b"a"), is_mapped=False) as (dump, path):
         with mapped(path):
             dump.update(10)
@@ -356,7 +356,7 @@ def test_a_dump_that_others_could_have_written_is_not_read(change):
         assert dump.lookup(1, 5) is None
 
 
-def test_only_what_the_process_has_mapped_is_read(tmp_path):
+def test_only_a_mapped_dump_is_read(tmp_path):
     path = tmp_path / f"jit-{PID}.dump"
     path.write_bytes(header())
     other = tmp_path / f"jit-{PID + 1}.dump"
@@ -367,7 +367,7 @@ def test_only_what_the_process_has_mapped_is_read(tmp_path):
         JitDump(ME._replace(start_time_ns=ME.start_time_ns - TICK_NS), Access()).update(10)
 
 
-def test_a_perf_map_names_what_the_dump_does_not():
+def test_a_perf_map_names_code_that_the_jitdump_lacks():
     path = Path(f"/tmp/perf-{PID}.map")
     if path.exists():
         pytest.skip("this process has a perf map")
@@ -436,7 +436,7 @@ RANGES = st.lists(st.integers(0, 40), max_size=8, unique=True).map(
 
 
 @given(RANGES, RANGES)
-def test_what_is_left_of_memory_equals_brute_force(ranges, others):
+def test_remaining_memory_equals_brute_force(ranges, others):
     def points(some):
         return {at for start, end in some for at in range(start, end)}
 

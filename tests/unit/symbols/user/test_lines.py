@@ -150,7 +150,7 @@ def test_a_stripped_file_has_no_lines_and_its_debug_file_has(build, cache, opene
         assert stripped.lookup(address) == ()
 
 
-def test_what_was_converted_is_kept_for_the_next_run(build, cache, opened, monkeypatch, tmp_path):
+def test_converted_lines_are_kept_for_the_next_run(build, cache, opened, monkeypatch, tmp_path):
     source = opened(build("pie"))
     first = SymbolicLines(cache).open(source)
     (name,) = os.listdir(cache.path)

@@ -434,7 +434,7 @@ def test_code_without_a_file_has_no_name(make):
     assert found.unresolved is Unresolved.NO_FILE
 
 
-def test_large_tables_leave_for_what_reading_holds_and_small_ones_stay(make):
+def test_large_tables_are_evicted_for_readers_and_small_tables_stay(make):
     budget = ReadingBudget(300)
     sizes = {0: 20, 1: 180, 2: 20}
 

@@ -124,7 +124,7 @@ def test_no_name_is_wrong_at_any_time(tmp_path_factory, rounds, address):
     perf_map.close()
 
 
-def test_what_was_appended_is_read_and_the_newer_name_counts(path, opened):
+def test_appended_lines_are_read_and_the_newer_name_wins(path, opened):
     path.write_bytes(b"100 10 first\n200 10 other\n")
     assert not opened.update(10)
     assert opened.lookup(0x105, 10) == MadeFunction(0x100, 0x110, "first")
@@ -252,7 +252,7 @@ def test_short_lines_take_little_memory_while_they_are_read(path, opened):
     assert peak_bytes < 20 << 20
 
 
-def test_what_is_kept_of_former_functions_has_a_limit():
+def test_replaced_functions_are_kept_up_to_a_limit():
     table = JitTable()
     tracemalloc.start()
     try:

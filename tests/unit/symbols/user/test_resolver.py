@@ -130,7 +130,7 @@ def test_frames_are_the_same_in_all_processes(resolve):
     assert resolve(raw((0x30000, LIBC, REGISTERS))) is resolve(raw((0x30000, LIBC, REGISTERS)))
 
 
-def test_what_is_no_proof_is_marked(resolve):
+def test_frames_without_proof_are_marked(resolve):
     side = resolve(
         raw((0x30000, LIBC, REGISTERS), (0x30020, LIBC, GUESS), (0x1900, PROGRAM, POINTER))
     )
@@ -191,13 +191,13 @@ def test_a_side_is_completed_when_its_file_becomes_known(known, resolve):
         ("[vdso]", False, "[vdso]"),
     ],
 )
-def test_files_are_named_as_what_they_are(known, resolve, path, deleted, name):
+def test_modules_are_named_after_the_path_of_their_file(known, resolve, path, deleted, name):
     known.add(UNKNOWN, DETAILS[LIBC]._replace(path=path, deleted=deleted))
     (frame,) = resolve(raw((0x26000, UNKNOWN, REGISTERS))).frames
     assert frame.module.name == name
 
 
-def test_a_file_that_is_no_elf_file_has_offsets(known, resolve):
+def test_a_file_that_is_not_elf_has_offsets(known, resolve):
     known.add(UNKNOWN, FileDetails("/tmp/perf.jit", None, FileId("3" * 32)))
     (frame,) = resolve(raw((0x10, UNKNOWN, REGISTERS))).frames
     assert (frame.module.name, frame.address, frame.module.ranges) == ("perf.jit", 0x10, ())
