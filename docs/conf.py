@@ -24,10 +24,10 @@ from api_pages import document_package
 
 ROOT = Path(__file__).parents[1]
 CONTENTS = {
-    "Use": "installation tutorial commands record report view top flame-graph off-cpu python "
-    "coming-from faq troubleshooting",
+    "Use": "installation tutorial gallery commands record report view top flame-graph off-cpu "
+    "python coming-from faq troubleshooting glossary",
     "Operate": "configuration permissions reliability monitoring faults fleet backends kernels",
-    "Build on it": "embedding spans symbols otlp export processes unwinding",
+    "Build on it": "how-it-works embedding spans symbols otlp export processes unwinding",
     "Python API": "api/sdk api/symbols api/otlp api/export api/formats api/analysis api/model "
     "api/elf api/errors",
     "Develop": "../CONTRIBUTING architecture modules ../SECURITY ../CHANGELOG",

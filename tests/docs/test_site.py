@@ -12,6 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from otel_kprofiler.model import SIDES, LossCause
+
 ROOT = Path(__file__).parents[2]
 MISSING = [name for name in ("furo", "myst_parser", "sphinx") if not importlib.util.find_spec(name)]
 pytestmark = pytest.mark.timeout(900)  # the build takes 15 seconds of CPU time
@@ -101,3 +103,15 @@ def test_a_linked_directory_has_a_page_with_its_files(site):
     assert "profiles" in (site / "files/config/collector.html").read_text()
     chart = (site / "files/config/helm/otel-kprofiler.html").read_text()
     assert "<h2>templates/daemonset.yaml</h2>" in chart
+
+
+def test_the_glossary_has_the_words_of_reports():
+    """Words that the account, reports and profiles show."""
+    text = (ROOT / "docs/glossary.md").read_text()
+    words = {word.strip() for row in text.splitlines() for word in row.split("|")[1:2]}
+    causes = {LossCause.NOT_OFFERED, LossCause.SELF_PROFILED}
+    shown = {cause.value.replace("_", " ").replace("self ", "self-") for cause in causes}
+    shown |= {"taken", "missed", "lost", "coarse", "idle", "truncated", "unresolved", "hidden"}
+    assert shown - words == set()
+    sides = text.partition("| side |")[2].partition("\n")[0]
+    assert [side.name for side in SIDES if side.name not in sides] == []
