@@ -33,11 +33,11 @@ _LENGTHS: Final = bytes([(head & 7) + 1 for head in _BYTES])
 _LINES: Final = bytes(
     [max(0, _kind(b) - _FIRST_ONE_LINE) if _kind(b) <= _LAST_ONE_LINE else 0 for b in _BYTES]
 )
+_WITHOUT_NUMBER: Final = bytes([head for head in _BYTES if not 0xE8 <= head <= 0xF7])
 
 # Numbers have six bits in a byte, lowest first, and a sign in the lowest; the last byte lacks 0x40.
 _NUMBER: Final = rb"[\x40-\x7f]{0,5}[\x00-\x3f]"
-_WITH_NUMBER: Final = re.compile(rb"[\xe8-\xf7]")  # kinds 13 and 14
-_NUMBERS: Final = re.compile(rb"[\xe8-\xf7](" + _NUMBER + rb")")
+_NUMBERS: Final = re.compile(rb"[\xe8-\xf7](" + _NUMBER + rb")")  # kinds 13 and 14
 _DAMAGE: Final = re.compile(rb"[\xe8-\xf7](?!" + _NUMBER + rb")")
 
 
@@ -47,7 +47,8 @@ class LineTable(NamedTuple):
     Attributes:
         heads: the first byte of each entry.
         ends: end of the instructions of each entry, in code units.
-        lines: line of each entry; undefined where there is no line, or it is out of range.
+        lines: the first line, then the line after each entry with a number; both as if entries
+            without a number had no new line.
     """
 
     heads: bytes
@@ -64,8 +65,12 @@ class LineTable(NamedTuple):
         if not 0 <= instruction < self.end:
             return NO_LINE
         entry = bisect_right(self.ends, instruction)
-        line = self.lines[entry]
-        return line if _kind(self.heads[entry]) != _NONE and 0 < line <= _MAX_LINE else NO_LINE
+        if _kind(self.heads[entry]) == _NONE:
+            return NO_LINE
+        heads = self.heads[: entry + 1]
+        numbers = len(heads.translate(None, _WITHOUT_NUMBER))
+        line = self.lines[numbers] + sum(heads.translate(_LINES))
+        return line if 0 < line <= _MAX_LINE else NO_LINE
 
 
 def parse_line_table(table: bytes, first_line: int) -> LineTable:
@@ -75,26 +80,33 @@ def parse_line_table(table: bytes, first_line: int) -> LineTable:
         table: the bytes; entries before a cut or damage are used.
         first_line: ``co_firstlineno``, of 32 bits.
     """
-    damage = _DAMAGE.search(table)
-    if damage:
-        table = table[: damage.start()]
     if table and not table[0] & 0x80:
         table = b""
     heads = table.translate(None, _FOLLOWING)
-    steps = list(heads.translate(_LINES))
-    for head, number in zip(_WITH_NUMBER.finditer(heads), _NUMBERS.findall(table), strict=True):
-        steps[head.start()] = _SIGNED[number[0]] if len(number) == 1 else _read_signed(number)
-    if steps:
-        steps[0] += first_line
+    numbers = _NUMBERS.findall(table)
+    if len(numbers) < len(heads.translate(None, _WITHOUT_NUMBER)):
+        return parse_line_table(table[: _find_damage(table)], first_line)
     ends = array("I", accumulate(heads.translate(_LENGTHS)))
-    return LineTable(heads, ends, array("q", accumulate(steps)))
+    values = map(_VALUES.__getitem__, numbers)
+    lines = array("q", accumulate(values, initial=first_line))
+    return LineTable(heads, ends, lines)
 
 
-def _read_signed(number: bytes) -> int:
-    value = 0
-    for place, byte in enumerate(number):
-        value |= (byte & 63) << 6 * place
-    return -(value >> 1) if value & 1 else value >> 1
+def _find_damage(table: bytes) -> int:
+    """Returns the offset of the first entry without its number."""
+    damage = _DAMAGE.search(table)
+    return damage.start() if damage else 0
 
 
-_SIGNED: Final = tuple([_read_signed(bytes([byte])) for byte in _BYTES])
+class _Values(dict[bytes, int]):
+    """Values of numbers by their bytes; long numbers are rare, and not kept."""
+
+    def __missing__(self, number: bytes) -> int:
+        value = 0
+        for place, byte in enumerate(number):
+            value |= (byte & 63) << 6 * place
+        return -(value >> 1) if value & 1 else value >> 1
+
+
+_VALUES: Final = _Values()
+_VALUES.update({number: _VALUES[number] for number in map(bytes, zip(range(64), strict=True))})
