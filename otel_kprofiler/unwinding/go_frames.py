@@ -15,6 +15,7 @@ file, as offset:size:address: existing PAIRS, ``.gopclntab``, ``.text``, and the
 
 from __future__ import annotations
 
+import gc
 import itertools
 import mmap
 import os
@@ -33,17 +34,20 @@ _HEADER: Final = struct.Struct("<IHBB8Q")
 _MAGIC: Final = 0xFFFFFFF1
 _ROW: Final = struct.Struct("<II")
 _FUNCTION: Final = struct.Struct("<Ii8xI21xB")
+_ENTRY: Final = struct.Struct("<IIiIB")  # length, distance of the CIE; start, size, no augmentation
 _PAIR: Final = struct.Struct("<ii")
 _TEXT: Final = struct.Struct("<Q")
 _TEXT_AT: Final = 22 * _TEXT.size
 """``text`` in ``moduledata``, whose first word points to the table."""
 _TOP_FRAME, _WRITES_SP = 1, 2
+_LONG: Final = 0x80  # of bytes of numbers but the last
 
 # Version 1, "zR", alignments 1 and -8, return address 16, pointers pcrel|sdata4; then
 # def_cfa rsp 8; offset rip 1; undefined rbx, r12 to r15. The same for signals.
 _REST: Final = b"\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f"
-_CIE: Final = b"\1zR\0" + _REST
-_SIGNAL_CIE: Final = b"\1zRS\0" + _REST
+_CIE: Final = struct.pack("<II24s", 28, 0, b"\1zR\0" + _REST)
+_SIGNAL_CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRS\0" + _REST)
+_ADVANCES: Final = (b"", *(bytes([0x40 | distance]) for distance in range(1, 64)))
 _CFA_OFFSET: Final = b"\x0e"  # def_cfa_offset
 _CODES: Final[dict[int, bytes]] = {}  # by size of the frame
 _SAVED: Final = b"\x86\2"  # offset rbp 2: at CFA - 16
@@ -75,10 +79,14 @@ _SPARE_BYTES: Final = 4096
 _CHECKED, _FIT = 200, 0.9
 """Number of functions to check for a first push, and the share that must have it."""
 
+File = bytes | mmap.mmap
 Sizes = Sequence[tuple[int, int]]
 """Frame sizes of a function, each with its end offset."""
 Rows = list[tuple[int, bytes]]
 """CFA instructions by offset."""
+_Shape = tuple[int, int, bool, bytes]
+"""Shared by functions with equal frame sizes: size of the code, offset of the required push of rbp
+(-1: none), whether rbp is saved in each frame, CFA program (empty: pops its return address)."""
 
 
 class Segment(NamedTuple):
@@ -117,10 +125,9 @@ class Table:
     def functions(self, step: int = 1) -> Iterator[Function]:
         """Yields every ``step``-th function. Raises ``struct.error`` for a damaged row."""
         data = self._data
-        end = self._rows_at + self.count * _ROW.size
-        for at in range(self._rows_at, end, step * _ROW.size):
+        for at in range(self._rows_at, self._rows_at + self.count * _ROW.size, step * _ROW.size):
             row = self._rows_at + _ROW.unpack_from(data, at)[1]
-            yield Function(*_FUNCTION.unpack_from(data, row))
+            yield Function._make(_FUNCTION.unpack_from(data, row))
 
     def number(self, name: bytes) -> int:
         """Returns the number of a function name; -1 if there is none."""
@@ -131,30 +138,28 @@ class Table:
         """Frame sizes of a function. Raises ``IndexError`` or ``ValueError`` if damaged."""
         data = self._data
         sizes: list[tuple[int, int]] = []
-        at += self._sizes_at
-        size, end = -1, 0
+        at, size, end = at + self._sizes_at, -1, 0
         while True:
-            change, at = parse_number(data, at)
+            # Most numbers have one byte; a call takes as long as all the rest.
+            change, at = (data[at], at + 1) if data[at] < _LONG else parse_number(data, at)
             if not change and sizes:
                 return sizes
             size += change >> 1 ^ -(change & 1)
-            length, at = parse_number(data, at)
+            length, at = (data[at], at + 1) if data[at] < _LONG else parse_number(data, at)
             end += length
             sizes.append((end, size))
 
 
 def parse_number(data: bytes, at: int) -> tuple[int, int]:
     """Parses a varint of up to 32 bits; returns the number and its end."""
-    value = shift = 0
-    while True:
+    value = 0
+    for shift in range(0, 29, 7):
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
-        if byte < 0x80:
+        if byte < _LONG:
             return value, at
-        shift += 7
-        if shift > 28:
-            raise ValueError("a number of more than 32 bits")
+    raise ValueError("a number of more than 32 bits")
 
 
 def pack_number(value: int) -> bytes:
@@ -188,19 +193,20 @@ def make_rows(sizes: Sizes, saves: bool) -> Rows:
 
 
 def make_program(rows: Rows) -> bytes:
-    """Makes the CFA program of rows."""
+    """Makes the CFA program of rows, padded for an entry with DW_CFA_nop."""
     out, now = [], 0
     for at, code in rows:
         distance = at - now
-        if distance >= 1 << 16:
-            out.append(b"\4" + distance.to_bytes(4, "little"))
-        elif distance >= 1 << 6:
+        if distance < len(_ADVANCES):
+            out.append(_ADVANCES[distance])
+        elif distance < 1 << 16:
             out.append(b"\3" + distance.to_bytes(2, "little"))
-        elif distance:
-            out.append(bytes([0x40 | distance]))
+        else:
+            out.append(b"\4" + distance.to_bytes(4, "little"))
         out.append(code)
         now = at
-    return b"".join(out)
+    program = b"".join(out)
+    return program + bytes(-(_ENTRY.size + len(program)) % 4)
 
 
 def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
@@ -251,16 +257,10 @@ def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
     ]
 
 
-def pack_entry(back: int, body: bytes) -> bytes:
-    """Packs an entry of ``.eh_frame``, padded with DW_CFA_nop."""
-    body += bytes(-len(body) % 4)
-    return struct.pack("<II", len(body) + 4, back) + body
-
-
 class Code:
     """The file's bytes by address."""
 
-    def __init__(self, file: bytes | mmap.mmap, segments: Iterable[Segment]) -> None:
+    def __init__(self, file: File, segments: Iterable[Segment]) -> None:
         self._file, self._segments = file, list(segments)
 
     def read(self, address: int, size: int) -> bytes:
@@ -296,52 +296,57 @@ class FrameMaker:
 
     def __init__(self, table: Table, code: Code, text: int, address: int) -> None:
         self._table, self._code, self._text, self._address = table, code, text, address
-        self._programs: dict[tuple[int, bool], bytes] = {}
+        self._shapes: dict[int, _Shape] = {}  # by the place of sizes, which many functions share
         self._injected = {table.number(name) for name in _INJECTED} - {-1}
         self._handler = table.number(b"runtime.sigtramp")  # the stack continues above it
         self._switches = {
             table.number(b"runtime.mcall"): _OUTERMOST,  # what it calls does not return to it
             table.number(b"runtime.systemstack"): _ON_OTHER_STACK,
         }
-        self.frames = bytearray(pack_entry(0, _CIE) + pack_entry(0, _SIGNAL_CIE))
+        self.frames = bytearray(_CIE + _SIGNAL_CIE)
         self.pairs: list[tuple[int, int]] = []
 
     def add(self, function: Function) -> None:
         """Add an entry; raises as :class:`Table` does."""
-        start = self._text + function.start
-        if not function.sizes or self._code.read(start, len(_SIGRETURN)) == _SIGRETURN:
-            return  # of another language, or handled by the BPF program
-        sizes = self._table.sizes(function.sizes)
-        if min(size for _, size in sizes) < 0:
+        start, name, place, flags = function
+        start += self._text
+        if not place:
+            return  # of another language
+        size, push, saves, program = self._shapes.get(place) or self._add_shape(place)
+        if not program:
             return  # it pops its return address
-        framed = any(size for _, size in sizes)
-        saves = not framed or self._pushes(start, sizes)
-        program = self._programs.get((function.sizes, saves))
-        if function.flags & (_TOP_FRAME | _WRITES_SP) and function.name != self._handler:
-            program = make_program(self._special_rows(function, start, sizes, saves))
-        elif program is None:
-            program = make_program(make_rows(sizes, saves))
-            self._programs[function.sizes, saves] = program
+        if push < 0 and self._code.read(start, len(_SIGRETURN)) == _SIGRETURN:
+            return  # handled by the BPF program
+        if push >= 0 and self._code.read(start + push, 1) != _PUSH:
+            saves = False
+            program = make_program(make_rows(self._table.sizes(place), saves))
+        if flags & (_TOP_FRAME | _WRITES_SP) and name != self._handler:
+            program = make_program(self._special_rows(function, saves))
         at = len(self.frames)
-        cie = len(pack_entry(0, _CIE)) if function.name in self._injected else 0
-        body = struct.pack("<iIB", start - (self._address + at + 8), sizes[-1][0], 0) + program
-        self.frames += pack_entry(at + 4 - cie, body)
-        self.pairs.append((start, self._address + at))
+        address = self._address + at
+        length = _ENTRY.size - 4 + len(program)
+        back = at + 4 - len(_CIE) * (name in self._injected)
+        self.frames += _ENTRY.pack(length, back, start - (address + 8), size, 0) + program
+        self.pairs.append((start, address))
 
-    def _special_rows(self, function: Function, start: int, sizes: Sizes, saves: bool) -> Rows:
+    def _add_shape(self, place: int) -> _Shape:
+        sizes = self._table.sizes(place)
+        depths = [depth for _, depth in sizes]
+        push = sizes[0][0] - 1 if any(depths) and not depths[0] else -1
+        saves = push >= 0 or not any(depths)
+        program = make_program(make_rows(sizes, saves)) if min(depths) >= 0 else b""
+        return self._shapes.setdefault(place, (sizes[-1][0], push, saves, program))
+
+    def _special_rows(self, function: Function, saves: bool) -> Rows:
         if function.flags & _TOP_FRAME:
             return [(0, _OUTERMOST)]
-        code = self._code.read(start, sizes[-1][0])
+        sizes = self._table.sizes(function.sizes)
+        code = self._code.read(self._text + function.start, sizes[-1][0])
         rows = make_rows(sizes, saves)
         left, back = code.find(_KEEP_SP), code.find(_RESTORE_SP)
         if 0 <= left < back:
             return make_detour(sizes, rows, left + len(_KEEP_SP), back + len(_RESTORE_SP))
         return make_switch(code, rows, self._switches.get(function.name, _UNKNOWN))
-
-    def _pushes(self, start: int, sizes: Sizes) -> bool:
-        """Returns whether a push of rbp is the first instruction to grow the frame."""
-        end, size = sizes[0]
-        return not size and self._code.read(start + end - 1, 1) == _PUSH
 
 
 def find_text(table: Table, address: int, code: Code, start: int) -> int:
@@ -362,8 +367,7 @@ def find_text(table: Table, address: int, code: Code, start: int) -> int:
     # Most functions have one.
     pushes = _find_pushes(table, max(1, table.count // (2 * _CHECKED))) or _find_pushes(table, 1)
     for text in itertools.chain((table.text, start), code.find_texts(address)):
-        fit = sum(code.read(text + at, 1) == _PUSH for at in pushes)
-        if fit > _FIT * len(pushes):
+        if sum(code.read(text + at, 1) == _PUSH for at in pushes) > _FIT * len(pushes):
             return text
     raise ValueError("code that does not fit the table")
 
@@ -379,11 +383,7 @@ def _find_pushes(table: Table, step: int) -> list[int]:
 
 
 def make_tables(
-    file: bytes | mmap.mmap,
-    table_at: Segment,
-    start: int,
-    segments: Sequence[Segment],
-    address: int,
+    file: File, table_at: Segment, start: int, segments: Sequence[Segment], address: int
 ) -> FrameMaker:
     """Makes entries for all functions.
 
@@ -416,7 +416,7 @@ def pack_tables(maker: FrameMaker, pairs: bytes, origin: int) -> bytes:
         made = [(start - origin, entry - origin) for start, entry in maker.pairs]
         made += _PAIR.iter_unpack(pairs)
         made.sort()
-        search = b"".join(_PAIR.pack(*pair) for pair in made)
+        search = struct.pack(f"<{2 * len(made)}i", *itertools.chain.from_iterable(made))
     except struct.error as error:
         raise ValueError("a function far from its entry") from error
     return COUNT.pack(len(made)) + search + bytes(maker.frames)
@@ -430,11 +430,12 @@ def main() -> int:
     address, origin = map(int, sys.argv[1:3])
     parts = [Segment(*map(int, word.split(":"))) for word in sys.argv[3:]]
     pairs, table, text, *segments = parts
-    status = 0
+    gc.disable()  # there are no cycles to find among many objects
     try:
         with mmap.mmap(0, 0, prot=mmap.PROT_READ) as file:
             maker = make_tables(file, table, text.address, segments, address)
-            result = pack_tables(maker, file[pairs.offset : pairs.offset + pairs.size], origin)
+            others = file[pairs.offset : pairs.offset + pairs.size]
+            result, status = pack_tables(maker, others, origin), 0
     except (ValueError, OSError, MemoryError) as error:
         result, status = (str(error) or type(error).__name__).encode(), FAILED
     while result:

@@ -38,12 +38,18 @@ def pack_sizes(sizes):
 
 def go_file(functions, *, magic=0xFFFFFFF1, text=TEXT):
     """A file, where its table is, and its segments; ``text``: what the table says of its code."""
+    shared = {}
     code, names, sizes, rows, table = bytearray(), b"\0", b"\0", [], b""
     for made in functions:
         start = len(code)
         code += made.code + b"\xcc" * (-len(made.code) % 32)
-        at = len(sizes) if made.sizes else 0
-        sizes += pack_sizes(made.sizes) if made.sizes else b""
+        at = 0
+        if made.sizes:
+            # Shared by functions with equal sizes, as by Go's linker.
+            if made.sizes not in shared:
+                shared[made.sizes] = len(sizes)
+                sizes += pack_sizes(made.sizes)
+            at = shared[made.sizes]
         rows.append((start, len(names), at, made.flags))
         names += made.name + b"\0"
     code += bytes(TEXT_SIZE - len(code))

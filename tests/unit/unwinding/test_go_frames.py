@@ -80,6 +80,13 @@ def test_a_frame_that_does_not_begin_with_a_push_has_not_saved_rbp():
     assert first == second == ("UNDEFINED", None)
 
 
+def test_functions_with_equal_sizes_differ_by_their_push():
+    without_push = Made(b"main.asm", bytes(64), ORDINARY.sizes)
+    assert [row[2] for row in rows(without_push)] == [("UNDEFINED", None)] * 5
+    assert rows(without_push, ORDINARY) == rows()
+    assert rows(without_push, ORDINARY._replace(flags=2)) == rows(ORDINARY._replace(flags=2))
+
+
 def test_a_function_without_frame_leaves_rbp_alone():
     assert rows(Made(b"main.leaf", bytes(32), ((32, 0),))) == [(0, (RSP, 8), None, RETURN)]
 
