@@ -69,7 +69,8 @@ class ProcessBudgets:
         coarse: number of samples so far by what is coarse: ``resource`` (it is that of the program
             that the process ran before, or shared by new processes), ``stack`` (user sides have
             no frames, with the status ``over_budget``), ``group`` (the thread is called like the
-            executable, and has the number of the process; without span and labels).
+            executable, and has the number of the process, or 0 if the Resource is shared; without
+            span and labels).
     """
 
     def __init__(
@@ -109,12 +110,16 @@ class ProcessBudgets:
         _spend(shares, self._now_ns() - began_ns)
         return stack, resource
 
-    def admit(self, sample: RawSample) -> bool:
-        """Charge a process for a new group of samples; False if it is above its budget."""
+    def admit(self, sample: RawSample, resource: Resource) -> bool:
+        """Charge a process for a new group of samples; False if it is above its budget.
+
+        Also False if processes share the Resource, which has no place for threads of one of them,
+        although the budget may suffice again by now.
+        """
         if not self._is_limiting:
             return True
         shares = self._get_shares(sample)
-        if _is_spent(shares, self._now_ns()):
+        if resource.attributes.get(COARSE) is True or _is_spent(shares, self._now_ns()):
             self.coarse["group"] += 1
             return False
         _spend(shares, max(GROUP_NS, CONTEXT_BYTE_NS * len(sample.context)))

@@ -213,7 +213,7 @@ class WindowBuilder:
         wait = _wait_key(sample.wait) if sample.wait else None
         key = (stack, sample.tid, sample.comm, sample.cpu, sample.link, labels, wait)
         series = group.get(key)
-        if series is None and self._budgets and not self._budgets.admit(sample):
+        if series is None and self._budgets and not self._budgets.admit(sample, resource):
             comm = name_coarse_thread(resource)
             tid = sample.tgid if "process.pid" in resource.attributes else 0
             key = (stack, tid, comm, sample.cpu, None, COARSE_LABELS, wait)

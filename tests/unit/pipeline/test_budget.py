@@ -6,6 +6,7 @@ import pytest
 
 from otel_kprofiler.clock import Clock, SystemTime
 from otel_kprofiler.model import (
+    COARSE,
     KERNEL_SIDE,
     ON_CPU,
     STACK_OK,
@@ -33,7 +34,7 @@ from otel_kprofiler.symbols import StackResolver
 NOISY, GOOD = 10, 20
 SECOND_NS = 1_000_000_000
 KERNEL = struct.pack("=Q", 0xFFFFFFFF81000000)
-SHARED = Resource({"process.executable.name": "shared"})
+SHARED = Resource({"process.executable.name": "shared", COARSE: True})
 COLLECTED = ((KERNEL_SIDE, STACK_OK), (USER_SIDE, STACK_OK))
 
 
@@ -263,14 +264,14 @@ def test_without_limits_all_is_as_it_is():
     )
     for number in range(300):
         stack, _ = parts.budgets.resolve(sample(NOISY, number))
-        assert parts.budgets.admit(sample(NOISY))
+        assert parts.budgets.admit(sample(NOISY), Resource({}))
     assert statuses(stack)[USER_SIDE] == STACK_OK
     assert not any(parts.budgets.coarse.values())
 
 
 def test_processes_are_forgotten(parts):
     for tgid in range(2 * MAX_PROCESSES):
-        parts.budgets.admit(sample(tgid, owner=tgid))
+        parts.budgets.admit(sample(tgid, owner=tgid), Resource({}))
     assert len(parts.budgets._shares) == len(parts.budgets._groups) == MAX_PROCESSES
 
 
@@ -285,3 +286,21 @@ def test_receivers_see_which_samples_are_coarse(parts):
     coarse = [one for one in group.samples if one.labels == COARSE_LABELS]
     assert {len(one.timestamps_unix_ns) for one in coarse} > {1}
     assert STACK_OVER_BUDGET in {statuses(one.stack)[USER_SIDE] for one in coarse}
+
+
+def test_no_thread_is_named_in_a_resource_that_processes_share(parts):
+    """Nor if the budget suffices again between the Resource and the group of the same sample."""
+    parts.budgets.resolve(sample(NOISY))
+    while (resolved := parts.budgets.resolve(sample(NOISY, exec_id=1, owner=2000)))[
+        1
+    ] is not SHARED:
+        parts.resources.known.clear()
+        parts.resources.newest.clear()
+    parts.time.ns += 10 * SECOND_NS
+    taken = sample(NOISY, exec_id=1, owner=2000)
+    parts.windows.add(taken, *resolved)
+    parts.windows.add(taken._replace(tid=NOISY + 5, comm=b"other"), *resolved)
+    assert parts.budgets.coarse["group"] == 2
+    ((_, *thread, count),) = parts.close()["shared"]
+    assert (thread, count) == ([0, "shared", COARSE_LABELS], 2)
+    assert parts.budgets.admit(taken, Resource({"process.pid": NOISY}))
