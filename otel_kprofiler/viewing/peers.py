@@ -6,10 +6,26 @@ import os
 import socket
 import struct
 from contextlib import suppress
-from ipaddress import ip_address
-from typing import Final
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final, NamedTuple
 
 _TABLES: Final = {4: "/proc/net/tcp", 6: "/proc/net/tcp6"}
+_NETLINK_SOCK_DIAG: Final = 4  # include/uapi/linux/netlink.h
+_SOCK_DIAG_BY_FAMILY: Final = 20  # include/uapi/linux/sock_diag.h
+_NLM_F_REQUEST: Final = 1
+_NO_COOKIE: Final = b"\xff" * 8  # INET_DIAG_NOCOOKIE
+_LOOPBACK_INDEX: Final = 1  # LOOPBACK_IFINDEX; also matches sockets of no device
+_HEADER: Final = struct.Struct("=IHHII")
+_OPTIONS: Final = struct.Struct("=BBBxI")
+"""The start of inet_diag_req_v2: family, protocol, extensions, states."""
+_SOCKET_ID: Final = struct.Struct("!HH16s16s")
+"""The start of inet_diag_sockid: ports, local and remote address; interface and cookie follow."""
+_INTERFACE: Final = struct.Struct("=I8s")
+_MESSAGE: Final = struct.Struct("=B3x36s24xII")
+"""inet_diag_msg: family, socket id, user, inode."""
+_MAX_ANSWER_BYTES: Final = 4096
+_TIMEOUT_S: Final = 5
+
 _UNSET: Final = 0xFFFFFFFF
 """``AUDIT_UID_UNSET``, include/uapi/linux/audit.h."""
 
@@ -28,25 +44,98 @@ def find_trusted_users() -> frozenset[int]:
     return frozenset(users - {_UNSET})
 
 
+class _End(NamedTuple):
+    """An end of a connection; IPv4 addresses that are mapped to IPv6 stand as IPv4."""
+
+    address: IPv4Address | IPv6Address
+    port: int
+
+
+class _Socket(NamedTuple):
+    user: int
+    inode: int  # 0: closed by its process; the user is then not shown
+
+
 def find_peer_user(connection: socket.socket) -> int | None:
     """Returns the user of the process at the other end; None if it is not on this host.
+
+    Args:
+        connection: of TCP, between loopback addresses.
 
     Raises:
         OSError: the kernel's table of connections cannot be read.
     """
-    here, peer = connection.getsockname(), connection.getpeername()
-    wanted = [_format(peer), _format(here)]
-    with open(_TABLES[ip_address(peer[0]).version], encoding="ascii") as table:
+    here, peer = _parse(connection.getsockname()), _parse(connection.getpeername())
+    try:
+        holder = _ask_kernel(peer, here)
+        # A kernel without tcp_diag does not even find this end.
+        has_answered = holder or _ask_kernel(here, peer)
+    except OSError:
+        has_answered = None
+    if not has_answered:
+        holder = _search_table(peer, here)
+    return holder.user if holder and holder.inode else None
+
+
+def _parse(name: tuple[str, int]) -> _End:
+    address = ip_address(name[0])
+    return _End(getattr(address, "ipv4_mapped", None) or address, name[1])
+
+
+def _ask_kernel(local: _End, remote: _End) -> _Socket | None:
+    """Look up a socket by its addresses and ports (sock_diag(7)); None if there is none.
+
+    pyroute2's ``DiagSocket`` is not used, because it can only list all sockets.
+
+    Raises:
+        OSError: the kernel does not answer such requests, or forbids them.
+    """
+    family = socket.AF_INET if local.address.version == 4 else socket.AF_INET6
+    addresses = local.address.packed, remote.address.packed
+    body = (
+        _OPTIONS.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
+        + _SOCKET_ID.pack(local.port, remote.port, *addresses)
+        + _INTERFACE.pack(_LOOPBACK_INDEX, _NO_COOKIE)
+    )
+    header = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as diag:
+        diag.settimeout(_TIMEOUT_S)
+        diag.sendto(header + body, (0, 0))
+        answer = diag.recv(_MAX_ANSWER_BYTES)
+    if _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
+        return None  # NLMSG_ERROR, such as ENOENT
+    family, identity, user, inode = _MESSAGE.unpack_from(answer, _HEADER.size)
+    size = 4 if family == socket.AF_INET else 16
+    local_port, remote_port, *packed = _SOCKET_ID.unpack(identity)
+    ends = [
+        _parse((str(ip_address(address[:size])), port))
+        for address, port in zip(packed, (local_port, remote_port), strict=True)
+    ]
+    # Without such a connection the kernel answers with a listening socket.
+    return _Socket(user, inode) if ends == [local, remote] else None
+
+
+def _search_table(local: _End, remote: _End) -> _Socket | None:
+    """Look up a connection in /proc/net/tcp, in which the kernel lists all of them."""
+    ends = local, remote
+    if local.address.version == 4:
+        mapped = [_End(ip_address(f"::ffff:{end.address}"), end.port) for end in ends]
+        return _search(_TABLES[4], *ends) or _search(_TABLES[6], *mapped)
+    return _search(_TABLES[6], *ends)
+
+
+def _search(path: str, local: _End, remote: _End) -> _Socket | None:
+    wanted = [_format(local), _format(remote)]
+    with open(path, encoding="ascii") as table:
         for row in table:
             fields = row.split()
-            # A closed socket has no inode, and its user is not shown.
-            if fields[1:3] == wanted and fields[9] != "0":
-                return int(fields[7])
+            if fields[1:3] == wanted:
+                return _Socket(int(fields[7]), int(fields[9]))
     return None
 
 
-def _format(address: tuple[str, int]) -> str:
+def _format(end: _End) -> str:
     """An address and port as tables in /proc/net have them: words in the order of this machine."""
-    packed = ip_address(address[0]).packed
+    packed = end.address.packed
     words = struct.unpack(f"={len(packed) // 4}I", packed)
-    return "".join(f"{word:08X}" for word in words) + f":{address[1]:04X}"
+    return "".join(f"{word:08X}" for word in words) + f":{end.port:04X}"

@@ -107,6 +107,8 @@ MUTATIONS = [
     Mutation("account in divided requests", "otel_kprofiler/otlp/split.py", "    spread_accounts(message)\n", "", "tests/unit/otlp/test_split.py"),
     Mutation("divided batch while the receiver is down", QUEUE, "            held = held._replace(samples=samples, batches=tuple(left))\n", "            pass\n", "tests/unit/export/test_request_size.py"),
     Mutation("divided batch left to the next run", QUEUE, "            self._keep_parts()\n", "", "tests/unit/export/test_request_size.py"),
+    Mutation("page: a listening socket is no peer", "otel_kprofiler/viewing/peers.py", "if ends == [local, remote] else None", "if ends else None", "tests/unit/viewing/test_peers.py::test_a_listening_socket_is_no_peer"),
+    Mutation("page: a kernel without tcp_diag", "otel_kprofiler/viewing/peers.py", "    if not has_answered:\n", "    if False:\n", "tests/unit/viewing/test_peers.py"),
     Mutation("kernel suspends the sampler: a warning", "otel_kprofiler/sampling/events.py", "        if warning and warning != self._throttling:\n", "        if False:\n", "tests/unit/host/test_throttling.py::test_a_lowered_limit_is_reported_once_each_time"),
     Mutation("TLS: wrong CA", HTTP, "not tls.insecure_skip_verify and (tls.ca_file or True)", "False", f"{RECEIVERS}::test_only_verified_receivers_with_tls_1_2_or_newer_get_data"),
     Mutation("TLS: renewed files over gRPC", GRPC, "            self._reopen()\n", "            pass\n", "tests/faults/test_tls.py::test_renewed_files_are_used_once_they_belong_together"),
