@@ -48,6 +48,7 @@ PACKAGES = {
     "abortable": Package("HTTP connections that another thread can abort"),
     "repeats": Package("Limits warnings that repeat"),
     "serving": Package("HTTP servers that limit connections", "errors repeats"),
+    "late": Package("Loads public names of a package on first use"),
     "redact": Package("Redacts secrets in addresses and messages"),
     "text": Package("Texts for terminals and files: escapes untrusted names, counts in words"),
     "model": Package("Types that all packages share: samples, stacks, windows, accounts"),
@@ -57,19 +58,18 @@ PACKAGES = {
     ),
     "bpf": Package("The bpf(2) call, loaders, rings, BTF, the BPF programs", "errors forks model"),
     "otlp": Package(
-        "Encodes, decodes and checks OTLP profiles; does no I/O",
-        "errors model text version",
+        "Encodes, decodes and checks OTLP profiles; does no I/O", "errors late model text version"
     ),
     "export": Package(
         "Sends encoded batches to receivers: queue, retry, spool, transports",
-        "abortable errors host model otlp redact text version",
+        "abortable errors host late model otlp redact text version",
     ),
     "config": Package(
-        "Loads and validates the YAML configuration", "errors export host model redact text"
+        "Loads and validates the YAML configuration", "errors export host late model redact text"
     ),
     "symbols": Package(
         "Resolves kernel and user addresses: modules, addresses in files, functions, lines",
-        "abortable checked clock elf errors forks host model redact stopping version",
+        "abortable checked clock elf errors forks host late model redact stopping version",
     ),
     "tracking": Package(
         "What changes while we sample: modules, BPF programs, other kernel symbols",
@@ -97,8 +97,8 @@ PACKAGES = {
     ),
     "pipeline": Package(
         "Gate and windows; puts together what samples this host or replays a recording",
-        "bpf clock config errors host interpreters model processes recording sampling stopping "
-        "symbols text tracking",
+        "bpf clock config errors host interpreters late model processes recording sampling "
+        "stopping symbols text tracking",
     ),
     "delivery": Package(
         "Delivers windows to the exporters' queues and keeps their accounts", "export model otlp"
@@ -120,7 +120,7 @@ PACKAGES = {
     ),
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",
-        "clock config delivery errors export host model pipeline processes redact "
+        "clock config delivery errors export host late model pipeline processes redact "
         "repeats sampling serving stopping symbols text version",
     ),
     "sdk": Package(

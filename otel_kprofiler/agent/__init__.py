@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from otel_kprofiler.late import late_names
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.agent import Agent, prepare
@@ -46,8 +47,4 @@ _MODULES = {
     "write_all": "logs",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = late_names(__name__, _MODULES)

@@ -5,8 +5,9 @@ Names load on first use, because pydantic and ruamel.yaml are slow to import.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from otel_kprofiler.late import late_names
 
 if TYPE_CHECKING:
     from otel_kprofiler.config.config import Config
@@ -41,23 +42,24 @@ __all__ = [
     "sample",
 ]
 
-_MODULES = {
-    "load_in_child": {"PendingConfig"},
-    "config": {"Config"},
-    "dump": {"dump_config"},
-    "durations": {"Duration", "parse_duration"},
-    "generate": {"json_schema", "sample"},
-    "exporter_types": {"EXPORTERS"},
-    "exposure": {"find_exposure"},
-    "load": {"LoadedConfig", "load_config", "parse_config"},
-    "receiver": {"OffCpu", "Receiver", "ServiceName"},
-    "section": {"Exporter"},
-    "service": {"Service"},
+_LATE = {
+    "Config": "config",
+    "Duration": "durations",
+    "EXPORTERS": "exporter_types",
+    "Exporter": "section",
+    "LoadedConfig": "load",
+    "OffCpu": "receiver",
+    "PendingConfig": "load_in_child",
+    "Receiver": "receiver",
+    "Service": "service",
+    "ServiceName": "receiver",
+    "dump_config": "dump",
+    "find_exposure": "exposure",
+    "json_schema": "generate",
+    "load_config": "load",
+    "parse_config": "load",
+    "parse_duration": "durations",
+    "sample": "generate",
 }
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(name)
+__getattr__ = late_names(__name__, _LATE)

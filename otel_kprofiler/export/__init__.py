@@ -6,7 +6,6 @@ package loads neither gRPC nor requests; each is loaded when its exporter is fir
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from otel_kprofiler.export.base import (
@@ -42,6 +41,7 @@ from otel_kprofiler.export.sender import (
     speaks_no_tls,
 )
 from otel_kprofiler.export.spool import Spool
+from otel_kprofiler.late import late_names
 
 if TYPE_CHECKING:
     from otel_kprofiler.export.grpc import OtlpGrpcExporter, parse_endpoint, proxy_options
@@ -95,9 +95,4 @@ _LATE = {
     "proxy_options": "grpc",
 }
 
-
-def __getattr__(name: str) -> object:
-    """Import a transport on first use."""
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)
+__getattr__ = late_names(__name__, _LATE)

@@ -6,9 +6,9 @@ and raise ``DependencyError`` if it is missing or older than 1.43.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from otel_kprofiler.late import late_names
 from otel_kprofiler.otlp import wire
 from otel_kprofiler.otlp.account import parse_account
 from otel_kprofiler.otlp.conventions import (
@@ -128,9 +128,4 @@ _LATE: Final = {
     "read_sample_attributes": "sample_attributes",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import modules that need protobuf on first use."""
-    if name not in _LATE:
-        raise AttributeError(name)
-    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+__getattr__ = late_names(__name__, _LATE)

@@ -5,9 +5,9 @@ Names load on first use: the process that reads the configuration needs only sch
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from otel_kprofiler.late import late_names
 from otel_kprofiler.pipeline.windows import (
     DRAIN_INTERVAL_S,
     FIRST_WINDOW_NS,
@@ -95,9 +95,4 @@ _LATE: Final = {
     "window_schedule": "receiver_settings",
 }
 
-
-def __getattr__(name: str) -> object:
-    """Load a name on first use."""
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+__getattr__ = late_names(__name__, _LATE)

@@ -16,9 +16,9 @@ resolves single addresses of all of them.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from otel_kprofiler.late import late_names
 from otel_kprofiler.symbols.cache import BoundedCache
 from otel_kprofiler.symbols.captured import CapturedFiles
 from otel_kprofiler.symbols.kernel.archive import ReadingPacker, ReadingUnpacker
@@ -220,8 +220,4 @@ _LATE: Final = {
 }
 """Names that sampling does not need, imported on first use."""
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+__getattr__ = late_names(__name__, _LATE)
