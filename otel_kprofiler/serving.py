@@ -30,7 +30,7 @@ _log.addFilter(RepeatFilter())  # clients decide how often connections break
 class HttpServer(ThreadingHTTPServer):
     """One thread per connection; limits the number of connections and their duration.
 
-    Serves from its construction on.
+    The constructor starts the server.
 
     Args:
         endpoint: ``host:port`` to listen on; ``[::1]:port`` for IPv6, port 0 for a free one.

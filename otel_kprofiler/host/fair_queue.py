@@ -134,7 +134,7 @@ class FairQueue(Generic[T]):
                 self._group_costs[group] += cpu_ns
 
     def drop_last(self) -> T | None:
-        """Remove the newest work of the owner with most of it; None if there is none.
+        """Remove the newest work of the owner with the most work; None if there is none.
 
         Its group is that with most work. Of owners with equally much, that which has waited for the
         shortest time loses it.

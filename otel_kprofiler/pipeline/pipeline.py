@@ -63,7 +63,7 @@ _FINISH_S: Final = 20.0
 """Limit on the wait for symbols that are still being read after stop."""
 _END_OF_TIME_NS: Final = 2**63
 _FEW: Final = 3
-"""Samples of a drain after which the next are not expected before its interval has passed."""
+"""After a drain with at most this many samples, the next step waits for a first sample."""
 
 WindowSink = Callable[[Window], None]
 SamplerT = TypeVar("SamplerT", bound=Sampler)

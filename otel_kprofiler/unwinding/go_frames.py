@@ -213,7 +213,7 @@ def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
     """Makes the rows of a function that switches to the stack of ``m.g0``.
 
     Args:
-        code: of the function.
+        code: code of the function.
         rows: rows without the switch.
         behind: rule behind the switch.
     """

@@ -278,7 +278,7 @@ class SampleStore:
             self._collect(now)
 
     def _collect(self, now: int) -> None:
-        """Remove what no sample points to."""
+        """Remove rows that no sample refers to."""
         self._ids.clear()
         with self._database:
             for statement in _COLLECT.split(";"):

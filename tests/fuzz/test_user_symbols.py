@@ -153,7 +153,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_tables_made_to_take_long_do_not(kind):
+def test_tables_made_to_be_slow_are_read_in_bounded_time(kind):
     def read():
         source = ImageSource(image(*HOSTILE[kind]))
         table = read_functions(source, read_elf(source, "x86_64"))

@@ -43,7 +43,7 @@ class DownloadLimits(NamedTuple):
 
     Attributes:
         file_bytes: size of the file.
-        connect_s: time until a server is connected, and between two parts of its answer.
+        connect_s: timeout to connect to a server, and between two parts of its response.
         total_s: time of the whole download.
         missing_s: time until a missing file is requested again.
     """

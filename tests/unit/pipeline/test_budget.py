@@ -253,7 +253,7 @@ def test_old_processes_of_the_root_cgroup_have_budgets_of_their_own(parts):
     assert not parts.budgets.coarse.total()
 
 
-def test_processes_that_wait_until_they_are_old_have_a_budget_together(parts):
+def test_processes_that_wait_until_they_are_old_share_a_budget(parts):
     assert SHARED in storm(parts, 2000, age_ns=2 * YOUNG_NS)
 
 
