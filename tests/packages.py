@@ -123,10 +123,11 @@ PACKAGES = {
         "clock config delivery errors export host late model pipeline processes redact "
         "repeats sampling serving stopping symbols text version",
     ),
+    "thread_record": Package("The library in C that publishes the current span of each thread"),
     "sdk": Package(
         "Embedding in services, with the component names of opentelemetry-sdk",
         "bpf clock config delivery errors export forks host model otlp pipeline processes sampling "
-        "symbols workers",
+        "symbols thread_record workers",
     ),
     "cli": Package(
         "Commands, one module each",
@@ -134,6 +135,7 @@ PACKAGES = {
         "interpreters model otlp pipeline recording redact sampling symbols text tracking version "
         "viewing",
     ),
+    "thread_context": Package("Publishes the current spans of a service, without sampling", "sdk"),
     "__init__": Package("The public names", "sdk version"),
     "__main__": Package("`python -m otel_kprofiler`", "cli"),
 }

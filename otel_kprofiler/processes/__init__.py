@@ -20,11 +20,14 @@ from otel_kprofiler.processes.self_profiled import (
     is_self_profiled,
     leave_out_self_profiled,
 )
+from otel_kprofiler.processes.thread_contexts import KEY_MAP, SCHEMA
 
 __all__ = [
     "CONTEXT_HEADER",
     "CONTEXT_SIGNATURE",
     "CONTEXT_VERSION",
+    "KEY_MAP",
+    "SCHEMA",
     "SCHEMA_URL",
     "SELF_PROFILED",
     "SERVICE_SOURCES",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         get_profiler_provider,
         set_profiler_provider,
     )
+    from otel_kprofiler.sdk.thread_contexts import start_thread_contexts, stop_thread_contexts
 
 __all__ = [
     "BatchProfileProcessor",
@@ -57,6 +58,8 @@ __all__ = [
     "publish_process_context",
     "read_process_context",
     "set_profiler_provider",
+    "start_thread_contexts",
+    "stop_thread_contexts",
     "withdraw_process_context",
 ]
 
@@ -87,6 +90,7 @@ _MODULES = {
         "get_profiler_provider",
         "set_profiler_provider",
     },
+    "otel_kprofiler.sdk.thread_contexts": {"start_thread_contexts", "stop_thread_contexts"},
 }
 _LATE = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from opentelemetry import context as otel_context
@@ -49,6 +49,19 @@ class LabelSets:
         self._sets: OrderedDict[int, LabelSet] = OrderedDict()
         self._next = itertools.count(1)
         self.forgotten = 0
+        self._encode: Callable[[LabelSet], bytes] | None = None
+        self._encoded: dict[int, bytes] = {}
+
+    def follow(self, encode: Callable[[LabelSet], bytes], encoded: dict[int, bytes]) -> None:
+        """Keep each set encoded, by its number, from now on.
+
+        Args:
+            encode: encodes a set.
+            encoded: where the result is kept as long as the set.
+        """
+        self._encode, self._encoded = encode, encoded
+        for number, labels in tuple(self._sets.items()):
+            encoded[number] = encode(labels)
 
     def __len__(self) -> int:
         return len(self._sets)
@@ -65,9 +78,12 @@ class LabelSets:
                 return number
         number = next(self._next)
         self._sets[number] = labels
+        if self._encode:
+            self._encoded[number] = self._encode(labels)
         self._numbers[labels] = number
         if len(self._sets) > self._limit:
             oldest, of_oldest = self._sets.popitem(last=False)
+            self._encoded.pop(oldest, None)
             if self._numbers.get(of_oldest) == oldest:
                 self._numbers.pop(of_oldest, None)
             self.forgotten += 1

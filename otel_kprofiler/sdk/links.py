@@ -189,7 +189,6 @@ class SpanLinks(ForkAware):
         """A replacement for the runtime context that publishes each new span."""
         publish, publish_first = self._publish, self._publish_first
         variable = runtime._current_context  # noqa: SLF001
-        enter, leave, current = variable.set, variable.reset, variable.get
 
         class Publishing(ContextVarsRuntimeContext):
             """Methods that use closures, which is the fastest way to the values needed."""
@@ -198,14 +197,14 @@ class SpanLinks(ForkAware):
                 self.__dict__.update(vars(runtime))
 
             def attach(self, context: Context) -> Any:
-                token = enter(context)
+                token = variable.set(context)
                 if not publish(context, token):
                     publish_first(context, token)
                 return token
 
             def detach(self, token: Any) -> None:
-                leave(token)
-                publish(current(), token)
+                variable.reset(token)
+                publish(variable.get(), token)
 
         return Publishing()
 

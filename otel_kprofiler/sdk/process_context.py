@@ -7,6 +7,7 @@ nothing after publishing. See :mod:`otel_kprofiler.processes` for the layout.
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import mmap
 import os
@@ -24,7 +25,9 @@ from otel_kprofiler.otlp import ProcessContext, encode_process_context
 from otel_kprofiler.processes import CONTEXT_HEADER, CONTEXT_SIGNATURE, CONTEXT_VERSION, TARGET
 
 _NAME: Final = "OTEL_CTX"
-_MFD_NOEXEC_SEAL: Final = 8  # include/uapi/linux/memfd.h
+_MFD_CLOEXEC: Final = 1  # include/uapi/linux/memfd.h
+_MFD_ALLOW_SEALING: Final = 2
+_MFD_NOEXEC_SEAL: Final = 8
 _PR_SET_VMA: Final = 0x53564D41  # include/uapi/linux/prctl.h
 _PR_SET_VMA_ANON_NAME: Final = 0
 _PUBLISHED_AT: Final = 2  # index in 64-bit words
@@ -85,12 +88,25 @@ class _Mapping:
             pass
 
 
+def _create_memfd(flags: int) -> int:
+    """A descriptor; ``os.memfd_create`` is missing in Pythons that were built for an old glibc."""
+    in_python = getattr(os, "memfd_create", None)
+    if in_python is not None:
+        return int(in_python(_NAME, flags))
+    create = getattr(ctypes.CDLL(None, use_errno=True), "memfd_create", None)  # glibc 2.27, musl
+    if create is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    fd: int = create(_NAME.encode(), flags)
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return fd
+
+
 def _map() -> tuple[mmap.mmap, bool]:
     """A page, and whether it has the name that readers look for."""
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     for extra in (_MFD_NOEXEC_SEAL, 0):  # kernels before 6.3 reject the flag
         try:
-            fd = os.memfd_create(_NAME, flags | extra)
+            fd = _create_memfd(_MFD_CLOEXEC | _MFD_ALLOW_SEALING | extra)
         except OSError:
             continue
         try:
@@ -121,6 +137,7 @@ class _Publisher(ForkAware):
         self.mapping: _Mapping | None = None
         self.context: ProcessContext | None = None
         self.in_children: Callable[[], Attributes] | None = None
+        self.thread_keys: Attributes = {}
 
     def publish(
         self, context: ProcessContext, in_children: Callable[[], Attributes] | None
@@ -129,7 +146,8 @@ class _Publisher(ForkAware):
             if self.mapping is None:
                 self.mapping = _Mapping()
                 forks.register(ForkStep.RESTART, self)
-            self.mapping.publish(encode_process_context(context))
+            extra = {**context.extra, **_publishable(self.thread_keys)}
+            self.mapping.publish(encode_process_context(ProcessContext(context.resource, extra)))
             self.context, self.in_children = context, in_children
 
     def withdraw(self) -> None:
@@ -202,6 +220,26 @@ def publish_profiled(resource: Callable[[], Attributes], target: str) -> None:
         )
     except HostError as error:
         _log.warning("%s", error.with_fix())
+
+
+def publish_thread_keys(keys: Attributes | None, resource: Attributes | None = None) -> None:
+    """Add what announces thread contexts to the process context, now and later. Thread-safe.
+
+    Args:
+        keys: the attributes; None withdraws them.
+        resource: of the process context that is published if there is none; None: not published.
+
+    Raises:
+        HostError: as :func:`publish_process_context`.
+    """
+    forks.catch_up()
+    with _publisher.lock:
+        _publisher.thread_keys = keys or {}
+        context, in_children = _publisher.context, _publisher.in_children
+        if context is not None:
+            publish_process_context(context.resource, context.extra, in_children=in_children)
+        elif resource is not None:
+            publish_process_context(resource)
 
 
 def withdraw_process_context() -> None:

@@ -2,6 +2,8 @@
 
 import bisect
 import contextlib
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from otel_kprofiler.model import OFF_CPU, ON_CPU, Level
 from otel_kprofiler.otlp import read_profiles
 from otel_kprofiler.processes import ProcessContexts
 from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+from tests.interpreters import environment, find_pythons
 from tests.thread_contexts import (
     MODELS,
     MUSL_MODELS,
@@ -34,6 +37,13 @@ pytestmark = [
 WANTED = int(os.environ.get("KPROFILER_CONTEXT_SAMPLES", "2000"))
 THREADS = 24
 LATEST_S = 120
+PYTHONS = [python for python in find_pythons() if not python.version.startswith("3.15")]
+
+
+def with_packages(environ):
+    """The environment, with OpenTelemetry's packages, which are the same for all interpreters."""
+    packages = os.path.dirname(os.path.dirname(importlib.util.find_spec("click").origin))
+    return {**environ, "PYTHONPATH": f"{environ['PYTHONPATH']}:{packages}"}
 
 
 @pytest.fixture(autouse=True)
@@ -236,6 +246,39 @@ def test_a_program_that_was_executed_has_no_span_of_the_one_before(run_hostile):
         count = len(reader.samples)
         reader.collect_until(lambda: len(reader.samples) > count + 500)
         assert not [sample for sample in reader.samples if sample.link and sample.exec_id != first]
+
+
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda python: python.version)
+def test_samples_of_python_have_the_span_that_it_publishes(tmp_path, python):
+    notes = tmp_path / "notes"
+    with Reader(b"published") as reader, contextlib.ExitStack() as stack:
+        service = stack.enter_context(
+            subprocess.Popen(
+                [python.command, "-m", "tests.published_spans", notes],
+                stdin=subprocess.PIPE, env=with_packages(environment()),
+            )
+        )  # fmt: skip
+        stack.callback(service.kill)
+        reader.collect_until(lambda: reader.count_links() >= WANTED)
+        service.communicate(timeout=60)
+        assert service.returncode == 0
+        reader.drain()
+    threads = json.loads(notes.read_text())
+    first_ns = min(sample.time_ns for sample in reader.samples if sample.link)
+    counts = Counter()
+    for sample in reader.samples:
+        of_thread = threads.get(str(sample.tid), [])
+        at = bisect.bisect_right(of_thread, sample.time_ns, key=lambda note: note[0]) - 1
+        if at < 0 or sample.time_ns < first_ns or sample.time_ns >= of_thread[at][1]:
+            continue  # between two notes
+        expected = of_thread[at][2]
+        link = sample.link and (sample.link.trace_id + sample.link.span_id).hex()
+        counts["right" if link == expected else "wrong" if link else "missing"] += 1
+        if link:
+            assert reader.decode(sample)["endpoint"] == "GET /"
+    assert counts["wrong"] == 0, counts
+    assert counts["right"] > WANTED / 2, counts
+    assert counts["missing"] <= counts["right"] / 200, counts
 
 
 def test_recordings_have_the_spans_and_attributes_of_native_programs(tmp_path):

@@ -1,0 +1,211 @@
+"""Publishes thread contexts (OTEP 4947): a record with the current span of each thread.
+
+A library in C writes the records. It is called where OpenTelemetry's context variable changes
+(``ContextVar.set``, ``ContextVar.reset``) and where a thread enters or leaves a
+``contextvars.Context``: from CPython 3.14 by the interpreter's watcher, before that in
+``Context.run``, which event loops and executors call. After a switch of greenlets, greenlet's
+trace function calls it. C code that enters a context by itself goes unnoticed before 3.14: a span
+that is attached there is not published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from opentelemetry import context as otel_context
+from opentelemetry.sdk import trace as sdk_trace
+from opentelemetry.trace import NonRecordingSpan
+from opentelemetry.trace.propagation import _SPAN_KEY
+
+from otel_kprofiler.errors import HostError
+from otel_kprofiler.forks import ProcessLock
+from otel_kprofiler.model import Attributes, LabelSet
+from otel_kprofiler.processes import KEY_MAP, SCHEMA
+from otel_kprofiler.sdk.label_sets import KEY, process_labels
+from otel_kprofiler.sdk.process_context import publish_thread_keys
+from otel_kprofiler.sdk.resource import find_resource, plain_attributes
+from otel_kprofiler.sdk.thread_slot import find_context_offset
+from otel_kprofiler.thread_record import load
+
+_VERSION: Final = "tlsdesc_v1_dev"
+_MAX_NAMES: Final = 256
+_MAX_VALUE_BYTES: Final = 255
+_MAX_BYTES: Final = 612  # MAX_ATTRIBUTES of record.c
+
+
+class _Attributes:
+    """Encodes sets of labels, and numbers their names. Calls are serialised by the lock.
+
+    Args:
+        announce: publishes the names by their numbers.
+    """
+
+    def __init__(self, announce: Callable[[tuple[str, ...]], None]) -> None:
+        self._announce = announce
+        self._numbers: dict[str, int] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by their numbers; numbers stay the same."""
+        return tuple(self._numbers)
+
+    def encode(self, labels: LabelSet) -> bytes:
+        """The attributes of a record; those that exceed a limit of the format are left out."""
+        encoded = bytearray()
+        count = len(self._numbers)
+        for name, value in labels:
+            if name not in self._numbers and len(self._numbers) == _MAX_NAMES:
+                continue
+            data = value.encode(errors="replace")[:_MAX_VALUE_BYTES]
+            data = data.decode(errors="ignore").encode()  # no part of a character
+            if len(encoded) + 2 + len(data) <= _MAX_BYTES:
+                number = self._numbers.setdefault(name, len(self._numbers))
+                encoded += bytes((number, len(data))) + data
+        if len(self._numbers) > count:
+            self._announce(self.names)
+        return bytes(encoded)
+
+
+class _Writer:
+    """The writer of this process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = ProcessLock()
+        self._library: Any = None
+        self._attributes = _Attributes(self._announce)
+        self._encoded: dict[int, bytes] = {}
+        self._published = False
+
+    def start(self, resource: Attributes | None) -> None:
+        with self._lock:
+            if self._library is None:
+                self._install()
+            if resource is None:
+                service = find_resource()
+                resource = plain_attributes(service.attributes) if service else {}
+            publish_thread_keys(_keys(self._attributes.names), resource)
+            self._published = True
+
+    def stop(self) -> None:
+        with self._lock:
+            if self._published:
+                publish_thread_keys(None)
+            self._published = False
+
+    def count_failures(self) -> int:
+        return int(self._library.count_failures()) if self._library else 0
+
+    def _install(self) -> None:
+        runtime = otel_context._RUNTIME_CONTEXT  # noqa: SLF001
+        variable = getattr(runtime, "_current_context", None)
+        if not isinstance(variable, contextvars.ContextVar):
+            raise HostError(
+                f"spans of threads are not published: the runtime context {type(runtime).__name__} "
+                "is not OpenTelemetry's own",
+                hint="unset OTEL_PYTHON_CONTEXT",
+            )
+        has_watcher = sys.version_info >= (3, 14)
+        offset = 0 if has_watcher else find_context_offset()
+        if offset is None:
+            raise HostError("spans of threads are not published: this interpreter is not CPython's")
+        try:
+            library = load()
+        except ImportError as error:
+            raise HostError(
+                f"spans of threads are not published: no library for {platform.machine()} and "
+                f"{platform.python_implementation()} {platform.python_version()}: {error}",
+                hint="run CPython 3.11 or later with the GIL, on x86-64",
+            ) from error
+        classes = frozenset({NonRecordingSpan, getattr(sdk_trace, "_Span", NonRecordingSpan)})
+        library.install(
+            variable, _SPAN_KEY, KEY, self._encoded, classes,
+            lambda: _follow_greenlets(library.refresh), _is_outside_of_loops, offset, sys.modules,
+            _methods(contextvars.ContextVar), _methods(contextvars.Context),
+        )  # fmt: skip
+        self._library = library
+        process_labels.follow(self._encode, self._encoded)
+
+    def _encode(self, labels: LabelSet) -> bytes:
+        with self._lock:
+            return self._attributes.encode(labels)
+
+    def _announce(self, names: tuple[str, ...]) -> None:
+        if self._published:
+            publish_thread_keys(_keys(names))
+
+
+def _keys(names: tuple[str, ...]) -> Attributes:
+    return {SCHEMA: _VERSION, KEY_MAP: names}
+
+
+def _methods(kind: type) -> dict[str, Any]:
+    """The dictionary behind a type's read-only ``__dict__``."""
+    (methods,) = gc.get_referents(kind.__dict__)
+    if not isinstance(methods, dict):
+        raise HostError("spans of threads are not published: this interpreter is not CPython's")
+    return methods
+
+
+def _follow_greenlets(refresh: Callable[..., None]) -> None:
+    """Call the library after each switch of this thread's greenlets."""
+    greenlet: Any = sys.modules["greenlet._greenlet"]
+    trace: Callable[..., object] | None = greenlet.gettrace()
+    if trace is None:
+        greenlet.settrace(refresh)
+        return
+
+    def both(event: str, switched: object) -> None:
+        refresh()
+        trace(event, switched)
+
+    greenlet.settrace(both)
+
+
+def _is_outside_of_loops() -> bool:
+    """Returns whether this thread runs no event loop, so that its context is the thread's."""
+    if asyncio._get_running_loop() is not None:  # noqa: SLF001 - returns None outside of loops
+        return False
+    trio: Any = sys.modules.get("trio")
+    if trio is None:
+        return True
+    try:
+        trio.lowlevel.current_trio_token()
+    except RuntimeError:
+        return True
+    return False
+
+
+_writer: Final = _Writer()
+
+
+def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
+    """Publish the current span of each thread; needs no privileges. Thread-safe.
+
+    Publishes a process context, too, unless this process has one already. Records have the trace
+    id, the span id, the trace flags and the labels (:func:`otel_kprofiler.labels`); attributes of
+    at most 612 bytes. Threads that are in a span already are published from their next change on.
+    In forked children, records and process context are the child's.
+
+    Args:
+        resource: attributes of the process context if there is none yet; by default those of the
+            tracer provider.
+
+    Raises:
+        HostError: this interpreter or processor is not supported, OpenTelemetry's runtime context
+            is replaced, or the process context cannot be published.
+    """
+    _writer.start(resource)
+
+
+def stop_thread_contexts() -> None:
+    """Withdraw the announcement, so that readers stop. Thread-safe.
+
+    The hooks stay, so that records are right when they are announced again.
+    """
+    _writer.stop()

@@ -1,0 +1,381 @@
+/* Publishes the current span of each thread for readers outside of the process.
+ *
+ * Format: OpenTelemetry's thread context (oteps/profiles/4947-thread-ctx.md of its specification):
+ * otel_thread_ctx_v1 points to the record of the thread, and is null outside of spans.
+ *
+ * A module with CPython's stable ABI. It needs no library: the interpreter that loads it has
+ * Python's functions and memcpy, so one file serves glibc and musl. Only the main interpreter of a
+ * process uses it, under the GIL.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+#define HIDDEN_WEAK __attribute__((weak))
+#define MAX_ATTRIBUTES 612 /* of a record of 640 bytes, as the specification recommends */
+
+struct record {
+	uint8_t trace_id[16];
+	uint8_t span_id[8];
+	uint8_t valid;
+	uint8_t trace_flags;
+	uint16_t attributes_size;
+	uint8_t attributes[MAX_ATTRIBUTES];
+} __attribute__((aligned(8)));
+
+EXPORTED __thread struct record *otel_thread_ctx_v1;
+static __thread struct record own;
+static __thread unsigned char followed; /* this thread's greenlets have a trace function */
+/* The context that this thread entered through a hook, compared with the one that it is in. */
+static __thread PyObject *entered;
+
+/* Public functions of CPython that are not part of its stable ABI, of constant signature in
+ * 3.11 to 3.14 (Include/cpython/context.h, longobject.h, abstract.h). */
+extern int PyContext_Enter(PyObject *);
+extern int PyContext_Exit(PyObject *);
+extern int PyContextVar_Get(PyObject *, PyObject *, PyObject **);
+extern PyObject *PyContextVar_Set(PyObject *, PyObject *);
+extern int PyContextVar_Reset(PyObject *, PyObject *);
+extern PyTypeObject PyContext_Type, PyContextVar_Type, PyContextToken_Type;
+extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
+/* From 3.14: called after each change of a thread's context. */
+extern int PyContext_AddWatcher(int (*)(int, PyObject *)) HIDDEN_WEAK;
+/* From 3.13; before, the private function. */
+extern Py_ssize_t PyLong_AsNativeBytes(PyObject *, void *, Py_ssize_t, int) HIDDEN_WEAK;
+extern int _PyLong_AsByteArray(PyObject *, unsigned char *, size_t, int, int) HIDDEN_WEAK;
+#define BIG_ENDIAN_UNSIGNED (0 | 4 | 8) /* Py_ASNATIVEBYTES_*: big endian, unsigned, no negatives */
+
+static PyObject *variable;   /* OpenTelemetry's contextvars.ContextVar */
+static PyObject *span_key;   /* where its Context has the span */
+static PyObject *labels_key; /* and the number of a set of labels */
+static PyObject *encoded;    /* attributes by that number, as bytes */
+static PyObject *classes;    /* types of spans whose _context is their span context */
+static PyObject *follow;     /* follows the greenlets of this thread */
+static PyObject *is_outside; /* whether no event loop runs in this thread */
+static Py_ssize_t context_at; /* of the current context in PyThreadState; 0: a watcher sees all */
+static PyObject *modules;    /* sys.modules */
+static PyObject *plain_run, *plain_reset;
+static PyObject *name_context, *name_get_span_context, *name_greenlet;
+static unsigned long long failures;
+
+static inline void fence(void)
+{
+	__atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
+static int write_number(PyObject *number, uint8_t *to, Py_ssize_t size)
+{
+	if (PyLong_AsNativeBytes) {
+		Py_ssize_t needed =
+			PyLong_AsNativeBytes(number, to, size, BIG_ENDIAN_UNSIGNED);
+		return needed < 0 || needed > size ? -1 : 0;
+	}
+	return PyLong_Check(number) ? _PyLong_AsByteArray(number, to, size, 0, 0) : -1;
+}
+
+static int is_zero(const uint8_t *bytes, int size)
+{
+	uint8_t all = 0;
+
+	while (size)
+		all |= bytes[--size];
+	return !all;
+}
+
+/* Writes ids, flags and attributes; results as describe(). */
+static int fill(PyObject *span, PyObject *number)
+{
+	PyObject *context, *attributes;
+	int status = 0;
+
+	if (PySet_Contains(classes, (PyObject *)Py_TYPE(span)) == 1)
+		context = PyObject_GetAttr(span, name_context);
+	else
+		context = PyObject_CallMethodObjArgs(span, name_get_span_context, NULL);
+	otel_thread_ctx_v1 = NULL; /* Python code may have published */
+	own.valid = 0;
+	fence();
+	if (!context)
+		return -1;
+	/* A SpanContext is a tuple: trace id, span id, is remote, trace flags, ... */
+	if (PyTuple_Check(context) && PyTuple_Size(context) >= 4) {
+		long flags = PyLong_AsLong(PyTuple_GetItem(context, 3));
+
+		own.trace_flags = (uint8_t)flags;
+		own.attributes_size = 0;
+		if ((flags == -1 && PyErr_Occurred()) ||
+		    write_number(PyTuple_GetItem(context, 0), own.trace_id, 16) ||
+		    write_number(PyTuple_GetItem(context, 1), own.span_id, 8))
+			status = -1;
+		else
+			status = !is_zero(own.trace_id, 16) && !is_zero(own.span_id, 8);
+	}
+	Py_DECREF(context);
+	attributes = number && status == 1 ? PyDict_GetItemWithError(encoded, number) : NULL;
+	if (attributes && PyBytes_Check(attributes)) {
+		Py_ssize_t size = PyBytes_Size(attributes);
+
+		if (size <= MAX_ATTRIBUTES) {
+			memcpy(own.attributes, PyBytes_AsString(attributes), size);
+			own.attributes_size = (uint16_t)size;
+		}
+	}
+	return status;
+}
+
+static PyObject *current_context(void)
+{
+	return *(PyObject **)((char *)PyThreadState_Get() + context_at);
+}
+
+/* Returns whether leaving the current context will be noticed. Without a watcher, C code that
+ * enters a context (event loops such as uvloop's, eager tasks) is not. */
+static int is_followed(void)
+{
+	PyObject *result;
+	int answer;
+
+	if (!context_at)
+		return 1;
+	if (entered)
+		return entered == current_context();
+	result = PyObject_CallNoArgs(is_outside); /* once in most threads */
+	answer = result ? PyObject_IsTrue(result) : -1;
+	Py_XDECREF(result);
+	if (answer == 1)
+		entered = current_context();
+	return answer;
+}
+
+/* Writes the record of this thread; 1: it is complete, 0: there is no span, -1: an exception. */
+static int describe(PyObject *context)
+{
+	PyObject *span, *number;
+	int status;
+
+	if (!PyDict_Check(context))
+		return 0;
+	if (!followed && PyDict_GetItemWithError(modules, name_greenlet)) {
+		PyObject *result = PyObject_CallNoArgs(follow);
+
+		if (!result)
+			return -1;
+		followed = 1;
+		Py_DECREF(result);
+	}
+	span = PyDict_GetItemWithError(context, span_key);
+	if (!span)
+		return PyErr_Occurred() ? -1 : 0;
+	number = PyDict_GetItemWithError(context, labels_key);
+	Py_INCREF(span);
+	Py_XINCREF(number);
+	status = is_followed();
+	if (status == 1)
+		status = fill(span, number);
+	Py_XDECREF(number);
+	Py_DECREF(span);
+	return status;
+}
+
+/* Publishes what an OpenTelemetry Context says; call it without an exception that is set. */
+static void publish(PyObject *context)
+{
+	int status;
+
+	otel_thread_ctx_v1 = NULL;
+	fence();
+	status = describe(context);
+	if (status < 0 || PyErr_Occurred()) {
+		failures++;
+		PyErr_Clear();
+	} else if (status) {
+		own.valid = 1;
+		fence();
+		otel_thread_ctx_v1 = &own;
+	}
+}
+
+/* Publishes the span of the context that the thread is in. */
+static void publish_current(void)
+{
+	PyObject *context = NULL, *type = NULL, *value = NULL, *traceback = NULL;
+
+	otel_thread_ctx_v1 = NULL;
+	fence();
+	PyErr_Fetch(&type, &value, &traceback);
+	if (PyContextVar_Get(variable, NULL, &context)) {
+		failures++;
+		PyErr_Clear();
+	} else if (context) {
+		publish(context);
+		Py_DECREF(context);
+	}
+	PyErr_Restore(type, value, traceback);
+}
+
+static int watch(int event, PyObject *context)
+{
+	(void)event;
+	(void)context;
+	publish_current();
+	return 0;
+}
+
+/* ContextVar.set(value) */
+static PyObject *set(PyObject *self, PyObject *value)
+{
+	PyObject *token = PyContextVar_Set(self, value);
+
+	if (self == variable && token)
+		publish(value);
+	return token;
+}
+
+/* ContextVar.reset(token) */
+static PyObject *reset(PyObject *self, PyObject *token)
+{
+	if (Py_TYPE(token) != &PyContextToken_Type) /* raises TypeError */
+		return PyObject_CallFunctionObjArgs(plain_reset, self, token, NULL);
+	if (PyContextVar_Reset(self, token))
+		return NULL;
+	if (self == variable)
+		publish_current();
+	Py_RETURN_NONE;
+}
+
+/* Context.run(function, *arguments, **named): what CPython does (Python/context.c, context_run). */
+static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
+{
+	PyObject *result, *outside;
+
+	if (count < 1) /* raises TypeError */
+		return PyObject_CallFunctionObjArgs(plain_run, self, NULL);
+	outside = entered;
+	if (PyContext_Enter(self))
+		return NULL;
+	entered = self;
+	publish_current();
+	result = PyObject_Vectorcall(arguments[0], arguments + 1, count - 1, names);
+	otel_thread_ctx_v1 = NULL;
+	fence();
+	if (PyContext_Exit(self)) {
+		Py_XDECREF(result);
+		result = NULL;
+	}
+	entered = outside;
+	if (outside == current_context())
+		publish_current();
+	return result;
+}
+
+static PyMethodDef set_method = {
+	"set", set, METH_O,
+	"set($self, value, /)\n--\n\nCall to set a new value for the context variable."};
+static PyMethodDef reset_method = {
+	"reset", reset, METH_O,
+	"reset($self, token, /)\n--\n\nReset the context variable to what it was before set()."};
+static PyMethodDef run_method = {
+	"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL | METH_KEYWORDS,
+	"run($self, callable, /, *args, **kwargs)\n--\n\nRun a callable in this context."};
+
+/* Replaces a method of a type of the interpreter. */
+static int replace(PyObject *methods, PyTypeObject *type, PyMethodDef *definition, PyObject **plain)
+{
+	PyObject *method = PyDict_GetItemString(methods, definition->ml_name), *hook;
+	int status;
+
+	if (!method) {
+		PyErr_Format(PyExc_LookupError, "%R has no method %s", type, definition->ml_name);
+		return -1;
+	}
+	if (plain)
+		*plain = Py_NewRef(method);
+	hook = PyDescr_NewMethod(type, definition);
+	if (!hook)
+		return -1;
+	status = PyDict_SetItemString(methods, definition->ml_name, hook);
+	Py_DECREF(hook);
+	PyType_Modified(type);
+	return status;
+}
+
+/* install(variable, span key, labels key, attributes by number, classes, follow, is_outside,
+ *         offset of the context, sys.modules, methods of ContextVar, methods of Context) */
+static PyObject *install(PyObject *self, PyObject *arguments)
+{
+	PyObject *of_variables, *of_contexts;
+
+	(void)self;
+	if (variable) {
+		PyErr_SetString(PyExc_RuntimeError, "installed already");
+		return NULL;
+	}
+	if (!PyArg_ParseTuple(arguments, "O!OOO!OOOnO!O!O!", &PyContextVar_Type, &variable, &span_key,
+			      &labels_key, &PyDict_Type, &encoded, &classes, &follow, &is_outside,
+			      &context_at, &PyDict_Type, &modules, &PyDict_Type, &of_variables, &PyDict_Type, &of_contexts)) {
+		variable = NULL;
+		return NULL;
+	}
+	Py_INCREF(variable);
+	Py_INCREF(span_key);
+	Py_INCREF(labels_key);
+	Py_INCREF(encoded);
+	Py_INCREF(classes);
+	Py_INCREF(follow);
+	Py_INCREF(is_outside);
+	Py_INCREF(modules);
+	if (replace(of_variables, &PyContextVar_Type, &set_method, NULL) ||
+	    replace(of_variables, &PyContextVar_Type, &reset_method, &plain_reset))
+		return NULL;
+	if (PyContext_AddWatcher) {
+		context_at = 0;
+		if (PyContext_AddWatcher(watch) < 0)
+			return NULL;
+	} else if (replace(of_contexts, &PyContext_Type, &run_method, &plain_run)) {
+		return NULL;
+	}
+	Py_RETURN_NONE;
+}
+
+/* The trace function of greenlets, called after each switch. */
+static PyObject *refresh(PyObject *self, PyObject *arguments)
+{
+	(void)self;
+	(void)arguments;
+	if (variable) {
+		if (context_at)
+			entered = current_context(); /* the greenlet's, until it is left */
+		publish_current();
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *count_failures(PyObject *self, PyObject *arguments)
+{
+	(void)self;
+	(void)arguments;
+	return PyLong_FromUnsignedLongLong(failures);
+}
+
+static PyMethodDef functions[] = {
+	{"install", install, METH_VARARGS, "Install the hooks, once in a process."},
+	{"refresh", refresh, METH_VARARGS, "Publish the span of the greenlet that this thread switched to."},
+	{"count_failures", count_failures, METH_NOARGS, "Spans that could not be read."},
+	{NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_record",
+				    "Publishes the current span of each thread.", -1, functions,
+				    NULL, NULL, NULL, NULL};
+
+EXPORTED PyObject *PyInit__record(void)
+{
+	name_context = PyUnicode_InternFromString("_context");
+	name_get_span_context = PyUnicode_InternFromString("get_span_context");
+	name_greenlet = PyUnicode_InternFromString("greenlet._greenlet");
+	if (!name_context || !name_get_span_context || !name_greenlet)
+		return NULL;
+	return PyModule_Create(&module);
+}

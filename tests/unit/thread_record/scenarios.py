@@ -1,0 +1,272 @@
+"""A service that changes spans in every way; it checks its records itself, at each step.
+
+Usage: scenarios.py NAME
+"""
+# ruff: noqa: ASYNC115, PLW0108, PLW0603, PT017, TRY301 - it does what services do
+
+import asyncio
+import concurrent.futures
+import contextvars
+import gc
+import os
+import sys
+import threading
+
+from opentelemetry import context, trace
+from opentelemetry.sdk.trace import TracerProvider
+
+from otel_kprofiler import labels, thread_context
+from otel_kprofiler.processes import read_process_context
+from tests.thread_record import read_record
+
+tracer = TracerProvider().get_tracer("test")
+may_miss = False
+checked = linked = 0
+
+
+def check():
+    """The record is that of the current span; `may_miss`: or there is none."""
+    global checked, linked
+    span = trace.get_current_span().get_span_context()
+    record = read_record()
+    checked += 1
+    linked += record is not None
+    if record is None and (may_miss or not span.is_valid):
+        return
+    assert record is not None, "no record inside a span"
+    assert record[:3] == (span.trace_id, span.span_id, span.trace_flags)
+
+
+def nested():
+    check()
+    with tracer.start_as_current_span("outer"):
+        check()
+        with tracer.start_as_current_span("inner"):
+            check()
+        check()
+        try:
+            with tracer.start_as_current_span("failing"):
+                check()
+                raise ValueError
+        except ValueError:
+            check()
+        with trace.use_span(trace.INVALID_SPAN):
+            check()
+        check()
+    check()
+
+
+def threads():
+    def work():
+        for _ in range(200):
+            nested()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(work) for _ in range(8)]:
+            done.result()
+        with tracer.start_as_current_span("parent"):
+            copied = contextvars.copy_context()
+            pool.submit(copied.run, nested).result()
+        pool.submit(check).result()
+
+
+def contexts():
+    with tracer.start_as_current_span("inside"):
+        inside = contextvars.copy_context()
+    check()
+    inside.run(check)
+    check()
+    with tracer.start_as_current_span("outside"):
+        empty = contextvars.Context()
+        empty.run(check)
+        check()
+        inside.run(nested)
+        check()
+        try:
+            inside.run(lambda: inside.run(check))
+        except RuntimeError as error:
+            assert "already entered" in str(error)
+        check()
+        try:
+            inside.run(int, "x")
+        except ValueError:
+            check()
+    for wrong in (lambda: inside.run(), lambda: context._RUNTIME_CONTEXT._current_context.reset(1)):
+        try:
+            wrong()
+        except TypeError:
+            check()
+        else:
+            raise AssertionError("no TypeError")
+    # asgiref copies variables from context to context, without attach
+    variable = context._RUNTIME_CONTEXT._current_context
+    token = variable.set(inside[variable])
+    check()
+    variable.reset(token)
+    check()
+    assert inside.run(lambda *given, **named: (given, named), 1, a=2) == ((1,), {"a": 2})
+
+
+async def tasks():
+    async def work(depth):
+        for _ in range(20):
+            check()
+            with tracer.start_as_current_span("task"):
+                check()
+                await asyncio.sleep(0)
+                check()
+                await asyncio.to_thread(nested)
+                check()
+                if depth:
+                    await asyncio.gather(work(depth - 1), work(depth - 1))
+                check()
+            check()
+            await asyncio.sleep(0.0001)
+
+    with tracer.start_as_current_span("all"):
+        await asyncio.gather(*(work(1) for _ in range(3)))
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    loop.call_soon(lambda: (check(), done.set_result(None)), context=contextvars.Context())
+    await done
+    check()
+
+
+def loop():
+    asyncio.run(tasks())
+    with tracer.start_as_current_span("around"):
+        asyncio.run(tasks())
+        check()
+    check()
+
+
+def eager():
+    global may_miss
+    may_miss = sys.version_info < (3, 14)
+
+    async def main():
+        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+        await tasks()
+
+    asyncio.run(main())
+
+
+def uvloop():
+    global may_miss
+    may_miss = sys.version_info < (3, 14)
+    import uvloop as other
+
+    with asyncio.Runner(loop_factory=other.new_event_loop) as runner:
+        runner.run(tasks())
+    may_miss = False
+    nested()
+
+
+def trio():
+    import trio as other
+
+    async def work():
+        for _ in range(50):
+            check()
+            with tracer.start_as_current_span("task"):
+                await other.sleep(0)
+                check()
+                await other.to_thread.run_sync(nested)
+                check()
+            check()
+
+    async def main():
+        async with other.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(work)
+
+    other.run(main)
+
+
+def greenlets():
+    with tracer.start_as_current_span("before the import"):
+        check()
+    import gevent
+
+    def work():
+        for _ in range(50):
+            check()
+            with tracer.start_as_current_span("greenlet"):
+                check()
+                gevent.sleep(0)
+                check()
+                contextvars.copy_context().run(inner)
+                check()
+            check()
+            gevent.sleep(0)
+
+    def inner():
+        check()
+        with tracer.start_as_current_span("inner"):
+            gevent.sleep(0)
+            check()
+
+    nested()
+    for _ in range(3):
+        with tracer.start_as_current_span("main"):
+            for task in [gevent.spawn(work) for _ in range(5)]:
+                task.get()
+            check()
+    check()
+
+
+def fork():
+    with tracer.start_as_current_span("parent"):
+        check()
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                check()
+                nested()
+                extra = read_process_context(os.getpid()).extra
+                assert extra["threadlocal.schema_version"] == "tlsdesc_v1_dev", extra
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        check()
+
+
+def attributes():
+    with labels(tenant="acme"):
+        assert read_record() is None
+        with tracer.start_as_current_span("span"), labels(region="ö" * 150):
+            number = names().index("region")
+            assert read_record()[3] == {names().index("tenant"): "acme", number: "ö" * 127}
+        with tracer.start_as_current_span("span"):
+            assert read_record()[3] == {names().index("tenant"): "acme"}
+    with tracer.start_as_current_span("span"):
+        assert read_record()[3] == {}
+
+
+def names():
+    return read_process_context(os.getpid()).extra["threadlocal.attribute_key_map"]
+
+
+def ends():
+    """Stopped and started again; threads end, and hold no memory."""
+    thread_context.stop()
+    assert "threadlocal.schema_version" not in read_process_context(os.getpid()).extra
+    nested()
+    thread_context.start()
+    assert names() == ()
+    gc.collect()
+    count = len(gc.get_objects())
+    for _ in range(500):
+        thread = threading.Thread(target=nested)
+        thread.start()
+        thread.join()
+    gc.collect()
+    assert len(gc.get_objects()) < count + 100
+
+
+if __name__ == "__main__":
+    thread_context.start({"service.name": "scenarios"})
+    globals()[sys.argv[1]]()
+    sys.stdout.write(f"{checked} {linked}\n")
