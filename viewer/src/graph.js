@@ -3,11 +3,13 @@
 // Only rows in sight are drawn: the canvas stays in place while its box is scrolled.
 
 import { onCanvas } from "./colours.js";
+import { count } from "./units.js";
 
 const ROW = 18; // pixels
 const LEAST_WIDTH = 0.6; // pixels; narrower boxes are not drawn until they are zoomed into
 const LEAST_TEXT = 24; // pixels; narrower boxes have no text
 const PAD = 4;
+const DIM = 0.35; // opacity of frames beside those that match the search
 
 export class Graph {
   #rows = [];
@@ -42,7 +44,7 @@ export class Graph {
     }).observe(this.element);
   }
 
-  // `look`: zoom (a path), rootAtBottom, isHatched(box), isMatch(box),
+  // `look`: zoom (a path), rootAtBottom, isHatched(box), isMatch(box), searches,
   // and of a box and its tree: colour, text (name and amount).
   show(tree, look) {
     const focus = this.#focused && this.#tree ? this.#tree.path(this.#focused) : null;
@@ -112,23 +114,30 @@ export class Graph {
     this.#rows.forEach((places, row) => {
       const top = this.#top(row);
       if (top > height || top + ROW < 0) return;
-      for (const { box, x, width: wide, isOuter } of places) {
-        pen.globalAlpha = isOuter ? 0.55 : 1;
+      for (const { box, x, width: wide, isOuter, more } of places) {
+        const isDim = this.#look.searches && (more || !this.#look.isMatch(box));
+        pen.globalAlpha = isDim ? DIM : isOuter ? 0.55 : 1;
         const drawn = Math.max(wide - (wide > 3 ? 0.8 : 0), 0.4);
-        pen.fillStyle = onCanvas(this.#look.isMatch(box) ? "var(--match)" : this.#look.colour(box, this.#tree));
+        pen.fillStyle = this.#fill(box, more);
         pen.fillRect(x, top, drawn, ROW - 1);
-        if (wide > 3 && this.#look.isHatched(box)) {
+        if (wide > 3 && !more && this.#look.isHatched(box)) {
           pen.fillStyle = hatch;
           pen.fillRect(x, top, drawn, ROW - 1);
         }
         pen.globalAlpha = 1;
         if (wide < LEAST_TEXT) continue;
         pen.fillStyle = text;
-        this.#write(pen, box, x + PAD, top + ROW / 2, wide - 2 * PAD);
+        const shown = more ? { name: `${count(more)} more`, amount: "" } : this.#look.text(box, this.#tree);
+        this.#write(pen, shown, x + PAD, top + ROW / 2, wide - 2 * PAD);
       }
     });
     if (this.#hovered) this.#frame(pen, this.#hovered, 1);
     if (this.#focused && document.activeElement === this.element) this.#frame(pen, this.#focused, 2.5);
+  }
+
+  #fill(box, more) {
+    if (more) return onCanvas("var(--same)");
+    return onCanvas(this.#look.isMatch(box) ? "var(--match)" : this.#look.colour(box, this.#tree));
   }
 
   #frame(pen, box, line) {
@@ -141,8 +150,7 @@ export class Graph {
   }
 
   // The name, cut if it is too long; behind it what the box counts, if there is room.
-  #write(pen, box, x, y, room) {
-    const { name, amount } = this.#look.text(box, this.#tree);
+  #write(pen, { name, amount }, x, y, room) {
     const wide = this.#measure(pen, name);
     if (wide > room) {
       const kept = Math.floor((name.length * (room - 10)) / wide);
@@ -181,13 +189,18 @@ export class Graph {
     return pen.createPattern(tile, "repeat");
   }
 
-  // Everything that is drawn, also out of sight.
+  // Groups of narrow boxes that are drawn: number, value, and x and width in pixels.
+  groups() {
+    return this.#rows.flatMap((places, row) => places.filter(({ more }) => more).map((place) => ({ ...place, row })));
+  }
+
+  // Every box that is drawn, also out of sight.
   boxes() {
     return this.#rows.flatMap((places, row) =>
-      places.map(({ box, x, width, isOuter }) => ({
+      places.filter(({ more }) => !more).map(({ box, x, width, isOuter }) => ({
         box, x, width, isOuter, row, y: this.#top(row), height: ROW,
         name: this.#look.text(box, this.#tree).name,
-        colour: onCanvas(this.#look.isMatch(box) ? "var(--match)" : this.#look.colour(box, this.#tree)),
+        colour: this.#fill(box),
         isHatched: this.#look.isHatched(box), isMatch: this.#look.isMatch(box),
       })),
     );
@@ -218,11 +231,12 @@ export class Graph {
     const here = matches.indexOf(this.#focused);
     const next = here < 0 ? (by > 0 ? 0 : matches.length - 1) : (here + by + matches.length) % matches.length;
     this.focus(matches[next]);
+    this.element.scrollIntoView({ block: "nearest" });
     return next + 1;
   }
 
   matches() {
-    return this.#rows.flatMap((places) => places.map(({ box }) => box).filter((box) => this.#look.isMatch(box)));
+    return this.#rows.flatMap((places) => places.filter(({ box, more }) => !more && this.#look.isMatch(box)).map(({ box }) => box));
   }
 
   #neighbour(towards) {
@@ -234,7 +248,7 @@ export class Graph {
       const below = (this.#rows[found.row + 1] ?? []).filter((place) => place.box.parent === box);
       return below.sort((a, b) => b.width - a.width)[0]?.box;
     }
-    const places = this.#rows[found.row];
+    const places = this.#rows[found.row].filter(({ more }) => !more);
     return places[places.indexOf(found.place) + (towards === "right" ? 1 : -1)]?.box;
   }
 
@@ -242,14 +256,16 @@ export class Graph {
     const bounds = this.element.getBoundingClientRect();
     const [x, y] = [event.clientX - bounds.x, event.clientY - bounds.y];
     const row = this.#rows.findIndex((_, at) => y >= this.#top(at) && y < this.#top(at) + ROW);
-    return this.#rows[row]?.find((place) => x >= place.x && x < place.x + Math.max(1, place.width))?.box;
+    const place = this.#rows[row]?.find(({ x: left, width }) => x >= left && x < left + Math.max(1, width));
+    return place?.more ? { ...place, frame: -1, parent: place.box } : place?.box;
   }
 
   #listen() {
     const { element } = this;
     element.addEventListener("click", (event) => {
-      const box = this.#at(event);
-      if (!box) return;
+      const at = this.#at(event);
+      if (!at) return;
+      const box = at.more ? at.parent : at;
       this.#focused = box;
       this.events.point(null);
       this.events.zoom(this.#tree, box);
@@ -257,7 +273,7 @@ export class Graph {
     element.addEventListener("contextmenu", (event) => {
       const byMouse = event.pointerType !== "" && event.button === 2;
       const box = byMouse ? this.#at(event) : this.#focused;
-      if (!box || !this.#placeOf(box)) return;
+      if (!box || box.more || !this.#placeOf(box)) return;
       event.preventDefault();
       this.focus(box);
       this.events.point(null);
@@ -267,10 +283,11 @@ export class Graph {
       const box = this.#at(event) ?? null;
       element.style.cursor = box ? "pointer" : "";
       this.events.point(box && this.#tree, box, { x: event.clientX, y: event.clientY });
-      if (box === this.#hovered) return;
-      this.#hovered = box;
+      const hovered = box?.more ? null : box;
+      if (hovered === this.#hovered) return;
+      this.#hovered = hovered;
       this.draw();
-      if (box) this.events.tell(this.#tree, box);
+      if (hovered) this.events.tell(this.#tree, box);
     });
     element.addEventListener("mouseleave", () => {
       this.#hovered = null;

@@ -264,6 +264,7 @@ export class Pane {
       rootAtBottom: rootOf(state) === "bottom",
       colour: (box, tree) => (before ? this.#difference(tree, box).colour : colourOf(profile.family(box.frame), profile.name(box.frame))),
       isHatched: (box) => box.frame >= 0 && profile.frames.reason[box.frame] > 0,
+      searches: Boolean(search),
       isMatch: (box) => Boolean(search && box.frame >= 0 && search.frames[box.frame]),
       text: (box, tree) => ({
         name: profile.name(box.frame),
@@ -306,6 +307,11 @@ export class Pane {
     const { frame, parent } = box;
     const rows = [];
     const amount = (value) => format(value, counts.all, kind, state.unit);
+    if (box.more) {
+      if (!before) rows.push(["Total", amount(box.value)]);
+      rows.push(["Of all", share(box.value, counts.all)], ["Width", "too narrow: zoom in"]);
+      return { title: `${count(box.more)} more`, rows };
+    }
     if (before) {
       const found = this.#difference(tree, box);
       rows.push(["Before", share(found.before, 1)], ["After", share(found.after, 1)], ["Change", inWords(found)]);

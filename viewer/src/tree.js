@@ -106,6 +106,7 @@ export class Tree {
   }
 
   // Rows of what is at least so wide below a zoomed box, which fills the width with all above it.
+  // Narrower boxes beside each other are one place with their number (`more`), value and caller (`box`).
   layout(zoomed, width, least) {
     const rows = [];
     const outer = [];
@@ -115,11 +116,21 @@ export class Tree {
     const place = (box, x, row) => {
       (rows[row] ??= []).push({ box, x, width: box.value * scale, isOuter: false });
       let at = x;
+      let rest = { more: 0, value: 0 };
+      const placeRest = () => {
+        const wide = rest.value * scale;
+        if (wide >= least) (rows[row + 1] ??= []).push({ box, x: at - wide, width: wide, isOuter: false, ...rest });
+        rest = { more: 0, value: 0 };
+      };
       for (const child of this.children(box)) {
         const wide = child.value * scale;
-        if (wide >= least) place(child, at, row + 1);
+        if (wide >= least) {
+          placeRest();
+          place(child, at, row + 1);
+        } else rest = { more: rest.more + 1, value: rest.value + child.value };
         at += wide;
       }
+      placeRest();
     };
     place(zoomed, 0, outer.length);
     return rows;

@@ -1,0 +1,113 @@
+"""Matches of a search among dimmed frames, and narrow frames that stand together as "n more"."""
+
+import time
+
+import pytest
+
+from otel_kprofiler.formats import html
+from tests.browser.test_flamegraph import (
+    READ,
+    SYSCALL,
+    boxes,
+    frame,
+    names,
+    page,
+    place,
+    sample,
+    text,
+    window,
+)
+from tests.browser.test_page_details import tooltip
+
+__all__ = ["page"]
+
+GROUPS = "viewer.panes[0].graph.groups().map(({ box, ...shown }) => shown)"
+NARROW = 2000
+
+
+@pytest.fixture
+def narrow(browser, tmp_path):
+    """A leaf with one wide caller, and very many whose width is less than a pixel."""
+    callers = [sample([READ, frame(f"caller_{at}")], 1) for at in range(NARROW)]
+    path = tmp_path / "x.html"
+    path.write_text(html([window(("x", 1, [sample([READ, SYSCALL], 2 * NARROW), *callers]))]))
+    browser.open(path.as_uri() + "#tab=callers")
+    return browser
+
+
+def hover_group(page, group):
+    left, top = page.evaluate(
+        "(b => [b.x, b.y])(viewer.panes[0].graph.element.getBoundingClientRect())"
+    )
+    at = boxes(page, "do_syscall_64")[0]
+    x, y = left + group["x"] + group["width"] / 2, top + at["y"] + 5
+    for _ in range(40):
+        page.mouse("mouseMoved", x + 1, y)
+        page.mouse("mouseMoved", x, y)
+        if (shown := tooltip(page)) and shown["title"].endswith("more"):
+            return shown
+        time.sleep(0.05)
+    raise AssertionError("no tooltip of the group")
+
+
+def test_narrow_callers_are_a_group_with_their_sum(narrow):
+    groups = [group for group in narrow.evaluate(GROUPS) if group["row"] == 2]
+    assert [(group["more"], group["value"]) for group in groups] == [(NARROW, NARROW)]
+    wide = boxes(narrow, "do_syscall_64")[0]["width"]
+    assert groups[0]["width"] == pytest.approx(wide / 2)
+    shown = hover_group(narrow, groups[0])
+    assert shown["title"] == "2,000 more"
+    assert shown["rows"]["Total"] == "2,000 samples"
+    assert shown["rows"]["Of all"] == "33.33%"
+
+
+def test_keys_walk_past_groups_and_a_click_zooms_to_their_callee(narrow):
+    narrow.press("g", "ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight")
+    assert text(narrow, "details").startswith("do_syscall_64")
+    group = next(group for group in narrow.evaluate(GROUPS) if group["row"] == 2)
+    hover_group(narrow, group)
+    left, top = narrow.evaluate(
+        "(b => [b.x, b.y])(viewer.panes[0].graph.element.getBoundingClientRect())"
+    )
+    y = top + boxes(narrow, "do_syscall_64")[0]["y"] + 5
+    narrow.click_at(left + group["x"] + group["width"] / 2, y)
+    assert text(narrow, "details").startswith("vfs_read")
+    assert names(narrow)["vfs_read"] == 100
+
+
+PIXEL = """(name => {{
+  const {{ graph }} = viewer.panes[0];
+  const box = graph.boxes().find(box => box.name === name);
+  const at = [box.x + box.width - 6, box.y + 3].map(one => Math.round(one * devicePixelRatio));
+  return [...graph.canvas.getContext("2d").getImageData(...at, 1, 1).data];
+}})("{name}")"""
+
+
+def test_a_search_dims_what_does_not_match(page):
+    def pixel(name):
+        return page.evaluate(PIXEL.format(name=name))
+
+    unsearched = {name: pixel(name) for name in ("sh", "ext4_read", "vfs_read")}
+    page.press("/", *"ext4", "Escape")
+    assert pixel("sh")[3] < unsearched["sh"][3]
+    assert pixel("vfs_read")[3] < unsearched["vfs_read"][3]
+    assert pixel("ext4_read")[3] == 255
+    page.evaluate("document.getElementById('search').value = ''")
+    page.press("/", "Backspace")
+    page.evaluate("document.getElementById('search').dispatchEvent(new Event('input'))")
+    assert {name: pixel(name) for name in unsearched} == unsearched
+
+
+@pytest.mark.parametrize(("width", "height"), [(1200, 420), (390, 500)])
+def test_the_next_match_comes_into_view(browser, tmp_path, width, height):
+    path = tmp_path / "deep.html"
+    deep = [frame(f"level_{level}") for level in range(100)]
+    path.write_text(html([window(("x", 1, [sample(deep, 5)]))]))
+    browser.open(path.as_uri() + "#search=level_3$", width=width, height=height)
+    browser.press("n")
+    assert text(browser, "details").startswith("level_3 ")
+    top, bottom = browser.evaluate(
+        "(b => [b.top, b.bottom])(viewer.panes[0].graph.element.getBoundingClientRect())"
+    )
+    y = place(browser, "level_3")[1]
+    assert max(top, 0) < y < min(bottom, height)
