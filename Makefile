@@ -177,12 +177,21 @@ dist:  ## wheel and source distribution, checked
 	$(BIN)/python -m build -o dist .
 	$(BIN)/python -m twine check --strict dist/*.whl dist/*.tar.gz
 
-test-dist: dist  ## both of these, each installed in an empty environment
+test-dist: dist  ## both of these, each installed in an empty environment, and the wheel by pipx and uvx
 	for file in $(CURDIR)/dist/*.whl $(CURDIR)/dist/*.tar.gz; do \
 		rm -rf build/empty && $(BIN)/python -m venv build/empty && \
 		build/empty/bin/python -m pip install -q $$file && \
 		(cd / && $(CURDIR)/build/empty/bin/otel-kprofiler --version && \
 		$(CURDIR)/build/empty/bin/otel-kprofiler validate -c $(CURDIR)/config/agent.yaml) || exit 1; \
+	done
+	rm -rf build/tools && $(BIN)/python -m venv build/tools && build/tools/bin/pip install -q pipx uv
+	export PIPX_HOME=$(CURDIR)/build/tools/pipx PIPX_BIN_DIR=$(CURDIR)/build/tools/apps \
+		PIPX_MAN_DIR=$(CURDIR)/build/tools/man \
+		UV_CACHE_DIR=$(CURDIR)/build/tools/uv; \
+	for file in $(CURDIR)/dist/*.whl; do \
+		(cd / && $(CURDIR)/build/tools/bin/pipx install --force $$file && \
+		$(CURDIR)/build/tools/apps/otel-kprofiler --version && \
+		$(CURDIR)/build/tools/bin/uvx --from $$file otel-kprofiler --version) || exit 1; \
 	done
 
 deb:  ## Debian package for this release, with a virtual environment of its own: REVISION=1
