@@ -75,6 +75,7 @@ from otel_kprofiler.host.maps import (
 )
 from otel_kprofiler.host.open_files import find_open_files_error
 from otel_kprofiler.host.patient_calls import PatientCalls
+from otel_kprofiler.host.patient_children import DeviceHangs, PatientChildren
 from otel_kprofiler.host.perf import (
     COUNT_SW_CPU_CLOCK,
     COUNT_SW_DUMMY,
@@ -136,6 +137,7 @@ __all__ = [
     "CpuGrant",
     "CpuRate",
     "CpuShare",
+    "DeviceHangs",
     "EventPerCpu",
     "FairQueue",
     "FilePlaces",
@@ -152,6 +154,7 @@ __all__ = [
     "OpenedFile",
     "OwnContainer",
     "PatientCalls",
+    "PatientChildren",
     "PerfAttributes",
     "PrivateDirectory",
     "Privileges",

@@ -74,7 +74,7 @@ class PatientCalls:
         reader.begin(job, done)
         wait = None
         while not done.wait(self._patience_s):
-            last, wait = wait, _find_storage_wait(reader.native_id)
+            last, wait = wait, find_storage_wait(f"/proc/self/task/{reader.native_id}")
             is_over = self._is_closed() or (wait is not None and wait == last)
             if is_over and self._leave(device, reader, done):
                 self._on_left(reader.ident or 0)
@@ -180,9 +180,13 @@ def _call(job: Job) -> None:
         _log.exception("reading a file failed")
 
 
-def _find_storage_wait(tid: int | None) -> int | None:
-    """Returns the number of a thread's current storage wait; None if it is in none."""
-    task = Path(f"/proc/self/task/{tid}")
+def find_storage_wait(directory: str) -> int | None:
+    """Returns the number of the current storage wait; None if there is none.
+
+    Args:
+        directory: of a thread in ``/proc``.
+    """
+    task = Path(directory)
     with suppress(OSError):
         status = (task / "status").read_text()
         if "\nState:\tD" in status or (task / "wchan").read_text() == _FUSE_WAIT:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from otel_kprofiler.elf import ElfFile, frame_index
@@ -13,6 +15,8 @@ from otel_kprofiler.errors import describe_status
 from otel_kprofiler.host import (
     CpuGrant,
     CpuRate,
+    DeviceHangs,
+    PatientChildren,
     grant_memory,
     has_exceeded_cpu,
     limit_cpu,
@@ -41,6 +45,7 @@ class Children:
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
+        self._patient = PatientChildren()
 
     def run(
         self,
@@ -66,6 +71,9 @@ class Children:
             TableRefused: it failed, took too long, or was stopped.
             OSError: no process could be started.
         """
+        device = os.fstat(fd).st_dev
+        with _refusing_hangs():
+            self._patient.check(device)
         with self._lock:
             if self._stopped:
                 raise TableRefused(Refusal.NOT_INDEXED, "the profiler stops")
@@ -80,11 +88,9 @@ class Children:
             self._running.add(child)
         try:
             limit_cpu(child.pid, cpu)
-            with limit_memory(child.pid, grant):
-                output, _ = child.communicate(timeout=timeout_s)
+            with limit_memory(child.pid, grant), _refusing_hangs():
+                output, _ = self._patient.wait(child, device, timeout_s)
         except subprocess.TimeoutExpired as error:
-            child.kill()
-            child.communicate()
             raise TableRefused(Refusal.NOT_INDEXED, f"took over {timeout_s:g} s") from error
         finally:
             with self._lock:
@@ -102,6 +108,14 @@ class Children:
             self._stopped = True
             for child in self._running:
                 child.kill()
+
+
+@contextmanager
+def _refusing_hangs() -> Iterator[None]:
+    try:
+        yield
+    except DeviceHangs as error:
+        raise TableRefused(Refusal.UNREADABLE, str(error)) from error
 
 
 def index_frames(

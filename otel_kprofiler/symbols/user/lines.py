@@ -14,7 +14,8 @@ import struct
 import subprocess
 import tempfile
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from otel_kprofiler.elf import (
@@ -32,7 +33,9 @@ from otel_kprofiler.errors import DependencyError, describe_error, describe_stat
 from otel_kprofiler.host import (
     CacheDirectory,
     CpuRate,
+    DeviceHangs,
     MemoryGrant,
+    PatientChildren,
     child_command,
     grant_memory,
     has_exceeded_cpu,
@@ -105,6 +108,7 @@ class SymbolicLines:
         self._cache = cache
         self._limits = limits
         self._turn = threading.Lock()
+        self._children = PatientChildren()
 
     def open(
         self, source: FileSource, path: str = "", alternate: FileSource | None = None
@@ -163,9 +167,10 @@ class SymbolicLines:
 
     def _run(self, source: FileSource, result: int) -> None:
         """Convert in a new interpreter."""
-        limits = self._limits
+        limits, device = self._limits, os.fstat(source.fd).st_dev
         cpu = limits.cpu.grant(count_dwarf_bytes(source))
-        with self._turn:
+        with self._turn, _refusing_hangs():
+            self._children.check(device)
             grant = grant_memory(limits.memory_bytes)
             if grant.count_bytes < _LEAST_BYTES:
                 raise _exceeds(source, grant)
@@ -181,14 +186,12 @@ class SymbolicLines:
                 text = f"no process could be started: {describe_error(error)}"
                 raise LinesError(text, LinesProblem.NO_PROCESS) from error
             limit_cpu(child.pid, cpu)
-            with child, limit_memory(child.pid, grant):
+            with limit_memory(child.pid, grant):
                 try:
-                    _, errors = child.communicate(timeout=limits.wall_s)
+                    _, errors = self._children.wait(child, device, limits.wall_s)
                 except subprocess.TimeoutExpired as error:
                     text = f"converting the DWARF took over {limits.wall_s:g} s"
                     raise LinesError(text, LinesProblem.TIME) from error
-                finally:
-                    child.kill()
         cause = errors[-_SHOWN:].decode("utf-8", "replace").strip()
         if child.returncode in _OUT_OF_MEMORY or "MemoryError" in cause:
             raise _exceeds(source, grant)
@@ -198,6 +201,15 @@ class SymbolicLines:
             raise LinesError(
                 f"the DWARF cannot be converted: {cause or describe_status(child.returncode)}"
             )
+
+
+@contextmanager
+def _refusing_hangs() -> Iterator[None]:
+    try:
+        yield
+    except DeviceHangs as error:
+        text = f"converting the DWARF: {error}"
+        raise LinesError(text, LinesProblem.UNANSWERED) from error
 
 
 def _exceeds(source: FileSource, grant: MemoryGrant) -> LinesError:

@@ -17,6 +17,7 @@ class LinesProblem(enum.Enum):
     TIME = "time"
     NOT_KEPT = "not_kept"
     NO_PROCESS = "no_process"
+    UNANSWERED = "unanswered"  # by its file system
 
 
 class LinesError(KProfilerError):

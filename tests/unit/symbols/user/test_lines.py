@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from otel_kprofiler.elf import FileSource
 from otel_kprofiler.errors import DependencyError
 from otel_kprofiler.host import CacheDirectory, CpuRate
 from otel_kprofiler.model import Line
@@ -22,6 +23,7 @@ from otel_kprofiler.symbols.user.demangle import demangle
 from otel_kprofiler.symbols.user.lines import ConversionLimits, SymbolicLines
 from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 from otel_kprofiler.symbols.user.symcache import SymCache
+from tests.fuse import mounted
 from tests.public import copy_environment
 from tests.unit.symbols.user import hostile_dwarf
 
@@ -208,6 +210,27 @@ def test_dwarf_that_takes_long_for_its_size_is_refused(cache, opened, tmp_path):
         SymbolicLines(cache, ConversionLimits(cpu=rate)).open(opened(path))
     assert caught.value.problem is LinesProblem.CPU_TIME
     assert os.listdir(cache.path) == []
+
+
+def test_a_frozen_file_delays_no_other(build, opened, tmp_path, monkeypatch):
+    """The headers are in the page cache, so that the child is the first to wait."""
+    content = Path(build("pie")).read_bytes()
+    with mounted(tmp_path / "fuse", {"file": content}) as fuse, open(fuse.point / "file") as file:
+        source = FileSource(file.fileno(), len(content))
+        os.posix_fadvise(source.fd, 0, 0, os.POSIX_FADV_RANDOM)  # no more than what is read
+        module.hash_file(source)
+        module.count_dwarf_bytes(source)
+        lines = SymbolicLines(None)
+        fuse.freeze("read")
+        with pytest.raises(LinesError, match="does not answer") as caught:
+            lines.open(source)
+        assert caught.value.problem is LinesProblem.UNANSWERED
+        with monkeypatch.context() as without:
+            without.setattr(module.subprocess, "Popen", None)
+            with pytest.raises(LinesError, match="does not answer"):
+                lines.open(source)
+        assert lines.open(opened(build("pie"))).lookup(code_addresses(build("pie"), 1)[0])
+        fuse.thaw()
 
 
 def test_dwarf_counts_unpacked_for_the_limit_on_cpu_time(build, opened, tmp_path):

@@ -1,0 +1,105 @@
+"""Waits for child processes that read files, but not for a file system that hangs."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from typing import Final
+
+from otel_kprofiler.host.patient_calls import MAX_LEFT, PATIENCE_S, find_storage_wait
+
+RETRY_S: Final = 30.0
+"""Time until a device that hung is tried again."""
+
+
+class DeviceHangs(Exception):  # noqa: N818 - an outcome
+    """A file system does not answer a child process, which is left to it."""
+
+    def __init__(self) -> None:
+        super().__init__("its file system does not answer")
+
+
+class PatientChildren:
+    """Waits for children, each of which reads a file; thread-safe.
+
+    A child in the same storage wait at two looks is killed, and left behind if it does not end.
+    Until it has ended, and for some time, no other child may read a file of the device.
+
+    Args:
+        patience_s: time between two looks, in seconds.
+        retry_s: time until a device that hung is tried again, in seconds.
+    """
+
+    def __init__(self, patience_s: float = PATIENCE_S, retry_s: float = RETRY_S) -> None:
+        self._patience_s, self._retry_s = patience_s, retry_s
+        self._lock = threading.Lock()
+        self._left: list[tuple[int, float, subprocess.Popen[bytes]]] = []
+
+    def check(self, device: int) -> None:
+        """Refuse to start a child for a device that hangs, or while too many are left behind.
+
+        Raises:
+            DeviceHangs: no child should be started.
+        """
+        with self._lock:
+            now_s = time.monotonic()
+            self._left = [
+                (hung, until_s, child)
+                for hung, until_s, child in self._left
+                if child.poll() is None or now_s < until_s
+            ]
+            if len(self._left) >= MAX_LEFT or any(hung == device for hung, *_ in self._left):
+                raise DeviceHangs
+
+    def wait(
+        self, child: subprocess.Popen[bytes], device: int, timeout_s: float
+    ) -> tuple[bytes, bytes]:
+        """Wait for the end of a child, which is killed if it does not end in time.
+
+        Args:
+            child: a child just started.
+            device: device of the file that it reads.
+            timeout_s: limit of time, in seconds.
+
+        Returns:
+            The output of its pipes.
+
+        Raises:
+            DeviceHangs: its file system does not answer.
+            TimeoutExpired: it took longer.
+        """
+        deadline = time.monotonic() + timeout_s
+        wait: int | None = None
+        hangs = False
+        try:
+            while not hangs:
+                left_s = max(0.0, deadline - time.monotonic())
+                try:
+                    return child.communicate(timeout=min(left_s, self._patience_s))
+                except subprocess.TimeoutExpired:
+                    if left_s <= self._patience_s:
+                        raise
+                last, wait = wait, find_storage_wait(f"/proc/{child.pid}")
+                hangs = wait is not None and wait == last
+            raise DeviceHangs
+        finally:
+            if not self._has_ended(child) or hangs:
+                self._leave(child, device)
+
+    def _has_ended(self, child: subprocess.Popen[bytes]) -> bool:
+        """Returns whether a child has ended; kills it otherwise."""
+        if child.returncode is None:
+            child.kill()
+            try:
+                child.communicate(timeout=self._patience_s)
+            except subprocess.TimeoutExpired:
+                for pipe in (child.stdout, child.stderr):
+                    if pipe is not None:
+                        pipe.close()
+                return False
+        return True
+
+    def _leave(self, child: subprocess.Popen[bytes], device: int) -> None:
+        with self._lock:
+            self._left.append((device, time.monotonic() + self._retry_s, child))

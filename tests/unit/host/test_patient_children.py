@@ -1,0 +1,78 @@
+"""Children that read files of a file system that hangs."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from otel_kprofiler.host import DeviceHangs, PatientChildren
+from tests.fuse import mounted
+
+pytestmark = pytest.mark.system
+
+HERE, THERE = 1, 2
+LONG_S = 300
+
+
+@pytest.fixture
+def fuse(tmp_path):
+    with mounted(tmp_path / "fuse", {"file": b"content"}) as fuse:
+        yield fuse
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def start(code, *arguments):
+        command = [sys.executable, "-c", f"import sys; {code}", *map(str, arguments)]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        return started[-1]
+
+    yield start
+    for child in started:
+        child.kill()
+        child.wait()
+
+
+def test_a_child_whose_file_system_does_not_answer_is_left_behind(fuse, start):
+    children = PatientChildren(patience_s=0.5, retry_s=0)
+    fuse.freeze("read")
+    child = start("open(sys.argv[1], 'rb').read()", fuse.point / "file")
+    with pytest.raises(DeviceHangs):
+        children.wait(child, THERE, LONG_S)
+    children.check(HERE)
+    assert children.wait(start("print('other')"), HERE, LONG_S)[0] == b"other\n"
+    fuse.thaw()
+    child.wait()
+    children.check(THERE)
+
+
+def test_a_device_that_hung_is_tried_again_later(fuse, start):
+    children = PatientChildren(patience_s=0.1, retry_s=1000)
+    fuse.freeze("read")
+    with pytest.raises(DeviceHangs):
+        children.wait(start("open(sys.argv[1], 'rb').read()", fuse.point / "file"), THERE, LONG_S)
+    fuse.thaw()
+    with pytest.raises(DeviceHangs):
+        children.check(THERE)
+    children.check(HERE)
+
+
+def test_a_child_that_computes_or_sleeps_is_waited_for(start):
+    children = PatientChildren(patience_s=0.1)
+    sleeps = start("import time; time.sleep(0.5); print('slept')")
+    assert children.wait(sleeps, HERE, LONG_S)[0] == b"slept\n"
+    children.check(HERE)
+
+
+def test_a_child_that_takes_too_long_is_killed(start):
+    children = PatientChildren(patience_s=1)
+    child = start("import time; time.sleep(1000)")
+    began = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        children.wait(child, HERE, 0.1)
+    assert time.monotonic() - began < LONG_S
+    assert child.returncode
+    children.check(HERE)
