@@ -206,6 +206,28 @@ export class Graph {
     );
   }
 
+  // Every box with the sizes of the whole drawing, also what is out of sight.
+  drawing() {
+    const height = this.#rows.length * ROW;
+    const move = this.#look.rootAtBottom ? (row) => height - (row + 1) * ROW : (row) => row * ROW;
+    const groups = this.groups().map((group) => ({ ...group, height: ROW, name: `${count(group.more)} more`, colour: this.#fill(null, group.more) }));
+    return {
+      shapes: [...this.boxes(), ...groups].map((shape) => ({ ...shape, y: move(shape.row) })),
+      width: this.#size[0], height, back: onCanvas("var(--back)"), text: onCanvas("var(--text)"),
+    };
+  }
+
+  // The part in sight, as a PNG.
+  png() {
+    const picture = document.createElement("canvas");
+    [picture.width, picture.height] = [this.canvas.width, this.canvas.height];
+    const pen = picture.getContext("2d");
+    pen.fillStyle = onCanvas("var(--back)");
+    pen.fillRect(0, 0, picture.width, picture.height);
+    pen.drawImage(this.canvas, 0, 0);
+    return new Promise((done) => picture.toBlob(done, "image/png"));
+  }
+
   focus(box) {
     this.#focused = box;
     this.#reveal(box);

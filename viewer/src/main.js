@@ -3,9 +3,10 @@
 import { colourOf, forgetTheme, reserve } from "./colours.js";
 import { fillFilters, passing } from "./filters.js";
 import { listen } from "./keys.js";
-import { Menu } from "./menu.js";
+import { FUNCTION, Menu, savings } from "./menu.js";
 import { Pane } from "./pane.js";
 import { pattern, Profile, read as readProfile } from "./profile.js";
+import { csv, save } from "./save.js";
 import { follow } from "./source.js";
 import { isGraph, read, rootOf, write } from "./state.js";
 import { Strip } from "./strip.js";
@@ -19,7 +20,7 @@ const element = (id) => document.getElementById(id);
 let recorded = null;
 let profile = null; // what was recorded, transformed
 let state = read(location.hash);
-let told = { name: "", chosen: "" }; // what the last box or function in focus is called
+let told = { name: "", chosen: "", stack: "" }; // what the last box or function in focus is called
 let pending = 0;
 const panes = [];
 
@@ -126,13 +127,13 @@ function addPane() {
     zoom: (path) => go({ zoom: path }),
     choose: (chosen) => go({ chosen }),
     sort: (sort) => go({ sort }, true),
-    tell: (text, name, chosen) => {
-      told = { name, chosen };
+    tell: (text, name, chosen, stack = "") => {
+      told = { name, chosen, stack };
       element("details").textContent = text;
       element("copy").disabled = !name;
       element("around").disabled = element("more").disabled = !chosen;
     },
-    menu: (place) => menu.open(place, told),
+    menu: (place) => told.chosen && menu.open(place, told.name, FUNCTION),
     point: (facts, place) => (facts ? tooltip.show(facts, place) : tooltip.hide()),
   });
   element("panes").append(pane.element);
@@ -340,8 +341,16 @@ const actions = {
   undo: () => state.transforms.length && transform(state.transforms.slice(0, -1)),
   more: () => {
     const { left, top } = element("more").getBoundingClientRect();
-    menu.open({ x: left, y: top }, told);
+    menu.open({ x: left, y: top }, told.name, FUNCTION);
   },
+  copyStack: () => (told.stack || told.name) && copy(told.stack || told.name, "the stack"),
+  save: () => {
+    const { left, bottom } = element("save").getBoundingClientRect();
+    menu.open({ x: left, y: bottom }, "Save what is shown", savings(isGraph(state)));
+  },
+  saveCsv: () => save("functions.csv", new Blob([csv(panes[0].functionRows())], { type: "text/csv" })),
+  saveSvg: () => save("graph.svg", new Blob([panes[0].svg()], { type: "image/svg+xml" })),
+  savePng: async () => save("graph.png", await panes[0].graph.png()),
 };
 listen(element, actions);
 

@@ -1,13 +1,17 @@
-// What can be done with the function in focus.
+// Menus: what can be done with the function in focus, and what can be saved.
 
-const ITEMS = [
+export const FUNCTION = [
   ["focus", "Focus the function", "f"],
   ["merge", "Merge it into its callers", "m"],
   ["hide", "Hide stacks with it", "h"],
   ["collapse", "Collapse its recursion", "o"],
   ["around", "Callers and callees", "s"],
   ["copyName", "Copy the name", "c"],
+  ["copyStack", "Copy the stack", "y"],
 ];
+const TABLE = [["saveCsv", "Functions as CSV", "c"]];
+export const savings = (isGraph) =>
+  isGraph ? [["saveSvg", "Graph as SVG", "s"], ["savePng", "Graph as PNG", "p"], ...TABLE] : TABLE;
 const EDGE = 6; // least distance from the edges of the window
 
 export class Menu {
@@ -23,14 +27,14 @@ export class Menu {
     });
   }
 
-  // `told`: name, and chosen: the id of a function, or "" of what is none.
-  open({ x, y }, { name, chosen }) {
-    if (!chosen) return;
+  // `items`: action, text and key of each.
+  open({ x, y }, title, items) {
     const { element } = this;
     if (!element.contains(document.activeElement)) this.#from = document.activeElement;
     const head = document.createElement("strong");
-    head.textContent = name;
-    element.replaceChildren(head, ...ITEMS.map(([action, text, key]) => {
+    head.textContent = title;
+    element.setAttribute("aria-label", title);
+    element.replaceChildren(head, ...items.map(([action, text, key]) => {
       const item = document.createElement("button");
       Object.assign(item, { type: "button", role: "menuitem", tabIndex: -1 });
       item.dataset.action = action;

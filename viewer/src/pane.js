@@ -3,6 +3,7 @@
 import { colourOf } from "./colours.js";
 import { difference, inWords } from "./difference.js";
 import { Graph } from "./graph.js";
+import { svg } from "./save.js";
 import { isGraph, rootOf } from "./state.js";
 import { Table } from "./table.js";
 import { Tree } from "./tree.js";
@@ -16,7 +17,7 @@ export class Pane {
   #trees = new Map();
   #view = null;
 
-  // `events`: zoom(path), choose(function id), sort(column), tell(text, name, function id), menu(place),
+  // `events`: zoom(path), choose(function id), sort(column), tell(text, name, function id, stack), menu(place),
   // point(facts, place) with null for nothing.
   constructor(events) {
     this.events = events;
@@ -337,7 +338,40 @@ export class Pane {
   tell(tree, box) {
     const { profile } = this.#view;
     const isFunction = box.frame >= 0 && profile.frames.kind[box.frame] > 0;
-    this.events.tell(this.describe(tree, box), profile.name(box.frame), isFunction ? this.#idOf(box.frame) : "");
+    this.events.tell(this.describe(tree, box), profile.name(box.frame), isFunction ? this.#idOf(box.frame) : "",
+      this.#stack(tree, box));
+  }
+
+  // Names of a box and of those towards the root of all stacks, the innermost first.
+  #stack({ up }, box) {
+    const found = [];
+    for (let at = box; at; at = at.parent) if (at.frame >= 0) found.push(this.#view.profile.name(at.frame));
+    return (up ? found.reverse() : found).join("\n");
+  }
+
+  // Functions with their counts, as rows of texts and numbers below their headings.
+  functionRows() {
+    const { profile, counts, before, after, kind } = this.#view;
+    const sides = before ? { "before ": before, "after ": after } : { "": counts };
+    const sums = Object.values(sides).map((side) => profile.functionCounts(side));
+    const heads = Object.keys(sides).flatMap((side) => [`${side}self`, `${side}total`]);
+    const rows = profile.functions.map(({ frame }, at) => [
+      profile.name(frame), profile.text("module", frame), profile.place(frame),
+      ...sums.flatMap(({ own, total }) => [own[at], total[at]]), kind.unit,
+    ]);
+    const isShown = ({ frame }, at) => profile.frames.kind[frame] && sums.some(({ total }) => total[at] > 0);
+    return [["function", "module", "file", ...heads, "unit"], ...rows.filter((_, at) => isShown(profile.functions[at], at))];
+  }
+
+  // The graph in the tab as an SVG drawing.
+  svg() {
+    const { shapes, ...sizes } = this.graph.drawing();
+    const { counts, kind, state, before } = this.#view;
+    const amount = ({ box, value }) => {
+      const sum = value ?? box.value;
+      return before ? share(sum, counts.all) : `${format(sum, counts.all, kind, state.unit)}, ${share(sum, counts.all)}`;
+    };
+    return svg(shapes.map((shape) => ({ ...shape, title: `${shape.name} · ${amount(shape)}` })), sizes);
   }
 
   // Says what is in focus, or which function is chosen.

@@ -1,0 +1,34 @@
+// What is shown as files: functions as CSV, a graph as SVG and PNG.
+
+// The file goes where the browser puts downloads.
+export function save(name, blob) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+// RFC 4180.
+export function csv(rows) {
+  const cell = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value);
+  return rows.map((row) => `${row.map(cell).join(",")}\r\n`).join("");
+}
+
+const escape = (text) => text.replace(/[<>&"]/g, (char) => `&#${char.charCodeAt(0)};`);
+
+// `shapes`: x, y, width and height in pixels, colour, name, and title (what a pointer gets to see).
+export function svg(shapes, { width, height, back, text }) {
+  const letter = 7; // pixels, about
+  const drawn = shapes.map((shape) => {
+    const room = Math.floor((shape.width - 8) / letter);
+    const name = shape.name.length > room ? `${shape.name.slice(0, Math.max(0, room - 1))}…` : shape.name;
+    const label = room > 2 ? `<text x="${(shape.x + 4).toFixed(1)}" y="${shape.y + 13}">${escape(name)}</text>` : "";
+    const place = `x="${shape.x.toFixed(2)}" y="${shape.y}" width="${Math.max(0.4, shape.width - 0.5).toFixed(2)}"`;
+    return `<g><title>${escape(shape.title)}</title>` +
+      `<rect ${place} height="${shape.height - 1}" fill="${shape.colour}"/>${label}</g>`;
+  });
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" ` +
+    `font-family="sans-serif" font-size="12" fill="${text}">` +
+    `<rect width="100%" height="100%" fill="${back}"/>${drawn.join("\n")}</svg>\n`;
+}
