@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+UNHURRIED = "shutdown_timeout: 60s"
+"""A line of the configuration: time to deliver everything on a busy machine."""
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from otel_kprofiler.model import LossCause
-from tests.faults.accounts import check_account, check_stream
+from tests.faults.accounts import UNHURRIED, check_account, check_stream
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
@@ -104,7 +104,9 @@ def test_a_receiver_of_small_requests_gets_every_sample_once(
     """A batch that is refused for its size is divided; the account stays exact."""
     queue = f"{{storage: '{tmp_path}/spool'}}" if storage else "{queue_size: 1000}"
     receiver = limited_receiver(exporter, 3000)
-    agent = run_agent(receiver.endpoint, exporter=exporter, queue=queue, interval="1s")
+    agent = run_agent(
+        receiver.endpoint, exporter=exporter, queue=queue, interval="1s", more=UNHURRIED
+    )
     agent.wait_until(lambda: len(receiver.payloads) > 20)
     account = agent.stop()
     assert "takes no request of" in agent.log.read_text()
@@ -155,7 +157,7 @@ def test_a_second_sigterm_ends_the_agent_at_once_with_an_intact_spool(
     agent = run_agent(
         receiver.endpoint,
         queue=f"{{storage: '{tmp_path}/spool'}}",
-        more="shutdown_timeout: 60s",
+        more=UNHURRIED,
     )
     agent.wait_until(
         lambda: agent.get("/status")[1]["account"]["exporters"]["otlp_grpc"]["pending"] > 0

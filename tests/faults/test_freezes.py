@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from tests.faults.accounts import check_account, check_stream
+from tests.faults.accounts import UNHURRIED, check_account, check_stream
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
@@ -31,7 +31,6 @@ FOREIGN = (
     signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO,
     signal.SIGRTMIN, signal.SIGRTMAX,
 )  # fmt: skip
-UNHURRIED = "shutdown_timeout: 60s"
 
 
 def check_all_accounted(agent, receiver, arrived):

@@ -14,7 +14,7 @@ import pytest
 
 from otel_kprofiler.model import COARSE
 from otel_kprofiler.otlp import decode_windows
-from tests.faults.accounts import check_account, check_stream
+from tests.faults.accounts import UNHURRIED, check_account, check_stream
 
 pytestmark = pytest.mark.live
 
@@ -209,7 +209,7 @@ def count_coarse(agent, kind):
 def test_a_noisy_process_takes_no_samples_of_others(run_agent, receiver, arrived, tmp_path, kind):
     receiver.up()
     with running(tmp_path, kind), running(tmp_path, "good") as good:
-        agent = run_agent(receiver.endpoint, rate=RATE, interval="1s")
+        agent = run_agent(receiver.endpoint, rate=RATE, interval="1s", more=UNHURRIED)
         before_ns, ends_at = cpu_ns(good.pid), time.monotonic() + MIN_S
         while time.monotonic() < ends_at or cpu_ns(good.pid) < before_ns + ENOUGH_NS:
             assert good.poll() is None
