@@ -30,6 +30,7 @@ from opentelemetry.sdk.resources import Resource
 from otel_kprofiler.agent.cpu_time import CpuTime
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.export import ClientSettings, ExportResult, advise_plain_text
+from otel_kprofiler.host import coarse_timers
 from otel_kprofiler.model import Account, ExporterAccount, LossCause, Losses
 from otel_kprofiler.redact import Secrets
 from otel_kprofiler.version import __version__
@@ -233,6 +234,7 @@ def _secrets(settings: ClientSettings) -> Secrets:
     return Secrets([settings.endpoint, settings.proxy_url or ""], settings.headers)
 
 
+@coarse_timers()  # gRPC's threads poll
 def _open_exporter(settings: ClientSettings) -> MetricExporter:
     gzip = settings.compression == "gzip"
     tls = settings.tls

@@ -13,6 +13,7 @@ from otel_kprofiler.export import (
     ProfileExporter,
     Spool,
 )
+from otel_kprofiler.host import coarse_timers
 
 ExportObserver = Callable[[str, ExportResult, float], None]
 """Called after each export with the exporter's id, the result and the duration in seconds."""
@@ -60,7 +61,8 @@ def open_changed(running: Running, wanted: Wanted) -> dict[str, OpenedExporter]:
             old = running.get(name)
             if old and old.settings == settings:
                 continue
-            exporter = settings.open(name)
+            with coarse_timers():  # gRPC's threads poll
+                exporter = settings.open(name)
             opened[name] = OpenedExporter(exporter, None)
             if not (old and _takes_over(old, exporter, settings)):
                 spool = settings.queue.spool

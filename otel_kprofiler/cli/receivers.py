@@ -15,6 +15,7 @@ from otel_kprofiler.export import (
     exporter_from_environment,
     speaks_no_tls,
 )
+from otel_kprofiler.host import coarse_timers
 from otel_kprofiler.otlp import encode_empty
 from otel_kprofiler.redact import redact_address
 
@@ -60,13 +61,18 @@ def open_receiver(address: str) -> OtlpSender:
             f"no profiles can be sent to {shown}: {answer.status}: {answer.message}".rstrip(": "),
             hint=_find_fix(address, answer),
         )
+    return _open(address)
+
+
+@coarse_timers()  # gRPC's threads poll
+def _open(address: str) -> OtlpSender:
     return exporter_from_environment(address)
 
 
 def _ask(address: str) -> Answer:
     """Sends a request without samples over a new connection; returns the answer."""
     with _grpc_silenced():
-        exporter = exporter_from_environment(address)
+        exporter = _open(address)
     try:
         return exporter.probe(encode_empty(exporter.form), _PROBE_S)
     finally:

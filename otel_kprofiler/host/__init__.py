@@ -111,6 +111,7 @@ from otel_kprofiler.host.process_stat import (
 from otel_kprofiler.host.process_tree import find_descendants, read_process, read_processes
 from otel_kprofiler.host.special_files import open_special
 from otel_kprofiler.host.throttling import MAX_SAMPLE_RATE, find_throttling, get_tick_rate
+from otel_kprofiler.host.timer_slack import coarse_timers
 from otel_kprofiler.host.uevents import Uevents
 from otel_kprofiler.host.writing import AppendedFile, NewFile, PrivateDirectory
 
@@ -167,6 +168,7 @@ __all__ = [
     "attach_program",
     "check_imports_without_capabilities",
     "child_command",
+    "coarse_timers",
     "disable_event",
     "doctor",
     "enable_event",

@@ -1,0 +1,119 @@
+"""Timer slack of gRPC's threads: coarse in the agent and commands, unchanged in a service."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.public import get_public_python
+from tests.strict_receiver import StrictReceiver
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to read the slack of other threads"),
+]
+
+COARSE_NS, DEFAULT_NS = 100_000_000, 50_000
+POLLING = "event_engine"
+"""The name of gRPC's threads that poll."""
+GRPC = {POLLING, "grpc_global_tim", "lifeguard"}
+CONFIG = """
+receivers: {{kprofiler: {{stacks: kernel}}}}
+exporters: {{otlp_grpc: {{endpoint: "{endpoint}", tls: {{insecure: true}}}}}}
+service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grpc]}}}}}}
+"""
+HOLD = """
+import sys
+print("open", flush=True)
+sys.stdin.read()
+exporter.shutdown(0)
+"""
+
+
+@pytest.fixture
+def receiver():
+    receiver = StrictReceiver()
+    yield receiver
+    receiver.close()
+
+
+def slacks(process, last):
+    """Timer slacks of a process's threads in nanoseconds, by their names.
+
+    Waits until there is a thread whose name begins with ``last`` and all threads have names; a new
+    thread has that of the thread that started it.
+    """
+    while True:
+        assert process.poll() is None
+        threads = {}
+        for tid in os.listdir(f"/proc/{process.pid}/task"):
+            try:
+                name = Path(f"/proc/{tid}/comm").read_text().strip()
+                # The file is not below task/, but /proc/TID has it for each thread.
+                slack = int(Path(f"/proc/{tid}/timerslack_ns").read_text())
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            threads.setdefault(name, []).append(slack)
+        main = Path(f"/proc/{process.pid}/comm").read_text().strip()
+        if len(threads[main]) == 1 and any(name.startswith(last) for name in threads):
+            return {name: set(values) for name, values in threads.items()}
+        time.sleep(0.05)
+
+
+def assert_only_grpc_is_coarse(threads):
+    assert POLLING in threads
+    assert {name for name, slack in threads.items() if COARSE_NS in slack} == GRPC & set(threads)
+    assert all(slack in ({COARSE_NS}, {DEFAULT_NS}) for slack in threads.values()), threads
+
+
+def hold(script):
+    """Slacks in a process that has opened an exporter."""
+    process = subprocess.Popen(
+        [*get_public_python().words, "-c", script + HOLD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "open\n"
+    threads = slacks(process, POLLING)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    return threads
+
+
+@pytest.mark.usefixtures("sampling_host")
+def test_only_the_agents_grpc_threads_have_coarse_timers(tmp_path, receiver):
+    path = tmp_path / "agent.yaml"
+    path.write_text(CONFIG.format(endpoint=receiver.grpc))
+    process = subprocess.Popen(
+        [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", str(path)],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        # The thread that sends metrics is the last to start.
+        threads = slacks(process, "OtelPeriodic")
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert_only_grpc_is_coarse(threads)
+    assert any(name.startswith("kprofiler-") for name in threads)
+
+
+def test_record_and_send_open_receivers_with_coarse_timers(receiver):
+    threads = hold(f"""
+from otel_kprofiler.cli.receivers import open_receiver
+exporter = open_receiver("grpc://{receiver.grpc}")
+""")
+    assert_only_grpc_is_coarse(threads)
+
+
+def test_a_service_keeps_the_timers_of_its_threads(receiver):
+    threads = hold(f"""
+from otel_kprofiler.sdk import OtlpGrpcExporter
+exporter = OtlpGrpcExporter("http://{receiver.grpc}")
+""")
+    assert POLLING in threads
+    assert set.union(*threads.values()) == {DEFAULT_NS}

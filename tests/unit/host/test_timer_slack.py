@@ -1,0 +1,72 @@
+"""Timer slack of this thread and of those that it starts, as shown by the kernel."""
+
+import ctypes
+import threading
+
+import pytest
+
+from otel_kprofiler.host import coarse_timers
+
+PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 29, 30
+COARSE_NS, BEFORE_NS = 100_000_000, 70_000
+
+
+def prctl(option, argument=0):
+    return ctypes.CDLL(None).prctl(option, ctypes.c_ulong(argument), 0, 0, 0)
+
+
+def slack():
+    return prctl(PR_GET_TIMERSLACK)
+
+
+@pytest.fixture
+def in_thread():
+    """Runs a function in a new thread, whose slack is BEFORE_NS."""
+
+    def run(function, slack_ns=BEFORE_NS):
+        results = []
+
+        def body():
+            prctl(PR_SET_TIMERSLACK, slack_ns)
+            results.append(function())
+
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join()
+        return results[0]
+
+    return run
+
+
+def inherited():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(slack()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def test_only_threads_started_in_the_block_have_coarse_timers(in_thread):
+    def measure():
+        with coarse_timers():
+            inside = inherited()
+        return inside, slack(), inherited()
+
+    assert in_thread(measure) == (COARSE_NS, BEFORE_NS, BEFORE_NS)
+
+
+def test_an_exception_restores_the_slack(in_thread):
+    def measure():
+        with pytest.raises(OSError, match="refused"), coarse_timers():
+            raise OSError("refused")
+        return slack()
+
+    assert in_thread(measure) == BEFORE_NS
+
+
+def test_a_greater_slack_is_kept(in_thread):
+    def measure():
+        with coarse_timers():
+            return slack()
+
+    assert in_thread(measure, 2 * COARSE_NS) == 2 * COARSE_NS
