@@ -6,8 +6,14 @@ root or an archive instead of patching modules.
 
 from __future__ import annotations
 
+import ctypes
 import os
-from typing import Protocol
+import struct
+from typing import Final, Protocol
+
+_OPENAT2: Final = 437  # the same on all architectures but alpha: include/uapi/asm-generic/unistd.h
+_OPEN_HOW: Final = struct.Struct("=QQQ")  # flags, mode, resolve: include/uapi/linux/openat2.h
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 0x02, 0x10
 
 
 class HostFiles(Protocol):
@@ -52,6 +58,30 @@ class Access:
     def open_reference(self, path: str) -> int:
         """Open as a reference (``O_PATH``), which neither affects nor reads the file."""
         return os.open(self.root + path, os.O_PATH | os.O_CLOEXEC)
+
+    def open_reference_in(self, root: str, path: str) -> int:
+        """Open as a reference, with ``root`` as the root of the path and of its links.
+
+        Links of ``/proc`` to what processes have open are not followed. Needs kernel 5.6.
+        """
+        directory = os.open(self.root + root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return _open_in_root(directory, path, os.O_PATH | os.O_CLOEXEC)
+        finally:
+            os.close(directory)
+
+
+def _open_in_root(directory: int, path: str, flags: int) -> int:
+    how = _OPEN_HOW.pack(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd: int = libc.syscall(
+        ctypes.c_long(_OPENAT2), ctypes.c_int(directory), ctypes.c_char_p(os.fsencode(path)),
+        ctypes.c_char_p(how), ctypes.c_size_t(len(how)),
+    )  # fmt: skip
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), path)
+    return fd
 
 
 def read_limited(files: HostFiles, path: str, most_bytes: int) -> bytes:

@@ -94,22 +94,32 @@ class ReferableFiles(HostFiles, Protocol):
     def open_reference(self, path: str) -> int:
         """Open as a reference (``O_PATH``), which has no effect on the file."""
 
+    def open_reference_in(self, root: str, path: str) -> int:
+        """Open as a reference, with ``root`` as the root of the path and of its links."""
 
-def open_regular(files: ReferableFiles, path: str) -> OpenFile:
+
+def open_regular(files: ReferableFiles, path: str, root: str = "") -> OpenFile:
     """Open a regular file; the caller closes its descriptor.
 
     Other files are not opened for reading, which might block or have effects.
 
+    Args:
+        files: this host's.
+        path: of the file.
+        root: directory that no link of the path leads out of, such as ``/proc/PID/root``.
+
     Raises:
         OSError: it is not a regular file, or cannot be opened.
     """
-    reference = files.open_reference(path)
+    reference = files.open_reference_in(root, path) if root else files.open_reference(path)
     try:
         status = os.fstat(reference)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file")
         # Opened by the reference: the path may lead elsewhere a second time.
-        fd = os.open(f"/proc/self/fd/{reference}", os.O_RDONLY | os.O_CLOEXEC)
+        # Without waiting for whoever has a lease on it (fcntl(2)).
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(f"/proc/self/fd/{reference}", flags)
         return OpenFile(fd, status.st_size, status.st_mtime_ns)
     finally:
         os.close(reference)

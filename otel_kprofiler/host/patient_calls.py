@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -47,16 +47,20 @@ class PatientCalls:
         self._on_left = on_left
         self._lock = threading.Lock()
         self._idle: list[_Reader] = []
-        self._left: dict[int, _Reader] = {}  # by device
+        self._left: dict[Hashable, _Reader] = {}  # by device
         self._readers: set[_Reader] = set()
         self._closed = False
 
-    def call(self, device: int, job: Job) -> bool:
+    def call(
+        self, device: Hashable, job: Job, find_hanging: Callable[[], Hashable] | None = None
+    ) -> bool:
         """Call a function in another thread (in this thread after :meth:`stop`); wait for its end.
 
         Args:
             device: of the file that it reads.
             job: the function; it handles its own errors.
+            find_hanging: returns what hangs if the function does not return, by default the device;
+                anything hashable, for a function that reads files elsewhere, too.
 
         Returns:
             Whether it has returned. Otherwise the device hangs, and the call ends or begins once it
@@ -76,15 +80,16 @@ class PatientCalls:
         while not done.wait(self._patience_s):
             last, wait = wait, find_storage_wait(f"/proc/self/task/{reader.native_id}")
             is_over = self._is_closed() or (wait is not None and wait == last)
-            if is_over and self._leave(device, reader, done):
+            hanging = find_hanging() if is_over and find_hanging else device
+            if is_over and self._leave(hanging, reader, done):
                 self._on_left(reader.ident or 0)
                 return False
         with self._lock:
             self._idle.append(reader)
         return True
 
-    def has_left(self, device: int) -> bool:
-        """Returns whether a device hangs."""
+    def has_left(self, device: Hashable) -> bool:
+        """Returns whether a device, or what ``find_hanging`` returned, hangs."""
         return device in self._left
 
     def stop(self) -> list[threading.Thread]:
@@ -111,24 +116,23 @@ class PatientCalls:
         self._readers.add(reader)
         return reader
 
-    def _leave(self, device: int, reader: _Reader, done: threading.Event) -> bool:
+    def _leave(self, device: Hashable, reader: _Reader, done: threading.Event) -> bool:
         """Abandon a thread unless it has just returned; returns whether it is abandoned."""
         with self._lock:
             if done.is_set() or (len(self._left) >= MAX_LEFT and not self._closed):
                 return False
-            if device in self._left:  # several started at a time: one is kept for later calls
-                reader.on_free = lambda: self._forget(None, reader)
-            else:
+            if device not in self._left:
                 self._left[device] = reader
-                reader.on_free = lambda: self._forget(device, reader)
+            # Of several that started at a time, one is kept for later calls.
+            reader.on_free = lambda: self._forget(device, reader)
             return True
 
-    def _forget(self, device: int | None, reader: _Reader) -> bool:
+    def _forget(self, device: Hashable, reader: _Reader) -> bool:
         """End an abandoned thread that has nothing more to do."""
         with self._lock:
             if reader.jobs and not self._closed:
                 return False
-            if device is not None:
+            if self._left.get(device) is reader:
                 del self._left[device]
             self._readers.discard(reader)
             return True

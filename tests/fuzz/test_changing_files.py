@@ -16,7 +16,7 @@ from otel_kprofiler.elf import ElfError, FileSource, hash_file, read_elf
 from otel_kprofiler.interpreters.binary import find_interpreter
 from otel_kprofiler.interpreters.refusal import InterpreterRefused
 from otel_kprofiler.model import FileDetails, OpenFile
-from otel_kprofiler.symbols.user.loader import SymbolsRefused
+from otel_kprofiler.symbols.user.loader_files import SymbolsRefused
 from otel_kprofiler.symbols.user.names import SymbolSources, read_names
 from otel_kprofiler.unwinding.indexing import Children
 from otel_kprofiler.unwinding.loading import Code, find_loadable

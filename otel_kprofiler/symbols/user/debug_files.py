@@ -9,7 +9,7 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from otel_kprofiler.elf import (
@@ -57,6 +57,21 @@ class WantedDebugFile(NamedTuple):
     root: str
     build_id: BuildId | None
     debug_link: DebugLink | None
+
+
+class DebugSearch(NamedTuple):
+    """The search for the debug file of one file.
+
+    Attributes:
+        root: see :class:`WantedDebugFile`.
+        begin: called before it, returns whether to search: directories of users may never answer.
+    """
+
+    root: str = ""
+    begin: Callable[[], bool] = lambda: True
+
+
+HOST_SEARCH: Final = DebugSearch()
 
 
 class DebugFile(NamedTuple):
@@ -129,7 +144,8 @@ class BuildIdDirectories:
             name = f".build-id/{build_id[:2]}/{build_id[2:]}.debug"
             for root in dict.fromkeys((wanted.root, "")):
                 for directory in self._directories:
-                    yield from _open_same(self._files, f"{root}{directory}/{name}", build_id, None)
+                    path = f"{directory}/{name}"
+                    yield from _open_same(self._files, root, path, build_id, None)
 
 
 class DebugLinkDirectories:
@@ -137,7 +153,8 @@ class DebugLinkDirectories:
 
     Args:
         files: of this host.
-        directories: directories that mirror the paths of files.
+        directories: directories that mirror the paths of files, below the root of the process, then
+            below that of this process.
     """
 
     def __init__(
@@ -150,11 +167,13 @@ class DebugLinkDirectories:
         if wanted.debug_link is None or not wanted.path.startswith("/"):
             return
         name, crc = wanted.debug_link
-        directory_of_file = os.path.dirname(wanted.path).rstrip("/")
-        below = (f"{directory}{directory_of_file}" for directory in self._directories)
-        for folder in (directory_of_file, f"{directory_of_file}/.debug", *below):
-            path = f"{wanted.root}{folder}/{name}"
-            yield from _open_same(self._files, path, wanted.build_id, crc)
+        for root in dict.fromkeys((wanted.root, "")):
+            path = _path_below(self._files, root, wanted.path)
+            directory_of_file = os.path.dirname(path).rstrip("/")
+            below = [f"{directory}{directory_of_file}" for directory in self._directories]
+            for folder in (directory_of_file, f"{directory_of_file}/.debug", *below):
+                path = f"{folder}/{name}"
+                yield from _open_same(self._files, root, path, wanted.build_id, crc)
 
 
 def find_alternate(
@@ -173,11 +192,11 @@ def find_alternate(
     if not name or not build_id:
         return None
     wanted = BuildId(build_id.hex())
-    path = os.path.join(os.path.dirname(debug.path), os.fsdecode(name))
-    if path == os.fsdecode(name):
-        path = root + path
-    for alternate in _open_same(files, path, wanted, None):
-        return alternate
+    directory = os.path.dirname(debug.path.removeprefix(root))
+    path = os.path.join(directory, os.fsdecode(name))
+    for place in dict.fromkeys((root, "")):
+        for alternate in _open_same(files, place, path, wanted, None):
+            return alternate
     by_id = BuildIdDirectories(files, directories)
     return next(by_id.find(WantedDebugFile(debug.path, root, wanted, None)), None)
 
@@ -189,12 +208,21 @@ def _read_small(source: Source, sections: list[Section], name: bytes) -> bytes:
     return read_content(source, section, _MAX_LINK_BYTES)
 
 
+def _path_below(files: ReferableFiles, root: str, path: str) -> str:
+    """Returns a path without the directories of chroot(2), as the process sees it."""
+    try:
+        above = files.read_link(root).rstrip("/") if root else ""
+    except OSError:  # the process has ended, or root is no link
+        return path
+    return path.removeprefix(above) if path.startswith(f"{above}/") else path
+
+
 def _open_same(
-    files: ReferableFiles, path: str, build_id: BuildId | None, crc: int | None
+    files: ReferableFiles, root: str, path: str, build_id: BuildId | None, crc: int | None
 ) -> Iterator[DebugFile]:
     """Yields the opened file if it is the wanted debug file."""
     try:
-        fd, size, _ = open_regular(files, path)
+        fd, size, _ = open_regular(files, path, root)
     except OSError as error:
         _log.debug("no debug file: %s", error)
         return
@@ -204,7 +232,7 @@ def _open_same(
         elf = read_debug_elf(source)
         if elf.build_id == build_id if build_id else _crc(source) == crc:
             kept = True
-            yield DebugFile(path, fd, source, elf)
+            yield DebugFile(root + path, fd, source, elf)
         else:
             _log.debug("%s is the debug file of another file", path)
     except ElfError as error:

@@ -8,8 +8,8 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, Final, TypeVar
 
 from otel_kprofiler import forks
 from otel_kprofiler.errors import describe_error
@@ -28,6 +28,17 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, FileSymbols, NamedAddress
 from otel_kprofiler.symbols.user.jit_names import JitNames
 from otel_kprofiler.symbols.user.loader_counts import LoaderCounts
+from otel_kprofiler.symbols.user.loader_files import (
+    DROPPED,
+    EVICTED,
+    Entry,
+    FileReader,
+    QueuedFile,
+    ReadSymbols,
+    SymbolsRefused,
+    Waiting,
+    close_content,
+)
 from otel_kprofiler.symbols.user.reopening import WantedFile
 
 MAX_WAITING: Final = 256
@@ -37,57 +48,17 @@ DEFAULT_CPU_SHARE: Final = 0.05
 """Share of one CPU that reading may take in the long run, after a second in one go."""
 _UNUSED_WEIGHT: Final = 4
 """How many times its size a table counts that was not used, when one must leave."""
+_DEBUG_FILES: Final = "debug files"
 _MADE_CODE: Final = "code"
 """Owner of one turn for the code without files of all processes, which take turns themselves."""
 _UNANSWERED_NS: Final = 30_000_000_000  # until files of a device that did not answer are read
-_AGAIN_NS: Final = 500_000_000  # what an evicted file waits, the first time nothing; it doubles
-_MOST_DOUBLINGS: Final = 10
-_DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
-_EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-ReadSymbols = Callable[[FileDetails, OpenFile | bytes], FileSymbols]
-"""Reads the symbols of an open file, or of an image in memory; raises ``SymbolsRefused``."""
-
-
 CodeSink = Callable[[ProcessKey, int, int, NamedAddress], None]
 """Receives process, address, boot time, and the code at that address at that time."""
-
-
-class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
-    """Symbols that cannot be used; the message says why."""
-
-
-class _File:
-    """The names of a file, or why there are none; shared by all equal files."""
-
-    __slots__ = ("again_ns", "doublings", "names", "used")
-
-    def __init__(self) -> None:
-        self.names: FileSymbols | NamedAddress = PENDING
-        self.used = False  # since space was last needed
-        self.doublings = 0
-        self.again_ns = 0  # when it may be read again if it was not, or evicted
-
-    def postpone(self, now_ns: int, *, is_first_free: bool = False) -> None:
-        """It has no names for now, each time for longer."""
-        self.names = _EVICTED
-        self.doublings = min(self.doublings + 1, _MOST_DOUBLINGS)
-        self.again_ns = now_ns + (2**self.doublings - 2 * is_first_free) * _AGAIN_NS
-
-
-class _Entry(NamedTuple):
-    file: _File
-    wanted: WantedFile  # one of several equal files
-
-
-class _Waiting(NamedTuple):
-    file: _File
-    wanted: WantedFile
-    content: OpenFile | bytes | None  # None: to be opened again
 
 
 class SymbolLoader(ForkAware):
@@ -124,8 +95,8 @@ class SymbolLoader(ForkAware):
         now_ns: Callable[[], int] = time.monotonic_ns,
         cpu_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
-        self._read, self._reopen, self._code = read, reopen, code
-        self._code_sink = code_sink
+        self._reader = FileReader(read, reopen, max_bytes // 2)
+        self._code, self._code_sink = code, code_sink
         self._max_bytes = max_bytes
         self._budget = budget or ReadingBudget()
         self._budget.make_space = self._make_space
@@ -137,11 +108,11 @@ class SymbolLoader(ForkAware):
         self._calls = PatientCalls("kprofiler-symbols", on_left=self._budget.pass_turn)
         self._unshared = itertools.count(1)
         self._changed = threading.Condition()
-        self._waiting: FairQueue[_Waiting | None] = FairQueue(cpu_share, now_ns, find_user)
+        self._waiting: FairQueue[Waiting | None] = FairQueue(cpu_share, now_ns, find_user)
         self._reading = self._unread = 0
         self._code_waits = False
-        self._keys: dict[FileKey, _Entry] = {}
-        self._files: dict[object, _File] = {}  # by identity, the oldest first
+        self._keys: dict[FileKey, Entry] = {}
+        self._files: dict[object, QueuedFile] = {}  # by identity, the oldest first
         self._bytes = self._cpu_ns = 0
         self._loaded = self._refused = self._dropped = self._evicted = self._gone = 0
         self._lines_refused: Counter[str] = Counter()
@@ -166,31 +137,31 @@ class SymbolLoader(ForkAware):
         wanted = WantedFile(key, details, owner, size, modified_ns)
         with self._changed:
             file = self._files.get(identity)
-            if self._stopping or (file and file.names is not _EVICTED):
+            if self._stopping or (file and file.names is not EVICTED):
                 if file:
-                    self._keys[key] = _Entry(file, wanted)
+                    self._keys[key] = Entry(file, wanted)
                 return
-            file = self._files[identity] = file or _File()
-            self._keys[key] = _Entry(file, wanted)
+            file = self._files[identity] = file or QueuedFile()
+            self._keys[key] = Entry(file, wanted)
             _forget_oldest(self._keys)
             if oldest := _forget_oldest(self._files):
                 self._evict(oldest)
-            self._queue(_Waiting(file, wanted, content))
+            self._queue(Waiting(file, wanted, content))
 
-    def _queue(self, waiting: _Waiting) -> None:
+    def _queue(self, waiting: Waiting) -> None:
         file, content = waiting.file, waiting.content
         if self._calls.has_left(waiting.wanted.key.device):
             # Even a descriptor of it may take for ever to be closed.
-            file.names, file.again_ns = _EVICTED, self._now_ns() + _UNANSWERED_NS
+            file.names, file.again_ns = EVICTED, self._now_ns() + _UNANSWERED_NS
             return
-        file.names = PENDING
         self._unread += 1
         if isinstance(content, OpenFile):
             waiting = waiting._replace(content=content._replace(fd=os.dup(content.fd)))
+        file.names, file.reading = PENDING, waiting
         self._waiting.put(waiting.wanted.owner, waiting)
         if len(self._waiting) > MAX_WAITING:
             if dropped := self._waiting.drop_last():
-                _close(dropped.content)
+                close_content(dropped.content)
                 self._unread -= 1
                 dropped.file.postpone(self._now_ns())
                 self._dropped += 1
@@ -210,9 +181,9 @@ class SymbolLoader(ForkAware):
         """The functions at an address (SVMA) of a file; never waits."""
         entry = self._keys.get(key)
         if entry is None:
-            return _DROPPED
+            return DROPPED
         file = entry.file
-        if file.names is _EVICTED:
+        if file.names is EVICTED:
             self._ask_again(entry)
         names = file.names
         if isinstance(names, NamedAddress):
@@ -220,12 +191,12 @@ class SymbolLoader(ForkAware):
         file.used = True
         return names.name(address)
 
-    def _ask_again(self, entry: _Entry) -> None:
+    def _ask_again(self, entry: Entry) -> None:
         if self._now_ns() < entry.file.again_ns:
             return
         with self._changed:
-            if entry.file.names is _EVICTED and not self._stopping:
-                self._queue(_Waiting(*entry, None))
+            if entry.file.names is EVICTED and not self._stopping:
+                self._queue(Waiting(*entry, None))
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
         """The functions at an address of a process in memory without a file; never waits."""
@@ -300,10 +271,10 @@ class SymbolLoader(ForkAware):
         with self._changed:
             for waiting in self._waiting.clear():
                 if waiting is not None and not self._calls.has_left(waiting.wanted.key.device):
-                    _close(waiting.content)
+                    close_content(waiting.content)
             for file in self._files.values():
                 if not isinstance(file.names, NamedAddress):
-                    file.names = _DROPPED
+                    file.names = DROPPED
             self._files.clear()
             self._keys.clear()
         if self._code is not None:
@@ -324,14 +295,23 @@ class SymbolLoader(ForkAware):
                 self._changed.wait(None if wait_ns is None else wait_ns / 1e9)
             return False
 
-    def _take(self) -> Turn[_Waiting | None] | None:
+    def _take(self) -> Turn[Waiting | None] | None:
         with self._changed:
             turn = self._waiting.take()  # None if another thread was faster
             self._reading += turn is not None
             return turn
 
-    def _do(self, turn: Turn[_Waiting | None]) -> None:
+    def _do(self, turn: Turn[Waiting | None]) -> None:
         cpu_ns = 0
+        searched: tuple[str, Hashable] | None = None  # whose directories, for the debug file
+
+        def begin_search() -> bool:
+            nonlocal searched
+            user = _DEBUG_FILES, find_user(turn.owner)
+            if self._calls.has_left(user):
+                return False
+            searched = user
+            return True
 
         def read() -> None:
             nonlocal cpu_ns
@@ -339,7 +319,7 @@ class SymbolLoader(ForkAware):
             if turn.item is None:
                 self._read_code()
             else:
-                self._answer(turn.item)
+                self._answer(turn.item, begin_search)
             cpu_ns = self._thread_ns() - began_ns
 
         with self._changed:
@@ -348,8 +328,10 @@ class SymbolLoader(ForkAware):
         # Nor one whose files resemble a file that is looked for.
         has_file = turn.item is not None and turn.item.content is not None
         device = turn.item.wanted.key.device if turn.item and has_file else -next(self._unshared)
-        self._calls.call(device, read)
+        has_ended = self._calls.call(device, read, lambda: searched or device)
         with self._changed:
+            if turn.item is not None and searched and not has_ended:
+                self._give_up(turn.item)
             self._waiting.done(turn, cpu_ns)
             self._reading -= 1
             self._changed.notify_all()
@@ -363,42 +345,38 @@ class SymbolLoader(ForkAware):
             with self._changed:
                 self._put_code()
 
-    def _answer(self, waiting: _Waiting) -> None:
+    def _answer(self, waiting: Waiting, begin_search: Callable[[], bool]) -> None:
         began_ns = self._thread_ns()
         names: FileSymbols | NamedAddress = _REFUSED
         path = waiting.wanted.details.path
         try:
             with reading(path):
-                names = self._read_names(waiting)
+                names = self._reader.read(waiting, begin_search)
         except (SymbolsRefused, OSError) as error:
             _log.info("no symbols for %s: %s", path, describe_error(error))
         except Exception:  # noqa: BLE001 - no file is a reason to stop reading
             _log.exception("reading the symbols of %s failed", path)
-        self._settle(waiting.file, names, self._thread_ns() - began_ns)
+        self._settle(waiting, names, self._thread_ns() - began_ns)
 
-    def _read_names(self, waiting: _Waiting) -> FileSymbols | NamedAddress:
-        content = waiting.content
-        if content is None:
-            content = self._reopen(waiting.wanted)
-        if content is None:
-            return _EVICTED
-        try:
-            names = self._read(waiting.wanted.details, content)
-            if isinstance(content, OpenFile) and content.has_changed():
-                raise SymbolsRefused("the file changed while it was read")
-        finally:
-            _close(content)
-        if names.nbytes > self._max_bytes // 2:
-            size, limit = names.nbytes >> 20, self._max_bytes >> 20
-            raise SymbolsRefused(f"they take {size} MiB, more than half of the limit of {limit}")
-        return names
+    def _give_up(self, waiting: Waiting) -> None:
+        """Read a file later whose debug file hangs, then without that."""
+        file = waiting.file
+        if file.reading is waiting:
+            file.reading = None
+            self._unread -= 1
+            file.postpone(self._now_ns(), is_first_free=True)
+            self.version += 1
 
-    def _settle(self, file: _File, names: FileSymbols | NamedAddress, cpu_ns: int) -> None:
+    def _settle(self, waiting: Waiting, names: FileSymbols | NamedAddress, cpu_ns: int) -> None:
+        file = waiting.file
         with self._changed:
             self._cpu_ns += cpu_ns
+            if file.reading is not waiting:
+                return
+            file.reading = None
             self._unread -= 1
             file.names = names
-            if names is _EVICTED:
+            if names is EVICTED:
                 file.postpone(self._now_ns())
                 self._gone += 1
             elif isinstance(names, NamedAddress):
@@ -412,7 +390,7 @@ class SymbolLoader(ForkAware):
             self.version += 1
             self._changed.notify_all()
 
-    def _make_space(self, new: _File | None = None) -> None:
+    def _make_space(self, new: QueuedFile | None = None) -> None:
         """Evict tables until the rest and what reading holds fit.
 
         The largest leave first, so that a large file does not push out many small ones; one that
@@ -433,7 +411,7 @@ class SymbolLoader(ForkAware):
             for _, file in tables if new else ():
                 file.used = False
 
-    def _evict(self, file: _File) -> None:
+    def _evict(self, file: QueuedFile) -> None:
         if not isinstance(file.names, NamedAddress):
             self._bytes -= file.names.nbytes
             self._evicted += 1
@@ -442,8 +420,3 @@ class SymbolLoader(ForkAware):
 
 def _forget_oldest(files: dict[Any, T]) -> T | None:
     return files.pop(next(iter(files))) if len(files) > MAX_FILES else None
-
-
-def _close(content: OpenFile | bytes | None) -> None:
-    if isinstance(content, OpenFile):
-        os.close(content.fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -11,6 +12,12 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import FileDetails, OpenFile
 from otel_kprofiler.symbols.user.budget import ReadingBudget
+from otel_kprofiler.symbols.user.debug_files import (
+    HOST_SEARCH,
+    DebugFile,
+    DebugSearch,
+    WantedDebugFile,
+)
 from otel_kprofiler.symbols.user.file import FileSymbols
 from otel_kprofiler.symbols.user.jit_code import ProcessCode
 from otel_kprofiler.symbols.user.jit_names import JitNames
@@ -19,8 +26,8 @@ from otel_kprofiler.symbols.user.loader import (
     DEFAULT_MAX_BYTES,
     CodeSink,
     SymbolLoader,
-    SymbolsRefused,
 )
+from otel_kprofiler.symbols.user.loader_files import SymbolsRefused
 from otel_kprofiler.symbols.user.reopening import reopen
 from otel_kprofiler.symbols.user.sources import SymbolSources
 
@@ -74,8 +81,8 @@ def open_user_names(
     budget = ReadingBudget(settings.max_bytes * 3 // 4)
     sources = replace(sources, max_section_bytes=settings.max_bytes, budget=budget)
 
-    def read(details: FileDetails, content: OpenFile | bytes) -> FileSymbols:
-        return read_names(sources, details, content)
+    def read(details: FileDetails, content: OpenFile | bytes, search: DebugSearch) -> FileSymbols:
+        return read_names(sources, details, content, search)
 
     access, clock = Access(), Clock()
     code = JitNames(lambda key: ProcessCode(key, access, clock), clock.boot_ns)
@@ -91,8 +98,22 @@ def open_user_names(
     )
 
 
+class _BegunSearch:
+    """Finds debug files if the search may begin."""
+
+    def __init__(self, sources: SymbolSources, begin: Callable[[], bool]) -> None:
+        self._sources, self._begin = sources, begin
+
+    def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
+        if self._begin():
+            yield from self._sources.find_debug_files(wanted)
+
+
 def read_names(
-    sources: SymbolSources, details: FileDetails, content: OpenFile | bytes
+    sources: SymbolSources,
+    details: FileDetails,
+    content: OpenFile | bytes,
+    search: DebugSearch = HOST_SEARCH,
 ) -> FileSymbols:
     """The names of a file's functions.
 
@@ -100,13 +121,15 @@ def read_names(
         sources: reads them.
         details: the file.
         content: the open file, or its image in memory.
+        search: where its debug file is looked for, besides this process's directories.
 
     Raises:
         SymbolsRefused: the file is too large, damaged, or no ELF file.
     """
     source = _open(content)
+    sources = replace(sources, finders=(_BegunSearch(sources, search.begin),))
     try:
-        return sources.read(source, read_elf(source, None), details)
+        return sources.read(source, read_elf(source, None), details, search.root)
     except KProfilerError as error:
         raise SymbolsRefused(str(error)) from error
 

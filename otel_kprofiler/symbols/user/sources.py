@@ -150,11 +150,12 @@ class SymbolSources:
             limit, budget = self.max_section_bytes, self.budget
             with budget.reading():
                 functions = read_functions(source, elf, find_debug, max_bytes=limit, budget=budget)
-            lines, problem = self._open_lines(source, elf, details.path, functions)
+            lines, problem = self._open_lines(source, elf, details.path, root, functions)
             is_elsewhere = self.lines is not None and _DEBUG_INFO not in own
             debug = find_debug() if lines is None and is_elsewhere else None
             if debug is not None:
-                lines, problem = self._open_lines(debug.source, debug.elf, debug.path, functions)
+                file, headers, path = debug.source, debug.elf, debug.path
+                lines, problem = self._open_lines(file, headers, path, root, functions)
         return FileSymbols(functions, self.demangle, lines, problem)
 
     def find_debug_files(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
@@ -163,7 +164,7 @@ class SymbolSources:
             yield from finder.find(wanted)
 
     def _open_lines(
-        self, source: Source, elf: ElfFile, path: str, functions: FunctionTable
+        self, source: Source, elf: ElfFile, path: str, root: str, functions: FunctionTable
     ) -> tuple[LineTable | None, LinesProblem | None]:
         """Those of DWARF, else those that the runtime of a Go program needs itself."""
         if self.lines is None or not isinstance(source, FileSource):
@@ -172,7 +173,7 @@ class SymbolSources:
         go = find_go_section(sections)
         try:
             if any(section.name == _DEBUG_INFO for section in sections):
-                return self._open_dwarf(self.lines, source, elf, path), None
+                return self._open_dwarf(self.lines, source, elf, path, root), None
             if go is None:
                 return None, None
             with self.budget.reading():
@@ -187,9 +188,9 @@ class SymbolSources:
             return None, _find_problem(error)
 
     def _open_dwarf(
-        self, reader: LineReader, source: FileSource, elf: ElfFile, path: str
+        self, reader: LineReader, source: FileSource, elf: ElfFile, path: str, root: str
     ) -> LineTable:
-        alternate = find_alternate(DebugFile(path, source.fd, source, elf), Access())
+        alternate = find_alternate(DebugFile(path, source.fd, source, elf), Access(), root=root)
         try:
             shared = alternate.source if alternate else None
             return reader.open(source, path, shared if isinstance(shared, FileSource) else None)

@@ -108,6 +108,15 @@ def test_who_is_left_behind_is_reported(fuse):
     assert join_all(calls.stop())
 
 
+def test_a_function_may_hang_elsewhere_than_on_its_device(fuse, calls):
+    fuse.freeze("open")
+    assert not calls.call(HERE, (fuse.point / "file").read_bytes, lambda: "elsewhere")
+    assert calls.has_left("elsewhere")
+    assert not calls.has_left(HERE)
+    assert calls.call(HERE, lambda: None)
+    fuse.thaw()
+
+
 def test_without_more_threads_functions_are_called_by_who_asks(calls, monkeypatch, caplog):
     def refuse(_):
         raise RuntimeError("can't start new thread")

@@ -18,7 +18,8 @@ from otel_kprofiler.model import (
 from otel_kprofiler.symbols.user import loader as loader_module
 from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.file import NO_FILE, NamedAddress
-from otel_kprofiler.symbols.user.loader import SymbolLoader, SymbolsRefused
+from otel_kprofiler.symbols.user.loader import SymbolLoader
+from otel_kprofiler.symbols.user.loader_files import SymbolsRefused
 from otel_kprofiler.symbols.user.reopening import WantedFile
 
 
@@ -53,7 +54,10 @@ def make():
     made = []
 
     def make_loader(read=lambda details, content: Names(content.decode()), **settings):
-        made.append(SymbolLoader(read, **{"max_bytes": 1 << 20, "cpu_share": 1.0, **settings}))
+        def read_file(details, content, _search):
+            return read(details, content)
+
+        made.append(SymbolLoader(read_file, **{"max_bytes": 1 << 20, "cpu_share": 1.0, **settings}))
         return made[-1]
 
     yield make_loader

@@ -1,0 +1,133 @@
+"""Files of the loader of symbols: their names, and their places in its queue."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from otel_kprofiler.model import FileDetails, OpenFile, Unresolved
+from otel_kprofiler.symbols.user.debug_files import DebugSearch
+from otel_kprofiler.symbols.user.file import PENDING, FileSymbols, NamedAddress
+from otel_kprofiler.symbols.user.reopening import WantedFile
+
+_AGAIN_NS: Final = 500_000_000  # what an evicted file waits, the first time nothing; it doubles
+_MOST_DOUBLINGS: Final = 10
+DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
+"""There are no names, and there will be none."""
+EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
+"""There are no names, until the file is read again."""
+
+
+ReadSymbols = Callable[[FileDetails, OpenFile | bytes, DebugSearch], FileSymbols]
+"""Reads the symbols of an open file, or of an image in memory, and of its debug file.
+
+Raises ``SymbolsRefused``.
+"""
+
+
+class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
+    """Symbols that cannot be used; the message says why."""
+
+
+class QueuedFile:
+    """The names of a file, or why there are none; shared by all equal files.
+
+    Attributes:
+        names: the names, or the reason.
+        used: whether they were used since space was last needed.
+        again_ns: when the file may be read again if it was not, or evicted.
+        reading: its place in the queue while it waits and is read; what another place reads does
+            not count.
+    """
+
+    __slots__ = ("_doublings", "again_ns", "names", "reading", "used")
+
+    def __init__(self) -> None:
+        self.names: FileSymbols | NamedAddress = PENDING
+        self.used = False
+        self.again_ns = 0
+        self.reading: Waiting | None = None
+        self._doublings = 0
+
+    def postpone(self, now_ns: int, *, is_first_free: bool = False) -> None:
+        """It has no names for now, each time for longer."""
+        self.names = EVICTED
+        self._doublings = min(self._doublings + 1, _MOST_DOUBLINGS)
+        self.again_ns = now_ns + (2**self._doublings - 2 * is_first_free) * _AGAIN_NS
+
+
+class Entry(NamedTuple):
+    """A key of a file.
+
+    Attributes:
+        file: the file.
+        wanted: one of several equal files.
+    """
+
+    file: QueuedFile
+    wanted: WantedFile
+
+
+class Waiting(NamedTuple):
+    """A file in the queue.
+
+    Attributes:
+        file: the file.
+        wanted: one of several equal files.
+        content: None: to be opened again.
+    """
+
+    file: QueuedFile
+    wanted: WantedFile
+    content: OpenFile | bytes | None
+
+
+class FileReader:
+    """Reads the names of files of the queue; thread-safe.
+
+    Args:
+        read: reads the symbols of a file.
+        reopen: opens a file again; None if it cannot.
+        max_bytes: limit for a table.
+    """
+
+    def __init__(
+        self,
+        read: ReadSymbols,
+        reopen: Callable[[WantedFile], OpenFile | bytes | None],
+        max_bytes: int,
+    ) -> None:
+        self._read, self._reopen, self._max_bytes = read, reopen, max_bytes
+
+    def read(
+        self, waiting: Waiting, begin_search: Callable[[], bool]
+    ) -> FileSymbols | NamedAddress:
+        """Reads a file, and closes it; ``EVICTED`` if it cannot be opened again.
+
+        Raises:
+            SymbolsRefused: the names cannot be used.
+            OSError: the file cannot be read.
+        """
+        content, owner = waiting.content, waiting.wanted.owner
+        if content is None:
+            content = self._reopen(waiting.wanted)
+        if content is None:
+            return EVICTED
+        try:
+            search = DebugSearch(f"/proc/{owner}/root" if owner else "", begin_search)
+            names = self._read(waiting.wanted.details, content, search)
+            if isinstance(content, OpenFile) and content.has_changed():
+                raise SymbolsRefused("the file changed while it was read")
+        finally:
+            close_content(content)
+        if names.nbytes > self._max_bytes:
+            size, limit = names.nbytes >> 20, self._max_bytes >> 19
+            raise SymbolsRefused(f"they take {size} MiB, more than half of the limit of {limit}")
+        return names
+
+
+def close_content(content: OpenFile | bytes | None) -> None:
+    """Close a file, unless it is an image in memory."""
+    if isinstance(content, OpenFile):
+        os.close(content.fd)

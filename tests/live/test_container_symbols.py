@@ -1,0 +1,213 @@
+"""Debug files of programs in containers are those of the container's root, and of the program."""
+
+import os
+import subprocess
+import time
+from contextlib import contextmanager
+
+import pytest
+from unwind_maps import compile_c, device_number
+
+from otel_kprofiler.bpf import LibbpfLoader
+from otel_kprofiler.elf import FileSource, hash_file, read_elf
+from otel_kprofiler.host import Access, open_regular
+from otel_kprofiler.model import FileDetails, FileKey, Unresolved
+from otel_kprofiler.symbols.user.names import UserSymbolSettings, open_user_names
+from tests.fuse import mounted, require_fuse
+from tests.truth.naming import sample_host
+
+pytestmark = pytest.mark.live
+
+WORKS = """
+    #include <unistd.h>
+    volatile long count;
+    __attribute__((noinline)) static void %s(void) { for (int i = 0; i < 1000; i++) count++; }
+    __attribute__((noinline)) void outer(void) { %s(); count++; }
+    int main(void) { write(1, "\\n", 1); for (;;) outer(); }
+"""
+NO_BUILD_ID, BUILD_ID = "-Wl,--build-id=none", "-Wl,--build-id=0x" + "ab" * 20
+OTHER_ID = "-Wl,--build-id=0x" + "cd" * 20
+BY_ID = ".build-id/ab/" + "ab" * 19 + ".debug"
+
+
+class Container:
+    """A directory that is the root of a program, on a file system of its mount namespace alone."""
+
+    def __init__(self, directory, build_id, function="hot"):
+        self.root = directory / "root"
+        self.root.mkdir(parents=True)
+        self.program, self.debug = directory / "works", directory / "works.debug"
+        source = WORKS % (function, function)
+        compile_c(self.program, source, "-O1", "-g", "-static", build_id)
+        run("objcopy", "--only-keep-debug", self.program, self.debug)
+        run("strip", self.program)
+        run("objcopy", f"--add-gnu-debuglink={self.debug}", self.program)
+
+    @contextmanager
+    def running(self, prepare, enter=None):
+        """The program's process, in a root that some commands of the shell have prepared."""
+        script = (
+            'mount -t tmpfs none "$1" && cp -p "$2" "$1/works" && debug=$3 && cd "$1" && '
+            f"{{ {prepare} ; }} && {enter or ENTERED['pivot_root']}"
+        )
+        words = ["unshare", "-m", "sh", "-c", script, "sh", self.root, self.program, self.debug]
+        with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+            try:
+                assert process.stdout.read(1) == b"\n"
+                yield process
+            finally:
+                process.kill()
+
+
+def run(*command):
+    subprocess.run(command, check=True)
+
+
+@contextmanager
+def loading():
+    names = open_user_names(UserSymbolSettings(detail="names", cpu_share=1.0))
+    try:
+        yield names
+    finally:
+        names.close()
+
+
+def add(names, process, path="/works"):
+    """Queue the program of a process as the agent does; returns its key, and an address in it."""
+    opened = open_regular(Access(), f"/proc/{process.pid}/exe")
+    try:
+        status = os.fstat(opened.fd)
+        source = FileSource(opened.fd, opened.size)
+        elf = read_elf(source)
+        details = FileDetails(path, elf.build_id, hash_file(source), elf.texts)
+        key = FileKey(status.st_ino, device_number(status.st_dev), 0)
+        names.add(key, details, opened, process.pid)
+    finally:
+        os.close(opened.fd)
+    return key
+
+
+def address_of(container, function):
+    listed = subprocess.run(
+        ["nm", container.debug], capture_output=True, text=True, check=True
+    ).stdout
+    return next(int(line.split()[0], 16) for line in listed.splitlines() if line.endswith(function))
+
+
+def name_in(container, process, path="/works"):
+    """The name that the code of ``hot`` gets, or why it gets none."""
+    with loading() as names:
+        key = add(names, process, path)
+        names.finish(60)
+        named = names.name(key, address_of(container, " hot"))
+    return named.lines[0].function if named.lines else named.unresolved
+
+
+BESIDE = 'cp "$debug" works.debug'
+LINKED = f'mkdir -p usr/lib/debug/{BY_ID[:12]} store && cp "$debug" store/file && '
+PLACES = {
+    "beside the program": BESIDE,
+    "below .debug": 'mkdir .debug && cp "$debug" .debug/works.debug',
+    "by its path": 'mkdir -p usr/lib/debug && cp "$debug" usr/lib/debug/works.debug',
+    "by build id": f'mkdir -p usr/lib/debug/{BY_ID[:12]} && cp "$debug" usr/lib/debug/{BY_ID}',
+    "by an absolute link": LINKED + f"ln -s /store/file usr/lib/debug/{BY_ID}",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_debug_file_of_the_container_names_its_program(place, tmp_path):
+    container = Container(tmp_path, BUILD_ID)
+    with container.running(PLACES[place]) as process:
+        assert name_in(container, process) == "hot"
+
+
+def test_a_debug_file_without_a_build_id_is_taken_by_its_checksum(tmp_path):
+    container = Container(tmp_path / "one", NO_BUILD_ID)
+    with container.running(BESIDE) as process:
+        assert name_in(container, process) == "hot"
+    other = Container(tmp_path / "two", NO_BUILD_ID, "cold")
+    container.debug, other.debug = other.debug, container.debug
+    with container.running(BESIDE) as process:
+        assert name_in(other, process) is Unresolved.NO_SYMBOL_TABLE
+
+
+@pytest.mark.parametrize("build_id", [BUILD_ID, NO_BUILD_ID])
+def test_another_debug_file_of_the_host_is_not_taken(build_id, tmp_path):
+    """It is where the container's would be, by path."""
+    container = Container(tmp_path / "one", build_id)
+    other = Container(tmp_path / "two", OTHER_ID, "cold")
+    (tmp_path / "host").mkdir()
+    path = tmp_path / "host" / "works"
+    (tmp_path / "host" / "works.debug").write_bytes(other.debug.read_bytes())
+    with container.running("true") as process:
+        assert name_in(container, process, str(path)) is Unresolved.NO_SYMBOL_TABLE
+    (tmp_path / "host" / "works.debug").write_bytes(container.debug.read_bytes())
+    with container.running("true") as process:
+        assert name_in(container, process, str(path)) == "hot"
+
+
+HOSTILE = {
+    "a pipe": "mkfifo works.debug",
+    "a device": "mknod works.debug c 1 5",
+    "a directory": "mkdir works.debug",
+    "a loop": "ln -s works.debug works.debug",
+    "a link of /proc": "mkdir proc && mount -t proc none proc && ln -s /proc/self/exe works.debug",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_is_no_file_is_not_opened(kind, tmp_path):
+    container = Container(tmp_path, BUILD_ID)
+    with container.running(HOSTILE[kind]) as process:
+        assert name_in(container, process) is Unresolved.NO_SYMBOL_TABLE
+
+
+@pytest.mark.parametrize("climb", ["", "/../../../../../../../../../.."])
+def test_no_link_leads_out_of_the_container(climb, tmp_path):
+    container = Container(tmp_path, BUILD_ID)
+    outside = f"{climb}{container.debug}"  # what the program's own would be
+    with container.running(f"ln -s {outside} works.debug") as process:
+        assert name_in(container, process) is Unresolved.NO_SYMBOL_TABLE
+
+
+def test_a_search_that_hangs_leaves_the_file_its_other_names(tmp_path):
+    require_fuse()
+    container = Container(tmp_path, BUILD_ID)
+    with mounted(tmp_path / "fuse", {"works.debug": b""}) as fuse:
+        prepare = f"mkdir .debug && mount --bind {fuse.point} .debug"
+        with container.running(prepare) as process, loading() as names:
+            fuse.freeze()
+            key = add(names, process)
+            address, until = address_of(container, " hot"), time.monotonic() + 60
+            while names.name(key, address).unresolved is not Unresolved.NO_SYMBOL_TABLE:
+                assert time.monotonic() < until, names.name(key, address)
+                time.sleep(0.05)
+            assert names.counts().pending == 0
+            fuse.thaw()
+
+
+ENTERED = {
+    "pivot_root": "mkdir old && pivot_root . old && exec /works",
+    "chroot": 'exec chroot "$1" /works',
+}
+
+
+@pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed")
+@pytest.mark.parametrize("how", ENTERED)
+def test_samples_of_a_container_have_the_names_of_its_debug_file(how, tmp_path):
+    container = Container(tmp_path, BUILD_ID)
+    functions = set()
+    with container.running(BESIDE, ENTERED[how]):
+        until = time.monotonic() + 60
+        while "hot" not in functions and time.monotonic() < until:
+            frames = [
+                sample.stack.frames[0]
+                for window in sample_host(1.0)
+                for _, sample in window.samples
+            ]
+            functions |= {
+                frame.function
+                for frame in frames
+                if frame.module and frame.module.name.endswith("works")
+            }
+    assert "hot" in functions
