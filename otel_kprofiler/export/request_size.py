@@ -66,6 +66,10 @@ class RequestSize:
         return aim
 
     def refuse_all(self) -> None:
-        """Note that of a batch not even a single sample was accepted."""
-        self.takes_nothing = True
-        self._learned_s = time.monotonic()
+        """Note that of a batch not even a single sample was accepted.
+
+        Batches of the next minute do not prolong it.
+        """
+        if not self.takes_nothing:
+            self.takes_nothing = True
+            self._learned_s = time.monotonic()

@@ -162,7 +162,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 Part(batch, ExportResult.failure(batch, cause, answer.message, answer.status))
                 for batch in failing
             ]
-        if is_refused and all(part.result.lost.keys() == {LossCause.TOO_LARGE} for part in parts):
+        refused_parts = [part.result.lost.keys() == {LossCause.TOO_LARGE} for part in parts]
+        if is_refused and len(parts) > 1 and all(refused_parts):  # not a large sample alone
             learned.refuse_all()
         self.max_bytes = learned.encoded
         return parts

@@ -124,7 +124,7 @@ class ProcessResources:
         clock: for ``process.creation.time``; its current offset is kept, so that creation times
             do not change when clocks are synchronised again.
         base: attributes of every Resource: the host's and the configured ones.
-        known: Resources known in advance, with all their attributes.
+        attributes_of: Resources known in advance, with all their attributes.
         capacity: number of Resources kept; each takes some 1.5 kB.
         on_new: called with a process and its Resource when first seen and on changes.
         contexts: what processes publish about themselves (service.name, …); closed with this

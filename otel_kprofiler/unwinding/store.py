@@ -89,7 +89,7 @@ class TableStore:
         files: this host's.
         limits: limits of memory for tables.
         now_ns: boot time, the clock of the program.
-        known: where details of the files are kept.
+        known_files: where details of the files are kept.
     """
 
     def __init__(

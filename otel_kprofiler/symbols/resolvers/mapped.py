@@ -29,7 +29,7 @@ class MappedCode:
     """Code of mapped files, each read once for all processes. Not thread-safe.
 
     Args:
-        read_symbols: reads the names of a file.
+        symbols: reads the names of a file.
         files: files of the host.
         max_bytes: memory for symbols; the files that were not asked for the longest are forgotten.
     """

@@ -250,7 +250,7 @@ class UserResolver(Stateless):
     Stacks contain the keys of their files.
 
     Args:
-        known: filled by the store of tables as the files are met.
+        files: filled by the store of tables as the files are met.
         names: names of their functions; None: frames are addresses. Closed with the resolver.
     """
 

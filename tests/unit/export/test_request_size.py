@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import Counter
 from concurrent import futures
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -233,6 +234,30 @@ def test_a_receiver_that_takes_no_sample_costs_a_request_a_batch(http_receiver, 
         assert len(http_receiver.requests) == 2
         taken = limit_http(http_receiver, len(make()[0].payload) // 6)
         monkeypatch.setattr("otel_kprofiler.export.request_size.TRY_LARGER_S", 0)
+        check_all_arrived(exporter, make(3), taken)
+
+
+def test_batches_are_divided_again_a_minute_after_none_was_taken(http_receiver, quick, monkeypatch):
+    clock = SimpleNamespace(now_s=1000)
+    clock.monotonic = lambda: clock.now_s
+    monkeypatch.setattr("otel_kprofiler.export.request_size.time", clock)
+    http_receiver.answer((413, {}, b""))
+    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
+        for clock.now_s in (1000, 1020, 1040):
+            assert exporter.export(*make()).lost == {LossCause.TOO_LARGE: 2 * COUNT}
+        taken = limit_http(http_receiver, len(make()[0].payload) // 6)
+        clock.now_s = 1061
+        check_all_arrived(exporter, make(3), taken)
+
+
+def test_a_large_sample_alone_does_not_keep_later_batches_whole(http_receiver, quick):
+    taken = limit_http(http_receiver, len(make()[0].payload) // 6)
+    start = START + 10**9
+    samples = [WindowSample(Stack(()), 1, "x" * 20_000, 0, None, [start])]
+    profile = Profile(ON_CPU, 10, [ResourceSamples(Resource({}), samples)])
+    (huge,) = encode_window(Window(start, start + 10**9, [profile])).batches
+    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
+        assert exporter.export(huge).lost == {LossCause.TOO_LARGE: 1}
         check_all_arrived(exporter, make(3), taken)
 
 

@@ -1,0 +1,58 @@
+"""Docstrings name parameters that exist."""
+
+import ast
+import re
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "otel_kprofiler"
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def find_described(docstring):
+    """Names of the section `Args:` of a docstring."""
+    _, _, section = (docstring or "").partition("\nArgs:\n")
+    section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]
+    for names in re.findall(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)*):", section, re.MULTILINE):
+        yield from (name.strip(" *") for name in names.split(","))
+
+
+def find_parameters(node):
+    """Names of a function's parameters, or of those of a class's constructor."""
+    if isinstance(node, ast.ClassDef):
+        makers = [item for item in node.body if isinstance(item, FUNCTIONS)]
+        makers = [item for item in makers if item.name in {"__init__", "__new__"}]
+        if not makers:  # fields of a NamedTuple or dataclass
+            return {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}
+        node = makers[0]
+    return {item.arg for item in ast.walk(node.args) if isinstance(item, ast.arg)}
+
+
+def find_wrong(source):
+    """Parameters that docstrings describe and that do not exist."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, FUNCTIONS | ast.ClassDef):
+            names = set(find_described(ast.get_docstring(node)))
+            if wrong := names - find_parameters(node):
+                yield node.name, wrong
+
+
+def test_every_described_parameter_exists():
+    wrong = {path.name: list(find_wrong(path.read_text())) for path in PACKAGE.rglob("*.py")}
+    assert {name: items for name, items in wrong.items() if items} == {}
+
+
+DESCRIPTION = '''"""Reads.
+
+    Args:
+        path, *more: files.
+        limit: bytes,
+            of all.
+    """'''
+
+
+def test_a_renamed_parameter_is_noticed():
+    assert list(find_wrong(f"def read(path, size, *more):\n    {DESCRIPTION}")) == [
+        ("read", {"limit"})
+    ]
+    made = "def __init__(self, path, limit, *more): ..."
+    assert list(find_wrong(f"class Reader:\n    {DESCRIPTION}\n    {made}")) == []
