@@ -23,12 +23,13 @@ class RequestSize:
         encoded: limit of later windows' requests.
         aim: size to which batches are divided before they are sent.
         takes_nothing: whether the receiver refused even requests with a single sample, and took
-            none of that batch.
+            none of that batch and of the one before.
     """
 
     def __init__(self, configured: int | None) -> None:
         self._configured = configured
         self._learned_s = -math.inf
+        self._has_accepted = False  # since it refused all of a batch
         self.forget()
 
     def forget(self) -> None:
@@ -43,7 +44,7 @@ class RequestSize:
 
     def accept(self, size: int) -> None:
         """Note that a request was accepted, larger than expected or not."""
-        self.takes_nothing = False
+        self.takes_nothing, self._has_accepted = False, True
         if self.aim is not None and size > self.aim:
             self.forget()
 
@@ -68,8 +69,10 @@ class RequestSize:
     def refuse_all(self) -> None:
         """Note that of a batch not even a single sample was accepted.
 
-        Batches of the next minute do not prolong it.
+        After others that were, the reason may lie in this batch. Batches of the next minute do not
+        prolong it.
         """
-        if not self.takes_nothing:
+        if not self._has_accepted and not self.takes_nothing:
             self.takes_nothing = True
             self._learned_s = time.monotonic()
+        self._has_accepted = False

@@ -237,6 +237,17 @@ def test_a_receiver_that_takes_no_sample_costs_a_request_a_batch(http_receiver, 
         check_all_arrived(exporter, make(3), taken)
 
 
+def test_a_receiver_that_takes_no_more_samples_costs_a_request_a_batch(http_receiver, quick):
+    http_receiver.answer((200, {}, b""), (413, {}, b""))
+    with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
+        assert exporter.export(*make()).exported == 2 * COUNT
+        for number in (1, 2):
+            assert exporter.export(*make(number)).lost == {LossCause.TOO_LARGE: 2 * COUNT}
+        http_receiver.requests.clear()
+        assert exporter.export(*make(3)).lost == {LossCause.TOO_LARGE: 2 * COUNT}
+        assert len(http_receiver.requests) == 1
+
+
 def test_batches_are_divided_again_a_minute_after_none_was_taken(http_receiver, quick, monkeypatch):
     clock = SimpleNamespace(now_s=1000)
     clock.monotonic = lambda: clock.now_s
