@@ -75,6 +75,8 @@ def test_keys_walk_past_groups_and_a_click_zooms_to_their_callee(narrow):
     assert names(narrow)["vfs_read"] == 100
 
 
+# The graph is drawn again in the frame in which its size changes.
+DRAWN = "new Promise(done => requestAnimationFrame(() => setTimeout(done)))"
 PIXEL = """(name => {{
   const {{ graph }} = viewer.panes[0];
   const box = graph.boxes().find(box => box.name === name);
@@ -85,6 +87,7 @@ PIXEL = """(name => {{
 
 def test_a_search_dims_what_does_not_match(page):
     def pixel(name):
+        page.evaluate(DRAWN)
         return page.evaluate(PIXEL.format(name=name))
 
     unsearched = {name: pixel(name) for name in ("sh", "ext4_read", "vfs_read")}

@@ -36,6 +36,16 @@ export function passing(profile, { process, thread }) {
   });
 }
 
+// The CPU that passes, null for all.
+export const cpuOf = ({ cpu }) => (cpu === "" ? null : Number(cpu));
+
+// The half-open range of bins of a range of milliseconds; null is the whole time.
+export function binsOf({ bins, bin_ms: binMs }, range) {
+  if (!range) return [0, bins];
+  const [from, to] = range.map((ms) => Math.min(bins, Math.max(0, Math.round(ms / binMs))));
+  return [Math.min(from, bins - 1), Math.max(to, from + 1)];
+}
+
 // Fills the lists for a profile, with the choices of a state.
 export function fillFilters(profile, element, state) {
   const { threads, processes, strings, samples } = profile;

@@ -1,7 +1,8 @@
 // Puts the page together: one state, from which everything is drawn.
 
 import { colourOf, forgetTheme, reserve } from "./colours.js";
-import { fillFilters, passing } from "./filters.js";
+import { why } from "./empty.js";
+import { binsOf, cpuOf, fillFilters, passing } from "./filters.js";
 import { listen } from "./keys.js";
 import { FUNCTION, Menu, savings } from "./menu.js";
 import { Pane } from "./pane.js";
@@ -11,7 +12,7 @@ import { follow } from "./source.js";
 import { isGraph, read, rootOf, write } from "./state.js";
 import { Strip } from "./strip.js";
 import { Tooltip } from "./tooltip.js";
-import { isToggle, TRANSFORMS, withTransform } from "./transforms.js";
+import { describe, isToggle, TRANSFORMS, withTransform } from "./transforms.js";
 import { count, fitting, format, unitsOf } from "./units.js";
 
 const LISTED = 8; // binaries in the legend
@@ -59,20 +60,14 @@ function shownKinds() {
   return [Math.max(0, profile.kinds.findIndex(({ name }) => name === state.kind))];
 }
 
-function bins(range) {
-  if (!range) return [0, profile.bins];
-  const [from, to] = range.map((ms) => Math.min(profile.bins, Math.max(0, Math.round(ms / profile.bin_ms))));
-  return [Math.min(from, profile.bins - 1), Math.max(to, from + 1)];
-}
-
 // What each kind counts, for pane.show().
 function countsOf(kind) {
   const { process, thread, range, baseline } = state;
-  const cpu = state.cpu === "" ? null : Number(state.cpu);
+  const cpu = cpuOf(state);
   const threads = once("threads", [profile, process, thread], () => passing(profile, state));
   const filter = { kind, threads, cpu };
   const narrowed = (name, of) =>
-    once(`${name} ${kind}`, [threads, cpu, ...bins(of)], () => profile.count(filter, bins(of)));
+    once(`${name} ${kind}`, [threads, cpu, ...binsOf(profile, of)], () => profile.count(filter, binsOf(profile, of)));
   const after = narrowed("after", range);
   if (!baseline) return { filter, counts: after, before: null, after: null };
   const before = narrowed("before", baseline);
@@ -115,7 +110,8 @@ function draw() {
   kinds.forEach((kind, at) => {
     const { filter, ...counts } = countsOf(kind);
     if (at === 0) showStrip(filter, counts);
-    panes[at].show({ profile, kind: profile.kinds[kind] ?? NO_KIND, state, search, isOnly: kinds.length < 2, ...counts });
+    panes[at].show({ profile, kind: profile.kinds[kind] ?? NO_KIND, state, search, isOnly: kinds.length < 2,
+      why: () => once(`why ${kind}`, [profile, write(state), kind], () => why(profile, state, kind, strip)), ...counts });
   });
   showMatches();
 }
@@ -127,6 +123,7 @@ function addPane() {
     zoom: (path) => go({ zoom: path }),
     choose: (chosen) => go({ chosen }),
     sort: (sort) => go({ sort }, true),
+    widen: go,
     tell: (text, name, chosen, stack = "") => {
       told = { name, chosen, stack };
       element("details").textContent = text;
@@ -182,29 +179,20 @@ function showControls(kinds) {
   document.body.classList.toggle("compares", Boolean(state.baseline));
 }
 
-const WORDS = {
-  focus: (name) => `focus ${name}`, merge: (name) => `merged ${name}`,
-  hide: (name) => `without ${name}`, collapse: (name) => `collapsed ${name}`,
-};
-
 function showTransforms() {
   for (const id of ["application", "recursion"]) {
     element(id).setAttribute("aria-pressed", state.transforms.some(([name]) => name === id));
   }
   once("transforms", [profile], () => {
-    const nameOf = (id) => {
-      const found = profile.functions.find((one) => one.id === id);
-      return found ? profile.name(found.frame) : "a function without samples";
-    };
     const shown = state.transforms.filter(([name]) => !isToggle(name));
-    element("transforms").replaceChildren(...shown.map(([name, id], at) => {
+    element("transforms").replaceChildren(...shown.map((one, at) => {
       const item = document.createElement("li");
       const button = item.appendChild(document.createElement("button"));
       button.type = "button";
-      button.textContent = `${WORDS[name](nameOf(id))} ✕`;
-      button.setAttribute("aria-label", `Undo: ${WORDS[name](nameOf(id))}`);
+      button.textContent = `${describe(profile, one)} ✕`;
+      button.setAttribute("aria-label", `Undo: ${describe(profile, one)}`);
       button.addEventListener("click", () => {
-        transform(state.transforms.filter((one) => one !== shown[at]));
+        transform(state.transforms.filter((other) => other !== one));
         (element("transforms").querySelectorAll("button")[at] ?? element("application")).focus();
       });
       return item;
@@ -336,7 +324,7 @@ const actions = {
   copyName: () => told.name && copy(told.name, "the name"),
   copyLink: () => copy(location.href, "the link to this view"),
   around: () => told.chosen && go({ tab: "sandwich", chosen: told.chosen, zoom: [] }),
-  focus: () => (isGraph(state) && panes.length ? panes[0].graph.element : document.querySelector("tbody button"))?.focus(),
+  focus: () => panes[0]?.focus(),
   transform: toggle,
   undo: () => state.transforms.length && transform(state.transforms.slice(0, -1)),
   more: () => {
@@ -348,8 +336,8 @@ const actions = {
     const { left, bottom } = element("save").getBoundingClientRect();
     menu.open({ x: left, y: bottom }, "Save what is shown", savings(isGraph(state)));
   },
-  saveCsv: () => save("functions.csv", new Blob([csv(panes[0].functionRows())], { type: "text/csv" })),
-  saveSvg: () => save("graph.svg", new Blob([panes[0].svg()], { type: "image/svg+xml" })),
+  saveCsv: () => save("functions.csv", new Blob([csv(panes[0].view.functionRows())], { type: "text/csv" })),
+  saveSvg: () => save("graph.svg", new Blob([panes[0].view.svg()], { type: "image/svg+xml" })),
   savePng: async () => save("graph.png", await panes[0].graph.png()),
 };
 listen(element, actions);

@@ -21,6 +21,9 @@ const TOGGLES = new Map([["application", 0], ["recursion", Infinity]]);
 // Whether the transform needs no function.
 export const isToggle = (name) => TOGGLES.has(name);
 
+// Whether the transform can drop samples.
+export const drops = ([name]) => name === "focus" || name === "hide";
+
 // Transforms with one more. Those without a function have a place of their own: application frames
 // first, and recursion last, so that it sees what the others leave.
 export function withTransform(transforms, [name, id]) {
@@ -114,4 +117,15 @@ function rewrite({ looks, functionOf: functions }, { parent, frame, nodeOf }, ru
     parent: Int32Array.from(parents), frame: Uint32Array.from(frames),
     nodeOf: nodeOf.map((node) => (node < 0 ? -1 : stands[node])),
   };
+}
+
+const WORDS = {
+  focus: (name) => `focus ${name}`, merge: (name) => `merged ${name}`,
+  hide: (name) => `without ${name}`, collapse: (name) => `collapsed ${name}`,
+};
+
+// A transform of a function in words.
+export function describe(profile, [name, id]) {
+  const at = functionOf(profile, id);
+  return WORDS[name](at < 0 ? "a function without samples" : profile.name(profile.functions[at].frame));
 }

@@ -1,0 +1,117 @@
+"""Views without samples: the page says why, and leads back to some by button and key."""
+
+from dataclasses import replace
+
+import pytest
+
+from otel_kprofiler.formats import html
+from otel_kprofiler.model import OFF_CPU, Profile, Resource, ResourceSamples, Stack, WindowSample
+from tests.browser.test_flamegraph import PROFILE, SYSCALL, page, rows, text, window
+
+__all__ = ["page"]
+
+REASON = """(one => one?.checkVisibility() ? one.textContent : null)(
+  document.querySelector(".empty p"))"""
+WAYS = "[...document.querySelectorAll('.empty button')].map(one => one.textContent)"
+IDS = """Object.fromEntries(viewer.profile().functions.map(
+  one => [viewer.profile().name(one.frame), one.id]))"""
+
+
+def go(browser, address):
+    browser.evaluate(
+        "new Promise(done => { addEventListener('popstate', () => done(), { once: true });"
+        f"location.hash = '{address}' }})"
+    )
+
+
+def test_a_view_with_samples_shows_no_reason(page):
+    assert page.evaluate(REASON) is None
+
+
+def test_filters_that_exclude_each_other_are_named_with_what_each_hides(page):
+    go(page, "process=sh&cpu=0")
+    assert page.evaluate(REASON) == "No samples of on_cpu pass: process sh, CPU 0."
+    assert page.evaluate(WAYS) == [
+        "All processes · 65 samples", "All CPUs · 25 samples", "All samples · 100 samples",
+    ]  # fmt: skip
+    assert text(page, "details") == page.evaluate(REASON)
+    page.click(".empty button:nth-of-type(2)")
+    assert page.evaluate(REASON) is None
+    assert page.evaluate("document.activeElement.className") == "graph"
+    assert text(page, "details").startswith("all · 25 samples")
+
+
+@pytest.mark.parametrize("tab", "1234")
+def test_keys_lead_back_from_an_empty_view_in_every_tab(page, tab):
+    go(page, "process=sh&cpu=0")
+    page.press(tab, "g")
+    assert page.evaluate("document.activeElement.textContent") == "All processes · 65 samples"
+    page.press("Enter")
+    assert page.evaluate(REASON) is None
+    assert page.evaluate("document.getElementById('panes').contains(document.activeElement)")
+
+
+def test_a_time_without_samples_is_named(page):
+    page.evaluate("viewer.brush([3000, 4000])")
+    assert page.evaluate(REASON) == "No samples of on_cpu pass: time 3.00 s \N{EN DASH} 4.00 s."
+    assert page.evaluate(WAYS) == ["Whole time · 100 samples"]
+
+
+def test_a_comparison_without_samples_in_both_times_ends_with_the_whole_time(page):
+    go(page, "baseline=1000000001000-1000000002000&range=1000000003000-1000000004000")
+    assert page.evaluate(WAYS) == ["Whole time · 100 samples"]
+    page.press("g", "Enter")
+    assert page.evaluate(REASON) is None
+    assert page.evaluate("location.hash") in ("", "#")
+
+
+def test_transforms_that_drop_every_stack_are_named_and_taken_back(page):
+    ids = page.evaluate(IDS)
+    both = f"hide-{ids['vfs_read']}.focus-{ids['ext4_read']}"
+    go(page, f"transforms=application.{both}")
+    assert page.evaluate(REASON) == "No samples of on_cpu pass: without vfs_read, focus ext4_read."
+    assert page.evaluate(WAYS) == [
+        "Undo: without vfs_read · 60 samples", "Undo: focus ext4_read · 30 samples",
+        "All samples · 100 samples",
+    ]  # fmt: skip
+    page.click(".empty button:last-of-type")
+    assert page.evaluate(REASON) is None
+    assert page.evaluate("location.hash") == "#transforms=application"
+
+
+def test_a_kind_without_samples_leads_to_another(browser, tmp_path):
+    path = tmp_path / "kinds.html"
+    samples = [WindowSample(Stack.from_frames((SYSCALL,)), 9, "t", 0, None, [10**18], [7_000_000])]
+    waits = ResourceSamples(Resource({"process.executable.name": "waiter"}), samples)
+    profiles = [*PROFILE.profiles, Profile(OFF_CPU, 0, [waits])]
+    path.write_text(html([replace(PROFILE, profiles=profiles)]))
+    browser.open(path.as_uri() + "#process=waiter")
+    assert browser.evaluate(REASON) == "No samples of on_cpu pass: process waiter."
+    assert browser.evaluate(WAYS) == ["All processes · 100 samples", "Show off_cpu · 7 ms"]
+    browser.press("g", "Tab", "Enter")
+    assert browser.evaluate(REASON) is None
+    assert browser.evaluate("document.getElementById('kind').value") == "off_cpu"
+
+
+def test_a_recording_without_samples_says_so(browser, tmp_path):
+    path = tmp_path / "none.html"
+    path.write_text(html([window()]))
+    browser.open(path.as_uri())
+    assert browser.evaluate(REASON).startswith("The recording has no samples: ")
+    assert browser.evaluate(WAYS) == []
+
+
+def test_a_search_that_leaves_no_row_is_named_in_the_table(page):
+    page.press("3", "/", *"nowhere")
+    assert rows(page) == []
+    assert page.evaluate("document.querySelector('caption').textContent") == (
+        "No function matches nowhere"
+    )
+
+
+def test_a_chosen_function_without_samples_is_named_in_the_sandwich(page):
+    ids = page.evaluate(IDS)
+    go(page, f"tab=sandwich&process=sh&chosen={ids['ext4_read']}")
+    assert page.evaluate("document.querySelector('.sides h3').textContent") == (
+        "No samples of ext4_read are left: choose another function."
+    )

@@ -1,0 +1,58 @@
+// Why a view has no samples, and what brings some back.
+
+import { binsOf, cpuOf, passing } from "./filters.js";
+import { Profile } from "./profile.js";
+import { describe, drops } from "./transforms.js";
+import { format } from "./units.js";
+
+// What narrows a view: in words, and how to be rid of it (label and change of the state).
+function restrictions(profile, state, strip) {
+  const { process, thread, cpu, range, baseline, transforms } = state;
+  const found = [];
+  const add = (text, label, change) => found.push({ text, label, change });
+  if (process) add(`process ${process}`, "All processes", { process: "", thread: "" });
+  if (thread) add(thread.startsWith("pid ") ? thread : `thread ${thread}`, "All threads", { thread: "" });
+  if (cpu !== "") add(`CPU ${cpu}`, "All CPUs", { cpu: "" });
+  const times = [baseline, range].filter(Boolean).map((one) => `time ${strip.describe(one)}`);
+  if (times.length) add(times.join(" or "), "Whole time", { range: null, baseline: null });
+  for (const one of transforms.filter(drops)) {
+    const text = describe(profile, one);
+    add(text, `Undo: ${text}`, { transforms: transforms.filter((other) => other !== one), zoom: [] });
+  }
+  return found;
+}
+
+// Samples of a kind in a state, and of a comparison in both of its times.
+function samplesIn(profile, state, kind) {
+  const filter = { kind, cpu: cpuOf(state), threads: passing(profile, state) };
+  const ranges = state.baseline ? [state.baseline, state.range] : [state.range];
+  return ranges.reduce((sum, range) => sum + profile.count(filter, binsOf(profile, range)).all, 0);
+}
+
+// `text` says why `kind` (an index) has no samples in a state; `ways`: label, amount and change of the
+// state for each restriction, or else for all together, without which there are some.
+export function why(profile, state, kind, strip) {
+  const { kinds } = profile;
+  const nameOf = (at) => kinds[at]?.name ?? "";
+  const way = (label, change, of = kind) => {
+    const without = change.transforms ? new Profile(profile.recorded, change.transforms) : profile;
+    const found = samplesIn(without, { ...state, ...change }, of);
+    return found ? [{ label, change, amount: format(found, found, kinds[of], "count") }] : [];
+  };
+  const found = restrictions(profile, state, strip);
+  const ways = found.flatMap(({ label, change }) => way(label, change));
+  if (found.length > 1) {
+    const all = Object.assign({}, ...found.map(({ change }) => change));
+    if (all.transforms) all.transforms = state.transforms.filter((one) => !drops(one));
+    ways.push(...way("All samples", all));
+  }
+  if (state.kind !== "*") {
+    kinds.forEach((_, at) => at !== kind && ways.push(...way(`Show ${nameOf(at)}`, { kind: nameOf(at), zoom: [] }, at)));
+  }
+  if (!profile.samples.count.length) {
+    return { text: "The recording has no samples: nothing that it was to sample ran in its time.", ways };
+  }
+  const what = nameOf(kind) && ` of ${nameOf(kind)}`;
+  const text = found.length ? `No samples${what} pass: ${found.map((one) => one.text).join(", ")}.` : `The recording has no samples${what}.`;
+  return { text, ways };
+}

@@ -1,0 +1,180 @@
+// What is shown of one kind of profile, as words, numbers and colours.
+
+import { colourOf } from "./colours.js";
+import { difference, inWords } from "./difference.js";
+import { svg } from "./save.js";
+import { isGraph, rootOf } from "./state.js";
+import { brief, count, fitting, format, share } from "./units.js";
+
+export class View {
+  // `given`: of Pane.show(); `graph`: the one in which a frame can be zoomed to.
+  constructor(given, graph) {
+    Object.assign(this, given, { graph });
+  }
+
+  // Columns of an amount and of its share, of all or of another number, with bars relative to the
+  // largest. Where amounts are shares, one column has both; `shareOf` then replaces what is shown.
+  amounts(column, rows, valueOf, all, shareOf) {
+    const { counts, kind, state } = this;
+    const most = rows.reduce((found, row) => Math.max(found, valueOf(row)), 0) || 1;
+    const part = (row) => valueOf(row) / most;
+    if (shareOf) return [{ ...column, part, text: (row) => share(shareOf(row), 1) }];
+    const ofAll = { part, text: (row) => share(valueOf(row), counts.all) };
+    if (fitting(kind, state.unit)[0] === "share") return [{ ...column, ...ofAll }];
+    return [
+      { ...column, text: (row) => this.brief(valueOf(row)) },
+      { ...column, name: `${column.name} %`, part, text: (row) => share(valueOf(row), all) },
+    ];
+  }
+
+  // What tables show of a frame.
+  shown(frame) {
+    const { profile } = this;
+    return {
+      name: profile.name(frame), module: profile.text("module", frame), family: profile.family(frame),
+    };
+  }
+
+  idOf(frame) {
+    const { profile } = this;
+    return profile.functions[profile.functionOf[frame]].id;
+  }
+
+  unit() {
+    const { kind, state, before } = this;
+    return before ? "%" : fitting(kind, state.unit)[1];
+  }
+
+  amount(value, all) {
+    const { kind, state, before } = this;
+    return before ? share(value, all) : format(value, all, kind, state.unit);
+  }
+
+  brief(value) {
+    const { kind, state, before, counts } = this;
+    return before ? share(value, counts.all) : brief(value, counts.all, kind, state.unit);
+  }
+
+  // A value in the unit and as a share.
+  both(value) {
+    const { counts } = this;
+    const [text, percent] = [this.brief(value), share(value, counts.all)];
+    return text === percent ? text : `${text} · ${percent}`;
+  }
+
+  difference(tree, box) {
+    const { before, after, kind } = this;
+    return (box.difference ??= difference(
+      tree.amount(box, before), before.all, tree.amount(box, after), after.all, kind,
+    ));
+  }
+
+  look() {
+    const { profile, before, state, search } = this;
+    return {
+      zoom: state.zoom,
+      rootAtBottom: rootOf(state) === "bottom",
+      colour: (box, tree) => (before ? this.difference(tree, box).colour : colourOf(profile.family(box.frame), profile.name(box.frame))),
+      isHatched: (box) => box.frame >= 0 && profile.frames.reason[box.frame] > 0,
+      searches: Boolean(search),
+      isMatch: (box) => Boolean(search && box.frame >= 0 && search.frames[box.frame]),
+      text: (box, tree) => ({
+        name: profile.name(box.frame),
+        amount: before ? inWords(this.difference(tree, box)) : this.both(box.value),
+      }),
+    };
+  }
+
+  // A box in words.
+  describe(tree, box) {
+    const { profile, counts, before, kind, state } = this;
+    const { frame } = box;
+    const parts = [profile.name(frame)];
+    if (frame >= 0) {
+      const [module, reason] = ["module", "reason"].map((column) => profile.text(column, frame));
+      if (module) parts.push(`in ${module}`);
+      if (profile.frames.inlined[frame]) parts.push("inlined");
+      if (reason) parts.push(`unresolved: ${reason}`);
+    }
+    if (before) {
+      const found = this.difference(tree, box);
+      parts.push(`before ${share(found.before, 1)}, after ${share(found.after, 1)}: ${inWords(found)}`);
+      if (found.by && found.isChance) parts.push("may be chance");
+      return parts.join(" · ");
+    }
+    const value = tree.amount(box, counts);
+    const text = format(value, counts.all, kind, state.unit);
+    const percent = share(value, counts.all);
+    parts.push(text === percent ? percent : `${text}, ${percent}`);
+    const own = tree.own(box, counts);
+    if (own && frame >= 0) parts.push(`${share(own, counts.all)} in itself`);
+    const { graph: { zoomed } } = this;
+    if (state.zoom.length && zoomed?.parent) parts.push(`${share(value, zoomed.value)} of the zoomed frame`);
+    return parts.join(" · ");
+  }
+
+  // What the tooltip says of a box.
+  facts(tree, box) {
+    const { profile, counts, before, kind, state } = this;
+    const { frame, parent } = box;
+    const rows = [];
+    const amount = (value) => format(value, counts.all, kind, state.unit);
+    if (box.more) {
+      if (!before) rows.push(["Total", amount(box.value)]);
+      rows.push(["Of all", share(box.value, counts.all)], ["Width", "too narrow: zoom in"]);
+      return { title: `${count(box.more)} more`, rows };
+    }
+    if (before) {
+      const found = this.difference(tree, box);
+      rows.push(["Before", share(found.before, 1)], ["After", share(found.after, 1)], ["Change", inWords(found)]);
+      if (found.by && found.isChance) rows.push(["", "may be chance"]);
+    } else {
+      rows.push(["Total", amount(box.value)]);
+      if (!tree.up) rows.push(["Self", amount(tree.own(box, counts))]);
+      rows.push(["Of all", share(box.value, counts.all)]);
+      if (parent) rows.push([tree.up ? "Of callee" : "Of parent", share(box.value, parent.value)]);
+    }
+    const { graph: { zoomed } } = this;
+    if (isGraph(state) && zoomed?.parent && box !== zoomed) rows.push(["Of zoomed", share(box.value, zoomed.value)]);
+    if (frame >= 0) {
+      const [file, module, reason] = [profile.place(frame), ...["module", "reason"].map((name) => profile.text(name, frame))];
+      if (file) rows.push(["File", file]);
+      if (module && module !== profile.text("file", frame)) rows.push(["Module", module]);
+      if (profile.frames.inlined[frame]) rows.push(["Inlined", "into its caller"]);
+      if (reason) rows.push(["No name", reason]);
+    }
+    return { title: profile.name(frame), rows };
+  }
+
+  // Names of a box and of those towards the root of all stacks, the innermost first.
+  stack({ up }, box) {
+    const found = [];
+    for (let at = box; at; at = at.parent) if (at.frame >= 0) found.push(this.profile.name(at.frame));
+    return (up ? found.reverse() : found).join("\n");
+  }
+
+  // Functions with their counts, as rows of texts and numbers below their headings.
+  functionRows() {
+    const { profile, counts, before, after, kind } = this;
+    const sides = before ? { "before ": before, "after ": after } : { "": counts };
+    const sums = Object.values(sides).map((side) => profile.functionCounts(side));
+    const heads = Object.keys(sides).flatMap((side) => [`${side}self`, `${side}total`]);
+    const rows = profile.functions.map(({ frame }, at) => [
+      profile.name(frame), profile.text("module", frame), profile.place(frame),
+      ...sums.flatMap(({ own, total }) => [own[at], total[at]]), kind.unit,
+    ]);
+    const isShown = ({ frame }, at) => profile.frames.kind[frame] && sums.some(({ total }) => total[at] > 0);
+    return [["function", "module", "file", ...heads, "unit"], ...rows.filter((_, at) => isShown(profile.functions[at], at))];
+  }
+
+  // The graph in the tab as an SVG drawing.
+  svg() {
+    const { shapes, ...sizes } = this.graph.drawing();
+    const { counts, kind, state, before } = this;
+    const amount = ({ box, value }) => {
+      const sum = value ?? box.value;
+      return before ? share(sum, counts.all) : `${format(sum, counts.all, kind, state.unit)}, ${share(sum, counts.all)}`;
+    };
+    return svg(shapes.map((shape) => ({ ...shape, title: `${shape.name} · ${amount(shape)}` })), sizes);
+  }
+}
