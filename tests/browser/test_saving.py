@@ -52,6 +52,20 @@ def test_csv_has_every_function_with_exact_counts(page, tmp_path):
     assert {row["unit"] for row in rows} == {"samples"}
 
 
+@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
+def test_names_that_begin_as_formulas_are_text_in_csv(browser, tmp_path, start):
+    path = tmp_path / "x.html"
+    name = f'{start}HYPERLINK("x","y")'
+    frames = [user(name, module(name)), user(f"main{start}", module("server"))]
+    path.write_text(html([window(("x", 1, [sample(frames, 5)]))]))
+    browser.open(path.as_uri())
+    table = saved(browser, tmp_path, "c", "functions.csv").decode()
+    assert sorted(list(csv.reader(io.StringIO(table)))[1:]) == [
+        [f"'{name}", f"'{name}", "", "5", "5", "samples"],
+        [f"main{start}", "server", "", "0", "5", "samples"],
+    ]
+
+
 def test_svg_has_the_boxes_of_the_graph_and_names_as_text(browser, tmp_path):
     path = tmp_path / "x.html"
     frames = [user(HOSTILE, module(HOSTILE)), user("main", module("server"))]

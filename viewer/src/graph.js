@@ -89,6 +89,12 @@ export class Graph {
     const over = top + ROW - this.element.clientHeight;
     if (top < 0) this.element.scrollTop += top;
     else if (over > 0) this.element.scrollTop += over;
+    this.#keepDistance();
+  }
+
+  #keepDistance() {
+    const { scrollTop } = this.element;
+    this.#distance = this.#look.rootAtBottom ? this.#furthest() - scrollTop : scrollTop;
   }
 
   // Distance of a row from the top of the box, scrolled as it is.
@@ -318,8 +324,7 @@ export class Graph {
     });
     element.addEventListener("scroll", () => {
       if (element.clientHeight !== this.#size[1]) return; // not by the user
-      const { scrollTop } = element;
-      this.#distance = this.#look.rootAtBottom ? this.#furthest() - scrollTop : scrollTop;
+      this.#keepDistance();
       this.draw();
     });
     element.addEventListener("focus", () => this.draw());

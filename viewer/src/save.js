@@ -9,9 +9,14 @@ export function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-// RFC 4180.
+// RFC 4180. Spreadsheets run a text that begins as a formula: it gets an apostrophe in front, which
+// shows it as text (OWASP, "CSV Injection"). Numbers stay as they are.
 export function csv(rows) {
-  const cell = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value);
+  const inert = (value) => (typeof value === "string" && /^[=+\-@\t\r\n]/.test(value) ? `'${value}` : String(value));
+  const cell = (value) => {
+    const text = inert(value);
+    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
   return rows.map((row) => `${row.map(cell).join(",")}\r\n`).join("");
 }
 
