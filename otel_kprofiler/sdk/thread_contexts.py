@@ -30,7 +30,7 @@ from otel_kprofiler.processes import KEY_MAP, SCHEMA
 from otel_kprofiler.sdk.label_sets import KEY, process_labels
 from otel_kprofiler.sdk.process_context import publish_thread_keys
 from otel_kprofiler.sdk.resource import find_resource, plain_attributes
-from otel_kprofiler.sdk.thread_slot import find_context_offset
+from otel_kprofiler.sdk.thread_slot import find_context_offset, find_entered_offset
 from otel_kprofiler.thread_record import load
 
 _VERSION: Final = "tlsdesc_v1_dev"
@@ -111,8 +111,8 @@ class _Writer:
                 hint="unset OTEL_PYTHON_CONTEXT",
             )
         has_watcher = sys.version_info >= (3, 14)
-        offset = 0 if has_watcher else find_context_offset()
-        if offset is None:
+        offsets = (0, 0) if has_watcher else (find_context_offset(), find_entered_offset())
+        if None in offsets:
             raise HostError("spans of threads are not published: this interpreter is not CPython's")
         try:
             library = load()
@@ -125,7 +125,7 @@ class _Writer:
         classes = frozenset({NonRecordingSpan, getattr(sdk_trace, "_Span", NonRecordingSpan)})
         library.install(
             variable, _SPAN_KEY, KEY, self._encoded, classes,
-            lambda: _follow_greenlets(library.refresh), _is_outside_of_loops, offset, sys.modules,
+            _is_outside_of_loops(), *offsets, sys.modules,
             _methods(contextvars.ContextVar), _methods(contextvars.Context),
         )  # fmt: skip
         self._library = library
@@ -150,21 +150,6 @@ def _methods(kind: type) -> dict[str, Any]:
     if not isinstance(methods, dict):
         raise HostError("spans of threads are not published: this interpreter is not CPython's")
     return methods
-
-
-def _follow_greenlets(refresh: Callable[..., None]) -> None:
-    """Call the library after each switch of this thread's greenlets."""
-    greenlet: Any = sys.modules["greenlet._greenlet"]
-    trace: Callable[..., object] | None = greenlet.gettrace()
-    if trace is None:
-        greenlet.settrace(refresh)
-        return
-
-    def both(event: str, switched: object) -> None:
-        refresh()
-        trace(event, switched)
-
-    greenlet.settrace(both)
 
 
 def _is_outside_of_loops() -> bool:

@@ -82,6 +82,15 @@ def find_context_offset() -> int | None:
     return 8 * places.pop() if len(places) == 1 else None
 
 
+def find_entered_offset() -> int | None:
+    """Offset in a context of the ``int`` that is 1 while it is entered; None if not found."""
+    context = contextvars.Context()
+    flags = (ctypes.c_int32 * (context.__sizeof__() // 4)).from_address(id(context))
+    left = list(flags)
+    places = [at for at, flag in enumerate(context.run(list, flags)) if (left[at], flag) == (0, 1)]
+    return 4 * places[0] if len(places) == 1 else None
+
+
 def find_owner_offset() -> int | None:
     """Offset of the owner in a :class:`ThreadSlot`, followed by the other two; likewise."""
     slot = ThreadSlot()

@@ -12,6 +12,8 @@
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define EXPORTED __attribute__((visibility("default")))
 #define HIDDEN_WEAK __attribute__((weak))
@@ -53,12 +55,12 @@ static PyObject *span_key;   /* where its Context has the span */
 static PyObject *labels_key; /* and the number of a set of labels */
 static PyObject *encoded;    /* attributes by that number, as bytes */
 static PyObject *classes;    /* types of spans whose _context is their span context */
-static PyObject *follow;     /* follows the greenlets of this thread */
-static PyObject *is_outside; /* whether no event loop runs in this thread */
 static Py_ssize_t context_at; /* of the current context in PyThreadState; 0: a watcher sees all */
+static Py_ssize_t entered_at; /* of ctx_entered in a context, an int: false in a thread's first */
 static PyObject *modules;    /* sys.modules */
 static PyObject *plain_run, *plain_reset;
-static PyObject *name_context, *name_get_span_context, *name_greenlet;
+static PyObject *name_context, *name_get_span_context;
+static PyObject *name_greenlet, *name_gettrace, *name_settrace;
 static unsigned long long failures;
 
 static inline void fence(void)
@@ -85,6 +87,63 @@ static int is_zero(const uint8_t *bytes, int size)
 	return !all;
 }
 
+static int raise_now(void *exception)
+{
+	PyObject *value = exception;
+
+	PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(value)), value, PyException_GetTraceback(value));
+	return -1;
+}
+
+/* Raises an exception in this thread's Python code, soon after the hook has returned.
+ *
+ * In the main thread it keeps its arguments; in others, where no signal handler runs, it has none,
+ * as PyThreadState_SetAsyncExc has raised it. */
+static void raise_later(PyObject *type, PyObject *value, PyObject *traceback)
+{
+	PyErr_NormalizeException(&type, &value, &traceback);
+	if (traceback)
+		PyException_SetTraceback(value, traceback);
+	if (syscall(SYS_gettid) != getpid()) {
+		PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), type);
+		Py_DECREF(value);
+	} else if (Py_AddPendingCall(raise_now, value)) { /* the interpreter's queue is full */
+		failures++;
+		Py_DECREF(value);
+	}
+	Py_DECREF(type);
+	Py_XDECREF(traceback);
+}
+
+/* Calls get_span_context() of a span whose class is not the SDK's; null: an exception.
+ *
+ * This runs Python code, and so signal handlers, whose exceptions are the service's (time limits,
+ * KeyboardInterrupt): they are raised later. The span's exceptions are not: a second call raises
+ * them again. */
+static PyObject *call_get_span_context(PyObject *span)
+{
+	PyObject *result, *type, *value, *traceback;
+
+	result = PyObject_CallMethodObjArgs(span, name_get_span_context, NULL);
+	if (result)
+		return result;
+	PyErr_Fetch(&type, &value, &traceback);
+	result = PyObject_CallMethodObjArgs(span, name_get_span_context, NULL);
+	if (!result && PyErr_Occurred() == type &&
+	    PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
+		Py_DECREF(type);
+		Py_XDECREF(value);
+		Py_XDECREF(traceback);
+	} else {
+		PyObject *second[3];
+
+		PyErr_Fetch(&second[0], &second[1], &second[2]);
+		raise_later(type, value, traceback);
+		PyErr_Restore(second[0], second[1], second[2]);
+	}
+	return result;
+}
+
 /* Writes ids, flags and attributes; results as describe(). */
 static int fill(PyObject *span, PyObject *number)
 {
@@ -94,7 +153,7 @@ static int fill(PyObject *span, PyObject *number)
 	if (PySet_Contains(classes, (PyObject *)Py_TYPE(span)) == 1)
 		context = PyObject_GetAttr(span, name_context);
 	else
-		context = PyObject_CallMethodObjArgs(span, name_get_span_context, NULL);
+		context = call_get_span_context(span);
 	otel_thread_ctx_v1 = NULL; /* Python code may have published */
 	own.valid = 0;
 	fence();
@@ -135,46 +194,55 @@ static PyObject *current_context(void)
  * enters a context (event loops such as uvloop's, eager tasks) is not. */
 static int is_followed(void)
 {
-	PyObject *result;
-	int answer;
+	PyObject *current;
 
 	if (!context_at)
 		return 1;
-	if (entered)
-		return entered == current_context();
-	result = PyObject_CallNoArgs(is_outside); /* once in most threads */
-	answer = result ? PyObject_IsTrue(result) : -1;
+	current = current_context();
+	return !current || current == entered || !*(int *)((char *)current + entered_at);
+}
+
+static PyObject *refresh(PyObject *self, PyObject *arguments);
+static PyMethodDef refresh_method = {"refresh", refresh, METH_VARARGS,
+				     "Publish the span of the greenlet that this thread switched to."};
+
+/* Has refresh() called after each switch of this thread's greenlets, before the trace function
+ * that they have already. */
+static int follow_greenlets(PyObject *greenlet)
+{
+	PyObject *former, *hook, *result = NULL;
+
+	former = PyObject_CallMethodObjArgs(greenlet, name_gettrace, NULL);
+	if (!former)
+		return -1;
+	hook = PyCFunction_New(&refresh_method, former);
+	if (hook)
+		result = PyObject_CallMethodObjArgs(greenlet, name_settrace, hook, NULL);
+	Py_XDECREF(hook);
+	Py_DECREF(former);
+	followed = result != NULL;
 	Py_XDECREF(result);
-	if (answer == 1)
-		entered = current_context();
-	return answer;
+	return followed ? 0 : -1;
 }
 
 /* Writes the record of this thread; 1: it is complete, 0: there is no span, -1: an exception. */
 static int describe(PyObject *context)
 {
-	PyObject *span, *number;
+	PyObject *span, *number, *greenlet;
 	int status;
 
 	if (!PyDict_Check(context))
 		return 0;
-	if (!followed && PyDict_GetItemWithError(modules, name_greenlet)) {
-		PyObject *result = PyObject_CallNoArgs(follow);
-
-		if (!result)
-			return -1;
-		followed = 1;
-		Py_DECREF(result);
-	}
+	if (!followed && (greenlet = PyDict_GetItemWithError(modules, name_greenlet)) &&
+	    follow_greenlets(greenlet))
+		return -1;
 	span = PyDict_GetItemWithError(context, span_key);
 	if (!span)
 		return PyErr_Occurred() ? -1 : 0;
 	number = PyDict_GetItemWithError(context, labels_key);
 	Py_INCREF(span);
 	Py_XINCREF(number);
-	status = is_followed();
-	if (status == 1)
-		status = fill(span, number);
+	status = is_followed() ? fill(span, number) : 0;
 	Py_XDECREF(number);
 	Py_DECREF(span);
 	return status;
@@ -266,8 +334,7 @@ static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
 		result = NULL;
 	}
 	entered = outside;
-	if (outside == current_context())
-		publish_current();
+	publish_current();
 	return result;
 }
 
@@ -302,20 +369,23 @@ static int replace(PyObject *methods, PyTypeObject *type, PyMethodDef *definitio
 	return status;
 }
 
-/* install(variable, span key, labels key, attributes by number, classes, follow, is_outside,
- *         offset of the context, sys.modules, methods of ContextVar, methods of Context) */
+/* install(variable, span key, labels key, attributes by number, classes, whether this thread runs
+ *         no event loop, offsets of the context in its thread and of ctx_entered in it,
+ *         sys.modules, methods of ContextVar, methods of Context) */
 static PyObject *install(PyObject *self, PyObject *arguments)
 {
 	PyObject *of_variables, *of_contexts;
+	int is_outside;
 
 	(void)self;
 	if (variable) {
 		PyErr_SetString(PyExc_RuntimeError, "installed already");
 		return NULL;
 	}
-	if (!PyArg_ParseTuple(arguments, "O!OOO!OOOnO!O!O!", &PyContextVar_Type, &variable, &span_key,
-			      &labels_key, &PyDict_Type, &encoded, &classes, &follow, &is_outside,
-			      &context_at, &PyDict_Type, &modules, &PyDict_Type, &of_variables, &PyDict_Type, &of_contexts)) {
+	if (!PyArg_ParseTuple(arguments, "O!OOO!OpnnO!O!O!", &PyContextVar_Type, &variable, &span_key,
+			      &labels_key, &PyDict_Type, &encoded, &classes, &is_outside, &context_at,
+			      &entered_at, &PyDict_Type, &modules, &PyDict_Type, &of_variables,
+			      &PyDict_Type, &of_contexts)) {
 		variable = NULL;
 		return NULL;
 	}
@@ -324,8 +394,6 @@ static PyObject *install(PyObject *self, PyObject *arguments)
 	Py_INCREF(labels_key);
 	Py_INCREF(encoded);
 	Py_INCREF(classes);
-	Py_INCREF(follow);
-	Py_INCREF(is_outside);
 	Py_INCREF(modules);
 	if (replace(of_variables, &PyContextVar_Type, &set_method, NULL) ||
 	    replace(of_variables, &PyContextVar_Type, &reset_method, &plain_reset))
@@ -337,20 +405,18 @@ static PyObject *install(PyObject *self, PyObject *arguments)
 	} else if (replace(of_contexts, &PyContext_Type, &run_method, &plain_run)) {
 		return NULL;
 	}
+	if (context_at && is_outside) /* the service's code entered it, and stays in it */
+		entered = current_context();
 	Py_RETURN_NONE;
 }
 
-/* The trace function of greenlets, called after each switch. */
+/* The trace function of greenlets, called after each switch; self is the next one or None. */
 static PyObject *refresh(PyObject *self, PyObject *arguments)
 {
-	(void)self;
-	(void)arguments;
-	if (variable) {
-		if (context_at)
-			entered = current_context(); /* the greenlet's, until it is left */
-		publish_current();
-	}
-	Py_RETURN_NONE;
+	if (context_at)
+		entered = current_context(); /* the greenlet's, until it is left */
+	publish_current();
+	return self == Py_None ? Py_NewRef(self) : PyObject_CallObject(self, arguments);
 }
 
 static PyObject *count_failures(PyObject *self, PyObject *arguments)
@@ -362,7 +428,6 @@ static PyObject *count_failures(PyObject *self, PyObject *arguments)
 
 static PyMethodDef functions[] = {
 	{"install", install, METH_VARARGS, "Install the hooks, once in a process."},
-	{"refresh", refresh, METH_VARARGS, "Publish the span of the greenlet that this thread switched to."},
 	{"count_failures", count_failures, METH_NOARGS, "Spans that could not be read."},
 	{NULL, NULL, 0, NULL}};
 
@@ -375,7 +440,10 @@ EXPORTED PyObject *PyInit__record(void)
 	name_context = PyUnicode_InternFromString("_context");
 	name_get_span_context = PyUnicode_InternFromString("get_span_context");
 	name_greenlet = PyUnicode_InternFromString("greenlet._greenlet");
-	if (!name_context || !name_get_span_context || !name_greenlet)
+	name_gettrace = PyUnicode_InternFromString("gettrace");
+	name_settrace = PyUnicode_InternFromString("settrace");
+	if (!name_context || !name_get_span_context || !name_greenlet || !name_gettrace ||
+	    !name_settrace)
 		return NULL;
 	return PyModule_Create(&module);
 }

@@ -66,6 +66,8 @@ FAIR, TURNS = "otel_kprofiler/host/fair_queue.py", "tests/unit/host/test_fair_qu
 THREAD_CONTEXT = "otel_kprofiler/bpf/programs/thread_context.bpf.h"
 CONTEXTS = "otel_kprofiler/processes/thread_contexts.py"
 THREAD_CONTEXTS = "tests/live/test_thread_contexts.py"
+RECORD = "otel_kprofiler/thread_record/record.c"
+RECORDS = "tests/unit/thread_record/test_thread_record.py::test_the_record_is_that_of_the_current_span_at_each_step"
 
 MUTATIONS = [
     Mutation("window above its memory limit", WINDOWS, "        self.end_boot_ns = min(self.end_boot_ns, next_ns)\n        return True\n", "        return False\n", "tests/unit/pipeline/test_pipeline.py::test_a_full_window_ends_before_the_next_sample_and_loses_none"),
@@ -279,13 +281,15 @@ MUTATIONS = [
     Mutation("more attributes of a thread context than labels", CONTEXTS, "if name and (name in labels or len(labels) < MAX_LABELS):", "if name:", "tests/unit/processes/test_thread_contexts.py::test_attributes_have_the_limits_of_labels"),
     Mutation("names of attributes that samples have themselves", CONTEXTS, 'return "" if is_ours or', 'return "" if', "tests/unit/processes/test_thread_contexts.py::test_reserved_and_invalid_names_are_skipped"),
     Mutation("a way to publish contexts that is not known", CONTEXTS, "if extra.get(SCHEMA) not in SCHEMAS:", "if SCHEMA not in extra:", "tests/unit/processes/test_thread_contexts.py::test_the_key_map_is_read_for_known_versions_only"),
+    Mutation("an exception of a signal handler while a span is read", RECORD, "	if (!result && PyErr_Occurred() == type &&\n", "	if (result || PyErr_Occurred() == type ||\n", f"{RECORDS}[interrupts]"),
+    Mutation("a span whose context cannot be read", RECORD, "	if (!result && PyErr_Occurred() == type &&\n", "	if (!result && PyErr_Occurred() != type &&\n", f"{RECORDS}[interrupts]"),
     Mutation("a thread-local variable that is not resolved yet", "otel_kprofiler/processes/thread_pointer.py", "if not 0 < module < _MAX_MODULE or", "if module >= _MAX_MODULE or", "tests/unit/processes/test_thread_pointer.py::test_words_that_the_linker_has_not_resolved_yield_no_place"),
 ]  # fmt: skip
 
 
 def compile_programs(changed: Path) -> None:
-    """Compile the BPF programs if one of their sources is what has changed."""
-    if changed.name.endswith((".bpf.c", ".bpf.h")):
+    """Compile the programs in C if one of their sources is what has changed."""
+    if changed.suffix in {".c", ".h"}:
         subprocess.run(["sh", changed.with_name("build.sh")], check=True)
 
 

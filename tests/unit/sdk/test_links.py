@@ -30,6 +30,7 @@ from otel_kprofiler.sdk.other_threads import is_changing_context
 from otel_kprofiler.sdk.thread_slot import (
     ThreadSlot,
     find_context_offset,
+    find_entered_offset,
     find_owner_offset,
     find_span_layout,
     get_token,
@@ -103,6 +104,7 @@ def ids(span):
 
 def test_offsets_in_this_interpreter_are_found_reliably():
     assert find_context_offset() == find_context_offset() is not None
+    assert find_entered_offset() == find_entered_offset() is not None
     assert find_owner_offset() == find_owner_offset() is not None
     assert find_span_layout(unsampled=False) == find_span_layout(unsampled=False) is not None
     assert find_span_layout(unsampled=True)[:-1] == find_span_layout(unsampled=False)[:-1]

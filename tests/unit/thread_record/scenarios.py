@@ -7,8 +7,10 @@ Usage: scenarios.py NAME
 import asyncio
 import concurrent.futures
 import contextvars
+import ctypes
 import gc
 import os
+import signal
 import sys
 import threading
 
@@ -17,6 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from otel_kprofiler import labels, thread_context
 from otel_kprofiler.processes import read_process_context
+from otel_kprofiler.sdk import thread_contexts
 from tests.thread_record import read_record
 
 tracer = TracerProvider().get_tracer("test")
@@ -215,6 +218,141 @@ def greenlets():
     check()
 
 
+def greenlets_are_traced_already():
+    import greenlet
+
+    seen = []
+    greenlet.settrace(lambda event, switched: seen.append((event, len(switched))))
+    nested()
+    greenlet.greenlet(nested).switch()
+    assert seen == [("switch", 2), ("switch", 2)]
+
+
+class OtherSpan(trace.NonRecordingSpan):
+    """A span of another library: its context is read by Python code, which runs `act`."""
+
+    act = staticmethod(lambda: None)
+
+    def get_span_context(self):
+        self.act()
+        return super().get_span_context()
+
+
+class TimeLimit(Exception):  # noqa: N818 - as services name it
+    """An exception that a signal's handler raises."""
+
+
+class Stop(BaseException):
+    """One that is no `Exception`."""
+
+
+def once(act):
+    """`act`, at its first call only."""
+    acts = iter([act])
+    return staticmethod(lambda: next(acts, int)())
+
+
+def interrupts():
+    """Exceptions that arrive while a span is read are raised; those of the span are not."""
+    variable = context._RUNTIME_CONTEXT._current_context
+    span = OtherSpan(trace.SpanContext(1, 2, is_remote=False))
+    inside = trace.set_span_in_context(span)
+    around = contextvars.copy_context()
+    around.run(variable.set, inside)
+    token = None
+
+    def change():
+        nonlocal token
+        token = variable.set(inside)
+        int("0")
+
+    def change_back():
+        with tracer.start_as_current_span("outer"):
+            variable.set(inside)
+        variable.reset(token)
+        int("0")
+
+    def enter():
+        around.run(int)
+        int("0")
+
+    for kind in (TimeLimit, Stop, KeyboardInterrupt, SystemExit):
+        raised = kind("argument")
+
+        def handle(*_, raised=raised):
+            raise raised
+
+        signal.signal(signal.SIGALRM, handle)
+        for step in (change, change_back, enter):
+            OtherSpan.act = once(lambda: signal.raise_signal(signal.SIGALRM))
+            try:
+                step()
+            except kind as error:
+                assert error is raised
+                assert traceback_ends_in(error, handle)
+            else:
+                raise AssertionError(f"{kind.__name__} is lost: {step.__name__}")
+            check()
+
+    def work():
+        identity = ctypes.c_ulong(threading.get_ident())
+        stop = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        for step in (change, change_back, enter):
+            OtherSpan.act = once(lambda: (stop(identity, ctypes.py_object(Stop)), int("0")))
+            try:
+                step()
+            except Stop:
+                check()
+            else:
+                raise AssertionError("an exception of a thread is lost")
+        return "ended"
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work).result() == "ended"
+
+    OtherSpan.act = staticmethod(lambda: {}["missing"])
+    failures = thread_contexts._writer.count_failures()
+    variable.set(inside)
+    assert read_record() is None
+    assert thread_contexts._writer.count_failures() == failures + 1
+    OtherSpan.act = staticmethod(lambda: None)
+
+
+def traceback_ends_in(error, function):
+    traceback = error.__traceback__
+    while traceback.tb_next:
+        traceback = traceback.tb_next
+    return traceback.tb_frame.f_code is function.__code__
+
+
+def no_python_code():
+    """A span of the SDK is published without Python code, so that no signal handler runs."""
+    import greenlet
+    import uvloop as other
+
+    called = []
+    variable = context._RUNTIME_CONTEXT._current_context
+    inside = trace.set_span_in_context(tracer.start_span("span"))
+
+    def change():
+        sys.setprofile(lambda frame, event, _: event == "call" and called.append(frame.f_code))
+        variable.reset(variable.set(inside))
+        contextvars.copy_context().run(int)
+        sys.setprofile(None)
+
+    async def main():
+        change()
+
+    change()
+    threading.Thread(target=change).start()
+    greenlet.greenlet(change).switch()
+    asyncio.run(main())
+    with asyncio.Runner(loop_factory=other.new_event_loop) as runner:
+        runner.run(main())
+    assert called == []
+    nested()
+
+
 def fork():
     with tracer.start_as_current_span("parent"):
         check()
@@ -266,7 +404,17 @@ def ends():
     assert len(gc.get_objects()) < count + 100
 
 
-if __name__ == "__main__":
+def begin_in_a_context():
     thread_context.start({"service.name": "scenarios"})
-    globals()[sys.argv[1]]()
+    nested()
+    contexts()
+    loop()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "begin_in_a_context":
+        contextvars.copy_context().run(begin_in_a_context)
+    else:
+        thread_context.start({"service.name": "scenarios"})
+        globals()[sys.argv[1]]()
     sys.stdout.write(f"{checked} {linked}\n")

@@ -22,7 +22,8 @@ ROOT = Path(otel_kprofiler.__file__).parents[1]
 @pytest.mark.parametrize(
     "name",
     [
-        "nested", "threads", "contexts", "loop", "eager", "uvloop", "trio", "greenlets", "fork",
+        "nested", "threads", "contexts", "begin_in_a_context", "loop", "eager", "uvloop", "trio",
+        "greenlets", "greenlets_are_traced_already", "interrupts", "no_python_code", "fork",
         "attributes", "ends",
     ],
 )  # fmt: skip
