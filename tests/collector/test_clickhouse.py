@@ -639,21 +639,25 @@ def test_the_agents_samples_equal_report_on_the_table(engine, stored, collector_
     with gateway(collector_program, engine, tmp_path) as (grpc, _, file):
         config = tmp_path / "agent.yaml"
         config.write_text(AGENT.format(endpoint=grpc.removeprefix("grpc://")))
-        agent = subprocess.Popen(
-            [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        load = [
-            sys.executable,
-            "-c",
-            "import time; t = time.time() + 5\nwhile time.time() < t: pass",
-        ]
-        subprocess.run(load, check=True)
+        log = tmp_path / "agent.log"
+        with log.open("w") as stderr:
+            agent = subprocess.Popen(
+                [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        deadline = time.monotonic() + PATIENCE_S
+        while "sampling" not in log.read_text():
+            assert agent.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        load = "import time\nend = time.time() + 3\nwhile time.time() < end: pass"
+        subprocess.run([sys.executable, "-c", load], check=True)
         agent.send_signal(signal.SIGTERM)
         account = parse_account(agent.communicate(timeout=PATIENCE_S)[0])
         taken = account["exporters"]["otlp_grpc"]["exported"]
-        assert taken == account["taken"] > 0
+        assert taken == account["taken"] > 0, f"{account}\n{log.read_text()}"
         engine.wait_for(SAMPLES + taken)
     for by in ("process", "syscall", "line", "cpu"):
         of_table = report("--from", began, "--by", by, engine.address())
