@@ -192,8 +192,8 @@ def parse_process_key(row: Iterable[Any]) -> ProcessKey:
 
 
 def _pack(named: NamedAddress) -> tuple[object, ...]:
-    lines, start, reason = named
-    return start, reason.name if reason else "", lines
+    reason = named.unresolved
+    return named.start, reason.name if reason else "", named.lines
 
 
 def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:

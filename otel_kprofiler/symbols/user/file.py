@@ -19,11 +19,13 @@ class NamedAddress(NamedTuple):
         lines: functions, the innermost inlined one first; empty if there is no name.
         start: address at which the physical function starts; 0 if it is in none.
         unresolved: why there is no name; None if there is one.
+        is_interim: whether the functions may have source lines later.
     """
 
     lines: tuple[Line, ...]
     start: int
     unresolved: Unresolved | None
+    is_interim: bool = False
 
     def offset(self, address: int) -> int:
         """Distance of the address from the start of its function; 0 if it is in none."""

@@ -31,6 +31,7 @@ from otel_kprofiler.symbols.user.loader_counts import LoaderCounts
 from otel_kprofiler.symbols.user.loader_files import (
     DROPPED,
     EVICTED,
+    UNANSWERED_NS,
     Entry,
     FileReader,
     QueuedFile,
@@ -38,6 +39,7 @@ from otel_kprofiler.symbols.user.loader_files import (
     SymbolsRefused,
     Waiting,
     close_content,
+    lacks_lines,
 )
 from otel_kprofiler.symbols.user.reopening import WantedFile
 
@@ -51,7 +53,6 @@ _UNUSED_WEIGHT: Final = 4
 _DEBUG_FILES: Final = "debug files"
 _MADE_CODE: Final = "code"
 """Owner of one turn for the code without files of all processes, which take turns themselves."""
-_UNANSWERED_NS: Final = 30_000_000_000  # until files of a device that did not answer are read
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
 T = TypeVar("T")
@@ -102,8 +103,7 @@ class SymbolLoader(ForkAware):
         self._budget.make_space = self._make_space
         self._workers = workers
         self._thread_ns, self._now_ns = cpu_ns, now_ns
-        self.version = 0
-        """Grows whenever more is known."""
+        self._version = 0
         self._gate = ForkGate()
         self._calls = PatientCalls("kprofiler-symbols", on_left=self._budget.pass_turn)
         self._unshared = itertools.count(1)
@@ -119,6 +119,11 @@ class SymbolLoader(ForkAware):
         self._stopping = False
         self._threads: list[threading.Thread] = []
         forks.register(ForkStep.RELEASE, self)
+
+    @property
+    def version(self) -> int:
+        """Grows whenever more is known, and every 30 s, so that names are asked for again."""
+        return self._version + self._now_ns() // UNANSWERED_NS
 
     def add(
         self, key: FileKey, details: FileDetails, content: OpenFile | bytes, owner: int = 0
@@ -152,12 +157,16 @@ class SymbolLoader(ForkAware):
         file, content = waiting.file, waiting.content
         if self._calls.has_left(waiting.wanted.key.device):
             # Even a descriptor of it may take for ever to be closed.
-            file.names, file.again_ns = EVICTED, self._now_ns() + _UNANSWERED_NS
+            file.again_ns = self._now_ns() + UNANSWERED_NS
+            if isinstance(file.names, NamedAddress):
+                file.names = EVICTED
             return
         self._unread += 1
         if isinstance(content, OpenFile):
             waiting = waiting._replace(content=content._replace(fd=os.dup(content.fd)))
-        file.names, file.reading = PENDING, waiting
+        file.reading = waiting
+        if isinstance(file.names, NamedAddress):
+            file.names = PENDING
         self._waiting.put(waiting.wanted.owner, waiting)
         if len(self._waiting) > MAX_WAITING:
             if dropped := self._waiting.drop_last():
@@ -183,19 +192,20 @@ class SymbolLoader(ForkAware):
         if entry is None:
             return DROPPED
         file = entry.file
-        if file.names is EVICTED:
+        if file.is_wanted:
             self._ask_again(entry)
         names = file.names
         if isinstance(names, NamedAddress):
             return names
         file.used = True
-        return names.name(address)
+        named = names.name(address)
+        return named._replace(is_interim=True) if lacks_lines(names) else named
 
     def _ask_again(self, entry: Entry) -> None:
         if self._now_ns() < entry.file.again_ns:
             return
         with self._changed:
-            if entry.file.names is EVICTED and not self._stopping:
+            if entry.file.is_wanted and not self._stopping:
                 self._queue(Waiting(*entry, None))
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
@@ -362,10 +372,9 @@ class SymbolLoader(ForkAware):
         """Read a file later whose debug file hangs, then without that."""
         file = waiting.file
         if file.reading is waiting:
-            file.reading = None
             self._unread -= 1
             file.postpone(self._now_ns(), is_first_free=True)
-            self.version += 1
+            self._version += 1
 
     def _settle(self, waiting: Waiting, names: FileSymbols | NamedAddress, cpu_ns: int) -> None:
         file = waiting.file
@@ -375,19 +384,23 @@ class SymbolLoader(ForkAware):
                 return
             file.reading = None
             self._unread -= 1
-            file.names = names
-            if names is EVICTED:
-                file.postpone(self._now_ns())
-                self._gone += 1
-            elif isinstance(names, NamedAddress):
-                self._refused += 1
+            if isinstance(names, NamedAddress):
+                self._gone += names is EVICTED
+                self._refused += names is _REFUSED
+                if names is EVICTED or lacks_lines(file.names):
+                    file.postpone(self._now_ns())
+                else:
+                    file.names = names
             else:
                 self._loaded += 1
                 if problem := names.lines_problem:
                     self._lines_refused[problem.value] += 1
-                self._bytes += names.nbytes
+                self._bytes += names.nbytes - file.nbytes
+                file.names = names
+                if lacks_lines(file.names):
+                    file.postpone(self._now_ns(), least_ns=UNANSWERED_NS)
                 self._make_space(file)
-            self.version += 1
+            self._version += 1
             self._changed.notify_all()
 
     def _make_space(self, new: QueuedFile | None = None) -> None:
@@ -413,9 +426,9 @@ class SymbolLoader(ForkAware):
 
     def _evict(self, file: QueuedFile) -> None:
         if not isinstance(file.names, NamedAddress):
-            self._bytes -= file.names.nbytes
+            self._bytes -= file.nbytes
             self._evicted += 1
-            file.postpone(self._now_ns(), is_first_free=True)
+            file.evict(self._now_ns())
 
 
 def _forget_oldest(files: dict[Any, T]) -> T | None:

@@ -9,8 +9,11 @@ from typing import Final, NamedTuple
 from otel_kprofiler.model import FileDetails, OpenFile, Unresolved
 from otel_kprofiler.symbols.user.debug_files import DebugSearch
 from otel_kprofiler.symbols.user.file import PENDING, FileSymbols, NamedAddress
+from otel_kprofiler.symbols.user.lines_error import LinesProblem
 from otel_kprofiler.symbols.user.reopening import WantedFile
 
+UNANSWERED_NS: Final = 30_000_000_000
+"""Time until files of a device that did not answer are read again."""
 _AGAIN_NS: Final = 500_000_000  # what an evicted file waits, the first time nothing; it doubles
 _MOST_DOUBLINGS: Final = 10
 DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
@@ -50,11 +53,43 @@ class QueuedFile:
         self.reading: Waiting | None = None
         self._doublings = 0
 
-    def postpone(self, now_ns: int, *, is_first_free: bool = False) -> None:
-        """It has no names for now, each time for longer."""
-        self.names = EVICTED
+    @property
+    def nbytes(self) -> int:
+        """Memory that its tables take."""
+        return 0 if isinstance(self.names, NamedAddress) else self.names.nbytes
+
+    @property
+    def is_wanted(self) -> bool:
+        """Returns whether it does not wait to be read, and another reading may give more."""
+        return self.reading is None and (self.names is EVICTED or lacks_lines(self.names))
+
+    def postpone(self, now_ns: int, *, least_ns: int = 0, is_first_free: bool = False) -> None:
+        """Leave reading it for later, each time for longer; names stay.
+
+        Args:
+            now_ns: the time.
+            least_ns: the shortest wait.
+            is_first_free: whether the first wait is none.
+        """
+        self.reading = None
+        if isinstance(self.names, NamedAddress):
+            self.names = EVICTED
         self._doublings = min(self._doublings + 1, _MOST_DOUBLINGS)
-        self.again_ns = now_ns + (2**self._doublings - 2 * is_first_free) * _AGAIN_NS
+        wait_ns = (2**self._doublings - 2 * is_first_free) * _AGAIN_NS
+        self.again_ns = now_ns + max(least_ns, wait_ns)
+
+    def evict(self, now_ns: int) -> None:
+        """Forget the names, until the file has been read again."""
+        self.names = PENDING
+        if self.reading is None:
+            self.postpone(now_ns, is_first_free=True)
+
+
+def lacks_lines(names: FileSymbols | NamedAddress) -> bool:
+    """Returns whether source lines are missing that another reading may give."""
+    if isinstance(names, NamedAddress):
+        return False
+    return names.lines_problem is LinesProblem.UNANSWERED
 
 
 class Entry(NamedTuple):

@@ -48,6 +48,7 @@ _FOUND_BY: Final[Mapping[int, str]] = {
 """Unwind methods without proof of the caller."""
 _MOVED_TEXT: Final = "moved_text"
 _PENDING: Final = frozenset({Unresolved.FILE_UNKNOWN, Unresolved.SYMBOLS_PENDING})
+_AWAITED: Final = frozenset({Unresolved.SYMBOLS_PENDING, Unresolved.SYMBOLS_DROPPED})
 
 
 class UserNames(Protocol):
@@ -63,7 +64,7 @@ class UserNames(Protocol):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows with each loaded file."""
+        """Returns a number that grows with each loaded file, and when more may be asked for."""
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
         """Names an address (SVMA) of a file; ``SYMBOLS_PENDING`` while the file is read."""
@@ -91,9 +92,10 @@ class _KnownFile:
         # By offset, or a tuple for frames without proof: recently used frames, and older ones.
         self._frames: dict[int | tuple[int, str], Frame] = {}
         self._earlier: dict[int | tuple[int, str], Frame] = {}
+        self._interim: set[int | tuple[int, str]] = set()  # may have source lines later
 
-    def frame(self, offset: int, found_by: str) -> Frame:
-        """Returns the frame at an offset in the file, shared by all processes.
+    def frame(self, offset: int, found_by: str) -> tuple[Frame, bool]:
+        """Returns the frame at an offset in the file, shared by all processes; whether it is final.
 
         Its address (SVMA) is computed from the segment. Outside of segments, and in files that are
         not ELF, the offset is used as address.
@@ -104,18 +106,24 @@ class _KnownFile:
             earlier = self._earlier.get(key)
             if earlier is not None and earlier.unresolved is not Unresolved.SYMBOLS_DROPPED:
                 frame = self._frames[key] = earlier
-        if frame is None or frame.unresolved is Unresolved.SYMBOLS_PENDING:
+        is_interim = key in self._interim
+        if frame is None or frame.unresolved is Unresolved.SYMBOLS_PENDING or is_interim:
             module, address = self._whole, offset
             for text, part in self._parts:
                 if 0 <= offset - text.offset < text.size:
                     module, address = part, text.address + offset - text.offset
             named = self._name(address) if self._name else NOT_ASKED
-            frame = Frame(
-                module, address, named.lines, named.offset(address), USER_SIDE, named.unresolved,
-                found_by=found_by,
-            )  # fmt: skip
+            if named.is_interim:
+                self._interim.add(key)
+            elif named.unresolved not in _AWAITED:
+                self._interim.discard(key)
+            if not is_interim or frame is None or named.unresolved not in _AWAITED:
+                frame = Frame(
+                    module, address, named.lines, named.offset(address), USER_SIDE,
+                    named.unresolved, found_by=found_by,
+                )  # fmt: skip
             self._frames[key] = frame
-        return frame
+        return frame, frame.unresolved not in _PENDING and key not in self._interim
 
     def forget(self) -> int:
         """Forget frames not used since the last call; returns the number left.
@@ -125,6 +133,7 @@ class _KnownFile:
         if self._name and self._frames:
             self._name(next(iter(self._frames.values())).address)
         self._earlier, self._frames = self._frames, {}
+        self._interim &= self._earlier.keys()
         return len(self._earlier)
 
 
@@ -135,14 +144,15 @@ class _Mapping(NamedTuple):
     bias: int
     reason: Unresolved
 
-    def frame(self, word: int) -> Frame:
-        """Returns the frame of a word of a stack."""
+    def frame(self, word: int) -> tuple[Frame, bool]:
+        """Returns the frame of a word of a stack, and whether it is final."""
         source, is_moved = word >> SOURCE_BITS & ~IN_MOVED_TEXT, word >> SOURCE_BITS & IN_MOVED_TEXT
         place = (word & _ADDRESS_MASK) - (source not in _EXACT) - self.bias & _WORD_MASK
         found_by = _FOUND_BY.get(source, _MOVED_TEXT if is_moved else "")
         if self.file is not None:
             return self.file.frame(place, found_by)
-        return Frame(None, place, (), 0, USER_SIDE, self.reason, found_by=found_by)
+        frame = Frame(None, place, (), 0, USER_SIDE, self.reason, found_by=found_by)
+        return frame, self.reason not in _PENDING
 
 
 class _Words(dict[int, Frame]):
@@ -165,13 +175,13 @@ class _Words(dict[int, Frame]):
         self.may_have_code = False
 
     def __missing__(self, word: int) -> Frame:
-        frame = self._mappings[word >> ADDRESS_BITS & NO_MAPPING].frame(word)
+        frame, is_final = self._mappings[word >> ADDRESS_BITS & NO_MAPPING].frame(word)
         if frame.module is None:
             self.may_have_code = True
-        if frame.unresolved in _PENDING:
-            self.pending += 1
-        else:
+        if is_final:
             self[word] = frame
+        else:
+            self.pending += 1
         return frame
 
 
@@ -192,7 +202,7 @@ class _PendingSide:
         if self._unknown and version != self._version:
             self._version = version
             side, unknown = self._resolver.make_side(self._raw)
-            if unknown < self._unknown:
+            if unknown < self._unknown or (unknown == self._unknown and side != self._side):
                 self._side, self._unknown = side, unknown
         return self._side
 

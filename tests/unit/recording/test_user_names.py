@@ -59,7 +59,7 @@ def test_names_and_reasons_are_those_of_the_recording():
     known.add(KEY, DETAILS)
     names = RecordedNames(known, parse_user_names(recorded()), {})
     for frame in FRAMES[:4]:
-        lines, start, reason = names.name(KEY, frame.address)
+        lines, start, reason, _ = names.name(KEY, frame.address)
         assert (lines, reason) == (frame.lines, frame.unresolved)
         assert (frame.address - start if start else 0) == frame.offset
 

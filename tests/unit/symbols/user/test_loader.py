@@ -18,6 +18,7 @@ from otel_kprofiler.model import (
 from otel_kprofiler.symbols.user import loader as loader_module
 from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.file import NO_FILE, NamedAddress
+from otel_kprofiler.symbols.user.lines_error import LinesProblem
 from otel_kprofiler.symbols.user.loader import SymbolLoader
 from otel_kprofiler.symbols.user.loader_files import SymbolsRefused
 from otel_kprofiler.symbols.user.reopening import WantedFile
@@ -27,10 +28,9 @@ class Names:
     """Stands for the symbols of a file: each address is named after the file."""
 
     nbytes = 100
-    lines_problem = None
 
-    def __init__(self, text):
-        self.text = text
+    def __init__(self, text, lines_problem=None):
+        self.text, self.lines_problem = text, lines_problem
 
     def name(self, svma):
         return NamedAddress((Line(f"{self.text}_{svma:x}"),), svma, None)
@@ -214,6 +214,90 @@ def test_a_file_that_found_no_place_in_the_queue_is_read_later(make, monkeypatch
         assert function(loader, number) is Unresolved.SYMBOLS_PENDING
         loader.finish(30)
         assert function(loader, number) == "later_10"
+
+
+class Stalled:
+    """A loader of a file whose device answers with functions alone, at a time of its clock."""
+
+    def __init__(self, make, **settings):
+        self.now_s, self.answers, self.readings = 0.0, False, 0
+        self.loader = make(
+            self._read, reopen=self._reopen, now_ns=lambda: int(self.now_s * 1e9), **settings
+        )
+        self.again, self.wait = b"again", lambda: True
+
+    def add(self, number):
+        self.loader.add(key(number), details(number), b"first")
+        self.loader.finish(30)
+
+    def name(self, number=1):
+        named = self.loader.name(key(number), 0x10)
+        self.loader.finish(30)
+        return named.lines[0].function, named.is_interim
+
+    def _read(self, _details, content):
+        self.readings += 1
+        problem = None if self.answers else LinesProblem.UNANSWERED
+        return Names(content.decode(), problem)
+
+    def _reopen(self, _):
+        assert self.wait()
+        if isinstance(self.again, Exception):
+            raise self.again
+        return self.again
+
+
+def test_lines_that_a_file_system_did_not_give_are_read_later(make):
+    stalled = Stalled(make)
+    stalled.add(1)
+    version = stalled.loader.version
+    assert stalled.name() == ("first_10", True)
+    stalled.answers = True
+    stalled.now_s = 29
+    assert [stalled.name() for _ in range(3)] == [("first_10", True)] * 3
+    assert stalled.readings == 1, "it was read again at each sample"
+    stalled.now_s = 31
+    assert stalled.loader.version > version, "nobody asks for the names again"
+    assert stalled.name() == ("first_10", True), "the functions are lost meanwhile"
+    assert [stalled.name() for _ in range(3)] == [("again_10", False)] * 3
+    assert stalled.readings == 2
+    assert stalled.loader.counts().bytes == Names.nbytes
+
+
+def test_a_file_system_that_never_answers_has_its_files_read_less_and_less(make):
+    stalled = Stalled(make)
+    stalled.add(1)
+    for _ in range(1000):
+        stalled.now_s += 10
+        assert stalled.name()[1]
+    assert 10 < stalled.readings < 50
+
+
+@pytest.mark.parametrize("again", [None, OSError(5, "Input/output error")])
+def test_functions_stay_when_a_file_cannot_be_read_for_its_lines(make, again):
+    stalled = Stalled(make)
+    stalled.add(1)
+    stalled.again, stalled.answers, stalled.now_s = again, True, 31
+    assert [stalled.name() for _ in range(3)] == [("first_10", True)] * 3
+    counts = stalled.loader.counts()
+    assert (counts.gone + counts.refused, counts.pending, counts.bytes) == (1, 0, Names.nbytes)
+    stalled.again, stalled.now_s = b"again", 1000
+    stalled.name()
+    assert stalled.name() == ("again_10", False)
+
+
+def test_a_file_evicted_while_its_lines_are_read_is_read_once(make):
+    stalled, go_on = Stalled(make), threading.Event()
+    stalled.add(1)
+    stalled.answers, stalled.now_s, stalled.wait = True, 31, lambda: go_on.wait(30)
+    assert stalled.loader.name(key(1), 0x10).is_interim
+    with stalled.loader._changed:
+        stalled.loader._evict(stalled.loader._keys[key(1)].file)
+    assert function(stalled.loader, 1) is Unresolved.SYMBOLS_PENDING
+    go_on.set()
+    stalled.loader.finish(30)
+    assert function(stalled.loader, 1) == "again_10"
+    assert (stalled.readings, stalled.loader.counts().bytes) == (2, Names.nbytes)
 
 
 def test_an_evicted_file_that_is_needed_is_opened_again(make, tmp_path):

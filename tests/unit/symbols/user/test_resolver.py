@@ -253,6 +253,29 @@ def test_names_that_were_given_up_are_asked_for_again(monkeypatch, known):
     assert resolver.resolve(stack, None).frames[0].function == "read"
 
 
+def test_functions_get_source_lines_when_their_file_system_answers():
+    names, files = Names(), KnownFiles()
+    files.add(LIBC, DETAILS[LIBC])
+    stack = raw((0x30000, LIBC, REGISTERS), (0x31000, LIBC, REGISTERS))
+    resolved = UserResolver(files, names).resolve(stack, None)
+    interim = READ._replace(is_interim=True)
+    names.files[LIBC] = {0x30000: interim, 0x31000: NO_NAME._replace(is_interim=True)}
+    names.version = 1
+    side = resolved.of(SAMPLE)
+    assert side.frames[0].lines == READ.lines
+    assert side.is_provisional
+    dropped = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
+    names.files[LIBC] = {0x30000: dropped, 0x31000: dropped}
+    names.version = 2
+    assert resolved.of(SAMPLE) is side, "an evicted file loses its functions"
+    with_lines = READ._replace(lines=(Line("read", file="read.c", line=7),))
+    names.files[LIBC] = {0x30000: with_lines, 0x31000: NO_NAME}
+    names.version = 3
+    side = resolved.of(SAMPLE)
+    assert [frame.lines for frame in side.frames] == [with_lines.lines, ()]
+    assert not side.is_provisional
+
+
 def test_symbols_of_frames_in_use_are_asked_for_while_processes_come_and_go(monkeypatch, known):
     """Those not asked for are the first to be evicted."""
     monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
