@@ -123,11 +123,17 @@ class _Writer:
                 hint="run CPython 3.11 or later with the GIL, on x86-64",
             ) from error
         classes = frozenset({NonRecordingSpan, getattr(sdk_trace, "_Span", NonRecordingSpan)})
-        library.install(
-            variable, _SPAN_KEY, KEY, self._encoded, classes,
-            _is_outside_of_loops(), *offsets, sys.modules,
-            _methods(contextvars.ContextVar), _methods(contextvars.Context),
-        )  # fmt: skip
+        try:
+            library.install(
+                variable, _SPAN_KEY, KEY, self._encoded, classes,
+                _is_outside_of_loops(), *offsets, sys.modules,
+                _methods(contextvars.ContextVar), _methods(contextvars.Context),
+            )  # fmt: skip
+        except (LookupError, RuntimeError) as error:
+            raise HostError(
+                f"spans of threads are not published: {error}",
+                hint="run CPython 3.11 to 3.14, with at most seven other watchers of contexts",
+            ) from error
         self._library = library
         process_labels.follow(self._encode, self._encoded)
 
@@ -182,8 +188,9 @@ def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
             tracer provider.
 
     Raises:
-        HostError: this interpreter or processor is not supported, OpenTelemetry's runtime context
-            is replaced, or the process context cannot be published.
+        HostError: this interpreter or processor is not supported, or has no room for a watcher of
+            contexts (CPython 3.14 has eight); OpenTelemetry's runtime context is replaced, or the
+            process context cannot be published.
     """
     _writer.start(resource)
 

@@ -58,7 +58,7 @@ static PyObject *classes;    /* types of spans whose _context is their span cont
 static Py_ssize_t context_at; /* of the current context in PyThreadState; 0: a watcher sees all */
 static Py_ssize_t entered_at; /* of ctx_entered in a context, an int: false in a thread's first */
 static PyObject *modules;    /* sys.modules */
-static PyObject *plain_run, *plain_reset;
+static PyObject *plain_set, *plain_reset, *plain_run;
 static PyObject *name_context, *name_get_span_context;
 static PyObject *name_greenlet, *name_gettrace, *name_settrace;
 static unsigned long long failures;
@@ -358,8 +358,7 @@ static int replace(PyObject *methods, PyTypeObject *type, PyMethodDef *definitio
 		PyErr_Format(PyExc_LookupError, "%R has no method %s", type, definition->ml_name);
 		return -1;
 	}
-	if (plain)
-		*plain = Py_NewRef(method);
+	*plain = Py_NewRef(method);
 	hook = PyDescr_NewMethod(type, definition);
 	if (!hook)
 		return -1;
@@ -367,6 +366,33 @@ static int replace(PyObject *methods, PyTypeObject *type, PyMethodDef *definitio
 	Py_DECREF(hook);
 	PyType_Modified(type);
 	return status;
+}
+
+static void put_back(PyObject *methods, PyTypeObject *type, PyMethodDef *definition,
+		     PyObject **plain)
+{
+	if (*plain && PyDict_SetItemString(methods, definition->ml_name, *plain))
+		PyErr_WriteUnraisable(methods);
+	PyType_Modified(type);
+	Py_CLEAR(*plain);
+}
+
+/* Puts all methods back; keeps the exception that is set. */
+static void uninstall(PyObject *of_variables, PyObject *of_contexts)
+{
+	PyObject *type, *value, *traceback;
+
+	PyErr_Fetch(&type, &value, &traceback);
+	put_back(of_variables, &PyContextVar_Type, &set_method, &plain_set);
+	put_back(of_variables, &PyContextVar_Type, &reset_method, &plain_reset);
+	put_back(of_contexts, &PyContext_Type, &run_method, &plain_run);
+	Py_CLEAR(variable);
+	Py_CLEAR(span_key);
+	Py_CLEAR(labels_key);
+	Py_CLEAR(encoded);
+	Py_CLEAR(classes);
+	Py_CLEAR(modules);
+	PyErr_Restore(type, value, traceback);
 }
 
 /* install(variable, span key, labels key, attributes by number, classes, whether this thread runs
@@ -395,14 +421,14 @@ static PyObject *install(PyObject *self, PyObject *arguments)
 	Py_INCREF(encoded);
 	Py_INCREF(classes);
 	Py_INCREF(modules);
-	if (replace(of_variables, &PyContextVar_Type, &set_method, NULL) ||
-	    replace(of_variables, &PyContextVar_Type, &reset_method, &plain_reset))
-		return NULL;
-	if (PyContext_AddWatcher) {
+	if (PyContext_AddWatcher)
 		context_at = 0;
-		if (PyContext_AddWatcher(watch) < 0)
-			return NULL;
-	} else if (replace(of_contexts, &PyContext_Type, &run_method, &plain_run)) {
+	if (replace(of_variables, &PyContextVar_Type, &set_method, &plain_set) ||
+	    replace(of_variables, &PyContextVar_Type, &reset_method, &plain_reset) ||
+	    (PyContext_AddWatcher ?
+		     PyContext_AddWatcher(watch) < 0 :
+		     replace(of_contexts, &PyContext_Type, &run_method, &plain_run))) {
+		uninstall(of_variables, of_contexts);
 		return NULL;
 	}
 	if (context_at && is_outside) /* the service's code entered it, and stays in it */

@@ -18,6 +18,7 @@ from opentelemetry import context, trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from otel_kprofiler import labels, thread_context
+from otel_kprofiler.errors import HostError
 from otel_kprofiler.processes import read_process_context
 from otel_kprofiler.sdk import thread_contexts
 from tests.thread_record import read_record
@@ -404,6 +405,37 @@ def ends():
     assert len(gc.get_objects()) < count + 100
 
 
+def fail_to_start():
+    """Hooks that fail half way are removed."""
+    taken = []
+    add = getattr(ctypes.pythonapi, "PyContext_AddWatcher", None)
+    find_methods = thread_contexts._methods
+    methods = [dict(find_methods(kind)) for kind in (contextvars.ContextVar, contextvars.Context)]
+    if add:  # from 3.14: real watchers
+        ignore = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.py_object)(lambda *_: 0)
+        taken = [add(ignore) for _ in range(8)]
+    else:
+        without_run = {k: v for k, v in methods[1].items() if k != "run"}
+        hooked = {contextvars.ContextVar: find_methods(contextvars.ContextVar)}
+        thread_contexts._methods = lambda kind: hooked.get(kind, without_run)
+    for _ in range(2):
+        try:
+            thread_context.start({"service.name": "scenarios"})
+        except HostError as error:
+            assert "watcher" in str(error) if add else "no method run" in str(error)
+        else:
+            raise AssertionError("no HostError")
+    thread_contexts._methods = find_methods
+    for number in taken:
+        ctypes.pythonapi.PyContext_ClearWatcher(number)
+    assert methods == [find_methods(kind) for kind in (contextvars.ContextVar, contextvars.Context)]
+
+
+def begin_after_a_failure():
+    nested()
+    contexts()
+
+
 def begin_in_a_context():
     thread_context.start({"service.name": "scenarios"})
     nested()
@@ -415,6 +447,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "begin_in_a_context":
         contextvars.copy_context().run(begin_in_a_context)
     else:
+        if sys.argv[1] == "begin_after_a_failure":
+            fail_to_start()
         thread_context.start({"service.name": "scenarios"})
         globals()[sys.argv[1]]()
     sys.stdout.write(f"{checked} {linked}\n")

@@ -22,9 +22,9 @@ ROOT = Path(otel_kprofiler.__file__).parents[1]
 @pytest.mark.parametrize(
     "name",
     [
-        "nested", "threads", "contexts", "begin_in_a_context", "loop", "eager", "uvloop", "trio",
-        "greenlets", "greenlets_are_traced_already", "interrupts", "no_python_code", "fork",
-        "attributes", "ends",
+        "nested", "threads", "contexts", "begin_in_a_context", "begin_after_a_failure", "loop",
+        "eager", "uvloop", "trio", "greenlets", "greenlets_are_traced_already", "interrupts",
+        "no_python_code", "fork", "attributes", "ends",
     ],
 )  # fmt: skip
 def test_the_record_is_that_of_the_current_span_at_each_step(name):
