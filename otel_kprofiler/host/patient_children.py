@@ -24,7 +24,8 @@ class PatientChildren:
     """Waits for children, each of which reads a file; thread-safe.
 
     A child in the same storage wait at two looks is killed, and left behind if it does not end.
-    Until it has ended, and for some time, no other child may read a file of the device.
+    Until it has ended, and for some time, no other child may read a file of the device. A child
+    that only takes too long to end is left behind alone.
 
     Args:
         patience_s: time between two looks, in seconds.
@@ -34,7 +35,7 @@ class PatientChildren:
     def __init__(self, patience_s: float = PATIENCE_S, retry_s: float = RETRY_S) -> None:
         self._patience_s, self._retry_s = patience_s, retry_s
         self._lock = threading.Lock()
-        self._left: list[tuple[int, float, subprocess.Popen[bytes]]] = []
+        self._left: list[tuple[int | None, float, subprocess.Popen[bytes]]] = []
 
     def check(self, device: int) -> None:
         """Refuse to start a child for a device that hangs, or while too many are left behind.
@@ -85,7 +86,7 @@ class PatientChildren:
             raise DeviceHangs
         finally:
             if not self._has_ended(child) or hangs:
-                self._leave(child, device)
+                self._leave(child, device if hangs else None)
 
     def _has_ended(self, child: subprocess.Popen[bytes]) -> bool:
         """Returns whether a child has ended; kills it otherwise."""
@@ -100,6 +101,7 @@ class PatientChildren:
                 return False
         return True
 
-    def _leave(self, child: subprocess.Popen[bytes], device: int) -> None:
+    def _leave(self, child: subprocess.Popen[bytes], device: int | None) -> None:
+        until_s = 0.0 if device is None else time.monotonic() + self._retry_s
         with self._lock:
-            self._left.append((device, time.monotonic() + self._retry_s, child))
+            self._left.append((device, until_s, child))

@@ -76,3 +76,15 @@ def test_a_child_that_takes_too_long_is_killed(start):
     assert time.monotonic() - began < LONG_S
     assert child.returncode
     children.check(HERE)
+
+
+def test_a_child_that_takes_long_to_end_leaves_its_device_to_others(start):
+    """Its output stays open in a process that it started, which ends once nobody reads that."""
+    children = PatientChildren(patience_s=0.5, retry_s=1000)
+    writes = "while True: print('.', flush=True); time.sleep(0.05)"
+    child = start(f"import os, time; os.fork()\n{writes}")
+    assert child.stdout.readline()  # of either
+    with pytest.raises(subprocess.TimeoutExpired):
+        children.wait(child, HERE, 0.1)
+    assert child.returncode is None, "it has ended in time"
+    children.check(HERE)
