@@ -28,8 +28,8 @@ CONTENTS = {
     "python coming-from faq troubleshooting glossary",
     "Operate": "configuration permissions reliability monitoring faults fleet backends kernels",
     "Build on it": "how-it-works embedding spans symbols otlp export processes unwinding",
-    "Python API": "api/sdk api/symbols api/otlp api/export api/formats api/analysis api/model "
-    "api/elf api/errors",
+    "Python API": "api/sdk api/thread_context api/symbols api/otlp api/export api/formats "
+    "api/analysis api/model api/tracking api/elf api/errors",
     "Develop": "../CONTRIBUTING architecture modules ../SECURITY ../CHANGELOG",
 }
 """The pages of the navigation by heading, as paths from docs/."""

@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import posixpath
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -103,6 +104,22 @@ def test_a_linked_directory_has_a_page_with_its_files(site):
     assert "profiles" in (site / "files/config/collector.html").read_text()
     chart = (site / "files/config/helm/otel-kprofiler.html").read_text()
     assert "<h2>templates/daemonset.yaml</h2>" in chart
+
+
+def test_modules_that_the_documentation_imports_have_an_api_page():
+    modules = set()
+    for page in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]:
+        text = page.read_text()
+        modules.update(re.findall(r"^from otel_kprofiler\.(\w+)", text, re.MULTILINE))
+        for names in re.findall(r"^from otel_kprofiler import (.+)", text, re.MULTILINE):
+            modules.update(
+                name
+                for name in names.split(", ")
+                if importlib.util.find_spec(f"otel_kprofiler.{name}")
+            )
+    pages = {page.stem for page in (ROOT / "docs/api").glob("*.md")}
+    assert "sdk" in modules
+    assert modules <= pages, modules - pages
 
 
 def test_the_glossary_has_the_words_of_reports():
