@@ -37,7 +37,7 @@ def start():
 
 
 def test_a_child_whose_file_system_does_not_answer_is_left_behind(fuse, start):
-    children = PatientChildren(patience_s=0.5, retry_s=0)
+    children = PatientChildren(patience_s=1, retry_s=0)
     fuse.freeze("read")
     child = start("open(sys.argv[1], 'rb').read()", fuse.point / "file")
     with pytest.raises(DeviceHangs):
@@ -61,14 +61,15 @@ def test_a_device_that_hung_is_tried_again_later(fuse, start):
 
 
 def test_a_child_that_computes_or_sleeps_is_waited_for(start):
-    children = PatientChildren(patience_s=0.1)
-    sleeps = start("import time; time.sleep(0.5); print('slept')")
+    children = PatientChildren(patience_s=1)
+    sleeps = start("import time; print('begins', flush=True); time.sleep(2.5); print('slept')")
+    assert sleeps.stdout.readline() == b"begins\n"  # it has read its modules from the disk
     assert children.wait(sleeps, HERE, LONG_S)[0] == b"slept\n"
     children.check(HERE)
 
 
 def test_a_child_that_takes_too_long_is_killed(start):
-    children = PatientChildren(patience_s=1)
+    children = PatientChildren(patience_s=60)
     child = start("import time; time.sleep(1000)")
     began = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
@@ -81,8 +82,9 @@ def test_a_child_that_takes_too_long_is_killed(start):
 def test_a_child_that_takes_long_to_end_leaves_its_device_to_others(start):
     """Its output stays open in a process that it started, which ends once nobody reads that."""
     children = PatientChildren(patience_s=0.5, retry_s=1000)
+    ends = "signal.signal(signal.SIGPIPE, signal.SIG_DFL)"
     writes = "while True: print('.', flush=True); time.sleep(0.05)"
-    child = start(f"import os, time; os.fork()\n{writes}")
+    child = start(f"import os, signal, time; {ends}; os.fork()\n{writes}")
     assert child.stdout.readline()  # of either
     with pytest.raises(subprocess.TimeoutExpired):
         children.wait(child, HERE, 0.1)
