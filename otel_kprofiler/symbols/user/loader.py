@@ -51,6 +51,7 @@ DEFAULT_CPU_SHARE: Final = 0.05
 _UNUSED_WEIGHT: Final = 4
 """How many times its size a table counts that was not used, when one must leave."""
 _DEBUG_FILES: Final = "debug files"
+_REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
 """Owner of one turn for the code without files of all processes, which take turns themselves."""
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
@@ -335,9 +336,11 @@ class SymbolLoader(ForkAware):
         with self._changed:
             self._code_waits &= turn.item is not None
         # A process whose files of code do not answer delays no other's.
-        # Nor one whose files resemble a file that is looked for.
-        has_file = turn.item is not None and turn.item.content is not None
-        device = turn.item.wanted.key.device if turn.item and has_file else -next(self._unshared)
+        device: Hashable = -next(self._unshared)
+        if turn.item is not None:
+            device = turn.item.wanted.key.device
+            if turn.item.content is None:  # files that resemble it may hang where it does not
+                device = _REOPENED, device
         has_ended = self._calls.call(device, read, lambda: searched or device)
         with self._changed:
             if turn.item is not None and searched and not has_ended:

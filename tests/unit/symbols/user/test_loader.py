@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -22,6 +23,7 @@ from otel_kprofiler.symbols.user.lines_error import LinesProblem
 from otel_kprofiler.symbols.user.loader import SymbolLoader
 from otel_kprofiler.symbols.user.loader_files import SymbolsRefused
 from otel_kprofiler.symbols.user.reopening import WantedFile
+from tests.fuse import mounted
 
 
 class Names:
@@ -544,3 +546,29 @@ def test_large_tables_are_evicted_for_readers_and_small_tables_stay(make):
         function(loader, number)
     assert held == [40]
     assert [function(loader, number) for number in (0, 2, 3)] == ["f0_10", "f2_10", "f3_10"]
+
+
+@pytest.mark.system
+def test_evicted_files_of_a_device_that_hangs_delay_no_others(make, tmp_path):
+    """More files than threads that may be left behind."""
+    count = 34
+    files = {f"f{number}": b"content" for number in range(count)}
+    with mounted(tmp_path / "fuse", files) as fuse:
+
+        def reopen(file):
+            return (fuse.point / f"f{file.key.inode}").read_bytes()
+
+        loader = make(max_bytes=3 * Names.nbytes, reopen=reopen)
+        for number in range(count):
+            loader.add(key(number), details(number), b"content")
+        loader.finish(30)
+        fuse.freeze("open")
+        for number in range(count):
+            loader.name(key(number), 0x10)
+        other = FileKey(1000, 9, 0)
+        loader.add(other, details(1000), b"content")
+        deadline = time.monotonic() + 60
+        while not loader.name(other, 0x10).lines:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        fuse.thaw()
