@@ -64,7 +64,7 @@ export class Pane {
     if (view.counts !== this.view?.counts) this.#trees.clear();
     this.view = new View(view, this.graph);
     const { kind, counts, state, isOnly } = view;
-    this.heading.hidden = isOnly;
+    this.heading.classList.toggle("unseen", isOnly); // headings below it need it
     this.heading.textContent = `${kind.name} · ${this.view.amount(counts.all, counts.all)}`;
     this.empty.hidden = counts.all > 0;
     this.body.hidden = !counts.all;
