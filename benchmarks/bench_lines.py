@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.rows import Row
 from otel_kprofiler.elf import FileSource, read_elf, read_sections
 from otel_kprofiler.host import CacheDirectory
+from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.demangle import demangle
 from otel_kprofiler.symbols.user.drgn_lines import DrgnLines
 from otel_kprofiler.symbols.user.go import GoLines, find_go_section, read_go_symbols
@@ -135,7 +136,7 @@ def go_rows(rounds: int) -> Iterator[Row]:
     sections = read_sections(source, elf)
     section = find_go_section(sections)
     if section:
-        symbols = read_go_symbols(source, elf, sections)
+        symbols = read_go_symbols(source, elf, sections, ReadingBudget())
         functions = [pair for pair in zip(symbols.values, symbols.sizes, strict=True) if pair[1]]
         choice = random.Random(1)
         met = choice.sample(functions, min(3000, len(functions)))

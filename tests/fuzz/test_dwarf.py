@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.elf import ElfError, FileSource, read_debug_elf, read_sections
+from otel_kprofiler.host import CpuRate
 from otel_kprofiler.symbols.user.convert_lines import has_split_units
 from otel_kprofiler.symbols.user.drgn_lines import DrgnLines, WorkerLimits
 from otel_kprofiler.symbols.user.lines import ConversionLimits, SymbolicLines
@@ -17,7 +18,9 @@ from otel_kprofiler.symbols.user.lines_error import LinesError
 
 pytestmark = pytest.mark.fuzz
 ROUNDS = int(os.environ.get("KPROFILER_DWARF_ROUNDS", "6"))
-LIMITS = ConversionLimits(memory_bytes=512 << 20, result_bytes=16 << 20, cpu_s=10, wall_s=60.0)
+LIMITS = ConversionLimits(
+    memory_bytes=512 << 20, result_bytes=16 << 20, cpu=CpuRate(10, 0, 10), wall_s=60.0
+)
 CODE = b"""
 static inline int leaf(int a) { return a * 3 + 1; }
 static inline int middle(int a) { return leaf(a) + leaf(a + 1); }
