@@ -1,6 +1,7 @@
 """Receivers that are as strict as Pyroscope and Parca accept what we send, and drop none of it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from tests.agent_account import parse_account
 from tests.public import get_public_python
-from tests.strict_receiver import NO_SERVICE, StrictReceiver
+from tests.strict_receiver import NO_FUNCTION, NO_SERVICE, StrictReceiver
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("sampling_host")]
 
@@ -86,11 +87,29 @@ def test_strict_receivers_have_nothing_to_complain_of(receiver, tmp_path, grain)
         assert exporters[name]["exported"] == receiver.samples(kind) > 0, log
 
 
-def test_without_names_of_services_strict_receivers_miss_them(receiver, tmp_path):
-    run_agent(receiver, tmp_path / "agent.yaml", of_receiver="service_name: {from: []}")
+@pytest.fixture
+def stripped(tmp_path):
+    """A process that lives on, of a program whose functions have no names."""
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
+    command = ["gcc", "-s", "-x", "c", "-o", tmp_path / "stripped", "-"]
+    subprocess.run(command, input="int main(void) { for (;;); }", text=True, check=True)
+    with subprocess.Popen([tmp_path / "stripped"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("of_receiver", "missed"),
+    [("", {NO_FUNCTION}), ("service_name: {from: []}", {NO_SERVICE, NO_FUNCTION})],
+    ids=["default", "names of services off"],
+)
+def test_without_these_settings_they_miss_names(receiver, stripped, tmp_path, of_receiver, missed):
+    target = f"target_pids: [{stripped.pid}]\n    {of_receiver}"
+    run_agent(receiver, tmp_path / "agent.yaml", of_receiver=target)
     assert receiver.refused == []
     for complaints in receiver.complaints.values():
-        assert NO_SERVICE in complaints
+        assert complaints.keys() == missed
 
 
 def test_strict_receivers_reject_references_and_the_loss_is_counted(receiver, tmp_path):
