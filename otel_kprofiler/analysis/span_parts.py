@@ -144,8 +144,7 @@ def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[list[_
     links = [link[:2] if link else None for link in tables.links]
     in_kernel = list(map(is_in_kernel, tables.stacks))
     factors = [
-        origin.profile.measure(1) if origin.profile.kind.measure[1] == "nanoseconds" else 0
-        for origin in tables.origins
+        origin.profile.measure(1) if origin.profile.kind.is_time else 0 for origin in tables.origins
     ]
     threads = [(thread.resource, thread.tid) for thread in tables.threads]
     wanted = {

@@ -34,7 +34,9 @@ def summary(
 ) -> Iterator[str]:
     """Yields lines about the compared profiles and the number of changes."""
     rates = _rate(before), _rate(after)
-    sides = " -> ".join(_describe_side(kind, part) for part in (before, after))
+    sides = " -> ".join(
+        _describe_side(kind, part, rate) for part, rate in zip((before, after), rates, strict=True)
+    )
     compared = "shares of all samples" if way is Way.SAMPLES else "weight per second"
     changed = sum(change.is_changed for change in changes)
     yield f"{escape_controls(kind.name)}: {sides}, by {compared}"
@@ -57,11 +59,11 @@ def _rate(part: Part) -> float:
     return sum(part.samples.weights()) * 1e9 / (part.end_ns - part.start_ns)
 
 
-def _describe_side(kind: ProfileKind, part: Part) -> str:
-    rate = _rate(part)
-    per_second = f"{rate / _MS:,.1f} ms/s" if _is_time(kind) else f"{rate:,.1f} /s"
+def _describe_side(kind: ProfileKind, part: Part, rate: float) -> str:
+    shown = rate / _MS if kind.is_time else rate
     seconds = (part.end_ns - part.start_ns) / 1e9
-    return f"{describe_count(part.samples.count, 'sample')} in {seconds:.1f} s ({per_second})"
+    samples = describe_count(part.samples.count, "sample")
+    return f"{samples} in {seconds:.1f} s ({shown:,.1f} {_per_second(kind)})"
 
 
 def table(
@@ -80,7 +82,7 @@ def table(
     def text(value: float, sign: str = "") -> str:
         if way is Way.SAMPLES:
             return f"{value:{sign}.2%}"
-        if _is_time(kind):
+        if kind.is_time:
             return f"{value / _MS:{sign}.2f}"
         return f"{value:{sign},.1f}"
 
@@ -149,8 +151,4 @@ def _amount(amount: Amount) -> dict[str, float]:
 
 
 def _per_second(kind: ProfileKind) -> str:
-    return "ms/s" if _is_time(kind) else "/s"
-
-
-def _is_time(kind: ProfileKind) -> bool:
-    return kind.measure[1] == "nanoseconds"
+    return "ms/s" if kind.is_time else "/s"

@@ -33,6 +33,11 @@ class ProfileKind(NamedTuple):
             return self.period_type, self.period_unit
         return self.sample_type, self.sample_unit
 
+    @property
+    def is_time(self) -> bool:
+        """Returns whether weights are in nanoseconds."""
+        return self.measure[1] == "nanoseconds"
+
 
 ON_CPU: Final = ProfileKind("on_cpu", "samples", "count", "cpu", "nanoseconds", number=1)
 """Periodic samples of what runs on a CPU; each counts 1."""
