@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host.access import HostFiles
 from otel_kprofiler.host.capabilities import CAPABILITIES, parse_capabilities
+from otel_kprofiler.host.prctl import prctl
 
 PURPOSES: Final = {
     "CAP_PERFMON": "sampling CPUs that come online later",
@@ -74,7 +75,7 @@ class Privileges:
 
     def __init__(self, *, drop_all: bool = False) -> None:
         self._drop_all = drop_all
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        prctl(_PR_SET_NO_NEW_PRIVS, 1)
         threading.setprofile(self._begin_thread)
 
     def close(self) -> None:
@@ -165,7 +166,7 @@ def give_up_capabilities(*kept: str) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
     keep_only(kept)
 
 
@@ -185,7 +186,7 @@ def keep_only(names: Iterable[str]) -> None:
     if libc.capset(header, data):
         code = ctypes.get_errno()
         raise OSError(code, f"capset: {os.strerror(code)}")
-    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
 
 
 def held_capabilities(status: bytes) -> frozenset[str]:
@@ -222,11 +223,3 @@ def read_threads(files: HostFiles, pid: int | str = "self") -> dict[str, frozens
 def _thread_status() -> bytes:
     with open("/proc/thread-self/status", "rb") as file:
         return file.read()
-
-
-def _prctl(option: int, argument: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    zero = ctypes.c_ulong(0)
-    if libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero):
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl {option}: {os.strerror(code)}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
+
+from otel_kprofiler.host.prctl import prctl
 
 SLACK_NS: Final = 100_000_000
 """How late timers of such threads may fire, in nanoseconds; Linux's default is 50,000."""
@@ -22,15 +23,15 @@ def coarse_timers() -> Iterator[None]:
     (PR_SET_TIMERSLACK(2const)). I/O and signals of other threads wake them as before. The slack of
     this thread is restored at the end. A greater slack is kept, and a real-time thread has none.
     """
-    prctl = ctypes.CDLL(None).prctl
-    unused = ctypes.c_ulong(0)
-    former_ns = prctl(_PR_GET_TIMERSLACK, unused, unused, unused, unused)
-    # 0 is a real-time thread; -1 a sandbox that refuses the call; then timers stay exact.
-    if not 0 < former_ns < SLACK_NS:
-        yield
-        return
-    prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(SLACK_NS), unused, unused, unused)
+    try:
+        former_ns = prctl(_PR_GET_TIMERSLACK)
+        is_coarser = 0 < former_ns < SLACK_NS  # 0 for real-time threads
+        if is_coarser:
+            prctl(_PR_SET_TIMERSLACK, SLACK_NS)
+    except OSError:  # a sandbox refuses the call; timers stay exact
+        is_coarser = False
     try:
         yield
     finally:
-        prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(former_ns), unused, unused, unused)
+        if is_coarser:
+            prctl(_PR_SET_TIMERSLACK, former_ns)

@@ -200,7 +200,7 @@ MUTATIONS = [
     Mutation("second SIGTERM", AGENT, "            raise SystemExit(128 + number)\n", "            return\n", "tests/faults/test_agent_and_receiver.py::test_a_second_sigterm_ends_the_agent_at_once_with_an_intact_spool"),
     Mutation("CPU limit", AGENT, "            self._stay_within_limits(now)\n", "            pass\n", "tests/faults/test_limits.py"),
     Mutation("capabilities of threads", PRIVILEGES, "        keep_only(() if self._drop_all else job)\n", "", "tests/live/test_privileges.py"),
-    Mutation("timer slack after an exception", "otel_kprofiler/host/timer_slack.py", "    try:\n        yield\n    finally:\n        prctl(", "    yield\n    prctl(", "tests/unit/host/test_timer_slack.py"),
+    Mutation("timer slack after an exception", "otel_kprofiler/host/timer_slack.py", "    try:\n        yield\n    finally:\n        if is_coarser:\n            prctl(", "    yield\n    if is_coarser:\n        prctl(", "tests/unit/host/test_timer_slack.py"),
     Mutation("capabilities of the sampling thread", PRIVILEGES, "        keep_only(() if self._drop_all else SAMPLING)\n", "", "tests/live/test_privileges.py"),
     Mutation("samples not offered: reported", REPORTING, "    lost += Counter({LossCause.NOT_OFFERED: account.not_offered})\n", "", "tests/unit/test_delivery.py"),
     Mutation("losses after the last window: reported", QUEUE, "            self._append(final)\n", "            pass\n", "tests/unit/test_delivery.py"),
