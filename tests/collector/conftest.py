@@ -6,17 +6,14 @@ their traffic stays on the loopback interface.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.cache import cache_directory
+from tests.collector.go_tools import BUILD_SECONDS, build_once
 
 VERSIONS = ("0.161.0", "0.159.0")
 """With all components that the tests need; the first has the exporter to ClickHouse."""
@@ -33,7 +31,6 @@ NEWEST = "0.165.0"
 ALL_VERSIONS = (NEWEST, *VERSIONS)
 GATE = "--feature-gates=service.profilesSupport"
 HERE = Path(__file__).parent
-BUILD_SECONDS = 1500
 
 CONFIG = """
 receivers:
@@ -119,36 +116,17 @@ def is_built(version):
 
 def build(version):
     """Path of the Collector's program, built now if the cache has none for this manifest."""
-    program = program_path(version)
-    cache = program.parent
-    if program.exists():
-        return program
-    if not shutil.which("go"):
-        pytest.skip(f"needs the go command to build the Collector, or {program}")
-    cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / "otelcol.lock", "w") as lock:
-        # One build at a time, also between test runs: each takes all CPUs for a minute or two.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if program.exists():
-            return program
-        with tempfile.TemporaryDirectory(dir=cache) as directory:
-            config = Path(directory, "builder.yaml")
-            config.write_text(
-                read_manifest(version).replace("dist:\n", f"dist:\n  output_path: {directory}\n")
-            )
-            builder = f"go.opentelemetry.io/collector/cmd/builder@v{version}"
-            done = subprocess.run(
-                ["go", "run", builder, "--config", str(config)],
-                cwd=directory,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=BUILD_SECONDS - 60,
-            )
-            if done.returncode:
-                pytest.fail(f"building the Collector failed:\n{done.stdout[-3000:]}")
-            os.rename(Path(directory, "otelcol"), program)
-    return program
+    builder = f"go.opentelemetry.io/collector/cmd/builder@v{version}"
+
+    def commands(directory, program):
+        config = Path(directory, "builder.yaml")
+        config.write_text(
+            read_manifest(version).replace("dist:\n", f"dist:\n  output_path: {directory}\n")
+        )
+        yield ["go", "run", builder, "--config", config]
+        yield ["mv", Path(directory, "otelcol"), program]
+
+    return build_once(program_path(version).name, commands)
 
 
 def free_ports(count):

@@ -1,4 +1,4 @@
-"""Go programs that tests run: tools from the Go module proxy, and small ones from these sources.
+"""Go programs that tests run: the Collector, tools from the module proxy, and small ones from here.
 
 Each is built once, and kept in the cache.
 """
@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.cache import cache_directory
+
+BUILD_SECONDS = 1500
+"""Limit of a test that may have to build a program first."""
 
 
 def build_tool(name, version, package, tags=""):
@@ -31,7 +34,7 @@ def build_tool(name, version, package, tags=""):
         yield ["go", "get", "-tool", f"{package}@{version}"]
         yield ["go", "build", "-tags", tags, "-o", program, package]
 
-    return _cached(f"{name}-{version}", build)
+    return build_once(f"{name}-{version}", build)
 
 
 def build_program(sources):
@@ -42,10 +45,16 @@ def build_program(sources):
     def build(_, program):
         yield ["go", "build", "-C", sources, "-o", program, "."]
 
-    return _cached(f"{sources.name}-{digest}", build)
+    return build_once(f"{sources.name}-{digest}", build)
 
 
-def _cached(name, build):
+def build_once(name, build):
+    """Path of a program in the cache, built now if there is none.
+
+    Args:
+        name: of the program in the cache.
+        build: yields the commands that build it, for an empty directory and the program in it.
+    """
     program = cache_directory() / name
     if program.exists():
         return program
@@ -66,6 +75,7 @@ def _cached(name, build):
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
+                    timeout=BUILD_SECONDS - 60,
                 )
                 if done.returncode:
                     pytest.fail(f"building {name} failed:\n{done.stdout[-3000:]}")

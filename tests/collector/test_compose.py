@@ -21,14 +21,14 @@ from otel_kprofiler.version import __version__
 from tests import page
 from tests.collector.clickhouse_server import PASSWORD, USER
 from tests.collector.conftest import VERSIONS, build, free_ports
-from tests.collector.go_tools import build_tool
+from tests.collector.go_tools import BUILD_SECONDS, build_tool
 from tests.collector.test_clickhouse import NEEDS_ENGINE, engine
 from tests.collector.test_kubernetes import documents
 from tests.public import get_public_python
 
 __all__ = ["engine"]  # a fixture
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = pytest.mark.timeout(BUILD_SECONDS)
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "examples/compose"

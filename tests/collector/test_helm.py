@@ -8,10 +8,10 @@ from ruamel.yaml import YAML
 from otel_kprofiler.config import load_config
 from otel_kprofiler.version import __version__
 from tests.chart import CHART
-from tests.collector.go_tools import build_tool
+from tests.collector.go_tools import BUILD_SECONDS, build_tool
 from tests.collector.test_kubernetes import DIRECTORY, documents, validate
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = pytest.mark.timeout(BUILD_SECONDS)
 
 OF_HELM = {
     "app.kubernetes.io/instance",

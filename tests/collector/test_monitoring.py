@@ -24,12 +24,12 @@ from otel_kprofiler.config import parse_config
 from otel_kprofiler.export import ExportOutcome, ExportResult
 from otel_kprofiler.model import Account, ExporterAccount, LossCause
 from tests.collector.conftest import free_ports
-from tests.collector.go_tools import build_program, build_tool
+from tests.collector.go_tools import BUILD_SECONDS, build_program, build_tool
 from tests.collector.test_clickhouse import NEEDS_ENGINE, engine, stored
 
 __all__ = ["engine", "stored"]  # fixtures
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = pytest.mark.timeout(BUILD_SECONDS)
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
