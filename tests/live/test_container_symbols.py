@@ -6,7 +6,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from unwind_maps import compile_c, device_number
+from unwind_maps import compile_c, device_number, running
 
 from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.elf import FileSource, hash_file, read_elf
@@ -43,7 +43,6 @@ class Container:
         run("strip", self.program)
         run("objcopy", f"--add-gnu-debuglink={self.debug}", self.program)
 
-    @contextmanager
     def running(self, prepare, enter=None):
         """The program's process, in a root that some commands of the shell have prepared."""
         script = (
@@ -51,12 +50,7 @@ class Container:
             f"{{ {prepare} ; }} && {enter or ENTERED['pivot_root']}"
         )
         words = ["unshare", "-m", "sh", "-c", script, "sh", self.root, self.program, self.debug]
-        with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
-            try:
-                assert process.stdout.read(1) == b"\n"
-                yield process
-            finally:
-                process.kill()
+        return running(*words)
 
 
 def run(*command):

@@ -2,11 +2,9 @@
 
 import os
 import shutil
-import subprocess
-from contextlib import contextmanager
 
 import pytest
-from unwind_maps import WAITS, compile_c, device_number
+from unwind_maps import WAITS, compile_c, device_number, running
 
 from otel_kprofiler.elf import FileSource, hash_file, read_elf
 from otel_kprofiler.host import Access, open_regular
@@ -18,17 +16,6 @@ pytestmark = pytest.mark.live
 
 MEMORY_BYTES, PROGRAMS = 800_000, 10
 NO_BUILD_ID, BUILD_ID = "-Wl,--build-id=none", "-Wl,--build-id=sha1"
-
-
-@contextmanager
-def running(*command):
-    """A process, when it waits."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout.read(1) == b"\n"
-            yield process
-        finally:
-            process.kill()
 
 
 def in_container(program, mounts):

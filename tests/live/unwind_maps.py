@@ -5,6 +5,7 @@ import mmap
 import os
 import struct
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,3 +168,14 @@ def compile_c(path, source, *options):
 
 WAITS = '#include <unistd.h>\nint main(void) { write(1, "\\n", 1); return pause(); }\n'
 """Says when it runs, then waits for ever."""
+
+
+@contextmanager
+def running(*command, **options):
+    """A process of a program such as :data:`WAITS`, once it waits."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:
+        try:
+            assert process.stdout.read(1) == b"\n"
+            yield process
+        finally:
+            process.kill()

@@ -8,17 +8,10 @@ import pytest
 
 from otel_kprofiler.host import PatientCalls
 from otel_kprofiler.stopping import join_all, stop_within
-from tests.fuse import mounted
 
 pytestmark = pytest.mark.system
 
 HERE, THERE = 1, 2
-
-
-@pytest.fixture
-def fuse(tmp_path):
-    with mounted(tmp_path / "fuse", {"file": b"content"}) as fuse:
-        yield fuse
 
 
 @pytest.fixture

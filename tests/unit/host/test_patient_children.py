@@ -7,18 +7,11 @@ import time
 import pytest
 
 from otel_kprofiler.host import DeviceHangs, PatientChildren
-from tests.fuse import mounted
 
 pytestmark = pytest.mark.system
 
 HERE, THERE = 1, 2
 LONG_S = 300
-
-
-@pytest.fixture
-def fuse(tmp_path):
-    with mounted(tmp_path / "fuse", {"file": b"content"}) as fuse:
-        yield fuse
 
 
 @pytest.fixture
