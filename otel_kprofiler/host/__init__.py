@@ -75,7 +75,7 @@ from otel_kprofiler.host.maps import (
 )
 from otel_kprofiler.host.open_files import find_open_files_error
 from otel_kprofiler.host.patient_calls import PatientCalls
-from otel_kprofiler.host.patient_children import DeviceHangs, PatientChildren
+from otel_kprofiler.host.patient_children import DEVICE_RETRY_S, DeviceHangs, PatientChildren
 from otel_kprofiler.host.perf import (
     COUNT_SW_CPU_CLOCK,
     COUNT_SW_DUMMY,
@@ -118,6 +118,7 @@ from otel_kprofiler.host.writing import AppendedFile, NewFile, PrivateDirectory
 __all__ = [
     "COUNT_SW_CPU_CLOCK",
     "COUNT_SW_DUMMY",
+    "DEVICE_RETRY_S",
     "DISABLED",
     "ENABLE_ON_EXEC",
     "INHERIT",

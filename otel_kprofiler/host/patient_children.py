@@ -9,7 +9,7 @@ from typing import Final
 
 from otel_kprofiler.host.patient_calls import MAX_LEFT, PATIENCE_S, find_storage_wait
 
-RETRY_S: Final = 30.0
+DEVICE_RETRY_S: Final = 30.0
 """Time until a device that hung is tried again."""
 
 
@@ -21,7 +21,7 @@ class DeviceHangs(Exception):  # noqa: N818 - an outcome
 
 
 class PatientChildren:
-    """Waits for children, each of which reads a file; thread-safe.
+    """Waits for children that read files; thread-safe.
 
     A child in the same storage wait at two looks is killed, and left behind if it does not end.
     Until it has ended, and for some time, no other child may read a file of the device. A child
@@ -32,7 +32,7 @@ class PatientChildren:
         retry_s: time until a device that hung is tried again, in seconds.
     """
 
-    def __init__(self, patience_s: float = PATIENCE_S, retry_s: float = RETRY_S) -> None:
+    def __init__(self, patience_s: float = PATIENCE_S, retry_s: float = DEVICE_RETRY_S) -> None:
         self._patience_s, self._retry_s = patience_s, retry_s
         self._lock = threading.Lock()
         self._left: list[tuple[int | None, float, subprocess.Popen[bytes]]] = []
@@ -85,11 +85,11 @@ class PatientChildren:
                 hangs = wait is not None and wait == last
             raise DeviceHangs
         finally:
-            if not self._has_ended(child) or hangs:
+            if not self._end(child) or hangs:
                 self._leave(child, device if hangs else None)
 
-    def _has_ended(self, child: subprocess.Popen[bytes]) -> bool:
-        """Returns whether a child has ended; kills it otherwise."""
+    def _end(self, child: subprocess.Popen[bytes]) -> bool:
+        """Kill a child that still runs; returns whether it has ended."""
         if child.returncode is None:
             child.kill()
             try:

@@ -41,10 +41,8 @@ def find_throttling(files: HostFiles, samples_per_second: float, tick_rate: int)
         samples_per_second: of one CPU, above 0.
         tick_rate: see :func:`get_tick_rate`.
     """
-    limit, least = (
-        find_sysctl(files, MAX_SAMPLE_RATE),
-        get_least_limit(samples_per_second, tick_rate),
-    )
+    limit = find_sysctl(files, MAX_SAMPLE_RATE)
+    least = get_least_limit(samples_per_second, tick_rate)
     if limit is None or limit >= least:
         return ""
     return (

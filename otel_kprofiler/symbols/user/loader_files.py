@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from otel_kprofiler.host import DEVICE_RETRY_S
 from otel_kprofiler.model import FileDetails, OpenFile, Unresolved
 from otel_kprofiler.symbols.user.debug_files import DebugSearch
 from otel_kprofiler.symbols.user.file import PENDING, FileSymbols, NamedAddress
 from otel_kprofiler.symbols.user.lines_error import LinesProblem
 from otel_kprofiler.symbols.user.reopening import WantedFile
 
-UNANSWERED_NS: Final = 30_000_000_000
+UNANSWERED_NS: Final = int(DEVICE_RETRY_S * 1e9)
 """Time until files of a device that did not answer are read again."""
 _AGAIN_NS: Final = 500_000_000  # what an evicted file waits, the first time nothing; it doubles
 _MOST_DOUBLINGS: Final = 10
