@@ -22,8 +22,7 @@ class RequestSize:
     Attributes:
         encoded: limit of later windows' requests.
         aim: size to which batches are divided before they are sent.
-        takes_nothing: whether the receiver refused even requests with a single sample, and took
-            none of that batch and of the one before.
+        takes_nothing: whether the receiver took no sample of two batches in a row, or of the first.
     """
 
     def __init__(self, configured: int | None) -> None:
@@ -69,8 +68,8 @@ class RequestSize:
     def refuse_all(self) -> None:
         """Note that of a batch not even a single sample was accepted.
 
-        After others that were, the reason may lie in this batch. Batches of the next minute do not
-        prolong it.
+        If the batch before had accepted samples, the reason may lie in this batch. Batches of the
+        next minute do not prolong that minute.
         """
         if not self._has_accepted and not self.takes_nothing:
             self.takes_nothing = True

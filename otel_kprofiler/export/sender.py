@@ -58,8 +58,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
     **Size.** A batch that the receiver refuses for its size is divided until the receiver accepts
     the parts. ``max_bytes`` falls to their size, and later batches are divided to it before they
     are sent; once a minute a larger one is tried. A single sample that is refused is counted as
-    ``too_large``. A receiver that took not one sample of a batch and of the one before
-    gets the next ones undivided for a minute.
+    ``too_large``. A receiver that took no sample of two batches in a row gets the next ones
+    undivided for a minute.
 
     Args:
         name: component id.
@@ -159,8 +159,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 failing += pending
                 pending.clear()
             parts += [
-                Part(batch, ExportResult.failure(batch, cause, answer.message, answer.status))
-                for batch in failing
+                Part(left, ExportResult.failure(left, cause, answer.message, answer.status))
+                for left in failing
             ]
         refused_parts = [part.result.lost.keys() == {LossCause.TOO_LARGE} for part in parts]
         if is_refused and len(parts) > 1 and all(refused_parts):  # not a large sample alone

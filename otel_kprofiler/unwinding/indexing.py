@@ -32,9 +32,9 @@ MAX_GO_BYTES: Final = 256 << 20
 TIMEOUT_S: Final = 30.0
 """Limit of wall-clock time on a busy machine, besides the limit of CPU time."""
 FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
-"""For ``.eh_frame``: 0.02 s, and 0.02 s for a MiB; 0.12 s for a MiB of the smallest entries."""
+"""For ``.eh_frame``: ten times what those of compilers take."""
 GO_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=20)
-"""For ``.gopclntab``: 0.02 s, and 0.03 to 0.04 s for a MiB."""
+"""For ``.gopclntab``: six times what those of the linker take."""
 _SHOWN: Final = 200
 
 

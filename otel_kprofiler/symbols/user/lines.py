@@ -66,8 +66,8 @@ class ConversionLimits(NamedTuple):
         memory_bytes: data of the process; at most half of what the cgroup leaves. A debug file of
             11 MB takes 60 MB, one of 350 MB about 1 GB.
         result_bytes: size of the result, which is kept on disk.
-        cpu: CPU time by the size of the DWARF, unpacked. Starting takes 0.13 s, and a MiB of what
-            C, C++, Rust and Go compilers write 0.02 to 0.05 s.
+        cpu: CPU time by the size of the DWARF, unpacked: five times what a MiB of C, C++, Rust and
+            Go compilers takes.
         wall_s: time in all, for a machine that is busy.
     """
 
