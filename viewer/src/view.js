@@ -87,7 +87,7 @@ export class View {
 
   // A box in words.
   describe(tree, box) {
-    const { profile, counts, before, kind, state } = this;
+    const { profile, counts, before, state } = this;
     const { frame } = box;
     const parts = [profile.name(frame)];
     if (frame >= 0) {
@@ -103,7 +103,7 @@ export class View {
       return parts.join(" · ");
     }
     const value = tree.amount(box, counts);
-    const text = format(value, counts.all, kind, state.unit);
+    const text = this.amount(value, counts.all);
     const percent = share(value, counts.all);
     parts.push(text === percent ? percent : `${text}, ${percent}`);
     const own = tree.own(box, counts);
@@ -115,10 +115,10 @@ export class View {
 
   // What the tooltip says of a box.
   facts(tree, box) {
-    const { profile, counts, before, kind, state } = this;
+    const { profile, counts, before, state } = this;
     const { frame, parent } = box;
     const rows = [];
-    const amount = (value) => format(value, counts.all, kind, state.unit);
+    const amount = (value) => this.amount(value, counts.all);
     if (box.more) {
       if (!before) rows.push(["Total", amount(box.value)]);
       rows.push(["Of all", share(box.value, counts.all)], ["Width", "too narrow: zoom in"]);
@@ -170,10 +170,11 @@ export class View {
   // The graph in the tab as an SVG drawing.
   svg() {
     const { shapes, ...sizes } = this.graph.drawing();
-    const { counts, kind, state, before } = this;
+    const { counts, before } = this;
     const amount = ({ box, value }) => {
       const sum = value ?? box.value;
-      return before ? share(sum, counts.all) : `${format(sum, counts.all, kind, state.unit)}, ${share(sum, counts.all)}`;
+      const text = this.amount(sum, counts.all);
+      return before ? text : `${text}, ${share(sum, counts.all)}`;
     };
     return svg(shapes.map((shape) => ({ ...shape, title: `${shape.name} · ${amount(shape)}` })), sizes);
   }
