@@ -48,6 +48,7 @@ export class Graph {
   // and of a box and its tree: colour, text (name and amount).
   show(tree, look) {
     const focus = this.#focused && this.#tree ? this.#tree.path(this.#focused) : null;
+    const wasInSight = focus && this.#isInSight(this.#focused);
     this.#tree = tree;
     this.#look = look;
     this.zoomed = tree.find(look.zoom);
@@ -61,10 +62,12 @@ export class Graph {
     this.canvas.style.height = `${height}px`;
     this.space.style.height = `${Math.max(0, this.#rows.length * ROW - height)}px`;
     const view = `${look.rootAtBottom} ${look.zoom}`;
-    if (view !== this.#view) this.#distance = 0;
+    const isNew = view !== this.#view;
+    if (isNew) this.#distance = 0;
     this.#view = view;
     this.element.scrollTop = look.rootAtBottom ? this.#furthest() - this.#distance : this.#distance;
-    this.#reveal(this.zoomed);
+    if (isNew) this.#reveal(this.zoomed);
+    else if (wasInSight) this.#reveal(this.#focused); // the graph may have become lower
     this.draw();
   }
 
@@ -90,6 +93,13 @@ export class Graph {
     if (top < 0) this.element.scrollTop += top;
     else if (over > 0) this.element.scrollTop += over;
     this.#keepDistance();
+  }
+
+  // Whether a row was in sight when all was last shown, at the height of that time.
+  #isInSight(box) {
+    const found = this.#placeOf(box);
+    const top = found && this.#top(found.row);
+    return found && top >= 0 && top + ROW <= this.#size[1];
   }
 
   #keepDistance() {
