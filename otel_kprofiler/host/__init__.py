@@ -109,6 +109,7 @@ from otel_kprofiler.host.process_stat import (
     read_stat,
 )
 from otel_kprofiler.host.process_tree import find_descendants, read_process, read_processes
+from otel_kprofiler.host.refused_files import RefusedFiles, identify_content
 from otel_kprofiler.host.special_files import open_special
 from otel_kprofiler.host.throttling import MAX_SAMPLE_RATE, find_throttling, get_tick_rate
 from otel_kprofiler.host.timer_slack import coarse_timers
@@ -163,6 +164,7 @@ __all__ = [
     "ProcessMaps",
     "ProcessStat",
     "ReferableFiles",
+    "RefusedFiles",
     "SymbolsVisibility",
     "Turn",
     "Uevents",
@@ -191,6 +193,7 @@ __all__ = [
     "grant_memory",
     "has_exceeded_cpu",
     "held_capabilities",
+    "identify_content",
     "is_in_cgroup_namespace",
     "is_in_user_namespace",
     "is_populated",

@@ -17,8 +17,10 @@ from otel_kprofiler.host import (
     CpuRate,
     DeviceHangs,
     PatientChildren,
+    RefusedFiles,
     grant_memory,
     has_exceeded_cpu,
+    identify_content,
     limit_cpu,
     limit_memory,
 )
@@ -46,6 +48,7 @@ class Children:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
         self._patient = PatientChildren()
+        self._refused: RefusedFiles[tuple[Refusal, str]] = RefusedFiles()
 
     def run(
         self,
@@ -102,6 +105,27 @@ class Children:
             raise TableRefused(Refusal.NOT_INDEXED, cause or describe_status(child.returncode))
         return output
 
+    @contextmanager
+    def trying_once(self, fd: int, section: str) -> Iterator[None]:
+        """Refuse at once what was refused in the last hour, unless the file has changed.
+
+        Args:
+            fd: the file.
+            section: name of the section that is read.
+
+        Raises:
+            TableRefused: it was refused before.
+        """
+        key = section, identify_content(fd)
+        if (reason := self._refused.find(key)) is not None:
+            raise TableRefused(*reason)
+        try:
+            yield
+        except TableRefused as error:
+            if error.refusal is not Refusal.UNREADABLE:
+                self._refused.add(key, (error.refusal, error.detail))
+            raise
+
     def stop(self) -> None:
         """Kill running processes, and start no more."""
         with self._lock:
@@ -135,21 +159,22 @@ def index_frames(
     """
     if frames.size > MAX_FRAMES_BYTES:
         raise TableRefused(Refusal.TOO_LARGE, f".eh_frame of {frames.size} bytes")
-    arguments = (frames.offset, frames.size, frames.address)
-    # its output is at most half as long as the section
-    pairs = children.run(
-        frame_index.__file__,
-        fd,
-        map(str, arguments),
-        timeout_s=timeout_s,
-        memory_bytes=frame_index.MEMORY_BYTES,
-        cpu=FRAMES_CPU.grant(frames.size),
-    )
-    entries = len(pairs) // ENTRY_BYTES
-    if not entries:
-        raise TableRefused(Refusal.NO_FRAMES, ".eh_frame has no entries")
-    _check(pairs)
-    return Tables(frames.address, None, entries, frames, pairs)
+    with children.trying_once(fd, ".eh_frame"):
+        arguments = (frames.offset, frames.size, frames.address)
+        # its output is at most half as long as the section
+        pairs = children.run(
+            frame_index.__file__,
+            fd,
+            map(str, arguments),
+            timeout_s=timeout_s,
+            memory_bytes=frame_index.MEMORY_BYTES,
+            cpu=FRAMES_CPU.grant(frames.size),
+        )
+        entries = len(pairs) // ENTRY_BYTES
+        if not entries:
+            raise TableRefused(Refusal.NO_FRAMES, ".eh_frame has no entries")
+        _check(pairs)
+        return Tables(frames.address, None, entries, frames, pairs)
 
 
 def index_go(
@@ -182,17 +207,18 @@ def index_go(
     pairs = Segment(tables.search_offset or 0, tables.search_bytes, 0)
     arguments = [str(tables.frames.address + tables.made_at), str(tables.origin)]
     arguments += [":".join(map(str, part)) for part in (pairs, table, text, *elf.loads)]
-    made = children.run(
-        go_frames.__file__,
-        fd,
-        arguments,
-        timeout_s=TIMEOUT_S,
-        memory_bytes=go_frames.MEMORY_BYTES,
-        cpu=GO_CPU.grant(table.size),
-    )
-    (entries,) = go_frames.COUNT.unpack_from(made)
-    end = go_frames.COUNT.size + entries * ENTRY_BYTES
-    _check(made[go_frames.COUNT.size : end])
+    with children.trying_once(fd, ".gopclntab"):
+        made = children.run(
+            go_frames.__file__,
+            fd,
+            arguments,
+            timeout_s=TIMEOUT_S,
+            memory_bytes=go_frames.MEMORY_BYTES,
+            cpu=GO_CPU.grant(table.size),
+        )
+        (entries,) = go_frames.COUNT.unpack_from(made)
+        end = go_frames.COUNT.size + entries * ENTRY_BYTES
+        _check(made[go_frames.COUNT.size : end])
     return tables._replace(
         search_offset=None,
         entries=entries,

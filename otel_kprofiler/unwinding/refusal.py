@@ -46,7 +46,7 @@ class TableRefused(Exception):  # noqa: N818 - an outcome, which the store count
 
     def __init__(self, refusal: Refusal, detail: str = "") -> None:
         super().__init__(f"{refusal.value}: {detail}" if detail else refusal.value)
-        self.refusal = refusal
+        self.refusal, self.detail = refusal, detail
 
 
 _REFUSALS: Final[Mapping[ElfProblem, Refusal]] = {

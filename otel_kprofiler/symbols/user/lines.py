@@ -36,6 +36,7 @@ from otel_kprofiler.host import (
     DeviceHangs,
     MemoryGrant,
     PatientChildren,
+    RefusedFiles,
     child_command,
     grant_memory,
     has_exceeded_cpu,
@@ -56,6 +57,10 @@ _OLD_PREFIX: Final = b".zdebug_"
 _OLD_HEADER: Final = struct.Struct(">4sQ")
 """Header that GNU tools wrote before there was SHF_COMPRESSED: "ZLIB", unpacked size."""
 _FIX: Final = "raise max_user_symbol_megabytes"
+_COSTLY: Final = frozenset(
+    {LinesProblem.DAMAGED, LinesProblem.MEMORY, LinesProblem.CPU_TIME, LinesProblem.TIME}
+)
+"""Refusals that may have taken the CPU time of a whole conversion."""
 
 
 class ConversionLimits(NamedTuple):
@@ -109,6 +114,7 @@ class SymbolicLines:
         self._limits = limits
         self._turn = threading.Lock()
         self._children = PatientChildren()
+        self._refused: RefusedFiles[tuple[str, LinesProblem]] = RefusedFiles()
 
     def open(
         self, source: FileSource, path: str = "", alternate: FileSource | None = None
@@ -116,6 +122,7 @@ class SymbolicLines:
         """Open the lines of a file, or of the debug file of it; converts them if need be.
 
         Reading them needs no more of the file. Converting takes about 0.2 s, and 30 s for a kernel.
+        A file whose conversion failed is not converted again within an hour, unless it changes.
 
         Args:
             source: the file.
@@ -140,9 +147,16 @@ class SymbolicLines:
                 f"the file is larger than {self._limits.file_bytes >> 20} MiB",
                 LinesProblem.TOO_LARGE,
             )
-        if self._cache is None:
-            return self._convert(source)
-        return self._convert_to(self._cache, name, source)
+        if (reason := self._refused.find(name)) is not None:
+            raise LinesError(*reason)
+        try:
+            if self._cache is None:
+                return self._convert(source)
+            return self._convert_to(self._cache, name, source)
+        except LinesError as error:
+            if error.problem in _COSTLY:
+                self._refused.add(name, (str(error), error.problem))
+            raise
 
     def _convert_to(self, cache: CacheDirectory, name: str, source: FileSource) -> SymCache:
         try:

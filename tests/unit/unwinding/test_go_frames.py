@@ -1,6 +1,7 @@
 """Makes unwind tables of Go's own."""
 
 import bisect
+import functools
 import io
 import shutil
 import struct
@@ -231,13 +232,19 @@ def _compare(known, made):
 
 
 @pytest.mark.system
-def test_a_damaged_table_is_refused_with_its_reason(tmp_path):
+def test_a_damaged_table_is_refused_with_its_reason_and_read_once(tmp_path, monkeypatch):
     file, table, segments = go_file([ORDINARY] * 3)
     path = tmp_path / "file"
     path.write_bytes(file[: table.offset] + bytes(table.size))
     elf = read_elf_like(segments)
-    with path.open("rb") as opened, pytest.raises(TableRefused, match="another kind"):
-        index_go(opened.fileno(), elf, table, Segment(0, 0, TEXT), None, children=Children())
+    with path.open("rb") as opened:
+        words = opened.fileno(), elf, table, Segment(0, 0, TEXT), None
+        index = functools.partial(index_go, *words, children=Children())
+        with pytest.raises(TableRefused, match="another kind"):
+            index()
+        monkeypatch.setattr(subprocess, "Popen", None)
+        with pytest.raises(TableRefused, match="another kind"):
+            index()
 
 
 def read_elf_like(segments):

@@ -149,6 +149,26 @@ def test_a_process_that_takes_more_cpu_time_than_its_input_may_is_ended(tmp_path
     assert caught.value.refusal is Refusal.SLOW
 
 
+def test_frames_that_were_refused_start_no_process_until_they_change(tmp_path, monkeypatch):
+    children, path = Children(), tmp_path / "frames"
+    path.write_bytes(cie() + bytes(1 << 20))
+    with open(path, "rb+") as file:
+        index = functools.partial(
+            index_frames, file.fileno(), Segment(0, 1 << 20, 0x1000), children=children
+        )
+        with pytest.raises(TableRefused) as first:
+            index(timeout_s=0.0)
+        with monkeypatch.context() as without:
+            without.setattr(subprocess, "Popen", None)
+            with pytest.raises(TableRefused, match=f"^{first.value}$") as again:
+                index()
+        assert again.value.refusal is first.value.refusal
+        frames = cie()
+        file.write(frames + fde(frames, 0x3000))
+        file.flush()
+        assert index().entries == 1
+
+
 def test_stopping_ends_a_process_that_works(tmp_path):
     children, caught = Children(), []
     slow = cie() * (MAX_FRAMES_BYTES // 2 // len(cie()))  # a second, at least

@@ -212,6 +212,23 @@ def test_dwarf_that_takes_long_for_its_size_is_refused(cache, opened, tmp_path):
     assert os.listdir(cache.path) == []
 
 
+def test_dwarf_that_was_refused_costs_no_more_until_it_changes(
+    build, cache, opened, tmp_path, monkeypatch
+):
+    path = tmp_path / "ranges"
+    path.write_bytes(hostile_dwarf.ranges())
+    lines = SymbolicLines(cache, ConversionLimits(cpu=CpuRate(1, 0, 1)))
+    with pytest.raises(LinesError) as first:
+        lines.open(opened(path))
+    with monkeypatch.context() as without:
+        without.setattr(module.subprocess, "Popen", None)
+        with pytest.raises(LinesError, match=f"^{first.value}$") as again:
+            lines.open(opened(path))
+    assert (first.value.problem, again.value.problem) == (LinesProblem.CPU_TIME,) * 2
+    path.write_bytes(Path(build("pie")).read_bytes())
+    assert any(map(lines.open(opened(path)).lookup, code_addresses(build("pie"), 20)))
+
+
 def test_a_frozen_file_delays_no_other(build, opened, tmp_path, monkeypatch):
     """The headers are in the page cache, so that the child is the first to wait."""
     content = Path(build("pie")).read_bytes()

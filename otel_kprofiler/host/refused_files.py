@@ -1,0 +1,54 @@
+"""Remembers files that cost a child process CPU time and gave nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, TypeVar
+
+REFUSAL_S: Final = 3600.0
+"""Time until a refused file that has not changed is read again, in seconds."""
+MAX_REFUSED: Final = 1024
+"""Refused files that are remembered; the oldest are forgotten first."""
+
+T = TypeVar("T")
+
+
+class RefusedFiles(Generic[T]):
+    """Reasons by file, so that a file costs its limit of CPU time once an hour; thread-safe.
+
+    Args:
+        now_s: any steady clock, in seconds.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._reasons: dict[Hashable, tuple[float, T]] = {}  # with their ends, the oldest first
+
+    def add(self, file: Hashable, reason: T) -> None:
+        """Remember why a file was refused.
+
+        Args:
+            file: its identity, which differs once it has changed.
+            reason: returned by :meth:`find`.
+        """
+        with self._lock:
+            self._reasons.pop(file, None)
+            self._reasons[file] = self._now_s() + REFUSAL_S, reason
+            if len(self._reasons) > MAX_REFUSED:
+                del self._reasons[next(iter(self._reasons))]
+
+    def find(self, file: Hashable) -> T | None:
+        """Returns why a file was refused in the last hour; None if it was not."""
+        with self._lock:
+            end_s, reason = self._reasons.get(file, (0.0, None))
+            return reason if self._now_s() < end_s else None
+
+
+def identify_content(fd: int) -> Hashable:
+    """Returns what identifies an open file until it changes."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

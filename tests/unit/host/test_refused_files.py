@@ -1,0 +1,40 @@
+"""Files that cost a child process CPU time and gave nothing."""
+
+import os
+
+from otel_kprofiler.host import RefusedFiles, identify_content
+from otel_kprofiler.host.refused_files import MAX_REFUSED, REFUSAL_S
+
+
+def test_a_file_is_refused_for_an_hour():
+    now_s = 5.0
+    refused = RefusedFiles(lambda: now_s)
+    refused.add("file", "slow")
+    now_s += REFUSAL_S - 1
+    assert (refused.find("file"), refused.find("other")) == ("slow", None)
+    now_s += 2
+    assert refused.find("file") is None
+    refused.add("file", "slow again")
+    assert refused.find("file") == "slow again"
+
+
+def test_the_oldest_refusals_are_forgotten():
+    refused = RefusedFiles(lambda: 0.0)
+    for number in range(MAX_REFUSED):
+        refused.add(number, "slow")
+    refused.add(0, "slow again")
+    refused.add(MAX_REFUSED, "slow")
+    assert [refused.find(number) for number in (0, 1, 2, MAX_REFUSED)] == [
+        "slow again", None, "slow", "slow",
+    ]  # fmt: skip
+    assert len(refused._reasons) == MAX_REFUSED
+
+
+def test_a_file_that_changes_is_another(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    with open(path, "rb") as file, open(path, "rb") as same:
+        identity = identify_content(file.fileno())
+        assert identify_content(same.fileno()) == identity
+        os.utime(path, ns=(1, 1))
+        assert identify_content(file.fileno()) != identity
