@@ -1,16 +1,23 @@
-"""Native programs that publish thread contexts, compiled for each way to reach the variable."""
+"""Native programs that publish thread contexts, and their samples beside what they log."""
 
+import bisect
+import os
 import shutil
 import struct
 import subprocess
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from otel_kprofiler.host import Access
+from otel_kprofiler.model import ON_CPU
 from otel_kprofiler.otlp import ProcessContext
 from otel_kprofiler.otlp.process_context import encode_process_context
+from otel_kprofiler.processes import ProcessContexts
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
 SOURCES = Path(__file__).parent / "data" / "thread_context"
 SCHEMA = {
@@ -18,6 +25,9 @@ SCHEMA = {
     "threadlocal.attribute_key_map": ("span.hex", "thread.name"),
 }
 NAME = "otel_thread_ctx_v1"
+WANTED = int(os.environ.get("KPROFILER_CONTEXT_SAMPLES", "2000"))
+"""Samples with a span that a test waits for."""
+LATEST_S = 120
 _LINE = struct.Struct("<5Q16s8s")
 
 
@@ -97,18 +107,13 @@ def write_payload(directory, extra=None):
     return path
 
 
-class Program:
-    """A running program. Stop it by closing it."""
+class Service:
+    """A running program that logs its contexts. Stop it by closing it."""
 
-    def __init__(self, directory, name, threads, extra=None, **options):
-        program, libraries = build(directory, name, **options)
-        self._log = directory / "log"
-        words = [program, write_payload(directory, extra), self._log, str(threads)]
+    def __init__(self, words, log):
+        self._log = log
         self._process = subprocess.Popen(
-            [*words, *libraries],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.pid = self._process.pid
 
@@ -131,3 +136,90 @@ class Program:
         for *times, tid, trace, span in _LINE.iter_unpack(self._log.read_bytes()):
             lines[tid].append((times, trace, span))
         return lines
+
+
+class Program(Service):
+    """A running program in C."""
+
+    def __init__(self, directory, name, threads, extra=None, **options):
+        program, libraries = build(directory, name, **options)
+        log = directory / "log"
+        words = [program, write_payload(directory, extra), log, str(threads)]
+        super().__init__([*words, *libraries], log)
+
+
+class Reader:
+    """A sampler of programs by name, with what reads process contexts."""
+
+    def __init__(self, name, **options):
+        config = SamplerConfig(
+            samples_per_second=999, stacks="both", target_comms=(name,), **options
+        )
+        self.sampler = EbpfSampler(config)
+        self.sampler.start()
+        self.contexts = ProcessContexts(Access(), first_look_s=0, answer_timeout_s=1)
+        self.contexts.follow_threads(self.sampler.contexts)
+        self._seen = set()
+        self.samples = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.contexts.close()
+        self.sampler.close()
+
+    def drain(self):
+        new = self.sampler.drain()
+        self.samples += new
+        for process in {sample.process for sample in new} - self._seen:
+            self._seen.add(process)
+            self.contexts.expect(process)
+
+    def collect_until(self, condition):
+        deadline = time.monotonic() + LATEST_S
+        while not condition():
+            assert time.monotonic() < deadline, Counter(
+                sample.link is None for sample in self.samples
+            )
+            time.sleep(0.1)
+            self.drain()
+            self.contexts.look(self._seen)
+
+    def count_links(self, kind=ON_CPU):
+        return sum(sample.kind is kind and sample.link is not None for sample in self.samples)
+
+    def decode(self, sample):
+        has_span = sample.link is not None
+        return dict(self.contexts.decode(sample.process, sample.context, has_span=has_span))
+
+
+def find_lines(lines, time_ns):
+    """The context that a thread began before a time, and the one before it, with their times.
+
+    Both may be right while the second takes the place of the first.
+    """
+    at = bisect.bisect_right(lines, time_ns, key=lambda line: line[0][0])
+    return lines[max(at - 2, 0) : at]
+
+
+def compare(samples, log):
+    """Numbers of samples by what their link is, beside what the thread says."""
+    first_ns = min(sample.time_ns for sample in samples if sample.link)
+    counts = Counter()
+    for sample in samples:
+        # The end of a wait is reported a little later: by then, the thread may have gone on.
+        time_ns = (
+            sample.wait.start_ns + sample.wait.duration_ns // 2 if sample.wait else sample.time_ns
+        )
+        lines = find_lines(log.get(sample.tid, ()), time_ns)
+        if sample.link:
+            is_right = any(
+                begin <= time_ns <= end and sample.link[:2] == (trace, span)
+                for (begin, _, _, end), trace, span in lines
+            )
+            counts["right" if is_right else "wrong"] += 1
+        elif time_ns >= first_ns:
+            is_inside = any(since <= time_ns <= until for (_, since, until, _), *_ in lines)
+            counts["missing" if is_inside else "none"] += 1
+    return counts

@@ -14,17 +14,20 @@ import pytest
 
 from otel_kprofiler.bpf import ContextPlace
 from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import OFF_CPU, ON_CPU, Level
+from otel_kprofiler.model import OFF_CPU, Level
 from otel_kprofiler.otlp import read_profiles
-from otel_kprofiler.processes import ProcessContexts
-from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+from otel_kprofiler.sampling import OffCpuConfig
 from tests.interpreters import environment, find_pythons
 from tests.thread_contexts import (
+    LATEST_S,
     MODELS,
     MUSL_MODELS,
     SCHEMA,
     SOURCES,
+    WANTED,
     Program,
+    Reader,
+    compare,
     compile_with,
     write_payload,
 )
@@ -34,9 +37,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
 ]
-WANTED = int(os.environ.get("KPROFILER_CONTEXT_SAMPLES", "2000"))
 THREADS = 24
-LATEST_S = 120
 PYTHONS = [python for python in find_pythons() if not python.version.startswith("3.15")]
 
 
@@ -51,76 +52,6 @@ def _host_can():
     missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
     if missing:
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
-
-
-class Reader:
-    """A sampler of programs by name, with what reads process contexts."""
-
-    def __init__(self, name, **options):
-        config = SamplerConfig(
-            samples_per_second=999, stacks="both", target_comms=(name,), **options
-        )
-        self.sampler = EbpfSampler(config)
-        self.sampler.start()
-        self.contexts = ProcessContexts(Access(), first_look_s=0, answer_timeout_s=1)
-        self.contexts.follow_threads(self.sampler.contexts)
-        self._seen = set()
-        self.samples = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.contexts.close()
-        self.sampler.close()
-
-    def drain(self):
-        new = self.sampler.drain()
-        self.samples += new
-        for process in {sample.process for sample in new} - self._seen:
-            self._seen.add(process)
-            self.contexts.expect(process)
-
-    def collect_until(self, condition):
-        deadline = time.monotonic() + LATEST_S
-        while not condition():
-            assert time.monotonic() < deadline, Counter(
-                sample.link is None for sample in self.samples
-            )
-            time.sleep(0.1)
-            self.drain()
-            self.contexts.look(self._seen)
-
-    def count_links(self, kind=ON_CPU):
-        return sum(sample.kind is kind and sample.link is not None for sample in self.samples)
-
-    def decode(self, sample):
-        has_span = sample.link is not None
-        return dict(self.contexts.decode(sample.process, sample.context, has_span=has_span))
-
-
-def find_line(lines, time_ns):
-    """The context that a thread began before a time, with its times."""
-    at = bisect.bisect_right(lines, time_ns, key=lambda line: line[0][0]) - 1
-    return lines[at] if at >= 0 else ((0, 0, 0, 0), b"", b"")
-
-
-def compare(samples, log):
-    """Numbers of samples by what their link is, beside what the thread says."""
-    first_ns = min(sample.time_ns for sample in samples if sample.link)
-    counts = Counter()
-    for sample in samples:
-        # The end of a wait is reported a little later: by then, the thread may have gone on.
-        time_ns = (
-            sample.wait.start_ns + sample.wait.duration_ns // 2 if sample.wait else sample.time_ns
-        )
-        (begin, since, until, end), trace, span = find_line(log.get(sample.tid, ()), time_ns)
-        if sample.link:
-            is_right = begin <= time_ns <= end and sample.link[:2] == (trace, span)
-            counts["right" if is_right else "wrong"] += 1
-        elif time_ns >= first_ns:
-            counts["missing" if since <= time_ns <= until else "none"] += 1
-    return counts
 
 
 @pytest.mark.parametrize(

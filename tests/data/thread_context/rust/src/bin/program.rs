@@ -1,0 +1,5 @@
+//! Has the writer in the program.
+
+fn main() {
+    spans::run_program();
+}

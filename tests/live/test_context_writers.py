@@ -1,0 +1,47 @@
+"""Samples have the spans that writers of other projects publish, and no other."""
+
+import os
+
+import pytest
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import Level
+from tests import rust_writer
+from tests.thread_contexts import WANTED, Reader, Service, compare
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
+]
+THREADS = 8
+
+
+@pytest.fixture(autouse=True)
+def _host_can():
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+
+@pytest.mark.parametrize("name", ["program", "opener"])
+def test_samples_have_the_span_that_libdd_otel_thread_ctx_publishes(tmp_path, name):
+    rust_writer.build(tmp_path)
+    log = tmp_path / "log"
+    words = [tmp_path / name, log, str(THREADS), tmp_path / "libspans.so"]
+    with Reader(name.encode()) as reader, Service(words, log) as service:
+        reader.collect_until(lambda: reader.count_links() >= WANTED)
+        lines = service.read_log()
+        reader.drain()
+    counts = compare(reader.samples, lines)
+    assert counts["right"] >= WANTED
+    assert (counts["wrong"], counts["missing"]) == (0, 0), counts
+    assert counts["none"] > WANTED / 10
+    for sample in reader.samples:
+        if sample.link:
+            span = sample.link.span_id.hex()
+            assert reader.decode(sample) == {
+                "datadog.local_root_span_id": span,
+                "span.hex": span,
+                "trace_flags": f"{sample.link.trace_id[0] & 1:02x}",
+            }
