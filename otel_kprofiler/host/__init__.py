@@ -25,7 +25,14 @@ from otel_kprofiler.host.cgroups import (
     walk_cgroups,
 )
 from otel_kprofiler.host.child import child_command, limit_resources
-from otel_kprofiler.host.child_cpu import CpuGrant, CpuRate, has_exceeded_cpu, limit_cpu
+from otel_kprofiler.host.child_cpu import (
+    CpuGrant,
+    CpuRate,
+    MeteredChild,
+    children_time_ns,
+    has_exceeded_cpu,
+    limit_cpu,
+)
 from otel_kprofiler.host.child_memory import (
     MemoryGrant,
     grant_memory,
@@ -153,6 +160,7 @@ __all__ = [
     "MappedFileError",
     "MemoryGrant",
     "MemoryMapping",
+    "MeteredChild",
     "NewFile",
     "OpenedFile",
     "OwnContainer",
@@ -171,6 +179,7 @@ __all__ = [
     "attach_program",
     "check_imports_without_capabilities",
     "child_command",
+    "children_time_ns",
     "coarse_timers",
     "disable_event",
     "doctor",

@@ -1,14 +1,22 @@
-"""Limits the CPU time of child processes by the size of their input."""
+"""Limits the CPU time of child processes by the size of their input, and measures it."""
 
 from __future__ import annotations
 
 import math
+import os
 import resource
+import select
 import signal
+import subprocess
+import threading
+import time
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 _MIB: Final = 1 << 20
+_PROCESS_CLOCK: Final = 2
+"""Kind of a process's CPU clock, as clock_getcpuclockid(3) gives it (``CPUCLOCK_SCHED`` in
+include/linux/posix-timers.h)."""
 
 
 class CpuGrant(NamedTuple):
@@ -65,3 +73,46 @@ def limit_cpu(pid: int, grant: CpuGrant) -> None:
 def has_exceeded_cpu(status: int) -> bool:
     """Returns whether a child with this return code ended at its limit on CPU time."""
     return status == -signal.SIGXCPU
+
+
+class MeteredChild(subprocess.Popen[bytes]):
+    """A child process whose CPU time is read before it is reaped.
+
+    Attributes:
+        cpu_ns: CPU time of all its threads once it has ended, in nanoseconds.
+    """
+
+    cpu_ns = 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end as ``Popen.wait`` does, which ``communicate`` calls."""
+        if self.returncode is None and self._has_ended(timeout):
+            with suppress(OSError):  # another thread has reaped it
+                self.cpu_ns = time.clock_gettime_ns((~self.pid << 3) | _PROCESS_CLOCK)
+        return super().wait(0 if timeout is not None else None)
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        fd = os.pidfd_open(self.pid)
+        try:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            return bool(poll.poll(None if timeout is None else math.ceil(timeout * 1000)))
+        finally:
+            os.close(fd)
+
+
+class _Waited(threading.local):
+    cpu_ns = 0
+
+
+_waited: Final = _Waited()
+
+
+def charge_child(child: MeteredChild) -> None:
+    """Count the CPU time of a child that has ended for the calling thread."""
+    _waited.cpu_ns += child.cpu_ns
+
+
+def children_time_ns() -> int:
+    """CPU time of the children that the calling thread has waited for, in nanoseconds."""
+    return _waited.cpu_ns

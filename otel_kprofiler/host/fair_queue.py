@@ -124,14 +124,21 @@ class FairQueue(Generic[T]):
         self._forget()
         return Turn(owner, item, share)
 
-    def done(self, turn: Turn[T], cpu_ns: int) -> None:
-        """Account for the CPU time of a turn."""
+    def done(self, turn: Turn[T], cpu_ns: int, children_ns: int = 0) -> None:
+        """Account for the CPU time of a turn, in nanoseconds.
+
+        Args:
+            turn: the turn.
+            cpu_ns: paid from the share.
+            children_ns: of child processes, which the owner pays with later turns, not all owners
+                with their share.
+        """
         turn.share.spend(cpu_ns)
         if turn.owner in self._groups:
             group = self._groups[turn.owner]
-            self._costs[group][turn.owner] += cpu_ns
+            self._costs[group][turn.owner] += cpu_ns + children_ns
             if group in self._group_costs:
-                self._group_costs[group] += cpu_ns
+                self._group_costs[group] += cpu_ns + children_ns
 
     def drop_last(self) -> T | None:
         """Remove the newest work of the owner with the most work; None if there is none.

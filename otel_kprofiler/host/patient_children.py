@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Final
 
+from otel_kprofiler.host.child_cpu import MeteredChild, charge_child
 from otel_kprofiler.host.patient_calls import MAX_LEFT, PATIENCE_S, find_storage_wait
 
 DEVICE_RETRY_S: Final = 30.0
@@ -35,7 +36,7 @@ class PatientChildren:
     def __init__(self, patience_s: float = PATIENCE_S, retry_s: float = DEVICE_RETRY_S) -> None:
         self._patience_s, self._retry_s = patience_s, retry_s
         self._lock = threading.Lock()
-        self._left: list[tuple[int | None, float, subprocess.Popen[bytes]]] = []
+        self._left: list[tuple[int | None, float, MeteredChild]] = []
 
     def check(self, device: int) -> None:
         """Refuse to start a child for a device that hangs, or while too many are left behind.
@@ -53,10 +54,10 @@ class PatientChildren:
             if len(self._left) >= MAX_LEFT or any(hung == device for hung, *_ in self._left):
                 raise DeviceHangs
 
-    def wait(
-        self, child: subprocess.Popen[bytes], device: int, timeout_s: float
-    ) -> tuple[bytes, bytes]:
+    def wait(self, child: MeteredChild, device: int, timeout_s: float) -> tuple[bytes, bytes]:
         """Wait for the end of a child, which is killed if it does not end in time.
+
+        Its CPU time counts for the calling thread: see :func:`children_time_ns`.
 
         Args:
             child: a child just started.
@@ -87,8 +88,9 @@ class PatientChildren:
         finally:
             if not self._end(child) or hangs:
                 self._leave(child, device if hangs else None)
+            charge_child(child)
 
-    def _end(self, child: subprocess.Popen[bytes]) -> bool:
+    def _end(self, child: MeteredChild) -> bool:
         """Kill a child that still runs; returns whether it has ended."""
         if child.returncode is None:
             child.kill()
@@ -101,7 +103,7 @@ class PatientChildren:
                 return False
         return True
 
-    def _leave(self, child: subprocess.Popen[bytes], device: int | None) -> None:
+    def _leave(self, child: MeteredChild, device: int | None) -> None:
         until_s = 0.0 if device is None else time.monotonic() + self._retry_s
         with self._lock:
             self._left.append((device, until_s, child))

@@ -16,6 +16,7 @@ from otel_kprofiler.host import (
     CpuGrant,
     CpuRate,
     DeviceHangs,
+    MeteredChild,
     PatientChildren,
     RefusedFiles,
     grant_memory,
@@ -45,7 +46,7 @@ class Children:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._running: set[MeteredChild] = set()
         self._stopped = False
         self._patient = PatientChildren()
         self._refused: RefusedFiles[tuple[Refusal, str]] = RefusedFiles()
@@ -81,7 +82,7 @@ class Children:
             if self._stopped:
                 raise TableRefused(Refusal.NOT_INDEXED, "the profiler stops")
             grant = grant_memory(memory_bytes)
-            child = subprocess.Popen(
+            child = MeteredChild(
                 [sys.executable, "-I", "-S", script, *arguments],
                 stdin=fd,
                 stdout=subprocess.PIPE,

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import os
-import resource
 import select
 import threading
 import time
@@ -27,6 +26,7 @@ from otel_kprofiler.host import (
     PatientCalls,
     ReferableFiles,
     Turn,
+    children_time_ns,
     find_user,
 )
 from otel_kprofiler.model import FileKey, KnownFiles
@@ -402,12 +402,11 @@ class TableStore:
                 self._postponed.put(request.tgid, request)
             if self._turn is None or self._turn.item is not request:
                 raise _PostponedError
-        start = resource.getrusage(resource.RUSAGE_CHILDREN)
+        began_ns = children_time_ns()
         try:
             return make(children=self._children)
         finally:
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu_ns = int((after.ru_utime - start.ru_utime) * 1e9)
+            cpu_ns = children_time_ns() - began_ns
             with self._lock:
                 self._cpu_ns += cpu_ns
                 self._turn_ns += cpu_ns

@@ -35,6 +35,7 @@ from otel_kprofiler.host import (
     CpuRate,
     DeviceHangs,
     MemoryGrant,
+    MeteredChild,
     PatientChildren,
     RefusedFiles,
     child_command,
@@ -189,7 +190,7 @@ class SymbolicLines:
             if grant.count_bytes < _LEAST_BYTES:
                 raise _exceeds(source, grant)
             try:
-                child = subprocess.Popen(
+                child = MeteredChild(
                     child_command(convert_lines.__name__, str(limits.result_bytes)),
                     stdin=source.fd,
                     stdout=result,

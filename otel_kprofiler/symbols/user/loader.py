@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from otel_kprofiler import forks
 from otel_kprofiler.errors import describe_error
 from otel_kprofiler.forks import ForkAware, ForkGate, ForkStep
-from otel_kprofiler.host import FairQueue, PatientCalls, Turn, find_user
+from otel_kprofiler.host import FairQueue, PatientCalls, Turn, children_time_ns, find_user
 from otel_kprofiler.model import (
     MAX_FILES,
     FileDetails,
@@ -313,7 +313,7 @@ class SymbolLoader(ForkAware):
             return turn
 
     def _do(self, turn: Turn[Waiting | None]) -> None:
-        cpu_ns = 0
+        cpu_ns = children_ns = 0
         searched: tuple[str, Hashable] | None = None  # whose directories, for the debug file
 
         def begin_search() -> bool:
@@ -325,13 +325,14 @@ class SymbolLoader(ForkAware):
             return True
 
         def read() -> None:
-            nonlocal cpu_ns
-            began_ns = self._thread_ns()
+            nonlocal cpu_ns, children_ns
+            began_ns, children_began_ns = self._thread_ns(), children_time_ns()
             if turn.item is None:
                 self._read_code()
             else:
                 self._answer(turn.item, begin_search)
             cpu_ns = self._thread_ns() - began_ns
+            children_ns = children_time_ns() - children_began_ns
 
         with self._changed:
             self._code_waits &= turn.item is not None
@@ -345,7 +346,7 @@ class SymbolLoader(ForkAware):
         with self._changed:
             if turn.item is not None and searched and not has_ended:
                 self._give_up(turn.item)
-            self._waiting.done(turn, cpu_ns)
+            self._waiting.done(turn, cpu_ns, children_ns)
             self._reading -= 1
             self._changed.notify_all()
 

@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from otel_kprofiler.host import DeviceHangs, PatientChildren
+from otel_kprofiler.host import DeviceHangs, MeteredChild, PatientChildren, children_time_ns
 
 pytestmark = pytest.mark.system
 
@@ -20,7 +21,7 @@ def start():
 
     def start(code, *arguments):
         command = [sys.executable, "-c", f"import sys; {code}", *map(str, arguments)]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        started.append(MeteredChild(command, stdout=subprocess.PIPE))
         return started[-1]
 
     yield start
@@ -83,3 +84,22 @@ def test_a_child_that_takes_long_to_end_leaves_its_device_to_others(start):
         children.wait(child, HERE, 0.1)
     assert child.returncode is None, "it has ended in time"
     children.check(HERE)
+
+
+BURNS = "import time\nwhile time.process_time() < 0.3: pass"
+
+
+def test_the_cpu_time_of_children_counts_for_the_thread_that_waits(start):
+    children, other_ns = PatientChildren(), []
+    began_ns = children_time_ns()
+    children.wait(start(BURNS), HERE, LONG_S)
+    first_ns = children_time_ns() - began_ns
+    endless = start("print('begins', flush=True)\nwhile True: pass")
+    assert endless.stdout.readline()
+    with pytest.raises(subprocess.TimeoutExpired):
+        children.wait(endless, HERE, 0.1)
+    assert 0.3e9 <= first_ns < children_time_ns() - began_ns
+    thread = threading.Thread(target=lambda: other_ns.append(children_time_ns()))
+    thread.start()
+    thread.join()
+    assert other_ns == [0]

@@ -12,7 +12,7 @@ import pytest
 
 from otel_kprofiler.elf import frame_index, make_pairs
 from otel_kprofiler.model import Segment
-from otel_kprofiler.unwinding import Refusal, TableRefused
+from otel_kprofiler.unwinding import Refusal, TableRefused, indexing
 from otel_kprofiler.unwinding.indexing import FRAMES_CPU, MAX_FRAMES_BYTES, Children, index_frames
 
 pytestmark = pytest.mark.system
@@ -159,7 +159,7 @@ def test_frames_that_were_refused_start_no_process_until_they_change(tmp_path, m
         with pytest.raises(TableRefused) as first:
             index(timeout_s=0.0)
         with monkeypatch.context() as without:
-            without.setattr(subprocess, "Popen", None)
+            without.setattr(indexing, "MeteredChild", None)
             with pytest.raises(TableRefused, match=f"^{first.value}$") as again:
                 index()
         assert again.value.refusal is first.value.refusal

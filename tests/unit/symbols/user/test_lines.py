@@ -221,7 +221,7 @@ def test_dwarf_that_was_refused_costs_no_more_until_it_changes(
     with pytest.raises(LinesError) as first:
         lines.open(opened(path))
     with monkeypatch.context() as without:
-        without.setattr(module.subprocess, "Popen", None)
+        without.setattr(module, "MeteredChild", None)
         with pytest.raises(LinesError, match=f"^{first.value}$") as again:
             lines.open(opened(path))
     assert (first.value.problem, again.value.problem) == (LinesProblem.CPU_TIME,) * 2
@@ -243,7 +243,7 @@ def test_a_frozen_file_delays_no_other(build, opened, tmp_path, monkeypatch):
             lines.open(source)
         assert caught.value.problem is LinesProblem.UNANSWERED
         with monkeypatch.context() as without:
-            without.setattr(module.subprocess, "Popen", None)
+            without.setattr(module, "MeteredChild", None)
             with pytest.raises(LinesError, match="does not answer"):
                 lines.open(source)
         assert lines.open(opened(build("pie"))).lookup(code_addresses(build("pie"), 1)[0])

@@ -1,11 +1,14 @@
 """Symbols of user files, loaded in the background."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
+from otel_kprofiler.host import MeteredChild, PatientChildren
 from otel_kprofiler.model import (
     BuildId,
     FileDetails,
@@ -435,6 +438,29 @@ def test_each_process_has_its_turn_to_have_files_read(make):
     go_on.set()
     loader.finish(30)
     assert order.index(details(99).path) <= 2, "the thread may have taken one before"
+
+
+@pytest.mark.system
+def test_a_process_whose_file_took_a_child_long_waits_for_the_files_of_others(make):
+    go_on, order, children = threading.Event(), [], PatientChildren()
+    burns = "import time\nwhile time.process_time() < 0.2: pass"
+
+    def read(file, content):
+        assert go_on.wait(30)
+        if content == b"slow":
+            child = MeteredChild([sys.executable, "-c", burns], stdout=subprocess.PIPE)
+            children.wait(child, 1, 300)
+        order.append(file.path)
+        return Names("f")
+
+    loader = make(read, cpu_ns=lambda: 0)  # only children cost more than a turn
+    loader.add(key(0), details(0), b"slow", 1)
+    for number in range(1, 4):
+        loader.add(key(number), details(number), b"f", 1)
+        loader.add(key(number + 10), details(number + 10), b"f", 2)
+    go_on.set()
+    loader.finish(300)
+    assert order == [details(number).path for number in (0, 11, 12, 13, 1, 2, 3)]
 
 
 def test_a_process_with_many_files_takes_no_place_of_others(make, monkeypatch):
