@@ -140,6 +140,7 @@ test-unwinding-truth:  ## 24,000 stacks of many programs against another unwinde
 
 test-span-truth:  ## span links of many services against what these know themselves: SECONDS=10 each
 	$(BIN)/python -m tests.spans $(or $(SECONDS),10)
+	$(BIN)/python -m tests.spans --source record $(or $(SECONDS),10)
 
 test-diff-truth:  ## `diff` of equal runs of a load, and with a system call at 24 instead of 20 %: PAIRS=20
 	$(BIN)/python -m tests.diffs $(or $(PAIRS),20)

@@ -4,8 +4,9 @@ A library in C writes the records. It is called where OpenTelemetry's context va
 (``ContextVar.set``, ``ContextVar.reset``) and where a thread enters or leaves a
 ``contextvars.Context``: from CPython 3.14 by the interpreter's watcher, before that in
 ``Context.run``, which event loops and executors call. After a switch of greenlets, greenlet's
-trace function calls it. C code that enters a context by itself goes unnoticed before 3.14: a span
-that is attached there is not published.
+trace function calls it. Before 3.14, C code that enters a context by itself is noticed where a
+library imports the function (``imports.c``). It goes unnoticed where the function is linked into
+the interpreter: a span that is attached there is not published.
 """
 
 from __future__ import annotations

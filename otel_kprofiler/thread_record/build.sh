@@ -10,6 +10,6 @@ library=$output/_record.abi3.so
 	-fcf-protection=none -Wall -Wextra -Werror -ffile-prefix-map="$here"=. \
 	-I "${PYTHON_INCLUDE:-/usr/include/python3.11}" \
 	-shared -nostdlib -Wl,--build-id=none,-z,relro,-z,now,-z,noexecstack,--strip-all \
-	record.c -o "$library.tmp"
+	record.c imports.c -o "$library.tmp"
 chmod 644 "$library.tmp"
 mv "$library.tmp" "$library"

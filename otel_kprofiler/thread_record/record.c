@@ -10,6 +10,7 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
+#include "imports.h"
 #include <stdint.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -17,6 +18,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define HIDDEN_WEAK __attribute__((weak))
+#define MAX_NESTED 8 /* of a thread; in those beyond, spans outside are not published again */
 #define MAX_ATTRIBUTES 612 /* of a record of 640 bytes, as the specification recommends */
 
 struct record {
@@ -33,6 +35,10 @@ static __thread struct record own;
 static __thread unsigned char followed; /* this thread's greenlets have a trace function */
 /* The context that this thread entered through a hook, compared with the one that it is in. */
 static __thread PyObject *entered;
+/* Contexts that C code has entered through a hook, each with `entered` as it was outside. */
+static __thread struct {
+	PyObject *context, *outside;
+} nested[MAX_NESTED];
 
 /* Public functions of CPython that are not part of its stable ABI, of constant signature in
  * 3.11 to 3.14 (Include/cpython/context.h, longobject.h, abstract.h). */
@@ -58,6 +64,7 @@ static PyObject *classes;    /* types of spans whose _context is their span cont
 static Py_ssize_t context_at; /* of the current context in PyThreadState; 0: a watcher sees all */
 static Py_ssize_t entered_at; /* of ctx_entered in a context, an int: false in a thread's first */
 static PyObject *modules;    /* sys.modules */
+static PyInterpreterState *interpreter; /* the main one */
 static PyObject *plain_set, *plain_reset, *plain_run;
 static PyObject *name_context, *name_get_span_context;
 static PyObject *name_greenlet, *name_gettrace, *name_settrace;
@@ -190,8 +197,14 @@ static PyObject *current_context(void)
 	return *(PyObject **)((char *)PyThreadState_Get() + context_at);
 }
 
-/* Returns whether leaving the current context will be noticed. Without a watcher, C code that
- * enters a context (event loops such as uvloop's, eager tasks) is not. */
+static int enter(PyObject *context);
+static int leave(PyObject *context);
+/* What C code calls that changes contexts by itself: uvloop, eager tasks of asyncio. */
+static const struct import imports[] = {
+	{"PyContext_Enter", enter}, {"PyContext_Exit", leave}, {NULL, NULL}};
+
+/* Returns whether leaving the current context will be noticed. Without a watcher, it is not if a
+ * library that was loaded since has entered it, or code that is linked into the interpreter. */
 static int is_followed(void)
 {
 	PyObject *current;
@@ -199,7 +212,10 @@ static int is_followed(void)
 	if (!context_at)
 		return 1;
 	current = current_context();
-	return !current || current == entered || !*(int *)((char *)current + entered_at);
+	if (!current || current == entered || !*(int *)((char *)current + entered_at))
+		return 1;
+	replace_imports(imports);
+	return 0;
 }
 
 static PyObject *refresh(PyObject *self, PyObject *arguments);
@@ -288,6 +304,48 @@ static int watch(int event, PyObject *context)
 {
 	(void)event;
 	(void)context;
+	publish_current();
+	return 0;
+}
+
+/* PyContext_Enter() of other libraries */
+static int enter(PyObject *context)
+{
+	if (PyContext_Enter(context))
+		return -1;
+	if (PyInterpreterState_Get() != interpreter)
+		return 0;
+	for (int at = 0; at < MAX_NESTED; at++) {
+		if (!nested[at].context) {
+			nested[at].context = context;
+			nested[at].outside = entered;
+			break;
+		}
+	}
+	entered = context;
+	publish_current();
+	return 0;
+}
+
+/* PyContext_Exit() of other libraries */
+static int leave(PyObject *context)
+{
+	if (PyInterpreterState_Get() != interpreter)
+		return PyContext_Exit(context);
+	otel_thread_ctx_v1 = NULL;
+	fence();
+	if (PyContext_Exit(context)) {
+		publish_current();
+		return -1;
+	}
+	entered = NULL;
+	for (int at = 0; at < MAX_NESTED; at++) {
+		if (nested[at].context == context) {
+			entered = nested[at].outside;
+			nested[at].context = NULL;
+			break;
+		}
+	}
 	publish_current();
 	return 0;
 }
@@ -421,6 +479,7 @@ static PyObject *install(PyObject *self, PyObject *arguments)
 	Py_INCREF(encoded);
 	Py_INCREF(classes);
 	Py_INCREF(modules);
+	interpreter = PyInterpreterState_Get();
 	if (PyContext_AddWatcher)
 		context_at = 0;
 	if (replace(of_variables, &PyContextVar_Type, &set_method, &plain_set) ||
@@ -431,6 +490,8 @@ static PyObject *install(PyObject *self, PyObject *arguments)
 		uninstall(of_variables, of_contexts);
 		return NULL;
 	}
+	if (context_at)
+		replace_imports(imports);
 	if (context_at && is_outside) /* the service's code entered it, and stays in it */
 		entered = current_context();
 	Py_RETURN_NONE;

@@ -293,6 +293,9 @@ MUTATIONS = [
     Mutation("a way to publish contexts that is not known", CONTEXTS, "if extra.get(SCHEMA) not in SCHEMAS:", "if SCHEMA not in extra:", "tests/unit/processes/test_thread_contexts.py::test_the_key_map_is_read_for_known_versions_only"),
     Mutation("an exception of a signal handler while a span is read", RECORD, "	if (!result && PyErr_Occurred() == type &&\n", "	if (result || PyErr_Occurred() == type ||\n", f"{RECORDS}[interrupts]"),
     Mutation("a span whose context cannot be read", RECORD, "	if (!result && PyErr_Occurred() == type &&\n", "	if (!result && PyErr_Occurred() != type &&\n", f"{RECORDS}[interrupts]"),
+    Mutation("contexts that C code enters in each other", RECORD, "			entered = nested[at].outside;\n", "", f"{RECORDS}[c_code]"),
+    Mutation("a library that is loaded after the start of thread contexts", RECORD, "	replace_imports(imports);\n	return 0;\n", "	return 0;\n", f"{RECORDS}[uvloop]"),
+    Mutation("imports that the loader made read-only", "otel_kprofiler/thread_record/imports.c", "	if (is_readonly && mprotect(page, PAGE, PROT_READ | PROT_WRITE))\n", "	if (is_readonly)\n", f"{RECORDS}[c_code]"),
     Mutation("hooks of thread contexts that fail half way", RECORD, "	Py_CLEAR(variable);\n", "", f"{RECORDS}[begin_after_a_failure]"),
     Mutation("a thread-local variable that is not resolved yet", "otel_kprofiler/processes/thread_pointer.py", "if not 0 < module < _MAX_MODULE or", "if module >= _MAX_MODULE or", "tests/unit/processes/test_thread_pointer.py::test_words_that_the_linker_has_not_resolved_yield_no_place"),
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Samples of services against what these services know of their spans, as a table.
 
-usage: python -m tests.spans [--hooks] [SECONDS] [SCENARIO…]
+usage: python -m tests.spans [--source interpreter|hooks|record] [SECONDS] [SCENARIO…]
 """
 
 import argparse
@@ -8,22 +8,22 @@ import json
 import subprocess
 import sys
 
-from tests.spans.observe import NOTHING, Outcome, Truth, compare, sampling
+from tests.spans.observe import NOTHING, SOURCES, Outcome, Truth, compare, sampling
 from tests.spans.scenarios import SCENARIOS
 
 
-def run_here(name, seconds, *, hooks):
+def run_here(name, seconds, source):
     """Run a scenario in this process."""
-    truth = Truth()
-    with sampling(hooks=hooks) as samples:
+    truth = Truth(source)
+    with sampling(source) as samples:
         more = SCENARIOS[name](truth, seconds)
     return compare(samples, truth) + (more or NOTHING)
 
 
-def run(name, seconds, *, hooks=False):
+def run(name, seconds, source="interpreter"):
     """Run a scenario in a process of its own."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.spans", "--here", name, str(seconds)]
-    command += ["--hooks"] * hooks
+    command += ["--source", source]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120)
     if done.returncode:
         raise RuntimeError(f"{name} failed: {done.stderr}")
@@ -33,17 +33,17 @@ def run(name, seconds, *, hooks=False):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--here")
-    parser.add_argument("--hooks", action="store_true", help="as where the interpreter is unknown")
+    parser.add_argument("--source", choices=SOURCES, default=SOURCES[0], help="of the spans")
     parser.add_argument("seconds", nargs="?", type=float, default=5.0)
     parser.add_argument("scenario", nargs="*")
     options = parser.parse_args()
     if options.here:
-        print(json.dumps(run_here(options.here, options.seconds, hooks=options.hooks)), flush=True)
+        print(json.dumps(run_here(options.here, options.seconds, options.source)), flush=True)
         return 0
     total = NOTHING
     print(f"{'scenario':20}{'right':>8}{'unlinked':>9}{'outside':>9}{'wrong':>7}{'linked':>9}")
     for name in options.scenario or SCENARIOS:
-        outcome = run(name, options.seconds, hooks=options.hooks)
+        outcome = run(name, options.seconds, options.source)
         total += outcome
         show(name, outcome)
     show("all", total)

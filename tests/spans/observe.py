@@ -1,4 +1,9 @@
-"""Records the spans and samples of a service, and compares both."""
+"""Records the spans and samples of a service, and compares both.
+
+Spans are read from a source: ``interpreter`` (the interpreter's objects), ``hooks`` (published by
+hooks, as where the interpreter cannot be read) or ``record`` (the thread context that any profiler
+reads).
+"""
 
 import bisect
 import contextlib
@@ -8,25 +13,32 @@ import time
 from typing import NamedTuple
 
 from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 
+from otel_kprofiler import thread_context
 from otel_kprofiler.bpf import LibbpfLoader
+from otel_kprofiler.host import Access
 from otel_kprofiler.model import SpanLink
+from otel_kprofiler.processes import ProcessContexts
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.sdk.links import SpanLinks
 from otel_kprofiler.sdk.span_path import find_other_classes, find_span_path
 from otel_kprofiler.sdk.thread_slot import find_span_layout
 
 HERTZ = 4999
+SOURCES = ("interpreter", "hooks", "record")
+LATEST_S = 30
 
 
 def boot_ns():
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def link_of(span):
+def link_of(span, source):
     """The link that samples of a span must have; None if it is not to be linked."""
     context = span.get_span_context()
-    if not context.is_valid or context.is_remote or not context.trace_flags.sampled:
+    is_local = context.trace_flags.sampled and not context.is_remote
+    if not context.is_valid or not (is_local or source == "record"):
         return None
     return SpanLink(context.trace_id.to_bytes(16, "big"), context.span_id.to_bytes(8, "big"))
 
@@ -40,14 +52,19 @@ class Note(NamedTuple):
 
 
 class Truth:
-    """Spans as the service itself records them, by thread. Thread-safe."""
+    """Spans as the service itself records them, by thread. Thread-safe.
 
-    def __init__(self):
+    Args:
+        source: where the samples' spans are read.
+    """
+
+    def __init__(self, source="interpreter"):
+        self.source = source
         self.notes = {}
 
     def observe(self, span=None):
         """Work inside a span, by default the one that the API says is current."""
-        link = link_of(span or trace.get_current_span())
+        link = link_of(span or trace.get_current_span(), self.source)
         notes = self.notes.setdefault(threading.get_native_id(), [])
         start = boot_ns()
         for _ in range(40):
@@ -103,30 +120,59 @@ def compare(samples, truth):
     return Outcome(**counts)
 
 
-@contextlib.contextmanager
-def sampling(*, hooks=False):
-    """Sample this process; the list has all samples at the end.
-
-    Args:
-        hooks: publish all spans by hooks, as where the interpreter cannot be read; otherwise those
-            of classes that are not the SDK's.
-    """
+def open_sampler(source):
+    is_record = source == "record"
     config = SamplerConfig(
         samples_per_second=HERTZ,
         stacks="both",
         max_frames=4,
         user_unwinding="frame_pointers",
         target_pids=(os.getpid(),),
-        span_layout=find_span_layout(unsampled=False),
-        span_path=None if hooks else find_span_path(),
+        span_layout=None if is_record else find_span_layout(unsampled=False),
+        span_path=find_span_path() if source == "interpreter" else None,
         span_slots=1024,
     )
-    sampler = EbpfSampler(config, loader=LibbpfLoader())
+    return EbpfSampler(config, loader=LibbpfLoader())
+
+
+def follow_records(sampler):
+    """Publish this process's records, and wait until the sampler reads them."""
+    thread_context.start({"service.name": "spans"})
+    contexts = ProcessContexts(Access(), first_look_s=0, answer_timeout_s=1)
+    contexts.follow_threads(sampler.contexts)
+    tracer = TracerProvider().get_tracer("first")
+    until = time.monotonic() + LATEST_S
+    processes = set()
+    while True:
+        with tracer.start_as_current_span("first"):
+            end = time.monotonic() + 0.02
+            while time.monotonic() < end:
+                os.stat("/proc/self")
+        samples = sampler.drain()
+        if any(sample.link for sample in samples):
+            return contexts
+        assert time.monotonic() < until, "no sample has a span"
+        processes |= {sample.process for sample in samples}
+        for process in processes:
+            contexts.expect(process)
+        contexts.look(processes)
+
+
+@contextlib.contextmanager
+def sampling(source="interpreter"):
+    """Sample this process; the list has all samples at the end.
+
+    Args:
+        source: where spans are read; from the interpreter, those of classes that are not the SDK's
+            are published by hooks.
+    """
+    sampler = open_sampler(source)
     sampler.start()
     samples, links, ended = [], [], threading.Event()
 
     def publish():
-        if not links and (hooks or find_other_classes()):
+        wants_hooks = source == "hooks" or (source == "interpreter" and find_other_classes())
+        if not links and wants_hooks:
             links.append(SpanLinks(sampler.spans))
             links[0].start()
 
@@ -137,14 +183,17 @@ def sampling(*, hooks=False):
         sampler.stop()
         samples.extend(sampler.drain())
 
-    publish()
-    thread = threading.Thread(target=drain, name="drain")
-    thread.start()
-    try:
-        yield samples
-    finally:
-        ended.set()
-        thread.join()
-        for link in links:
-            link.stop()
-        sampler.close()
+    with contextlib.ExitStack() as stack:
+        stack.callback(sampler.close)
+        if source == "record":
+            stack.callback(follow_records(sampler).close)
+        publish()
+        thread = threading.Thread(target=drain, name="drain")
+        thread.start()
+        try:
+            yield samples
+        finally:
+            ended.set()
+            thread.join()
+            for link in links:
+                link.stop()

@@ -15,11 +15,11 @@ from tests.spans.interpreter import TRACER, nested_spans, tasks
 from tests.spans.observe import NOTHING, Outcome, Truth, compare, sampling
 
 
-def in_child(outcomes, seconds):
+def in_child(outcomes, seconds, source):
     """Sample this process, in the span that it was forked in, if it was, and others."""
-    truth = Truth()
+    truth = Truth(source)
     inherited = trace.get_current_span()
-    with sampling() as samples:
+    with sampling(source) as samples:
         truth.observe(inherited)
         nested_spans(truth, seconds / 2)
         tasks(truth, seconds / 2)
@@ -34,7 +34,7 @@ def multiprocess(truth, seconds):
         context = multiprocessing.get_context(method)
         outcomes = context.Queue()
         with TRACER.start_as_current_span("parent") as parent:
-            child = context.Process(target=in_child, args=(outcomes, seconds / 3))
+            child = context.Process(target=in_child, args=(outcomes, seconds / 3, truth.source))
             starter = threading.Thread(target=child.start)
             if method == "fork":
                 starter.start()
@@ -117,7 +117,7 @@ def celery_prefork(truth, seconds):
     @signals.worker_process_init.connect(weak=False)
     def begin(**_):
         truth.notes.clear()
-        running["sampling"] = sampling()
+        running["sampling"] = sampling(truth.source)
         running["samples"] = running["sampling"].__enter__()
 
     @signals.worker_process_shutdown.connect(weak=False)

@@ -11,7 +11,9 @@ import ctypes
 import gc
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 
 from opentelemetry import context, trace
@@ -146,7 +148,7 @@ def loop():
 
 def eager():
     global may_miss
-    may_miss = sys.version_info < (3, 14)
+    may_miss = "_asyncio" in sys.builtin_module_names and sys.version_info < (3, 14)
 
     async def main():
         asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
@@ -157,13 +159,71 @@ def eager():
 
 def uvloop():
     global may_miss
-    may_miss = sys.version_info < (3, 14)
     import uvloop as other
 
+    async def first():  # where it is noticed that the library has been loaded
+        with tracer.start_as_current_span("first"):
+            check()
+
     with asyncio.Runner(loop_factory=other.new_event_loop) as runner:
+        may_miss = sys.version_info < (3, 14)
+        runner.run(first())
+        may_miss = False
         runner.run(tasks())
-    may_miss = False
+        with tracer.start_as_current_span("around"):
+            runner.run(tasks())
+            check()
     nested()
+
+
+def compile_runner():
+    """A function of C that calls another in a context, with imports that are read-only."""
+    with tempfile.TemporaryDirectory() as directory:
+        library = f"{directory}/runner.so"
+        words = ["gcc", "-shared", "-fPIC", "-Wl,-z,relro,-z,now", "-o", library, "-xc", "-"]
+        source = """
+            int PyContext_Enter(void *), PyContext_Exit(void *);
+            void *PyObject_CallNoArgs(void *);
+            void *run(void *context, void *function)
+            {
+                void *result = 0;
+                if (PyContext_Enter(context))
+                    return 0;
+                result = PyObject_CallNoArgs(function);
+                return PyContext_Exit(context) ? 0 : result;
+            }"""
+        subprocess.run(words, input=source, text=True, check=True)
+        run = ctypes.PyDLL(library).run
+    run.argtypes, run.restype = [ctypes.py_object, ctypes.py_object], ctypes.py_object
+    return run
+
+
+def c_code():
+    """C code enters contexts in each other, at last more than are kept."""
+    global may_miss
+    run = compile_runner()
+
+    def inside(depth):
+        check()
+        with tracer.start_as_current_span("inside"):
+            check()
+            if depth:
+                run(contextvars.copy_context(), lambda: inside(depth - 1))
+            check()
+
+    may_miss = sys.version_info < (3, 14)  # until it is noticed that the library has been loaded
+    inside(1)
+    may_miss = False
+    inside(1)
+    inside(8)
+    try:
+        run(contextvars.copy_context(), lambda: int("x"))
+    except ValueError:
+        check()
+    may_miss = sys.version_info < (3, 14)
+    inside(20)
+    may_miss = False
+    inside(8)
 
 
 def trio():

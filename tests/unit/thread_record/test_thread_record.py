@@ -23,13 +23,15 @@ ROOT = Path(otel_kprofiler.__file__).parents[1]
     "name",
     [
         "nested", "threads", "contexts", "begin_in_a_context", "begin_after_a_failure", "loop",
-        "eager", "uvloop", "trio", "greenlets", "greenlets_are_traced_already", "interrupts",
-        "no_python_code", "fork", "attributes", "ends",
+        "eager", "uvloop", "c_code", "trio", "greenlets", "greenlets_are_traced_already",
+        "interrupts", "no_python_code", "fork", "attributes", "ends",
     ],
 )  # fmt: skip
 def test_the_record_is_that_of_the_current_span_at_each_step(name):
     if name == "eager" and sys.version_info < (3, 12):
         pytest.skip("eager tasks need Python 3.12")
+    if name == "c_code" and shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
     done = subprocess.run(
         [sys.executable, SCENARIOS, name],
         capture_output=True,
@@ -50,7 +52,7 @@ def test_the_library_is_what_its_source_compiles_to(tmp_path):
     )
     if version != "12.2.0" or not Path("/usr/include/python3.11/Python.h").exists():
         pytest.skip("needs gcc 12.2.0 and the headers of Python 3.11")
-    for name in ("record.c", "build.sh"):
+    for name in ("record.c", "imports.c", "imports.h", "build.sh"):
         shutil.copy(LIBRARY.with_name(name), tmp_path)
     subprocess.run([tmp_path / "build.sh"], cwd="/", check=True)
     assert (tmp_path / LIBRARY.name).read_bytes() == LIBRARY.read_bytes()

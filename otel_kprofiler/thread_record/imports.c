@@ -1,0 +1,146 @@
+/* Replaces functions where the libraries of this process import them: in the words that the loader
+ * filled with their addresses, by the relocations of each library.
+ *
+ * Formats: ELF gABI (dynamic section), x86-64 psABI (relocations), dl_iterate_phdr(3).
+ */
+#define _GNU_SOURCE
+#include "imports.h"
+#include <elf.h>
+#include <link.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/mman.h>
+
+#define PAGE 4096UL
+
+extern const char __ehdr_start __attribute__((visibility("hidden"))); /* of this library */
+
+struct search {
+	const struct import *imports;
+	unsigned long long loaded; /* libraries ever loaded, at the last search */
+	int is_new;
+};
+
+static int is_equal(const char *one, const char *other)
+{
+	while (*one && *one == *other) {
+		one++;
+		other++;
+	}
+	return *one == *other;
+}
+
+static void *find_replacement(const struct import *import, const char *name)
+{
+	for (; import->name; import++) {
+		if (is_equal(import->name, name))
+			return import->function;
+	}
+	return NULL;
+}
+
+/* Writes a word that the loader may have made read-only (RELRO). */
+static void write_word(void **word, void *value, const struct dl_phdr_info *object)
+{
+	void *page = (void *)((uintptr_t)word & ~(PAGE - 1));
+	int is_readonly = 0;
+
+	for (int at = 0; at < object->dlpi_phnum; at++) {
+		const ElfW(Phdr) *header = &object->dlpi_phdr[at];
+		uintptr_t start = object->dlpi_addr + header->p_vaddr;
+
+		if (header->p_type == PT_GNU_RELRO)
+			is_readonly = (uintptr_t)word - start < header->p_memsz;
+	}
+	if (is_readonly && mprotect(page, PAGE, PROT_READ | PROT_WRITE))
+		return; /* a security module forbids it: what this library does goes unnoticed */
+	__atomic_store_n(word, value, __ATOMIC_RELEASE);
+	if (is_readonly)
+		mprotect(page, PAGE, PROT_READ);
+}
+
+/* glibc has addresses in the dynamic section of a loaded library, musl offsets. */
+static const void *locate(const struct dl_phdr_info *object, uintptr_t address)
+{
+	return (const void *)(address < object->dlpi_addr ? object->dlpi_addr + address : address);
+}
+
+static void replace_in(const struct dl_phdr_info *object, const ElfW(Dyn) *dynamic,
+		       const struct import *imports)
+{
+	const ElfW(Rela) *tables[2] = {NULL, NULL};
+	size_t sizes[2] = {0, 0};
+	const ElfW(Sym) *symbols = NULL;
+	const char *names = NULL;
+
+	for (; dynamic->d_tag != DT_NULL; dynamic++) {
+		switch (dynamic->d_tag) {
+		case DT_RELA:
+			tables[0] = locate(object, dynamic->d_un.d_ptr);
+			break;
+		case DT_RELASZ:
+			sizes[0] = dynamic->d_un.d_val;
+			break;
+		case DT_JMPREL:
+			tables[1] = locate(object, dynamic->d_un.d_ptr);
+			break;
+		case DT_PLTRELSZ:
+			sizes[1] = dynamic->d_un.d_val;
+			break;
+		case DT_SYMTAB:
+			symbols = locate(object, dynamic->d_un.d_ptr);
+			break;
+		case DT_STRTAB:
+			names = locate(object, dynamic->d_un.d_ptr);
+			break;
+		}
+	}
+	if (!symbols || !names)
+		return;
+	for (int at = 0; at < 2; at++) {
+		const ElfW(Rela) *end = tables[at] ? tables[at] + sizes[at] / sizeof(*end) : NULL;
+
+		for (const ElfW(Rela) *entry = tables[at]; entry < end; entry++) {
+			unsigned int type = ELF64_R_TYPE(entry->r_info);
+			void *function, **word = (void **)(object->dlpi_addr + entry->r_offset);
+
+			if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT)
+				continue;
+			function = find_replacement(
+				imports, names + symbols[ELF64_R_SYM(entry->r_info)].st_name);
+			if (function && *word != function)
+				write_word(word, function, object);
+		}
+	}
+}
+
+static int look_at(struct dl_phdr_info *object, size_t size, void *data)
+{
+	struct search *search = data;
+
+	if (size < offsetof(struct dl_phdr_info, dlpi_adds) + sizeof(object->dlpi_adds))
+		return 1;
+	if (!search->is_new && object->dlpi_adds == search->loaded)
+		return 1; /* all have been searched */
+	search->is_new = 1;
+	search->loaded = object->dlpi_adds;
+	if (object->dlpi_addr == (uintptr_t)&__ehdr_start)
+		return 0;
+	for (int at = 0; at < object->dlpi_phnum; at++) {
+		const ElfW(Phdr) *header = &object->dlpi_phdr[at];
+
+		if (header->p_type == PT_DYNAMIC)
+			replace_in(object, (const void *)(object->dlpi_addr + header->p_vaddr),
+				   search->imports);
+	}
+	return 0;
+}
+
+void replace_imports(const struct import *imports)
+{
+	static struct search search; /* guarded by the GIL */
+
+	search.imports = imports;
+	search.is_new = 0;
+	dl_iterate_phdr(look_at, &search);
+}
