@@ -81,7 +81,7 @@ PACKAGES = {
     ),
     "unwinding": Package(
         "Unwind tables of user files: opens and checks them, fills the program's maps",
-        "bpf elf errors forks host model stopping",
+        "bpf elf forks host model stopping",
     ),
     "sampling": Package(
         "Loads and attaches the sampler, drains its ring: `RawSample`s",

@@ -18,9 +18,6 @@ from typing import Final, NamedTuple
 
 MEMORY_BYTES: Final = 160 << 20
 """Beyond the interpreter's mappings: the section, and 36 bytes per entry."""
-FAILED: Final = 3
-"""Exit status if ``.eh_frame`` is damaged; the reason is on standard output."""
-
 _ENTRY: Final = struct.Struct("<II")  # length, CIE pointer (0 in a CIE itself)
 _RUN: Final = 1 << 16  # entries sorted at once, at some 90 bytes each
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
@@ -135,8 +132,12 @@ def _find_encoding(body: bytes) -> int:
     return 0
 
 
-def main() -> int:
-    """Read the section from standard input, write its pairs to standard output."""
+def main() -> None:
+    """Read the section from standard input, write its pairs to standard output.
+
+    Raises:
+        SystemExit: ``.eh_frame`` is damaged; with the reason, for standard error.
+    """
     with open("/proc/self/statm", "rb") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()
     memory = mapped + MEMORY_BYTES
@@ -144,18 +145,16 @@ def main() -> int:
     limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     offset, size, address = map(int, sys.argv[1:])
-    status = 0
     try:
         frames = os.pread(0, size, offset)
         if len(frames) != size:
             raise ValueError("the file became shorter")  # noqa: TRY301 - one way out
         result = make_pairs(frames, address, address)
     except (ValueError, OSError, MemoryError) as error:
-        result, status = (str(error) or type(error).__name__).encode(), FAILED
+        raise SystemExit(str(error) or type(error).__name__) from error
     while result:
         result = result[os.write(1, result) :]
-    return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

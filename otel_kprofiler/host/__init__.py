@@ -25,16 +25,8 @@ from otel_kprofiler.host.cgroups import (
     walk_cgroups,
 )
 from otel_kprofiler.host.child import child_command, limit_resources
-from otel_kprofiler.host.child_cpu import (
-    CpuGrant,
-    CpuRate,
-    MeteredChild,
-    children_time_ns,
-    has_exceeded_cpu,
-    limit_cpu,
-)
+from otel_kprofiler.host.child_cpu import CpuRate, children_time_ns
 from otel_kprofiler.host.child_memory import (
-    MemoryGrant,
     grant_memory,
     limit_memory,
 )
@@ -62,6 +54,12 @@ from otel_kprofiler.host.kernel import (
     read_release,
     read_symbols_visibility,
 )
+from otel_kprofiler.host.limited_children import (
+    ChildFailed,
+    ChildLimits,
+    ChildProblem,
+    LimitedChildren,
+)
 from otel_kprofiler.host.mapped_files import (
     FileProblem,
     FileRequest,
@@ -82,7 +80,7 @@ from otel_kprofiler.host.maps import (
 )
 from otel_kprofiler.host.open_files import find_open_files_error
 from otel_kprofiler.host.patient_calls import PatientCalls
-from otel_kprofiler.host.patient_children import DEVICE_RETRY_S, DeviceHangs, PatientChildren
+from otel_kprofiler.host.patient_children import DEVICE_RETRY_S
 from otel_kprofiler.host.perf import (
     COUNT_SW_CPU_CLOCK,
     COUNT_SW_DUMMY,
@@ -141,13 +139,14 @@ __all__ = [
     "Capabilities",
     "Cgroup",
     "CgroupNames",
+    "ChildFailed",
+    "ChildLimits",
+    "ChildProblem",
     "Container",
     "ContainerNames",
     "CpuChanges",
-    "CpuGrant",
     "CpuRate",
     "CpuShare",
-    "DeviceHangs",
     "EventPerCpu",
     "FairQueue",
     "FilePlaces",
@@ -157,15 +156,13 @@ __all__ = [
     "HostFiles",
     "KernelRelease",
     "KnownContainers",
+    "LimitedChildren",
     "MappedFileError",
-    "MemoryGrant",
     "MemoryMapping",
-    "MeteredChild",
     "NewFile",
     "OpenedFile",
     "OwnContainer",
     "PatientCalls",
-    "PatientChildren",
     "PerfAttributes",
     "PrivateDirectory",
     "Privileges",
@@ -200,14 +197,12 @@ __all__ = [
     "get_tick_rate",
     "give_up_capabilities",
     "grant_memory",
-    "has_exceeded_cpu",
     "held_capabilities",
     "identify_content",
     "is_in_cgroup_namespace",
     "is_in_user_namespace",
     "is_populated",
     "keep_only",
-    "limit_cpu",
     "limit_memory",
     "limit_resources",
     "modification_time",

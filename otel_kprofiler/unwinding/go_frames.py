@@ -26,8 +26,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 MEMORY_BYTES: Final = 1 << 30
-FAILED: Final = 3
-"""Exit status if the table is damaged or unknown; the reason is on standard output."""
 COUNT: Final = struct.Struct("<I")
 
 _HEADER: Final = struct.Struct("<IHBB8Q")
@@ -422,8 +420,12 @@ def pack_tables(maker: FrameMaker, pairs: bytes, origin: int) -> bytes:
     return COUNT.pack(len(made)) + search + bytes(maker.frames)
 
 
-def main() -> int:
-    """Read the file from standard input."""
+def main() -> None:
+    """Read the file from standard input, write its tables to standard output.
+
+    Raises:
+        SystemExit: the table is damaged or unknown; with the reason, for standard error.
+    """
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -435,13 +437,12 @@ def main() -> int:
         with mmap.mmap(0, 0, prot=mmap.PROT_READ) as file:
             maker = make_tables(file, table, text.address, segments, address)
             others = file[pairs.offset : pairs.offset + pairs.size]
-            result, status = pack_tables(maker, others, origin), 0
+            result = pack_tables(maker, others, origin)
     except (ValueError, OSError, MemoryError) as error:
-        result, status = (str(error) or type(error).__name__).encode(), FAILED
+        raise SystemExit(str(error) or type(error).__name__) from error
     while result:
         result = result[os.write(1, result) :]
-    return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from otel_kprofiler.elf import ElfFile, frame_index
-from otel_kprofiler.errors import describe_status
 from otel_kprofiler.host import (
-    CpuGrant,
+    ChildFailed,
+    ChildLimits,
+    ChildProblem,
     CpuRate,
-    DeviceHangs,
-    MeteredChild,
-    PatientChildren,
+    LimitedChildren,
     RefusedFiles,
-    grant_memory,
-    has_exceeded_cpu,
     identify_content,
-    limit_cpu,
-    limit_memory,
 )
 from otel_kprofiler.model import Segment
 from otel_kprofiler.unwinding import go_frames
@@ -38,73 +30,41 @@ FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
 """For ``.eh_frame``: ten times what those of compilers take."""
 GO_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=20)
 """For ``.gopclntab``: six times what those of the linker take."""
-_SHOWN: Final = 200
+_REFUSALS: Final = {
+    ChildProblem.UNANSWERED: Refusal.UNREADABLE,
+    ChildProblem.NO_PROCESS: Refusal.FAILED,
+    ChildProblem.CPU_TIME: Refusal.SLOW,
+}
+_MAY_PASS: Final = (Refusal.UNREADABLE, Refusal.FAILED)
 
 
-class Children:
+class Children(LimitedChildren):
     """Runs processes that make tables, until :meth:`stop`. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running: set[MeteredChild] = set()
-        self._stopped = False
-        self._patient = PatientChildren()
+        super().__init__()
         self._refused: RefusedFiles[tuple[Refusal, str]] = RefusedFiles()
 
-    def run(
-        self,
-        script: str,
-        fd: int,
-        arguments: Iterable[str],
-        *,
-        timeout_s: float,
-        memory_bytes: int,
-        cpu: CpuGrant,
+    def run_script(
+        self, script: str, fd: int, arguments: Iterable[object], limits: ChildLimits
     ) -> bytes:
-        """Run a Python script with the file as its input. Returns its output.
+        """Run a Python script that imports nothing of this package. Returns its output.
 
         Args:
             script: its path.
-            fd: the file.
+            fd: the file, its input.
             arguments: arguments of the script.
-            timeout_s: time after which it is killed, in seconds.
-            memory_bytes: its limit of memory; reduced to half of the memory that the cgroup leaves.
-            cpu: its limit of CPU time.
+            limits: what it may take.
 
         Raises:
             TableRefused: it failed, took too long, or was stopped.
-            OSError: no process could be started.
         """
-        device = os.fstat(fd).st_dev
-        with _refusing_hangs():
-            self._patient.check(device)
-        with self._lock:
-            if self._stopped:
-                raise TableRefused(Refusal.NOT_INDEXED, "the profiler stops")
-            grant = grant_memory(memory_bytes)
-            child = MeteredChild(
-                [sys.executable, "-I", "-S", script, *arguments],
-                stdin=fd,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-            )
-            self._running.add(child)
+        command = [sys.executable, "-I", "-S", script, *map(str, arguments)]
         try:
-            limit_cpu(child.pid, cpu)
-            with limit_memory(child.pid, grant), _refusing_hangs():
-                output, _ = self._patient.wait(child, device, timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise TableRefused(Refusal.NOT_INDEXED, f"took over {timeout_s:g} s") from error
-        finally:
-            with self._lock:
-                self._running.discard(child)
-        if has_exceeded_cpu(child.returncode):
-            raise TableRefused(Refusal.SLOW, cpu.describe())
-        if child.returncode:
-            cause = output[:_SHOWN].decode("utf-8", "replace")
-            raise TableRefused(Refusal.NOT_INDEXED, cause or describe_status(child.returncode))
-        return output
+            return self.run(command, fd, limits)
+        except ChildFailed as error:
+            refusal = _REFUSALS.get(error.problem, Refusal.NOT_INDEXED)
+            raise TableRefused(refusal, str(error)) from error
 
     @contextmanager
     def trying_once(self, fd: int, section: str) -> Iterator[None]:
@@ -123,24 +83,9 @@ class Children:
         try:
             yield
         except TableRefused as error:
-            if error.refusal is not Refusal.UNREADABLE:
+            if error.refusal not in _MAY_PASS:
                 self._refused.add(key, (error.refusal, error.detail))
             raise
-
-    def stop(self) -> None:
-        """Kill running processes, and start no more."""
-        with self._lock:
-            self._stopped = True
-            for child in self._running:
-                child.kill()
-
-
-@contextmanager
-def _refusing_hangs() -> Iterator[None]:
-    try:
-        yield
-    except DeviceHangs as error:
-        raise TableRefused(Refusal.UNREADABLE, str(error)) from error
 
 
 def index_frames(
@@ -156,21 +101,14 @@ def index_frames(
 
     Raises:
         TableRefused: the section is damaged or too large, or the process exceeded a limit.
-        OSError: no process could be started.
     """
     if frames.size > MAX_FRAMES_BYTES:
         raise TableRefused(Refusal.TOO_LARGE, f".eh_frame of {frames.size} bytes")
     with children.trying_once(fd, ".eh_frame"):
         arguments = (frames.offset, frames.size, frames.address)
         # its output is at most half as long as the section
-        pairs = children.run(
-            frame_index.__file__,
-            fd,
-            map(str, arguments),
-            timeout_s=timeout_s,
-            memory_bytes=frame_index.MEMORY_BYTES,
-            cpu=FRAMES_CPU.grant(frames.size),
-        )
+        limits = ChildLimits(frame_index.MEMORY_BYTES, FRAMES_CPU.grant(frames.size), timeout_s)
+        pairs = children.run_script(frame_index.__file__, fd, arguments, limits)
         entries = len(pairs) // ENTRY_BYTES
         if not entries:
             raise TableRefused(Refusal.NO_FRAMES, ".eh_frame has no entries")
@@ -199,7 +137,6 @@ def index_go(
 
     Raises:
         TableRefused: the table is damaged, too large or unknown, or the process exceeded a limit.
-        OSError: no process could be started.
     """
     if table.size > MAX_GO_BYTES:
         raise TableRefused(Refusal.TOO_LARGE, f".gopclntab of {table.size} bytes")
@@ -209,14 +146,8 @@ def index_go(
     arguments = [str(tables.frames.address + tables.made_at), str(tables.origin)]
     arguments += [":".join(map(str, part)) for part in (pairs, table, text, *elf.loads)]
     with children.trying_once(fd, ".gopclntab"):
-        made = children.run(
-            go_frames.__file__,
-            fd,
-            arguments,
-            timeout_s=TIMEOUT_S,
-            memory_bytes=go_frames.MEMORY_BYTES,
-            cpu=GO_CPU.grant(table.size),
-        )
+        limits = ChildLimits(go_frames.MEMORY_BYTES, GO_CPU.grant(table.size), TIMEOUT_S)
+        made = children.run_script(go_frames.__file__, fd, arguments, limits)
         (entries,) = go_frames.COUNT.unpack_from(made)
         end = go_frames.COUNT.size + entries * ENTRY_BYTES
         _check(made[go_frames.COUNT.size : end])

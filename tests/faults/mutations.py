@@ -61,6 +61,10 @@ CHILDREN, READ_LINES = (
     "tests/unit/symbols/user/test_lines.py",
 )
 LINES, INDEXING = "otel_kprofiler/symbols/user/lines.py", "otel_kprofiler/unwinding/indexing.py"
+LIMITED, LIMITED_TESTS = (
+    "otel_kprofiler/host/limited_children.py",
+    "tests/unit/host/test_limited_children.py",
+)
 PROCESS_BUDGET, BUDGETS = "otel_kprofiler/pipeline/budget.py", "tests/unit/pipeline/test_budget.py"
 FAIR, TURNS = "otel_kprofiler/host/fair_queue.py", "tests/unit/host/test_fair_queue.py"
 THREAD_CONTEXT = "otel_kprofiler/bpf/programs/thread_context.bpf.h"
@@ -73,24 +77,22 @@ MUTATIONS = [
     Mutation("window above its memory limit", WINDOWS, "        self.end_boot_ns = min(self.end_boot_ns, next_ns)\n        return True\n", "        return False\n", "tests/unit/pipeline/test_pipeline.py::test_a_full_window_ends_before_the_next_sample_and_loses_none"),
     Mutation("file that takes much memory to read", BUDGET, "        if count_bytes > self.left_bytes:\n", "        if count_bytes < 0:\n", f"{READ_FILES}::test_files_are_read_within_the_limit[symbols]"),
     Mutation("child that takes what the cgroup leaves the agent", CHILDREN, "    granted = max(0, left.count_bytes - promised) // _SHARE\n", "    granted = most_bytes\n", "tests/unit/host/test_child_memory.py::test_a_child_gets_half_of_the_memory_left_by_limits_of_other_children"),
-    Mutation("DWARF that takes much memory", LINES, "            with limit_memory(child.pid, grant):\n", "            if True:\n", f"{READ_LINES}::test_a_conversion_ends_at_its_limits"),
+    Mutation("child that takes much memory", LIMITED, "                with limit_memory(child.pid, grant):\n", "                if True:\n", f"{LIMITED_TESTS}::test_a_child_takes_no_more_memory_than_it_was_granted"),
     Mutation("child whose file system does not answer", "otel_kprofiler/host/patient_children.py", "                hangs = wait is not None and wait == last\n", "                hangs = False\n", "tests/unit/host/test_patient_children.py::test_a_child_whose_file_system_does_not_answer_is_left_behind"),
     Mutation("child that takes long to end", "otel_kprofiler/host/patient_children.py", "device if hangs else None", "device", "tests/unit/host/test_patient_children.py::test_a_child_that_takes_long_to_end_leaves_its_device_to_others"),
     Mutation("file system that answers again has files without source lines", "otel_kprofiler/symbols/user/loader_files.py", "(self.names is EVICTED or lacks_lines(self.names))", "self.names is EVICTED", "tests/unit/symbols/user/test_loader.py::test_lines_that_a_file_system_did_not_give_are_read_later"),
     Mutation("file system that still does not answer at the second reading", "otel_kprofiler/symbols/user/loader.py", "                if names is EVICTED or lacks_lines(file.names):\n", "                if names is EVICTED:\n", "tests/unit/symbols/user/test_loader.py::test_functions_stay_when_a_file_cannot_be_read_for_its_lines"),
     Mutation("frames of files without source lines are cached", "otel_kprofiler/symbols/user/resolver.py", "            if named.is_interim:\n", "            if False:\n", "tests/unit/symbols/user/test_resolver.py::test_functions_get_source_lines_when_their_file_system_answers"),
-    Mutation("DWARF on a file system that does not answer", LINES, "            self._children.check(device)\n", "", f"{READ_LINES}::test_a_frozen_file_delays_no_other"),
-    Mutation("DWARF that takes much time", LINES, "            limit_cpu(child.pid, cpu)\n", "", f"{READ_LINES}::test_dwarf_that_takes_long_for_its_size_is_refused"),
+    Mutation("DWARF on a file system that does not answer", LIMITED, "            self._patient.check(device)\n", "", f"{READ_LINES}::test_a_frozen_file_delays_no_other"),
+    Mutation("child that takes much time", LIMITED, "                limit_cpu(child.pid, limits.cpu)\n", "", f"{LIMITED_TESTS}::test_a_child_takes_no_more_cpu_time_than_its_input_may"),
     Mutation("DWARF that takes much time, each time it is needed", LINES, "                self._refused.add(name, (str(error), error.problem))\n", "                pass\n", f"{READ_LINES}::test_dwarf_that_was_refused_costs_no_more_until_it_changes"),
     Mutation("unwind entries that take much time, each time they are needed", INDEXING, "                self._refused.add(key, (error.refusal, error.detail))\n", "                pass\n", "tests/unit/unwinding/test_index.py::test_frames_that_were_refused_start_no_process_until_they_change"),
     Mutation("table of Go that takes much time, each time it is needed", INDEXING, '    with children.trying_once(fd, ".gopclntab"):\n', "    if True:\n", "tests/unit/unwinding/test_go_frames.py::test_a_damaged_table_is_refused_with_its_reason_and_read_once"),
     Mutation("many files that take much time", "otel_kprofiler/host/refused_files.py", "            if len(self._reasons) > MAX_REFUSED:\n", "            if False:\n", "tests/unit/host/test_refused_files.py::test_the_oldest_refusals_are_forgotten"),
-    Mutation("unwind entries that take much time", INDEXING, "            limit_cpu(child.pid, cpu)\n", "", "tests/unit/unwinding/test_index.py::test_a_process_that_takes_more_cpu_time_than_its_input_may_is_ended"),
     Mutation("code objects of Python with long names", "otel_kprofiler/symbols/python/resolver.py", "            MAX_PLACES_CACHED, self._find, weigh=self._weigh, max_weight=MAX_PLACE_BYTES_CACHED\n", "            MAX_PLACES_CACHED, self._find\n", "tests/unit/symbols/test_python_resolver.py::test_code_objects_of_any_number_take_little_memory"),
     Mutation("code objects of Python with long line tables", "otel_kprofiler/symbols/python/resolver.py", "            weigh=lambda key: _TABLE_FACTOR * len(key[0]),\n", "            weigh=lambda key: len(key[0]),\n", "tests/unit/symbols/test_python_resolver.py::test_code_objects_of_any_number_take_little_memory"),
     Mutation("source lines whose names take much memory", "otel_kprofiler/symbols/cache.py", "        if self._left < 0:\n", "        if False:\n", f"{READ_LINES}::test_names_that_are_kept_of_all_files_take_little_memory"),
     Mutation("converted lines that the disk has no place for", LINES, "            raise LinesError(text, LinesProblem.NOT_KEPT) from error\n", "            return self._convert(source)\n", f"{READ_LINES}::test_lines_that_cannot_be_kept_are_not_put_into_a_temporary_file"),
-    Mutation("unwind entries that take much memory", INDEXING, "            with limit_memory(child.pid, grant), _refusing_hangs():\n", "            with _refusing_hangs():\n", "tests/unit/unwinding/test_index.py::test_a_process_takes_no_more_memory_than_it_was_granted"),
     Mutation("split DWARF that makes look-ups wait", "otel_kprofiler/symbols/user/names.py", "            may_block=settings.may_block,\n", "", "tests/unit/symbols/user/test_drgn_lines.py::test_the_agent_does_not_wait_for_drgn"),
     Mutation("packed debug file that takes much memory", STATIC, "self._budget)\n        self._budget.give_back(len(content))\n", "ReadingBudget())\n        self._budget.give_back(len(content))\n", f"{READ_FILES}::test_files_are_read_within_the_limit[packed-zeros]"),
     Mutation("replaced code with many lines", JIT_TABLE, " or self._former_bytes > MAX_FORMER_BYTES", "", "tests/unit/symbols/user/test_perf_map.py::test_replaced_functions_are_kept_up_to_a_limit"),

@@ -211,10 +211,10 @@ def test_each_process_has_its_turn_to_have_tables_made(start, tmp_path, monkeypa
     many = [Path(shutil.copy(first, tmp_path / f"noisy-{number}")) for number in range(8)]
     made, can_start, run = [], threading.Event(), Children.run
 
-    def run_in_order(self, script, fd, *arguments, **limits):
+    def run_in_order(self, command, fd, limits):
         assert can_start.wait(60)
         made.append(os.readlink(f"/proc/self/fd/{fd}"))
-        return run(self, script, fd, *arguments, **limits)
+        return run(self, command, fd, limits)
 
     monkeypatch.setattr(Children, "run", run_in_order)
     running = start()

@@ -9,13 +9,10 @@ from __future__ import annotations
 import importlib.util
 import mmap
 import os
-import signal
 import struct
-import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from otel_kprofiler.elf import (
@@ -29,39 +26,40 @@ from otel_kprofiler.elf import (
     read_sections,
     unpacked_size,
 )
-from otel_kprofiler.errors import DependencyError, describe_error, describe_status
+from otel_kprofiler.errors import DependencyError, describe_error
 from otel_kprofiler.host import (
     CacheDirectory,
+    ChildFailed,
+    ChildLimits,
+    ChildProblem,
     CpuRate,
-    DeviceHangs,
-    MemoryGrant,
-    MeteredChild,
-    PatientChildren,
+    LimitedChildren,
     RefusedFiles,
     child_command,
-    grant_memory,
-    has_exceeded_cpu,
-    limit_cpu,
-    limit_memory,
 )
 from otel_kprofiler.symbols.user import convert_lines
 from otel_kprofiler.symbols.user.convert_lines import HEADER, MAGIC
 from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 from otel_kprofiler.symbols.user.symcache import VERSION, SymCache
 
-_SHOWN: Final = 200
 _LEAST_BYTES: Final = 16 << 20
 """Data of the interpreter and the library, before they convert anything."""
-_OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)
-"""How the process ends if the library gets no memory, or the kernel has none."""
 _OLD_PREFIX: Final = b".zdebug_"
 _OLD_HEADER: Final = struct.Struct(">4sQ")
 """Header that GNU tools wrote before there was SHF_COMPRESSED: "ZLIB", unpacked size."""
-_FIX: Final = "raise max_user_symbol_megabytes"
 _COSTLY: Final = frozenset(
     {LinesProblem.DAMAGED, LinesProblem.MEMORY, LinesProblem.CPU_TIME, LinesProblem.TIME}
 )
 """Refusals that may have taken the CPU time of a whole conversion."""
+_PROBLEMS: Final = {
+    ChildProblem.UNANSWERED: LinesProblem.UNANSWERED,
+    ChildProblem.NO_PROCESS: LinesProblem.NO_PROCESS,
+    ChildProblem.MEMORY: LinesProblem.MEMORY,
+    ChildProblem.CPU_TIME: LinesProblem.CPU_TIME,
+    ChildProblem.TIME: LinesProblem.TIME,
+    ChildProblem.FAILED: LinesProblem.DAMAGED,
+}
+_EXCEEDED: Final = (LinesProblem.CPU_TIME, LinesProblem.TIME)
 
 
 class ConversionLimits(NamedTuple):
@@ -114,7 +112,7 @@ class SymbolicLines:
         self._cache = cache
         self._limits = limits
         self._turn = threading.Lock()
-        self._children = PatientChildren()
+        self._children = LimitedChildren()
         self._refused: RefusedFiles[tuple[str, LinesProblem]] = RefusedFiles()
 
     def open(
@@ -182,58 +180,32 @@ class SymbolicLines:
 
     def _run(self, source: FileSource, result: int) -> None:
         """Convert in a new interpreter."""
-        limits, device = self._limits, os.fstat(source.fd).st_dev
-        cpu = limits.cpu.grant(count_dwarf_bytes(source))
-        with self._turn, _refusing_hangs():
-            self._children.check(device)
-            grant = grant_memory(limits.memory_bytes)
-            if grant.count_bytes < _LEAST_BYTES:
-                raise _exceeds(source, grant)
-            try:
-                child = MeteredChild(
-                    child_command(convert_lines.__name__, str(limits.result_bytes)),
-                    stdin=source.fd,
-                    stdout=result,
-                    stderr=subprocess.PIPE,
-                    cwd="/",
-                )
-            except OSError as error:
-                text = f"no process could be started: {describe_error(error)}"
-                raise LinesError(text, LinesProblem.NO_PROCESS) from error
-            limit_cpu(child.pid, cpu)
-            with limit_memory(child.pid, grant):
-                try:
-                    _, errors = self._children.wait(child, device, limits.wall_s)
-                except subprocess.TimeoutExpired as error:
-                    text = f"converting the DWARF took over {limits.wall_s:g} s"
-                    raise LinesError(text, LinesProblem.TIME) from error
-        cause = errors[-_SHOWN:].decode("utf-8", "replace").strip()
-        if child.returncode in _OUT_OF_MEMORY or "MemoryError" in cause:
-            raise _exceeds(source, grant)
-        if has_exceeded_cpu(child.returncode):
-            raise LinesError(f"converting the DWARF {cpu.describe()}", LinesProblem.CPU_TIME)
-        if child.returncode:
-            raise LinesError(
-                f"the DWARF cannot be converted: {cause or describe_status(child.returncode)}"
-            )
+        of_file = self._limits
+        limits = ChildLimits(
+            of_file.memory_bytes,
+            of_file.cpu.grant(count_dwarf_bytes(source)),
+            of_file.wall_s,
+            _LEAST_BYTES,
+        )
+        command = child_command(convert_lines.__name__, str(of_file.result_bytes))
+        try:
+            with self._turn:
+                self._children.run(command, source.fd, limits, result)
+        except ChildFailed as error:
+            raise _refuse(source, error) from error
 
 
-@contextmanager
-def _refusing_hangs() -> Iterator[None]:
-    try:
-        yield
-    except DeviceHangs as error:
-        text = f"converting the DWARF: {error}"
-        raise LinesError(text, LinesProblem.UNANSWERED) from error
-
-
-def _exceeds(source: FileSource, grant: MemoryGrant) -> LinesError:
-    size = -(-source.size >> 20)
-    return LinesError(
-        f"converting the DWARF of the file of {size} MiB takes more memory than "
-        f"{grant.describe(_FIX)}",
-        LinesProblem.MEMORY,
-    )
+def _refuse(source: FileSource, failed: ChildFailed) -> LinesError:
+    problem = _PROBLEMS[failed.problem]
+    if problem is LinesProblem.DAMAGED:
+        return LinesError(f"the DWARF cannot be converted: {failed}")
+    if problem is LinesProblem.MEMORY and failed.grant:
+        size = -(-source.size >> 20)
+        limit = failed.grant.describe("raise max_user_symbol_megabytes")
+        text = f" of the file of {size} MiB takes more memory than {limit}"
+    else:  # "took over …", or a sentence
+        text = f" {failed}" if problem in _EXCEEDED else f": {failed}"
+    return LinesError(f"converting the DWARF{text}", problem)
 
 
 def count_dwarf_bytes(source: FileSource) -> int:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from otel_kprofiler.host import CpuGrant, CpuRate, has_exceeded_cpu, limit_cpu
+from otel_kprofiler.host.child_cpu import CpuGrant, CpuRate, has_exceeded_cpu, limit_cpu
 
 MIB = 1 << 20
 

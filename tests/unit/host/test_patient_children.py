@@ -7,7 +7,9 @@ import time
 
 import pytest
 
-from otel_kprofiler.host import DeviceHangs, MeteredChild, PatientChildren, children_time_ns
+from otel_kprofiler.host import children_time_ns
+from otel_kprofiler.host.child_cpu import MeteredChild
+from otel_kprofiler.host.patient_children import DeviceHangs, PatientChildren
 
 pytestmark = pytest.mark.system
 

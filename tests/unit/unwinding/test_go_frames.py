@@ -14,7 +14,8 @@ from elftools.dwarf.structs import DWARFStructs
 from elftools.elf.elffile import ELFFile
 
 from otel_kprofiler.elf import ElfError, ElfFile, FileSource, find_section, read_elf
-from otel_kprofiler.unwinding import TableRefused, go_frames, indexing
+from otel_kprofiler.host import limited_children
+from otel_kprofiler.unwinding import TableRefused, go_frames
 from otel_kprofiler.unwinding.go_frames import (
     Code,
     Segment,
@@ -242,7 +243,7 @@ def test_a_damaged_table_is_refused_with_its_reason_and_read_once(tmp_path, monk
         index = functools.partial(index_go, *words, children=Children())
         with pytest.raises(TableRefused, match="another kind"):
             index()
-        monkeypatch.setattr(indexing, "MeteredChild", None)
+        monkeypatch.setattr(limited_children, "MeteredChild", None)
         with pytest.raises(TableRefused, match="another kind"):
             index()
 

@@ -11,9 +11,10 @@ import tracemalloc
 import pytest
 
 from otel_kprofiler.elf import frame_index, make_pairs
+from otel_kprofiler.host import limited_children
 from otel_kprofiler.model import Segment
-from otel_kprofiler.unwinding import Refusal, TableRefused, indexing
-from otel_kprofiler.unwinding.indexing import FRAMES_CPU, MAX_FRAMES_BYTES, Children, index_frames
+from otel_kprofiler.unwinding import Refusal, TableRefused
+from otel_kprofiler.unwinding.indexing import MAX_FRAMES_BYTES, Children, index_frames
 
 pytestmark = pytest.mark.system
 
@@ -139,13 +140,12 @@ def test_a_process_that_takes_too_long_is_ended(tmp_path):
     assert caught.value.refusal is Refusal.NOT_INDEXED
 
 
-def test_a_process_that_takes_more_cpu_time_than_its_input_may_is_ended(tmp_path):
+def test_a_process_that_takes_more_cpu_time_than_its_input_may_is_refused(tmp_path, monkeypatch):
     script = tmp_path / "endless.py"
     script.write_text("while True: pass")
-    with pytest.raises(TableRefused, match="took more than 1 s of CPU for 0 MiB") as caught:
-        Children().run(
-            str(script), 0, [], timeout_s=100, memory_bytes=1 << 30, cpu=FRAMES_CPU.grant(0)
-        )
+    monkeypatch.setattr(frame_index, "__file__", str(script))
+    with pytest.raises(TableRefused, match="took more than 2 s of CPU for 1 MiB") as caught:
+        in_process(tmp_path, cie())
     assert caught.value.refusal is Refusal.SLOW
 
 
@@ -159,7 +159,7 @@ def test_frames_that_were_refused_start_no_process_until_they_change(tmp_path, m
         with pytest.raises(TableRefused) as first:
             index(timeout_s=0.0)
         with monkeypatch.context() as without:
-            without.setattr(indexing, "MeteredChild", None)
+            without.setattr(limited_children, "MeteredChild", None)
             with pytest.raises(TableRefused, match=f"^{first.value}$") as again:
                 index()
         assert again.value.refusal is first.value.refusal
@@ -200,27 +200,8 @@ def test_memory_is_limited(tmp_path):
             [sys.executable, "-I", "-S", frame_index.__file__, "0", str((1 << 31) - 4096), "4096"],
             stdin=file, capture_output=True, check=False,
         )  # fmt: skip
-    assert done.returncode == frame_index.FAILED
-    assert done.stdout == b"MemoryError"
-
-
-def test_a_process_takes_no_more_memory_than_it_was_granted(tmp_path):
-    path = tmp_path / "frames"
-    with open(path, "wb") as file:
-        file.truncate(60 << 20)
-    arguments = ["0", str(60 << 20), "4096"]
-    with open(path, "rb") as file:
-        for memory_mib, cause in ((40, "MemoryError"), (160, "")):
-            cpu = FRAMES_CPU.grant(60 << 20)
-            limits = {"timeout_s": 30, "memory_bytes": memory_mib << 20, "cpu": cpu}
-            run = functools.partial(
-                Children().run, frame_index.__file__, file.fileno(), arguments, **limits
-            )
-            if cause:
-                with pytest.raises(TableRefused, match=cause):
-                    run()
-            else:
-                assert run() == b""
+    assert done.returncode == 1
+    assert done.stderr == b"MemoryError\n"
 
 
 def test_an_entry_takes_little_memory():

@@ -16,7 +16,7 @@ import pytest
 
 from otel_kprofiler.elf import FileSource
 from otel_kprofiler.errors import DependencyError
-from otel_kprofiler.host import CacheDirectory, CpuRate
+from otel_kprofiler.host import CacheDirectory, CpuRate, limited_children
 from otel_kprofiler.model import Line
 from otel_kprofiler.symbols.user import lines as module
 from otel_kprofiler.symbols.user.demangle import demangle
@@ -158,7 +158,7 @@ def test_converted_lines_are_kept_for_the_next_run(build, cache, opened, monkeyp
     (name,) = os.listdir(cache.path)
     assert os.stat(Path(cache.path, name)).st_mode & 0o777 == 0o600
     with monkeypatch.context() as patch:
-        patch.setattr(module.subprocess, "run", lambda *args, **kwargs: 1 / 0)
+        patch.setattr(limited_children, "MeteredChild", None)
         again = SymbolicLines(cache).open(source)
     addresses = code_addresses(build("pie"), 50)
     assert [again.lookup(at) for at in addresses] == [first.lookup(at) for at in addresses]
@@ -221,7 +221,7 @@ def test_dwarf_that_was_refused_costs_no_more_until_it_changes(
     with pytest.raises(LinesError) as first:
         lines.open(opened(path))
     with monkeypatch.context() as without:
-        without.setattr(module, "MeteredChild", None)
+        without.setattr(limited_children, "MeteredChild", None)
         with pytest.raises(LinesError, match=f"^{first.value}$") as again:
             lines.open(opened(path))
     assert (first.value.problem, again.value.problem) == (LinesProblem.CPU_TIME,) * 2
@@ -243,7 +243,7 @@ def test_a_frozen_file_delays_no_other(build, opened, tmp_path, monkeypatch):
             lines.open(source)
         assert caught.value.problem is LinesProblem.UNANSWERED
         with monkeypatch.context() as without:
-            without.setattr(module, "MeteredChild", None)
+            without.setattr(limited_children, "MeteredChild", None)
             with pytest.raises(LinesError, match="does not answer"):
                 lines.open(source)
         assert lines.open(opened(build("pie"))).lookup(code_addresses(build("pie"), 1)[0])

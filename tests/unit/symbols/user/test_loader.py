@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from otel_kprofiler.host import MeteredChild, PatientChildren
+from otel_kprofiler.host.child_cpu import MeteredChild
+from otel_kprofiler.host.patient_children import PatientChildren
 from otel_kprofiler.model import (
     BuildId,
     FileDetails,

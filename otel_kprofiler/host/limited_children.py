@@ -1,0 +1,141 @@
+"""Runs child processes that read a file, with limits on memory, CPU time and time."""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from otel_kprofiler.errors import describe_error, describe_status
+from otel_kprofiler.host.child_cpu import CpuGrant, MeteredChild, has_exceeded_cpu, limit_cpu
+from otel_kprofiler.host.child_memory import MemoryGrant, grant_memory, limit_memory
+from otel_kprofiler.host.patient_children import DeviceHangs, PatientChildren
+
+_SHOWN: Final = 200
+_OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)
+"""How a process ends if a library gets no memory, or the kernel has none."""
+
+
+class ChildProblem(enum.Enum):
+    """A closed list of reasons why a child gave no result."""
+
+    UNANSWERED = "unanswered"  # by the file system of its file
+    STOPPED = "stopped"
+    NO_PROCESS = "no_process"
+    MEMORY = "memory"
+    CPU_TIME = "cpu_time"
+    TIME = "time"
+    FAILED = "failed"
+
+
+class ChildFailed(Exception):  # noqa: N818 - an outcome
+    """A child process gave no result.
+
+    Args:
+        problem: why.
+        text: what happened, without a subject.
+        grant: the memory that the child could take.
+    """
+
+    def __init__(self, problem: ChildProblem, text: str, grant: MemoryGrant | None = None) -> None:
+        super().__init__(text)
+        self.problem = problem
+        self.grant = grant
+
+
+class ChildLimits(NamedTuple):
+    """Limits of a child.
+
+    Attributes:
+        memory_bytes: data of the process; reduced to half of what the cgroup leaves.
+        cpu: CPU time.
+        wall_s: time after which it is killed, in seconds.
+        least_bytes: data without which it is not started.
+    """
+
+    memory_bytes: int
+    cpu: CpuGrant
+    wall_s: float
+    least_bytes: int = 0
+
+
+class LimitedChildren:
+    """Runs children until :meth:`stop`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[MeteredChild] = set()
+        self._stopped = False
+        self._patient = PatientChildren()
+
+    def run(
+        self, command: Sequence[str], fd: int, limits: ChildLimits, output: int = subprocess.PIPE
+    ) -> bytes:
+        """Run a command with a file as its input; blocks until it has ended.
+
+        Args:
+            command: the program and its arguments. It reports the cause of a failure on standard
+                error.
+            fd: the file.
+            limits: what the command may take.
+            output: descriptor that its output goes to.
+
+        Returns:
+            Its output, unless that goes to a descriptor.
+
+        Raises:
+            ChildFailed: it gave no result.
+        """
+        device = os.fstat(fd).st_dev
+        try:
+            self._patient.check(device)
+            child, grant = self._start(command, fd, limits, output)
+            try:
+                limit_cpu(child.pid, limits.cpu)
+                with limit_memory(child.pid, grant):
+                    made, errors = self._patient.wait(child, device, limits.wall_s)
+            finally:
+                with self._lock:
+                    self._running.discard(child)
+        except DeviceHangs as error:
+            raise ChildFailed(ChildProblem.UNANSWERED, str(error)) from error
+        except subprocess.TimeoutExpired as error:
+            raise ChildFailed(ChildProblem.TIME, f"took over {limits.wall_s:g} s") from error
+        if not child.returncode:
+            return made
+        if has_exceeded_cpu(child.returncode):
+            raise ChildFailed(ChildProblem.CPU_TIME, limits.cpu.describe())
+        cause = errors[-_SHOWN:].decode("utf-8", "replace").strip()
+        is_memory = child.returncode in _OUT_OF_MEMORY or "MemoryError" in cause
+        problem = ChildProblem.MEMORY if is_memory else ChildProblem.FAILED
+        raise ChildFailed(problem, cause or describe_status(child.returncode), grant)
+
+    def _start(
+        self, command: Sequence[str], fd: int, limits: ChildLimits, output: int
+    ) -> tuple[MeteredChild, MemoryGrant]:
+        with self._lock:
+            if self._stopped:
+                raise ChildFailed(ChildProblem.STOPPED, "the profiler stops")
+            grant = grant_memory(limits.memory_bytes)
+            if grant.count_bytes < limits.least_bytes:
+                raise ChildFailed(ChildProblem.MEMORY, "there is too little memory", grant)
+            try:
+                child = MeteredChild(
+                    command, stdin=fd, stdout=output, stderr=subprocess.PIPE, cwd="/"
+                )
+            except OSError as error:
+                text = f"no process could be started: {describe_error(error)}"
+                raise ChildFailed(ChildProblem.NO_PROCESS, text) from error
+            self._running.add(child)
+            return child, grant
+
+    def stop(self) -> None:
+        """Kill running children, and start no more."""
+        with self._lock:
+            self._stopped = True
+            for child in self._running:
+                child.kill()

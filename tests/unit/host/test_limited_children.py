@@ -1,0 +1,107 @@
+"""Children that read a file, with limits."""
+
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+from otel_kprofiler.host import (
+    ChildFailed,
+    ChildLimits,
+    ChildProblem,
+    CpuRate,
+    LimitedChildren,
+)
+
+pytestmark = pytest.mark.system
+
+MIB = 1 << 20
+CPU = CpuRate(least_s=30, per_mib_s=0, most_s=30).grant(0)
+LIMITS = ChildLimits(256 * MIB, CPU, 100)
+
+
+@pytest.fixture
+def run(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    children = LimitedChildren()
+    with open(path, "rb") as file:
+
+        def run(code, limits=LIMITS, **options):
+            command = [sys.executable, "-I", "-c", f"import os, sys; {code}"]
+            return children.run(command, file.fileno(), limits, **options)
+
+        run.children = children
+        yield run
+    children.stop()
+
+
+def failure(run, code, limits=LIMITS):
+    with pytest.raises(ChildFailed) as caught:
+        run(code, limits)
+    return caught.value.problem, str(caught.value)
+
+
+def test_the_file_is_the_input_of_a_child(run, tmp_path):
+    assert run("print(os.pread(0, 100, 0).decode())") == b"content\n"
+    with open(tmp_path / "output", "w+b") as output:
+        run("print('result')", output=output.fileno())
+        assert os.pread(output.fileno(), 100, 0) == b"result\n"
+
+
+def test_the_cause_of_a_failure_is_what_a_child_reports(run):
+    assert failure(run, "sys.exit('damaged')") == (ChildProblem.FAILED, "damaged")
+
+
+def test_a_child_without_a_report_is_described_by_its_status(run):
+    assert failure(run, "os._exit(3)") == (ChildProblem.FAILED, "status 3")
+
+
+def test_a_child_takes_no_more_memory_than_it_was_granted(run):
+    code = "print(len(bytearray(60 << 20)))"
+    assert failure(run, code, LIMITS._replace(memory_bytes=40 * MIB))[0] is ChildProblem.MEMORY
+    assert run(code, LIMITS._replace(memory_bytes=160 * MIB)) == b"62914560\n"
+
+
+def test_a_child_is_not_started_with_too_little_memory(run):
+    limits = LIMITS._replace(memory_bytes=MIB, least_bytes=2 * MIB)
+    with pytest.raises(ChildFailed) as caught:
+        run("sys.exit('started')", limits)
+    assert caught.value.problem is ChildProblem.MEMORY
+    assert caught.value.grant.count_bytes == MIB
+
+
+def test_a_child_takes_no_more_cpu_time_than_its_input_may(run):
+    cpu = CpuRate(least_s=1, per_mib_s=0, most_s=1).grant(0)
+    expected = (ChildProblem.CPU_TIME, "took more than 1 s of CPU for 0 MiB")
+    assert failure(run, "\nwhile True: pass", LIMITS._replace(cpu=cpu)) == expected
+
+
+def test_a_child_that_takes_too_long_is_ended(run):
+    limits = LIMITS._replace(wall_s=0.1)
+    assert failure(run, "import time; time.sleep(1000)", limits) == (
+        ChildProblem.TIME,
+        "took over 0.1 s",
+    )
+
+
+def test_a_missing_program_is_named(run):
+    with pytest.raises(ChildFailed, match=r"no process could be started: .*nowhere") as caught:
+        run.children.run(["/nowhere"], 0, LIMITS)
+    assert caught.value.problem is ChildProblem.NO_PROCESS
+
+
+def test_stopping_ends_children_and_starts_no_more(run):
+    failures = []
+    work = threading.Thread(
+        target=lambda: failures.append(failure(run, "import time; time.sleep(1000)"))
+    )
+    work.start()
+    while not run.children._running and work.is_alive():
+        time.sleep(0.001)
+    run.children.stop()
+    work.join(20)
+    assert len(failures) == 1
+    assert failure(run, "") == (ChildProblem.STOPPED, "the profiler stops")
