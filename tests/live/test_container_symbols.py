@@ -58,8 +58,8 @@ def run(*command):
 
 
 @contextmanager
-def loading():
-    names = open_user_names(UserSymbolSettings(detail="names", cpu_share=1.0))
+def loading(detail="names"):
+    names = open_user_names(UserSymbolSettings(detail=detail, cpu_share=1.0))
     try:
         yield names
     finally:
@@ -81,10 +81,8 @@ def add(names, process, path="/works"):
     return key
 
 
-def address_of(container, function):
-    listed = subprocess.run(
-        ["nm", container.debug], capture_output=True, text=True, check=True
-    ).stdout
+def address_of(path, function):
+    listed = subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout
     return next(int(line.split()[0], 16) for line in listed.splitlines() if line.endswith(function))
 
 
@@ -93,7 +91,7 @@ def name_in(container, process, path="/works"):
     with loading() as names:
         key = add(names, process, path)
         names.finish(60)
-        named = names.name(key, address_of(container, " hot"))
+        named = names.name(key, address_of(container.debug, " hot"))
     return named.lines[0].function if named.lines else named.unresolved
 
 
@@ -172,11 +170,39 @@ def test_a_search_that_hangs_leaves_the_file_its_other_names(tmp_path):
         with container.running(prepare) as process, loading() as names:
             fuse.freeze()
             key = add(names, process)
-            address, until = address_of(container, " hot"), time.monotonic() + 60
+            address, until = address_of(container.debug, " hot"), time.monotonic() + 60
             while names.name(key, address).unresolved is not Unresolved.NO_SYMBOL_TABLE:
                 assert time.monotonic() < until, names.name(key, address)
                 time.sleep(0.05)
             assert names.counts().pending == 0
+            fuse.thaw()
+
+
+def test_shared_dwarf_that_hangs_takes_no_names_of_others(tmp_path):
+    require_fuse()
+    programs = [tmp_path / name for name in ("hostile", "other")]
+    for program in programs:
+        compile_c(program, WORKS % ("hot", "hot"), "-O1", "-g", BUILD_ID)  # all symbols
+    with mounted(tmp_path / "fuse", {"common": b""}) as fuse:
+        link = tmp_path / "link"
+        link.write_bytes(os.fsencode(fuse.point / "common") + b"\0" + bytes(20))
+        run("objcopy", f"--add-section=.gnu_debugaltlink={link}", programs[0])
+        address = address_of(programs[1], " hot")
+        with (
+            running(programs[0]) as hostile,
+            running(programs[1]) as other,
+            loading("lines") as names,
+        ):
+            fuse.freeze()
+            add(names, hostile)
+            until = time.monotonic() + 60
+            while names.counts().pending:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            key = add(names, other, "/other")
+            while not names.name(key, address).lines:
+                assert time.monotonic() < until, names.name(key, address)
+                time.sleep(0.05)
             fuse.thaw()
 
 

@@ -180,7 +180,7 @@ def find_alternate(
     debug: DebugFile,
     files: ReferableFiles,
     directories: Sequence[str] = DEBUG_DIRECTORIES,
-    root: str = "",
+    search: DebugSearch = HOST_SEARCH,
 ) -> DebugFile | None:
     """Open the file that dwz(1) moved common parts of debug files to; None if there is none.
 
@@ -189,8 +189,9 @@ def find_alternate(
     """
     content = _read_small(debug.source, read_sections(debug.source, debug.elf), _ALTERNATE_LINK)
     name, _, build_id = content.partition(b"\0")
-    if not name or not build_id:
+    if not name or not build_id or not search.begin():
         return None
+    root = search.root
     wanted = BuildId(build_id.hex())
     directory = os.path.dirname(debug.path.removeprefix(root))
     path = os.path.join(directory, os.fsdecode(name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -14,9 +13,7 @@ from otel_kprofiler.model import FileDetails, OpenFile
 from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.debug_files import (
     HOST_SEARCH,
-    DebugFile,
     DebugSearch,
-    WantedDebugFile,
 )
 from otel_kprofiler.symbols.user.file import FileSymbols
 from otel_kprofiler.symbols.user.jit_code import ProcessCode
@@ -98,17 +95,6 @@ def open_user_names(
     )
 
 
-class _BegunSearch:
-    """Finds debug files if the search may begin."""
-
-    def __init__(self, sources: SymbolSources, begin: Callable[[], bool]) -> None:
-        self._sources, self._begin = sources, begin
-
-    def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        if self._begin():
-            yield from self._sources.find_debug_files(wanted)
-
-
 def read_names(
     sources: SymbolSources,
     details: FileDetails,
@@ -127,7 +113,7 @@ def read_names(
         SymbolsRefused: the file is too large, damaged, or no ELF file.
     """
     source = _open(content)
-    sources = replace(sources, finders=(_BegunSearch(sources, search.begin),))
+    sources = replace(sources, begin_search=search.begin)
     try:
         return sources.read(source, read_elf(source, None), details, search.root)
     except KProfilerError as error:

@@ -22,6 +22,7 @@ from otel_kprofiler.symbols.user.debug_files import (
     DebugFile,
     DebugFileFinder,
     DebugLinkDirectories,
+    DebugSearch,
     WantedDebugFile,
     find_alternate,
     want_debug_file,
@@ -68,6 +69,7 @@ class SymbolSources:
             names of functions are read.
         demangle: makes linkers' names readable.
         max_section_bytes: limit for each section.
+        begin_search: called before debug files are looked for; returns whether to.
         budget: memory for reading names; files are read one at a time. No limit by default.
     """
 
@@ -75,6 +77,7 @@ class SymbolSources:
     lines: LineReader | None = None
     demangle: Callable[[str], str] = demangle
     max_section_bytes: int = MAX_SECTION_BYTES
+    begin_search: Callable[[], bool] = lambda: True
     budget: ReadingBudget = field(default_factory=ReadingBudget)
 
     @classmethod
@@ -160,6 +163,8 @@ class SymbolSources:
 
     def find_debug_files(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
         """Open what the finders find, in their order; the caller closes each."""
+        if not self.begin_search():
+            return
         for finder in find_installed() if self.finders is None else self.finders:
             yield from finder.find(wanted)
 
@@ -190,7 +195,9 @@ class SymbolSources:
     def _open_dwarf(
         self, reader: LineReader, source: FileSource, elf: ElfFile, path: str, root: str
     ) -> LineTable:
-        alternate = find_alternate(DebugFile(path, source.fd, source, elf), Access(), root=root)
+        search = DebugSearch(root, self.begin_search)
+        debug = DebugFile(path, source.fd, source, elf)
+        alternate = find_alternate(debug, Access(), search=search)
         try:
             shared = alternate.source if alternate else None
             return reader.open(source, path, shared if isinstance(shared, FileSource) else None)
