@@ -6,7 +6,7 @@ import pytest
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
-from tests import rust_writer
+from tests import java_writer, rust_writer
 from tests.thread_contexts import WANTED, Reader, Service, compare
 
 pytestmark = [
@@ -24,11 +24,8 @@ def _host_can():
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
-@pytest.mark.parametrize("name", ["program", "opener"])
-def test_samples_have_the_span_that_libdd_otel_thread_ctx_publishes(tmp_path, name):
-    rust_writer.build(tmp_path)
-    log = tmp_path / "log"
-    words = [tmp_path / name, log, str(THREADS), tmp_path / "libspans.so"]
+def check(name, words, log):
+    """Run a program; check that its samples have the spans that it logs, and their attributes."""
     with Reader(name.encode()) as reader, Service(words, log) as service:
         reader.collect_until(lambda: reader.count_links() >= WANTED)
         lines = service.read_log()
@@ -40,8 +37,22 @@ def test_samples_have_the_span_that_libdd_otel_thread_ctx_publishes(tmp_path, na
     for sample in reader.samples:
         if sample.link:
             span = sample.link.span_id.hex()
-            assert reader.decode(sample) == {
-                "datadog.local_root_span_id": span,
-                "span.hex": span,
-                "trace_flags": f"{sample.link.trace_id[0] & 1:02x}",
-            }
+            labels = reader.decode(sample)
+            flags = labels.pop("trace_flags")
+            assert labels == {"datadog.local_root_span_id": span, "span.hex": span}
+            yield sample.link, flags
+
+
+@pytest.mark.parametrize("name", ["program", "opener"])
+def test_samples_have_the_span_that_libdd_otel_thread_ctx_publishes(tmp_path, name):
+    rust_writer.build(tmp_path)
+    log = tmp_path / "log"
+    words = [tmp_path / name, log, str(THREADS), tmp_path / "libspans.so"]
+    for link, flags in check(name, words, log):
+        assert flags == f"{link.trace_id[0] & 1:02x}"
+
+
+def test_samples_have_the_span_that_ddprof_publishes(tmp_path):
+    log = tmp_path / "log"
+    words = java_writer.command(tmp_path, log, THREADS)
+    assert {flags for _, flags in check("program", words, log)} == {"00"}  # it has none
