@@ -24,6 +24,11 @@ export function listen(element, actions) {
   on("close", "click", () => element("keys").close());
   element("controls").addEventListener("submit", (event) => event.preventDefault());
 
+  // In small windows rows scroll, and browsers leave a control in part out of sight.
+  document.querySelector("header").addEventListener("focusin", ({ target }) => {
+    if (target.matches(":focus-visible")) target.scrollIntoView({ block: "nearest", inline: "nearest" });
+  });
+
   const tabs = element("tabs");
   tabs.addEventListener("click", ({ target }) => target.dataset.tab && actions.tab(target.dataset.tab));
   tabs.addEventListener("keydown", (event) => {

@@ -10,7 +10,7 @@ import { pattern, Profile, read as readProfile } from "./profile.js";
 import { csv, save } from "./save.js";
 import { follow } from "./source.js";
 import { isGraph, read, rootOf, write } from "./state.js";
-import { Strip } from "./strip.js";
+import { highest, Strip } from "./strip.js";
 import { Tooltip } from "./tooltip.js";
 import { describe, isToggle, TRANSFORMS, withTransform } from "./transforms.js";
 import { count, fitting, format, unitsOf } from "./units.js";
@@ -139,7 +139,7 @@ function addPane() {
 
 function showStrip(filter, { counts, before, after }) {
   const kind = profile.kinds[filter.kind] ?? NO_KIND;
-  once("strip", [filter.threads, filter.cpu, kind, strip.canvas.clientWidth], () =>
+  once("strip", [filter.threads, filter.cpu, kind, strip.canvas.clientWidth, highest()], () =>
     strip.load(profile, profile.grid(filter), kind.period_ns / 1e6));
   strip.show(state.range, state.baseline);
   const amount = (of) => format(of.all, of.all, kind, state.unit === "share" ? "count" : state.unit);
@@ -348,11 +348,11 @@ addEventListener("popstate", () => {
   render();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-let width = element("panes").clientWidth;
+const size = () => `${element("panes").clientWidth} ${highest()}`;
+let drawnAt = size();
 new ResizeObserver(() => {
-  const { clientWidth } = element("panes");
-  if (clientWidth === width) return;
-  width = clientWidth;
+  if (size() === drawnAt) return;
+  drawnAt = size();
   draw();
 }).observe(element("panes"));
 

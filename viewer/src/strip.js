@@ -5,9 +5,14 @@ import { onCanvas } from "./colours.js";
 const GUTTER = 46; // pixels for the names of CPUs
 const AXIS = 16; // pixels for times below
 const HIGHEST = 96; // pixels for all CPUs
+const LEAST = 28; // pixels for them in a low window
+const LOW = 480; // pixels; a low window is this high or less, as in page.css
 const GRIP = 5; // pixels around an edge of the range that move it
 const PERIODS = 5; // of sampling, in a column
 const COLUMN = 2; // least width of a column in pixels
+
+// Pixels for all CPUs in a window of this height.
+export const highest = () => (innerHeight <= LOW ? LEAST : HIGHEST);
 
 export class Strip {
   #profile;
@@ -30,8 +35,8 @@ export class Strip {
     this.#profile = profile;
     this.spanMs = profile.bins * profile.bin_ms;
     const { cpus, bins } = profile;
-    this.rowHeight = Math.max(1, Math.min(14, Math.floor(HIGHEST / Math.max(1, cpus.length))));
-    this.rows = Math.min(cpus.length, HIGHEST);
+    this.rowHeight = Math.max(1, Math.min(14, Math.floor(highest() / Math.max(1, cpus.length))));
+    this.rows = Math.min(cpus.length, highest());
     const most = periodMs ? this.spanMs / (PERIODS * periodMs) : bins;
     this.columns = Math.max(1, Math.floor(Math.min(bins, this.#width() / COLUMN, most)));
     this.cells = new Float64Array(this.columns * this.rows);

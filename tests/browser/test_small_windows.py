@@ -1,0 +1,84 @@
+"""In small windows each row of controls is one line, and the graph has most of the room."""
+
+from dataclasses import replace
+
+import pytest
+
+from otel_kprofiler.formats import html
+from otel_kprofiler.model import OFF_CPU
+from tests.browser.generated import busy_host
+from tests.browser.test_flamegraph import PROFILE
+
+SMALL = [(600, 800), (390, 844), (844, 390), (1500, 420), (390, 420)]
+LINE = 36  # pixels
+HEIGHT_OF = "document.querySelector('{}').getBoundingClientRect().height"
+# Of each control: its name where the window does not have all of it once it has the focus.
+OUTSIDE = """(async () => {
+  const outside = [];
+  for (const one of document.querySelectorAll('header :is(select, input, button)')) {
+    if (!one.offsetParent || one.disabled) continue;
+    one.focus();
+    await new Promise(done => setTimeout(done, 20)); // the browser scrolls
+    const { left, right, top, bottom } = one.getBoundingClientRect();
+    const isInside = left >= 0 && top >= 0 && right <= innerWidth && bottom <= innerHeight;
+    if (!isInside) outside.push(one.id || one.textContent);
+  }
+  return outside;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def busy():
+    return html([busy_host(2000, stacks=200)], title="stress-ng --matrix 4 --timeout 1h")
+
+
+@pytest.fixture
+def path(tmp_path, busy):
+    path = tmp_path / "x.html"
+    path.write_text(busy)
+    return path
+
+
+@pytest.mark.parametrize(("width", "height"), SMALL)
+def test_the_graph_has_most_of_the_room(browser, path, width, height):
+    browser.open(path.as_uri(), width=width, height=height)
+    for row in ("#controls", "#choices", "#about"):
+        assert browser.evaluate(HEIGHT_OF.format(row)) <= LINE, row
+    assert browser.evaluate(HEIGHT_OF.format(".graph")) > height / 2
+    assert browser.evaluate(OUTSIDE) == []
+
+
+@pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich"])
+@pytest.mark.parametrize(("width", "height"), SMALL)
+def test_only_parts_of_the_page_scroll(browser, path, tab, width, height):
+    browser.open(f"{path.as_uri()}#tab={tab}", width=width, height=height)
+    sizes = "[document.scrollingElement.scrollWidth, document.scrollingElement.scrollHeight]"
+    assert browser.evaluate(sizes) == [width, height]
+    shown = browser.evaluate("""[...document.querySelectorAll('.body > *, .sides > *')]
+      .map(one => one.getBoundingClientRect().height)""")
+    assert min(shown) > 15
+    legible = "[...document.querySelectorAll('td.name button')].map(one => one.clientWidth)"
+    assert all(wide > 20 for wide in browser.evaluate(legible))
+
+
+def test_kinds_side_by_side_stand_below_each_other(browser, tmp_path):
+    path = tmp_path / "x.html"
+    waits = replace(PROFILE, profiles=[replace(PROFILE.profiles[0], kind=OFF_CPU)])
+    path.write_text(html([PROFILE, waits]))
+    browser.open(f"{path.as_uri()}#kind=*", width=390, height=420)
+    tops = browser.evaluate("""[...document.querySelectorAll('.graph')].map(graph => {
+      graph.focus();
+      const { top, bottom } = graph.getBoundingClientRect();
+      return Math.min(bottom, innerHeight) - top;
+    })""")
+    assert len(tops) == 2
+    assert min(tops) > 80
+
+
+def test_a_window_that_becomes_low_gives_the_time_less_room(browser, path):
+    browser.open(path.as_uri(), width=1000, height=700)
+    high = browser.evaluate(HEIGHT_OF.format("#strip"))
+    browser.call("Emulation.setDeviceMetricsOverride", width=1000, height=420,
+                 deviceScaleFactor=1, mobile=False)  # fmt: skip
+    browser.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))")
+    assert browser.evaluate(HEIGHT_OF.format("#strip")) < high / 2
