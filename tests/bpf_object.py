@@ -1,4 +1,4 @@
-"""Reads the contents of the compiled sampler."""
+"""Reads the type information of the compiled sampler, and makes such of other structs."""
 
 import struct
 
@@ -16,3 +16,24 @@ def object_btf():
         if data[start : data.index(b"\0", start)] == b".BTF":
             return data[header[4] : header[4] + header[5]]
     raise AssertionError("no .BTF in the object")
+
+
+def btf(*structs):
+    """BTF of structs: (name, size, [(member, offset, type number)]); no name: anonymous."""
+    text, types = bytearray(b"\0"), b""
+
+    def add(name):
+        if not name:
+            return 0
+        at = text.find(b"\0" + name.encode() + b"\0")
+        if at >= 0:
+            return at + 1
+        text.extend(name.encode() + b"\0")
+        return len(text) - len(name) - 1
+
+    for name, size, members in structs:
+        types += struct.pack("=III", add(name), 4 << 24 | len(members), size)
+        for member, offset, number in members:
+            types += struct.pack("=III", add(member), number, offset * 8)
+    head = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), len(text))
+    return head + types + bytes(text)

@@ -8,14 +8,13 @@ from otel_kprofiler.bpf.btf import (
     VMLINUX as VMLINUX_BTF,
 )
 from otel_kprofiler.bpf.btf import (
+    KernelTypes,
     ProgramBtf,
-    find_member_offsets,
     parse_program_btf,
 )
 from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.bpf.choice import LOADERS, get_loader
 from otel_kprofiler.bpf.iterators import iterate, link_iterator, open_iterator
-from otel_kprofiler.bpf.kernel_types import KernelTypes
 from otel_kprofiler.bpf.layout import (
     A64,
     COMM_BYTES,
@@ -222,7 +221,6 @@ __all__ = [
     "create_inner_map",
     "delete_from_map",
     "find_kernel_offsets",
-    "find_member_offsets",
     "find_python_offsets",
     "find_task_offsets",
     "find_thread_pointer",

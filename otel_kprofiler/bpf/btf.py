@@ -1,14 +1,15 @@
 """Reads BTF, the type information of the kernel and of programs.
 
-Format: Documentation/bpf/btf.rst. In the kernel's BTF, a struct is found by searching for the
-offset of its name and confirmed by its members, which takes a few milliseconds for 5 MB. The BTF of
-a program is small and parsed completely.
+Format: Documentation/bpf/btf.rst. Types refer to each other by number, so all types are indexed
+once (about 130,000 of the kernel in 20 ms).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 VMLINUX: Final = "/sys/kernel/btf/vmlinux"
@@ -17,75 +18,110 @@ _HEADER: Final = struct.Struct("=HBBIIIII")
 _TYPE: Final = struct.Struct("=III")  # name_off, info, size or type
 _MEMBER: Final = struct.Struct("=III")  # name_off, type, offset in bits
 _KIND_STRUCT: Final = 4
+_KIND_UNION: Final = 5
 _KIND_FUNC: Final = 12
-# Bytes after the three words of a type, by kind: fixed, and per member.
-_TAILS: Final = {1: (4, 0), 3: (12, 0), 4: (0, 12), 5: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0),
-                 15: (0, 12), 17: (4, 0), 19: (0, 12)}  # fmt: skip
+# Kinds that alias or qualify a type: typedef, volatile, const, restrict, type tag.
+_TRANSPARENT: Final = frozenset({8, 9, 10, 11, 18})
+# Bytes behind the three words of a type, by kind: fixed, and for each of its members.
+_TAILS: Final = {
+    1: (4, 0), 3: (12, 0), 4: (0, 12), 5: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12),
+    17: (4, 0), 19: (0, 12),
+}  # fmt: skip
+_MAX_DEPTH: Final = 8
 
 
-def find_member_offsets(
-    btf: bytes, struct_name: str, members: Sequence[str]
-) -> tuple[int, ...] | None:
-    """Finds the byte offsets of direct members of a struct.
+class KernelTypes:
+    """Structs of a kernel.
 
     Args:
         btf: content of ``/sys/kernel/btf/vmlinux``, in the byte order of this machine.
-        struct_name: the struct's tag.
-        members: names of members that are not bit fields.
 
-    Returns:
-        One offset per member; None if ``btf`` is invalid or no struct with that name has all of the
-        members directly (with structure randomization they are one level deeper).
+    Raises:
+        ValueError: the data is not BTF.
     """
-    if len(btf) < _HEADER.size:
-        return None
-    magic, _, _, header, types_at, types_len, text_at, text_len = _HEADER.unpack_from(btf)
-    if magic != _MAGIC:
-        return None
-    text = btf[header + text_at : header + text_at + text_len]
-    types = btf[header + types_at : header + types_at + types_len]
-    wanted = [_name_offset(text, name) for name in members]
-    name = _name_offset(text, struct_name)
-    if name is None or None in wanted:
-        return None
-    for at in _occurrences(types, struct.pack("=I", name)):
-        offsets = _struct_members(types, at)
-        if offsets is not None and all(offset in offsets for offset in wanted):
-            return tuple(offsets[offset] for offset in wanted if offset is not None)
-    return None
 
+    def __init__(self, btf: bytes) -> None:
+        self._types, self._text = _split(btf)
+        self._places = _places(self._types)
 
-def _name_offset(text: bytes, name: str) -> int | None:
-    at = text.find(b"\0" + name.encode() + b"\0")
-    return None if at < 0 else at + 1
+    def size(self, name: str) -> int | None:
+        """Returns the size of a struct in bytes; None if there is no such struct."""
+        at = self._struct(name)
+        return None if at is None else int(_TYPE.unpack_from(self._types, at)[2])
 
+    def offset(self, name: str, *path: str) -> int | None:
+        """Returns the byte offset of a member of a struct, or None.
 
-def _occurrences(types: bytes, needle: bytes) -> Iterator[int]:
-    at = types.find(needle)
-    while at >= 0:
-        if at % 4 == 0:
-            yield at
-        at = types.find(needle, at + 1)
+        Args:
+            name: the struct's tag.
+            path: names of members, outermost first; each is a member of the struct before it.
+        """
+        bit = self.bit_offset(name, *path)
+        return None if bit is None else bit // 8
 
+    def bit_offset(self, name: str, *path: str) -> int | None:
+        """Like :meth:`offset`, in bits, for bit fields; bit 0 is the lowest of a byte."""
+        at = self._struct(name)
+        return None if at is None else self._member(at, path, _MAX_DEPTH)
 
-def _struct_members(types: bytes, at: int) -> dict[int, int] | None:
-    """Returns byte offsets of members by name offset; None if there is no struct at ``at``."""
-    if at + _TYPE.size > len(types):
-        return None
-    _, info, size = _TYPE.unpack_from(types, at)
-    count, kind, bit_fields = info & 0xFFFF, info >> 24 & 0x1F, info >> 31
-    end = at + _TYPE.size + count * _MEMBER.size
-    if kind != _KIND_STRUCT or info & 0x60FF0000 or not count or end > len(types):
-        return None
-    members = {}
-    for name, _, bits in _MEMBER.iter_unpack(types[at + _TYPE.size : end]):
-        if bit_fields and bits >> 24:
-            continue  # a bit field: no address
-        offset = (bits & 0xFFFFFF if bit_fields else bits) // 8
-        if offset > size:  # at the end is a flexible array
+    def _struct(self, name: str) -> int | None:
+        number = self._name(name)
+        if number is None:
             return None
-        members[name] = offset
-    return members
+        needle = struct.pack("=I", number)
+        at = self._types.find(needle)
+        while at >= 0:
+            index = bisect_left(self._places, at)
+            is_struct = index < len(self._places) and self._places[index] == at
+            if is_struct and self._kind(at) == _KIND_STRUCT:
+                return at
+            at = self._types.find(needle, at + 1)
+        return None
+
+    def _name(self, name: str) -> int | None:
+        at = self._text.find(b"\0" + name.encode() + b"\0")
+        return None if at < 0 else at + 1
+
+    def _kind(self, at: int) -> int:
+        return int(_TYPE.unpack_from(self._types, at)[1]) >> 24 & 0x1F
+
+    def _member(self, at: int, path: Sequence[str], depth: int) -> int | None:
+        if not depth:
+            return None
+        wanted = self._name(path[0])
+        _, info, _ = _TYPE.unpack_from(self._types, at)
+        end = at + _TYPE.size + (info & 0xFFFF) * _MEMBER.size
+        if end > len(self._types):
+            return None
+        for name, kind, bits in _MEMBER.iter_unpack(self._types[at + _TYPE.size : end]):
+            offset = bits & 0xFFFFFF if info >> 31 else bits
+            if name and name == wanted:
+                if len(path) == 1:
+                    return int(offset)
+                rest: Sequence[str] = path[1:]
+            elif not name:
+                rest = path
+            else:
+                continue
+            inner = self._resolve(kind)
+            offset_inside = None if inner is None else self._member(inner, rest, depth - 1)
+            if offset_inside is not None:
+                return int(offset) + offset_inside
+        return None
+
+    def _resolve(self, number: int) -> int | None:
+        """Returns the place of the struct or union behind aliases of a type."""
+        for _ in range(_MAX_DEPTH):
+            if not 0 < number <= len(self._places):
+                return None
+            at = self._places[number - 1]
+            kind = self._kind(at)
+            if kind in (_KIND_STRUCT, _KIND_UNION):
+                return at
+            if kind not in _TRANSPARENT:
+                return None
+            number = _TYPE.unpack_from(self._types, at)[2]
+        return None
 
 
 class ProgramBtf(NamedTuple):
@@ -101,18 +137,42 @@ class ProgramBtf(NamedTuple):
 
 def parse_program_btf(btf: bytes) -> ProgramBtf:
     """Parse a program's BTF; skips damaged parts."""
-    if len(btf) < _HEADER.size or _HEADER.unpack_from(btf)[0] != _MAGIC:
+    try:
+        types, texts = _split(btf)
+    except ValueError:
         return ProgramBtf({}, b"")
-    _, _, _, header, types_at, types_len, text_at, text_len = _HEADER.unpack_from(btf)
-    program = ProgramBtf({}, btf[header + text_at : header + text_at + text_len])
-    at, end = header + types_at, min(header + types_at + types_len, len(btf))
-    number = 1  # 0 is void, which is implicit
-    while at + _TYPE.size <= end:
-        name, info, _ = _TYPE.unpack_from(btf, at)
-        kind = info >> 24 & 0x1F
-        if kind == _KIND_FUNC:
+    program = ProgramBtf({}, texts)
+    for number, at in enumerate(_places(types), start=1):  # 0 is void, which is implicit
+        name, info, _ = _TYPE.unpack_from(types, at)
+        if info >> 24 & 0x1F == _KIND_FUNC:
             program.functions[number] = program.text(name)
-        fixed, each = _TAILS.get(kind, (0, 0))
-        at += _TYPE.size + fixed + each * (info & 0xFFFF)
-        number += 1
     return program
+
+
+def _split(btf: bytes) -> tuple[bytes, bytes]:
+    """Returns types and strings.
+
+    Raises:
+        ValueError: the data is not BTF.
+    """
+    if len(btf) < _HEADER.size or _HEADER.unpack_from(btf)[0] != _MAGIC:
+        raise ValueError("no BTF")
+    _, _, _, header, types_at, types_bytes, text_at, text_bytes = _HEADER.unpack_from(btf)
+    types_at, text_at = header + types_at, header + text_at
+    return btf[types_at : types_at + types_bytes], btf[text_at : text_at + text_bytes]
+
+
+def _places(types: bytes) -> array[int]:
+    """The place of each type, by number - 1."""
+    words = memoryview(types[: len(types) & ~3]).cast("I")
+    tails = [_TAILS.get(kind, (0, 0)) for kind in range(32)]
+    fixed = [3 + tail[0] // 4 for tail in tails]
+    each = [tail[1] // 4 for tail in tails]
+    places = array("I")
+    add, at, end = places.append, 0, len(words) - 2
+    while at < end:
+        add(at * 4)
+        info = words[at + 1]
+        kind = info >> 24 & 31
+        at += fixed[kind] + each[kind] * (info & 0xFFFF)
+    return places

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from otel_kprofiler.bpf.kernel_types import KernelTypes
+from otel_kprofiler.bpf.btf import KernelTypes
 from otel_kprofiler.bpf.map_calls import delete_from_map, update_map
 from otel_kprofiler.bpf.python import PythonLayout, PythonProcess
 from otel_kprofiler.bpf.python_codes import CodeParser, ProcessSeen, Program

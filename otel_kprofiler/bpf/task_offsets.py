@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from otel_kprofiler.bpf.kernel_types import KernelTypes
+from otel_kprofiler.bpf.btf import KernelTypes
 
 
 class ProgramOffsets(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from otel_kprofiler.bpf.kernel_types import KernelTypes
+from otel_kprofiler.bpf.btf import KernelTypes
 from otel_kprofiler.bpf.map_calls import delete_from_map, update_map
 from otel_kprofiler.forks import LockedForForks, ProcessLock
 from otel_kprofiler.model import SpanLink

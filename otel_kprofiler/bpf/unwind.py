@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from otel_kprofiler.bpf.kernel_types import KernelTypes
+from otel_kprofiler.bpf.btf import KernelTypes
 
 MAX_COLUMNS: Final = 64
 MAX_BLOCK_BYTES: Final = 512

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from otel_kprofiler.bpf.kernel_types import KernelTypes
+from otel_kprofiler.bpf.btf import KernelTypes
 from otel_kprofiler.model import RawSample, WaitState, Waker
 
 WAIT_BEGUN: Final = 1

@@ -10,12 +10,12 @@ import pytest
 from otel_kprofiler.bpf import (
     PROGRAMS,
     RECORD_HEADER_BYTES,
+    KernelTypes,
     ProgramConfig,
     ProgramOffsets,
     SpanClass,
     SpanLayout,
     SpanPath,
-    find_member_offsets,
     parse_records,
 )
 from otel_kprofiler.bpf.layout import (
@@ -176,9 +176,13 @@ def test_a_record_that_contradicts_itself_is_refused(payload):
 
 
 def test_python_and_the_compiled_program_agree_on_every_struct():
-    btf = object_btf()
-    assert find_member_offsets(
-        btf, "record",
+    types = KernelTypes(object_btf())
+
+    def places(name, members):
+        return tuple(types.offset(name, member) for member in members)
+
+    assert places(
+        "record",
         ("time_ns", "start_time_ns", "cgroup_id", "span", "value", "stack_start",
          "tgid", "tid", "exec_id", "owner", "cpu", "kind",
          "kernel_bytes", "user_bytes", "python_bytes", "phase", "labels", "comm",
@@ -187,24 +191,24 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
         0, 8, 16, 24, 48, 56, 64, 68, 72, 76, 80, 82, 84, 86, 88, 90, 92, 96, 112,
         RECORD_HEADER_BYTES,
     )  # fmt: skip
-    assert find_member_offsets(btf, "span", ("trace_id", "span_id")) == (0, 16)
+    assert places("span", ("trace_id", "span_id")) == (0, 16)
     numbers = tuple(name for name in ProgramConfig._fields if name != "interrupt_ranges")
-    assert find_member_offsets(btf, "config", numbers) == (*range(0, 128, 8), 160)
-    layout = find_member_offsets(btf, "span_layout", SpanLayout._fields)
+    assert places("config", numbers) == (*range(0, 128, 8), 160)
+    layout = places("span_layout", SpanLayout._fields)
     assert layout == tuple(range(0, 8 * len(SpanLayout._fields), 8))
-    program = find_member_offsets(btf, "program_offsets", ProgramOffsets._fields)
+    program = places("program_offsets", ProgramOffsets._fields)
     assert program == tuple(range(0, 40, 8))
-    assert find_member_offsets(btf, "config", ("interrupt_text",)) == (160 + 8 * len(layout),)
-    counters = find_member_offsets(btf, "cpu_line", ProgramCounts._fields)
+    assert places("config", ("interrupt_text",)) == (160 + 8 * len(layout),)
+    counters = places("cpu_line", ProgramCounts._fields)
     assert counters == (*range(0, 8 * _COUNTERS, 8), 8 * _MISSED_WORD, 8 * _BUSY_WORD)
-    assert find_member_offsets(btf, "cpu_line", ("unused",)) == (_CPU_LINE_BYTES - 56,)
-    assert find_member_offsets(btf, "cpu_line", ("in_flight",)) == (8 * _IN_FLIGHT_WORD,)
-    assert find_member_offsets(btf, "span_slot", ("said_at", "context_at")) == (0, 8)
+    assert places("cpu_line", ("unused",)) == (_CPU_LINE_BYTES - 56,)
+    assert places("cpu_line", ("in_flight",)) == (8 * _IN_FLIGHT_WORD,)
+    assert places("span_slot", ("said_at", "context_at")) == (0, 8)
     for name, fields in (("span_path", SpanPath._fields), ("span_class", SpanClass._fields)):
-        assert find_member_offsets(btf, name, fields) == tuple(range(0, 8 * len(fields), 8))
+        assert places(name, fields) == tuple(range(0, 8 * len(fields), 8))
     vector = ("length_at", "first_at", "entry_at")
     place = ("start_time_ns", "stack_start", "offset", "module", "generation", *vector)
-    assert find_member_offsets(btf, "context_place", place) == tuple(range(0, 64, 8))
+    assert places("context_place", place) == tuple(range(0, 64, 8))
 
 
 def test_the_path_to_spans_is_packed_with_its_classes():

@@ -17,7 +17,7 @@ from otel_kprofiler.bpf.unwind import (
     KernelOffsets,
     RegisterBlock,
 )
-from tests.bpf_object import object_btf
+from tests.bpf_object import btf, object_btf
 
 
 def object_types():
@@ -74,25 +74,6 @@ def test_the_registers_of_a_walk_are_those_of_the_blocks(machine):
         assert block.at[processor.fp_column] == block.fp_at
         assert max(block.at) < block.size
         assert len(set(block.at)) == len(block.at)
-
-
-def btf(*structs):
-    """BTF of structs: (name, size, [(member, offset, type number)]); no name: anonymous."""
-    text, types = bytearray(b"\0"), b""
-
-    def add(name):
-        if not name:
-            return 0
-        at = len(text)
-        text.extend(name.encode() + b"\0")
-        return at
-
-    for name, size, members in structs:
-        types += struct.pack("=III", add(name), 4 << 24 | len(members), size)
-        for member, offset, number in members:
-            types += struct.pack("=III", add(member), number, offset * 8)
-    head = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), len(text))
-    return head + types + bytes(text)
 
 
 def kernel(**changes):

@@ -11,7 +11,6 @@ from otel_kprofiler.bpf import (
     KernelTypes,
     ThreadTable,
     WaitOffsets,
-    find_member_offsets,
     find_wait_offsets,
     parse_records,
     parse_threads,
@@ -46,30 +45,28 @@ def pack(thread, task=0xFFFF888000000000):
     )  # fmt: skip
 
 
-def words(btf, name, fields, step=8, first=0):
-    assert find_member_offsets(btf, name, fields) == tuple(
-        range(first, first + step * len(fields), step)
-    )
+def words(types, name, fields, step=8, first=0):
+    places = [types.offset(name, field) for field in fields]
+    assert places == list(range(first, first + step * len(fields), step))
 
 
 def test_python_and_the_compiled_program_agree_on_every_struct():
-    btf = object_btf()
-    words(btf, "thread", ("task", "off_since_ns", "run_delay_ns", "initial_tid"))
+    types = KernelTypes(object_btf())
+    words(types, "thread", ("task", "off_since_ns", "run_delay_ns", "initial_tid"))
     wait = ("initial_tid", "state", "epoch", "cpu", "flags", "threshold", "likely")
-    words(btf, "thread", (*wait, "usual", "usual_preempted", "claims"), 4, 24)
-    words(btf, "thread", ("total_ns",), first=64)
-    words(btf, "thread", ("waits", "below_ns", "start_time_ns", "id", "woken_ns", "tgid"), 8, 104)
+    words(types, "thread", (*wait, "usual", "usual_preempted", "claims"), 4, 24)
+    words(types, "thread", ("total_ns",), first=64)
+    words(types, "thread", ("waits", "below_ns", "start_time_ns", "id", "woken_ns", "tgid"), 8, 104)
     last = ("tgid", "tid", "in_namespace", "waker_tgid", "waker_tid", "reserved")
-    words(btf, "thread", last, 4, 144)
-    words(btf, "thread", ("waker_comm",), first=176)
-    types = KernelTypes(btf)
+    words(types, "thread", last, 4, 144)
+    words(types, "thread", ("waker_comm",), first=176)
     assert types.size("thread") == THREAD_BYTES
     assert types.size("bucket") == PLACES * 8
     assert types.size("wait_line") == 192
-    words(btf, "wait_line", (*WaitCounts._fields, "offset_ns", "set_ns"))
-    words(btf, "wait_layout", (*WaitOffsets._fields, "bucket_mask"))
+    words(types, "wait_line", (*WaitCounts._fields, "offset_ns", "set_ns"))
+    words(types, "wait_layout", (*WaitOffsets._fields, "bucket_mask"))
     assert types.size("wait_layout") == len(WaitOffsets(1, 2, 3).pack(64))
-    words(btf, "wait_config", WaitConfig._fields)
+    words(types, "wait_config", WaitConfig._fields)
 
 
 def test_settings_are_written_where_the_program_reads_them(tmp_path):
