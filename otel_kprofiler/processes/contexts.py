@@ -20,12 +20,14 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, NamedTuple
 
 from otel_kprofiler.host import (
     TICK_NS,
     Access,
     HostFiles,
+    PatientCalls,
     ProcessStat,
     parse_mappings,
     read_maps,
@@ -64,6 +66,8 @@ _ANSWER_TIMEOUT_S: Final = 0.1
 _SCAN_SHARE: Final = 200
 _CAPACITY: Final = 8192
 _MAX_KNOWN_BYTES: Final = 16 * 1024 * 1024
+
+_THREAD: Final = "kprofiler-contexts"
 
 _log = logging.getLogger(__name__)
 
@@ -209,8 +213,8 @@ def _opened(files: HostFiles, path: str) -> Iterator[int]:
 class ProcessContexts:
     """Reads the contexts and environments of sampled processes. Thread-safe.
 
-    A process's memory may be on a file system that hangs, so a separate thread reads it, and
-    callers wait only briefly.
+    A process's memory may be on a file system that hangs, so threads of its own read it, and
+    callers wait only briefly. A thread that hangs is left to its process, and others are read on.
 
     Args:
         files: files of the host.
@@ -241,6 +245,7 @@ class ProcessContexts:
         self._late = False
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._calls = PatientCalls(_THREAD)
         self._threads: PublishedThreads | None = None
 
     def follow_threads(self, reader: ContextReader) -> None:
@@ -275,7 +280,7 @@ class ProcessContexts:
                 self._changed.notify_all()
 
     def _start(self) -> bool:
-        thread = threading.Thread(target=self._run, name="kprofiler-contexts", daemon=True)
+        thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # the limit of threads; samples have no contexts then
@@ -312,37 +317,54 @@ class ProcessContexts:
         return {key: published for key in keys if (published := self._known.get(key))}
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._calls.stop()
 
     def _run(self) -> None:
         while keys := self._next():
             for key in keys:
-                claims = None
-                try:
-                    claims = self._read_claims(key)
-                except (FileNotFoundError, ProcessLookupError):
+                if not self._calls.has_left(key):
+                    self._calls.call(key, partial(self._renew, key))
+                elif self._has_ended(key):
                     self._gone.add(key)
-                    if self._threads:
-                        self._threads.release(key)
-                except OSError:
-                    pass  # not permitted
-                self._keep(key, claims)
+                    self._keep(key, None)
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
 
+    def _renew(self, key: ProcessKey) -> None:
+        """Read a process that was not left to a file system that hangs."""
+        claims = None
+        try:
+            claims = self._read_claims(key)
+        except (FileNotFoundError, ProcessLookupError):
+            self._gone.add(key)
+            if self._threads:
+                self._threads.release(key)
+        except OSError:
+            pass  # not permitted
+        self._keep(key, claims)
+
+    def _has_ended(self, key: ProcessKey) -> bool:
+        try:
+            self._check(key)
+        except ProcessLookupError:
+            return True
+        return False
+
     def _keep(self, key: ProcessKey, claims: Claims | None) -> None:
         """Store the claims of a process; over the limit, evict the least recently seen."""
-        last = self._known.pop(key, None)
-        self._known_bytes -= last.size if last else 0
-        if claims:
-            self._known[key] = claims
-            self._known_bytes += claims.size
-        while len(self._known) > _CAPACITY or self._known_bytes > _MAX_KNOWN_BYTES:
-            self._known_bytes -= self._known.popitem(last=False)[1].size
+        with self._changed:
+            last = self._known.pop(key, None)
+            self._known_bytes -= last.size if last else 0
+            if claims:
+                self._known[key] = claims
+                self._known_bytes += claims.size
+            while len(self._known) > _CAPACITY or self._known_bytes > _MAX_KNOWN_BYTES:
+                self._known_bytes -= self._known.popitem(last=False)[1].size
 
     def _next(self) -> list[ProcessKey]:
         """Waits for the processes to read next; empty after ``close``."""

@@ -118,7 +118,7 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
 class PublishedThreads:
     """Registers the processes that publish thread contexts.
 
-    :meth:`decode` is thread-safe; other methods belong to the thread that reads process contexts.
+    Thread-safe, but for two calls with the same process at a time.
 
     Args:
         files: the host's files.

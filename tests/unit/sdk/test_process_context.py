@@ -22,6 +22,7 @@ from otel_kprofiler.processes import ProcessContexts, ProcessResources, read_pro
 from otel_kprofiler.processes.contexts import parse_context_addresses
 from otel_kprofiler.sdk import process_context
 from otel_kprofiler.sdk.process_context import publish_process_context, withdraw_process_context
+from tests.fuse import mounted
 from tests.raw_forks import run_in_raw_child
 
 pytestmark = pytest.mark.system
@@ -408,6 +409,35 @@ def test_a_process_with_unresponsive_memory_delays_nothing(process, tmp_path, ca
     assert len([r for r in caplog.records if "not read in time" in r.message]) == 1
     contexts.close()
     os.close(os.open(directory / "mem", os.O_RDWR))
+
+
+def test_a_process_whose_memory_hangs_takes_no_context_of_others(process, tmp_path):
+    keys = [ProcessKey(pid, 300 * TICK_NS) for pid in (5, 6, 7)]
+    hanging, *_ = [process(pid=key.tgid) for key in keys]
+    content = (hanging / "mem").read_bytes()
+    (hanging / "mem").unlink()
+    with mounted(tmp_path / "fuse", {"mem": content}, cached=False) as fuse:
+        (hanging / "mem").symlink_to(fuse.point / "mem")
+        fuse.freeze("read")
+        contexts = ProcessContexts(Access(process.root), first_look_s=0, answer_timeout_s=30)
+        contexts.expect(keys[0])
+        assert contexts.look(keys[:1]) == {}
+        for key in keys[1:]:
+            contexts.expect(key)
+        assert list(contexts.look(keys)) == keys[1:]
+        fuse.thaw()
+        until = time.monotonic() + 60
+        while list(contexts.look(keys)) != keys:
+            assert time.monotonic() < until
+        fuse.freeze("read")
+        assert list(contexts.look(keys)) == keys
+        assert contexts._calls.has_left(keys[0])
+        stat = (hanging / "stat").read_text()
+        (hanging / "stat").write_text(stat.replace("300", "400"))
+        assert list(contexts.look(keys)) == keys, "it was forgotten in the window of its end"
+        assert list(contexts.look(keys)) == keys[1:]
+        contexts.close()
+        fuse.thaw()
 
 
 def test_a_process_cannot_claim_another_location(process, resources):
