@@ -1,9 +1,11 @@
-"""Thread contexts: what reading one adds to a sample, and what it costs a process without any."""
+"""Thread contexts: what reading one adds to a sample, and publishing one to a change of span."""
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ MODELS: Final = ("local_exec", "descriptor", "opened_descriptor")
 STATES: Final = ("nobody publishes", "another process publishes", "it publishes")
 LATEST_S: Final = 30.0
 GOAL_NS: Final = 300
+GOAL_OF_CHANGES_NS: Final = 200
 
 
 class _Place:
@@ -91,8 +94,24 @@ def _measure(model: str, rounds: int, seconds: float) -> dict[str, list[float]]:
     return costs
 
 
+def _measure_changes(rounds: int) -> Iterator[Row]:
+    """Measures changes of context in Python services that publish their spans."""
+    command = [sys.executable, "-m", "benchmarks.span_changes"]
+    runs = [json.loads(subprocess.check_output(command)) for _ in range(rounds)]
+    for kind in runs[0]:
+        added = statistics.median(run[kind][1] - run[kind][0] for run in runs)
+        plain = statistics.median(run[kind][0] for run in runs)
+        yield Row(
+            f"thread contexts, Python: {kind}",
+            f"{added:+.0f} ns a change",
+            f"without {plain:.0f} ns",
+            goal=f"≤ {GOAL_OF_CHANGES_NS} ns",
+        )
+
+
 def rows(quick: bool) -> Iterator[Row]:
     """The rows of this topic."""
+    yield from _measure_changes(3 if quick else 9)
     for model in MODELS:
         costs = _measure(model, 9 if quick else 25, 0.6)
         plain = costs[STATES[0]]

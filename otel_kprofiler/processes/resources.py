@@ -130,6 +130,7 @@ class ProcessResources:
         contexts: what processes publish about themselves (service.name, …); closed with this
             object. Configured and observed attributes take precedence.
         service_sources: see :func:`find_service_name`; used for processes that publish no name.
+        reads_threads: whether :meth:`follow_threads` has an effect.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class ProcessResources:
         on_new: Callable[[ProcessKey, Resource], None] | None = None,
         contexts: ProcessContexts | None = None,
         service_sources: Sequence[str] = (),
+        reads_threads: bool = True,
     ) -> None:
         self._files = files
         self._boot_unix_ns = clock.to_unix_ns(0)
@@ -154,6 +156,7 @@ class ProcessResources:
         self._resources: OrderedDict[tuple[ProcessKey, int], _Process] = OrderedDict()
         self._checked: dict[int, ProcessKey] = {}
         self._contexts = contexts
+        self._reads_threads = reads_threads
         self._latest: dict[ProcessKey, _Process] = {}
         self._newest: dict[tuple[int, int | None], _Process] = {}  # whatever program it runs
         self._running: dict[Resource, _Process] = {}  # processes whose attributes may change
@@ -363,7 +366,7 @@ class ProcessResources:
 
     def follow_threads(self, reader: ContextReader) -> None:
         """Read the thread contexts of processes that publish them; before the first sample."""
-        if self._contexts:
+        if self._contexts and self._reads_threads:
             self._contexts.follow_threads(reader)
 
     def decode_context(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:

@@ -60,6 +60,9 @@ OTEL_KPROFILER_BAGGAGE_KEYS = "OTEL_KPROFILER_BAGGAGE_KEYS"
 OTEL_KPROFILER_PUBLISH_CONTEXT = "OTEL_KPROFILER_PUBLISH_CONTEXT"
 """``true`` (default) to publish the Resource for profilers outside the process."""
 
+OTEL_KPROFILER_PUBLISH_THREAD_CONTEXTS = "OTEL_KPROFILER_PUBLISH_THREAD_CONTEXTS"
+"""``true`` (default) to publish the current span of each thread with it."""
+
 OTEL_KPROFILER_RESTART_IN_CHILDREN = "OTEL_KPROFILER_RESTART_IN_CHILDREN"
 """``true`` (default) to start a profiler in each forked child."""
 

@@ -26,21 +26,21 @@ from otel_kprofiler.sdk.exporters import ExporterFactory
 from otel_kprofiler.sdk.later import LaterStart, warn_without_threads
 from otel_kprofiler.sdk.other_threads import renew_thread_id
 from otel_kprofiler.sdk.plan import Plan, Target
-from otel_kprofiler.sdk.process_context import publish_profiled
 from otel_kprofiler.sdk.provider import (
     EXIT_TIMEOUT_MILLIS,
     BatchProfileProcessor,
     ProfilerProvider,
     get_profiler_provider,
 )
+from otel_kprofiler.sdk.publishing import publish_service
 from otel_kprofiler.sdk.refusals import (
     make_second_error,
     refuse_green_threads,
     refuse_subinterpreters,
 )
-from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.session import Session
 from otel_kprofiler.sdk.signals import come_before_sigterm
+from otel_kprofiler.sdk.thread_contexts import describe_threads
 from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.workers import is_before_workers
 
@@ -82,6 +82,7 @@ class KernelProfiler(ForkAware):
         max_threads: maximum number of threads with span links at a time where span changes are
             hooked.
         publish_context: publish the Resource for profilers outside this process (OTEP 4719).
+        publish_thread_contexts: publish each thread's current span there, too (OTEP 4947).
         restart_in_children: start a profiler in each forked child; otherwise children are not
             profiled.
         export_on_sigterm: call :meth:`export_on_sigterm` in :meth:`start`.
@@ -108,6 +109,7 @@ class KernelProfiler(ForkAware):
         baggage_keys: Sequence[str] = (),
         max_threads: int = 1024,
         publish_context: bool = True,
+        publish_thread_contexts: bool = True,
         restart_in_children: bool = True,
         export_on_sigterm: bool = False,
     ) -> None:
@@ -130,6 +132,7 @@ class KernelProfiler(ForkAware):
             local_root_names=local_root_names,
             baggage_keys=tuple(baggage_keys),
             publish_context=publish_context,
+            publish_thread_contexts=publish_thread_contexts,
             restart_in_children=restart_in_children,
             export_on_sigterm=export_on_sigterm,
         )
@@ -295,7 +298,8 @@ class KernelProfiler(ForkAware):
 
         Keys: ``state`` (``running``, ``paused``, ``stopped`` or ``disabled``), ``problem`` (why
         it is not running, or why it ended), ``samples`` and ``linked`` (samples in closed
-        windows, and those with a link), ``account`` (of all samples, up to the stop), and, while
+        windows, and those with a link), ``account`` (of all samples, up to the stop),
+        ``thread_contexts``: ``published``, ``problem`` (why not) and ``failures``, and, while
         running, ``python_frames``: ``problem`` (why there are none) and ``stacks`` (what came of
         them, by outcome), ``labels``: ``possible``, ``samples`` (with labels) and ``left_out``
         (without, by why), and ``span_links``: ``source`` (``interpreter`` or ``hooks``),
@@ -315,6 +319,7 @@ class KernelProfiler(ForkAware):
             "problem": self._disabled or (session.failure if session else self._problem),
             "samples": self._samples,
             "linked": self._linked,
+            "thread_contexts": describe_threads(),
         }
         if session is None:
             stats["account"] = self._account
@@ -338,10 +343,8 @@ class KernelProfiler(ForkAware):
         if _running is not None and _running is not self:
             raise make_second_error()
         if is_before_workers():
-            self._problem = "starts in each worker of uWSGI"
-            _log.info("the kernel profiler %s", self._problem)
             forks.register(ForkStep.RESTART, self)
-            self._later.in_workers()
+            self._problem = self._later.in_workers()
             return
         self._later.due = False
         renew_thread_id()
@@ -391,14 +394,11 @@ class KernelProfiler(ForkAware):
             provider.shutdown(EXIT_TIMEOUT_MILLIS)
 
     def _publish(self, *, sampling: bool) -> None:
-        """Publish the profiles' Resource and what is sampled, or that nothing is."""
-        if self._plan.publish_context:
-            publish_profiled(self._published, self._plan.target if sampling else "")
+        publish_service(self._plan, self._find_resource, sampling=sampling)
 
-    def _published(self) -> dict[str, AttributeValue]:
+    def _find_resource(self) -> Resource:
         provider = self._provider
-        resource = self._resource if provider is None else provider.resource
-        return {**plain_attributes(resource.attributes), **self._plan.attributes}
+        return self._resource if provider is None else provider.resource
 
     def _take(self, provider: ProfilerProvider, window: Window) -> None:
         for _, sample in window.samples:

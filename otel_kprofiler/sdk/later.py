@@ -35,11 +35,14 @@ class LaterStart:
         self._lock = lock
         self.due = False
 
-    def in_workers(self) -> None:
-        """Start in each worker of uWSGI that is forked."""
+    def in_workers(self) -> str:
+        """Start in each worker of uWSGI that is forked; returns why not now."""
         if not self.due:
             self.due = True
             call_in_workers(self._run)
+        reason = "starts in each worker of uWSGI"
+        _log.info("the kernel profiler %s", reason)
+        return reason
 
     def soon(self) -> None:
         """Start in some time, in a thread."""

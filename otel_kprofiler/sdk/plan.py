@@ -60,6 +60,7 @@ class Plan:
         local_root_names: name linked samples after the local root of their span.
         baggage_keys: entries of a local root's baggage that its samples carry as labels.
         publish_context: publish the Resource for profilers outside the process.
+        publish_thread_contexts: publish the current span of each thread there, too.
         restart_in_children: start a profiler in each forked child.
         export_on_sigterm: export pending samples before SIGTERM terminates the process.
     """
@@ -78,6 +79,7 @@ class Plan:
     local_root_names: bool = True
     baggage_keys: tuple[str, ...] = ()
     publish_context: bool = True
+    publish_thread_contexts: bool = True
     restart_in_children: bool = True
     export_on_sigterm: bool = False
 
@@ -139,10 +141,11 @@ def _find_span_path() -> SpanPath | None:
 def make_resources(plan: Plan, access: Access, clock: Clock) -> ProcessResources:
     """The Resources of profiled processes, without attributes until :func:`set_service`.
 
-    Those of descendants include their published process context.
+    Those of descendants include their published process context, and their samples the spans that
+    they publish.
     """
     contexts = None if plan.target == "self" else ProcessContexts(access)
-    return ProcessResources(access, clock, {}, contexts=contexts)
+    return ProcessResources(access, clock, {}, contexts=contexts, reads_threads=plan.span_links)
 
 
 def set_service(resources: ProcessResources, plan: Plan, service: Resource, access: Access) -> None:

@@ -66,6 +66,11 @@ class Settings(Receiver):
         default=True,
         description="Publish the Resource for profilers outside this process (OTEP 4719).",
     )
+    publish_thread_contexts: bool = Field(
+        default=True,
+        description="Publish the current span of each thread for profilers outside this process "
+        "(OTEP 4947), with its labels; needs publish_context.",
+    )
     restart_in_children: bool = Field(
         default=True, description="Start a profiler in each forked child."
     )
@@ -185,6 +190,7 @@ def make_plan(settings: Settings) -> Plan:
         local_root_names=settings.local_root_names,
         baggage_keys=tuple(settings.baggage_keys),
         publish_context=settings.publish_context,
+        publish_thread_contexts=settings.publish_thread_contexts,
         restart_in_children=settings.restart_in_children,
         export_on_sigterm=settings.export_on_sigterm,
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import logging
 import platform
 import sys
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from otel_kprofiler.model import Attributes, LabelSet
 from otel_kprofiler.processes import KEY_MAP, SCHEMA
 from otel_kprofiler.sdk.label_sets import KEY, process_labels
 from otel_kprofiler.sdk.process_context import publish_thread_keys
+from otel_kprofiler.sdk.refusals import refuse_subinterpreters
 from otel_kprofiler.sdk.resource import find_resource, plain_attributes
 from otel_kprofiler.sdk.thread_slot import find_context_offset, find_entered_offset
 from otel_kprofiler.thread_record import load
@@ -38,6 +40,8 @@ _VERSION: Final = "tlsdesc_v1_dev"
 _MAX_NAMES: Final = 256
 _MAX_VALUE_BYTES: Final = 255
 _MAX_BYTES: Final = 612  # MAX_ATTRIBUTES of record.c
+
+_log = logging.getLogger(__name__)
 
 
 class _Attributes:
@@ -74,9 +78,14 @@ class _Attributes:
 
 
 class _Writer:
-    """The writer of this process. Thread-safe."""
+    """The writer of this process. Thread-safe.
+
+    Attributes:
+        problem: why spans are not published; empty if they are, or nobody wanted it.
+    """
 
     def __init__(self) -> None:
+        self.problem = ""
         self._lock = ProcessLock()
         self._library: Any = None
         self._attributes = _Attributes(self._announce)
@@ -92,6 +101,7 @@ class _Writer:
                 resource = plain_attributes(service.attributes) if service else {}
             publish_thread_keys(_keys(self._attributes.names), resource)
             self._published = True
+            self.problem = ""
 
     def stop(self) -> None:
         with self._lock:
@@ -102,7 +112,15 @@ class _Writer:
     def count_failures(self) -> int:
         return int(self._library.count_failures()) if self._library else 0
 
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "published": self._published,
+            "problem": self.problem,
+            "failures": self.count_failures(),
+        }
+
     def _install(self) -> None:
+        refuse_subinterpreters()
         runtime = otel_context._RUNTIME_CONTEXT  # noqa: SLF001
         variable = getattr(runtime, "_current_context", None)
         if not isinstance(variable, contextvars.ContextVar):
@@ -194,6 +212,21 @@ def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
             process context cannot be published.
     """
     _writer.start(resource)
+
+
+def publish_threads() -> None:
+    """Publish the current span of each thread; log what prevents it. Thread-safe."""
+    try:
+        _writer.start(None)
+    except HostError as error:
+        if _writer.problem != error.message:
+            _log.info("%s", error.with_fix())
+        _writer.problem = error.message
+
+
+def describe_threads() -> dict[str, object]:
+    """``published``, ``problem`` and ``failures`` (spans that could not be read). Thread-safe."""
+    return _writer.as_dict()
 
 
 def stop_thread_contexts() -> None:

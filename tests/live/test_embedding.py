@@ -276,6 +276,52 @@ def test_descendants_are_profiled_with_resources_of_their_own():
     assert len(busy) == 2, (counts, other)
 
 
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64")
+@pytest.mark.parametrize("links", [True, False])
+def test_descendants_are_linked_to_the_spans_that_they_publish(links):
+    code = """
+        import os, time
+        from opentelemetry.sdk.trace import TracerProvider
+        from otel_kprofiler import KernelProfiler, ProfilerProvider
+        from otel_kprofiler.sdk import InMemoryProfileExporter, SimpleProfileProcessor
+
+        exporter = InMemoryProfileExporter()
+        provider = ProfilerProvider(shutdown_on_exit=False)
+        provider.add_profile_processor(SimpleProfileProcessor(exporter))
+        links = os.environ["LINKS"] == "True"
+        parent = os.getpid()
+        profiler = KernelProfiler(
+            provider, target="children", samples_per_second=499, reporter_interval_s=1,
+            span_links=links,
+        ).start("raise")
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if not pid:
+            with TracerProvider().get_tracer("test").start_as_current_span("child") as span:
+                os.write(writing, b"%016x" % span.get_span_context().span_id)
+                while os.getppid() == parent:
+                    os.stat("/proc/self")
+        span_id = bytes.fromhex(os.read(reading, 16).decode())
+
+        def of_child():
+            samples = [
+                sample for window in exporter.get_finished_windows()
+                for _, sample in window.samples if sample.tid == pid
+            ]
+            return len(samples), [sample.link.span_id for sample in samples if sample.link]
+
+        deadline = time.monotonic() + 60
+        wanted = (lambda all, linked: linked) if links else (lambda all, linked: all > 1)
+        while not wanted(*of_child()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(0 if links else 3)  # a window after the process context was read
+        os.kill(pid, 9)
+        found = of_child()[1]
+        assert set(found) == ({span_id} if links else set()), found
+    """
+    run(code, env={"LINKS": str(links)})
+
+
 @pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare of util-linux")
 @pytest.mark.parametrize("target", ["self", "children"])
 def test_in_a_pid_namespace_samples_have_its_ids(target, to_file):

@@ -1,0 +1,31 @@
+"""Publishes what profilers outside of a service read: its Resource, and its threads' spans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from opentelemetry.sdk.resources import Resource
+
+from otel_kprofiler.model import AttributeValue
+from otel_kprofiler.sdk.plan import Plan
+from otel_kprofiler.sdk.process_context import publish_profiled
+from otel_kprofiler.sdk.resource import plain_attributes
+from otel_kprofiler.sdk.thread_contexts import publish_threads
+
+
+def publish_service(plan: Plan, find_resource: Callable[[], Resource], *, sampling: bool) -> None:
+    """Publish what the plan wants; log what prevents it.
+
+    Args:
+        plan: says what to publish, and what is sampled.
+        find_resource: returns the service's Resource, also in forked children.
+        sampling: whether the plan's target is sampled; otherwise nothing is.
+    """
+
+    def describe() -> dict[str, AttributeValue]:
+        return {**plain_attributes(find_resource().attributes), **plan.attributes}
+
+    if plan.publish_context:
+        publish_profiled(describe, plan.target if sampling else "")
+        if sampling and plan.publish_thread_contexts:
+            publish_threads()

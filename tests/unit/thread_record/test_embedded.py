@@ -1,0 +1,106 @@
+"""Embedded services publish their spans by default, with and without the privileges to profile."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="the library is for x86-64"),
+]
+SERVICE = """
+    import contextvars, logging, os, sys
+    from opentelemetry.sdk.trace import TracerProvider
+    from otel_kprofiler import KernelProfiler
+    from otel_kprofiler.processes import read_process_context
+    from tests.thread_record import read_record
+
+    logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
+    plain = contextvars.ContextVar.__dict__["set"]
+    tracer = TracerProvider().get_tracer("test")
+
+    def is_announced():
+        extra = read_process_context(os.getpid()).extra
+        return extra.get("threadlocal.schema_version") == "tlsdesc_v1_dev"
+
+    def check():
+        with tracer.start_as_current_span("span") as span:
+            context = span.get_span_context()
+            assert read_record()[:2] == (context.trace_id, context.span_id)
+"""
+
+
+def run(code, *, privileges=False, **environ):
+    wrapper = [] if privileges else ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    text = textwrap.dedent(SERVICE) + textwrap.dedent(code)
+    done = subprocess.run(
+        [*wrapper, sys.executable, "-W", "ignore", "-c", text],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OTEL_PROFILES_EXPORTER": "console", "OTEL_SERVICE_NAME": "svc"}
+        | environ,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("privileges", [False, True])
+def test_spans_are_published_by_default(privileges):
+    run(
+        """
+        profiler = KernelProfiler.from_env().start()
+        check()
+        assert is_announced()
+        of_threads = profiler.stats()["thread_contexts"]
+        assert of_threads == {"published": True, "problem": "", "failures": 0}
+        profiler.stop()
+        check()
+        assert is_announced()
+        """,
+        privileges=privileges,
+    )
+
+
+@pytest.mark.parametrize("name", ["PUBLISH_THREAD_CONTEXTS", "PUBLISH_CONTEXT"])
+def test_nothing_is_hooked_if_the_service_disables_it(name):
+    run(
+        """
+        profiler = KernelProfiler.from_env().start()
+        assert contextvars.ContextVar.__dict__["set"] is plain
+        context = read_process_context(os.getpid())
+        assert context is None or not is_announced()
+        of_threads = profiler.stats()["thread_contexts"]
+        assert of_threads == {"published": False, "problem": "", "failures": 0}
+        """,
+        **{f"OTEL_KPROFILER_{name}": "false"},
+    )
+
+
+def test_a_disabled_sdk_publishes_nothing():
+    run(
+        """
+        KernelProfiler.from_env().start()
+        assert contextvars.ContextVar.__dict__["set"] is plain
+        """,
+        OTEL_SDK_DISABLED="true",
+    )
+
+
+def test_the_log_says_once_why_spans_are_not_published():
+    log = run(
+        """
+        sys.modules["otel_kprofiler.thread_record._record"] = None
+        profiler = KernelProfiler.from_env().start()
+        profiler.start()
+        assert "no library for x86_64" in profiler.stats()["thread_contexts"]["problem"]
+        assert read_process_context(os.getpid()).resource["service.name"] == "svc"
+        assert not is_announced()
+        """
+    )
+    (line,) = [line for line in log.splitlines() if "spans of threads" in line]
+    assert line.startswith("INFO spans of threads are not published: no library for x86_64")
+    assert "fix: " in line
