@@ -10,6 +10,7 @@ from otel_kprofiler.formats.columns import (
     compared_columns,
     frame_row,
     process_row,
+    wait_rows,
 )
 from otel_kprofiler.formats.entries import (
     Entry,
@@ -65,4 +66,5 @@ __all__ = [
     "speedscope",
     "stack_entries",
     "table",
+    "wait_rows",
 ]

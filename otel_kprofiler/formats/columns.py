@@ -18,7 +18,15 @@ from otel_kprofiler.formats.weights import unit_of
 from otel_kprofiler.model import Profile, ProfileKind, Resource, Stack, Window, WindowSample
 from otel_kprofiler.text import describe_count, escape_controls
 
-_KINDS: Final = {"process": 0, "kernel": 1, "module": 2, "bpf": 3, "user": 4, "python": 5}
+_KINDS: Final = {
+    "process": 0,
+    "kernel": 1,
+    "module": 2,
+    "bpf": 3,
+    "user": 4,
+    "python": 5,
+    "wait": 6,
+}
 """Colours of frames, in the order of KINDS in ``viewer/src/profile.js``."""
 _MOST_BINS: Final = 1500
 _STEPS: Final = (10, 20, 50, 100, 200, 500)
@@ -64,6 +72,13 @@ def frame_row(entry: Entry) -> FrameRow:
 def process_row(name: str) -> FrameRow:
     """Returns the row of a process, the root of its stacks."""
     return FrameRow(name)
+
+
+def wait_rows(sample: WindowSample) -> tuple[FrameRow, ...]:
+    """Returns the row below the stack of a wait: its cause; none for other samples."""
+    if sample.wait is None or sample.wait.cause is None:
+        return ()
+    return (FrameRow(f"wait: {sample.wait.cause.label}", color="wait"),)
 
 
 class Interval(NamedTuple):
@@ -235,7 +250,7 @@ class _Columns:
         name = process_name(resource, sample.thread_name)
         process = _index(self._processes, (name, process_id(resource)))
         thread = _index(self._threads, (sample.thread_name, sample.tid, process))
-        return _index(self._rows, (self._leaf(name, sample.stack), thread, sample.cpu, kind))
+        return _index(self._rows, (self._leaf(name, sample), thread, sample.cpu, kind))
 
     def _add(self, row: int, sample: WindowSample, factor: int, axis: _Axis) -> None:
         counts, (first, bins, start_ns, bin_ns) = self._counts, axis
@@ -245,7 +260,13 @@ class _Columns:
             value = sample.values[at] if sample.values else 1
             counts[key] = counts.get(key, 0) + value * factor
 
-    def _leaf(self, process: str, stack: Stack) -> int:
+    def _leaf(self, process: str, sample: WindowSample) -> int:
+        leaf = self._stack_leaf(process, sample.stack)
+        for row in wait_rows(sample):
+            leaf = _index(self._nodes, (leaf, _index(self._frames, row)))
+        return leaf
+
+    def _stack_leaf(self, process: str, stack: Stack) -> int:
         leaf = self._leaves.get((process, stack))
         if leaf is None:
             path = self._paths.get(stack)

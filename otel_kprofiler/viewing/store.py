@@ -28,6 +28,7 @@ from otel_kprofiler.formats import (
     process_name,
     process_row,
     side_remarks,
+    wait_rows,
 )
 from otel_kprofiler.model import Profile, RawFrames, Resource, Stack, Window, WindowSample
 from otel_kprofiler.text import escape_controls
@@ -212,7 +213,7 @@ class SampleStore:
                 owner, escape_controls(process), process_id(resource),
                 escape_controls(sample.thread_name), _bounded(sample.tid),
             )  # fmt: skip
-            node = paths.leaf(process, sample.stack)
+            node = paths.leaf(process, sample)
             cpu = max(0, min(sample.cpu, _MAX_CPU))
             values = sample.values or [1] * len(sample.timestamps_unix_ns)
             for moment, value in zip(sample.timestamps_unix_ns, values, strict=True):
@@ -308,17 +309,25 @@ class _Paths:
         self._nodes: dict[tuple[int, int], int] = {}
         self._frames: dict[int, tuple[int, ...]] = {}  # by identity, since frames are large
 
-    def leaf(self, process: str, stack: Stack) -> int:
-        """The node of a stack's innermost frame, below the name of its process."""
+    def leaf(self, process: str, sample: WindowSample) -> int:
+        """The node of a sample's innermost frame, below the name of its process."""
+        stack = sample.stack
         leaf = self._leaves.get((process, stack))
         if leaf is None:
             leaf = 0
             for frame in (self._frame(process_row(process)), *self._path(stack)):
-                key = leaf, frame
-                node = self._nodes.get(key)
-                leaf = self._nodes[key] = self._node(*key) if node is None else node
+                leaf = self._below(leaf, frame)
             self._leaves[process, stack] = leaf
+        for row in wait_rows(sample):
+            leaf = self._below(leaf, self._frame(row))
         return leaf
+
+    def _below(self, leaf: int, frame: int) -> int:
+        key = leaf, frame
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = self._node(*key)
+        return node
 
     def _path(self, stack: Stack) -> Iterator[int]:
         for side in reversed(stack.sides):

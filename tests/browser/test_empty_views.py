@@ -85,9 +85,11 @@ def test_a_kind_without_samples_leads_to_another(browser, tmp_path):
     waits = ResourceSamples(Resource({"process.executable.name": "waiter"}), samples)
     profiles = [*PROFILE.profiles, Profile(OFF_CPU, 0, [waits])]
     path.write_text(html([replace(PROFILE, profiles=profiles)]))
-    browser.open(path.as_uri() + "#process=waiter")
+    browser.open(path.as_uri() + "#kind=on_cpu&process=waiter")
     assert browser.evaluate(REASON) == "No samples of on_cpu pass: process waiter."
-    assert browser.evaluate(WAYS) == ["All processes · 100 samples", "Show off_cpu · 7 ms"]
+    assert browser.evaluate(WAYS) == [
+        "All processes · 100 samples", "Show off_cpu · 7 ms", "Show wall · 7 ms",
+    ]  # fmt: skip
     browser.press("g", "Tab", "Enter")
     assert browser.evaluate(REASON) is None
     assert browser.evaluate("document.getElementById('kind').value") == "off_cpu"

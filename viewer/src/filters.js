@@ -1,6 +1,8 @@
 // The three lists to choose from: process, thread (or process id), CPU. Their values are texts that
 // mean the same in every profile.
 
+import { weightsOf } from "./kinds.js";
+
 const LONGEST = 1000; // options in a list
 
 export const threadValue = (profile, at) =>
@@ -51,11 +53,11 @@ export function fillFilters(profile, element, state) {
   const { threads, processes, strings, samples } = profile;
   const perThread = new Float64Array(threads.tid.length);
   const perCpu = new Float64Array((profile.cpus.at(-1) ?? -1) + 1);
-  const kind = Math.max(0, profile.kinds.findIndex(({ name }) => name === state.kind));
+  const weights = weightsOf(profile.kinds, profile.kindAt(state.kind));
   for (let i = 0; i < samples.count.length; i += 1) {
-    if (samples.kind[i] !== kind) continue;
-    perThread[samples.thread[i]] += samples.count[i];
-    perCpu[samples.cpu[i]] += samples.count[i];
+    const value = samples.count[i] * weights[samples.kind[i]];
+    perThread[samples.thread[i]] += value;
+    perCpu[samples.cpu[i]] += value;
   }
   const all = perCpu.reduce((a, b) => a + b, 0) || 1;
   const percent = (count) => `${((100 * count) / all).toFixed(1)}%`;

@@ -6,7 +6,7 @@ import { binsOf, cpuOf, fillFilters, passing } from "./filters.js";
 import { listen } from "./keys.js";
 import { FUNCTION, Menu, savings } from "./menu.js";
 import { Pane } from "./pane.js";
-import { pattern, Profile, read as readProfile } from "./profile.js";
+import { KINDS, pattern, Profile, read as readProfile } from "./profile.js";
 import { csv, save } from "./save.js";
 import { follow } from "./source.js";
 import { isGraph, read, rootOf, write } from "./state.js";
@@ -56,8 +56,9 @@ function moved(from, by) {
 }
 
 function shownKinds() {
-  if (state.kind === "*") return profile.kinds.map((_, at) => at);
-  return [Math.max(0, profile.kinds.findIndex(({ name }) => name === state.kind))];
+  const { kinds } = profile;
+  if (state.kind === "*") return [...kinds.keys()].filter((at) => !kinds[at].parts);
+  return [profile.kindAt(state.kind)];
 }
 
 // What each kind counts, for pane.show().
@@ -69,7 +70,10 @@ function countsOf(kind) {
   const narrowed = (name, of) =>
     once(`${name} ${kind}`, [threads, cpu, ...binsOf(profile, of)], () => profile.count(filter, binsOf(profile, of)));
   const after = narrowed("after", range);
-  if (!baseline) return { filter, counts: after, before: null, after: null };
+  const cpuTime = profile.kinds[kind]?.parts?.[0];
+  const onCpu = cpuTime === undefined || baseline ? null : once("on CPU", [after], () =>
+    profile.count({ ...filter, only: cpuTime }, binsOf(profile, range)));
+  if (!baseline) return { filter, onCpu, counts: after, before: null, after: null };
   const before = narrowed("before", baseline);
   return { filter, before, after, counts: once(`both ${kind}`, [before, after], () => mean(before, after)) };
 }
@@ -139,8 +143,9 @@ function addPane() {
 
 function showStrip(filter, { counts, before, after }) {
   const kind = profile.kinds[filter.kind] ?? NO_KIND;
-  once("strip", [filter.threads, filter.cpu, kind, strip.canvas.clientWidth, highest()], () =>
-    strip.load(profile, profile.grid(filter), kind.period_ns / 1e6));
+  const onCpus = { ...filter, kind: kind.parts?.[0] ?? filter.kind }; // waits are on none
+  once("strip", [profile, filter.threads, filter.cpu, kind, strip.canvas.clientWidth, highest()], () =>
+    strip.load(profile, profile.grid(onCpus), profile.kinds[onCpus.kind]?.period_ns / 1e6));
   strip.show(state.range, state.baseline);
   const amount = (of) => format(of.all, of.all, kind, state.unit === "share" ? "count" : state.unit);
   element("brushed").textContent = before
@@ -161,9 +166,11 @@ function showControls(kinds) {
   const list = element("kind");
   const { kinds: all } = profile;
   once("kinds", [profile], () => list.replaceChildren(
-    ...all.map(({ name }) => new Option(name, name)), new Option("side by side", "*"),
+    ...[...all].sort((a, b) => Boolean(b.parts) - Boolean(a.parts)).map(({ name }) => new Option(name, name)),
+    new Option("side by side", "*"),
   ));
-  list.value = state.kind || (all[0]?.name ?? "");
+  list.value = state.kind || (all[kinds[0]]?.name ?? "");
+  list.title = all[kinds[0]]?.parts?.map((at) => all[at].name).join(" + ") ?? "";
   list.parentElement.hidden = all.length < 2;
   const kind = all[kinds[0]] ?? NO_KIND;
   const unit = element("unit");
@@ -227,7 +234,7 @@ function step(by) {
 }
 
 function listBinaries() {
-  const found = profile.binaries(profile.count({ kind: 0, cpu: null, threads: passing(profile, {}) }));
+  const found = profile.binaries(profile.count({ kind: profile.kindAt(""), cpu: null, threads: passing(profile, {}) }));
   reserve(found);
   const items = found.slice(0, LISTED).map((binary) => {
     const item = document.createElement("li");
@@ -240,6 +247,7 @@ function listBinaries() {
   list.replaceChildren(...items);
   if (found.length > LISTED) list.append(`+ ${found.length - LISTED} more`);
   list.hidden = !found.length;
+  document.querySelector("#legend .wait").hidden = !profile.frames.kind.includes(KINDS.indexOf("wait"));
 }
 
 function load(data) {
@@ -296,7 +304,9 @@ const strip = new Strip(element("strip"), {
 });
 strip.hover = (cell) => {
   if (!cell) return;
-  const kind = profile.kinds[shownKinds()[0]] ?? NO_KIND;
+  const { kinds } = profile;
+  const shown = kinds[shownKinds()[0]] ?? NO_KIND;
+  const kind = kinds[shown.parts?.[0]] ?? shown;
   element("details").textContent =
     `CPU ${cell.cpu} · ${strip.describe([cell.from, cell.to])} · ${format(cell.value, cell.value, kind, "count")}`;
 };
@@ -357,7 +367,7 @@ new ResizeObserver(() => {
 }).observe(element("panes"));
 
 // What is drawn, for tests and for the console.
-window.viewer = { panes, brush: (range) => go({ range }), profile: () => profile };
+window.viewer = { panes, strip, brush: (range) => go({ range }), profile: () => profile };
 
 const given = JSON.parse(element("profile").textContent);
 if (given.source) {

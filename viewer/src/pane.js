@@ -58,7 +58,8 @@ export class Pane {
     this.element.append(this.heading, this.empty, this.body);
   }
 
-  // `view`: profile, kind, counts, before and after (counts, or null), state, search (or null),
+  // `view`: profile, kind, counts, before and after (counts, or null),
+  // onCpu (counts of the part of wall-clock time on CPUs, or null), state, search (or null),
   // isOnly, why() (of empty.js, called if there are no samples).
   show(view) {
     if (view.counts !== this.view?.counts) this.#trees.clear();

@@ -13,9 +13,10 @@
 //                         entry; in the order of their bins
 
 import { hash } from "./hash.js";
+import { addWall, weightsOf } from "./kinds.js";
 import { transformed } from "./transforms.js";
 
-export const KINDS = ["process", "kernel", "module", "bpf", "user", "python"];
+export const KINDS = ["process", "kernel", "module", "bpf", "user", "python", "wait"];
 
 const ARRAYS = { B: Uint8Array, H: Uint16Array, I: Uint32Array, i: Int32Array, d: Float64Array };
 
@@ -35,6 +36,7 @@ export function read(data) {
   const found = { ...data, nodes: unpack(data.nodes), samples: unpack(data.samples) };
   found.parts ??= [{ name: "", start_ms: data.start_ms, bins: data.bins }];
   found.cpus = [...new Set(found.samples.cpu)].sort((a, b) => a - b);
+  found.kinds = addWall(found.kinds);
   nameFrames(found);
   findBins(found);
   return found;
@@ -149,25 +151,33 @@ export class Profile {
     return [...found].sort((a, b) => b[1] - a[1]).map(([binary]) => binary);
   }
 
-  // Calls `visit` with the index and node of each sample that passes a filter and that no transform
+  // Index of the kind with a name, or of the one to show first.
+  kindAt(name) {
+    const { kinds } = this;
+    const at = kinds.findIndex((kind) => kind.name === name);
+    return at >= 0 ? at : Math.max(0, kinds.findIndex(({ parts }) => parts));
+  }
+
+  // Calls `visit` with the index, node and value of each sample that passes a filter and that no transform
   // drops, in the order of time.
   //
-  // The filter has kind (an index), cpu (a number or null), threads (1 for each that passes); the
-  // range is half open, in bins.
-  #each({ kind, cpu, threads }, [from, to], visit) {
-    const { nodeOf, samples: { node, thread, cpu: cpus, kind: kinds } } = this;
+  // The filter has kind (an index), only (the index of a part of it, if just that counts), cpu (a
+  // number or null), threads (1 for each that passes); the range is half open, in bins.
+  #each({ kind, cpu, threads, only }, [from, to], visit) {
+    const { nodeOf, samples: { node, thread, cpu: cpus, kind: kinds, count } } = this;
+    const weights = weightsOf(this.kinds, kind, only);
     const end = this.binStart[to];
     for (let i = this.binStart[from]; i < end; i += 1) {
-      if (kinds[i] !== kind || !threads[thread[i]] || (cpu !== null && cpus[i] !== cpu)) continue;
-      if (nodeOf[node[i]] >= 0) visit(i, nodeOf[node[i]]);
+      const weight = weights[kinds[i]];
+      if (!weight || !threads[thread[i]] || (cpu !== null && cpus[i] !== cpu)) continue;
+      if (nodeOf[node[i]] >= 0) visit(i, nodeOf[node[i]], count[i] * weight);
     }
   }
 
   // Counts of each node itself, and of it and all below it, of what passes the filter.
   count(filter, range = [0, this.bins]) {
     const own = new Float64Array(this.size);
-    const { count } = this.samples;
-    this.#each(filter, range, (i, node) => (own[node] += count[i]));
+    this.#each(filter, range, (_, node, value) => (own[node] += value));
     return this.sum(own);
   }
 
@@ -185,10 +195,10 @@ export class Profile {
   // Counts by CPU (a row for each of `cpus`) and bin.
   grid(filter) {
     const found = new Float64Array(this.cpus.length * this.bins);
-    const { cpu, bin, count } = this.samples;
+    const { cpu, bin } = this.samples;
     const rows = [];
     this.cpus.forEach((number, row) => (rows[number] = row * this.bins));
-    this.#each(filter, [0, this.bins], (i) => (found[rows[cpu[i]] + bin[i]] += count[i]));
+    this.#each(filter, [0, this.bins], (i, _, value) => (found[rows[cpu[i]] + bin[i]] += value));
     return found;
   }
 

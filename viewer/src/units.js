@@ -6,7 +6,8 @@ const short = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 3 });
 export const share = (part, whole) => `${whole ? ((100 * part) / whole).toFixed(2) : "0.00"}%`;
 export const count = (value) => number.format(value);
 
-const nsOf = ({ unit, period_ns: period }) => (unit === "nanoseconds" ? 1 : period);
+// Nanoseconds that a count of a kind stands for, 0 if it is no time.
+export const nsOf = ({ unit, period_ns: period }) => (unit === "nanoseconds" ? 1 : period);
 
 // The units that counts of a kind can be shown in.
 export function unitsOf(kind) {

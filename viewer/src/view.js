@@ -106,6 +106,7 @@ export class View {
     const text = this.amount(value, counts.all);
     const percent = share(value, counts.all);
     parts.push(text === percent ? percent : `${text}, ${percent}`);
+    if (this.onCpu && value) parts.push(`${share(tree.amount(box, this.onCpu), value)} of it on CPUs`);
     const own = tree.own(box, counts);
     if (own && frame >= 0) parts.push(`${share(own, counts.all)} in itself`);
     const { graph: { zoomed } } = this;
@@ -131,6 +132,10 @@ export class View {
     } else {
       rows.push(["Total", amount(box.value)]);
       if (!tree.up) rows.push(["Self", amount(tree.own(box, counts))]);
+      if (this.onCpu) {
+        const ran = tree.amount(box, this.onCpu);
+        rows.push(["On CPUs", amount(ran)], ["Waiting", amount(box.value - ran)]);
+      }
       rows.push(["Of all", share(box.value, counts.all)]);
       if (parent) rows.push([tree.up ? "Of callee" : "Of parent", share(box.value, parent.value)]);
     }

@@ -72,7 +72,7 @@ def expected(windows, data, start_ns=0, end_ns=1 << 64):
             ]
             path = tuple(
                 (*map(escape_controls, entry[:3]), entry[3])
-                for entry in [(process, "", "", 0), *entries]
+                for entry in [(process, "", "", 0), *entries, *_causes(sample)]
             )
             values = sample.values or [1] * len(sample.timestamps_unix_ns)
             for time, value in zip(sample.timestamps_unix_ns, values, strict=True):
@@ -87,3 +87,7 @@ def expected(windows, data, start_ns=0, end_ns=1 << 64):
                     )
                     result[key] += value
     return result
+
+
+def _causes(sample):
+    return [(f"wait: {sample.wait.cause.label}", "", "", 0)] if sample.wait else []

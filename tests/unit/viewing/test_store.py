@@ -30,8 +30,11 @@ from otel_kprofiler.model import (
     Stack,
     StackStatus,
     Unresolved,
+    WaitCause,
+    WaitState,
     Window,
     WindowSample,
+    WindowWait,
 )
 from otel_kprofiler.viewing import Query, QueryError, SampleStore
 from otel_kprofiler.viewing.query import StoreAnswers
@@ -69,8 +72,9 @@ def window(groups, *, kind=ON_CPU, period=10_101_010, start=NOW - 5 * SECOND, lo
     return Window(start, start + 5 * SECOND, [profile])
 
 
-def sample(stack, times, *, tid=7, cpu=0, values=(), name="worker"):
-    return WindowSample(stack, tid, name, cpu, None, times, values)
+def sample(stack, times, *, tid=7, cpu=0, values=(), name="worker", cause=None):
+    wait = cause and WindowWait(WaitState.INTERRUPTIBLE, cause)
+    return WindowSample(stack, tid, name, cpu, None, times, values, wait=wait)
 
 
 WINDOWS = [
@@ -129,6 +133,18 @@ def test_a_range_includes_its_start_but_not_its_end(store, query, start, end):
     store.add(WINDOWS)
     data = answer(store, query, NOW)
     assert shown(data) == expected(WINDOWS, data, start, end)
+
+
+def test_causes_of_waits_are_kept(store):
+    waits = [
+        sample(READ, [NOW - SECOND], values=[7_000], cause=WaitCause.PIPE),
+        sample(READ, [NOW - SECOND], values=[9_000], cause=WaitCause.RUN_QUEUE),
+        sample(READ, [NOW - SECOND], values=[5_000]),
+    ]
+    windows = [window([ResourceSamples(resource(7), waits)], kind=WAITING, period=0)]
+    store.add(windows)
+    for data in (answer(store, Query(), NOW), page.unpacked(columns(windows))):
+        assert shown(data) == expected(windows, data)
 
 
 def test_samples_of_a_resource(store):

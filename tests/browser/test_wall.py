@@ -1,0 +1,140 @@
+"""Wall-clock time in the page: what ran and what waited in one graph, waits by cause."""
+
+from dataclasses import replace
+
+import pytest
+
+from otel_kprofiler.formats import html
+from otel_kprofiler.model import (
+    OFF_CPU,
+    ON_CPU,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    WaitCause,
+    WaitState,
+    WindowSample,
+    WindowWait,
+)
+from tests.browser.test_accessibility import AXE, FOUND
+from tests.browser.test_flamegraph import PROFILE, READ, SYSCALL, boxes, fill, hover, names, text
+
+START_NS = 10**18
+MS = 10**6
+KIND = "document.getElementById('kind')"
+
+
+def ran(count):
+    times = [START_NS + 40 * MS * at for at in range(count)]
+    return WindowSample(Stack.from_frames((READ, SYSCALL)), 7, "worker", 0, None, times)
+
+
+def waited(ms, cause, *, tid=7, frames=(READ, SYSCALL)):
+    wait = WindowWait(WaitState.INTERRUPTIBLE, cause)
+    times, values = [START_NS + 3000 * MS], [ms * MS]
+    return WindowSample(Stack.from_frames(frames), tid, "worker", 1, None, times, values, wait=wait)
+
+
+def recording(runs, waits):
+    owner = Resource({"process.pid": 7, "process.executable.name": "app"})
+    profiles = [
+        Profile(ON_CPU, 10 * MS, [ResourceSamples(owner, runs)]),
+        Profile(OFF_CPU, 0, [ResourceSamples(owner, waits)]),
+    ]
+    return replace(PROFILE, profiles=profiles)
+
+
+RECORDING = recording(
+    [ran(30)],
+    [waited(500, WaitCause.DISK), waited(100, WaitCause.GIL),
+     waited(100, WaitCause.FUTEX, tid=8, frames=(SYSCALL,))],
+)  # fmt: skip
+
+
+@pytest.fixture
+def page(browser, tmp_path):
+    path = tmp_path / "x.html"
+    path.write_text(html([RECORDING]))
+    browser.open(path.as_uri())
+    return browser
+
+
+def test_what_ran_and_what_waited_are_one_graph(page):
+    assert names(page) == {
+        "all": 100, "app": 100, "do_syscall_64": 100, "vfs_read": 90,
+        "wait: disk": 50, "wait: gil": 10, "wait: futex": 10,
+    }  # fmt: skip
+    assert page.evaluate(f"{KIND}.value") == "wall"
+    assert page.evaluate(f"{KIND}.title") == "on_cpu + off_cpu"
+    assert page.evaluate("location.hash") == ""
+    assert text(page, "details") == "all · 1,000 ms, 100.00% · 30.00% of it on CPUs"
+    assert fill(page, "wait: disk") not in {fill(page, "vfs_read"), fill(page, "app")}
+    assert page.evaluate("document.querySelector('#legend .wait').checkVisibility()")
+
+
+def test_the_tooltip_splits_time(page):
+    hover(page, "vfs_read")
+    facts = page.evaluate("document.getElementById('tooltip').innerText").split("\n")
+    pairs = dict(zip(facts[1::2], facts[2::2], strict=True))
+    assert pairs["Total"] == "900 ms"
+    assert (pairs["On CPUs"], pairs["Waiting"], pairs["Self"]) == ("300 ms", "600 ms", "300 ms")
+
+
+def test_causes_are_functions_of_tables_callers_and_transforms(page):
+    page.press("3")
+    rows = page.evaluate("""[...document.querySelector('.table').querySelectorAll('tbody tr')]
+      .map(row => row.innerText.replaceAll(/\\s+/g, ' ').trim())""")
+    assert rows[:2] == [
+        "wait: disk 500 ms 50.00% 500 ms 50.00%",
+        "vfs_read vmlinux 300 ms 30.00% 900 ms 90.00%",
+    ]
+    page.press("2", "g", "ArrowDown", "h")
+    assert "wait: disk" not in names(page)
+    assert boxes(page)[0]["name"] == "all"
+    assert text(page, "details").startswith("all · 500 ms")
+
+
+def test_each_kind_alone_and_both_beside_each_other(page):
+    choose = f"{KIND}.value = '{{}}'; {KIND}.dispatchEvent(new Event('change'))"
+    page.evaluate(choose.format("on_cpu"))
+    assert text(page, "details") == "all · 30 samples, 100.00%"
+    page.evaluate(choose.format("off_cpu"))
+    assert text(page, "details") == "all · 700 ms, 100.00%"
+    page.evaluate(choose.format("*"))
+    headings = page.evaluate("[...document.querySelectorAll('h2')].map(one => one.textContent)")
+    assert headings == ["on_cpu · 30 samples", "off_cpu · 700 ms"]
+
+
+def test_filters_and_times_apply_to_both_parts(page):
+    page.evaluate("viewer.brush([0, 200])")
+    assert text(page, "details") == "all · 50 ms, 100.00% · 100.00% of it on CPUs"
+    page.evaluate("viewer.brush(null)")
+    page.evaluate("location.hash = 'thread=8 worker'")
+    page.evaluate("new Promise(done => setTimeout(done, 50))")
+    assert text(page, "details") == "all · 100 ms, 100.00% · 0.00% of it on CPUs"
+
+
+def test_the_strip_of_cpus_has_what_ran_alone(page):
+    cells = page.evaluate("[...document.querySelectorAll('#strip')].length && viewer.strip.cells")
+    drawn = cells.values() if isinstance(cells, dict) else cells
+    assert sum(drawn) == 30
+
+
+def test_a_recording_without_waits_has_no_wall_clock_time(browser, tmp_path):
+    path = tmp_path / "x.html"
+    path.write_text(html([PROFILE]))
+    browser.open(path.as_uri())
+    assert browser.evaluate(f"[...{KIND}.options].map(({{ value }}) => value)") == ["on_cpu", "*"]
+    assert not browser.evaluate("document.querySelector('#legend .wait').checkVisibility()")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser, tmp_path, scheme):
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: cd viewer && npm ci --ignore-scripts")
+    path = tmp_path / "x.html"
+    path.write_text(html([RECORDING]))
+    browser.open(path.as_uri(), scheme=scheme)
+    browser.evaluate(f"{AXE.read_text()};0")
+    assert browser.evaluate(FOUND) == []
