@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from ipaddress import ip_address
@@ -59,6 +60,7 @@ class HttpServer(ThreadingHTTPServer):
         self.timeout_s = timeout_s
         self._name = name
         self._open: dict[socket.socket, float] = {}  # by connection: its deadline; oldest first
+        self._answering: set[socket.socket] = set()
         self._changed = threading.Condition()
         if ":" in self.host:
             self.address_family = socket.AF_INET6
@@ -80,10 +82,12 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection; at the limit, close the oldest one first."""
+        """Serve a connection; at the limit, close the oldest whose request is not answered yet."""
         with self._changed:
             if len(self._open) >= MAX_CONNECTIONS:
-                _break_off(next(iter(self._open)))
+                idle = (request for request in self._open if request not in self._answering)
+                if (oldest := next(idle, None)) is not None:
+                    _break_off(oldest)
                 self._changed.wait_for(lambda: len(self._open) < MAX_CONNECTIONS, _FREE_WAIT_S)
             is_free = len(self._open) < MAX_CONNECTIONS
             if is_free:
@@ -93,6 +97,17 @@ class HttpServer(ThreadingHTTPServer):
         else:
             self._warn("connection refused: %d are open", MAX_CONNECTIONS)
             self.shutdown_request(request)
+
+    @contextlib.contextmanager
+    def answering(self, request: socket.socket) -> Iterator[None]:
+        """Keep a connection whose answer is being made, however many clients come."""
+        with self._changed:
+            self._answering.add(request)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._answering.discard(request)
 
     def shutdown_request(self, request: Any) -> None:
         """Forget a connection; called however it ends."""

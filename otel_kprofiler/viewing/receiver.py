@@ -208,7 +208,9 @@ class _Handler(HttpHandler):
 
     def do_POST(self) -> None:  # noqa: N802 - name of http.server
         try:
-            response = self.server.intake.take(self._receive())
+            unpack = self._receive()
+            with self.server.answering(self.connection):
+                response = self.server.intake.take(unpack)
         except _Refused as error:
             self.send_error(error.status, str(error))
         except PayloadError as error:

@@ -158,7 +158,10 @@ class _Handler(HttpHandler):
             self._send("text/html; charset=utf-8", [self.server.page])
         elif url.path == f"/{DATA}":
             try:
-                self._send("application/json", self.server.answer(parse_query(url.query)))
+                query = parse_query(url.query)
+                with self.server.answering(self.connection):
+                    pieces = self.server.answer(query)
+                self._send("application/json", pieces)
             except QueryError as error:
                 self.send_error(HTTPStatus.BAD_REQUEST, error.message)
             except KProfilerError as error:
@@ -186,7 +189,8 @@ class _Handler(HttpHandler):
     def _send(self, media_type: str, pieces: Iterable[bytes], status: int = HTTPStatus.OK) -> None:
         headers = getattr(self, "headers", {})  # none if the request could not be parsed
         is_packed = "gzip" in headers.get("Accept-Encoding", "")
-        body = pack(pieces) if is_packed else b"".join(pieces)
+        with self.server.answering(self.connection):
+            body = pack(pieces) if is_packed else b"".join(pieces)
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)

@@ -3,13 +3,15 @@
 import contextlib
 import socket
 import struct
+import threading
 import time
 
 import pytest
 
 from otel_kprofiler.agent.health import HealthServer
-from otel_kprofiler.serving import MAX_HEADER_BYTES
+from otel_kprofiler.serving import MAX_CONNECTIONS, MAX_HEADER_BYTES
 from otel_kprofiler.viewing import HttpReceiver, Intake, PageServer
+from otel_kprofiler.viewing.store import Added
 
 pytestmark = pytest.mark.system
 
@@ -24,8 +26,12 @@ def port(request):
     else:
         server = HttpReceiver("127.0.0.1:0", Intake(None))
     with contextlib.closing(server):
-        address = getattr(server, "address", "")
-        yield int(address.rstrip("/").rpartition(":")[2]) if address else server.port
+        yield find_port(server)
+
+
+def find_port(server):
+    address = getattr(server, "address", "")
+    return int(address.rstrip("/").rpartition(":")[2]) if address else server.port
 
 
 def status(port, request):
@@ -44,6 +50,36 @@ def test_headers_are_limited_in_sum(port, lines):
     assert status(port, head + line * lines) == 431
     small = b"X-A: " + b"a" * (MAX_HEADER_BYTES // 2 // lines) + b"\r\n"
     assert status(port, head + small * lines + b"\r\n") in {200, 405}
+
+
+@pytest.mark.parametrize("kind", ["page", "receiver"])
+def test_slow_clients_end_no_request_that_is_being_answered(kind):
+    begun, go_on, statuses = threading.Event(), threading.Event(), []
+
+    def work(answer):
+        begun.set()
+        assert go_on.wait(60)
+        return answer
+
+    if kind == "page":
+        server = PageServer("127.0.0.1:0", "<p>", lambda _: work([b"{}"]))
+        request = b"GET /profile.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    else:
+        server = HttpReceiver("127.0.0.1:0", Intake(lambda _: work(Added(0, 0, 0))))
+        head = "POST /v1development/profiles HTTP/1.1\r\nContent-Type: application/x-protobuf\r\n"
+        request = head.encode() + b"Content-Length: 0\r\n\r\n"
+    with contextlib.closing(server), contextlib.ExitStack() as slow:
+        port = find_port(server)
+        waiting = threading.Thread(target=lambda: statuses.append(status(port, request)))
+        waiting.start()
+        assert begun.wait(60)
+        for _ in range(3 * MAX_CONNECTIONS):
+            client = slow.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            client.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+        assert status(port, b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n") == 405
+        go_on.set()
+        waiting.join(60)
+    assert statuses == [200]
 
 
 def ask_health(request, endpoint="127.0.0.1:0"):

@@ -328,6 +328,36 @@ def test_a_waiting_request_is_not_unpacked_yet(receivers, intake, monkeypatch):
     assert post(receivers, bomb, **PROTOBUF, **{"Content-Encoding": "gzip"})[0] == 413
 
 
+def field(number, data):
+    """A field of protobuf with a message or a string."""
+    size, sizes = len(data), bytearray()
+    while size >= 0x80:
+        sizes.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([number << 3 | 2, *sizes, size]) + data
+
+
+# AnyValue.array_value and ArrayValue.values, in an attribute of a Resource and of the dictionary.
+NESTING, OUTER = (5, 1), {"resource": (2, 1, 1, 1), "dictionary": (2, 6, 2)}
+
+
+@pytest.mark.parametrize("levels", [70, 2000])
+@pytest.mark.parametrize("place", OUTER)
+def test_values_that_are_nested_deeply_are_refused(receivers, intake, place, levels):
+    value = b""
+    for number in (*NESTING * levels, *OUTER[place]):
+        value = field(number, value)
+    body = payload() + value  # equal fields are merged
+    assert post(receivers, body)[0] == 400
+    assert refused(receivers, body).code() is grpc.StatusCode.INVALID_ARGUMENT
+    arrays = b'{"arrayValue":{"values":[' * levels + b"{}" + b"]}}" * levels
+    attributes = b'{"resource":{"attributes":[{"key":"k","value":' + arrays + b"}]}}"
+    body = b'{"resourceProfiles":[' + attributes + b"]}"
+    assert post(receivers, body, **{"Content-Type": "application/json"})[0] == 400
+    assert post(receivers, payload())[0] == 200
+    assert intake.counts.kept == 3
+
+
 def test_data_behind_the_end_of_gzip_are_refused_and_not_dropped(receivers, intake):
     body = gzip.compress(payload()) + gzip.compress(payload())
     assert post(receivers, body, **PROTOBUF, **{"Content-Encoding": "gzip"})[0] == 400
