@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
+import ssl
 import threading
 import weakref
 from collections.abc import Iterator
@@ -43,6 +45,7 @@ class AbortableAdapter(HTTPAdapter):
         def make_tracked(*args: Any, **kwargs: Any) -> Any:
             connection: Any = make(*args, **kwargs)
             connect, open_socket = connection.connect, connection._new_conn  # noqa: SLF001
+            send = connection.request
             connecting = contextlib.ExitStack()
 
             def open_tracked() -> socket.socket:
@@ -57,8 +60,17 @@ class AbortableAdapter(HTTPAdapter):
                     connect()
                     self._watch(connection.sock)
 
+            def send_whole(*args: Any, **kwargs: Any) -> None:
+                # urllib3 reads an early answer after a broken pipe, but raises TLS's form of it.
+                # In TLS 1.3 the refusal of a client certificate arrives after the handshake.
+                try:
+                    send(*args, **kwargs)
+                except ssl.SSLEOFError as error:
+                    raise BrokenPipeError(errno.EPIPE, str(error)) from error
+
             connection._new_conn = open_tracked  # noqa: SLF001
             connection.connect = connect_tracked
+            connection.request = send_whole
             return connection
 
         pool.ConnectionCls = make_tracked

@@ -41,6 +41,11 @@ _FIXES: Final = (
         r"certificate required|PEER_DID_NOT_RETURN_A_CERTIFICATE",
         "the receiver wants a client certificate: set tls.cert_file and tls.key_file",
     ),
+    # gRPC reports the alert after a TLS 1.3 handshake only on standard error.
+    (
+        "TSI_DATA_CORRUPTED",
+        "the receiver ended TLS; its log has the reason, such as a revoked tls.cert_file",
+    ),
 )
 """Texts of OpenSSL and BoringSSL for a failed handshake, and the fix."""
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"

@@ -129,6 +129,7 @@ MUTATIONS = [
     Mutation("TLS: renewed files over gRPC", GRPC, "            self._reopen()\n", "            pass\n", "tests/faults/test_tls.py::test_renewed_files_are_used_once_they_belong_together"),
     Mutation("TLS: renewed files over HTTP", HTTP, "            self._session.close()  # connections are opened again, with the new files\n", "            pass\n", "tests/faults/test_tls.py::test_renewed_files_are_used_once_they_belong_together"),
     Mutation("TLS: a file is missing", HTTP, "        except OSError as error:  # requests", "        except ZeroDivisionError as error:  # requests", "tests/faults/test_tls.py::test_a_missing_file_is_waited_for"),
+    Mutation("TLS: an answer before the end of the request", "otel_kprofiler/abortable.py", "                except ssl.SSLEOFError as error:\n", "                except ZeroDivisionError as error:\n", "tests/faults/test_tls.py::test_an_answer_before_the_end_of_the_request_is_read"),
     Mutation("TLS: expired client certificate", "otel_kprofiler/export/tls_files.py", "    if now > end:\n", "    if now < end and now > end:\n", "tests/faults/test_tls.py::test_an_expired_client_certificate_is_named_with_its_date"),
     Mutation("TLS: error without a fix", SENDER, '        return f"{message}: {fix}" if fix else message\n', "        return message\n", "tests/faults/test_tls.py::test_the_first_error_names_cause_and_fix_and_no_secret"),
     Mutation("DNS failing", HTTP, "    requests.ConnectionError,\n", "", f"{RECEIVERS}::test_a_failed_name_lookup_is_retried"),

@@ -1,12 +1,16 @@
 """TLS that fails: what is reported, and that renewed files are used without a restart."""
 
+import contextlib
 import os
+import random
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
 import time
 from concurrent import futures
+from dataclasses import replace
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -19,6 +23,7 @@ from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples
 
 SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 BATCH = Batch(b"x", Form.PROTOBUF, (ProfileSamples("on_cpu", 1),), 0, 1)
+LARGE = replace(BATCH, payload=random.Random(1).randbytes(2 << 20))
 DAY_S = 86400
 AUTHORITY = """
 [ca]
@@ -48,6 +53,11 @@ class Authority:
 
     def run(self, *words):
         subprocess.run(["openssl", *words], cwd=self.directory, check=True, capture_output=True)
+
+    def revoke(self, name):
+        signing = ("ca", "-config", "authority", "-cert", "ca.pem", "-keyfile", "ca.key")
+        self.run(*signing, "-revoke", f"{name}.pem")
+        self.run(*signing, "-gencrl", "-crldays", "30", "-out", "ca.crl")
 
     def sign(self, name, host="localhost", start_s=-DAY_S, end_s=DAY_S):
         start, end = (
@@ -81,6 +91,8 @@ def authority(tmp_path_factory):
     authority.sign("elsewhere", host="elsewhere.example")
     authority.sign("first")
     authority.sign("second")
+    authority.sign("revoked")
+    authority.revoke("revoked")
     return authority
 
 
@@ -142,6 +154,24 @@ def serve_grpc(directory, name):
     return port, clients, lambda: server.stop(0).wait()
 
 
+def make_exporter(make, directory, port, elapsed_s=1.5, **options):
+    return make(
+        f"https://localhost:{port}",
+        tls=Tls(
+            ca_file=str(directory / "ca.pem"),
+            cert_file=str(directory / "client.pem"),
+            key_file=str(directory / "client.key"),
+        ),
+        retry=RetryPolicy(
+            initial_interval_s=0.05, max_interval_s=0.2, max_elapsed_time_s=elapsed_s
+        ),
+        headers={"authorization": "Bearer of-a-secret"},
+        timeout_s=5,
+        proxy_url="",
+        **options,
+    )
+
+
 @pytest.fixture(params=["grpc", "http"])
 def connect(request, authority):
     """Starts a receiver with a certificate, and returns an exporter and who has sent to it."""
@@ -150,30 +180,77 @@ def connect(request, authority):
 
     def start(name="server", *, elapsed_s=1.5):
         port, clients, close = serve(authority.directory, name)
-        directory = authority.directory
-        options = {
-            "tls": Tls(
-                ca_file=str(directory / "ca.pem"),
-                cert_file=str(directory / "client.pem"),
-                key_file=str(directory / "client.key"),
-            ),
-            "retry": RetryPolicy(
-                initial_interval_s=0.05, max_interval_s=0.2, max_elapsed_time_s=elapsed_s
-            ),
-            "headers": {"authorization": "Bearer of-a-secret"},
-            "timeout_s": 5,
-        }
-        address = f"https://localhost:{port}"
-        if request.param == "grpc":
-            exporter = OtlpGrpcExporter(address, **options)
-        else:
-            exporter = OtlpHttpExporter(address, proxy_url="", **options)
+        make = {"grpc": OtlpGrpcExporter, "http": OtlpHttpExporter}[request.param]
+        exporter = make_exporter(make, authority.directory, port, elapsed_s)
         ends.extend([exporter.shutdown, close])
         return exporter, clients
 
     yield start
     for end in ends:
         end()
+
+
+@pytest.fixture
+def answer_early(authority):
+    """Starts a TLS server that answers and closes without reading a request."""
+    directory = authority.directory
+    servers = []
+
+    def serve(answer=b"", *, revoke=False):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(directory / "server.pem", directory / "server.key")
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(directory / "ca.pem")
+        if revoke:
+            context.load_verify_locations(directory / "ca.crl")
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+        listener = socket.create_server(("localhost", 0))
+        servers.append(listener)
+
+        def run():
+            with contextlib.suppress(OSError):  # closed
+                while True:
+                    connection, _ = listener.accept()
+                    with (
+                        connection,
+                        contextlib.suppress(OSError),  # refused
+                        context.wrap_socket(connection, server_side=True) as stream,
+                    ):
+                        stream.sendall(answer)
+
+        threading.Thread(target=run, daemon=True).start()
+        return listener.getsockname()[1]
+
+    yield serve
+    for listener in servers:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (OtlpGrpcExporter, "such as a revoked tls.cert_file"),
+        (OtlpHttpExporter, "the receiver has revoked the client certificate"),
+    ],
+)
+def test_a_revoked_client_certificate_is_named(make, cause, authority, answer_early, caplog):
+    authority.use("revoked")
+    exporter = make_exporter(make, authority.directory, answer_early(revoke=True))
+    result = exporter.export(LARGE)  # its connection is closed before all is sent
+    assert result.lost == {LossCause.RETRIES_EXHAUSTED: 1}
+    assert cause in caplog.text
+    exporter.shutdown()
+
+
+def test_an_answer_before_the_end_of_the_request_is_read(authority, answer_early):
+    authority.use("first")
+    port = answer_early(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
+    exporter = make_exporter(OtlpHttpExporter, authority.directory, port, compression="none")
+    result = exporter.export(LARGE)
+    assert result.lost == {LossCause.TOO_LARGE: 1}
+    exporter.shutdown()
 
 
 @pytest.mark.parametrize(
