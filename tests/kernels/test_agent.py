@@ -4,7 +4,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from statistics import median
 
 import pytest
 from guest.modules import spinning
@@ -120,12 +122,19 @@ def test_agent_fits_in_60_mb_with_modules_watched(tmp_path, request):
         )
         try:
             receiver.wait_first(120)
-            resident = read_resident_bytes(agent.pid)
+            readings = list(_read_each_second(agent.pid, 9))
         finally:
             agent.send_signal(signal.SIGTERM)
             _, log = agent.communicate(timeout=60)
             receiver.close()
+    resident = median(readings)  # a request that is being encoded takes more for a moment
     request.node.user_properties.append(("resident_mb", round(resident / 1e6, 1)))
     assert agent.returncode == 0, log
     assert "pyroute2" not in log
     assert resident <= 60e6
+
+
+def _read_each_second(pid, count):
+    for _ in range(count):
+        time.sleep(1)
+        yield read_resident_bytes(pid)
