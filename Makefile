@@ -35,7 +35,7 @@ test-fast:  ## unit tests without processes, sockets, compilers or privileges: h
 test: pythons  ## all tests that this machine can run but the long ones, two files at a time
 	$(PYTEST) -n 2 --dist loadfile -m 'not long'
 
-test-long:  ## the tests that take twelve seconds or more each
+test-long:  ## tests of twelve seconds or more, and further cases of slow ones: other loaders, versions, protocols
 	$(PYTEST) -m long
 
 test-live:  ## only the tests against the running kernel

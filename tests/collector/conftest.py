@@ -23,6 +23,7 @@ import pytest
 
 from tests.cache import cache_directory
 from tests.collector.go_tools import BUILD_SECONDS, build_once
+from tests.further import further
 
 VERSIONS = ("0.161.0", "0.159.0")
 """With all components that the tests need; the first has the exporter to ClickHouse."""
@@ -270,13 +271,13 @@ def open_collector(tmp_path_factory):
         collector.stop()
 
 
-@pytest.fixture(params=ALL_VERSIONS)
+@pytest.fixture(params=[NEWEST, *further(*VERSIONS)])
 def collector(request, open_collector):
-    """A Collector with a profiles pipeline; each test runs with every version."""
+    """A Collector with a profiles pipeline; `make test-long` runs each test with every version."""
     return open_collector(request.param)
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=[VERSIONS[0], *further(*VERSIONS[1:])])
 def processing_collector(request, open_collector):
     """A Collector that copies ``service.name``, deletes ``process.pid``, and logs the result.
 

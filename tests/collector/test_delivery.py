@@ -36,6 +36,8 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
+from tests.collector.conftest import ALL_VERSIONS
+from tests.further import further
 
 GATE = "--feature-gates=service.profilesSupport"
 START = 1_790_000_000_000_000_001
@@ -120,7 +122,8 @@ def open_exporter(kind, collector, **options):
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http/protobuf", "http/json"])
-@pytest.mark.parametrize("compression", ["gzip", "none"])
+@pytest.mark.parametrize("compression", ["gzip", *further("none")])
+@pytest.mark.parametrize("collector", ALL_VERSIONS, indirect=True)
 def test_all_samples_arrive_unchanged(collector, samples_of, kind, compression):
     """In several requests, through the queue, with every reference resolved."""
     window = make_window()

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.further import further
+
 pytestmark = [pytest.mark.live]
 
 SERVICES = Path(__file__).parent / "services"
@@ -162,7 +164,7 @@ def step_log(tmp_path):
     return directory
 
 
-@pytest.mark.parametrize("kind", ["wsgi", "asyncio", "wsgi-instrumented"])
+@pytest.mark.parametrize("kind", ["asyncio", "wsgi-instrumented", *further("wsgi")])
 def test_links_agree_with_the_service_log_and_the_collector(
     kind, open_collector, samples_of, step_log, tmp_path
 ):

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tests import page
+from tests.further import further
 from tests.public import get_public_python
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1800), pytest.mark.usefixtures("sampling_host")]
@@ -122,7 +123,7 @@ def high_water_kib(pid):
         return int(re.search(r"VmHWM:\s+(\d+)", status.read())[1])
 
 
-@pytest.mark.parametrize("kind", ["otlp", "otlphttp"][: 1 if SECONDS > 120 else 2])
+@pytest.mark.parametrize("kind", ["otlp", *further("otlphttp")][: 1 if SECONDS > 120 else 2])
 def test_the_page_and_report_agree_on_the_collectors_file(open_collector, view, tmp_path, kind):
     command, address, grpc, http = view
     exporter = f"{kind}: {{endpoint: '{grpc if kind == 'otlp' else f'http://{http}'}'"

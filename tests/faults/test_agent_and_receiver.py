@@ -22,7 +22,10 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 OUTAGE_S = float(os.environ.get("KPROFILER_OUTAGE_S", "1.5"))
 
 
-@pytest.mark.parametrize("storage", [False, True], ids=["memory", "storage"])
+@pytest.mark.parametrize(
+    "storage",
+    [pytest.param(False, marks=pytest.mark.long, id="memory"), pytest.param(True, id="storage")],
+)
 def test_every_sample_survives_a_receiver_outage(run_agent, receiver, arrived, tmp_path, storage):
     queue = f"{{storage: '{tmp_path}/spool'}}" if storage else "{queue_size: 1000}"
     receiver.up()
@@ -96,8 +99,15 @@ def test_the_next_run_delivers_undelivered_samples(run_agent, receiver, arrived,
         check_stream(got, stream)
 
 
-@pytest.mark.parametrize("storage", [False, True], ids=["memory", "storage"])
-@pytest.mark.parametrize("exporter", ["otlp_grpc", "otlp_http"])
+@pytest.mark.parametrize(
+    ("exporter", "storage"),
+    [
+        pytest.param("otlp_grpc", False, id="otlp_grpc-memory"),
+        pytest.param("otlp_http", True, id="otlp_http-storage"),
+        pytest.param("otlp_grpc", True, id="otlp_grpc-storage", marks=pytest.mark.long),
+        pytest.param("otlp_http", False, id="otlp_http-memory", marks=pytest.mark.long),
+    ],
+)
 def test_a_receiver_of_small_requests_gets_every_sample_once(
     *, run_agent, limited_receiver, arrived, tmp_path, exporter, storage
 ):

@@ -105,7 +105,10 @@ def stop(agent):
     return parse_account(line), time.monotonic() - began
 
 
-@pytest.mark.parametrize("delay_s", [None, 60], ids=["never", "after 60 s"])
+@pytest.mark.parametrize(
+    "delay_s",
+    [pytest.param(None, marks=pytest.mark.long, id="never"), pytest.param(60, id="after 60 s")],
+)
 def test_frozen_file_systems_delay_no_names_of_others(
     run_agent, receiver, frozen, tmp_path, delay_s
 ):

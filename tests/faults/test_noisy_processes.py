@@ -15,6 +15,7 @@ import pytest
 from otel_kprofiler.model import COARSE
 from otel_kprofiler.otlp import decode_windows
 from tests.faults.accounts import UNHURRIED, check_account, check_stream
+from tests.further import further, further_of
 
 pytestmark = pytest.mark.live
 
@@ -205,7 +206,7 @@ def count_coarse(agent, kind):
     return agent.get("/status")[1].get("coarse_samples", {}).get(kind, 0)
 
 
-@pytest.mark.parametrize("kind", [*NOISY, *STORMS, "code"])
+@pytest.mark.parametrize("kind", further_of([*NOISY, *STORMS, "code"], ("stacks", "executables")))
 def test_a_noisy_process_takes_no_samples_of_others(run_agent, receiver, arrived, tmp_path, kind):
     receiver.up()
     with running(tmp_path, kind), running(tmp_path, "good") as good:
@@ -253,7 +254,7 @@ def test_above_its_budget_a_process_has_coarser_samples_and_others_do_not(
     assert marked[good.pid].keys() == {None}
 
 
-@pytest.mark.parametrize("kind", STORMS)
+@pytest.mark.parametrize("kind", ["forks", *further("executables")])
 def test_a_storm_of_processes_has_one_budget_and_others_keep_theirs(
     run_agent, receiver, arrived, public_directory, kind
 ):

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from services import ToFile
 
+from tests.further import further
 from tests.public import get_public_python
 
 
@@ -33,9 +34,9 @@ def compile_once():
     return compile_programs
 
 
-@pytest.fixture(params=["libbpf", "bcc"])
+@pytest.fixture(params=["libbpf", *further("bcc")])
 def loader(request, monkeypatch, compile_once):
-    """The loader that samplers use by default."""
+    """The loader that samplers use by default; tests name both where `make test` needs both."""
     monkeypatch.setattr(bcc, "compile_programs", compile_once)
     if not {"libbpf": LibbpfLoader, "bcc": BccLoader}[request.param].is_installed():
         pytest.skip(f"{request.param} is not installed (packages libbpf1, python3-bpfcc)")

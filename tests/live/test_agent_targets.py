@@ -12,6 +12,7 @@ import pytest
 
 from otel_kprofiler.host import Access, find_cgroup_root
 from otel_kprofiler.otlp import read_profiles
+from tests.further import further_of
 from tests.public import get_public_python
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300), pytest.mark.usefixtures("sampling_host")]
@@ -191,21 +192,21 @@ def test_processes_that_exit_at_once_are_in_their_container(agent, place):
     assert {one.get("container.id", container_id(1)) for one in result} == {container_id(1)}
 
 
-@pytest.mark.parametrize(
-    ("targets", "path"),
-    [
-        (f"target_containers: [{container_id(1)[:12]}]", f"docker/{container_id(1)}"),
-        (f"target_pods: [{UID}]", f"{POD}/cri-containerd-{container_id(1)}.scope"),
-        (f"target_units: [{UNIT.removesuffix('.service')}]", f"system.slice/{UNIT}"),
-    ],
-    ids=["container", "pod", "unit"],
-)
-def test_only_named_targets_are_sampled_from_their_start(targets, path, agent, place):
+TARGETS = {
+    "container": (f"containers: [{container_id(1)[:12]}]", f"docker/{container_id(1)}"),
+    "pod": (f"pods: [{UID}]", f"{POD}/cri-containerd-{container_id(1)}.scope"),
+    "unit": (f"units: [{UNIT.removesuffix('.service')}]", f"system.slice/{UNIT}"),
+}
+
+
+@pytest.mark.parametrize("kind", further_of(TARGETS, ("pod", "unit")))
+def test_only_named_targets_are_sampled_from_their_start(kind, agent, place):
     """Those that start later, too, and in a cgroup namespace of their own."""
+    targets, path = TARGETS[kind]
     other = path.replace(container_id(1), container_id(2)).replace(UID.replace("-", "_"), "0" * 32)
     place("beside", other.replace("kprofiler-test", "another-test"))
     place("outside")
-    read = agent(targets)
+    read = agent(f"target_{targets}")
     time.sleep(5)  # there is something to sample, but nothing that is wanted
     assert read() == []
     place("inside", path)

@@ -32,6 +32,7 @@ from otel_kprofiler.sdk import (
     read_process_context,
 )
 from otel_kprofiler.symbols import KernelSymbolizer
+from tests.further import further
 
 pytestmark = pytest.mark.live
 
@@ -403,7 +404,7 @@ def test_with_hidden_kernel_symbols_profiles_have_addresses(to_file):
     assert count > 100
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+@pytest.mark.parametrize("protocol", ["grpc", *further("http/protobuf")])
 def test_a_dead_receiver_delays_neither_the_service_nor_its_exit(protocol):
     done = run(
         SERVICE,
@@ -501,7 +502,7 @@ def test_a_forked_child_is_not_profiled_if_disabled_and_holds_nothing(to_file):
     assert set(to_file.pids()) == {int(done.stdout)}
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+@pytest.mark.parametrize("protocol", ["grpc", *further("http/protobuf")])
 def test_multiprocessing_children_run_and_exit_cleanly(protocol):
     run(
         """
@@ -632,7 +633,9 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.parametrize("named_by", ["a call", "OTEL_CONFIG_FILE", "OTEL_CONFIG_FILE alone"])
+@pytest.mark.parametrize(
+    "named_by", ["OTEL_CONFIG_FILE", "OTEL_CONFIG_FILE alone", *further("a call")]
+)
 def test_declarative_configuration_sends_profiles_to_the_endpoint_of_traces(tmp_path, named_by):
     config = tmp_path / "sdk.yaml"
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_CONFIG_FILE": ""}
@@ -684,7 +687,7 @@ sys.meta_path.insert(0, Blocker)
     [
         ({}, {"pydantic", "requests", "google"}),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, {"pydantic", "grpc", "google"}),
-        (
+        pytest.param(
             {
                 "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
                 "OTEL_KPROFILER_SAMPLES_PER_SECOND": "999",
@@ -692,6 +695,7 @@ sys.meta_path.insert(0, Blocker)
                 "OTEL_KPROFILER_TARGET": "host",
             },
             {"grpc", "google"},
+            marks=pytest.mark.long,
         ),
         ({"OTEL_PROFILES_EXPORTER": "console"}, {"pydantic", "grpc", "requests", "google"}),
     ],

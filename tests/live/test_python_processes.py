@@ -13,6 +13,7 @@ from unwind_maps import compile_c
 from otel_kprofiler.host import Access, parse_mappings, read_maps
 from otel_kprofiler.interpreters import PythonProcesses, PythonTracking, open_own
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from tests.further import further_of
 from tests.interpreters import VERSIONS, Journal, environment, find_missing, find_pythons
 
 pytestmark = pytest.mark.live
@@ -147,7 +148,7 @@ def is_registered(journal, pid, runtime):
     return pid in journal.now and journal.now[pid][1].runtime_at == runtime
 
 
-@pytest.mark.parametrize("minor", VERSIONS)
+@pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.11", "3.14")))
 def test_finds_processes_as_they_start_fork_and_end(start, minor):
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")

@@ -136,6 +136,7 @@ def test_samples_have_process_cpu_and_start_time():
     assert not any(parse_user_stack(s.words(USER_SIDE)).addresses[0] >> 47 for s in with_user)
 
 
+@pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
 @pytest.mark.parametrize("rate", [99, 4999])
 def test_every_sample_taken_is_received(rate):
     with load(READ), load(SPIN), running(samples_per_second=rate, stacks="both") as sampler:
@@ -254,6 +255,7 @@ def test_kernel_only_takes_no_samples_of_user_mode():
     assert all(s.words(KERNEL_SIDE) for s in samples)
 
 
+@pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
 def test_user_only_has_no_kernel_stacks():
     with load(READ), running(samples_per_second=999, stacks="user") as sampler:
         samples = collect_until(sampler, anything, count=100)

@@ -104,6 +104,7 @@ def changes():
     )
 
 
+@pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
 def test_changes_cause_no_gap_and_no_duplicate_sample():
     samples, moments = [], []
     with Witness() as witness, running(**FAST) as sampler:

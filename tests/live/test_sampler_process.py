@@ -77,6 +77,7 @@ def follow(fix):
     return done.stdout
 
 
+@pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
 def test_two_capabilities_are_enough(public_python, restored_sysctl, loader):
     """On distributions that restrict perf further, after applying the printed fix."""
     with open(PARANOID) as file:

@@ -79,6 +79,7 @@ def links_of_this_thread(sampler, seconds=0.1):
     return {sample.link for sample in samples}
 
 
+@pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
 def test_samples_carry_the_span_of_their_thread(loader):
     going, tids = True, {}
 

@@ -9,6 +9,7 @@ from unwind_maps import compile_c
 
 from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.model import Unresolved
+from tests.further import further
 from tests.truth.naming import WORKLOADS, build, run, running, sample_host
 
 pytestmark = [
@@ -86,7 +87,7 @@ def test_names_of_an_installed_debug_file_are_used(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
-@pytest.mark.parametrize("option", ["--perf-basic-prof", "--perf-prof"])
+@pytest.mark.parametrize("option", ["--perf-basic-prof", *further("--perf-prof")])
 def test_code_of_a_jit_compiler_has_the_names_that_it_publishes(option, tmp_path):
     script = (
         "function hot(n){let s=0;for(let i=0;i<n;i++)s+=i%7;return s}"

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.otlp import decode_windows
+from tests.further import further_of
 from tests.strict_receiver import StrictReceiver
 
 pytestmark = pytest.mark.live
@@ -166,7 +167,7 @@ def environment(receiver, starts_at):
     }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", further_of(WAYS, ("import", "postfork")))
 def test_workers_profile_themselves(receiver, tmp_path, way):
     """All samples are of workers and their traces; they arrive though none was sent before."""
     starts_at, options = WAYS[way]
