@@ -19,7 +19,7 @@ _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE|CONNECT)\}\}")
 
 
 def html(windows: Iterable[Window], *, title: str = "") -> str:
-    """Returns the page, about 70 KB plus the data; it opens from a file and makes no connections.
+    """Returns the page, about 80 KB plus the data; it opens from a file and makes no connections.
 
     Equal samples are merged, so the size grows with the number of distinct stacks and times.
 

@@ -17,7 +17,7 @@ export function listen(element, actions) {
   });
   for (const [id, name] of Object.entries({
     next: "next", previous: "previous", reset: "reset", invert: "invert", theme: "theme",
-    more: "more", save: "save", whole: "whole", compare: "compare", copy: "copyName", link: "copyLink", around: "around",
+    more: "more", save: "save", whole: "whole", compare: "compare", tracked: "tracks", copy: "copyName", link: "copyLink", around: "around",
   })) on(id, "click", () => actions[name]());
   for (const id of ["application", "recursion"]) on(id, "click", () => actions.transform(id));
   on("help", "click", () => element("keys").showModal());
@@ -46,7 +46,7 @@ export function listen(element, actions) {
     "?": () => element("keys").showModal(),
     n: actions.next, N: actions.previous, i: actions.invert, t: actions.theme, r: actions.reset,
     u: actions.nextUnit, c: actions.copyName, y: actions.copyStack, x: actions.save, l: actions.copyLink, s: actions.around,
-    a: () => actions.transform("application"), e: () => actions.transform("recursion"), z: actions.undo,
+    a: () => actions.transform("application"), e: () => actions.transform("recursion"), z: actions.undo, k: actions.tracks,
     f: () => actions.transform("focus"), m: () => actions.transform("merge"),
     h: () => actions.transform("hide"), o: () => actions.transform("collapse"),
     d: actions.compare, w: actions.whole, g: actions.focus, b: () => element("strip").focus(),

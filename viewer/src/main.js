@@ -12,8 +12,9 @@ import { follow } from "./source.js";
 import { isGraph, read, rootOf, write } from "./state.js";
 import { highest, Strip } from "./strip.js";
 import { Tooltip } from "./tooltip.js";
+import { Tracks } from "./tracks.js";
 import { describe, isToggle, TRANSFORMS, withTransform } from "./transforms.js";
-import { count, fitting, format, unitsOf } from "./units.js";
+import { count, fitting, format, nsOf, unitsOf } from "./units.js";
 
 const LISTED = 8; // binaries in the legend
 
@@ -141,12 +142,33 @@ function addPane() {
   return pane;
 }
 
+const GUTTER = 46; // pixels for the names of CPUs
+const TRACK_GUTTER = { wide: 130, narrow: 84 }; // likewise, and of threads
+
+const wallOr = (kind) => (profile.kinds.at(-1)?.parts ? profile.kinds.length - 1 : kind);
+
+// Whether threads have rows: by default where their waits were recorded.
+function hasTracks(kind) {
+  if (!nsOf(kind)) return false;
+  return state.tracks ? state.tracks === "on" : Boolean(profile.kinds.at(-1)?.parts);
+}
+
 function showStrip(filter, { counts, before, after }) {
   const kind = profile.kinds[filter.kind] ?? NO_KIND;
   const onCpus = { ...filter, kind: kind.parts?.[0] ?? filter.kind }; // waits are on none
-  once("strip", [profile, filter.threads, filter.cpu, kind, strip.canvas.clientWidth, highest()], () =>
-    strip.load(profile, profile.grid(onCpus), profile.kinds[onCpus.kind]?.period_ns / 1e6));
+  const inputs = [profile, filter.threads, filter.cpu, kind, strip.canvas.clientWidth, highest()];
+  const isTracked = hasTracks(kind);
+  const gutter = isTracked ? TRACK_GUTTER[innerWidth <= 700 ? "narrow" : "wide"] : GUTTER;
+  once("strip", [...inputs, gutter], () =>
+    strip.load(profile, profile.grid(onCpus), profile.kinds[onCpus.kind]?.period_ns / 1e6, gutter));
   strip.show(state.range, state.baseline);
+  element("tracks").hidden = element("states").hidden = !isTracked;
+  element("tracked").setAttribute("aria-pressed", isTracked);
+  element("tracked").hidden = !nsOf(kind);
+  if (isTracked) {
+    once("tracks", [...inputs, gutter], () => tracks.load(profile, { ...filter, kind: wallOr(filter.kind) }, gutter));
+    tracks.show(state.range);
+  }
   const amount = (of) => format(of.all, of.all, kind, state.unit === "share" ? "count" : state.unit);
   element("brushed").textContent = before
     ? `${strip.describe(state.range ?? [0, strip.spanMs])} · ${amount(after)}, ` +
@@ -302,6 +324,10 @@ const strip = new Strip(element("strip"), {
   },
   choose: (range, replaces) => go({ range }, replaces),
 });
+const tracks = new Tracks(element("tracks"), {
+  choose: (thread) => go({ thread: state.thread === thread ? "" : thread }),
+  point: (facts, place) => (facts ? tooltip.show(facts, place) : tooltip.hide()),
+});
 strip.hover = (cell) => {
   if (!cell) return;
   const { kinds } = profile;
@@ -334,6 +360,7 @@ const actions = {
   copyName: () => told.name && copy(told.name, "the name"),
   copyLink: () => copy(location.href, "the link to this view"),
   around: () => told.chosen && go({ tab: "sandwich", chosen: told.chosen, zoom: [] }),
+  tracks: () => go({ tracks: element("tracks").hidden ? "on" : "off" }, true),
   focus: () => panes[0]?.focus(),
   transform: toggle,
   undo: () => state.transforms.length && transform(state.transforms.slice(0, -1)),
@@ -367,7 +394,7 @@ new ResizeObserver(() => {
 }).observe(element("panes"));
 
 // What is drawn, for tests and for the console.
-window.viewer = { panes, strip, brush: (range) => go({ range }), profile: () => profile };
+window.viewer = { panes, strip, tracks, brush: (range) => go({ range }), profile: () => profile };
 
 const given = JSON.parse(element("profile").textContent);
 if (given.source) {

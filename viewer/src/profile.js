@@ -163,7 +163,7 @@ export class Profile {
   //
   // The filter has kind (an index), only (the index of a part of it, if just that counts), cpu (a
   // number or null), threads (1 for each that passes); the range is half open, in bins.
-  #each({ kind, cpu, threads, only }, [from, to], visit) {
+  each({ kind, cpu, threads, only }, [from, to], visit) {
     const { nodeOf, samples: { node, thread, cpu: cpus, kind: kinds, count } } = this;
     const weights = weightsOf(this.kinds, kind, only);
     const end = this.binStart[to];
@@ -177,7 +177,7 @@ export class Profile {
   // Counts of each node itself, and of it and all below it, of what passes the filter.
   count(filter, range = [0, this.bins]) {
     const own = new Float64Array(this.size);
-    this.#each(filter, range, (_, node, value) => (own[node] += value));
+    this.each(filter, range, (_, node, value) => (own[node] += value));
     return this.sum(own);
   }
 
@@ -198,7 +198,7 @@ export class Profile {
     const { cpu, bin } = this.samples;
     const rows = [];
     this.cpus.forEach((number, row) => (rows[number] = row * this.bins));
-    this.#each(filter, [0, this.bins], (i, _, value) => (found[rows[cpu[i]] + bin[i]] += value));
+    this.each(filter, [0, this.bins], (i, _, value) => (found[rows[cpu[i]] + bin[i]] += value));
     return found;
   }
 

@@ -14,6 +14,7 @@ const DEFAULTS = {
   process: "",
   thread: "",
   cpu: "",
+  tracks: "", // of threads: "on" or "off"
   search: "",
   transforms: [],
   unit: "",

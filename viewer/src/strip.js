@@ -2,7 +2,6 @@
 
 import { onCanvas } from "./colours.js";
 
-const GUTTER = 46; // pixels for the names of CPUs
 const AXIS = 16; // pixels for times below
 const HIGHEST = 96; // pixels for all CPUs
 const LEAST = 28; // pixels for them in a low window
@@ -31,8 +30,10 @@ export class Strip {
 
   // Draws counts by CPU and bin, as profile.grid() has them. A column has several periods of time,
   // if there are such, so that it shows more than whether one was hit.
-  load(profile, grid, periodMs) {
+  // `gutter`: pixels for names.
+  load(profile, grid, periodMs, gutter) {
     this.#profile = profile;
+    this.gutter = gutter;
     this.spanMs = profile.bins * profile.bin_ms;
     const { cpus, bins } = profile;
     this.rowHeight = Math.max(1, Math.min(14, Math.floor(highest() / Math.max(1, cpus.length))));
@@ -52,7 +53,7 @@ export class Strip {
   }
 
   #width() {
-    return Math.max(50, this.canvas.clientWidth - GUTTER - 1);
+    return Math.max(50, this.canvas.clientWidth - this.gutter - 1);
   }
 
   #paint() {
@@ -84,11 +85,11 @@ export class Strip {
   }
 
   #x(ms) {
-    return GUTTER + (ms / this.spanMs) * this.#width();
+    return this.gutter + (ms / this.spanMs) * this.#width();
   }
 
   #ms(x) {
-    const at = ((x - GUTTER) / this.#width()) * this.spanMs;
+    const at = ((x - this.gutter) / this.#width()) * this.spanMs;
     const step = this.#profile.bin_ms;
     return Math.min(this.spanMs, Math.max(0, Math.round(at / step) * step));
   }
@@ -105,8 +106,8 @@ export class Strip {
     pen.font = `11px ${getComputedStyle(this.element).fontFamily}`;
     pen.imageSmoothingEnabled = false;
     pen.fillStyle = onCanvas("var(--plot)");
-    pen.fillRect(GUTTER, 0, this.#width(), plot);
-    if (this.#image) pen.drawImage(this.#image, GUTTER, 0, this.#width(), plot);
+    pen.fillRect(this.gutter, 0, this.#width(), plot);
+    if (this.#image) pen.drawImage(this.#image, this.gutter, 0, this.#width(), plot);
     this.#names(pen);
     this.#times(pen, plot);
     this.#mark(pen, this.#baseline, plot, "var(--loss)");
@@ -161,8 +162,8 @@ export class Strip {
     if (range === this.#range && !this.#baseline) {
       pen.globalAlpha = 0.62;
       pen.fillStyle = onCanvas("var(--back)");
-      pen.fillRect(GUTTER, 0, left - GUTTER, plot);
-      pen.fillRect(right, 0, GUTTER + this.#width() - right, plot);
+      pen.fillRect(this.gutter, 0, left - this.gutter, plot);
+      pen.fillRect(right, 0, this.gutter + this.#width() - right, plot);
       pen.globalAlpha = 1;
     }
     pen.strokeStyle = onCanvas(colour);
@@ -194,7 +195,7 @@ export class Strip {
   #cell(event) {
     const bounds = this.canvas.getBoundingClientRect();
     const row = Math.floor((event.clientY - bounds.y) / this.rowHeight);
-    const at = Math.floor(((event.clientX - bounds.x - GUTTER) / this.#width()) * this.columns);
+    const at = Math.floor(((event.clientX - bounds.x - this.gutter) / this.#width()) * this.columns);
     if (row < 0 || row >= this.rows || at < 0 || at >= this.columns) return null;
     const { cpus } = this.#profile;
     const width = this.spanMs / this.columns;

@@ -1,0 +1,168 @@
+// A row for each thread over time: how much of each moment it ran, and what it waited for.
+
+import { onCanvas } from "./colours.js";
+import { threadValue } from "./filters.js";
+import { KINDS } from "./profile.js";
+import { format, nsOf, share } from "./units.js";
+
+const LEAST = 3; // pixels of a column
+const PERIODS = 5; // of sampling, in a column
+const WAIT = KINDS.indexOf("wait");
+// Groups of causes with one colour each, in the order in which they are stacked above what ran.
+const GROUPS = Object.entries({
+  ready: "run_queue throttled",
+  storage: "disk page_fault memory_reclaim",
+  locks: "futex gil kernel_lock file_lock",
+  peers: "socket_receive socket_send socket_accept socket_connect pipe poll epoll io_uring",
+  others: "",
+}).map(([name, causes]) => ({ name, causes: causes.split(" ") }));
+const OTHERS = GROUPS.length - 1;
+
+// Rows that fit in the window.
+const most = () => (innerHeight <= 480 ? 2 : innerHeight < 800 || innerWidth <= 700 ? 5 : 8);
+
+export class Tracks {
+  #rows = [];
+
+  // `events`: choose(thread, as filters.js has it), point(facts, place) with null for nothing.
+  constructor(element, events) {
+    Object.assign(this, { element, events });
+    element.addEventListener("click", ({ target }) => {
+      const row = this.#rowOf(target);
+      if (row) events.choose(row.value);
+    });
+    element.addEventListener("mousemove", (event) => {
+      const row = this.#rowOf(event.target);
+      events.point(row ? this.#facts(row) : null, { x: event.clientX, y: event.clientY });
+    });
+    element.addEventListener("mouseleave", () => events.point(null));
+  }
+
+  // The threads that pass a filter of profile.js, those with the most time first; its kind is one of
+  // time. `gutter`: pixels for names.
+  load(profile, filter, gutter) {
+    const { element } = this;
+    element.style.setProperty("--gutter", `${gutter}px`);
+    this.profile = profile;
+    this.spanMs = profile.bins * profile.bin_ms;
+    const width = Math.max(50, element.clientWidth - gutter);
+    const period = Math.max(...profile.kinds.map(({ period_ns: ns }) => ns)) / 1e6;
+    this.columns = Math.max(1, Math.floor(Math.min(profile.bins, width / LEAST, this.spanMs / (PERIODS * (period || 1)))));
+    const focused = element.contains(document.activeElement) && this.#rowOf(document.activeElement)?.value;
+    const rows = [...this.#sum(profile, filter).values()].sort((a, b) => b.all - a.all);
+    this.#rows = rows.slice(0, most());
+    for (const row of this.#rows) this.#add(row);
+    const rest = rows.length - this.#rows.length;
+    element.replaceChildren(...this.#rows.map(({ item }) => item), ...(rest ? [this.#rest(rest)] : []));
+    this.#rows.find(({ value }) => value === focused)?.item.firstChild.focus();
+  }
+
+  // Time of each thread by state: in all, and in each column. A wait ends at the time of its sample.
+  #sum(profile, filter) {
+    const { samples: { thread, kind, node, bin }, recorded, strings, bins } = profile;
+    const [onCpu] = profile.kinds[filter.kind].parts ?? [filter.kind];
+    const { frames: { name, kind: kinds }, nodes: { frame } } = recorded;
+    const binNs = profile.bin_ms * 1e6;
+    const { kinds: all } = profile;
+    const factor = all[filter.kind].parts ? 1 : nsOf(all[filter.kind]);
+    const found = new Map();
+    profile.each(filter, [0, bins], (i, _, counted) => {
+      const value = counted * factor;
+      if (!found.has(thread[i])) {
+        found.set(thread[i], {
+          at: thread[i], value: threadValue(profile, thread[i]), all: 0, ran: 0, waits: new Map(),
+          cells: Array.from({ length: GROUPS.length + 1 }, () => new Float64Array(this.columns)),
+        });
+      }
+      const row = found.get(thread[i]);
+      row.all += value;
+      const end = bin[i] + 1;
+      if (kind[i] === onCpu) {
+        row.ran += value;
+        this.#spread(row.cells[0], end - 1, end, value);
+        return;
+      }
+      const of = frame[node[i]];
+      const cause = kinds[of] === WAIT ? strings[name[of]] : "wait: other";
+      row.waits.set(cause, (row.waits.get(cause) ?? 0) + value);
+      const group = GROUPS.findIndex(({ causes }) => causes.includes(cause.slice(6)));
+      this.#spread(row.cells[1 + (group < 0 ? OTHERS : group)], Math.max(0, end - Math.max(1, value / binNs)), end, value);
+    });
+    return found;
+  }
+
+  // Adds a value to the columns between two bins.
+  #spread(cells, from, to, value) {
+    const scale = this.columns / this.profile.bins;
+    const [left, right] = [from * scale, Math.min(this.columns, to * scale)];
+    for (let at = Math.floor(left); at < right; at += 1) {
+      cells[at] += (value * (Math.min(right, at + 1) - Math.max(left, at))) / (right - left);
+    }
+  }
+
+  #add(row) {
+    const [tid, ...name] = row.value.split(" ");
+    row.title = `${name.join(" ")} ${tid}`;
+    row.item = document.createElement("li");
+    const button = row.item.appendChild(document.createElement("button"));
+    button.type = "button";
+    button.textContent = row.title;
+    button.setAttribute("aria-label", `Thread ${row.title}: ${this.#facts(row).rows.map((one) => one.join(" ")).join(", ")}`);
+    row.canvas = row.item.appendChild(document.createElement("canvas"));
+    row.canvas.setAttribute("aria-hidden", "true");
+  }
+
+  #rest(count) {
+    const item = document.createElement("li");
+    item.textContent = `${count.toLocaleString("en-US")} more: choose a process or thread`;
+    return item;
+  }
+
+  #rowOf(target) {
+    const item = target.closest("li");
+    return this.#rows.find((row) => row.item === item);
+  }
+
+  // Times of a row in words.
+  #facts({ title, all, ran, waits }) {
+    const text = (ns) => `${format(ns, all, { unit: "nanoseconds" }, "time")} · ${share(ns, all)}`;
+    const causes = [...waits].sort((a, b) => b[1] - a[1]).map(([cause, ns]) => [cause, text(ns)]);
+    return { title, rows: [["on CPUs", text(ran)], ...causes] };
+  }
+
+  // Draws all rows; outside a range of milliseconds, unless it is null, they are pale.
+  show(range) {
+    const colours = ["var(--heat)", ...GROUPS.map(({ name }) => `var(--${name})`)].map(onCanvas);
+    for (const { canvas, cells } of this.#rows) {
+      const { clientWidth: width, clientHeight: height } = canvas;
+      [canvas.width, canvas.height] = [width, height].map((size) => Math.round(size * devicePixelRatio));
+      const pen = canvas.getContext("2d");
+      pen.scale(devicePixelRatio, devicePixelRatio);
+      pen.fillStyle = onCanvas("var(--plot)");
+      pen.fillRect(0, 0, width, height);
+      const wide = width / this.columns;
+      const full = (this.spanMs * 1e6) / this.columns;
+      for (let column = 0; column < this.columns; column += 1) {
+        const scale = height / Math.max(full, cells.reduce((sum, one) => sum + one[column], 0));
+        let top = height;
+        cells.forEach((one, at) => {
+          if (!one[column]) return;
+          top -= one[column] * scale;
+          pen.fillStyle = colours[at];
+          pen.fillRect(column * wide, top, wide + 0.3, one[column] * scale);
+        });
+      }
+      if (!range) continue;
+      const [left, right] = range.map((ms) => (ms / this.spanMs) * width);
+      pen.globalAlpha = 0.62;
+      pen.fillStyle = onCanvas("var(--back)");
+      pen.fillRect(0, 0, left, height);
+      pen.fillRect(right, 0, width - right, height);
+    }
+  }
+
+  // What is drawn, for tests: of each thread its title and the time of each state in each column.
+  drawn() {
+    return this.#rows.map(({ title, cells }) => ({ title, cells: cells.map((one) => [...one]) }));
+  }
+}
