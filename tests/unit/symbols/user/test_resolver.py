@@ -124,9 +124,11 @@ def test_a_place_that_no_segment_loads_is_an_offset_in_the_file(resolve):
 
 def test_frames_are_the_same_in_all_processes(resolve):
     other = {**BIAS, LIBC: 0x7F77_0000_0000}
-    (one,) = resolve(raw((0x30000, LIBC, REGISTERS))).frames
-    (two,) = resolve(raw((0x30000, LIBC, REGISTERS), biases=other)).frames
-    assert one is two
+    frames = (0x30000, LIBC, REGISTERS), (0x30020, LIBC, TABLE)
+    first = resolve(raw(*frames)).frames
+    second = resolve(raw(*frames, biases=other)).frames
+    assert list(map(id, first)) == list(map(id, second))
+    assert [frame.address for frame in second] == [0x30000, 0x3001F]
     assert resolve(raw((0x30000, LIBC, REGISTERS))) is resolve(raw((0x30000, LIBC, REGISTERS)))
 
 
@@ -274,6 +276,20 @@ def test_functions_get_source_lines_when_their_file_system_answers():
     side = resolved.of(SAMPLE)
     assert [frame.lines for frame in side.frames] == [with_lines.lines, ()]
     assert not side.is_provisional
+
+
+def test_functions_without_source_lines_stay_while_processes_come_and_go(monkeypatch, known):
+    """A file may be evicted before its lines are read."""
+    monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
+    names = Names()
+    names.files[LIBC] = {0x30000: READ._replace(is_interim=True)}
+    resolver = UserResolver(known, names)
+    for number in range(200):
+        biases = {**BIAS, LIBC: BIAS[LIBC] + 4096 * number}
+        resolved = resolver.resolve(raw((0x30000, LIBC, REGISTERS), biases=biases), None)
+        assert resolved.of(SAMPLE).frames[0].lines == READ.lines
+        dropped = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
+        names.files[LIBC] = {0x30000: dropped}
 
 
 def test_symbols_of_frames_in_use_are_asked_for_while_processes_come_and_go(monkeypatch, known):
