@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, cast
 
 from otel_kprofiler.model import (
     STACK_TRUNCATED,
@@ -73,6 +73,7 @@ def status_text(status: StackStatus) -> str:
     return errno.errorcode.get(-status, str(status))
 
 
+_NO_NAME: Final = Unresolved.NO_NAME
 _MAX_INTEGER: Final = 1 << 63
 """Limit of integers in attributes (common.proto, ``AnyValue.int_value``)."""
 
@@ -154,6 +155,16 @@ class _RawLocations(dict[int, Token]):
         return token
 
 
+class _ModuleMappings:
+    """Mapping tokens of a module, without and with its range, created on first use."""
+
+    __slots__ = ("end", "start", "tokens")
+
+    def __init__(self, extent: AddressRange) -> None:
+        self.start, self.end, _ = extent
+        self.tokens = [b"", b""]
+
+
 class Dictionary:
     """Interns values into the seven tables and serializes each entry once.
 
@@ -180,9 +191,7 @@ class Dictionary:
         self._frames: dict[int, Token] = {}
         self._raw: dict[tuple[SideKind, Unresolved], _RawLocations] = {}
         self._stacks: dict[int, Token] = {}
-        self._extents: dict[int, AddressRange] = {}
-        # Of modules, without and with their range.
-        self._mappings: tuple[dict[int, Token], dict[int, Token]] = ({}, {})
+        self._mappings: dict[int, _ModuleMappings] = {}
         self._statuses: dict[int, _Statuses] = {}  # for incomplete stacks
         self._shortcuts: dict[tuple[object, ...], bytes] = {}
 
@@ -191,7 +200,7 @@ class Dictionary:
         token = self._strings.get(text)
         if token is None:
             cleaned = text if text.isascii() else escape_surrogates(text)
-            if cleaned != text:
+            if cleaned is not text and cleaned != text:
                 token = self.string(cleaned)
             else:
                 token = self.tables.add(STRING, self._writer.string(text))
@@ -292,11 +301,12 @@ class Dictionary:
 
     def _locations(self, frames: Sequence[Frame]) -> bytes:
         """Returns joined tokens of frames."""
-        tokens = self._frames
-        try:
-            return self._join(map(tokens.__getitem__, map(id, frames)))
-        except KeyError:
-            return self._join([tokens.get(id(frame)) or self._add_frame(frame) for frame in frames])
+        tokens: list[Token | None] = list(map(self._frames.get, map(id, frames)))
+        at = -1
+        for _ in range(tokens.count(None)):  # few frames of a stack are new
+            at = tokens.index(None, at + 1)
+            tokens[at] = self.frame(frames[at])
+        return self._join(cast("list[Token]", tokens))
 
     def frame(self, frame: Frame) -> Token:
         """Returns the token of a frame's location."""
@@ -317,7 +327,7 @@ class Dictionary:
         module, address, lines = frame.module, frame.address, frame.lines
         unresolved = frame.unresolved
         start = None
-        if unresolved is Unresolved.NO_NAME and address < _MAX_INTEGER:
+        if unresolved is _NO_NAME and address < _MAX_INTEGER:
             start = address - frame.offset
         if self._names_all and not (lines and all(map(_has_name, lines))):
             place = address if start is None else start
@@ -327,7 +337,16 @@ class Dictionary:
                 for line in lines or (Line(""),)
             )
         key = (frame.side, unresolved, frame.builtin, frame.found_by, start)
-        mapping = self._mapping(module, address) if module else b""
+        mapping = b""
+        if module:
+            mappings = self._mappings.get(id(module))
+            if mappings is None:
+                mappings = self._mappings[id(module)] = _ModuleMappings(module.extent)
+            inside = mappings.start <= address < mappings.end
+            mapping = mappings.tokens[inside]
+            if not mapping:
+                mapping = self._add_mapping(module, inside=inside)
+                mappings.tokens[inside] = mapping
         places = self._lines(lines) if lines else ()
         attributes = self._shortcuts.get(key)
         if attributes is None:
@@ -366,16 +385,9 @@ class Dictionary:
             attributes[FUNCTION_START] = start
         return self._writer.location_attributes(self.attributes(attributes))
 
-    def _mapping(self, module: Module, address: int) -> Token:
+    def _add_mapping(self, module: Module, *, inside: bool) -> Token:
         """Returns the token of a module; the range is written only for addresses inside it."""
-        extent = self._extents.get(id(module))
-        if extent is None:
-            extent = self._extents[id(module)] = module.extent
-        inside = extent[0] <= address < extent[1]
-        token = self._mappings[inside].get(id(module))
-        return token or self._add_mapping(module, extent, inside=inside)
-
-    def _add_mapping(self, module: Module, extent: AddressRange, *, inside: bool) -> Token:
+        extent = module.extent
         attributes: dict[str, AttributeValue] = {BUILD_ID_HTLHASH: module.file_id}
         if module.build_id:
             attributes[BUILD_ID_GNU] = module.build_id
@@ -390,12 +402,17 @@ class Dictionary:
             self.string(module.name),
             self.attributes(attributes),
         )
-        token = self._mappings[inside][id(module)] = self.tables.intern(MAPPING, entry)
-        return token
+        return self.tables.intern(MAPPING, entry)
 
     def _add_function(self, key: _FunctionKey) -> Token:
         """Add a function; returns its token."""
-        name, system_name, file = map(self.string, key[:3])
-        entry = self._writer.function(name, system_name, file, key[3])
+        name, system_name, file, start_line = key
+        strings, string = self._strings, self.string
+        entry = self._writer.function(
+            strings.get(name) or string(name),
+            strings.get(system_name) or string(system_name) if system_name else b"",
+            strings.get(file) or string(file) if file else b"",
+            start_line,
+        )
         token = self._functions[key] = self.tables.intern(FUNCTION, entry)
         return token

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 
 from otel_kprofiler.model import AttributeValue, Form, SpanLink, Window
@@ -16,6 +17,8 @@ from otel_kprofiler.otlp.writer import Envelope, KeyValue, ProfileTypes, Token
 from otel_kprofiler.text import escape_surrogates
 
 _TABLE_TAGS: Final = (b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x3a")
+_SHORT_TEXT: Final = 200
+"""Characters of texts whose encoding is cached."""
 _ZERO_ENTRIES: Final = tuple(tag + b"\0" for tag in _TABLE_TAGS)
 
 
@@ -52,6 +55,12 @@ def key_value(attribute: KeyValue) -> bytes:
     return delimited(b"", body + _field(b"\x18", key_token))
 
 
+@lru_cache(2048)
+def _string(text: str) -> bytes:
+    """Encode an entry of ``string_table``; windows repeat most of those of the one before."""
+    return delimited(b"\x2a", text.encode())
+
+
 def _repeated(tag: bytes, messages: Iterable[bytes]) -> bytes:
     return b"".join([tag + message for message in messages])
 
@@ -69,7 +78,7 @@ class ProtobufWriter:
 
     def string(self, text: str) -> bytes:
         """Entry of ``string_table``; the text has no surrogates."""
-        return delimited(b"\x2a", text.encode())
+        return _string(text) if len(text) <= _SHORT_TEXT else delimited(b"\x2a", text.encode())
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
         """Entry of ``mapping_table``; see :class:`Writer`."""
@@ -104,7 +113,11 @@ class ProtobufWriter:
 
     def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
         """Entry of ``function_table``."""
-        body = _field(b"\x08", name) + _field(b"\x10", system_name) + _field(b"\x18", file)
+        body = b"\x08" + name if name else b""
+        if system_name:
+            body += b"\x10" + system_name
+        if file:
+            body += b"\x18" + file
         if start_line:
             body += b"\x20" + varint(start_line)
         return delimited(b"\x1a", body)
