@@ -7,17 +7,15 @@ function, and has no name for what has no ``service.name``; each of these is a c
 
 import base64
 import gzip
-import http.server
 import threading
 from collections import Counter
-from concurrent import futures
 
 import grpc
 from google.protobuf.json_format import MessageToDict
 
 from otel_kprofiler.otlp import decode_windows, parse_payloads
+from tests.servers import HttpServer, serve_grpc
 
-SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 EQUAL_LABELS = "profiles with equal labels and times"
 NO_SERVICE = "resources without service.name"
 NO_FUNCTION = "frames without a function"
@@ -97,39 +95,18 @@ class StrictReceiver:
     def __init__(self):
         self.accepted, self.refused, self.complaints = {}, [], {}
         self._seen, self._lock = {}, threading.Lock()
-        options = (("grpc.so_reuseport", 0),)
-        self._grpc = grpc.server(futures.ThreadPoolExecutor(2), options=options)
-        handler = grpc.unary_unary_rpc_method_handler(self._export)
-        self._grpc.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})]
-        )
-        self.grpc = f"127.0.0.1:{self._grpc.add_insecure_port('127.0.0.1:0')}"
-        self._grpc.start()
-        receiver = self
+        self._grpc, port = serve_grpc(self._export)
+        self.grpc = f"127.0.0.1:{port}"
+        self._http = HttpServer(self._answer)
+        self.http = self._http.url
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.headers.get("Content-Encoding") == "gzip":
-                    body = gzip.decompress(body)
-                kind = self.headers["Content-Type"]
-                status = 400 if receiver.take(kind, body) else 200
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                answer = b"{}" if kind == "application/json" else b""
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *_):
-                pass
-
-        self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.http = f"http://127.0.0.1:{self._http.server_address[1]}"
-        threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
+    def _answer(self, request):
+        body, kind = request.body, request.headers["Content-Type"]
+        if request.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        status = 400 if self.take(kind, body) else 200
+        answer = b"{}" if kind == "application/json" else b""
+        request.reply(status, answer, Content_Type=kind)
 
     def take(self, kind, payload):
         """Take a request; returns the reasons to refuse it."""
@@ -167,5 +144,4 @@ class StrictReceiver:
     def close(self):
         """Stop listening."""
         self._grpc.stop(0).wait()
-        self._http.shutdown()
-        self._http.server_close()
+        self._http.close()

@@ -14,9 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ import pytest
 from tests.cache import cache_directory
 from tests.collector.go_tools import BUILD_SECONDS, build_once
 from tests.further import further
+from tests.servers import HttpServer
 
 VERSIONS = ("0.161.0", "0.159.0")
 """With all components that the tests need; the first has the exporter to ClickHouse."""
@@ -200,7 +199,7 @@ class Collector:
             self.files.close()
 
 
-class FileReceiver(ThreadingHTTPServer):
+class FileReceiver(HttpServer):
     """An OTLP/HTTP receiver that writes each request, as JSON, as a line of a file.
 
     Args:
@@ -208,46 +207,28 @@ class FileReceiver(ThreadingHTTPServer):
     """
 
     def __init__(self, paths):
-        super().__init__(("127.0.0.1", 0), _FileHandler)
         self.paths = paths
         for path in paths.values():
             path.touch()
-        self._thread = threading.Thread(target=self.serve_forever)
-        self._thread.start()
+        super().__init__(self._write)
+
+    def _write(self, request):
+        with open(self.paths[request.path.rpartition("/")[2]], "ab") as file:
+            file.write(request.body + b"\n")
+        request.reply(body=b"{}", Content_Type="application/json")
 
     def replace_file_exporters(self, config):
         """The configuration of a Collector, which sends here instead of writing to files."""
         settings = "compression: none, encoding: json, sending_queue: {enabled: false}"
-        endpoint = f"http://127.0.0.1:{self.server_address[1]}"
         config = re.sub(
             r"^  file(/\w+)?: .*$",
             lambda match: (
-                f"  otlp_http{match[1] or '/file'}: {{endpoint: '{endpoint}', {settings}}}"
+                f"  otlp_http{match[1] or '/file'}: {{endpoint: '{self.url}', {settings}}}"
             ),
             config,
             flags=re.MULTILINE,
         )
         return re.sub(r"\bfile(/\w+)?(?=[,\]])", lambda m: f"otlp_http{m[1] or '/file'}", config)
-
-    def close(self):
-        self.shutdown()
-        self._thread.join()
-        self.server_close()
-
-
-class _FileHandler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        with open(self.server.paths[self.path.rpartition("/")[2]], "ab") as file:
-            file.write(body + b"\n")
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *_):
-        pass
 
 
 @pytest.fixture

@@ -2,27 +2,23 @@
 
 import contextlib
 import gzip
-import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from concurrent import futures
 from pathlib import Path
 
-import grpc
 import pytest
 
 from otel_kprofiler.otlp import check_payload, decode_windows
 from tests.agent_account import parse_account
 from tests.public import get_public_python
+from tests.servers import HttpServer, serve_grpc
 
-SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 REPOSITORY = Path(__file__).parents[2]
 
 CONFIG = """
@@ -77,14 +73,7 @@ class Receiver:
         return answer
 
     def up(self):
-        options = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", self.max_bytes))
-        self._server = grpc.server(futures.ThreadPoolExecutor(2), options=options)
-        handler = grpc.unary_unary_rpc_method_handler(self._export)
-        self._server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})]
-        )
-        assert self._server.add_insecure_port(self.endpoint)
-        self._server.start()
+        self._server, _ = serve_grpc(self._export, address=self.endpoint, max_bytes=self.max_bytes)
 
     def down(self):
         if self._server:
@@ -96,30 +85,15 @@ class HttpReceiver:
     """An HTTP receiver that answers 413 to what is larger, unpacked, than it takes."""
 
     def __init__(self, max_bytes):
-        self.payloads = []
-        receiver = self
+        self.payloads, self.max_bytes = [], max_bytes
+        self.server = HttpServer(self._answer)
+        self.endpoint, self.down = self.server.url, self.server.close
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self):
-                body = gzip.decompress(self.rfile.read(int(self.headers["Content-Length"])))
-                if len(body) <= max_bytes:
-                    receiver.payloads.append(body)
-                self.send_response(200 if len(body) <= max_bytes else 413)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def down(self):
-        self.server.shutdown()
-        self.server.server_close()
+    def _answer(self, request):
+        body = gzip.decompress(request.body)
+        if len(body) <= self.max_bytes:
+            self.payloads.append(body)
+        request.reply(200 if len(body) <= self.max_bytes else 413)
 
 
 class Arrived:

@@ -5,14 +5,12 @@ The receiver's record is compared with the queue's account, sample by sample.
 
 import dataclasses
 import email.utils
-import http.server
 import shutil
 import socket
 import ssl
 import subprocess
 import threading
 import time
-from concurrent import futures
 
 import grpc
 import pytest
@@ -28,8 +26,8 @@ from otel_kprofiler.export import (
     Tls,
 )
 from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples
+from tests.servers import HttpServer, serve_grpc
 
-SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 QUICK = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=3)
 BATCHES = 4
 SAMPLES = 3
@@ -45,15 +43,8 @@ class GrpcReceiver:
 
     def __init__(self, faults):
         self.faults, self.arrived, self.requests = iter(faults), [], 0
-        self.server = grpc.server(
-            futures.ThreadPoolExecutor(4), options=(("grpc.so_reuseport", 0),)
-        )
-        handler = grpc.unary_unary_rpc_method_handler(self.export)
-        self.server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})]
-        )
-        self.endpoint = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        self.server.start()
+        self.server, port = serve_grpc(self.export)
+        self.endpoint = f"127.0.0.1:{port}"
 
     def export(self, request, context):
         self.requests += 1
@@ -75,58 +66,23 @@ class HttpReceiver:
 
     def __init__(self, faults, context=None):
         self.faults, self.arrived, self.requests = iter(faults), [], 0
-        receiver = self
+        self.server = HttpServer(self.take, context)
+        self.port = self.server.port
+        self.close = self.server.close
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.requests += 1
-                fault = next(receiver.faults, None)
-                if fault:
-                    fault(self)
-                    self.close_connection = True
-                    return
-                receiver.arrived.append(body)
-                answer(self, 200)
-
-            def log_message(self, *_):
-                pass
-
-        class Server(http.server.ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request, client_address):
-                pass
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        if context:
-            self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
-        self.scheme = "https" if context else "http"
-        self.port = self.server.server_address[1]
-        serve = self.server.serve_forever
-        self.thread = threading.Thread(target=serve, args=(0.05,), daemon=True)
-        self.thread.start()
+    def take(self, request):
+        self.requests += 1
+        if fault := next(self.faults, None):
+            fault(request)
+            request.close_connection = True
+            return
+        self.arrived.append(request.body)
+        request.reply()
 
     def exporter(self, **options):
         options = {"timeout_s": 0.5, "retry": QUICK, "compression": "none", **options}
-        endpoint = f"{self.scheme}://localhost:{self.port}"
-        return OtlpHttpExporter(endpoint, proxy_url="", **options)
-
-    def close(self):
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
-
-
-def answer(handler, status, content=b"", **headers):
-    handler.send_response(status)
-    for name, value in headers.items():
-        handler.send_header(name.replace("_", "-"), value)
-    handler.send_header("Content-Length", str(len(content)))
-    handler.end_headers()
-    handler.wfile.write(content)
+        url = self.server.url.replace("127.0.0.1", "localhost")
+        return OtlpHttpExporter(url, proxy_url="", **options)
 
 
 def abort(code, retry_s=None):
@@ -281,13 +237,13 @@ def test_with_a_spool_an_unreachable_receiver_loses_nothing(tmp_path, monkeypatc
 
 
 HTTP_RETRIED = {
-    "429 with seconds": lambda h: answer(h, 429, Retry_After="1"),
-    "503 with a date": lambda h: answer(
-        h, 503, Retry_After=email.utils.format_datetime(
+    "429 with seconds": lambda h: h.reply(429, Retry_After="1"),
+    "503 with a date": lambda h: h.reply(
+        503, Retry_After=email.utils.format_datetime(
             email.utils.parsedate_to_datetime(email.utils.formatdate(time.time() + 1, usegmt=True))
         )
     ),
-    "502": lambda h: answer(h, 502),
+    "502": lambda h: h.reply(502),
     "hanging in the middle of its response": hang,
     "hanging up": lambda h: h.connection.shutdown(socket.SHUT_RDWR),
 }  # fmt: skip
@@ -306,7 +262,7 @@ def test_transient_http_faults_lose_nothing(name):
 
 
 def test_http_refusals_are_counted_and_not_retried():
-    receiver = HttpReceiver([lambda h: answer(h, 400, b"no", Content_Type="text/plain")])
+    receiver = HttpReceiver([lambda h: h.reply(400, b"no", Content_Type="text/plain")])
     counts = run(receiver.exporter())
     assert counts.lost == {LossCause.REJECTED: SAMPLES}
     assert receiver.arrived == ALL[1:]
@@ -315,8 +271,8 @@ def test_http_refusals_are_counted_and_not_retried():
 
 
 UNREADABLE = {
-    "garbage": lambda h: answer(h, 200, b"\xff\xff\xff", Content_Type="application/x-protobuf"),
-    "another protocol": lambda h: answer(h, 200, b"<html>", Content_Type="text/html"),
+    "garbage": lambda h: h.reply(200, b"\xff\xff\xff", Content_Type="application/x-protobuf"),
+    "another protocol": lambda h: h.reply(200, b"<html>", Content_Type="text/html"),
     "cut off": cut_off,
     "without an end": flood,
 }

@@ -9,10 +9,8 @@ import ssl
 import subprocess
 import threading
 import time
-from concurrent import futures
 from dataclasses import replace
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
@@ -20,8 +18,8 @@ import pytest
 from otel_kprofiler.export import OtlpGrpcExporter, OtlpHttpExporter, RetryPolicy, Tls
 from otel_kprofiler.export.tls_files import parse_validity
 from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples
+from tests.servers import HttpServer, serve_grpc
 
-SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 BATCH = Batch(b"x", Form.PROTOBUF, (ProfileSamples("on_cpu", 1),), 0, 1)
 LARGE = replace(BATCH, payload=random.Random(1).randbytes(2 << 20))
 DAY_S = 86400
@@ -96,61 +94,34 @@ def authority(tmp_path_factory):
     return authority
 
 
-def serve_http(directory, name):
+def open_http(directory, name):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(directory / f"{name}.pem", directory / f"{name}.key")
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(directory / "ca.pem")
     clients = []
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(request):
+        subject = dict(part[0] for part in request.connection.getpeercert()["subject"])
+        clients.append(subject["commonName"])
+        request.reply()
 
-        def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            subject = dict(part[0] for part in self.connection.getpeercert()["subject"])
-            clients.append(subject["commonName"])
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    class Server(ThreadingHTTPServer):
-        def finish_request(self, request, client_address):
-            with context.wrap_socket(request, server_side=True) as connection:
-                super().finish_request(connection, client_address)
-
-        def handle_error(self, request, client_address):
-            pass
-
-    server = Server(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close():
-        server.shutdown()
-        server.server_close()
-
-    return server.server_port, clients, close
+    server = HttpServer(answer, context)
+    return server.port, clients, server.close
 
 
-def serve_grpc(directory, name):
+def open_grpc(directory, name):
     clients = []
 
     def export(_, context):
         clients.append(context.auth_context()["x509_common_name"][0].decode())
         return b""
 
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    handlers = {"Export": grpc.unary_unary_rpc_method_handler(export)}
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
     key, certificate, ca = (
         (directory / file).read_bytes() for file in (f"{name}.key", f"{name}.pem", "ca.pem")
     )
     credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    server.start()
+    server, port = serve_grpc(export, credentials=credentials)
     return port, clients, lambda: server.stop(0).wait()
 
 
@@ -175,7 +146,7 @@ def make_exporter(make, directory, port, elapsed_s=1.5, **options):
 @pytest.fixture(params=["grpc", "http"])
 def connect(request, authority):
     """Starts a receiver with a certificate, and returns an exporter and who has sent to it."""
-    serve = {"grpc": serve_grpc, "http": serve_http}[request.param]
+    serve = {"grpc": open_grpc, "http": open_http}[request.param]
     ends = []
 
     def start(name="server", *, elapsed_s=1.5):

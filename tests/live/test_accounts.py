@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from opentelemetry.sdk.resources import Resource
@@ -25,6 +24,7 @@ from otel_kprofiler.sdk import (
 )
 from tests.agent_account import parse_account
 from tests.public import get_public_python
+from tests.servers import HttpServer
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240), pytest.mark.usefixtures("sampling_host")]
 
@@ -81,34 +81,18 @@ def test_each_drain_accounts_for_every_sample_taken():
         sampler.close()
 
 
-class Receiver(BaseHTTPRequestHandler):
-    """Accepts everything."""
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.mark.usefixtures("_load")
 @pytest.mark.long
 def test_the_status_of_a_sampling_agent_has_no_gaps(tmp_path, request):
-    receiver = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    request.addfinalizer(receiver.server_close)
-    request.addfinalizer(receiver.shutdown)
-    threading.Thread(target=receiver.serve_forever, daemon=True).start()
+    receiver = HttpServer(lambda request: request.reply(Content_Type="application/x-protobuf"))
+    request.addfinalizer(receiver.close)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     config = tmp_path / "agent.yaml"
     config.write_text(
         CONFIG.format(
             path=tmp_path / "a.jsonl",
-            receiver=receiver.server_port,
+            receiver=receiver.port,
             spool=tmp_path / "spool",
             port=port,
         )

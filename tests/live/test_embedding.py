@@ -10,7 +10,6 @@ import textwrap
 import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -33,6 +32,7 @@ from otel_kprofiler.sdk import (
 )
 from otel_kprofiler.symbols import KernelSymbolizer
 from tests.further import further
+from tests.servers import HttpServer
 
 pytestmark = pytest.mark.live
 
@@ -611,26 +611,16 @@ def test_declarative_configuration_starts_the_profiler_with_the_receivers_keys(t
     assert sum(to_file.pids().values()) > 100
 
 
-class Receiver(ThreadingHTTPServer):
-    """Receives OTLP over HTTP; records requests by path."""
+class Receiver(HttpServer):
+    """Receives OTLP over HTTP; counts requests by path."""
 
     def __init__(self):
         self.came = Counter()
-        super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        super().__init__(self._take)
 
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.came[self.path, self.headers["X-Tenant"]] += 1
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
+    def _take(self, request):
+        self.came[request.path, request.headers["X-Tenant"]] += 1
+        request.reply(Content_Type="application/x-protobuf")
 
 
 @pytest.mark.parametrize(

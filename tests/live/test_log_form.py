@@ -1,19 +1,17 @@
 """The agent's log is one JSON object per line, without secrets, whatever libraries log."""
 
-import contextlib
-import http.server
 import json
 import shutil
 import signal
 import ssl
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 
 from tests.public import get_public_python
+from tests.servers import HttpServer
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("sampling_host")]
 
@@ -48,40 +46,14 @@ WANTED = ("otlp_grpc: localhost", "otlp_http/unverified: ", "otlp_http/proxy: ",
           "own metrics")  # fmt: skip
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    """Echoes the request, and sends malformed headers."""
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        text = f"no to {self.headers['Authorization']} at {self.path}".encode()
-        self.wfile.write(b"HTTP/1.0 400 Bad\r\nContent-Type: text/plain\r\nbroken\r\n\r\n" + text)
-
-    def do_CONNECT(self):
-        self.send_error(407, f"no to {self.headers['Proxy-Authorization']}")
-
-    def log_message(self, *_):
-        pass
-
-
-class Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request, client_address):
-        pass  # from clients that speak TLS to a plain-text server
-
-
-@contextlib.contextmanager
-def serving(context=None):
-    with Server(("127.0.0.1", 0), Handler) as server:
-        if context:
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join()
+def answer(request):
+    """Echo the request, in a response with malformed headers."""
+    if request.command == "CONNECT":
+        request.send_error(407, f"no to {request.headers['Proxy-Authorization']}")
+        return
+    text = f"no to {request.headers['Authorization']} at {request.path}".encode()
+    request.wfile.write(b"HTTP/1.0 400 Bad\r\nContent-Type: text/plain\r\nbroken\r\n\r\n" + text)
+    request.close_connection = True
 
 
 @pytest.fixture
@@ -99,8 +71,8 @@ def context(tmp_path):
 
 def test_every_log_line_is_json_without_secrets(tmp_path, context):
     config, log = tmp_path / "agent.yaml", tmp_path / "log"
-    with serving() as plain, serving(context) as tls:
-        config.write_text(CONFIG.format(plain=plain, tls=tls))
+    with HttpServer(answer) as plain, HttpServer(answer, context) as tls:
+        config.write_text(CONFIG.format(plain=plain.port, tls=tls.port))
         with log.open("wb") as file:
             agent = subprocess.Popen(
                 [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config],
@@ -130,11 +102,11 @@ def test_every_log_line_is_json_without_secrets(tmp_path, context):
 
 def test_recordings_print_nothing_from_grpc(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    with serving() as plain:
+    with HttpServer(answer) as plain:
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "otel_kprofiler", "record", "-d", "500ms", "--idle"),
-                *("--export", f"grpcs://localhost:{plain}"),
+                *("--export", f"grpcs://localhost:{plain.port}"),
             ],
             capture_output=True,
             text=True,

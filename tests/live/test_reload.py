@@ -14,22 +14,20 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 
-import grpc
 import pytest
 
 from otel_kprofiler.otlp import decode_windows
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.agent_account import parse_account
 from tests.public import get_public_python
+from tests.servers import serve_grpc
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300), pytest.mark.usefixtures("sampling_host")]
 
 RELOADS = int(os.environ.get("KPROFILER_RELOADS", "10"))
 RATE = 999
 NEAR_NS = 100_000_000
-METHOD = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
 
 MAIN = "from otel_kprofiler.cli import main; main()"
 CONFIG = """
@@ -50,20 +48,13 @@ service:
 """
 
 
-class Receiver(grpc.GenericRpcHandler):
+class Receiver:
     """Records windows received over gRPC."""
 
     def __init__(self):
         self.requests = []
-        self.server = grpc.server(ThreadPoolExecutor(2))
-        self.server.add_generic_rpc_handlers((self,))
-        self.endpoint = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        self.server.start()
-
-    def service(self, handler_call_details):
-        if handler_call_details.method == METHOD:
-            return grpc.unary_unary_rpc_method_handler(self.take)
-        return None
+        self.server, port = serve_grpc(self.take)
+        self.endpoint = f"127.0.0.1:{port}"
 
     @property
     def windows(self):

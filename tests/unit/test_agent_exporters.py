@@ -1,9 +1,7 @@
 """Exporters across reloads."""
 
-from concurrent import futures
 from dataclasses import dataclass
 
-import grpc
 import pytest
 from pydantic import Field
 
@@ -24,10 +22,10 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import encode_window
+from tests.servers import serve_grpc
 
 pytestmark = pytest.mark.system
 
-SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 CONFIG = """
 receivers: {{kprofiler: {{}}}}
 exporters:
@@ -45,19 +43,13 @@ service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grp
 def receiver():
     """Endpoint of a receiver that accepts everything, and the requests it received."""
     requests = []
-    server = grpc.server(futures.ThreadPoolExecutor(2), options=(("grpc.so_reuseport", 0),))
 
     def export(request, context):
         requests.append(request)
         return b""
 
-    handler = grpc.unary_unary_rpc_method_handler(export)
-    server.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})]
-    )
-    endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    yield endpoint, requests
+    server, port = serve_grpc(export)
+    yield f"127.0.0.1:{port}", requests
     server.stop(0).wait()
 
 

@@ -1,7 +1,6 @@
 """The agent's own metrics arrive at the receiver of its profiles."""
 
 import contextlib
-import http.server
 import logging
 import os
 import socket
@@ -9,9 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
-import grpc
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -23,10 +20,11 @@ from otel_kprofiler.agent.telemetry import Telemetry
 from otel_kprofiler.config import parse_config
 from otel_kprofiler.export import ExportOutcome, ExportResult
 from otel_kprofiler.model import Account, ExporterAccount, LossCause
+from tests.servers import HttpServer, serve_grpc
 
 pytestmark = pytest.mark.system
 
-METHOD = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+SERVICE = "opentelemetry.proto.collector.metrics.v1.MetricsService"
 CONFIG = """
 receivers: {{kprofiler: {{resource: {{deployment.environment.name: x}}}}}}
 exporters: {{{exporter}, debug: {{}}}}
@@ -52,38 +50,20 @@ SAMPLED = {
 ACCOUNT = Account.of_kinds(SAMPLED, EXPORTERS)
 
 
-class Receiver(grpc.GenericRpcHandler):
+class Receiver:
     """Records metrics received over gRPC, with the metadata of each request."""
 
     def __init__(self):
         self.requests = []
         self.arrived = threading.Event()
-        self.server = grpc.server(ThreadPoolExecutor(2))
-        self.server.add_generic_rpc_handlers((self,))
-        self.endpoint = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        self.server.start()
-
-    def service(self, details):
-        if details.method == METHOD:
-            return grpc.unary_unary_rpc_method_handler(self.take)
-        return None
+        self.server, port = serve_grpc(self.take, service=SERVICE)
+        self.endpoint = f"127.0.0.1:{port}"
 
     def take(self, request, context):
         metadata = dict(context.invocation_metadata())
         self.requests.append((ExportMetricsServiceRequest.FromString(request), metadata))
         self.arrived.set()
         return b""
-
-
-class NotFound(http.server.BaseHTTPRequestHandler):
-    """A web server without a metrics endpoint."""
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_error(404)
-
-    def log_message(self, *arguments):
-        pass
 
 
 @pytest.fixture
@@ -193,30 +173,20 @@ def test_samples_losses_queue_exports_symbols_cpu_and_memory(receiver, telemetry
 def test_metrics_are_sent_over_http(telemetry):
     bodies, arrived = [], threading.Event()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            bodies.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            arrived.set()
+    def answer(request):
+        bodies.append((request.path, request.body))
+        request.reply()
+        arrived.set()
 
-        def log_message(self, *arguments):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        telemetry.configure(load(f"http://127.0.0.1:{server.server_port}", kind="otlp_http"))
+    with HttpServer(answer) as server:
+        telemetry.configure(load(server.url, kind="otlp_http"))
         assert arrived.wait(10)
         telemetry.close()
-        server.shutdown()
     assert bodies[0][0] == "/v1/metrics"
 
 
 def test_a_receiver_without_a_metrics_pipeline_is_explained_once(telemetry, caplog):
-    server = grpc.server(ThreadPoolExecutor(1))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
+    server, port = serve_grpc(None)
     telemetry.configure(load(f"127.0.0.1:{port}"))
     threading.Event().wait(1)
     telemetry.close()
@@ -250,16 +220,12 @@ def test_an_unreachable_receiver_and_a_missing_pipeline_are_separate_warnings(
     assert "refused" in message
     with contextlib.ExitStack() as stack:
         if kind == "otlp_grpc":
-            server = grpc.server(ThreadPoolExecutor(1), options=(("grpc.so_reuseport", 0),))
-            server.add_insecure_port(endpoint)
-            server.start()
+            server, _ = serve_grpc(None, address=endpoint)
             stack.callback(lambda: server.stop(0).wait())
         else:
-            web = stack.enter_context(
-                http.server.ThreadingHTTPServer(("127.0.0.1", port), NotFound)
+            stack.enter_context(
+                HttpServer(lambda request: request.send_error(404), address=("127.0.0.1", port))
             )
-            threading.Thread(target=web.serve_forever, args=(0.05,)).start()
-            stack.callback(web.shutdown)
         assert "give the receiver a metrics pipeline" in wait_for(2)
         telemetry.close()
     assert len([text for text in caplog.messages if "own metrics" in text]) == 2

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import http.server
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable
-from concurrent import futures
 from pathlib import Path
 
-import grpc
-
 from tests.faults.table.payloads import split
+from tests.servers import HttpServer, serve_grpc
 
-SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 _LINGER_0 = struct.pack("ii", 1, 0)
 
 
@@ -35,31 +31,15 @@ class HttpReceiver:
 
     def __init__(self, answer: Callable[[Request], None] | None = None, address="127.0.0.1"):
         self.payloads, self.answer = [], answer or Request.accept
-        receiver = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            timeout = 60
-
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.headers["Content-Encoding"] == "gzip":
-                    body = gzip.decompress(body)
-                with contextlib.suppress(OSError):
-                    receiver.answer(Request(receiver, self, body))
-
-            def log_message(self, *_):
-                pass
-
-        class Server(http.server.ThreadingHTTPServer):
-            request_queue_size = 64
-
-            def handle_error(self, request, client_address):
-                pass  # the client has gone
-
-        self.server = Server((address, 0), Handler)
+        self.server = HttpServer(self._answer, address=(address, 0))
         self.address = self.server.server_address[:2]
-        threading.Thread(target=self.server.serve_forever, args=(0.1,), daemon=True).start()
+
+    def _answer(self, request):
+        body = request.body
+        if request.headers["Content-Encoding"] == "gzip":
+            body = gzip.decompress(body)
+        with contextlib.suppress(OSError):
+            self.answer(Request(self, request, body))
 
     def configure(self, address=None) -> dict:
         """The exporter's configuration; another address is that of a proxy."""
@@ -72,8 +52,7 @@ class HttpReceiver:
 
     def close(self) -> None:
         """Stop listening."""
-        self.server.shutdown()
-        self.server.server_close()
+        self.server.close()
 
 
 class Request:
@@ -88,12 +67,7 @@ class Request:
 
     def reply(self, status=200, body=b"", kind="application/x-protobuf", **headers) -> None:
         """Send an answer; ``_`` in names of headers stands for ``-``."""
-        self.handler.send_response(status)
-        for name, value in {"Content-Type": kind, **headers}.items():
-            self.handler.send_header(name.replace("_", "-"), value)
-        self.handler.send_header("Content-Length", str(len(body)))
-        self.handler.end_headers()
-        self.handler.wfile.write(body)
+        self.handler.reply(status, body, **{"Content_Type": kind, **headers})
 
     def send(self, data: bytes) -> None:
         """Send bytes as they are."""
@@ -127,22 +101,13 @@ class GrpcReceiver:
 
     def __init__(self, answer=None, *, max_bytes=4 << 20, credentials=None):
         self.payloads, self.answer = [], answer or accept
-        options = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", max_bytes))
-        self.server = grpc.server(futures.ThreadPoolExecutor(2), options=options)
-        handler = grpc.unary_unary_rpc_method_handler(
-            lambda request, context: self.answer(self, request, context)
+        self.server, port = serve_grpc(
+            lambda request, context: self.answer(self, request, context),
+            credentials=credentials,
+            max_bytes=max_bytes,
         )
-        self.server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})]
-        )
-        add = self.server.add_insecure_port
-        port = self.server.add_secure_port("127.0.0.1:0", credentials) if credentials else add(
-            "127.0.0.1:0"
-        )  # fmt: skip
-        assert port
         self.address = "127.0.0.1", port
         self.tls = {} if credentials else {"insecure": True}
-        self.server.start()
 
     def configure(self, address=None) -> dict:
         """The exporter's configuration; another address is that of a proxy."""

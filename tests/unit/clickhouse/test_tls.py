@@ -5,35 +5,15 @@ import shutil
 import ssl
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+
+from tests.servers import HttpServer
 
 pytestmark = pytest.mark.system
 
 pytest.importorskip("clickhouse_connect")
 REFUSAL = b"Code: 516. DB::Exception: reader: Authentication failed"
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Refuses every user, and remembers that it was asked."""
-
-    asked: list
-
-    def log_message(self, *_):
-        pass
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.asked.append(self.headers.get("Authorization"))
-        self.send_response(403)
-        self.send_header("X-ClickHouse-Exception-Code", "516")
-        self.send_header("Content-Length", str(len(REFUSAL)))
-        self.end_headers()
-        self.wfile.write(REFUSAL)
-
-    do_GET = do_POST  # noqa: N815
 
 
 @pytest.fixture
@@ -52,21 +32,19 @@ def certificate(tmp_path):
 def server(certificate):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, certificate.with_name("key.pem"))
-    Handler.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    server.handle_error = lambda *_: None  # a client that does not trust the certificate
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+
+    def refuse(request):
+        server.asked.append(request.headers.get("Authorization"))
+        request.reply(403, REFUSAL, X_ClickHouse_Exception_Code="516")
+
+    with HttpServer(refuse, context) as server:
+        server.asked = []
+        yield server
 
 
 @pytest.mark.parametrize("is_trusted", [True, False])
 def test_a_password_is_sent_to_verified_servers_only(server, certificate, is_trusted):
-    address = f"clickhouse://reader:s3cret-word@127.0.0.1:{server.server_port}/otel?secure=true"
+    address = f"clickhouse://reader:s3cret-word@127.0.0.1:{server.port}/otel?secure=true"
     environ = {name: value for name, value in os.environ.items() if "SSL_CERT" not in name}
     done = subprocess.run(
         [sys.executable, "-m", "otel_kprofiler", "report", address],
@@ -76,10 +54,10 @@ def test_a_password_is_sent_to_verified_servers_only(server, certificate, is_tru
     assert done.returncode == 1
     assert "s3cret" not in done.stderr
     if is_trusted:
-        assert Handler.asked
+        assert server.asked
         assert "Authentication failed" in done.stderr
         assert "fix: name the user" in done.stderr
     else:
-        assert not Handler.asked
+        assert not server.asked
         assert "CERTIFICATE_VERIFY_FAILED" in done.stderr
         assert "fix: name the file of its CA in SSL_CERT_FILE" in done.stderr

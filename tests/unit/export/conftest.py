@@ -1,21 +1,16 @@
 """Scripted receivers on the loopback interface."""
 
-import http.server
 import shutil
 import subprocess
-import threading
 from collections import deque
-from concurrent import futures
 from contextlib import contextmanager
 
-import grpc
 import pytest
 from google.rpc.status_pb2 import Status
 
 from otel_kprofiler.export import RetryPolicy
 from otel_kprofiler.model import Batch, Form, ProfileSamples
-
-GRPC_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.so_reuseport", 0))
+from tests.servers import HttpServer, serve_grpc
 
 
 def make_batch(payload=b"payload", samples=(3,), form=Form.PROTOBUF):
@@ -68,18 +63,13 @@ class GrpcReceiver(Receiver):
 
     def __init__(self, credentials=None):
         super().__init__()
-        self.server = grpc.server(futures.ThreadPoolExecutor(2), options=GRPC_OPTIONS)
-        handler = grpc.unary_unary_rpc_method_handler(self.handle)
-        service = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
-        self.server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(service, {"Export": handler})]
+        self.server, self.port = serve_grpc(
+            self.handle,
+            address="localhost:0" if credentials else "127.0.0.1:0",
+            credentials=credentials,
+            max_bytes=64 << 20,
         )
-        if credentials:
-            self.port = self.server.add_secure_port("localhost:0", credentials)
-        else:
-            self.port = self.server.add_insecure_port("127.0.0.1:0")
         self.endpoint = f"{'localhost' if credentials else '127.0.0.1'}:{self.port}"
-        self.server.start()
 
     def handle(self, request, context):
         self.requests.append((request, dict(context.invocation_metadata())))
@@ -95,49 +85,18 @@ class HttpReceiver(Receiver):
 
     def __init__(self, context=None):
         super().__init__()
-        receiver = self
+        self.server = HttpServer(self.handle, context)
+        self.port, self.endpoint, self.close = self.server.port, self.server.url, self.server.close
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                receiver.requests.append((self.path, self.headers, body))
-                answer = receiver.next_answer((200, {}, b""))
-                if callable(answer):
-                    answer(self)
-                    self.close_connection = True
-                    return
-                status, headers, content = answer
-                self.send_response(status)
-                for name, value in {"Content-Length": str(len(content)), **headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *_):
-                pass
-
-        class Server(http.server.ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request, client_address):
-                pass  # clients that hang up are part of the tests
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        if context:
-            self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
-        self.port = self.server.server_address[1]
-        self.endpoint = (
-            f"https://localhost:{self.port}" if context else f"http://127.0.0.1:{self.port}"
-        )
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
-        self.thread.start()
-
-    def close(self):
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+    def handle(self, request):
+        self.requests.append((request.path, request.headers, request.body))
+        answer = self.next_answer((200, {}, b""))
+        if callable(answer):
+            answer(request)
+            request.close_connection = True
+            return
+        status, headers, content = answer
+        request.reply(status, content, **{name.replace("-", "_"): v for name, v in headers.items()})
 
 
 @contextmanager

@@ -5,7 +5,6 @@ import gzip
 import itertools
 import time
 from collections import Counter
-from concurrent import futures
 from types import SimpleNamespace
 
 import grpc
@@ -35,13 +34,13 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import decode_windows, encode_window
+from tests.servers import serve_grpc
 
 pytestmark = pytest.mark.system
 
 START = 1_700_000_000_000_000_000
 COUNT = 300
 """Samples of each kind in a batch."""
-METHOD_SERVICE = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 
 
 def make(number=0, count=COUNT, name="thread", max_bytes=None):
@@ -77,14 +76,8 @@ class LimitedGrpc:
 
     def __init__(self, limit, answer=lambda *_: b""):
         self.taken, self.answer = [], answer
-        options = (("grpc.max_receive_message_length", limit), ("grpc.so_reuseport", 0))
-        self.server = grpc.server(futures.ThreadPoolExecutor(2), options=options)
-        handler = grpc.unary_unary_rpc_method_handler(self.export)
-        self.server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(METHOD_SERVICE, {"Export": handler})]
-        )
-        self.endpoint = f"http://127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        self.server.start()
+        self.server, port = serve_grpc(self.export, max_bytes=limit)
+        self.endpoint = f"http://127.0.0.1:{port}"
 
     def export(self, request, context):
         answer = self.answer(request, context)

@@ -4,9 +4,7 @@ import contextlib
 import gzip
 import os
 import subprocess
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -20,6 +18,7 @@ from otel_kprofiler.symbols.user.debuginfod import (
     DownloadLimits,
     find_servers,
 )
+from tests.servers import HttpServer
 
 pytestmark = pytest.mark.system
 
@@ -46,30 +45,15 @@ class Server:
     """A local server whose answer is a function of the handler; counts what it was asked."""
 
     def __init__(self, answer):
-        self.asked = asked = []
+        self.asked, self._answer = [], answer
+        http = HttpServer(self._take)
+        self.address, self.close = http.url, http.close
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self):
-                asked.append(self.path)
-                self.close_connection = True
-                with contextlib.suppress(OSError):
-                    answer(self)
-
-            def log_message(self, *args):
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.address = f"http://127.0.0.1:{self._http.server_port}"
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    def close(self):
-        self._http.shutdown()
-        self._thread.join()
-        self._http.server_close()
+    def _take(self, request):
+        self.asked.append(request.path)
+        request.close_connection = True
+        with contextlib.suppress(OSError):
+            self._answer(request)
 
 
 @pytest.fixture
@@ -92,15 +76,6 @@ def cache(tmp_path):
     directory.close()
 
 
-def send(handler, content, status=200, **headers):
-    handler.send_response(status)
-    headers.setdefault("Content-Length", str(len(content)))
-    for name, value in headers.items():
-        handler.send_header(name.replace("_", "-"), value)
-    handler.end_headers()
-    handler.wfile.write(content)
-
-
 def wanted(build_id):
     return WantedDebugFile("/usr/bin/program", "", build_id, None)
 
@@ -114,7 +89,7 @@ def test_a_debug_file_is_downloaded_once(made, serve, cache):
     build_id, program, debug = made
 
     def answer(handler):
-        send(handler, program if handler.path.endswith("executable") else debug)
+        handler.reply(200, program if handler.path.endswith("executable") else debug)
 
     server = serve(answer)
     finder = Debuginfod([server.address + "/"], cache, LIMITS)
@@ -129,7 +104,7 @@ def test_a_debug_file_is_downloaded_once(made, serve, cache):
 
 
 def test_a_missing_file_is_not_requested_again_for_a_while(made, serve, cache):
-    server = serve(lambda handler: send(handler, b"", 404))
+    server = serve(lambda handler: handler.reply(404, b""))
     finder = Debuginfod([server.address], cache, LIMITS)
     assert [finder.fetch(made[0]) for _ in range(3)] == [None] * 3
     assert len(server.asked) == 1
@@ -164,23 +139,23 @@ def endless(handler, debug):
 
 
 def redirect(to):
-    return lambda handler, debug: send(handler, b"", 302, Location=to)
+    return lambda handler, debug: handler.reply(302, b"", Location=to)
 
 
 HOSTILE = {
-    "status 500": lambda handler, debug: send(handler, b"oops", 500),
-    "a page": lambda handler, debug: send(handler, b"<html>Log in</html>"),
-    "nothing": lambda handler, debug: send(handler, b""),
-    "cut off file": lambda handler, debug: send(handler, debug[:700]),
-    "cut off answer": lambda handler, debug: send(
-        handler, debug[:700], Content_Length=str(len(debug))
+    "status 500": lambda handler, debug: handler.reply(500, b"oops"),
+    "a page": lambda handler, debug: handler.reply(200, b"<html>Log in</html>"),
+    "nothing": lambda handler, debug: handler.reply(200, b""),
+    "cut off file": lambda handler, debug: handler.reply(200, debug[:700]),
+    "cut off answer": lambda handler, debug: handler.reply(
+        200, debug[:700], Content_Length=str(len(debug))
     ),
     "no HTTP": lambda handler, debug: handler.wfile.write(debug),
-    "a long length": lambda handler, debug: send(handler, debug, Content_Length="9" * 30),
+    "a long length": lambda handler, debug: handler.reply(200, debug, Content_Length="9" * 30),
     "endless": endless,
     "slow body": slow_body,
     "slow headers": lambda handler, debug: trickle(handler, b"HTTP/1.1 200 OK\r\nA: B" * 99, 0.05),
-    "compressed": lambda handler, debug: send(handler, debug, Content_Encoding="gzip"),
+    "compressed": lambda handler, debug: handler.reply(200, debug, Content_Encoding="gzip"),
     "redirects to itself": redirect("/buildid/x"),
     "redirects to a file": redirect("file:///etc/passwd"),
     "redirects to nonsense": redirect("http://[::1"),
@@ -193,7 +168,7 @@ def test_a_hostile_server_is_left_alone_and_the_next_one_asked(name, made, serve
     build_id, _, debug = made
     now = [0.0]
     hostile = serve(lambda handler: HOSTILE[name](handler, debug))
-    honest = serve(lambda handler: send(handler, debug))
+    honest = serve(lambda handler: handler.reply(200, debug))
     finder = Debuginfod([hostile.address], cache, LIMITS, lambda: now[0])
     started = time.monotonic()
     assert finder.fetch(build_id) is None
@@ -214,19 +189,21 @@ def test_a_hostile_server_is_left_alone_and_the_next_one_asked(name, made, serve
 
 
 def test_the_file_of_another_build_id_is_refused(made, serve, cache):
-    server = serve(lambda handler: send(handler, made[2]))
+    server = serve(lambda handler: handler.reply(200, made[2]))
     assert Debuginfod([server.address], cache, LIMITS).fetch(OTHER) is None
     assert os.listdir(cache.path) == []
 
 
 def test_an_unrequested_content_encoding_is_unpacked(made, serve, cache):
-    server = serve(lambda handler: send(handler, gzip.compress(made[2]), Content_Encoding="gzip"))
+    server = serve(
+        lambda handler: handler.reply(200, gzip.compress(made[2]), Content_Encoding="gzip")
+    )
     assert read(Debuginfod([server.address], cache, LIMITS).fetch(made[0])) == made[2]
 
 
 def test_a_bomb_is_unpacked_to_the_limit_only(made, serve, cache):
     bomb = gzip.compress(bytes(100 << 20))
-    server = serve(lambda handler: send(handler, bomb, Content_Encoding="gzip"))
+    server = serve(lambda handler: handler.reply(200, bomb, Content_Encoding="gzip"))
     assert Debuginfod([server.address], cache, LIMITS).fetch(made[0]) is None
     assert os.listdir(cache.path) == []
 
@@ -234,9 +211,9 @@ def test_a_bomb_is_unpacked_to_the_limit_only(made, serve, cache):
 def test_redirects_are_followed(made, serve, cache):
     def answer(handler):
         if handler.path.startswith("/buildid"):
-            send(handler, b"", 302, Location="/elsewhere")
+            handler.reply(302, b"", Location="/elsewhere")
         else:
-            send(handler, made[2])
+            handler.reply(200, made[2])
 
     server = serve(answer)
     assert read(Debuginfod([server.address], cache, LIMITS).fetch(made[0])) == made[2]
@@ -268,7 +245,7 @@ def test_an_unreachable_server_does_not_prove_that_a_file_is_missing(made, cache
 
 
 def test_damaged_files_in_the_cache_are_replaced(made, serve, cache):
-    server = serve(lambda handler: send(handler, made[2]))
+    server = serve(lambda handler: handler.reply(200, made[2]))
     finder = Debuginfod([server.address], cache, LIMITS)
     file = cache.create(f"{made[0]}.debuginfo")
     os.write(file.fd, b"damaged")
@@ -280,13 +257,13 @@ def test_damaged_files_in_the_cache_are_replaced(made, serve, cache):
 
 @pytest.mark.parametrize("build_id", [None, "", "..", "../../etc/passwd", "ABCD", "a" * 300])
 def test_only_build_ids_are_asked_for(build_id, serve, cache):
-    server = serve(lambda handler: send(handler, b""))
+    server = serve(lambda handler: handler.reply(200, b""))
     assert list(Debuginfod([server.address], cache, LIMITS).find(wanted(build_id))) == []
     assert server.asked == []
 
 
 def test_a_full_disk_is_not_a_failure_of_the_server(made, serve, cache, monkeypatch):
-    server = serve(lambda handler: send(handler, made[2]))
+    server = serve(lambda handler: handler.reply(200, made[2]))
     finder = Debuginfod([server.address], cache, LIMITS)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda *args: (_ for _ in ()).throw(OSError(28, "full")))

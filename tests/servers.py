@@ -1,0 +1,113 @@
+"""Servers on loopback; each test answers the requests itself."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+
+PROFILES = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
+
+
+def serve_grpc(
+    export, *, service=PROFILES, address="127.0.0.1:0", credentials=None, max_bytes=4 << 20
+) -> tuple[grpc.Server, int]:
+    """Start a server whose method ``Export`` is a function of request and context.
+
+    Args:
+        export: returns the answer, or aborts.
+        service: the method's service.
+        address: where it listens.
+        credentials: for TLS.
+        max_bytes: the largest request that it takes.
+
+    Returns:
+        The server, which ``stop`` ends, and its port.
+    """
+    options = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", max_bytes))
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=options)
+    handlers = {"Export": grpc.unary_unary_rpc_method_handler(export)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, handlers)])
+    if credentials:
+        port = server.add_secure_port(address, credentials)
+    else:
+        port = server.add_insecure_port(address)
+    assert port, address
+    server.start()
+    return server, port
+
+
+class HttpRequest(BaseHTTPRequestHandler):
+    """A request, and ways to answer it."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+    server: HttpServer
+
+    def do_POST(self):
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.answer(self)
+
+    do_GET = do_CONNECT = do_POST  # noqa: N815 - names of http.server
+
+    def reply(self, status=200, body=b"", **headers) -> None:
+        """Send an answer; ``_`` in names of headers stands for ``-``."""
+        self.send_response(status)
+        for name, value in {"Content_Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Keep quiet."""
+
+
+class HttpServer(ThreadingHTTPServer):
+    """Serves until it is closed.
+
+    Args:
+        answer: called with each request.
+        context: for TLS.
+        address: where it listens.
+
+    Attributes:
+        port: where it listens.
+        url: its address.
+    """
+
+    request_queue_size = 64
+
+    def __init__(
+        self, answer: Callable[[HttpRequest], object], context=None, address=("127.0.0.1", 0)
+    ):
+        super().__init__(address, HttpRequest)
+        self.answer, self._context = answer, context
+        self.port = self.server_address[1]
+        host = "https://localhost" if context else "http://127.0.0.1"
+        self.url = f"{host}:{self.port}"
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def finish_request(self, request, client_address):
+        if self._context is None:
+            super().finish_request(request, client_address)
+            return
+        with self._context.wrap_socket(request, server_side=True) as connection:
+            super().finish_request(connection, client_address)
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exception(), OSError):  # the client has gone
+            super().handle_error(request, client_address)
+
+    def close(self):
+        """Stop listening."""
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+    def __exit__(self, *_):
+        self.close()
