@@ -17,7 +17,9 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from otel_kprofiler import labels, thread_context
 
-tracer = TracerProvider().get_tracer("published")
+provider = TracerProvider()
+trace.set_tracer_provider(provider)
+tracer = provider.get_tracer("published")
 notes = {}
 ended = threading.Event()
 

@@ -110,8 +110,10 @@ class WindowCounts:
 class ContextDecoder(Protocol):
     """Decodes the thread context of a sample; see :meth:`ProcessResources.decode_context`."""
 
-    def __call__(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
-        """Its attributes."""
+    def __call__(
+        self, key: ProcessKey, context: bytes, link: SpanLink | None
+    ) -> tuple[SpanLink | None, LabelSet]:
+        """Returns the link with the name of the local root, and the other attributes."""
 
 
 class WindowBuilder:
@@ -331,18 +333,21 @@ class WindowBuilder:
                     cause_stack = resolved if self._find_causes else None
                     wait = waits[resolved, key] = _window_wait(cause_stack, key)
                 resolved = ends.cut(resolved)  # the cause is in the cut part
-            its_labels = self._decode(labels, link)
+            of_span, its_labels = self._decode(link, labels)
             samples.append(
-                WindowSample(resolved, tid, name, cpu, link, times, values, its_labels, wait)
+                WindowSample(resolved, tid, name, cpu, of_span, times, values, its_labels, wait)
             )
         return samples
 
-    def _decode(self, labels: LabelSet | _Context, link: SpanLink | None) -> LabelSet:
+    def _decode(
+        self, link: SpanLink | None, labels: LabelSet | _Context
+    ) -> tuple[SpanLink | None, LabelSet]:
+        """Returns the link, with the name of the local root, and the labels."""
         if not isinstance(labels, _Context):
-            return labels
+            return link, labels
         if self._decode_context is None:
-            return ()
-        return self._decode_context(labels.process, labels.encoded, has_span=link is not None)
+            return link, ()
+        return self._decode_context(labels.process, labels.encoded, link)
 
 
 def _wait_key(wait: Wait) -> _WaitKey:

@@ -20,10 +20,12 @@ from otel_kprofiler.model import (
     ProcessKey,
     RawSample,
     Resource,
+    SpanLink,
 )
 from otel_kprofiler.otlp import (
     ENDED_PROCESSES,
     KERNEL_THREAD,
+    LOCAL_ROOT,
     SCHEMA_URL,
     UNIT,
     USER_UNIT,
@@ -369,11 +371,22 @@ class ProcessResources:
         if self._contexts and self._reads_threads:
             self._contexts.follow_threads(reader)
 
-    def decode_context(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
-        """Returns the attributes of a sample with a thread context whose names are known."""
-        if self._contexts:
-            return self._contexts.decode(key, context, has_span=has_span)
-        return decode_context(context, (), has_span=has_span)
+    def decode_context(
+        self, key: ProcessKey, context: bytes, link: SpanLink | None
+    ) -> tuple[SpanLink | None, LabelSet]:
+        """Decodes the attributes of a sample with a thread context whose names are known.
+
+        Returns:
+            The link with the name of the local root, and the other attributes.
+        """
+        if not self._contexts:
+            return link, decode_context(context, (), has_span=link is not None)
+        labels = self._contexts.decode(key, context, has_span=link is not None)
+        named = dict(labels)
+        root = named.pop(LOCAL_ROOT, "")
+        if not root:
+            return link, labels
+        return link and link._replace(local_root=root), tuple(named.items())
 
     def next_window(self) -> None:
         """Check pids again whose samples lack a start time."""

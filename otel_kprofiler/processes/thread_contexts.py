@@ -23,7 +23,7 @@ from otel_kprofiler.model import (
     LabelSet,
     ProcessKey,
 )
-from otel_kprofiler.otlp import SAMPLE_ATTRIBUTES
+from otel_kprofiler.otlp import LOCAL_ROOT, SAMPLE_ATTRIBUTES
 from otel_kprofiler.processes.thread_pointer import (
     find_context_place,
     find_objects,
@@ -66,7 +66,8 @@ class ContextReader(Protocol):
 def read_key_map(extra: Mapping[str, AttributeValue]) -> KeyMap | None:
     """Returns the attribute names by number; None if the process has no supported thread contexts.
 
-    Names that are reserved for samples, or longer than labels may be, become empty.
+    Names that are reserved for samples, or longer than labels may be, become empty, except that of
+    the name of the span's local root.
 
     Args:
         extra: attributes of its process context that are not part of the Resource.
@@ -82,6 +83,8 @@ def read_key_map(extra: Mapping[str, AttributeValue]) -> KeyMap | None:
 def _check_name(name: object) -> str:
     if not isinstance(name, str) or len(name) > MAX_LABEL_NAME_CHARS:
         return ""
+    if name == LOCAL_ROOT:
+        return name
     is_ours = name in SAMPLE_ATTRIBUTES or name == TRACE_FLAGS
     return "" if is_ours or name.startswith("otel_kprofiler.") else name
 
@@ -89,8 +92,8 @@ def _check_name(name: object) -> str:
 def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet:
     """Decodes the attributes of a sample with a thread context.
 
-    The last of equal keys wins. The first 16 names are kept, and values are cut at 200 characters.
-    Decoding ends at a truncated entry.
+    The last of equal keys wins. The name of the local root and the first 16 others are kept, and
+    values are cut at 200 characters. Decoding ends at a truncated entry.
 
     Args:
         context: trace flags and attributes, as in :class:`RawSample`.
@@ -106,7 +109,7 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
         if end > len(context):
             break
         name = names[number] if number < len(names) else ""
-        if name and (name in labels or len(labels) < MAX_LABELS):
+        if name and (name == LOCAL_ROOT or name in labels or len(labels) < MAX_LABELS):
             text = context[at + 2 : end].decode("utf-8", "replace")
             labels[name] = text[:MAX_LABEL_VALUE_CHARS]
         at = end

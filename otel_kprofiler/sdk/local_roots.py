@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final
 
@@ -52,13 +52,15 @@ class LocalRoot(weakref.ref[Any]):
         context: its span context.
         name: its name at its end; None before.
         labels: labels from the baggage at its start.
+        encoded: its name, and the same as bytes, as last published; see :meth:`LocalRoots.follow`.
     """
 
-    __slots__ = ("context", "labels", "name")
+    __slots__ = ("context", "encoded", "labels", "name")
 
     context: SpanContext
     name: str | None
     labels: LabelSet
+    encoded: tuple[str, bytes]
 
     def get_name(self) -> str:
         """Returns its current name; passes on exceptions of the span's class."""
@@ -109,7 +111,31 @@ class LocalRoots(ForkAware):
         self.keep_ended = False
         self.baggage_keys: tuple[str, ...] = ()
         self.forgotten = self.failures = 0
+        self._encode: Callable[[str], bytes] | None = None
+        self._encoded: dict[int, bytes] = {}
         forks.register(ForkStep.RENEW, self)
+
+    def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
+        """Keep the name of each active span's root encoded, by the span's id, from now on.
+
+        It is the name when the latest of the root's spans started.
+
+        Args:
+            encode: encodes a name.
+            encoded: where the result is kept as long as the span.
+        """
+        self._encode, self._encoded = encode, encoded
+        for span_id, root in tuple(self._active.items()):
+            self._keep_encoded(encode, span_id, root)
+
+    def _keep_encoded(self, encode: Callable[[str], bytes], span_id: int, root: LocalRoot) -> None:
+        name = root.get_name()
+        if name != root.encoded[0]:
+            root.encoded = name, encode(name)
+            root_id = root.context[_SPAN_ID]
+            if root_id in self._encoded:
+                self._encoded[root_id] = root.encoded[1]
+        self._encoded[span_id] = root.encoded[1]
 
     def __len__(self) -> int:
         return len(self._active)
@@ -120,8 +146,7 @@ class LocalRoots(ForkAware):
             forks.catch_up()  # a worker may call nothing else of us
             context, parent, active = span.get_span_context(), span.parent, self._active
             if parent is None or parent[_IS_REMOTE]:
-                root = LocalRoot(span)
-                root.context, root.name, root.labels = context, None, ()
+                root = _make_root(span, context)
                 if self.baggage_keys:
                     root.labels = self._read_baggage(parent_context)
                 active[context[_SPAN_ID]] = root
@@ -131,7 +156,9 @@ class LocalRoots(ForkAware):
                     active_root = self._find_root_of(parent, parent_context)
                     if active_root is None:
                         return
-                active[context[_SPAN_ID]] = active_root
+                active[context[_SPAN_ID]] = root = active_root
+            if self._encode is not None:
+                self._keep_encoded(self._encode, context[_SPAN_ID], root)
             if len(active) > self._limit:
                 self._forget_oldest(active)
         except Exception:  # noqa: BLE001 - counted; the service continues
@@ -144,6 +171,7 @@ class LocalRoots(ForkAware):
             root = self._active.pop(span_id, None)
             if root is None:
                 return
+            self._encoded.pop(span_id, None)
             if root.context[_SPAN_ID] == span_id:
                 root.name = describe(span)
             if self.keep_ended:
@@ -181,6 +209,8 @@ class LocalRoots(ForkAware):
         for span_id in list(islice(spans, max(1, self._limit // 16))):
             if spans.pop(span_id, None) is not None:
                 self.forgotten += 1
+            if spans is self._active:
+                self._encoded.pop(span_id, None)
 
     def _read_baggage(self, context: Context | None) -> LabelSet:
         entries = [(key, baggage.get_baggage(key, context)) for key in self.baggage_keys]
@@ -203,8 +233,7 @@ class LocalRoots(ForkAware):
         above = span.parent
         if above is not None and not above.is_remote:
             return self.find(above.trace_id, above.span_id)
-        root = LocalRoot(span)
-        root.context, root.name, root.labels = parent, None, ()
+        root = _make_root(span, parent)
         if span.end_time is None:
             self._active[parent.span_id] = root
         else:
@@ -216,8 +245,16 @@ class LocalRoots(ForkAware):
         context = trace.get_current_span().get_span_context()
         current = self.find(context.trace_id, context.span_id)
         self._active = {key: root for key, root in self._active.items() if root is current}
+        for span_id in self._encoded.keys() - self._active.keys():
+            del self._encoded[span_id]
         self.stop_keeping()
         self.forgotten = self.failures = 0
+
+
+def _make_root(span: Any, context: SpanContext) -> LocalRoot:
+    root = LocalRoot(span)
+    root.context, root.name, root.labels, root.encoded = context, None, (), ("", b"")
+    return root
 
 
 process_roots: Final = LocalRoots()
@@ -234,6 +271,17 @@ class LocalRootSpanProcessor(SpanProcessor):
 
     on_start = process_roots.start  # a call less for each span
     on_end = process_roots.end
+
+
+def watch_provider() -> None:
+    """Note the spans of the global TracerProvider, if it is set, from now on."""
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, TracerProvider):
+        return
+    several = getattr(provider, "_active_span_processor", None)
+    processors = getattr(several, "_span_processors", ())
+    if not any(isinstance(processor, LocalRootSpanProcessor) for processor in processors):
+        provider.add_span_processor(LocalRootSpanProcessor())
 
 
 class RootNames:
@@ -269,7 +317,7 @@ class RootNames:
         """Note the spans of the global TracerProvider from now on; it may be set later."""
         self._roots.keep_ended = True
         self._roots.baggage_keys = self._baggage_keys
-        self._watch()
+        watch_provider()
 
     def look(self, samples: Iterable[RawSample]) -> None:
         """Look up the spans of samples that were just drained."""
@@ -286,7 +334,7 @@ class RootNames:
 
     def name(self, window: Window) -> Window:
         """The window with the names of local roots in the links of its samples."""
-        self._watch()
+        watch_provider()
         counts: Counter[SpanLink] = Counter()
         for _, sample in paced(window.samples):
             if sample.link is not None:
@@ -313,15 +361,6 @@ class RootNames:
     def stop(self) -> None:
         """Stop keeping ended spans for this run."""
         self._roots.stop_keeping()
-
-    def _watch(self) -> None:
-        provider = trace.get_tracer_provider()
-        if not isinstance(provider, TracerProvider):
-            return
-        several = getattr(provider, "_active_span_processor", None)
-        processors = getattr(several, "_span_processors", ())
-        if not any(isinstance(processor, LocalRootSpanProcessor) for processor in processors):
-            provider.add_span_processor(LocalRootSpanProcessor())
 
     def _choose(self, counts: Counter[SpanLink]) -> dict[SpanLink, SpanLink]:
         """Names each link; over the limit, keeps the names with most samples."""

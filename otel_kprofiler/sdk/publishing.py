@@ -28,4 +28,4 @@ def publish_service(plan: Plan, find_resource: Callable[[], Resource], *, sampli
     if plan.publish_context:
         publish_profiled(describe, plan.target if sampling else "")
         if sampling and plan.publish_thread_contexts:
-            publish_threads()
+            publish_threads(endpoints=plan.local_root_names)

@@ -28,8 +28,10 @@ from opentelemetry.trace.propagation import _SPAN_KEY
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.forks import ProcessLock
 from otel_kprofiler.model import Attributes, LabelSet
+from otel_kprofiler.otlp import LOCAL_ROOT
 from otel_kprofiler.processes import KEY_MAP, SCHEMA
 from otel_kprofiler.sdk.label_sets import KEY, process_labels
+from otel_kprofiler.sdk.local_roots import process_roots, watch_provider
 from otel_kprofiler.sdk.process_context import publish_thread_keys
 from otel_kprofiler.sdk.refusals import refuse_subinterpreters
 from otel_kprofiler.sdk.resource import find_resource, plain_attributes
@@ -38,6 +40,8 @@ from otel_kprofiler.thread_record import load
 
 _VERSION: Final = "tlsdesc_v1_dev"
 _MAX_NAMES: Final = 256
+_MAX_ENDPOINTS: Final = 1024
+"""Endpoints that are kept encoded; services with ids in their names have more."""
 _MAX_VALUE_BYTES: Final = 255
 _MAX_BYTES: Final = 612  # MAX_ATTRIBUTES of record.c
 
@@ -90,12 +94,17 @@ class _Writer:
         self._library: Any = None
         self._attributes = _Attributes(self._announce)
         self._encoded: dict[int, bytes] = {}
+        self._of_spans: dict[int, bytes] = {}
+        self._endpoints: dict[str, bytes] = {}
         self._published = False
 
-    def start(self, resource: Attributes | None) -> None:
+    def start(self, resource: Attributes | None, *, endpoints: bool) -> None:
         with self._lock:
             if self._library is None:
                 self._install()
+            if endpoints:
+                watch_provider()
+                process_roots.follow(self._encode_endpoint, self._of_spans)
             if resource is None:
                 service = find_resource()
                 resource = plain_attributes(service.attributes) if service else {}
@@ -144,7 +153,7 @@ class _Writer:
         classes = frozenset({NonRecordingSpan, getattr(sdk_trace, "_Span", NonRecordingSpan)})
         try:
             library.install(
-                variable, _SPAN_KEY, KEY, self._encoded, classes,
+                variable, _SPAN_KEY, KEY, self._encoded, self._of_spans, classes,
                 _is_outside_of_loops(), *offsets, sys.modules,
                 _methods(contextvars.ContextVar), _methods(contextvars.Context),
             )  # fmt: skip
@@ -159,6 +168,14 @@ class _Writer:
     def _encode(self, labels: LabelSet) -> bytes:
         with self._lock:
             return self._attributes.encode(labels)
+
+    def _encode_endpoint(self, name: str) -> bytes:
+        encoded = self._endpoints.get(name)
+        if encoded is None:
+            if len(self._endpoints) >= _MAX_ENDPOINTS:
+                self._endpoints.clear()
+            encoded = self._endpoints[name] = self._encode(((LOCAL_ROOT, name),))
+        return encoded
 
     def _announce(self, names: tuple[str, ...]) -> None:
         if self._published:
@@ -198,9 +215,11 @@ def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
     """Publish the current span of each thread; needs no privileges. Thread-safe.
 
     Publishes a process context, too, unless this process has one already. Records have the trace
-    id, the span id, the trace flags and the labels (:func:`otel_kprofiler.labels`); attributes of
-    at most 612 bytes. Threads that are in a span already are published from their next change on.
-    In forked children, records and process context are the child's.
+    id, the span id, the trace flags, the labels (:func:`otel_kprofiler.labels`) and the name of the
+    local root (:class:`otel_kprofiler.sdk.LocalRootSpanProcessor`, which is added to the global
+    TracerProvider); attributes of at most 612 bytes. Threads that are in a span already are
+    published from their next change on. In forked children, records and process context are the
+    child's.
 
     Args:
         resource: attributes of the process context if there is none yet; by default those of the
@@ -211,13 +230,17 @@ def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
             contexts (CPython 3.14 has eight); OpenTelemetry's runtime context is replaced, or the
             process context cannot be published.
     """
-    _writer.start(resource)
+    _writer.start(resource, endpoints=True)
 
 
-def publish_threads() -> None:
-    """Publish the current span of each thread; log what prevents it. Thread-safe."""
+def publish_threads(*, endpoints: bool) -> None:
+    """Publish the current span of each thread; log what prevents it. Thread-safe.
+
+    Args:
+        endpoints: whether to add the name of the span's local root.
+    """
     try:
-        _writer.start(None)
+        _writer.start(None, endpoints=endpoints)
     except HostError as error:
         if _writer.problem != error.message:
             _log.info("%s", error.with_fix())

@@ -60,6 +60,7 @@ static PyObject *variable;   /* OpenTelemetry's contextvars.ContextVar */
 static PyObject *span_key;   /* where its Context has the span */
 static PyObject *labels_key; /* and the number of a set of labels */
 static PyObject *encoded;    /* attributes by that number, as bytes */
+static PyObject *endpoints;  /* and those with the name of a span's local root, by the span's id */
 static PyObject *classes;    /* types of spans whose _context is their span context */
 static Py_ssize_t context_at; /* of the current context in PyThreadState; 0: a watcher sees all */
 static Py_ssize_t entered_at; /* of ctx_entered in a context, an int: false in a thread's first */
@@ -151,10 +152,24 @@ static PyObject *call_get_span_context(PyObject *span)
 	return result;
 }
 
+/* Appends encoded attributes, which may be null, if there is room. */
+static void append(PyObject *attributes)
+{
+	Py_ssize_t size;
+
+	if (!attributes || !PyBytes_Check(attributes))
+		return;
+	size = PyBytes_Size(attributes);
+	if (own.attributes_size + size <= MAX_ATTRIBUTES) {
+		memcpy(own.attributes + own.attributes_size, PyBytes_AsString(attributes), size);
+		own.attributes_size += (uint16_t)size;
+	}
+}
+
 /* Writes ids, flags and attributes; results as describe(). */
 static int fill(PyObject *span, PyObject *number)
 {
-	PyObject *context, *attributes;
+	PyObject *context;
 	int status = 0;
 
 	if (PySet_Contains(classes, (PyObject *)Py_TYPE(span)) == 1)
@@ -179,16 +194,15 @@ static int fill(PyObject *span, PyObject *number)
 		else
 			status = !is_zero(own.trace_id, 16) && !is_zero(own.span_id, 8);
 	}
-	Py_DECREF(context);
-	attributes = number && status == 1 ? PyDict_GetItemWithError(encoded, number) : NULL;
-	if (attributes && PyBytes_Check(attributes)) {
-		Py_ssize_t size = PyBytes_Size(attributes);
+	if (status == 1) {
+		PyObject *id = PyTuple_GetItem(context, 1);
 
-		if (size <= MAX_ATTRIBUTES) {
-			memcpy(own.attributes, PyBytes_AsString(attributes), size);
-			own.attributes_size = (uint16_t)size;
-		}
+		if (number)
+			append(PyDict_GetItemWithError(encoded, number));
+		if (PyLong_CheckExact(id)) /* others may run Python code */
+			append(PyDict_GetItemWithError(endpoints, id));
 	}
+	Py_DECREF(context);
 	return status;
 }
 
@@ -448,13 +462,14 @@ static void uninstall(PyObject *of_variables, PyObject *of_contexts)
 	Py_CLEAR(span_key);
 	Py_CLEAR(labels_key);
 	Py_CLEAR(encoded);
+	Py_CLEAR(endpoints);
 	Py_CLEAR(classes);
 	Py_CLEAR(modules);
 	PyErr_Restore(type, value, traceback);
 }
 
-/* install(variable, span key, labels key, attributes by number, classes, whether this thread runs
- *         no event loop, offsets of the context in its thread and of ctx_entered in it,
+/* install(variable, span key, labels key, attributes by number, attributes by span id, classes,
+ *         whether this thread runs no event loop, offsets of the context in its thread and of ctx_entered in it,
  *         sys.modules, methods of ContextVar, methods of Context) */
 static PyObject *install(PyObject *self, PyObject *arguments)
 {
@@ -466,8 +481,8 @@ static PyObject *install(PyObject *self, PyObject *arguments)
 		PyErr_SetString(PyExc_RuntimeError, "installed already");
 		return NULL;
 	}
-	if (!PyArg_ParseTuple(arguments, "O!OOO!OpnnO!O!O!", &PyContextVar_Type, &variable, &span_key,
-			      &labels_key, &PyDict_Type, &encoded, &classes, &is_outside, &context_at,
+	if (!PyArg_ParseTuple(arguments, "O!OOO!O!OpnnO!O!O!", &PyContextVar_Type, &variable, &span_key,
+			      &labels_key, &PyDict_Type, &encoded, &PyDict_Type, &endpoints, &classes, &is_outside, &context_at,
 			      &entered_at, &PyDict_Type, &modules, &PyDict_Type, &of_variables,
 			      &PyDict_Type, &of_contexts)) {
 		variable = NULL;
@@ -477,6 +492,7 @@ static PyObject *install(PyObject *self, PyObject *arguments)
 	Py_INCREF(span_key);
 	Py_INCREF(labels_key);
 	Py_INCREF(encoded);
+	Py_INCREF(endpoints);
 	Py_INCREF(classes);
 	Py_INCREF(modules);
 	interpreter = PyInterpreterState_Get();

@@ -295,7 +295,7 @@ MUTATIONS = [
     Mutation("less memory behind a thread context than is read with it", THREAD_CONTEXT, "		if (READ_USER(*head, at))\n", "		if (1)\n", f"{THREAD_CONTEXTS}::test_attributes_that_are_too_long_or_not_there_are_cut"),
     Mutation("a process that shares its word of bits with one that is released", "otel_kprofiler/bpf/thread_contexts.py", "for key in self._registered if", "for key in (tgid,) if", f"{THREAD_CONTEXTS}::test_a_process_that_is_released_takes_no_span_from_those_with_ids_near_it"),
     Mutation("a cut-off attribute of a thread context", CONTEXTS, "        if end > len(context):\n            break\n", "", "tests/unit/processes/test_thread_contexts.py::test_an_entry_that_is_cut_off_ends_the_reading"),
-    Mutation("more attributes of a thread context than labels", CONTEXTS, "if name and (name in labels or len(labels) < MAX_LABELS):", "if name:", "tests/unit/processes/test_thread_contexts.py::test_attributes_have_the_limits_of_labels"),
+    Mutation("more attributes of a thread context than labels", CONTEXTS, "if name and (name == LOCAL_ROOT or name in labels or len(labels) < MAX_LABELS):", "if name:", "tests/unit/processes/test_thread_contexts.py::test_attributes_have_the_limits_of_labels"),
     Mutation("names of attributes that samples have themselves", CONTEXTS, 'return "" if is_ours or', 'return "" if', "tests/unit/processes/test_thread_contexts.py::test_reserved_and_invalid_names_are_skipped"),
     Mutation("a way to publish contexts that is not known", CONTEXTS, "if extra.get(SCHEMA) not in SCHEMAS:", "if SCHEMA not in extra:", "tests/unit/processes/test_thread_contexts.py::test_the_key_map_is_read_for_known_versions_only"),
     Mutation("an exception of a signal handler while a span is read", RECORD, "	if (!result && PyErr_Occurred() == type &&\n", "	if (result || PyErr_Occurred() == type ||\n", f"{RECORDS}[interrupts]"),
@@ -303,6 +303,8 @@ MUTATIONS = [
     Mutation("contexts that C code enters in each other", RECORD, "			entered = nested[at].outside;\n", "", f"{RECORDS}[c_code]"),
     Mutation("a library that is loaded after the start of thread contexts", RECORD, "	replace_imports(imports);\n	return 0;\n", "	return 0;\n", f"{RECORDS}[uvloop]"),
     Mutation("imports that the loader made read-only", "otel_kprofiler/thread_record/imports.c", "	if (is_readonly && mprotect(page, PAGE, PROT_READ | PROT_WRITE))\n", "	if (is_readonly)\n", f"{RECORDS}[c_code]"),
+    Mutation("attributes that a record has no room for", RECORD, "	if (own.attributes_size + size <= MAX_ATTRIBUTES) {\n", "	if (size <= MAX_ATTRIBUTES) {\n", f"{RECORDS}[endpoints]"),
+    Mutation("more endpoints than are kept encoded", "otel_kprofiler/sdk/thread_contexts.py", "                self._endpoints.clear()\n", "                pass\n", f"{RECORDS}[endpoints]"),
     Mutation("hooks of thread contexts that fail half way", RECORD, "	Py_CLEAR(variable);\n", "", f"{RECORDS}[begin_after_a_failure]"),
     Mutation("a thread-local variable that is not resolved yet", "otel_kprofiler/processes/thread_pointer.py", "if not 0 < module < _MAX_MODULE or", "if module >= _MAX_MODULE or", "tests/unit/processes/test_thread_pointer.py::test_words_that_the_linker_has_not_resolved_yield_no_place"),
 ]  # fmt: skip

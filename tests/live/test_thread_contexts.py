@@ -206,24 +206,46 @@ def test_samples_of_python_have_the_span_that_it_publishes(tmp_path, python):
         link = sample.link and (sample.link.trace_id + sample.link.span_id).hex()
         counts["right" if link == expected else "wrong" if link else "missing"] += 1
         if link:
-            assert reader.decode(sample)["endpoint"] == "GET /"
+            attributes = reader.decode(sample)
+            assert attributes["endpoint"] == "GET /"
+            assert attributes["otel_kprofiler.local_root_span.name"] in {"outer", "task"}
     assert counts["wrong"] == 0, counts
     assert counts["right"] > WANTED / 2, counts
     assert counts["missing"] <= counts["right"] / 200, counts
 
 
+def record(pid, out):
+    """Record a process; returns its samples with a span."""
+    words = ["record", "-F", "499", "-d", "8s", "-p", str(pid), "-o", str(out)]
+    subprocess.run(
+        [sys.executable, "-m", "otel_kprofiler", *words], check=True, capture_output=True,
+        timeout=110,
+    )  # fmt: skip
+    (window,) = read_profiles(str(out))
+    return [sample for _, sample in window.samples if sample.link]
+
+
+def test_recordings_have_the_endpoints_and_labels_of_python_services(tmp_path):
+    notes = tmp_path / "notes"
+    command = [sys.executable, "-m", "tests.published_spans", notes]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as service:
+        linked = record(service.pid, tmp_path / "out.otlp")
+        service.communicate(timeout=60)
+    spans = {link for of_thread in json.loads(notes.read_text()).values() for *_, link in of_thread}
+    assert len(linked) > 20
+    assert {(sample.link.trace_id + sample.link.span_id).hex() for sample in linked} <= spans
+    assert {sample.link.local_root for sample in linked} == {"outer", "task"}
+    for sample in linked:
+        labels = dict(sample.labels)
+        assert int(labels.pop("trace_flags"), 16) & 1
+        assert labels == {"endpoint": "GET /"}
+
+
 def test_recordings_have_the_spans_and_attributes_of_native_programs(tmp_path):
-    out = tmp_path / "out.otlp"
     with Program(tmp_path, "general_dynamic", 4) as program:
-        words = ["record", "-F", "499", "-d", "8s", "-p", str(program.pid), "-o", str(out)]
-        subprocess.run(
-            [sys.executable, "-m", "otel_kprofiler", *words], check=True, capture_output=True,
-            timeout=110,
-        )  # fmt: skip
+        linked = record(program.pid, tmp_path / "out.otlp")
         log = program.read_log()
     spans = {(trace, span) for lines in log.values() for _, trace, span in lines}
-    (window,) = read_profiles(str(out))
-    linked = [sample for _, sample in window.samples if sample.link]
     assert len(linked) > 20
     assert {sample.link[:2] for sample in linked} <= spans
     assert all(dict(sample.labels)["span.hex"] == sample.link.span_id.hex() for sample in linked)

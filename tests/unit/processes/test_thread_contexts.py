@@ -4,9 +4,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from otel_kprofiler.model import MAX_LABEL_VALUE_CHARS, MAX_LABELS
+from otel_kprofiler.otlp import LOCAL_ROOT
 from otel_kprofiler.processes.thread_contexts import KEY_MAP, SCHEMA, decode_context, read_key_map
 
 NAMES = ("route", "method", "user")
+
+
+def schema(names):
+    return {SCHEMA: "tls_v1", KEY_MAP: names}
 
 
 def entry(number, value):
@@ -54,6 +59,14 @@ def test_attributes_have_the_limits_of_labels():
     }
     again = decode(*[entry(number, b"") for number in range(20)], entry(3, b"new"), names=names)
     assert again["3"] == "new"
+
+
+def test_the_name_of_the_local_root_is_kept_beside_the_labels():
+    names = (*map(str, range(20)), LOCAL_ROOT)
+    entries = [entry(number, b"x") for number in range(20)]
+    labels = decode(*entries, entry(20, b"GET /"), names=read_key_map(schema(names)))
+    assert labels.pop(LOCAL_ROOT) == "GET /"
+    assert len(labels) == MAX_LABELS + 1
 
 
 @given(st.binary(min_size=1, max_size=700), st.booleans())

@@ -444,6 +444,55 @@ def attributes():
         assert read_record()[3] == {}
 
 
+def endpoints():
+    """The name of the local root, as it is when the latest of its spans starts, and labels."""
+    provider = TracerProvider()
+    trace.set_tracer_provider(provider)
+    thread_context.start()
+    tracer = provider.get_tracer("test")
+    number = names().index("otel_kprofiler.local_root_span.name") if names() else 0
+
+    def endpoint():
+        return (read_record()[3] or {}).get(number)
+
+    with tracer.start_as_current_span("GET", attributes={"http.request.method": "GET"}) as root:
+        assert names() == ("otel_kprofiler.local_root_span.name",)
+        assert endpoint() == "GET"
+        root.set_attribute("http.route", "/a/{id}")
+        with tracer.start_as_current_span("inner"):
+            assert endpoint() == "GET /a/{id}"
+            with labels(tenant="acme"):
+                assert sorted(read_record()[3].values()) == ["GET /a/{id}", "acme"]
+            with labels({f"label{at}": "x" * 200 for at in range(3)}):  # takes nearly all the room
+                assert endpoint() is None
+                assert len(read_record()[3]) == 3
+            assert endpoint() == "GET /a/{id}"
+        assert endpoint() == "GET /a/{id}"
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                assert endpoint() == "GET /a/{id}"
+                with tracer.start_as_current_span("inner"):
+                    assert endpoint() == "GET /a/{id}"
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+    remote = trace.SpanContext(5, 6, is_remote=True, trace_flags=trace.TraceFlags(1))
+    with trace.use_span(trace.NonRecordingSpan(remote)):
+        assert endpoint() is None
+        with tracer.start_as_current_span("from afar"):
+            assert endpoint() == "from afar"
+    of_spans = thread_contexts._writer._of_spans
+    assert of_spans == {}
+    for at in range(3000):
+        with tracer.start_as_current_span(f"name {at}"):
+            assert endpoint() == f"name {at}"
+    assert len(thread_contexts._writer._endpoints) <= 1024
+    assert of_spans == {}
+
+
 def names():
     return read_process_context(os.getpid()).extra["threadlocal.attribute_key_map"]
 
