@@ -91,6 +91,7 @@ from otel_kprofiler.bpf.spans import SpanLayout, SpanSlots
 from otel_kprofiler.bpf.task_offsets import ProgramOffsets, TaskOffsets, find_task_offsets
 from otel_kprofiler.bpf.thread_contexts import (
     MAX_CONTEXT_PROCESSES,
+    ContextKind,
     ContextPlace,
     ThreadContexts,
     find_thread_pointer,
@@ -177,6 +178,7 @@ __all__ = [
     "WAIT_LAYOUT",
     "WAIT_UNIT_NS",
     "BccLoader",
+    "ContextKind",
     "ContextPlace",
     "CpuLines",
     "Fence",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import struct
 from typing import Final, NamedTuple
 
@@ -12,7 +13,7 @@ from otel_kprofiler.model import SpanLink
 
 MAX_CONTEXT_PROCESSES: Final = 4096
 _SLOTS: Final = 32768
-_PLACE: Final = struct.Struct("=8Q")  # struct context_place
+_PLACE: Final = struct.Struct("=10Q")  # struct context_place
 # struct context_head, as specified: trace id, span id, valid, flags, size
 _HEAD: Final = struct.Struct("=16s8sBBH")
 _NO_TRACE: Final = bytes(16)
@@ -20,8 +21,19 @@ _NO_SPAN: Final = bytes(8)
 _WORD: Final = (1 << 64) - 1
 
 
+class ContextKind(enum.IntEnum):
+    """Type of the variable (``enum context_kind``)."""
+
+    POINTER = 0
+    """``otel_thread_ctx_v1``: a pointer to the record."""
+    IN_V8 = 1
+    """``otel_thread_ctx_nodejs_v1``: a struct; the record is in an object's internal field."""
+    WRAPPED_IN_V8 = 2
+    """The same struct; the internal field leads to an object with a pointer to the record."""
+
+
 class ContextPlace(NamedTuple):
-    """Place of a thread's pointer to its context (``struct context_place``).
+    """Place of the variable with a thread's context (``struct context_place``).
 
     Attributes:
         offset: offset in bytes from the thread pointer, or in the TLS block of the module.
@@ -30,6 +42,8 @@ class ContextPlace(NamedTuple):
         generation: lowest generation of a vector with the module; 0: not checked.
         stride: size of an entry of the vector, in bytes.
         length_at: offset of the vector's length from its address.
+        kind: type of the variable.
+        wrap_at: offset in bytes of the pointer to the record, for ``WRAPPED_IN_V8``.
     """
 
     offset: int
@@ -37,6 +51,8 @@ class ContextPlace(NamedTuple):
     generation: int = 0
     stride: int = 0
     length_at: int = 0
+    kind: ContextKind = ContextKind.POINTER
+    wrap_at: int = 0
 
 
 def find_thread_pointer(types: KernelTypes) -> int | None:
@@ -91,7 +107,7 @@ class ThreadContexts(LockedForForks):
             tgid: process id as samples have it.
             start_time_ns: ``CLOCK_BOOTTIME`` of its start, as in samples.
             stack_start: start of its stack, as in samples; 0 if samples lack it.
-            place: place of the pointer.
+            place: place of the variable.
 
         Raises:
             OSError: the kernel refused.
@@ -111,6 +127,8 @@ class ThreadContexts(LockedForForks):
                 place.length_at & _WORD,
                 -place.length_at & _WORD,
                 place.module * place.stride - place.length_at,
+                place.kind,
+                place.wrap_at,
             )
             update_map(self._map_fd, tgid.to_bytes(4, "little"), value)
             self._registered[tgid] = None

@@ -39,8 +39,7 @@ from otel_kprofiler.processes.programs import read_program
 from otel_kprofiler.processes.self_profiled import SELF_PROFILED, TARGET, profiles_itself
 from otel_kprofiler.processes.service_variables import read_environment
 from otel_kprofiler.processes.thread_contexts import (
-    KEY_MAP,
-    SCHEMA,
+    ANNOUNCED,
     ContextReader,
     PublishedThreads,
     decode_context,
@@ -428,7 +427,7 @@ class ProcessContexts:
             claims = filter_claims(published.context.resource)
             extra = published.context.extra
             proven = profiles_itself(self._files, key.tgid, extra)
-            kept = {name: extra[name] for name in (SCHEMA, KEY_MAP) if name in extra}
+            kept = {name: extra[name] for name in ANNOUNCED if name in extra}
             kept |= {TARGET: extra[TARGET]} if proven else {}
             published = published._replace(context=ProcessContext(claims, kept))
         return published

@@ -2,6 +2,7 @@
 
 A process announces them in its process context: ``threadlocal.schema_version``, and
 ``threadlocal.attribute_key_map``, a list of attribute names that the process may only append to.
+The writer for Node.js may add offsets in its objects (:func:`find_variable`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from otel_kprofiler.bpf import ContextPlace
+from otel_kprofiler.bpf import ContextKind, ContextPlace
 from otel_kprofiler.host import HostFiles, parse_mappings, read_limited, read_maps
 from otel_kprofiler.model import (
     MAX_LABEL_NAME_CHARS,
@@ -25,6 +26,8 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import LOCAL_ROOT, SAMPLE_ATTRIBUTES
 from otel_kprofiler.processes.thread_pointer import (
+    NODEJS_VARIABLE,
+    VARIABLE,
     find_context_place,
     find_objects,
     parse_headers_address,
@@ -32,8 +35,24 @@ from otel_kprofiler.processes.thread_pointer import (
 
 SCHEMA: Final = "threadlocal.schema_version"
 KEY_MAP: Final = "threadlocal.attribute_key_map"
-SCHEMAS: Final = ("tlsdesc_v1_dev", "tls_v1")
+NODEJS_SCHEMA: Final = "nodejs_v1_dev"
+SCHEMAS: Final = ("tlsdesc_v1_dev", "tls_v1", NODEJS_SCHEMA)
 """Supported schema versions; others differ in format."""
+WRAP_OFFSET: Final = "threadlocal.native_wrap_fields_offset"
+"""Offset of the pointer to the record in an object of the writer, whose address V8 has.
+
+Without it, V8 has the address of the record.
+"""
+V8_LAYOUT: Final = {
+    "threadlocal.tagged_size": (8,),
+    "threadlocal.js_map_table_offset": (24,),
+    "threadlocal.ordered_hash_map_header_size": (16,),
+    "threadlocal.wrapped_object_offset": (24, 32),
+}
+"""Supported values of what some versions of the writer publish about V8 (v8_context.bpf.h)."""
+ANNOUNCED: Final = (SCHEMA, KEY_MAP, WRAP_OFFSET, *V8_LAYOUT)
+"""Attributes of a process context that :class:`PublishedThreads` reads."""
+_MAX_WRAP_OFFSET: Final = 4096
 TRACE_FLAGS: Final = "trace_flags"
 """Attribute of samples with a span: the W3C trace flags in hexadecimal; ``01`` is sampled."""
 MAX_KEYS: Final = 256
@@ -61,6 +80,33 @@ class ContextReader(Protocol):
 
     def release(self, tgid: int) -> bool:
         """Stop reading thread contexts of a process."""
+
+
+class _Variable(NamedTuple):
+    """The variable of a process: its name and type, and ``ContextPlace.wrap_at``."""
+
+    name: bytes
+    kind: ContextKind = ContextKind.POINTER
+    wrap_at: int = 0
+
+
+def find_variable(extra: Mapping[str, AttributeValue]) -> _Variable | None:
+    """Returns the variable of a process; None if its layout is not supported.
+
+    Args:
+        extra: attributes of its process context that are not part of the Resource.
+    """
+    schema = extra.get(SCHEMA)
+    if schema != NODEJS_SCHEMA:
+        return _Variable(VARIABLE) if schema in SCHEMAS else None
+    if any(extra.get(name, values[0]) not in values for name, values in V8_LAYOUT.items()):
+        return None
+    wrap_at = extra.get(WRAP_OFFSET)
+    if wrap_at is None:
+        return _Variable(NODEJS_VARIABLE, ContextKind.IN_V8)
+    if not isinstance(wrap_at, int) or not 0 <= wrap_at <= _MAX_WRAP_OFFSET:
+        return None
+    return _Variable(NODEJS_VARIABLE, ContextKind.WRAPPED_IN_V8, wrap_at)
 
 
 def read_key_map(extra: Mapping[str, AttributeValue]) -> KeyMap | None:
@@ -152,15 +198,15 @@ class PublishedThreads:
         Raises:
             OSError: the process has exited.
         """
-        names = read_key_map(extra)
-        if names is None or key.start_time_ns is None:
+        names, variable = read_key_map(extra), find_variable(extra)
+        if names is None or variable is None or key.start_time_ns is None:
             self.release(key)
             return
         self._keep(key, names)
         started = time.monotonic()
         if started < self._not_before.get(key, 0):
             return
-        place = self._find(key.tgid, memory)
+        place = self._find(key.tgid, memory, variable)
         if place is None:
             self.release(key)
         else:
@@ -171,7 +217,7 @@ class PublishedThreads:
         wait = (now - started) * _SHARE
         self._not_before[key] = now + max(wait, _AGAIN_S if place else 0)
 
-    def _find(self, pid: int, memory: int) -> ContextPlace | None:
+    def _find(self, pid: int, memory: int, variable: _Variable) -> ContextPlace | None:
         objects = find_objects(parse_mappings(read_maps(self._files, pid)))
         auxv = read_limited(self._files, f"/proc/{pid}/auxv", _MAX_AUXV_BYTES)
 
@@ -187,7 +233,8 @@ class PublishedThreads:
                 raise OSError(f"{len(data)} of {size} bytes at {address:#x}")
             return data
 
-        return find_context_place(read, objects, parse_headers_address(auxv))
+        place = find_context_place(read, objects, parse_headers_address(auxv), variable.name)
+        return place and place._replace(kind=variable.kind, wrap_at=variable.wrap_at)
 
     def _register(
         self, key: ProcessKey, start_time_ns: int, stack_start: int, place: ContextPlace

@@ -1,11 +1,11 @@
-"""Locates the thread-local variable ``otel_thread_ctx_v1`` of a process.
+"""Locates the thread-local variable with the thread context (OTEP 4947) of a process.
 
-The variable is a pointer to the thread context (OTEP 4947). Its place comes from the definition in
-the program, or from the references of a library that the dynamic linker has resolved: an offset
-from the thread pointer, or an offset in the TLS block of a module, found through the dynamic thread
-vector (DTV). Relocations: the ABI of x86-64, section 4.4.1; TLSDESC: Oliva, RFC TLSDESC-x86.
-Results of the linker in memory: glibc's sysdeps/x86_64/dl-machine.h and dl-tlsdesc.h, musl's
-ldso/dynlink.c.
+The variable is ``otel_thread_ctx_v1``; in Node.js it is ``otel_thread_ctx_nodejs_v1``. Its place
+comes from the definition in the program, or from the references of a library that the dynamic
+linker has resolved: an offset from the thread pointer, or an offset in the TLS block of a module,
+found through the dynamic thread vector (DTV). Relocations: the ABI of x86-64, section 4.4.1;
+TLSDESC: Oliva, RFC TLSDESC-x86. Results of the linker in memory: glibc's
+sysdeps/x86_64/dl-machine.h and dl-tlsdesc.h, musl's ldso/dynlink.c.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from otel_kprofiler.elf import (
 from otel_kprofiler.host import MemoryMapping
 
 VARIABLE: Final = b"otel_thread_ctx_v1"
+NODEJS_VARIABLE: Final = b"otel_thread_ctx_nodejs_v1"
 MAX_OBJECTS: Final = 4096
 """Limit of files searched in a process."""
 MAX_DEFINITIONS: Final = 16
@@ -91,7 +92,11 @@ def parse_headers_address(auxv: bytes) -> int:
 
 
 def find_context_place(
-    read: Read, objects: list[LoadedObject], headers_at: int, machine: str = "x86_64"
+    read: Read,
+    objects: list[LoadedObject],
+    headers_at: int,
+    name: bytes = VARIABLE,
+    machine: str = "x86_64",
 ) -> ContextPlace | None:
     """Locates the variable in threads; None if it is undefined, or not resolved yet.
 
@@ -101,6 +106,7 @@ def find_context_place(
         read: reads the process's memory.
         objects: the files that the process has loaded.
         headers_at: address of the executable's program headers.
+        name: the variable.
         machine: machine of uname(2); only x86_64 is supported.
     """
     vector = _MUSL_VECTOR if any(_is_musl(loaded.path) for loaded in objects) else _GLIBC
@@ -109,7 +115,7 @@ def find_context_place(
     for loaded in objects[:MAX_OBJECTS]:
         try:
             elf = read_loaded(read, loaded.start, MACHINES[machine])
-            variable = find_thread_variable(read, elf, VARIABLE)
+            variable = find_thread_variable(read, elf, name)
             if not variable or not elf.storage:
                 continue
             if elf.headers_at == headers_at:

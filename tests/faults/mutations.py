@@ -68,6 +68,7 @@ LIMITED, LIMITED_TESTS = (
 PROCESS_BUDGET, BUDGETS = "otel_kprofiler/pipeline/budget.py", "tests/unit/pipeline/test_budget.py"
 FAIR, TURNS = "otel_kprofiler/host/fair_queue.py", "tests/unit/host/test_fair_queue.py"
 THREAD_CONTEXT = "otel_kprofiler/bpf/programs/thread_context.bpf.h"
+V8_CONTEXT = "otel_kprofiler/bpf/programs/v8_context.bpf.h"
 CONTEXTS = "otel_kprofiler/processes/thread_contexts.py"
 THREAD_CONTEXTS = "tests/live/test_thread_contexts.py"
 RECORD = "otel_kprofiler/thread_record/record.c"
@@ -292,6 +293,10 @@ MUTATIONS = [
     Mutation("attributes of a thread context that are not there", THREAD_CONTEXT, "		bytes = 0; /*", "		return 0; /*", f"{THREAD_CONTEXTS}::test_attributes_that_are_too_long_or_not_there_are_cut"),
     Mutation("a thread context that another thread changes", THREAD_CONTEXT, " || !is_same_head(head, &again))\n", ")\n", f"{THREAD_CONTEXTS}::test_a_record_that_another_thread_changes_has_no_span_while_it_does"),
     Mutation("a vector that is too long to be read at once", THREAD_CONTEXT, "	if (bytes <= DTV_BYTES) {\n", "	if (1) {\n", f"{THREAD_CONTEXTS}::test_samples_have_the_span_of_their_thread[gcc-opened_behind_others]"),
+    Mutation("a map of V8 whose buckets are no power of two", V8_CONTEXT, " || buckets & (buckets - 1) ||", " ||", f"{THREAD_CONTEXTS}::test_what_is_no_context_in_the_heap_of_v8_yields_no_span[odd]"),
+    Mutation("a storage of Node.js without a context", V8_CONTEXT, "room->entry.value == room->writer.undefined ||", "", f"{THREAD_CONTEXTS}::test_what_is_no_context_in_the_heap_of_v8_yields_no_span[undefined]"),
+    Mutation("the layout of V8 is not kept for the next search", "otel_kprofiler/processes/contexts.py", "for name in ANNOUNCED if", "for name in ANNOUNCED[:2] if", "tests/live/test_context_writers.py::test_samples_have_the_span_that_pprof_of_node_publishes[pprof-wrapped]"),
+    Mutation("another layout of V8", CONTEXTS, "extra.get(name, values[0]) not in values", "False", "tests/unit/processes/test_thread_contexts.py::test_another_layout_of_v8_is_not_read"),
     Mutation("less memory behind a thread context than is read with it", THREAD_CONTEXT, "		if (READ_USER(*head, at))\n", "		if (1)\n", f"{THREAD_CONTEXTS}::test_attributes_that_are_too_long_or_not_there_are_cut"),
     Mutation("a process that shares its word of bits with one that is released", "otel_kprofiler/bpf/thread_contexts.py", "for key in self._registered if", "for key in (tgid,) if", f"{THREAD_CONTEXTS}::test_a_process_that_is_released_takes_no_span_from_those_with_ids_near_it"),
     Mutation("a cut-off attribute of a thread context", CONTEXTS, "        if end > len(context):\n            break\n", "", "tests/unit/processes/test_thread_contexts.py::test_an_entry_that_is_cut_off_ends_the_reading"),

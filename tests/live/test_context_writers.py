@@ -6,7 +6,8 @@ import pytest
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
-from tests import java_writer, rust_writer
+from otel_kprofiler.processes import thread_contexts
+from tests import java_writer, nodejs_writer, rust_writer
 from tests.thread_contexts import WANTED, Reader, Service, compare
 
 pytestmark = [
@@ -24,15 +25,19 @@ def _host_can():
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
-def check(name, words, log):
-    """Run a program; check that its samples have the spans that it logs, and their attributes."""
+def check(name, words, log, missing=0.0):
+    """Run a program; check that its samples have the spans that it logs, and their attributes.
+
+    A share of the samples in spans may miss their link: garbage collectors move what is read.
+    """
     with Reader(name.encode()) as reader, Service(words, log) as service:
         reader.collect_until(lambda: reader.count_links() >= WANTED)
         lines = service.read_log()
         reader.drain()
     counts = compare(reader.samples, lines)
     assert counts["right"] >= WANTED
-    assert (counts["wrong"], counts["missing"]) == (0, 0), counts
+    assert counts["wrong"] == 0, counts
+    assert counts["missing"] <= missing * counts["right"], counts
     assert counts["none"] > WANTED / 10
     for sample in reader.samples:
         if sample.link:
@@ -56,3 +61,13 @@ def test_samples_have_the_span_that_ddprof_publishes(tmp_path):
     log = tmp_path / "log"
     words = java_writer.command(tmp_path, log, THREADS)
     assert {flags for _, flags in check("program", words, log)} == {"00"}  # it has none
+
+
+@pytest.mark.parametrize("writer", nodejs_writer.WRITERS)
+def test_samples_have_the_span_that_pprof_of_node_publishes(tmp_path, monkeypatch, writer):
+    for name in ("_AGAIN_S", "_SHARE"):  # the variable is searched again with each look
+        monkeypatch.setattr(thread_contexts, name, 0)
+    log = tmp_path / "log"
+    words = nodejs_writer.command(writer, log, THREADS)
+    for link, flags in check("program", words, log, missing=0.01):
+        assert flags == ("00" if writer == "pprof-wrapped" else f"{link.trace_id[0] & 1:02x}")

@@ -38,6 +38,7 @@ pytestmark = [
     pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
 ]
 THREADS = 24
+NODEJS = {**SCHEMA, "threadlocal.schema_version": "nodejs_v1_dev"}
 PYTHONS = [python for python in find_pythons() if not python.version.startswith("3.15")]
 
 
@@ -92,22 +93,22 @@ def test_waits_have_the_span_that_their_thread_had(tmp_path):
 
 
 def test_a_process_that_does_not_announce_it_is_left_alone(tmp_path):
-    extra = {**SCHEMA, "threadlocal.schema_version": "nodejs_v1_dev"}
+    extra = {**SCHEMA, "threadlocal.schema_version": "go_pprof_labels_v1"}
     with Reader(b"program") as reader, Program(tmp_path, "local_exec", 4, extra):
         reader.collect_until(lambda: len(reader.samples) > 1000)
         assert reader.count_links() == 0
 
 
 @pytest.fixture
-def run_hostile(tmp_path):
-    words = ["gcc", "-O2", "-rdynamic", "-pthread", "-o", tmp_path / "hostile"]
-    compile_with([*words, SOURCES / "hostile.c", SOURCES / "variable.c"])
+def run(tmp_path):
     with contextlib.ExitStack() as stack:
 
-        def run(kind):
+        def run_program(name, kind, extra, *sources):
+            words = ["gcc", "-O2", "-rdynamic", "-pthread", "-o", tmp_path / name]
+            compile_with([*words, *(SOURCES / source for source in (f"{name}.c", *sources))])
             process = stack.enter_context(
                 subprocess.Popen(
-                    [tmp_path / "hostile", write_payload(tmp_path), kind],
+                    [tmp_path / name, write_payload(tmp_path, extra), kind],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 )
             )  # fmt: skip
@@ -115,7 +116,37 @@ def run_hostile(tmp_path):
             assert process.stdout.readline() == b"ready\n"
             return process
 
-        yield run
+        yield run_program
+
+
+@pytest.fixture
+def run_hostile(run):
+    return lambda kind: run("hostile", kind, None, "variable.c")
+
+
+@pytest.mark.parametrize("kind", ["whole", "early", "far"])
+def test_a_context_in_the_heap_of_v8_is_found(run, kind):
+    with Reader(b"heap") as reader:
+        run("heap", kind, NODEJS)
+        reader.collect_until(lambda: reader.count_links() > 500)
+        assert {sample.link.span_id for sample in reader.samples if sample.link} == {b"\7" * 8}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "none", "other", "undefined", "number", "field",
+        "too_far", "loop", "odd", "wild_table", "wild_value",
+    ],
+)  # fmt: skip
+def test_what_is_no_context_in_the_heap_of_v8_yields_no_span(run, kind):
+    with Reader(b"heap") as reader:
+        pid = run("heap", kind, NODEJS).pid
+        reader.collect_until(lambda: len(reader.samples) > 200)
+        count = len(reader.samples)
+        reader.collect_until(lambda: len(reader.samples) > count + 500)
+        assert not [sample for sample in reader.samples if sample.link or sample.context]
+        assert reader.sampler.contexts.release(pid)  # it was registered
 
 
 @pytest.mark.parametrize("kind", ["none", "wild", "kernel", "invalid", "itself"])

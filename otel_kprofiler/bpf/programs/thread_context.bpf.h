@@ -3,10 +3,10 @@
  * Reads the thread context that the interrupted thread publishes (OTEP 4947): a thread-local
  * pointer to a record. User space finds out where the pointer is (processes/thread_pointer.py); the
  * struct is written by bpf/thread_contexts.py; change both together. Included by sampler.bpf.c
- * after its structs.
+ * after its structs. In Node.js the variable is a struct that leads to the record (v8_context.bpf.h).
  */
 
-/* Where the threads of a process have the pointer. */
+/* Where the threads of a process have the variable. */
 struct context_place {
 	u64 start_time_ns; /* of the process, and of its program's stack: it is another one otherwise */
 	u64 stack_start;
@@ -16,7 +16,13 @@ struct context_place {
 	u64 length_at;	/* of the vector's number of modules, from its address */
 	u64 first_at;	/* of the vector's first word, from there */
 	u64 entry_at;	/* of the module's block, from there */
+	u64 kind;	/* of the variable: enum context_kind */
+	u64 wrap_at;	/* of the pointer to the record in the object that WRAPPED ones have */
 };
+
+enum context_kind { POINTER, IN_V8, WRAPPED_IN_V8 };
+
+#include "v8_context.bpf.h"
 
 struct context_head {
 	u64 trace_id[2];
@@ -98,7 +104,7 @@ INLINE int is_same_head(const struct context_head *one, const struct context_hea
  */
 GLOBAL int collect_thread_context(u64 behind)
 {
-	u64 thread_pointer = 0, pointer_at, at, bytes, read = FIRST_ATTRIBUTES;
+	u64 thread_pointer = 0, pointer_at, at = 0, bytes, read = FIRST_ATTRIBUTES;
 	const struct context_place *place;
 	const struct config *options;
 	struct context_head *head, again;
@@ -119,7 +125,13 @@ GLOBAL int collect_thread_context(u64 behind)
 		return 0;
 	head = (void *)((u8 *)own->record.frames + behind);
 	pointer_at = find_context_pointer(place, thread_pointer, (u8 *)head);
-	if (!pointer_at || READ_USER(at, pointer_at) || !at)
+	if (!pointer_at)
+		return 0;
+	if (place->kind != POINTER)
+		at = find_v8_record(place, pointer_at, (void *)head);
+	else if (READ_USER(at, pointer_at))
+		return 0;
+	if (!at)
 		return 0;
 	if (bpf_probe_read_user(head, CONTEXT_HEAD_BYTES + FIRST_ATTRIBUTES, (void *)at)) {
 		read = 0; /* so much is not there, or not resident */

@@ -1,11 +1,23 @@
 """Thread contexts: the names that a process publishes for them, and what samples get of them."""
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from otel_kprofiler.bpf import ContextKind
 from otel_kprofiler.model import MAX_LABEL_VALUE_CHARS, MAX_LABELS
 from otel_kprofiler.otlp import LOCAL_ROOT
-from otel_kprofiler.processes.thread_contexts import KEY_MAP, SCHEMA, decode_context, read_key_map
+from otel_kprofiler.processes.thread_contexts import (
+    KEY_MAP,
+    NODEJS_SCHEMA,
+    SCHEMA,
+    V8_LAYOUT,
+    WRAP_OFFSET,
+    decode_context,
+    find_variable,
+    read_key_map,
+)
+from otel_kprofiler.processes.thread_pointer import NODEJS_VARIABLE, VARIABLE
 
 NAMES = ("route", "method", "user")
 
@@ -81,7 +93,8 @@ def test_the_key_map_is_read_for_known_versions_only():
     assert read_key_map({SCHEMA: "tlsdesc_v1_dev", KEY_MAP: NAMES}) == NAMES
     assert read_key_map({SCHEMA: "tls_v1", KEY_MAP: NAMES}) == NAMES
     assert read_key_map({SCHEMA: "tls_v1"}) == ()
-    assert read_key_map({SCHEMA: "nodejs_v1_dev", KEY_MAP: NAMES}) is None
+    assert read_key_map({SCHEMA: "nodejs_v1_dev", KEY_MAP: NAMES}) == NAMES
+    assert read_key_map({SCHEMA: "go_pprof_labels_v1", KEY_MAP: NAMES}) is None
     assert read_key_map({KEY_MAP: NAMES}) is None
 
 
@@ -95,3 +108,25 @@ def test_a_key_map_has_as_many_names_as_there_are_numbers():
     labels = read_key_map({SCHEMA: "tls_v1", KEY_MAP: tuple(map(str, range(300)))})
     assert labels == tuple(map(str, range(256)))
     assert read_key_map({SCHEMA: "tls_v1", KEY_MAP: "route"}) == ()
+
+
+NODEJS = {SCHEMA: NODEJS_SCHEMA, KEY_MAP: ("route",)}
+
+
+def test_the_variable_follows_from_the_version_and_the_layout():
+    assert find_variable({SCHEMA: "tls_v1"}) == (VARIABLE, ContextKind.POINTER, 0)
+    assert find_variable(NODEJS) == (NODEJS_VARIABLE, ContextKind.IN_V8, 0)
+    layout = {name: values[-1] for name, values in V8_LAYOUT.items()}
+    assert find_variable({**NODEJS, **layout, WRAP_OFFSET: 24}) == (
+        NODEJS_VARIABLE, ContextKind.WRAPPED_IN_V8, 24,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", V8_LAYOUT)
+def test_another_layout_of_v8_is_not_read(name):
+    assert find_variable({**NODEJS, name: 4}) is None
+
+
+@pytest.mark.parametrize("offset", [-1, 1 << 20, "24"])
+def test_an_offset_outside_the_limits_is_not_read(offset):
+    assert find_variable({**NODEJS, WRAP_OFFSET: offset}) is None
