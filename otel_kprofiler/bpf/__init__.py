@@ -13,7 +13,7 @@ from otel_kprofiler.bpf.btf import (
     parse_program_btf,
 )
 from otel_kprofiler.bpf.call import bpf_call
-from otel_kprofiler.bpf.choice import LOADERS, get_loader
+from otel_kprofiler.bpf.choice import get_loader
 from otel_kprofiler.bpf.iterators import iterate, link_iterator, open_iterator
 from otel_kprofiler.bpf.layout import (
     A64,
@@ -31,7 +31,6 @@ from otel_kprofiler.bpf.layout import (
     RECORD_HEADER_BYTES,
     RECORD_VERSION,
     SPAN_LINKS,
-    STACK_BYTES,
     START_TIME,
     THREAD_CONTEXTS,
     USER_STACKS,
@@ -63,7 +62,6 @@ from otel_kprofiler.bpf.python import (
 )
 from otel_kprofiler.bpf.python_codes import ProcessSeen, Program
 from otel_kprofiler.bpf.python_maps import (
-    MAX_PYTHON_PROCESSES,
     PYTHON_OUTCOMES,
     PythonMaps,
     PythonOffsets,
@@ -81,7 +79,6 @@ from otel_kprofiler.bpf.python_span import (
 from otel_kprofiler.bpf.ring import (
     RECORD_OVERHEAD,
     Fence,
-    RingChunk,
     RingMemory,
     RingReader,
     record_spans,
@@ -140,11 +137,9 @@ __all__ = [
     "DESCENDANTS",
     "KEEP_IDLE",
     "KERNEL_STACKS",
-    "LOADERS",
     "MAX_CGROUP_LEVEL",
     "MAX_CONTEXT_PROCESSES",
     "MAX_INTERRUPT_RANGES",
-    "MAX_PYTHON_PROCESSES",
     "NAMESPACE",
     "ONLY_CGROUPS",
     "ONLY_COMMS",
@@ -163,7 +158,6 @@ __all__ = [
     "SAMPLER_OBJECT",
     "SAMPLER_SOURCE",
     "SPAN_LINKS",
-    "STACK_BYTES",
     "START_TIME",
     "THREAD_CONTEXTS",
     "USER_STACKS",
@@ -200,7 +194,6 @@ __all__ = [
     "PythonOffsets",
     "PythonProcess",
     "ReaderFlag",
-    "RingChunk",
     "RingMemory",
     "RingReader",
     "SpanClass",

@@ -1,6 +1,6 @@
 """Reads profiles that the Collector's exporter has written to ClickHouse."""
 
-from otel_kprofiler.clickhouse.address import SCHEME, Address, parse_address
+from otel_kprofiler.clickhouse.address import SCHEME, parse_address
 from otel_kprofiler.clickhouse.need import ALL, PAGE, Need, need_of
 from otel_kprofiler.clickhouse.queries import Range
 from otel_kprofiler.clickhouse.store import ProfileStore, Selection
@@ -9,7 +9,6 @@ __all__ = [
     "ALL",
     "PAGE",
     "SCHEME",
-    "Address",
     "Need",
     "ProfileStore",
     "Range",

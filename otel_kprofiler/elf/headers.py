@@ -124,6 +124,20 @@ def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
     return elf._replace(build_id=_read_notes(source, notes)[0])
 
 
+def read_address_range(source: Source) -> tuple[int, int] | None:
+    """Returns the first address of the PT_LOAD segments and the end of the last one.
+
+    Also of a debug file, whose segments have no bytes. None if there are no such segments.
+
+    Raises:
+        ElfError: not an ELF file, or the headers are damaged.
+    """
+    _, _, at, count, _ = _read_header(source, None)
+    headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
+    loads = [(row[3], row[3] + row[6]) for row in headers if row[0] == _PT_LOAD]
+    return (min(loads)[0], max(end for _, end in loads)) if loads else None
+
+
 def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:
     """Returns the file offset of the bytes loaded at an address.
 

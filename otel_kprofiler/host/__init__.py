@@ -3,10 +3,8 @@
 from otel_kprofiler.host.access import Access, HostFiles, read_limited
 from otel_kprofiler.host.cache_directory import CacheDirectory, find_cache_path
 from otel_kprofiler.host.capabilities import (
-    Capabilities,
     get_capability_fix,
     is_in_user_namespace,
-    parse_capabilities,
     read_capabilities,
 )
 from otel_kprofiler.host.cgroup_names import (
@@ -31,7 +29,6 @@ from otel_kprofiler.host.child_memory import (
     limit_memory,
 )
 from otel_kprofiler.host.container_names import (
-    ContainerNames,
     KnownContainers,
     OwnContainer,
     parse_own_container,
@@ -41,7 +38,7 @@ from otel_kprofiler.host.containers import Container, find_containers
 from otel_kprofiler.host.cpu_share import CpuShare
 from otel_kprofiler.host.cpus import parse_cpu_list, read_online_cpus, read_possible_cpus
 from otel_kprofiler.host.doctor import doctor
-from otel_kprofiler.host.event_per_cpu import CpuChanges, EventPerCpu
+from otel_kprofiler.host.event_per_cpu import EventPerCpu
 from otel_kprofiler.host.fair_queue import FairQueue, Turn, find_user
 from otel_kprofiler.host.file_places import FilePlaces
 from otel_kprofiler.host.kernel import (
@@ -71,7 +68,6 @@ from otel_kprofiler.host.mapped_files import (
     open_regular,
 )
 from otel_kprofiler.host.maps import (
-    FoundMapping,
     MemoryMapping,
     ProcessMaps,
     find_vdso,
@@ -101,7 +97,6 @@ from otel_kprofiler.host.privileges import (
     Privileges,
     check_imports_without_capabilities,
     give_up_capabilities,
-    held_capabilities,
     keep_only,
     read_threads,
     run_unprivileged,
@@ -116,7 +111,7 @@ from otel_kprofiler.host.process_stat import (
 from otel_kprofiler.host.process_tree import find_descendants, read_process, read_processes
 from otel_kprofiler.host.refused_files import RefusedFiles, identify_content
 from otel_kprofiler.host.special_files import open_special
-from otel_kprofiler.host.throttling import MAX_SAMPLE_RATE, find_throttling, get_tick_rate
+from otel_kprofiler.host.throttling import find_throttling, get_tick_rate
 from otel_kprofiler.host.timer_slack import coarse_timers
 from otel_kprofiler.host.uevents import Uevents
 from otel_kprofiler.host.writing import AppendedFile, NewFile, PrivateDirectory
@@ -128,7 +123,6 @@ __all__ = [
     "DISABLED",
     "ENABLE_ON_EXEC",
     "INHERIT",
-    "MAX_SAMPLE_RATE",
     "OLDEST_KERNEL",
     "PURPOSES",
     "SAMPLING",
@@ -136,15 +130,12 @@ __all__ = [
     "Access",
     "AppendedFile",
     "CacheDirectory",
-    "Capabilities",
     "Cgroup",
     "CgroupNames",
     "ChildFailed",
     "ChildLimits",
     "ChildProblem",
     "Container",
-    "ContainerNames",
-    "CpuChanges",
     "CpuRate",
     "CpuShare",
     "EventPerCpu",
@@ -152,7 +143,6 @@ __all__ = [
     "FilePlaces",
     "FileProblem",
     "FileRequest",
-    "FoundMapping",
     "HostFiles",
     "KernelRelease",
     "KnownContainers",
@@ -197,7 +187,6 @@ __all__ = [
     "get_tick_rate",
     "give_up_capabilities",
     "grant_memory",
-    "held_capabilities",
     "identify_content",
     "is_in_cgroup_namespace",
     "is_in_user_namespace",
@@ -210,7 +199,6 @@ __all__ = [
     "open_perf_event",
     "open_regular",
     "open_special",
-    "parse_capabilities",
     "parse_cgroup",
     "parse_cgroup_path",
     "parse_cpu_list",

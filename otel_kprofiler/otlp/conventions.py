@@ -19,7 +19,6 @@ THREAD_ID: Final = "thread.id"
 CPU: Final = "cpu.logical_number"
 
 BUILD_ID_GNU: Final = "process.executable.build_id.gnu"
-BUILD_ID_GO: Final = "process.executable.build_id.go"
 BUILD_ID_HTLHASH: Final = "process.executable.build_id.htlhash"
 
 UNIT: Final = "systemd.unit.name"

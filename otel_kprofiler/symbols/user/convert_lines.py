@@ -14,7 +14,13 @@ import struct
 import sys
 from typing import Final, Protocol, cast
 
-from otel_kprofiler.elf import FileSource, read_content, read_debug_elf, read_sections
+from otel_kprofiler.elf import (
+    FileSource,
+    read_address_range,
+    read_content,
+    read_debug_elf,
+    read_sections,
+)
 from otel_kprofiler.host import give_up_capabilities, limit_resources
 from otel_kprofiler.symbols.user.symcache import VERSION
 
@@ -24,9 +30,6 @@ MAGIC: Final = b"KPLINES1"
 _SHOWN: Final = 200
 _CHUNK_BYTES: Final = 1 << 20
 _NICE: Final = 10
-_ELF_HEADER: Final = struct.Struct("<32xQ14xHH")  # e_phoff, e_phentsize, e_phnum, elf(5)
-_PROGRAM_HEADER: Final = struct.Struct("<IIQQ")  # p_type, p_flags, p_offset, p_vaddr
-_PT_LOAD: Final = 1
 _DWO_NAMES: Final = (0x76, 0x2130)  # DW_AT_dwo_name, DW_AT_GNU_dwo_name
 _FORM_IMPLICIT_CONST: Final = 0x21
 _MAX_ABBREVIATIONS_BYTES: Final = 64 << 20
@@ -63,7 +66,9 @@ def _convert() -> None:
     made = SymCache.from_object(next(Archive.from_bytes(data).iter_objects()))
     if made.version != VERSION:
         raise ValueError(f"symbolic writes version {made.version}, not {VERSION}")
-    _write(HEADER.pack(MAGIC, _find_base(), _is_partial()))
+    source = FileSource(0, os.fstat(0).st_size)
+    base, _ = read_address_range(source) or (0, 0)  # the library takes it for that of the file
+    _write(HEADER.pack(MAGIC, base, _is_partial(source)))
     stream = cast("_Stream", made.open_stream())
     while chunk := stream.read(_CHUNK_BYTES):
         _write(chunk)
@@ -75,9 +80,8 @@ def _write(data: bytes) -> None:
         view = view[os.write(1, view) :]
 
 
-def _is_partial() -> bool:
+def _is_partial(source: FileSource) -> bool:
     """Returns whether other files have parts of the DWARF (``-gsplit-dwarf``, ``dwz -m``)."""
-    source = FileSource(0, os.fstat(0).st_size)
     sections = read_sections(source, read_debug_elf(source))
     if any(section.name == b".gnu_debugaltlink" for section in sections):
         return True
@@ -118,14 +122,3 @@ def has_split_units(content: bytes) -> bool:
             if not name and not form:
                 break
     return False
-
-
-def _find_base() -> int:
-    """Address of the first PT_LOAD segment, which the library takes for the base of the file."""
-    start, size, count = _ELF_HEADER.unpack(os.pread(0, _ELF_HEADER.size, 0))
-    for index in range(count):
-        header = os.pread(0, _PROGRAM_HEADER.size, start + index * size)
-        kind, _, _, address = _PROGRAM_HEADER.unpack(header)
-        if kind == _PT_LOAD:
-            return cast("int", address)
-    return 0

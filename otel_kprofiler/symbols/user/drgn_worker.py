@@ -10,18 +10,15 @@ from __future__ import annotations
 import json
 import os
 import select
-import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from otel_kprofiler.elf import FileSource, read_address_range
 from otel_kprofiler.host import give_up_capabilities, limit_resources
 
 _SHOWN: Final = 200
-_ELF_HEADER: Final = struct.Struct("<32xQ14xHH")  # e_phoff, e_phentsize, e_phnum, elf(5)
-_PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
-_PT_LOAD: Final = 1
 
 
 class Task(NamedTuple):
@@ -70,7 +67,7 @@ def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
     program: Any = drgn.Program(drgn.host_platform)
     program.set_enabled_debug_info_finders([])  # only what was given
     module: Any = program.extra_module(task.path, create=True)
-    module.address_range = _read_range(task.fd)
+    module.address_range = read_address_range(FileSource(task.fd, os.fstat(task.fd).st_size))
     for fd in (task.fd, task.alternate):
         if fd >= 0:
             module.try_file(task.path, fd=fd, force=True)
@@ -92,11 +89,3 @@ def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
         return lines if len(lines) > 1 or lines[0][1] else []
 
     return look_up
-
-
-def _read_range(fd: int) -> tuple[int, int]:
-    """From the first to the last address of the PT_LOAD segments."""
-    start, size, count = _ELF_HEADER.unpack(os.pread(fd, _ELF_HEADER.size, 0))
-    headers = os.pread(fd, size * count, start)
-    loads = [row for row in _PROGRAM_HEADER.iter_unpack(headers) if row[0] == _PT_LOAD]
-    return min(row[3] for row in loads), max(row[3] + row[6] for row in loads)

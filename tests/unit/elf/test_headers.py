@@ -16,6 +16,7 @@ from otel_kprofiler.elf import (
     ImageSource,
     find_section,
     hash_file,
+    read_address_range,
     read_elf,
     read_sections,
 )
@@ -52,6 +53,15 @@ def test_finds_the_sections(name):
     ]
     names = [section.name.decode() for section in read_sections(source, read_elf(source, "x86_64"))]
     assert names == [s.name for s in reference.iter_sections()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_address_range_is_that_of_all_loaded_segments(name):
+    data = content(name)
+    loads = [s.header for s in ELFFile(BytesIO(data)).iter_segments("PT_LOAD")]
+    first = min(load.p_vaddr for load in loads)
+    end = max(load.p_vaddr + load.p_memsz for load in loads)
+    assert read_address_range(ImageSource(data)) == (first, end)
 
 
 def test_headers_of_other_machines_are_read_if_asked_for():
