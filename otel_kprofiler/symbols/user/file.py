@@ -19,7 +19,7 @@ class NamedAddress(NamedTuple):
         lines: functions, the innermost inlined one first; empty if there is no name.
         start: address at which the physical function starts; 0 if it is in none.
         unresolved: why there is no name; None if there is one.
-        is_interim: whether the functions may have source lines later.
+        is_interim: whether lines may come later, or names once an evicted file is read again.
     """
 
     lines: tuple[Line, ...]

@@ -19,7 +19,7 @@ _AGAIN_NS: Final = 500_000_000  # what an evicted file waits, the first time not
 _MOST_DOUBLINGS: Final = 10
 DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 """There are no names, and there will be none."""
-EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
+EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED, is_interim=True)
 """There are no names, until the file is read again."""
 
 

@@ -97,7 +97,7 @@ class _KnownFile:
         # By offset, or a tuple for frames without proof: recently used frames, and older ones.
         self.final: dict[_Place, Frame] = {}
         self._earlier: dict[_Place, Frame] = {}
-        # Those that may have source lines later.
+        # Those that may have names or source lines later.
         self._interim: dict[_Place, Frame] = {}
         self._earlier_interim: dict[_Place, Frame] = {}
 

@@ -29,6 +29,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.symbols import UserResolver
 from otel_kprofiler.symbols.user.file import NamedAddress
+from otel_kprofiler.symbols.user.loader_files import EVICTED
 
 SAMPLE = RawSample(ON_CPU, 1, 1, 0, 70, 71, 5, 0, b"worker", (), (), None)
 LIBC, PROGRAM, UNKNOWN = (FileKey(inode, 8 << 20 | 1, 7) for inode in (100, 200, 300))
@@ -290,6 +291,33 @@ def test_functions_without_source_lines_stay_while_processes_come_and_go(monkeyp
         assert resolved.of(SAMPLE).frames[0].lines == READ.lines
         dropped = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
         names.files[LIBC] = {0x30000: dropped}
+
+
+def test_frames_of_an_evicted_file_have_names_once_it_is_read_again():
+    """Though no other stack is met, and without a look-up for each sample."""
+    asked = []
+
+    class Asked(Names):
+        def name(self, key, address):
+            asked.append(address)
+            return super().name(key, address)
+
+    names, files = Asked(), KnownFiles()
+    files.add(LIBC, DETAILS[LIBC])
+    names.files[LIBC] = {0x30000: EVICTED}
+    resolved = UserResolver(files, names).resolve(raw((0x30000, LIBC, REGISTERS)), None)
+    evicted = resolved.of(SAMPLE)
+    assert evicted.frames[0].unresolved is Unresolved.SYMBOLS_DROPPED
+    assert evicted.is_provisional
+    assert [resolved.of(SAMPLE) for _ in range(100)] == [evicted] * 100
+    assert len(asked) == 1
+    names.files[LIBC] = {}
+    names.version = 1
+    assert resolved.of(SAMPLE) is evicted, "it is read again"
+    names.files[LIBC] = {0x30000: READ}
+    names.version = 2
+    assert resolved.of(SAMPLE).frames[0].function == "read"
+    assert not resolved.of(SAMPLE).is_provisional
 
 
 def test_symbols_of_frames_in_use_are_asked_for_while_processes_come_and_go(monkeypatch, known):
