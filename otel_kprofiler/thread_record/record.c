@@ -296,6 +296,13 @@ static void publish(PyObject *context)
 	}
 }
 
+/* Returns whether the thread is in the main interpreter. Others may share its types (3.11), and the
+ * libraries' imports; the span around their code is still the thread's. */
+static int is_main(void)
+{
+	return PyInterpreterState_Get() == interpreter;
+}
+
 /* Publishes the span of the context that the thread is in. */
 static void publish_current(void)
 {
@@ -327,7 +334,7 @@ static int enter(PyObject *context)
 {
 	if (PyContext_Enter(context))
 		return -1;
-	if (PyInterpreterState_Get() != interpreter)
+	if (!is_main())
 		return 0;
 	for (int at = 0; at < MAX_NESTED; at++) {
 		if (!nested[at].context) {
@@ -344,7 +351,7 @@ static int enter(PyObject *context)
 /* PyContext_Exit() of other libraries */
 static int leave(PyObject *context)
 {
-	if (PyInterpreterState_Get() != interpreter)
+	if (!is_main())
 		return PyContext_Exit(context);
 	otel_thread_ctx_v1 = NULL;
 	fence();
@@ -396,6 +403,12 @@ static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
 	outside = entered;
 	if (PyContext_Enter(self))
 		return NULL;
+	if (!is_main()) {
+		result = PyObject_Vectorcall(arguments[0], arguments + 1, count - 1, names);
+		if (PyContext_Exit(self))
+			Py_CLEAR(result);
+		return result;
+	}
 	entered = self;
 	publish_current();
 	result = PyObject_Vectorcall(arguments[0], arguments + 1, count - 1, names);

@@ -311,6 +311,8 @@ MUTATIONS = [
     Mutation("imports that the loader made read-only", "otel_kprofiler/thread_record/imports.c", "	if (is_readonly && mprotect(page, PAGE, PROT_READ | PROT_WRITE))\n", "	if (is_readonly)\n", f"{RECORDS}[c_code]"),
     Mutation("attributes that a record has no room for", RECORD, "	if (own.attributes_size + size <= MAX_ATTRIBUTES) {\n", "	if (size <= MAX_ATTRIBUTES) {\n", f"{RECORDS}[endpoints]"),
     Mutation("more endpoints than are kept encoded", "otel_kprofiler/sdk/thread_contexts.py", "                self._endpoints.clear()\n", "                pass\n", f"{RECORDS}[endpoints]"),
+    Mutation("code of another interpreter inside a span", RECORD, "	return PyInterpreterState_Get() == interpreter;\n", "	return 1;\n", f"{RECORDS}[subinterpreters]"),
+    Mutation("thread contexts that are started in another interpreter", "otel_kprofiler/sdk/thread_contexts.py", "        refuse_subinterpreters()\n", "", f"{RECORDS}[start_in_a_subinterpreter]"),
     Mutation("hooks of thread contexts that fail half way", RECORD, "	Py_CLEAR(variable);\n", "", f"{RECORDS}[begin_after_a_failure]"),
     Mutation("a thread-local variable that is not resolved yet", "otel_kprofiler/processes/thread_pointer.py", "if not 0 < module < _MAX_MODULE or", "if module >= _MAX_MODULE or", "tests/unit/processes/test_thread_pointer.py::test_words_that_the_linker_has_not_resolved_yield_no_place"),
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import concurrent.futures
 import contextvars
 import ctypes
 import gc
+import importlib
 import os
 import signal
 import subprocess
@@ -432,6 +433,96 @@ def fork():
         check()
 
 
+def c_fork():
+    """C code forks, without Python's hooks: the child announces its records at its first span."""
+    provider = TracerProvider()
+    trace.set_tracer_provider(provider)
+    thread_context.start()
+    tracer = provider.get_tracer("test")
+    with tracer.start_as_current_span("parent"):
+        check()
+        pid = ctypes.PyDLL(None).fork()
+        if not pid:
+            status = 1
+            try:
+                check()
+                assert read_process_context(os.getpid()) is None
+                with tracer.start_as_current_span("child"):
+                    check()
+                    extra = read_process_context(os.getpid()).extra
+                    assert extra["threadlocal.schema_version"] == "tlsdesc_v1_dev", extra
+                check()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        check()
+
+
+def subinterpreters():
+    """Code of other interpreters changes no record, and cannot start the writer."""
+    interpreters = importlib.import_module(
+        "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+    )
+    run = getattr(interpreters, "run_string", None)
+    code = """if True:
+        import contextvars
+        variable = contextvars.ContextVar("variable")
+        variable.reset(variable.set(1))
+        contextvars.copy_context().run(variable.set, 2)
+        contextvars.Context().run(int)
+    """
+    others = [interpreters.create() for _ in range(2)]
+    with tracer.start_as_current_span("around"):
+        for other in others:
+            run(other, code)
+            check()
+        with tracer.start_as_current_span("inner"):
+            contextvars.copy_context().run(run, others[0], code)
+            check()
+        threads = [threading.Thread(target=run, args=(other, code)) for other in others]
+        for thread in threads:
+            thread.start()
+            check()
+        for thread in threads:
+            thread.join()
+        for other in others:
+            interpreters.destroy(other)
+            check()
+    nested()
+    contexts()
+
+
+def start_in_a_subinterpreter():
+    """Called before the start: it is refused there, and works here afterwards."""
+    interpreters = importlib.import_module(
+        "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+    )
+    reading, writing = os.pipe()
+    other = interpreters.create()
+    code = f"""if True:
+        import os, sys
+        sys.path[:] = {sys.path!r}
+        try:
+            from otel_kprofiler import thread_context
+            thread_context.start()
+            answer = "started"
+        except Exception as error:
+            answer = str(error)
+        os.write({writing}, answer.encode())
+    """
+    interpreters.run_string(other, code)
+    answer = os.read(reading, 1000).decode()
+    if sys.version_info < (3, 12):  # later ones refuse to import some of the packages
+        assert "cannot run in a subinterpreter" in answer, answer
+    assert answer != "started"
+    thread_context.start({"service.name": "scenarios"})
+    nested()
+    interpreters.destroy(other)
+    nested()
+    contexts()
+
+
 def attributes():
     with labels(tenant="acme"):
         assert read_record() is None
@@ -553,7 +644,9 @@ def begin_in_a_context():
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "begin_in_a_context":
+    if sys.argv[1] == "start_in_a_subinterpreter":
+        start_in_a_subinterpreter()
+    elif sys.argv[1] == "begin_in_a_context":
         contextvars.copy_context().run(begin_in_a_context)
     else:
         if sys.argv[1] == "begin_after_a_failure":

@@ -1,9 +1,14 @@
 """Python's thread contexts: at each step the record is that of the current span."""
 
+import contextlib
+import http.client
+import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +30,7 @@ ROOT = Path(otel_kprofiler.__file__).parents[1]
         "nested", "threads", "contexts", "begin_in_a_context", "begin_after_a_failure", "loop",
         "eager", "uvloop", "c_code", "trio", "greenlets", "greenlets_are_traced_already",
         "interrupts", "no_python_code", "fork", "attributes", "endpoints",
-        "ends",
+        "ends", "c_fork", "subinterpreters", "start_in_a_subinterpreter",
     ],
 )  # fmt: skip
 def test_the_record_is_that_of_the_current_span_at_each_step(name):
@@ -66,3 +71,58 @@ def test_the_library_needs_no_other_and_exports_the_variable():
     assert "(NEEDED)" not in text
     assert "R_X86_64_TLSDESC" in text
     assert any("TLS" in line and line.endswith(" otel_thread_ctx_v1") for line in text.splitlines())
+
+
+APPLICATION = """
+import json, os
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from otel_kprofiler import thread_context
+from otel_kprofiler.processes import read_process_context
+from tests.thread_record import read_record
+
+trace.set_tracer_provider(TracerProvider())
+tracer = trace.get_tracer("service")
+thread_context.start()
+started = os.getpid()
+
+def app(environ, start_response):
+    with tracer.start_as_current_span("GET /") as span:
+        context, published = span.get_span_context(), read_process_context(os.getpid())
+        answer = {
+            "pid": os.getpid(),
+            "is_forked": os.getpid() != started,
+            "is_right": read_record()[:2] == (context.trace_id, context.span_id),
+            "schema": published.extra["threadlocal.schema_version"],
+            "names": published.extra["threadlocal.attribute_key_map"],
+        }
+    start_response("200 OK", [("Content-Type", "application/json")])
+    return [json.dumps(answer).encode()]
+"""
+
+
+def test_workers_of_gunicorn_that_share_a_preloaded_application_publish_their_spans(tmp_path):
+    tmp_path.joinpath("service.py").write_text(APPLICATION)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "gunicorn", "--preload", "--workers", "2", "--threads", "2"]
+    command += ["--bind", f"127.0.0.1:{port}", "--chdir", str(tmp_path), "service:app"]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as gunicorn:
+        try:
+            pids, until = set(), time.monotonic() + 60
+            while len(pids) < 2:
+                assert time.monotonic() < until, pids
+                with contextlib.suppress(ConnectionError):
+                    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                    connection.request("GET", "/")
+                    answer = json.loads(connection.getresponse().read())
+                    connection.close()
+                    pids.add(answer.pop("pid"))
+                    assert answer == {
+                        "is_forked": True,
+                        "is_right": True,
+                        "schema": "tlsdesc_v1_dev",
+                        "names": ["otel_kprofiler.local_root_span.name"],
+                    }
+        finally:
+            gunicorn.terminate()
