@@ -21,7 +21,13 @@ from otel_kprofiler.analysis.groups import (
 from otel_kprofiler.analysis.occurrences import NO_PROGRAM, NO_STACK, OF_STACKS, Key
 from otel_kprofiler.analysis.samples import Origin, Samples, load_samples
 from otel_kprofiler.analysis.sides import select_sides
-from otel_kprofiler.analysis.span_parts import PART, SpanParts, find_span_parts
+from otel_kprofiler.analysis.span_parts import (
+    PART,
+    EndpointParts,
+    SpanParts,
+    find_endpoint_parts,
+    find_span_parts,
+)
 from otel_kprofiler.analysis.spans import endpoints_of_spans, spans_with_lines
 from otel_kprofiler.analysis.wait_summary import WaitSummary, summarize_waits
 
@@ -40,6 +46,7 @@ __all__ = [
     "WAIT_GROUPINGS",
     "Amount",
     "Change",
+    "EndpointParts",
     "Filter",
     "Group",
     "Key",
@@ -53,6 +60,7 @@ __all__ = [
     "compare",
     "endpoints",
     "endpoints_of_spans",
+    "find_endpoint_parts",
     "find_grouping",
     "find_span_parts",
     "group_samples",

@@ -6,13 +6,13 @@ The samples show all of these: a thread that leaves a span for a while, as event
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from otel_kprofiler.analysis.groups import Group, is_in_kernel, merge_groups
+from otel_kprofiler.analysis.groups import Group, endpoints, is_in_kernel, merge_groups
 from otel_kprofiler.analysis.occurrences import Key
 from otel_kprofiler.analysis.samples import Samples
 from otel_kprofiler.model import WaitCause, WindowWait
@@ -49,6 +49,13 @@ class SpanParts(NamedTuple):
     parts: list[Group]
 
 
+class EndpointParts(NamedTuple):
+    """The time of all spans below local root spans of one name; of all spans if it is empty."""
+
+    endpoint: str
+    parts: SpanParts
+
+
 class _Event(NamedTuple):
     """A sample of a thread; ``part`` is its part of the span's time."""
 
@@ -73,10 +80,48 @@ def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
     """
     links = every.tables.links
     spans: set[_Span] = {link[:2] for link in map(links.__getitem__, set(chosen.links)) if link}
+    return _add_up(_timelines(every, spans), spans)
+
+
+def find_endpoint_parts(samples: Samples, limit: int = 20) -> list[EndpointParts]:
+    """Breaks down the time of all spans, and of those of each endpoint.
+
+    Args:
+        samples: all samples of the threads that were in spans.
+        limit: number of endpoints, those with the most samples first.
+
+    Returns:
+        All spans, then the endpoints; nothing if no sample is of a span.
+    """
+    links = samples.tables.links
+    counts: Counter[int] = Counter()
+    for link, count in zip(samples.links, samples.counts(), strict=True):
+        counts[link] += count
+    spans: defaultdict[str, set[_Span]] = defaultdict(set)
+    totals: Counter[str] = Counter()
+    for link, name in enumerate(endpoints(links)):
+        if (span := links[link]) and counts[link]:
+            spans[name].add(span[:2])
+            totals[name] += counts[link]
+    if not spans:
+        return []
+    every = {span for some in spans.values() for span in some}
+    timelines = _timelines(samples, every)
+    names = [name for name, _ in totals.most_common() if name][:limit]
+    return [
+        EndpointParts("", _add_up(timelines, every)),
+        *(EndpointParts(name, _add_up(timelines, spans[name])) for name in names),
+    ]
+
+
+def _timelines(samples: Samples, spans: set[_Span]) -> list[list[_Event]]:
+    """Returns the samples of each thread that was in one of the spans, in the order of time."""
+    return [_complete(sorted(events, key=_TIME)) for events in _find_threads(samples, spans)]
+
+
+def _add_up(timelines: Iterable[list[_Event]], spans: Collection[_Span]) -> SpanParts:
     traces = [
-        trace_and_parts
-        for events in _find_threads(every, spans)
-        for trace_and_parts in _find_parts(_complete(sorted(events, key=_TIME)), spans)
+        trace_and_parts for events in timelines for trace_and_parts in _find_parts(events, spans)
     ]
     parts = merge_groups(parts for _, parts in traces)
     return SpanParts(len({trace for trace, _ in traces}), [part for part in parts if part.own])

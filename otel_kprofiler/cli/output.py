@@ -10,10 +10,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final, Self
 
+from otel_kprofiler.analysis import find_endpoint_parts, load_samples
 from otel_kprofiler.cli.part_file import PartFile, find_dead
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.formats import FORMATS, OutputFormat, leave_out_idle
+from otel_kprofiler.formats import FORMATS, OutputFormat, SpanTime, leave_out_idle
 from otel_kprofiler.host import NewFile, open_special
 from otel_kprofiler.model import KERNEL_SIDE, Window
 from otel_kprofiler.text import describe_count
@@ -131,7 +132,14 @@ class Output:
     def _is_packed(self) -> bool:
         return self.path.lower().endswith(_GZIP)
 
-    def write(self, windows: Sequence[Window], title: str = "", *, idle: bool = True) -> None:
+    def write(
+        self,
+        windows: Sequence[Window],
+        title: str = "",
+        *,
+        idle: bool = True,
+        has_whole_threads: bool = True,
+    ) -> None:
         """Write the recording; only the owner may read a file with kernel addresses.
 
         If another file has taken the name meanwhile, a numbered name is chosen.
@@ -140,7 +148,12 @@ class Output:
             windows: the recording.
             title: heading, in formats that have one.
             idle: whether to show waits of idle threads; profile files always contain them.
+            has_whole_threads: whether no samples of its threads were left out, so that the parts of
+                spans add up.
         """
+        write_page = self._format.write_page
+        # Idle waits are parts of spans.
+        spans = _span_times(windows) if write_page and has_whole_threads else []
         if not idle and not self._format.is_profile:
             windows, left = leave_out_idle(windows)
             if left.samples:
@@ -150,8 +163,7 @@ class Output:
                     f"{left.weight_ns / 1e9:,.1f} s; --idle shows them",
                     err=True,
                 )
-        titled = self._format.write_titled
-        written = titled(windows, title) if titled else self._format.write(windows)
+        written = write_page(windows, title, spans) if write_page else self._format.write(windows)
         private = self._format.has_addresses or reveals_addresses(windows)
         self.write_content(written, private=private)
 
@@ -208,6 +220,17 @@ class Output:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _span_times(windows: Sequence[Window]) -> list[SpanTime]:
+    """Returns what the spans of a recording spent their time on."""
+    profiles = (profile for window in windows for profile in window.profiles)
+    if not any(sample.link for profile in profiles for _, sample in profile.samples):
+        return []
+    return [
+        SpanTime(endpoint, traces, [(group.key.name, group.own) for group in parts])
+        for endpoint, (traces, parts) in find_endpoint_parts(load_samples(windows))
+    ]
 
 
 def number_paths(path: str) -> Iterator[str]:

@@ -189,7 +189,7 @@ def command(
             windows = _select(windows, modules) if modules else windows
             # arguments may be secret, so that the page shows the program's name alone
             title = os.path.basename(words[0]) if words else ""
-            output.write(windows, title, idle=sampling.idle)
+            output.write(windows, title, idle=sampling.idle, has_whole_threads=not modules)
     _say_remarks(session.pipeline)
     if output:
         say(summarize(session, output, windows), err=True)

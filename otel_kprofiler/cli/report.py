@@ -168,7 +168,11 @@ def command(
     check_matches(chosen, loaded)
     if is_written:
         with Output(path or "-", form, force=force) as output:
-            output.write(samples.windows(), idle=idle)
+            of_threads = replace(
+                chosen, processes=(), services=(), containers=(), attributes=(), threads=()
+            )
+            is_whole = of_threads == Filter() and not sides
+            output.write(samples.windows(), idle=idle, has_whole_threads=is_whole)
         return
     # Totals are of whole windows.
     processes = None if start or end else chosen.find_processes(loaded)

@@ -21,7 +21,7 @@ from otel_kprofiler.formats.entries import (
     stack_entries,
 )
 from otel_kprofiler.formats.folded import folded
-from otel_kprofiler.formats.html import html, page
+from otel_kprofiler.formats.html import SpanTime, html, page
 from otel_kprofiler.formats.pprof import pprof
 from otel_kprofiler.formats.pprof_read import is_pprof, parse_pprof
 from otel_kprofiler.formats.registry import FORMATS, OutputFormat
@@ -42,6 +42,7 @@ __all__ = [
     "Interval",
     "OutputFormat",
     "Row",
+    "SpanTime",
     "assemble",
     "choose_bin_ms",
     "columns",

@@ -7,18 +7,33 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from otel_kprofiler.formats.columns import columns
 from otel_kprofiler.model import Window
+from otel_kprofiler.text import escape_controls
 
 _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE|CONNECT)\}\}")
 
 
-def html(windows: Iterable[Window], *, title: str = "") -> str:
+class SpanTime(NamedTuple):
+    """The time of spans, by part.
+
+    Attributes:
+        name: name of their local root spans; empty for all spans.
+        traces: number of their traces.
+        parts: names and nanoseconds, the largest first.
+    """
+
+    name: str
+    traces: int
+    parts: Sequence[tuple[str, int]]
+
+
+def html(windows: Iterable[Window], *, title: str = "", spans: Sequence[SpanTime] = ()) -> str:
     """Returns the page, about 80 KB plus the data; it opens from a file and makes no connections.
 
     Equal samples are merged, so the size grows with the number of distinct stacks and times.
@@ -26,8 +41,12 @@ def html(windows: Iterable[Window], *, title: str = "") -> str:
     Args:
         windows: what to show.
         title: heading of the page, such as the command; the host is added.
+        spans: what spans spent their time on, all of them first.
     """
-    return page(columns(windows, title=title))
+    data = columns(windows, title=title)
+    if spans:
+        data["spans"] = [span._replace(name=escape_controls(span.name))._asdict() for span in spans]
+    return page(data)
 
 
 def page(data: Mapping[str, Any], *, connects: bool = False) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from otel_kprofiler.formats.folded import folded
-from otel_kprofiler.formats.html import html
+from otel_kprofiler.formats.html import SpanTime, html
 from otel_kprofiler.formats.otlp import otlp, otlp_lines
 from otel_kprofiler.formats.pprof import pprof
 from otel_kprofiler.formats.speedscope import speedscope
@@ -29,7 +29,7 @@ class OutputFormat:
         other_suffixes: further suffixes of this format.
         is_compressed: whether its content is compressed with gzip already.
         is_profile: whether the whole profile can be read back from it.
-        write_titled: like ``write``, with a heading; None for formats without headings.
+        write_page: like ``write``, with a heading and the time of spans; None for formats without.
     """
 
     name: str
@@ -40,7 +40,7 @@ class OutputFormat:
     other_suffixes: tuple[str, ...] = ()
     is_compressed: bool = False
     is_profile: bool = False
-    write_titled: Callable[[Sequence[Window], str], str] | None = None
+    write_page: Callable[[Sequence[Window], str, Sequence[SpanTime]], str] | None = None
 
 
 FORMATS: Final = [
@@ -49,7 +49,7 @@ FORMATS: Final = [
         ".html",
         html,
         "open {} in a browser",
-        write_titled=lambda windows, title: html(windows, title=title),
+        write_page=lambda windows, title, spans: html(windows, title=title, spans=spans),
     ),
     OutputFormat("otlp", ".otlp", otlp, "otel-kprofiler report {}", is_profile=True),
     OutputFormat(

@@ -9,6 +9,7 @@ import { Pane } from "./pane.js";
 import { KINDS, pattern, Profile, read as readProfile } from "./profile.js";
 import { csv, save } from "./save.js";
 import { follow } from "./source.js";
+import { Spans } from "./spans.js";
 import { isGraph, read, rootOf, write } from "./state.js";
 import { highest, Strip } from "./strip.js";
 import { Tooltip } from "./tooltip.js";
@@ -286,6 +287,7 @@ function load(data) {
     Object.assign(state, { baseline: [0, middle], range: [middle, profile.bins * profile.bin_ms] });
   }
   listBinaries();
+  spans.load(data.spans);
   go({}, true);
 }
 
@@ -317,6 +319,7 @@ function repaint() {
 
 const menu = new Menu(element("menu"), (action) => (TRANSFORMS.includes(action) ? toggle : (name) => actions[name]())(action));
 const tooltip = new Tooltip(element("tooltip"));
+const spans = new Spans(element, (facts, place) => (facts ? tooltip.show(facts, place) : tooltip.hide()));
 const strip = new Strip(element("strip"), {
   drag: (range) => {
     state.range = range;

@@ -1,5 +1,6 @@
 // A row for each thread over time: how much of each moment it ran, and what it waited for.
 
+import { GROUPS, groupOf } from "./causes.js";
 import { onCanvas } from "./colours.js";
 import { threadValue } from "./filters.js";
 import { KINDS } from "./profile.js";
@@ -8,15 +9,6 @@ import { format, nsOf, share } from "./units.js";
 const LEAST = 3; // pixels of a column
 const PERIODS = 5; // of sampling, in a column
 const WAIT = KINDS.indexOf("wait");
-// Groups of causes with one colour each, in the order in which they are stacked above what ran.
-const GROUPS = Object.entries({
-  ready: "run_queue throttled",
-  storage: "disk page_fault memory_reclaim",
-  locks: "futex gil kernel_lock file_lock",
-  peers: "socket_receive socket_send socket_accept socket_connect pipe poll epoll io_uring",
-  others: "",
-}).map(([name, causes]) => ({ name, causes: causes.split(" ") }));
-const OTHERS = GROUPS.length - 1;
 
 // Rows that fit in the window.
 const most = () => (innerHeight <= 480 ? 2 : innerHeight < 800 || innerWidth <= 700 ? 5 : 8);
@@ -85,8 +77,7 @@ export class Tracks {
       const of = frame[node[i]];
       const cause = kinds[of] === WAIT ? strings[name[of]] : "wait: other";
       row.waits.set(cause, (row.waits.get(cause) ?? 0) + value);
-      const group = GROUPS.findIndex(({ causes }) => causes.includes(cause.slice(6)));
-      this.#spread(row.cells[1 + (group < 0 ? OTHERS : group)], Math.max(0, end - Math.max(1, value / binNs)), end, value);
+      this.#spread(row.cells[1 + groupOf(cause)], Math.max(0, end - Math.max(1, value / binNs)), end, value);
     });
     return found;
   }
@@ -132,7 +123,7 @@ export class Tracks {
 
   // Draws all rows; outside a range of milliseconds, unless it is null, they are pale.
   show(range) {
-    const colours = ["var(--heat)", ...GROUPS.map(({ name }) => `var(--${name})`)].map(onCanvas);
+    const colours = ["var(--heat)", ...GROUPS.map(({ colour }) => colour)].map(onCanvas);
     for (const { canvas, cells } of this.#rows) {
       const { clientWidth: width, clientHeight: height } = canvas;
       [canvas.width, canvas.height] = [width, height].map((size) => Math.round(size * devicePixelRatio));

@@ -40,7 +40,7 @@ def test_no_text_can_leave_its_place(windows):
 
 def test_the_title_names_the_recorded_target(windows):
     (row,) = [row for row in FORMATS if row.name == "html"]
-    assert data(row.write_titled(windows, "make"))["title"] == "make"
+    assert data(row.write_page(windows, "make", ()))["title"] == "make"
     assert data(row.write(windows))["title"] == "Profile"
 
 

@@ -1,0 +1,94 @@
+"""The strip of the page with what the time of spans went to."""
+
+import pytest
+from click.testing import CliRunner
+
+from otel_kprofiler.cli.report import command
+from otel_kprofiler.model import SpanLink
+from tests.browser.test_accessibility import AXE, FOUND
+from tests.page import data
+from tests.unit.analysis.test_span_parts import MS, A, B, parts, write
+
+PARTS = "[...document.querySelectorAll('#parts li')].map(one => one.textContent)"
+WIDTHS = "[...document.querySelectorAll('#bar i')].map(one => one.getBoundingClientRect().width)"
+ODD = SpanLink(b"\7" * 16, b"\7" * 8, "GET /[x]*\x1b")
+
+
+@pytest.fixture
+def profile(tmp_path):
+    return write(
+        tmp_path / "x.otlp",
+        (0, None, "user", 5),
+        (5, A, "user", 2), (7, A, "disk", 4), (11, A, "kernel", 3),
+        (14, None, "poll", 100),
+        (114, B, "futex", 6), (120, B, "user", 2),
+        (122, None, "user", 9), (131, ODD, "user", 1),
+    )  # fmt: skip
+
+
+def page_of(profile, *arguments):
+    """The path of a page that report writes."""
+    path = f"{profile}.html"
+    done = CliRunner().invoke(command, ["--force", "-o", path, *arguments, profile])
+    assert done.exit_code == 0, done.output
+    return path
+
+
+def spans(path):
+    with open(path) as file:
+        return data(file.read()).get("spans", [])
+
+
+def test_the_page_has_the_parts_that_report_prints(profile):
+    shown = {
+        span["name"]: {name: ns // MS for name, ns in span["parts"]}
+        for span in spans(page_of(profile))
+    }
+    assert list(shown)[:2] == ["", "GET /a"]
+    assert shown[""] == parts(profile)
+    for endpoint in ("GET /a", "GET /b"):
+        assert shown[endpoint] == parts("--endpoint", endpoint, profile)
+    assert shown["GET /[x]*\\x1b"] == {"user code": 1}
+
+
+def test_idle_waits_are_parts_of_spans(tmp_path):
+    profile = write(tmp_path / "x.otlp", (0, A, "user", 2), (2, A, "sleep", 8), (10, A, "user", 1))
+    (everything, _) = spans(page_of(profile))
+    assert everything["parts"] == [["wait: sleep", 8 * MS], ["user code", 3 * MS]]
+
+
+@pytest.mark.parametrize("option", [("--function", "work"), ("--endpoint", "GET /a")])
+def test_filters_that_cut_threads_leave_no_parts(profile, option):
+    assert spans(page_of(profile, *option)) == []
+    assert spans(page_of(profile, "--process", "shop"))
+
+
+def test_parts_of_all_spans_and_of_an_endpoint(browser, profile):
+    browser.open(f"file://{page_of(profile)}")
+    assert browser.evaluate(PARTS) == [
+        "wait: futex 33.33%", "user code 27.78%", "wait: disk 22.22%", "kernel 16.67%",
+    ]  # fmt: skip
+    browser.evaluate("document.getElementById('endpoint').focus()")
+    browser.press("G")
+    assert browser.evaluate(PARTS) == [
+        "wait: disk 44.44%", "kernel 33.33%", "user code 22.22%",
+    ]  # fmt: skip
+    disk, kernel, user = browser.evaluate(WIDTHS)
+    assert disk == pytest.approx(2 * user, rel=0.05)
+    assert kernel == pytest.approx(1.5 * user, rel=0.05)
+
+
+def test_without_spans_there_is_no_strip(browser, tmp_path):
+    profile = write(tmp_path / "x.otlp", (0, None, "user", 5))
+    browser.open(f"file://{page_of(profile)}")
+    assert not browser.evaluate("document.getElementById('spans').checkVisibility()")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_axe_finds_nothing(browser, profile, scheme, width):
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: cd viewer && npm ci --ignore-scripts")
+    browser.open(f"file://{page_of(profile)}", width=width, scheme=scheme)
+    browser.evaluate(f"{AXE.read_text()};0")
+    assert browser.evaluate(FOUND) == []
