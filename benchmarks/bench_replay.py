@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from benchmarks.peer_load import user_load
 from benchmarks.rows import Row
+from otel_kprofiler.agent.memory import settle
 from otel_kprofiler.delivery import encode
 from otel_kprofiler.model import Encoding, Window
 from otel_kprofiler.pipeline import WindowSchedule, replay
@@ -35,17 +36,21 @@ class Costs(NamedTuple):
 
 
 def record(path: str, seconds: float) -> None:
-    """Record whole stacks with names under the load of :mod:`benchmarks.peer`."""
-    with user_load(seconds + 30, without={"node"}):
+    """Record whole stacks with names of the load of :mod:`benchmarks.peer`, and of nothing else."""
+    with user_load(seconds + 30, without={"node"}) as pids:
         time.sleep(5)  # until the load has compiled its program
         command = [sys.executable, "-m", "otel_kprofiler", "record", "-d", f"{seconds}s"]
         options = ["--stacks", "both", "--user-symbols", "names", "--raw", path]
+        targets = [word for pid in pids for word in ("-p", str(pid))]
         output = ["-o", f"{path}.folded"]
-        subprocess.run([*command, *options, *output], check=True, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            [*command, *options, *targets, *output], check=True, stderr=subprocess.DEVNULL
+        )
 
 
 def measure(path: str) -> Costs:
-    """Replay once."""
+    """Replay once, with the garbage collector as in the agent."""
+    settle()
     ends: list[tuple[float, float, int]] = []
 
     def take(window: Window) -> None:

@@ -90,8 +90,11 @@ def _commands(folder: Path) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def user_load(seconds: float, without: Collection[str] = ()) -> Iterator[None]:
-    """All programs but some at once, ended at the end, or after so many seconds."""
+def user_load(seconds: float, without: Collection[str] = ()) -> Iterator[list[int]]:
+    """All programs but some at once, ended at the end, or after so many seconds.
+
+    Yields the pid of each program's ancestor.
+    """
     with tempfile.TemporaryDirectory() as folder:
         running = [
             subprocess.Popen(
@@ -103,7 +106,7 @@ def user_load(seconds: float, without: Collection[str] = ()) -> Iterator[None]:
             if Path(command[0]).name not in without
         ]
         try:
-            yield
+            yield [process.pid for process in running]
         finally:
             for process in running:
                 process.terminate()
