@@ -389,15 +389,16 @@ class SymbolLoader(ForkAware):
             file.reading = None
             self._unread -= 1
             if isinstance(names, NamedAddress):
-                self._gone += names is EVICTED
-                self._refused += names is _REFUSED
+                if file.add_failure(names):
+                    self._gone += names is EVICTED
+                    self._refused += names is _REFUSED
                 if names is EVICTED or lacks_lines(file.names):
                     file.postpone(self._now_ns())
                 else:
                     file.names = names
             else:
                 self._loaded += 1
-                if problem := names.lines_problem:
+                if (problem := names.lines_problem) and file.add_failure(problem):
                     self._lines_refused[problem.value] += 1
                 self._bytes += names.nbytes - file.nbytes
                 file.names = names

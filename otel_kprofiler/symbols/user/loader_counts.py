@@ -11,7 +11,8 @@ class LoaderCounts(NamedTuple):
 
     Attributes:
         loaded: read, also if they were evicted later.
-        refused: damaged, too large or unreadable.
+        refused: damaged, too large or unreadable. A file counts once, however often it is tried;
+            so it does in ``gone`` and in each reason of ``lines_refused``.
         dropped: not read because too many waited; read later if they are still needed.
         evicted: forgotten to make space.
         gone: needed after that, and not opened: no visible process maps them any more, and no file

@@ -45,13 +45,14 @@ class QueuedFile:
             not count.
     """
 
-    __slots__ = ("_doublings", "again_ns", "names", "reading", "used")
+    __slots__ = ("_doublings", "_failures", "again_ns", "names", "reading", "used")
 
     def __init__(self) -> None:
         self.names: FileSymbols | NamedAddress = PENDING
         self.used = False
         self.again_ns = 0
         self.reading: Waiting | None = None
+        self._failures: frozenset[NamedAddress | LinesProblem] = frozenset()
         self._doublings = 0
 
     @property
@@ -63,6 +64,12 @@ class QueuedFile:
     def is_wanted(self) -> bool:
         """Returns whether it does not wait to be read, and another reading may give more."""
         return self.reading is None and (self.names is EVICTED or lacks_lines(self.names))
+
+    def add_failure(self, failure: NamedAddress | LinesProblem) -> bool:
+        """Note why it could not be read; returns whether no earlier reading failed so."""
+        is_first = failure not in self._failures
+        self._failures |= {failure}
+        return is_first
 
     def postpone(self, now_ns: int, *, least_ns: int = 0, is_first_free: bool = False) -> None:
         """Leave reading it for later, each time for longer; names stay.

@@ -277,6 +277,27 @@ def test_a_file_system_that_never_answers_has_its_files_read_less_and_less(make)
         stalled.now_s += 10
         assert stalled.name()[1]
     assert 10 < stalled.readings < 50
+    assert stalled.loader.counts().lines_refused == {"unanswered": 1}
+
+
+@pytest.mark.parametrize(
+    ("again", "counted"), [(None, (1, 0)), (OSError(5, "Input/output error"), (0, 1))]
+)
+def test_a_file_that_fails_again_and_again_counts_once(make, again, counted):
+    stalled = Stalled(make)
+    stalled.again = again
+    for number in (1, 2):
+        stalled.add(number)
+    for _ in range(5):
+        stalled.now_s += 10_000
+        stalled.name(1)
+    counts = stalled.loader.counts()
+    assert (counts.gone, counts.refused) == counted
+    stalled.now_s += 10_000
+    stalled.name(2)
+    counts = stalled.loader.counts()
+    assert counts.gone + counts.refused == 2
+    assert counts.lines_refused == {"unanswered": 2}
 
 
 @pytest.mark.parametrize("again", [None, OSError(5, "Input/output error")])
