@@ -1,14 +1,22 @@
-"""Servers on loopback; each test answers the requests itself."""
+"""Servers on loopback, whose requests each test answers itself; ports and certificates for them."""
 
 from __future__ import annotations
 
+import contextlib
+import random
+import shutil
+import socket
+import ssl
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent import futures
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import grpc
+import pytest
 
 PROFILES = "opentelemetry.proto.collector.profiles.v1development.ProfilesService"
 
@@ -111,3 +119,37 @@ class HttpServer(ThreadingHTTPServer):
 
     def __exit__(self, *_):
         self.close()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, and that no connection gets by chance."""
+    ports: list[int] = []
+    with contextlib.ExitStack() as stack:
+        while len(ports) < count:
+            address = "127.0.0.1", random.randrange(10_000, 32_768)
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_server(address))
+                ports.append(address[1])
+    return ports
+
+
+def free_port() -> int:
+    """A port that nobody listens on, and that no connection gets by chance."""
+    return free_ports(1)[0]
+
+
+def make_certificate(directory: Path, name: str = "server") -> ssl.SSLContext:
+    """Make ``NAME.pem``, which signs itself, for localhost, and ``NAME.key``; returns a server's.
+
+    Skips the test without openssl.
+    """
+    if not shutil.which("openssl"):
+        pytest.skip("needs the openssl command to make certificates")
+    words = (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost "
+        f"-addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout {name}.key -out {name}.pem"
+    )
+    subprocess.run(["openssl", *words.split()], cwd=directory, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory / f"{name}.pem", directory / f"{name}.key")
+    return context

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ import pytest
 from tests.cache import cache_directory
 from tests.collector.go_tools import BUILD_SECONDS, build_once
 from tests.further import further
-from tests.servers import HttpServer
+from tests.servers import HttpServer, free_ports
 
 VERSIONS = ("0.161.0", "0.159.0")
 """With all components that the tests need; the first has the exporter to ClickHouse."""
@@ -127,14 +126,6 @@ def build(version):
         yield ["mv", Path(directory, "otelcol"), program]
 
     return build_once(program_path(version).name, commands)
-
-
-def free_ports(count):
-    with contextlib.ExitStack() as stack:
-        sockets = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [taken.getsockname()[1] for taken in sockets]
 
 
 class Collector:

@@ -69,8 +69,9 @@ from otel_kprofiler.otlp import encode_window
 from tests import page
 from tests.agent_account import parse_account
 from tests.collector.clickhouse_server import PASSWORD, USER
-from tests.collector.conftest import GATE, free_ports
+from tests.collector.conftest import GATE
 from tests.public import get_public_python
+from tests.servers import free_ports
 
 NEEDS_ENGINE = pytest.mark.skipif(
     not importlib.util.find_spec("chdb") or not importlib.util.find_spec("clickhouse_connect"),

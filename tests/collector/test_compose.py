@@ -20,11 +20,12 @@ from otel_kprofiler.config import load_config
 from otel_kprofiler.version import __version__
 from tests import page
 from tests.collector.clickhouse_server import PASSWORD, USER
-from tests.collector.conftest import VERSIONS, build, free_ports
+from tests.collector.conftest import VERSIONS, build
 from tests.collector.go_tools import BUILD_SECONDS, build_tool
 from tests.collector.test_clickhouse import NEEDS_ENGINE, engine
 from tests.collector.test_kubernetes import documents
 from tests.public import get_public_python
+from tests.servers import free_ports
 
 __all__ = ["engine"]  # a fixture
 

@@ -15,17 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests.further import further
+from tests.servers import free_port
 
 pytestmark = [pytest.mark.live]
 
 SERVICES = Path(__file__).parent / "services"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BIN = Path(sys.executable).parent
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 def environment(collector, **more):

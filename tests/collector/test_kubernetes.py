@@ -22,9 +22,10 @@ from ruamel.yaml import YAML
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
-from tests.collector.conftest import GATE, build, free_ports
+from tests.collector.conftest import GATE, build
 from tests.collector.go_tools import build_program
 from tests.public import get_public_python
+from tests.servers import free_ports
 
 pytestmark = pytest.mark.timeout(2400)
 

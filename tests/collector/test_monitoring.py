@@ -23,9 +23,9 @@ from otel_kprofiler.agent.telemetry import Telemetry
 from otel_kprofiler.config import parse_config
 from otel_kprofiler.export import ExportOutcome, ExportResult
 from otel_kprofiler.model import Account, ExporterAccount, LossCause
-from tests.collector.conftest import free_ports
 from tests.collector.go_tools import BUILD_SECONDS, build_program, build_tool
 from tests.collector.test_clickhouse import NEEDS_ENGINE, engine, stored
+from tests.servers import free_ports
 
 __all__ = ["engine", "stored"]  # fixtures
 

@@ -5,7 +5,6 @@ import gzip
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import pytest
 from otel_kprofiler.otlp import check_payload, decode_windows
 from tests.agent_account import parse_account
 from tests.public import get_public_python
-from tests.servers import HttpServer, serve_grpc
+from tests.servers import HttpServer, free_port, serve_grpc
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -44,11 +43,6 @@ service:
   {more}
   pipelines: {{profiles: {{receivers: [kprofiler], exporters: [{exporter}]}}}}
 """
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 class Receiver:

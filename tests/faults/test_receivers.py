@@ -5,10 +5,8 @@ The receiver's record is compared with the queue's account, sample by sample.
 
 import dataclasses
 import email.utils
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 
@@ -26,7 +24,7 @@ from otel_kprofiler.export import (
     Tls,
 )
 from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples
-from tests.servers import HttpServer, serve_grpc
+from tests.servers import HttpServer, free_port, make_certificate, serve_grpc
 
 QUICK = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=3)
 BATCHES = 4
@@ -208,8 +206,7 @@ def test_a_slow_receiver_delays_only_its_own_queue():
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
 def test_an_unreachable_receiver_is_retried(kind):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     once = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=0.3)
     if kind == "grpc":
         exporter = OtlpGrpcExporter(f"http://127.0.0.1:{port}", retry=once)
@@ -320,16 +317,9 @@ def test_a_failed_name_lookup_is_retried():
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
-    if not shutil.which("openssl"):
-        pytest.skip("needs the openssl command to make certificates")
     directory = tmp_path_factory.mktemp("tls")
     for name in ("server", "stranger"):
-        subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-             "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
-             "subjectAltName=DNS:localhost", "-keyout", f"{name}.key", "-out", f"{name}.pem"],
-            cwd=directory, check=True, capture_output=True,
-        )  # fmt: skip
+        make_certificate(directory, name)
     return directory
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ from otel_kprofiler.sdk import (
 )
 from tests.agent_account import parse_account
 from tests.public import get_public_python
-from tests.servers import HttpServer
+from tests.servers import HttpServer, free_port
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240), pytest.mark.usefixtures("sampling_host")]
 
@@ -86,8 +85,7 @@ def test_each_drain_accounts_for_every_sample_taken():
 def test_the_status_of_a_sampling_agent_has_no_gaps(tmp_path, request):
     receiver = HttpServer(lambda request: request.reply(Content_Type="application/x-protobuf"))
     request.addfinalizer(receiver.close)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     config = tmp_path / "agent.yaml"
     config.write_text(
         CONFIG.format(

@@ -1,9 +1,7 @@
 """The agent's log is one JSON object per line, without secrets, whatever libraries log."""
 
 import json
-import shutil
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -11,7 +9,7 @@ import time
 import pytest
 
 from tests.public import get_public_python
-from tests.servers import HttpServer
+from tests.servers import HttpServer, make_certificate
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("sampling_host")]
 
@@ -56,22 +54,9 @@ def answer(request):
     request.close_connection = True
 
 
-@pytest.fixture
-def context(tmp_path):
-    """TLS context of an untrusted receiver."""
-    if not shutil.which("openssl"):
-        pytest.skip("needs the openssl command to make a certificate")
-    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
-    files = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
-    subprocess.run(["openssl", *words, *files], check=True, capture_output=True)
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    return made
-
-
-def test_every_log_line_is_json_without_secrets(tmp_path, context):
+def test_every_log_line_is_json_without_secrets(tmp_path):
     config, log = tmp_path / "agent.yaml", tmp_path / "log"
-    with HttpServer(answer) as plain, HttpServer(answer, context) as tls:
+    with HttpServer(answer) as plain, HttpServer(answer, make_certificate(tmp_path)) as tls:
         config.write_text(CONFIG.format(plain=plain.port, tls=tls.port))
         with log.open("wb") as file:
             agent = subprocess.Popen(

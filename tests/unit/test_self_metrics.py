@@ -20,7 +20,7 @@ from otel_kprofiler.agent.telemetry import Telemetry
 from otel_kprofiler.config import parse_config
 from otel_kprofiler.export import ExportOutcome, ExportResult
 from otel_kprofiler.model import Account, ExporterAccount, LossCause
-from tests.servers import HttpServer, serve_grpc
+from tests.servers import HttpServer, free_port, serve_grpc
 
 pytestmark = pytest.mark.system
 
@@ -201,8 +201,7 @@ def test_a_receiver_without_a_metrics_pipeline_is_explained_once(telemetry, capl
 def test_an_unreachable_receiver_and_a_missing_pipeline_are_separate_warnings(
     telemetry, caplog, kind
 ):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     endpoint = f"127.0.0.1:{port}"
     telemetry.configure(load(endpoint if kind == "otlp_grpc" else f"http://{endpoint}", kind=kind))
 

@@ -6,9 +6,7 @@ import contextlib
 import functools
 import hashlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -18,14 +16,6 @@ HERE = Path(__file__).parent
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 PYTHON = "/usr/bin/python3"
 _BUILDING = threading.Lock()  # scenarios that start together want the same program
-
-
-def free_port() -> int:
-    """A port that nobody listens on, and that no connection gets by chance."""
-    while True:
-        address = "127.0.0.1", random.randrange(10_000, 32_768)
-        with contextlib.suppress(OSError), socket.create_server(address):
-            return address[1]
 
 
 @functools.cache

@@ -14,10 +14,11 @@ from collections import Counter
 from pathlib import Path
 
 from tests.faults.table.payloads import STREAM, Received, lost_of, split
-from tests.faults.table.programs import Programs, free_port
+from tests.faults.table.programs import Programs
 from tests.faults.table.receivers import FileReceiver
 from tests.faults.table.scenario import Scenario
 from tests.faults.table.usage import Peak, cpu_seconds
+from tests.servers import free_port
 
 ROOT = Path(__file__).parents[3]
 RATE = 99

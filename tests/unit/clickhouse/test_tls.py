@@ -1,14 +1,12 @@
 """TLS to a server: only to one whose certificate is verified, by any means of the system."""
 
 import os
-import shutil
-import ssl
 import subprocess
 import sys
 
 import pytest
 
-from tests.servers import HttpServer
+from tests.servers import HttpServer, make_certificate
 
 pytestmark = pytest.mark.system
 
@@ -17,21 +15,8 @@ REFUSAL = b"Code: 516. DB::Exception: reader: Authentication failed"
 
 
 @pytest.fixture
-def certificate(tmp_path):
-    if not shutil.which("openssl"):
-        pytest.skip("needs the openssl command to make certificates")
-    words = (
-        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost "
-        "-addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout key.pem -out server.pem"
-    )
-    subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
-    return tmp_path / "server.pem"
-
-
-@pytest.fixture
-def server(certificate):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+def server(tmp_path):
+    context = make_certificate(tmp_path)
 
     def refuse(request):
         server.asked.append(request.headers.get("Authorization"))
@@ -43,13 +28,13 @@ def server(certificate):
 
 
 @pytest.mark.parametrize("is_trusted", [True, False])
-def test_a_password_is_sent_to_verified_servers_only(server, certificate, is_trusted):
+def test_a_password_is_sent_to_verified_servers_only(server, tmp_path, is_trusted):
     address = f"clickhouse://reader:s3cret-word@127.0.0.1:{server.port}/otel?secure=true"
     environ = {name: value for name, value in os.environ.items() if "SSL_CERT" not in name}
     done = subprocess.run(
         [sys.executable, "-m", "otel_kprofiler", "report", address],
         capture_output=True, text=True, timeout=120,
-        env={**environ, **({"SSL_CERT_FILE": str(certificate)} if is_trusted else {})},
+        env={**environ, **({"SSL_CERT_FILE": str(tmp_path / "server.pem")} if is_trusted else {})},
     )  # fmt: skip
     assert done.returncode == 1
     assert "s3cret" not in done.stderr

@@ -23,6 +23,7 @@ from otel_kprofiler.export import (
     Tls,
 )
 from otel_kprofiler.model import LossCause
+from tests.servers import free_port
 
 pytestmark = pytest.mark.system
 
@@ -228,8 +229,7 @@ def test_compression_is_effective_on_the_wire(grpc_receiver, batch, compression,
 
 
 def test_refused_connections_are_retried_until_the_time_limit(batch):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     policy = RetryPolicy(initial_interval_s=0.05, max_elapsed_time_s=0.5)
     exporter = OtlpGrpcExporter(f"http://127.0.0.1:{port}", retry=policy)
     started = time.monotonic()

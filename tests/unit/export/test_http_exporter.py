@@ -23,6 +23,7 @@ from otel_kprofiler.export import ExportOutcome, ExportQueue, OtlpHttpExporter, 
 from otel_kprofiler.export.http import parse_endpoint
 from otel_kprofiler.export.http_answer import parse_retry_after
 from otel_kprofiler.model import Form, LossCause
+from tests.servers import free_port
 
 pytestmark = pytest.mark.system
 
@@ -461,8 +462,7 @@ def test_shutdown_ends_a_back_off_and_an_attempt(http_receiver, open_exporter, b
 
 
 def test_refused_connections_are_retried_until_the_time_limit(open_exporter, batch, caplog):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     policy = RetryPolicy(initial_interval_s=0.05, max_elapsed_time_s=0.4)
     endpoint = f"http://127.0.0.1:{port}/x?key=secret"
     exporter = open_exporter(endpoint, exact=True, retry=policy)

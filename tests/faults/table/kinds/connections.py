@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.faults.table.programs import free_port
 from tests.faults.table.receivers import GrpcReceiver, HttpReceiver, Proxy
 from tests.faults.table.scenario import Scenario
+from tests.servers import free_port
 
 
 def at_once(connection, connect):

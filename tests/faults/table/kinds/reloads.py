@@ -6,9 +6,9 @@ import os
 import signal
 import time
 
-from tests.faults.table.programs import free_port
 from tests.faults.table.run import merge
 from tests.faults.table.scenario import Scenario
+from tests.servers import free_port
 
 BROKEN, CHANGED = "broken configuration", "reload"
 

@@ -8,9 +8,9 @@ import struct
 import time
 import zlib
 
-from tests.faults.table.programs import free_port
 from tests.faults.table.receivers import HttpReceiver
 from tests.faults.table.scenario import Scenario
+from tests.servers import free_port
 
 KIND = "damage to a spool"
 
