@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from otel_kprofiler.formats import html
+from otel_kprofiler.formats import Interval, compared_columns, html
+from otel_kprofiler.formats import page as page_of
 from otel_kprofiler.model import (
     OFF_CPU,
     ON_CPU,
@@ -119,6 +120,30 @@ def test_the_strip_of_cpus_has_what_ran_alone(page):
     cells = page.evaluate("[...document.querySelectorAll('#strip')].length && viewer.strip.cells")
     drawn = cells.values() if isinstance(cells, dict) else cells
     assert sum(drawn) == 30
+
+
+def test_a_comparison_of_files_opens_with_cpu_time(browser, tmp_path):
+    path = tmp_path / "x.html"
+    times = RECORDING.start_unix_ns, RECORDING.end_unix_ns
+    sides = [Interval(name, [RECORDING], *times) for name in ("before", "after")]
+    path.write_text(page_of(compared_columns(sides)))
+    browser.open(path.as_uri())
+    assert browser.evaluate(f"{KIND}.value") == "on_cpu"
+    assert text(browser, "brushed") == "after · 30 samples, against before · 30 samples"
+
+
+def test_rows_of_threads_keep_waits_in_their_file(browser, tmp_path):
+    path = tmp_path / "x.html"
+    after = recording([], [waited(4000, WaitCause.DISK)])  # ends 3 s after the start
+    times = after.start_unix_ns, after.end_unix_ns
+    path.write_text(page_of(compared_columns([
+        Interval("before", [recording([ran(1)], [])], *times), Interval("after", [after], *times),
+    ])))  # fmt: skip
+    browser.open(path.as_uri())
+    (row,) = browser.evaluate("viewer.tracks.drawn()")
+    storage = row["cells"][2]
+    assert sum(storage) == pytest.approx(4000 * MS)
+    assert not any(storage[: len(storage) // 2])
 
 
 def test_a_recording_without_waits_has_no_wall_clock_time(browser, tmp_path):

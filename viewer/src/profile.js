@@ -151,10 +151,12 @@ export class Profile {
     return [...found].sort((a, b) => b[1] - a[1]).map(([binary]) => binary);
   }
 
-  // Index of the kind with a name, or of the one to show first.
+  // Index of the kind with a name, or of the one to show first: of a comparison none of several parts,
+  // since only counts of samples have a known error.
   kindAt(name) {
-    const { kinds } = this;
+    const { kinds, parts: intervals } = this;
     const at = kinds.findIndex((kind) => kind.name === name);
+    if (at < 0 && intervals.length > 1) return 0;
     return at >= 0 ? at : Math.max(0, kinds.findIndex(({ parts }) => parts));
   }
 

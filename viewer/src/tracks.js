@@ -57,6 +57,8 @@ export class Tracks {
     const binNs = profile.bin_ms * 1e6;
     const { kinds: all } = profile;
     const factor = all[filter.kind].parts ? 1 : nsOf(all[filter.kind]);
+    const starts = [0]; // of the intervals on the axis
+    for (const { bins: length } of profile.parts) starts.push(starts.at(-1) + length);
     const found = new Map();
     profile.each(filter, [0, bins], (i, _, counted) => {
       const value = counted * factor;
@@ -77,7 +79,7 @@ export class Tracks {
       const of = frame[node[i]];
       const cause = kinds[of] === WAIT ? strings[name[of]] : "wait: other";
       row.waits.set(cause, (row.waits.get(cause) ?? 0) + value);
-      this.#spread(row.cells[1 + groupOf(cause)], Math.max(0, end - Math.max(1, value / binNs)), end, value);
+      this.#spread(row.cells[1 + groupOf(cause)], Math.max(starts.findLast((start) => start < end), end - Math.max(1, value / binNs)), end, value);
     });
     return found;
   }
