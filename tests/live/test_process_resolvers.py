@@ -8,11 +8,13 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 from unwind_maps import compile_c
 
 from otel_kprofiler.elf import ElfError, ElfProblem
+from otel_kprofiler.host import Access, ProcessMaps
 from otel_kprofiler.model import Unresolved
 from otel_kprofiler.symbols import (
     ElfResolver,
@@ -22,6 +24,8 @@ from otel_kprofiler.symbols import (
     SymbolSources,
     find_process,
 )
+from otel_kprofiler.symbols.resolvers.mapped import MappedCode
+from otel_kprofiler.symbols.user.lines_error import LinesProblem
 from tests.public import NOBODY
 
 pytestmark = pytest.mark.live
@@ -389,6 +393,37 @@ def test_symbols_are_read_once_for_all_processes_and_forgotten_by_size(first, se
             answers = small.resolve([starts[1][1], other], two.pid)
             assert [answer.function for answer in answers] == ["first", "second"]
         assert len(reads) == 4
+
+
+def test_lines_that_a_file_system_did_not_give_are_read_later(first):
+    now_s, problems = 0.0, []
+
+    class Stalled:
+        def read(self, source, elf, details, root=""):
+            symbols = SymbolSources().read(source, elf, details, root)
+            if problems:
+                symbols.lines_problem = problems.pop()
+            return symbols
+
+    with running() as child:
+        start = child.send("load", first, "first")
+        process = find_process(child.pid)
+        maps = ProcessMaps(child.pid, Access())
+        mapping = maps.find(start).mapping
+        maps.close()
+        problems[:] = [LinesProblem.UNANSWERED] * 2
+        code = MappedCode(Stalled(), Access(), now_s=lambda: now_s)
+        read = [code.get(process, mapping) for _ in range(3)]
+        now_s = 31.0
+        read += [code.get(process, mapping) for _ in range(2)]
+        now_s = 62.0
+        read += [code.get(process, mapping)]
+        now_s = 1000.0
+        read += [code.get(process, mapping)]
+        lacking = [file.symbols.lines_problem is not None for file in read]
+        assert lacking == [True] * 5 + [False] * 2
+        assert [a is b for a, b in pairwise(read)] == [True, True, False, True, False, True]
+        assert code._bytes == read[-1].nbytes
 
 
 def test_many_threads_may_ask_while_libraries_come_and_go(child, processes, first, second):

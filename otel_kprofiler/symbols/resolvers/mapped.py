@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from otel_kprofiler.elf import ElfError, FileSource, ImageSource, hash_file
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.host import FileRequest, MemoryMapping, ReferableFiles, find_vdso, open_mapped
+from otel_kprofiler.host import (
+    DEVICE_RETRY_S,
+    FileRequest,
+    MemoryMapping,
+    ReferableFiles,
+    find_vdso,
+    open_mapped,
+)
 from otel_kprofiler.model import VDSO_NAME, FileDetails, FileKey, ProcessKey, Unresolved
 from otel_kprofiler.symbols.resolvers.files import CodeFile, SymbolReader, read_code_file
+from otel_kprofiler.symbols.user.loader_files import lacks_lines
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
 MAX_PLACES: Final = 16_384
@@ -28,19 +39,28 @@ class _Place(NamedTuple):
 class MappedCode:
     """Code of mapped files, each read once for all processes. Not thread-safe.
 
+    A file whose file system did not give its source lines is read again after 30 s.
+
     Args:
         symbols: reads the names of a file.
         files: files of the host.
         max_bytes: memory for symbols; the files that were not asked for the longest are forgotten.
+        now_s: any steady clock, in seconds.
     """
 
     def __init__(
-        self, symbols: SymbolReader, files: ReferableFiles, max_bytes: int = DEFAULT_MAX_BYTES
+        self,
+        symbols: SymbolReader,
+        files: ReferableFiles,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._symbols = symbols
         self._files = files
         self._max_bytes = max_bytes
+        self._now_s = now_s
         self._bytes = 0
+        self._again_s: dict[Identity, float] = {}  # of files without source lines
         self._code: OrderedDict[Identity, CodeFile | None] = OrderedDict()
         self._places: dict[tuple[ProcessKey, MemoryMapping], _Place] = {}
         self._vdso: CodeFile | None = None
@@ -60,6 +80,8 @@ class MappedCode:
             self._places[key] = place
             while len(self._places) > MAX_PLACES:
                 del self._places[next(iter(self._places))]
+        elif self._now_s() >= self._again_s.get(place.identity, math.inf):
+            self._read_again(process, mapping, place.identity)
         self._code.move_to_end(place.identity)
         return self._code[place.identity] or Unresolved.FILE_UNREADABLE
 
@@ -68,6 +90,15 @@ class MappedCode:
         while self._code:
             self._evict()
         self._places.clear()
+
+    def _read_again(self, process: ProcessKey, mapping: MemoryMapping, identity: Identity) -> None:
+        last = self._code.pop(identity)
+        self._bytes -= last.nbytes if last else 0
+        self._open(process, mapping)
+        new = self._code.get(identity)
+        if new is None or isinstance(new.symbols, Unresolved):  # it cannot be read any more
+            self._code.pop(identity, None)
+            self._add(identity, last)
 
     def _open(self, process: ProcessKey, mapping: MemoryMapping) -> _Place | None:
         """Find the file of a mapping, and read it if it is not known; None if it is not found."""
@@ -113,12 +144,16 @@ class MappedCode:
 
     def _add(self, identity: Identity, code: CodeFile | None) -> None:
         self._code[identity] = code
+        self._again_s.pop(identity, None)
+        if code and not isinstance(code.symbols, Unresolved) and lacks_lines(code.symbols):
+            self._again_s[identity] = self._now_s() + DEVICE_RETRY_S
         self._bytes += code.nbytes if code else 0
         while len(self._code) > 1 and self._bytes > self._max_bytes:
             self._evict()
 
     def _evict(self) -> None:
-        code = self._code.popitem(last=False)[1]
+        identity, code = self._code.popitem(last=False)
+        self._again_s.pop(identity, None)
         if code is not None:
             self._bytes -= code.nbytes
 
