@@ -18,9 +18,11 @@ from otel_kprofiler.bpf import ContextPlace
 from otel_kprofiler.host import Access
 from otel_kprofiler.processes import ProcessContexts
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
-from tests.thread_contexts import build, write_payload
+from tests.thread_contexts import NODEJS_SCHEMA, SOURCES, build, compile_with, write_payload
 
-MODELS: Final = ("local_exec", "descriptor", "opened_descriptor")
+NODEJS: Final = "nodejs"
+"""A heap as V8 has it, with two entries in the bucket."""
+MODELS: Final = ("local_exec", "descriptor", "opened_descriptor", NODEJS)
 STATES: Final = ("nobody publishes", "another process publishes", "it publishes")
 LATEST_S: Final = 30.0
 GOAL_NS: Final = 300
@@ -59,6 +61,20 @@ def _find_place(sampler: EbpfSampler) -> tuple[int, int, int, ContextPlace]:
     return kept.words
 
 
+def _start(model: str, directory: Path) -> subprocess.Popen[bytes]:
+    """Start a program in one context, named ``program``."""
+    words: list[Path | str]
+    if model == NODEJS:
+        program = directory / "program"
+        words = ["gcc", "-O2", "-rdynamic", "-pthread", "-o", program, SOURCES / "heap.c"]
+        compile_with(words)
+        words = [program, write_payload(directory, NODEJS_SCHEMA), "whole"]
+    else:
+        program, libraries = build(directory, model, source="steady.c")
+        words = [program, write_payload(directory), *libraries]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+
+
 def _measure(model: str, rounds: int, seconds: float) -> dict[str, list[float]]:
     """Nanoseconds of a run in each state, in turns, of a program in one context."""
     config = SamplerConfig(
@@ -66,9 +82,7 @@ def _measure(model: str, rounds: int, seconds: float) -> dict[str, list[float]]:
         target_comms=(b"program",),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as directory, program_times():
-        program, libraries = build(Path(directory), model, source="steady.c")
-        words = [program, write_payload(Path(directory)), *libraries]
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        process = _start(model, Path(directory))
         sampler = EbpfSampler(config)
         sampler.start()
         try:

@@ -24,6 +24,7 @@ SCHEMA = {
     "threadlocal.schema_version": "tlsdesc_v1_dev",
     "threadlocal.attribute_key_map": ("span.hex", "thread.name"),
 }
+NODEJS_SCHEMA = {**SCHEMA, "threadlocal.schema_version": "nodejs_v1_dev"}
 NAME = "otel_thread_ctx_v1"
 WANTED = int(os.environ.get("KPROFILER_CONTEXT_SAMPLES", "2000"))
 """Samples with a span that a test waits for."""

@@ -22,6 +22,7 @@ from tests.thread_contexts import (
     LATEST_S,
     MODELS,
     MUSL_MODELS,
+    NODEJS_SCHEMA,
     SCHEMA,
     SOURCES,
     WANTED,
@@ -38,7 +39,6 @@ pytestmark = [
     pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
 ]
 THREADS = 24
-NODEJS = {**SCHEMA, "threadlocal.schema_version": "nodejs_v1_dev"}
 PYTHONS = [python for python in find_pythons() if not python.version.startswith("3.15")]
 
 
@@ -127,7 +127,7 @@ def run_hostile(run):
 @pytest.mark.parametrize("kind", ["whole", "early", "far"])
 def test_a_context_in_the_heap_of_v8_is_found(run, kind):
     with Reader(b"heap") as reader:
-        run("heap", kind, NODEJS)
+        run("heap", kind, NODEJS_SCHEMA)
         reader.collect_until(lambda: reader.count_links() > 500)
         assert {sample.link.span_id for sample in reader.samples if sample.link} == {b"\7" * 8}
 
@@ -141,7 +141,7 @@ def test_a_context_in_the_heap_of_v8_is_found(run, kind):
 )  # fmt: skip
 def test_what_is_no_context_in_the_heap_of_v8_yields_no_span(run, kind):
     with Reader(b"heap") as reader:
-        pid = run("heap", kind, NODEJS).pid
+        pid = run("heap", kind, NODEJS_SCHEMA).pid
         reader.collect_until(lambda: len(reader.samples) > 200)
         count = len(reader.samples)
         reader.collect_until(lambda: len(reader.samples) > count + 500)
