@@ -113,9 +113,10 @@ class Tables:
         entries = self.entries[table]
         entries.append(entry)
         self.size += len(entry)
-        index = len(entries)
-        tokens = self._first_tokens
-        return tokens[index] if index < len(tokens) else self._token(index)
+        try:
+            return self._first_tokens[len(entries)]
+        except IndexError:
+            return self._token(len(entries))
 
     def intern(self, table: int, entry: bytes) -> Token:
         """Returns the token of an entry, identified by its bytes, whose references are interned."""
@@ -125,9 +126,10 @@ class Tables:
             entries = self.entries[table]  # inlined add(): saves a call for each new entry
             entries.append(entry)
             self.size += len(entry)
-            index = len(entries)
-            tokens = self._first_tokens
-            token = tokens[index] if index < len(tokens) else self._token(index)
+            try:
+                token = self._first_tokens[len(entries)]
+            except IndexError:
+                token = self._token(len(entries))
             known_tokens[entry] = token
         return token
 

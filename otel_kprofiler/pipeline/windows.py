@@ -310,7 +310,7 @@ class WindowBuilder:
     def _samples(
         self, group: _Group, again: dict[Stack, Stack], interval: Interval, ends: WaitStacks
     ) -> list[WindowSample]:
-        samples = []
+        samples, new = [], tuple.__new__
         boot_ns = chain.from_iterable([series[::2] for series in group.values()])
         times_unix_ns = iter(interval.to_unix_ns(list(boot_ns)))
         names: dict[bytes, str] = {}
@@ -334,9 +334,8 @@ class WindowBuilder:
                     wait = waits[resolved, key] = _window_wait(cause_stack, key)
                 resolved = ends.cut(resolved)  # the cause is in the cut part
             of_span, its_labels = self._decode(link, labels)
-            samples.append(
-                WindowSample(resolved, tid, name, cpu, of_span, times, values, its_labels, wait)
-            )
+            fields = (resolved, tid, name, cpu, of_span, times, values, its_labels, wait)
+            samples.append(new(WindowSample, fields))  # a third of the time of WindowSample(…)
         return samples
 
     def _decode(

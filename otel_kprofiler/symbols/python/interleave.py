@@ -81,10 +81,14 @@ class Interleaver:
         Args:
             sides: from leaf to root, each kind once.
         """
-        place = {side.kind: number for number, side in enumerate(sides)}
-        if USER_SIDE not in place or PYTHON_SIDE not in place:
+        native = python = None
+        for side in sides:
+            if side.kind is USER_SIDE:
+                native = side
+            elif side.kind is PYTHON_SIDE:
+                python = side
+        if native is None or python is None:
             return tuple(sides)
-        native, python = sides[place[USER_SIDE]], sides[place[PYTHON_SIDE]]
         marks = self._find_interpreter(tuple(native.frames))
         if self._on_replaced:
             for at in marks:
