@@ -82,7 +82,9 @@ def test_a_kill_costs_the_open_window_and_resends_at_most_one_batch(
 
 def test_the_next_run_delivers_undelivered_samples(run_agent, receiver, arrived, tmp_path):
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{tmp_path}/spool'}}")
-    time.sleep(2)
+    agent.wait_until(
+        lambda: agent.get("/status")[1]["account"]["exporters"]["otlp_grpc"]["pending"] > 0
+    )
     first = agent.stop()
     waiting = first["exporters"]["otlp_grpc"]["pending"]
     assert waiting == first["received"] > 0

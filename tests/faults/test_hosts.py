@@ -87,7 +87,7 @@ def test_a_cpu_taken_offline_and_back_is_sampled_again(run_agent, receiver, arri
     receiver.up()
     agent = run_agent(receiver.endpoint)
     try:
-        for state in "0101":
+        for state in "01":
             time.sleep(1.5)
             with open(CPU1, "w") as file:
                 file.write(state)

@@ -207,7 +207,7 @@ def test_only_named_targets_are_sampled_from_their_start(kind, agent, place):
     place("beside", other.replace("kprofiler-test", "another-test"))
     place("outside")
     read = agent(f"target_{targets}")
-    time.sleep(5)  # there is something to sample, but nothing that is wanted
+    time.sleep(2)  # there is something to sample, but nothing that is wanted
     assert read() == []
     place("inside", path)
     place("private", path, "unshare", "--cgroup")

@@ -121,7 +121,7 @@ def test_many_sleeping_threads_are_sampled_at_the_rate_wanted(sleepers):
 def test_threads_that_sleep_on_are_sampled_at_the_rate_wanted(sleepers):
     rate, rounds = 20, Counter()
     with running(rate, on_cpu=False) as sampler, sleeping(sleepers, 3000, 100_000) as process:
-        for number in range(5):
+        for number in range(3):
             samples = collect(sampler, 2)
             sampler.read_waits()
             rounds[number] = waits_of(samples + sampler.drain(), process)[0]
