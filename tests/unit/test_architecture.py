@@ -1,8 +1,8 @@
 """The tables of docs/architecture.md agree with the code."""
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import otel_kprofiler
@@ -22,9 +22,12 @@ def rows(heading: str, first: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(ROOT.rglob("*.py")):
-        yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+@functools.cache
+def trees() -> list[tuple[str, ast.Module]]:
+    return [
+        (str(path.relative_to(ROOT)), ast.parse(path.read_text()))
+        for path in sorted(ROOT.rglob("*.py"))
+    ]
 
 
 def text_of(node: ast.expr, tree: ast.Module) -> str:

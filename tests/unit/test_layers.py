@@ -18,6 +18,11 @@ ROOT = Path(otel_kprofiler.__file__).parent
 
 
 @functools.cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def public_names(package: tuple[str, ...]) -> set[str]:
     """Names in the ``__all__`` of a package."""
     path = ROOT.joinpath(*package, "__init__.py")
@@ -25,7 +30,7 @@ def public_names(package: tuple[str, ...]) -> set[str]:
         return set()
     return {
         name
-        for node in ast.parse(path.read_text()).body
+        for node in parse(path).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
         for name in ast.literal_eval(node.value)
     }
@@ -34,7 +39,7 @@ def public_names(package: tuple[str, ...]) -> set[str]:
 def own_imports(path: Path) -> list[str]:
     """Dotted names below the package that a file imports, with the imported names resolved."""
     results = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             if (node.module or "").split(".")[0] == "otel_kprofiler":
@@ -92,7 +97,7 @@ def test_no_module_imports_itself_through_others():
     graph = {}
     for path in ROOT.rglob("*.py"):
         if path.stem != "__init__":
-            imported = set(imports_at_run_time(ast.parse(path.read_text())))
+            imported = set(imports_at_run_time(parse(path)))
             graph[".".join(path.relative_to(ROOT).with_suffix("").parts)] = imported
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 

@@ -112,7 +112,7 @@ def test_settled_batches_are_not_recovered(tmp_path):
 
 
 def test_a_segment_truncated_at_any_byte_is_recovered_up_to_there(tmp_path):
-    spool, stored = fill(tmp_path / "whole", 4, fsync=False)
+    spool, stored = fill(tmp_path / "whole", 2, fsync=False)
     abandon(spool)
     (whole,) = segments(tmp_path / "whole")
     data = whole.read_bytes()
