@@ -10,6 +10,7 @@ from python_frames import functions, sampling, stacks
 
 from otel_kprofiler.interpreters import PythonTracking
 from otel_kprofiler.model import PYTHON_SIDE
+from tests.further import further_of
 from tests.interpreters import VERSIONS, environment, find_missing, find_pythons
 
 pytestmark = pytest.mark.live
@@ -89,7 +90,7 @@ def take(command, *arguments, enough):
     return result[run.pid], result[busy], result[third]
 
 
-@pytest.mark.parametrize("minor", VERSIONS)
+@pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.12", "3.14")))
 def test_an_idle_subinterpreter_hides_no_frames(minor):
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
@@ -98,7 +99,7 @@ def test_an_idle_subinterpreter_hides_no_frames(minor):
     assert all(set(names) <= MAIN and "work_main" in names for names in main if len(names) > 1)
 
 
-@pytest.mark.parametrize("minor", VERSIONS)
+@pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.12", "3.14")))
 def test_each_thread_has_the_frames_of_the_interpreter_that_it_runs(minor):
     """Before 3.13 those of the main interpreter only."""
     if minor in find_missing():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.bpf import LibbpfLoader
+from tests.further import further_of
 from tests.interpreters import VERSIONS, Python, find_missing, find_pythons
 from tests.truth.python.chains import GREENLET, STYLES
 from tests.truth.python.measure import building, churning, measure, running
@@ -34,7 +35,7 @@ def check(report, samples):
     assert report.absent + report.unknown <= MAX_ABSENT * report.total, report.describe()
 
 
-@pytest.mark.parametrize("minor", VERSIONS)
+@pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.11", "3.14")))
 def test_every_stack_matches_the_running_code(built, minor):
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")

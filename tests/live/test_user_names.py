@@ -9,7 +9,7 @@ from unwind_maps import compile_c
 
 from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.model import Unresolved
-from tests.further import further
+from tests.further import further, further_of
 from tests.truth.naming import WORKLOADS, build, run, running, sample_host
 
 pytestmark = [
@@ -25,7 +25,10 @@ def variants(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(
+    "workload",
+    further_of(WORKLOADS, ("replaced library", "exec", "reused pid", "mount namespaces")),
+)
 def test_no_frame_has_the_name_of_earlier_or_later_code(variants, workload):
     result = run(workload, variants, 1.5)
     assert result.wrong == []
