@@ -61,9 +61,9 @@ _MAX_MAPS: Final = 1024
 _OWNER: Final = 3  # in a ProcessKey: names belong to the program, whatever its user
 _AGAIN_S: Final = 10.0
 _MAX_LOOK_S: Final = 0.2
-"""Time limit of reading a process, whatever its memory holds: other processes wait meanwhile."""
+"""CPU time limit of a search, whatever the process's memory holds: others wait meanwhile."""
 _SHARE: Final = 200
-"""Limit of the share of time spent reading a process."""
+"""A process is searched again after this multiple of the CPU time that it took."""
 
 _log = logging.getLogger(__name__)
 
@@ -164,6 +164,10 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
     return tuple(sorted(labels.items()))
 
 
+class _SearchTooLongError(Exception):
+    """The search of a process for its variable takes too much CPU time."""
+
+
 class PublishedThreads:
     """Registers the processes that publish thread contexts.
 
@@ -203,29 +207,32 @@ class PublishedThreads:
             self.release(key)
             return
         self._keep(key, names)
-        started = time.monotonic()
-        if started < self._not_before.get(key, 0):
+        if time.monotonic() < self._not_before.get(key, 0):
             return
-        place = self._find(key.tgid, memory, variable)
-        if place is None:
-            self.release(key)
+        started = time.thread_time()
+        try:
+            place = self._find(key.tgid, memory, variable)
+        except _SearchTooLongError:  # what an earlier search has found holds
+            place = None
         else:
-            self._register(key, key.start_time_ns, stack_start, place)
+            if place is None:
+                self.release(key)
+            else:
+                self._register(key, key.start_time_ns, stack_start, place)
         if len(self._not_before) > _MAX_MAPS:
             self._not_before.clear()
-        now = time.monotonic()
-        wait = (now - started) * _SHARE
-        self._not_before[key] = now + max(wait, _AGAIN_S if place else 0)
+        wait = (time.thread_time() - started) * _SHARE
+        self._not_before[key] = time.monotonic() + max(wait, _AGAIN_S if place else 0)
 
     def _find(self, pid: int, memory: int, variable: _Variable) -> ContextPlace | None:
         objects = find_objects(parse_mappings(read_maps(self._files, pid)))
         auxv = read_limited(self._files, f"/proc/{pid}/auxv", _MAX_AUXV_BYTES)
 
-        until = time.monotonic() + _MAX_LOOK_S
+        until = time.thread_time() + _MAX_LOOK_S
 
         def read(address: int, size: int) -> bytes:
-            if time.monotonic() > until:
-                raise OSError("looking for the variable takes too long")
+            if time.thread_time() > until:
+                raise _SearchTooLongError
             if not 0 <= address < 1 << 63:
                 raise OSError(f"no address of a process: {address:#x}")
             data = os.pread(memory, size, address)

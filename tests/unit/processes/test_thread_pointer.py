@@ -1,15 +1,19 @@
 """Where threads have ``otel_thread_ctx_v1``, in the memory of real programs."""
 
+import contextlib
 import ctypes
 import os
 import random
 import shutil
+import signal
 import subprocess
 
 import pytest
 
 from otel_kprofiler.bpf import ContextPlace
 from otel_kprofiler.host import Access, parse_mappings, read_maps
+from otel_kprofiler.model import ProcessKey
+from otel_kprofiler.processes import SCHEMA, thread_contexts
 from otel_kprofiler.processes.thread_pointer import (
     find_context_place,
     find_objects,
@@ -49,6 +53,17 @@ class Image:
         return find_context_place(read or self.read, self.objects, self.headers_at)
 
 
+@contextlib.contextmanager
+def stopped(pid):
+    """A child that does not run within the block."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 @pytest.fixture(scope="module")
 def image_of(tmp_path_factory):
     images = {}
@@ -58,7 +73,8 @@ def image_of(tmp_path_factory):
             directory = tmp_path_factory.mktemp(name)
             with Program(directory, name, threads=2, late_ms=1) as program:
                 program.wait_ready()
-                images[name] = Image(program.pid)
+                with stopped(program.pid):  # its threads map their stacks
+                    images[name] = Image(program.pid)
         return images[name]
 
     return get
@@ -136,6 +152,31 @@ def test_damaged_memory_is_not_an_error(image_of, name):
         place = image.find(read)
         assert place is None or isinstance(place, ContextPlace)
         assert reads < 20_000
+
+
+def test_a_search_that_takes_too_long_ends_no_registration(tmp_path, monkeypatch):
+    registered = {}
+
+    class Reader:
+        def register(self, pid, start_time_ns, stack_start, place):
+            registered[pid] = place
+
+        def release(self, pid):
+            del registered[pid]
+
+    monkeypatch.setattr(thread_contexts, "_AGAIN_S", 0)
+    monkeypatch.setattr(thread_contexts, "_SHARE", 0)
+    threads = thread_contexts.PublishedThreads(Access(), Reader())
+    with Program(tmp_path, "local_exec", threads=1, late_ms=1) as program:
+        program.wait_ready()
+        key = ProcessKey(program.pid, 1)
+        with open(f"/proc/{program.pid}/mem", "rb") as memory:
+            extra = {SCHEMA: thread_contexts.SCHEMAS[0]}
+            threads.update(key, 1, extra, memory.fileno())
+            assert list(registered) == [program.pid]
+            monkeypatch.setattr(thread_contexts, "_MAX_LOOK_S", -1)
+            threads.update(key, 1, extra, memory.fileno())
+            assert list(registered) == [program.pid]
 
 
 def test_an_address_of_headers_that_is_missing_is_0():
