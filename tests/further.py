@@ -4,8 +4,12 @@ import pytest
 
 
 def further(*cases):
-    """Mark cases `long`: `make test-long` runs them, `make test` runs the others of their test."""
-    return [pytest.param(case, marks=pytest.mark.long) for case in cases]
+    """Mark cases `long`: `make test-long` runs them, `make test` runs the others of their test.
+
+    A tuple is a case of several parameters.
+    """
+    values = (case if isinstance(case, tuple) else (case,) for case in cases)
+    return [pytest.param(*value, marks=pytest.mark.long) for value in values]
 
 
 def further_of(cases, first):
