@@ -10,6 +10,7 @@ takes a lock, joins a thread or uses memory that is the parent's.
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401 - its hook frees a lock in the child, before ours
 import contextlib
 import enum
 import logging
