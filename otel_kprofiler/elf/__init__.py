@@ -15,9 +15,9 @@ from otel_kprofiler.elf.headers import (
     find_address,
     find_offset,
     find_section,
-    read_address_range,
     read_debug_elf,
     read_elf,
+    read_load_addresses,
     read_sections,
 )
 from otel_kprofiler.elf.identity import hash_file
@@ -70,10 +70,10 @@ __all__ = [
     "marks_data",
     "parse_cie",
     "parse_notes",
-    "read_address_range",
     "read_content",
     "read_debug_elf",
     "read_elf",
+    "read_load_addresses",
     "read_loaded",
     "read_sections",
     "unpacked_size",

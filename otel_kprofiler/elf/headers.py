@@ -124,18 +124,17 @@ def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
     return elf._replace(build_id=_read_notes(source, notes)[0])
 
 
-def read_address_range(source: Source) -> tuple[int, int] | None:
-    """Returns the first address of the PT_LOAD segments and the end of the last one.
+def read_load_addresses(source: Source) -> list[tuple[int, int]]:
+    """Returns start and end of each PT_LOAD segment, as virtual addresses, in the file's order.
 
-    Also of a debug file, whose segments have no bytes. None if there are no such segments.
+    Segments of debug files, which have no bytes, are included.
 
     Raises:
         ElfError: not an ELF file, or the headers are damaged.
     """
     _, _, at, count, _ = _read_header(source, None)
     headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
-    loads = [(row[3], row[3] + row[6]) for row in headers if row[0] == _PT_LOAD]
-    return (min(loads)[0], max(end for _, end in loads)) if loads else None
+    return [(row[3], row[3] + row[6]) for row in headers if row[0] == _PT_LOAD]
 
 
 def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:

@@ -60,10 +60,15 @@ _MAX_AUXV_BYTES: Final = 4096
 _MAX_MAPS: Final = 1024
 _OWNER: Final = 3  # in a ProcessKey: names belong to the program, whatever its user
 _AGAIN_S: Final = 10.0
-_MAX_LOOK_S: Final = 0.2
-"""CPU time limit of a search, whatever the process's memory holds: others wait meanwhile."""
-_SHARE: Final = 200
-"""A process is searched again after this multiple of the CPU time that it took."""
+_MAX_CPU_S: Final = 0.2
+_MAX_LOOK_S: Final = 2.0
+"""Limits of a search, whatever the process's memory holds: other processes wait meanwhile.
+
+CPU time is what a large program takes on a busy host; time passes also where memory is slow.
+"""
+_CPU_SHARE: Final = 200
+_SHARE: Final = 20
+"""A process is searched again after these multiples of the CPU time and the time of a search."""
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +170,7 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
 
 
 class _SearchTooLongError(Exception):
-    """The search of a process for its variable takes too much CPU time."""
+    """The search of a process for its variable takes too long."""
 
 
 class PublishedThreads:
@@ -209,7 +214,7 @@ class PublishedThreads:
         self._keep(key, names)
         if time.monotonic() < self._not_before.get(key, 0):
             return
-        started = time.thread_time()
+        started, started_cpu = time.monotonic(), time.thread_time()
         try:
             place = self._find(key.tgid, memory, variable)
         except _SearchTooLongError:  # what an earlier search has found holds
@@ -221,17 +226,19 @@ class PublishedThreads:
                 self._register(key, key.start_time_ns, stack_start, place)
         if len(self._not_before) > _MAX_MAPS:
             self._not_before.clear()
-        wait = (time.thread_time() - started) * _SHARE
-        self._not_before[key] = time.monotonic() + max(wait, _AGAIN_S if place else 0)
+        now = time.monotonic()
+        cpu_s = time.thread_time() - started_cpu
+        wait = max(cpu_s * _CPU_SHARE, (now - started) * _SHARE, _AGAIN_S if place else 0)
+        self._not_before[key] = now + wait
 
     def _find(self, pid: int, memory: int, variable: _Variable) -> ContextPlace | None:
         objects = find_objects(parse_mappings(read_maps(self._files, pid)))
         auxv = read_limited(self._files, f"/proc/{pid}/auxv", _MAX_AUXV_BYTES)
 
-        until = time.thread_time() + _MAX_LOOK_S
+        until, cpu_until = time.monotonic() + _MAX_LOOK_S, time.thread_time() + _MAX_CPU_S
 
         def read(address: int, size: int) -> bytes:
-            if time.thread_time() > until:
+            if time.monotonic() > until or time.thread_time() > cpu_until:
                 raise _SearchTooLongError
             if not 0 <= address < 1 << 63:
                 raise OSError(f"no address of a process: {address:#x}")

@@ -16,9 +16,9 @@ from typing import Final, Protocol, cast
 
 from otel_kprofiler.elf import (
     FileSource,
-    read_address_range,
     read_content,
     read_debug_elf,
+    read_load_addresses,
     read_sections,
 )
 from otel_kprofiler.host import give_up_capabilities, limit_resources
@@ -67,7 +67,8 @@ def _convert() -> None:
     if made.version != VERSION:
         raise ValueError(f"symbolic writes version {made.version}, not {VERSION}")
     source = FileSource(0, os.fstat(0).st_size)
-    base, _ = read_address_range(source) or (0, 0)  # the library takes it for that of the file
+    # The library takes the first segment for the base of the file, whatever their order.
+    base = next((start for start, _ in read_load_addresses(source)), 0)
     _write(HEADER.pack(MAGIC, base, _is_partial(source)))
     stream = cast("_Stream", made.open_stream())
     while chunk := stream.read(_CHUNK_BYTES):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from otel_kprofiler.elf import FileSource, read_address_range
+from otel_kprofiler.elf import FileSource, read_load_addresses
 from otel_kprofiler.host import give_up_capabilities, limit_resources
 
 _SHOWN: Final = 200
@@ -67,7 +67,10 @@ def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
     program: Any = drgn.Program(drgn.host_platform)
     program.set_enabled_debug_info_finders([])  # only what was given
     module: Any = program.extra_module(task.path, create=True)
-    module.address_range = read_address_range(FileSource(task.fd, os.fstat(task.fd).st_size))
+    loads = read_load_addresses(FileSource(task.fd, os.fstat(task.fd).st_size))
+    if loads:
+        starts, ends = zip(*loads, strict=True)
+        module.address_range = min(starts), max(ends)
     for fd in (task.fd, task.alternate):
         if fd >= 0:
             module.try_file(task.path, fd=fd, force=True)

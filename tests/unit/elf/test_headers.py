@@ -16,8 +16,8 @@ from otel_kprofiler.elf import (
     ImageSource,
     find_section,
     hash_file,
-    read_address_range,
     read_elf,
+    read_load_addresses,
     read_sections,
 )
 from tests.unit.unwinding.files import NAMES, Elf, content
@@ -56,12 +56,19 @@ def test_finds_the_sections(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_address_range_is_that_of_all_loaded_segments(name):
-    data = content(name)
-    loads = [s.header for s in ELFFile(BytesIO(data)).iter_segments("PT_LOAD")]
-    first = min(load.p_vaddr for load in loads)
-    end = max(load.p_vaddr + load.p_memsz for load in loads)
-    assert read_address_range(ImageSource(data)) == (first, end)
+def test_load_addresses_have_the_order_of_the_program_headers(name):
+    data = bytearray(content(name))
+    table = ELFFile(BytesIO(data)).header.e_phoff
+    loads = [
+        index for index, segment in enumerate(ELFFile(BytesIO(data)).iter_segments())
+        if segment.header.p_type == "PT_LOAD"
+    ]  # fmt: skip
+    first, last = (slice(table + 56 * at, table + 56 * (at + 1)) for at in (loads[0], loads[-1]))
+    data[first], data[last] = data[last], data[first]
+    expected = [s.header for s in ELFFile(BytesIO(data)).iter_segments("PT_LOAD")]
+    assert read_load_addresses(ImageSource(bytes(data))) == [
+        (load.p_vaddr, load.p_vaddr + load.p_memsz) for load in expected
+    ]
 
 
 def test_headers_of_other_machines_are_read_if_asked_for():

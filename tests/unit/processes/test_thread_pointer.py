@@ -154,7 +154,8 @@ def test_damaged_memory_is_not_an_error(image_of, name):
         assert reads < 20_000
 
 
-def test_a_search_that_takes_too_long_ends_no_registration(tmp_path, monkeypatch):
+@pytest.mark.parametrize("limit", ["_MAX_LOOK_S", "_MAX_CPU_S"])
+def test_a_search_that_takes_too_long_ends_no_registration(tmp_path, monkeypatch, limit):
     registered = {}
 
     class Reader:
@@ -166,6 +167,7 @@ def test_a_search_that_takes_too_long_ends_no_registration(tmp_path, monkeypatch
 
     monkeypatch.setattr(thread_contexts, "_AGAIN_S", 0)
     monkeypatch.setattr(thread_contexts, "_SHARE", 0)
+    monkeypatch.setattr(thread_contexts, "_CPU_SHARE", 0)
     threads = thread_contexts.PublishedThreads(Access(), Reader())
     with Program(tmp_path, "local_exec", threads=1, late_ms=1) as program:
         program.wait_ready()
@@ -174,7 +176,7 @@ def test_a_search_that_takes_too_long_ends_no_registration(tmp_path, monkeypatch
             extra = {SCHEMA: thread_contexts.SCHEMAS[0]}
             threads.update(key, 1, extra, memory.fileno())
             assert list(registered) == [program.pid]
-            monkeypatch.setattr(thread_contexts, "_MAX_LOOK_S", -1)
+            monkeypatch.setattr(thread_contexts, limit, -1)
             threads.update(key, 1, extra, memory.fileno())
             assert list(registered) == [program.pid]
 
