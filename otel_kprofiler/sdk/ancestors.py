@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Final
 
@@ -10,6 +11,19 @@ from otel_kprofiler.processes import TARGET, read_process_context
 
 SAMPLES_DESCENDANTS: Final[Attributes] = {TARGET: "children"}
 """Extra attributes in the process context of a process that samples its descendants."""
+
+
+_log = logging.getLogger(__name__)
+
+
+def describe_sampling_ancestor() -> str:
+    """Returns which ancestor samples this process, and logs it; empty if there is none."""
+    pid = find_sampling_ancestor()
+    if pid is None:
+        return ""
+    ancestor = f"sampled by process {pid} (target children)"
+    _log.info("kernel profiler not started: %s", ancestor)
+    return ancestor
 
 
 def find_sampling_ancestor() -> int | None:

@@ -20,7 +20,7 @@ from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from otel_kprofiler.model import MAX_FRAMES, PYTHON_FRAMES, AttributeValue, Window
 from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.sampling import OffCpuConfig, SamplerConfig
-from otel_kprofiler.sdk.ancestors import find_sampling_ancestor
+from otel_kprofiler.sdk.ancestors import describe_sampling_ancestor
 from otel_kprofiler.sdk.environment import Wanted, read_environment, read_options
 from otel_kprofiler.sdk.exporters import ExporterFactory
 from otel_kprofiler.sdk.later import LaterStart, warn_without_threads
@@ -32,7 +32,7 @@ from otel_kprofiler.sdk.provider import (
     ProfilerProvider,
     get_profiler_provider,
 )
-from otel_kprofiler.sdk.publishing import publish_service
+from otel_kprofiler.sdk.publishing import publish_context, publish_service
 from otel_kprofiler.sdk.refusals import (
     make_second_error,
     refuse_green_threads,
@@ -212,7 +212,7 @@ class KernelProfiler(ForkAware):
         """
         forks.catch_up()
         with self._lock:
-            if self._session is not None or self._disabled or self._is_sampled_already():
+            if self._session is not None or self._disabled:
                 return self
             try:
                 with without_signals():
@@ -247,7 +247,7 @@ class KernelProfiler(ForkAware):
                 forks.unregister(self)
         if session is not None and provider is not None:
             session.stop(timeout_millis / 1000)
-            self._publish(sampling=False)
+            publish_context(self._plan, self._find_resource, sampling=False)
             provider.detach(self)
             self._problem = session.failure
             if self._exporters:
@@ -329,12 +329,6 @@ class KernelProfiler(ForkAware):
                 stats["span_links"]["unlinked_share"] = 1 - self._linked / max(self._samples, 1)
         return stats
 
-    def _is_sampled_already(self) -> bool:
-        if ancestor := find_sampling_ancestor():
-            self._problem = f"sampled by process {ancestor} (target children)"
-            _log.info("kernel profiler not started: %s", self._problem)
-        return bool(ancestor)
-
     def _start(self) -> None:
         global _running  # noqa: PLW0603 - one per process
         if self._mistakes is not None:
@@ -347,6 +341,11 @@ class KernelProfiler(ForkAware):
             self._problem = self._later.in_workers()
             return
         self._later.due = False
+        if ancestor := describe_sampling_ancestor():
+            self._problem = ancestor
+            service = self._provider or self._given_provider or get_profiler_provider()
+            publish_service(self._plan, lambda: service.resource, sampling=False)
+            return
         renew_thread_id()
         warn_without_threads()
         inherited = self._provider  # in a forked child, the parent's
@@ -397,8 +396,7 @@ class KernelProfiler(ForkAware):
         publish_service(self._plan, self._find_resource, sampling=sampling)
 
     def _find_resource(self) -> Resource:
-        provider = self._provider
-        return self._resource if provider is None else provider.resource
+        return self._resource if (provider := self._provider) is None else provider.resource
 
     def _take(self, provider: ProfilerProvider, window: Window) -> None:
         for _, sample in window.samples:

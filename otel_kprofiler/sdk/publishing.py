@@ -14,18 +14,23 @@ from otel_kprofiler.sdk.thread_contexts import publish_threads
 
 
 def publish_service(plan: Plan, find_resource: Callable[[], Resource], *, sampling: bool) -> None:
-    """Publish what the plan wants; log what prevents it.
+    """Publish the Resource and the threads' spans, if the plan wants them; log what prevents it.
 
     Args:
         plan: says what to publish, and what is sampled.
         find_resource: returns the service's Resource, also in forked children.
-        sampling: whether the plan's target is sampled; otherwise nothing is.
+        sampling: whether this process samples the plan's target; otherwise it samples nothing.
     """
+    publish_context(plan, find_resource, sampling=sampling)
+    if plan.publish_context and plan.publish_thread_contexts:
+        publish_threads(endpoints=plan.local_root_names)
+
+
+def publish_context(plan: Plan, find_resource: Callable[[], Resource], *, sampling: bool) -> None:
+    """Publish the Resource, as :func:`publish_service`; leave the threads' spans unchanged."""
 
     def describe() -> dict[str, AttributeValue]:
         return {**plain_attributes(find_resource().attributes), **plan.attributes}
 
     if plan.publish_context:
         publish_profiled(describe, plan.target if sampling else "")
-        if sampling and plan.publish_thread_contexts:
-            publish_threads(endpoints=plan.local_root_names)

@@ -104,3 +104,30 @@ def test_the_log_says_once_why_spans_are_not_published():
     (line,) = [line for line in log.splitlines() if "spans of threads" in line]
     assert line.startswith("INFO spans of threads are not published: no library for x86_64")
     assert "fix: " in line
+
+
+def test_a_descendant_that_an_ancestor_samples_publishes_its_spans():
+    descendant = """
+        profiler = KernelProfiler.from_env().start()
+        assert profiler.stats()["state"] == "stopped"
+        assert profiler.stats()["problem"].startswith(f"sampled by process {os.getppid()} ")
+        context = read_process_context(os.getpid())
+        assert context.resource["service.name"] == "below"
+        assert "otel_kprofiler.target" not in context.extra
+        assert is_announced()
+        check()
+    """
+    run(
+        """
+        import subprocess
+        from otel_kprofiler.sdk import publish_process_context
+        from otel_kprofiler.sdk.ancestors import SAMPLES_DESCENDANTS
+
+        publish_process_context({"service.name": "svc"}, SAMPLES_DESCENDANTS)
+        subprocess.run(
+            [sys.executable, "-c", os.environ["DESCENDANT"]], check=True, timeout=60,
+            env={**os.environ, "OTEL_SERVICE_NAME": "below"},
+        )
+        """,
+        DESCENDANT=textwrap.dedent(SERVICE) + textwrap.dedent(descendant),
+    )
