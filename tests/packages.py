@@ -165,7 +165,8 @@ def modules() -> str:
     for name, (purpose, _) in PACKAGES.items():
         folder = SOURCES / name
         if folder.is_dir():
-            files = [*sorted(folder.rglob("*.py")), *sorted(folder.rglob("*.bpf.[ch]"))]
+            files = [*sorted(folder.rglob("*.py")), *sorted(folder.rglob("*.[ch]"))]
+            files = [file for file in files if "stubs" not in file.parts]
             parts += [f"\n## {name}\n\n{purpose}.\n", *section(files)]
     return "".join(parts)
 
@@ -188,7 +189,7 @@ def first_line(file: Path) -> str:
         words = "\n".join(line.strip(" *") for line in comment.strip().splitlines())
     sentence = " ".join(words.partition("\n\n")[0].split())
     sentence = re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", sentence).replace("``", "`")
-    return sentence.partition(". ")[0].rstrip(".").replace("|", "\\|")
+    return sentence.partition(". ")[0].rstrip(".:").replace("|", "\\|")
 
 
 def main() -> None:

@@ -112,8 +112,10 @@ def main() -> None:
         print(*(f"{one.path}:{one.line}: {one.kind}: {one.text}" for one in places), sep="\n")
         return
     counts = Counter(place.kind for place in places)
-    print("house style:", ", ".join(f"{kind} {count}" for kind, count in counts.most_common()))
     lines = exceeds(places, ALLOWED)
+    verdict = "above" if lines else "within"
+    shown = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
+    print(f"house style: {verdict} the allowances ({shown})")
     if lines:
         print(*lines, "See 'House style' in CONTRIBUTING.md.", sep="\n")
         sys.exit(1)

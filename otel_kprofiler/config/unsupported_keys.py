@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Final
 
 RECEIVER: Final[Mapping[str, str]] = {
-    "interpreters": "interpreted languages are not unwound; remove it (stacks: both exports "
-    "user frames as addresses in files)",
-    "tracers": "interpreted languages are not unwound; remove it",
+    "interpreters": "remove it: python_frames unwinds Python, and other interpreted languages are "
+    "not unwound",
+    "tracers": "remove it: python_frames unwinds Python, and other interpreted languages are not "
+    "unwound",
     "off_cpu_threshold": "use off_cpu: {enabled: true}",
     "probes": "samples come from timers only, without probes; remove it",
     "include_env_vars": "of the environment of processes, only what OTEL_SERVICE_NAME and "

@@ -1,4 +1,4 @@
-"""Resources of samples: process and host."""
+"""Resources of samples: process, host, and the choice of ``service.name``."""
 
 from __future__ import annotations
 

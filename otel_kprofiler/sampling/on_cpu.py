@@ -1,4 +1,4 @@
-"""The on-CPU sampler: a BPF program on perf events and its ring buffer."""
+"""Samples running and waiting threads: drains the BPF programs' ring and names losses by cause."""
 
 from __future__ import annotations
 

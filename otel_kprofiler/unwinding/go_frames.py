@@ -5,7 +5,7 @@ frame, or in its prologue. The runtime unwinds by ``.gopclntab``, which has the 
 instruction. Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` of Go 1.21 to
 1.26.
 
-A script of its own, as :mod:`otel_kprofiler.unwinding.index` is:
+A script of its own, as :mod:`otel_kprofiler.unwinding.indexing` is:
 
     go_frames.py ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT… < file > number of pairs, pairs, frames
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Tells user space of processes that are sampled without being registered: it finds out which of
- * them run CPython. Each is told of once, then again when it runs another program or has code
- * mapped that it had not; of one that maps and unmaps code all the time, ever more rarely. Of short
- * programs that are run again and again, and have no interpreter, it is told once a minute.
+ * Reports sampled processes that are not registered to user space, which determines whether they
+ * run CPython. A process is reported once, and again when it executes another program or maps new
+ * code; one that keeps mapping and unmapping code is reported ever more rarely. Short programs
+ * without an interpreter that are run again and again are reported once a minute.
  */
 #pragma once
 

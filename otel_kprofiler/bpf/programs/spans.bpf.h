@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Reads the span that is current in the interrupted thread out of the interpreter's own objects.
+ * Reads span contexts, and the current span of a thread that announces its changes in a slot.
  * The structs are written by spans.py; change both together.
  */
 #pragma once

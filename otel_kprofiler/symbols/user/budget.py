@@ -1,4 +1,4 @@
-"""Budget of memory for symbols of files; readers reserve memory before they allocate it."""
+"""Budget of memory for symbols of files while they are read; finished tables count in loader.py."""
 
 from __future__ import annotations
 
