@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import resource
-import select
 import signal
 import subprocess
 import threading
@@ -17,6 +16,9 @@ _MIB: Final = 1 << 20
 _PROCESS_CLOCK: Final = 2
 """Kind of a process's CPU clock, as clock_getcpuclockid(3) gives it (``CPUCLOCK_SCHED`` in
 include/linux/posix-timers.h)."""
+_FIRST_PAUSE_S: Final = 0.0005
+_LAST_PAUSE_S: Final = 0.05
+"""Pauses between two looks at a child, as ``Popen.wait`` has them."""
 
 
 class CpuGrant(NamedTuple):
@@ -86,19 +88,31 @@ class MeteredChild(subprocess.Popen[bytes]):
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end as ``Popen.wait`` does, which ``communicate`` calls."""
-        if self.returncode is None and self._has_ended(timeout):
-            with suppress(OSError):  # another thread has reaped it
+        if self.returncode is None:
+            try:
+                if not self._has_ended(timeout):
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
                 self.cpu_ns = time.clock_gettime_ns((~self.pid << 3) | _PROCESS_CLOCK)
-        return super().wait(0 if timeout is not None else None)
+            except OSError:
+                # Another thread has reaped it, or the kernel has, since this process ignores
+                # SIGCHLD: its CPU time is lost.
+                return super().wait(timeout)
+        return super().wait()
 
     def _has_ended(self, timeout: float | None) -> bool:
-        fd = os.pidfd_open(self.pid)
-        try:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            return bool(poll.poll(None if timeout is None else math.ceil(timeout * 1000)))
-        finally:
-            os.close(fd)
+        """Wait for the end without reaping; Python may be built without ``os.pidfd_open``."""
+        flags = os.WEXITED | os.WNOWAIT
+        if timeout is None:
+            return os.waitid(os.P_PID, self.pid, flags) is not None
+        until = time.monotonic() + timeout
+        pause_s = _FIRST_PAUSE_S
+        while os.waitid(os.P_PID, self.pid, flags | os.WNOHANG) is None:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+        return True
 
 
 class _Waited(threading.local):

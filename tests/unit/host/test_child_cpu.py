@@ -1,12 +1,15 @@
 """CPU time of child processes."""
 
+import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from otel_kprofiler.host.child_cpu import CpuGrant, CpuRate, has_exceeded_cpu, limit_cpu
+from tests.interpreters import ROOT, VERSIONS, environment, find_missing, find_pythons
 
 MIB = 1 << 20
 
@@ -37,3 +40,48 @@ def test_a_child_that_has_ended_is_no_error():
     child.wait()
     limit_cpu(child.pid, CpuGrant(1, 0))
     assert not has_exceeded_cpu(child.returncode)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("minor", VERSIONS)
+def test_every_interpreter_here_runs_limited_children(minor):
+    """Some are built for an old glibc, and miss functions of the module os."""
+    if minor in find_missing():
+        pytest.skip(f"no CPython {minor} here")
+    env = {**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env["PYTHONPATH"] += f":{Path(pytest.__file__).parents[1]}"
+    options = [
+        "-q",
+        "--noconftest",
+        f"--rootdir={ROOT}",
+        "-c",
+        os.devnull,
+        "-p",
+        "no:cacheprovider",
+    ]
+    tests = Path(__file__).with_name("test_limited_children.py")
+    for python in find_pythons():
+        if python.minor == minor:
+            command = [python.command, "-m", "pytest", *options, tests]
+            ran = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+            assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+_WITHOUT_STATUS = """
+import os, signal, subprocess, time
+from otel_kprofiler.host.child_cpu import MeteredChild
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+child = MeteredChild(["echo", "output"], stdout=subprocess.PIPE)
+while os.path.exists(f"/proc/{child.pid}"):
+    time.sleep(0.01)
+print(child.communicate(timeout=60), child.cpu_ns)
+late = MeteredChild(["sh", "-c", "exec >&-; sleep 0.2"], stdout=subprocess.PIPE)
+print(late.communicate(timeout=60), late.cpu_ns)
+"""
+
+
+@pytest.mark.system
+def test_children_that_the_kernel_reaps_are_waited_for_without_their_cpu_time():
+    command = [sys.executable, "-c", _WITHOUT_STATUS]
+    ran = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert ran.stdout == "(b'output\\n', None) 0\n(b'', None) 0\n", ran.stderr
