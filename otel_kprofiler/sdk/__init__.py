@@ -1,4 +1,4 @@
-"""Embedding in a service: kernel profiles next to its other telemetry.
+"""Embeds the profiler in a service: kernel profiles next to its other telemetry.
 
 Names load on first use, because the OpenTelemetry SDK is slow to import.
 """

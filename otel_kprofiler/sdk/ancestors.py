@@ -27,10 +27,10 @@ def describe_sampling_ancestor() -> str:
 
 
 def find_sampling_ancestor() -> int | None:
-    """The pid of the nearest ancestor that samples its descendants; None if there is none.
+    """Returns the pid of the nearest ancestor that samples its descendants; None if there is none.
 
-    Such an ancestor says so in its process context. This process must be allowed to read the
-    context and share the ancestor's pid namespace.
+    Such an ancestor announces it in its process context. This process must be allowed to read that
+    context, and must share the ancestor's pid namespace.
     """
     pid = os.getppid()
     while pid > 1:
@@ -42,7 +42,7 @@ def find_sampling_ancestor() -> int | None:
 
 
 def _read_parent(pid: int) -> int:
-    """The parent's pid, from field 4 of proc_pid_stat(5); 0 if unknown."""
+    """Returns the parent's pid, from field 4 of proc_pid_stat(5); 0 if unknown."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])

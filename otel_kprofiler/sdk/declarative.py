@@ -18,10 +18,10 @@ _SIGNAL_PATHS: Final = ("/v1/traces", "/v1/metrics", "/v1/logs")
 
 
 def find_applied_configuration() -> Any:
-    """The configuration that the SDK is applying; None if it is not applying any.
+    """Returns the configuration that the SDK is applying; None if it is not applying any.
 
-    An instrumentor receives only its own options. The rest is in a local variable of the SDK
-    function that calls it.
+    The SDK passes an instrumentor only the instrumentor's options; the rest is in a local variable
+    of the calling SDK function.
     """
     models = sys.modules.get(_MODELS)
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - no public equivalent
@@ -34,7 +34,7 @@ def find_applied_configuration() -> Any:
 
 
 def read_configuration_file(environ: Mapping[str, str]) -> ClientSettings | None:
-    """OTLP settings in the file of ``OTEL_CONFIG_FILE``; None if unset or not supported.
+    """Returns the OTLP settings in the ``OTEL_CONFIG_FILE`` file; None if unset or not supported.
 
     Raises:
         ConfigError: the file is unusable.
@@ -55,7 +55,7 @@ def read_configuration_file(environ: Mapping[str, str]) -> ClientSettings | None
 
 
 def find_otlp_settings(configuration: Any) -> ClientSettings | None:
-    """Settings of the first OTLP exporter of traces, logs or metrics, adapted for profiles."""
+    """Returns settings of the first OTLP exporter of any other signal, adapted for profiles."""
     for exporter in _exporters(configuration):
         if (http := getattr(exporter, "otlp_http", None)) is not None:
             encoding = getattr(getattr(http, "encoding", None), "value", "protobuf")

@@ -19,11 +19,11 @@ from otel_kprofiler.sdk.plan import Plan
 _log = logging.getLogger(__name__)
 
 Wanted = tuple[Plan | None, tuple[ExporterFactory, ...]]
-"""A plan of what to profile (None for the defaults), and its exporters."""
+"""A profiling plan (None for the defaults) and the exporters."""
 
 
 def read_environment(environ: Mapping[str, str]) -> Wanted:
-    """Reads from the environment what to profile, and where to export it.
+    """Reads the profiling plan and the exporters from the environment.
 
     Unknown variables are logged as a warning.
 
@@ -51,11 +51,11 @@ def read_environment(environ: Mapping[str, str]) -> Wanted:
 def read_options(
     options: Mapping[str, Any], otlp: ClientSettings | None, environ: Mapping[str, str]
 ) -> Wanted:
-    """Reads what to profile from options, and where to export it from the environment.
+    """Reads the profiling plan from options, and the exporters from the environment.
 
     Args:
         options: options in declarative configuration, by key.
-        otlp: settings of the exporter ``otlp``; by default those of the environment.
+        otlp: settings of the ``otlp`` exporter; by default those from the environment.
         environ: environment variables.
 
     Raises:
@@ -71,7 +71,7 @@ def read_options(
 
 
 def _read_both(plan: Callable[[], Plan], find: Callable[[], list[ExporterFactory]]) -> Wanted:
-    """Read both, and merge their problems into one error."""
+    """Read the plan and the exporters, and merge their problems into one error."""
     mistakes = []
     try:
         wanted = plan()

@@ -23,11 +23,11 @@ OTEL_KPROFILER_SAMPLES_PER_SECOND = "OTEL_KPROFILER_SAMPLES_PER_SECOND"
 """Samples per second on each CPU, 1 to 10000; 19 by default."""
 
 OTEL_KPROFILER_STACKS = "OTEL_KPROFILER_STACKS"
-"""Sides of stacks to collect: ``both`` (default), ``kernel``, which also leaves out all
-time in user mode, or ``user``."""
+"""Stack sides to collect: ``both`` (default), ``user``, or ``kernel``, which also leaves out all
+time in user mode."""
 
 OTEL_KPROFILER_USER_SYMBOLS = "OTEL_KPROFILER_USER_SYMBOLS"
-"""Details of user frames besides file and address: ``names`` (default), ``lines`` or ``off``."""
+"""Detail of user frames beyond file and address: ``names`` (default), ``lines`` or ``off``."""
 
 OTEL_KPROFILER_MAX_THREADS = "OTEL_KPROFILER_MAX_THREADS"
 """Maximum number of threads with span links at a time, 1 to 65536; 1024 by default."""
@@ -36,14 +36,14 @@ OTEL_KPROFILER_MAX_FRAMES = "OTEL_KPROFILER_MAX_FRAMES"
 """Maximum frames per side of a stack, 1 to 127."""
 
 OTEL_KPROFILER_PYTHON_FRAMES = "OTEL_KPROFILER_PYTHON_FRAMES"
-"""Maximum functions of Python per stack, 1 to 127, with their lines; ``off`` for none; 64 by
-default."""
+"""Maximum Python frames per stack, 1 to 127 (default 64), each with function and line; ``off`` for
+none."""
 
 OTEL_KPROFILER_OFF_CPU = "OTEL_KPROFILER_OFF_CPU"
-"""``true`` to also sample where threads wait, and what for."""
+"""``true`` to also sample off-CPU waits: where threads wait, and for what."""
 
 OTEL_KPROFILER_REPORTER_INTERVAL = "OTEL_KPROFILER_REPORTER_INTERVAL"
-"""Length of a window, such as ``5s`` (default)."""
+"""Window length, such as ``5s`` (default)."""
 
 OTEL_KPROFILER_SPAN_LINKS = "OTEL_KPROFILER_SPAN_LINKS"
 """``true`` (default) to link samples to the span that was active."""
@@ -52,16 +52,16 @@ OTEL_KPROFILER_LINK_UNSAMPLED_SPANS = "OTEL_KPROFILER_LINK_UNSAMPLED_SPANS"
 """``true`` to also link samples to spans that are not sampled."""
 
 OTEL_KPROFILER_LOCAL_ROOT_NAMES = "OTEL_KPROFILER_LOCAL_ROOT_NAMES"
-"""``true`` (default) to name linked samples after the topmost span of the process in its trace."""
+"""``true`` (default) to name linked samples after the process's topmost span in their trace."""
 
 OTEL_KPROFILER_BAGGAGE_KEYS = "OTEL_KPROFILER_BAGGAGE_KEYS"
-"""Comma-separated entries of the baggage of local root spans that samples carry as labels."""
+"""Comma-separated baggage keys; samples carry these entries of their local root span as labels."""
 
 OTEL_KPROFILER_PUBLISH_CONTEXT = "OTEL_KPROFILER_PUBLISH_CONTEXT"
 """``true`` (default) to publish the Resource for profilers outside the process."""
 
 OTEL_KPROFILER_PUBLISH_THREAD_CONTEXTS = "OTEL_KPROFILER_PUBLISH_THREAD_CONTEXTS"
-"""``true`` (default) to publish the current span of each thread with it."""
+"""``true`` (default) to also publish each thread's current span."""
 
 OTEL_KPROFILER_RESTART_IN_CHILDREN = "OTEL_KPROFILER_RESTART_IN_CHILDREN"
 """``true`` (default) to start a profiler in each forked child."""
@@ -71,7 +71,7 @@ OTEL_KPROFILER_EXPORT_ON_SIGTERM = "OTEL_KPROFILER_EXPORT_ON_SIGTERM"
 
 
 def read_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Settings in ``OTEL_KPROFILER_*``, by key; an empty value counts as unset."""
+    """Returns the ``OTEL_KPROFILER_*`` settings by key; an empty value counts as unset."""
     return {
         name.removeprefix(PREFIX).lower(): text.strip()
         for name, text in environ.items()

@@ -18,18 +18,18 @@ _LAST: Final = -1000
 
 
 def call_at_exit(method: Callable[[], None]) -> None:
-    """Call a method at exit of this process, possibly more than once."""
+    """Call a method when this process exits, possibly more than once."""
     atexit.register(method)
     _register_finalizer(method)
 
 
 def cancel(method: Callable[[], None]) -> None:
-    """Drop the ``atexit`` handler, which keeps the method's object alive."""
+    """Unregister the ``atexit`` handler, which keeps the method's object alive."""
     atexit.unregister(method)
 
 
 def call_at_exit_of_child(method: Callable[[], None]) -> None:
-    """Do the same in a forked child after the parent has called :func:`call_at_exit`."""
+    """Call a method when a forked child exits, if the parent has called :func:`call_at_exit`."""
     _register_finalizer(method)
     worker: Any = getattr(sys.modules.get("billiard.pool"), "Worker", None)
     if hasattr(worker, "_do_exit"):

@@ -1,4 +1,4 @@
-"""Exporters of the embedded profiler, selected by ``OTEL_PROFILES_EXPORTER``."""
+"""Creates the embedded profiler's exporters, as selected by ``OTEL_PROFILES_EXPORTER``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ExporterFactory = Callable[[], ProfileExporter]
 
 
 class InMemoryProfileExporter(ProfileExporter):
-    """Keeps exported batches in memory; for tests. Thread-safe."""
+    """Keeps exported batches in memory, for tests. Thread-safe."""
 
     form = Form.PROTOBUF
     max_bytes = None
@@ -49,12 +49,12 @@ class InMemoryProfileExporter(ProfileExporter):
         return ExportResult.success(batch)
 
     def get_finished_batches(self) -> tuple[Batch, ...]:
-        """The batches so far."""
+        """Returns the batches exported so far."""
         with self._lock:
             return tuple(self._batches)
 
     def get_finished_windows(self) -> tuple[Window, ...]:
-        """The windows in these batches, decoded."""
+        """Returns the windows decoded from the batches exported so far."""
         from otel_kprofiler.otlp import decode_windows  # noqa: PLC0415 - protobuf
 
         return tuple(
@@ -64,7 +64,7 @@ class InMemoryProfileExporter(ProfileExporter):
         )
 
     def clear(self) -> None:
-        """Forget the batches so far."""
+        """Drop the batches kept so far."""
         with self._lock:
             self._batches.clear()
 
@@ -112,12 +112,12 @@ class ConsoleProfileExporter(ProfileExporter):
 
 
 def open_grpc() -> ProfileExporter:
-    """Entry point ``otlp_proto_grpc``; settings come from the environment."""
+    """Opens an OTLP/gRPC exporter as set in the environment; entry point ``otlp_proto_grpc``."""
     return open_client(dataclasses.replace(read_settings(), protocol="grpc"))
 
 
 def open_http() -> ProfileExporter:
-    """Entry point ``otlp_proto_http``; settings come from the environment."""
+    """Opens an OTLP/HTTP exporter as set in the environment; entry point ``otlp_proto_http``."""
     settings = read_settings()
     if not settings.protocol.startswith("http"):
         settings = dataclasses.replace(settings, protocol="http/protobuf")
@@ -125,23 +125,23 @@ def open_http() -> ProfileExporter:
 
 
 def open_json_file() -> ProfileExporter:
-    """Entry point ``otlp_json_file``: appends to ``OTEL_KPROFILER_FILE``."""
+    """Opens an exporter that appends to ``OTEL_KPROFILER_FILE``; entry point ``otlp_json_file``."""
     return FileExporter(os.environ.get(OTEL_KPROFILER_FILE) or "-", form=Form.JSON)
 
 
 def find_exporters(
     environ: Mapping[str, str], otlp: ClientSettings | None = None
 ) -> list[ExporterFactory]:
-    """The exporters in ``OTEL_PROFILES_EXPORTER``, in order; empty for ``none``.
+    """Returns the exporters listed in ``OTEL_PROFILES_EXPORTER``, in order; empty for ``none``.
 
     As for other signals, ``otlp`` means ``otlp_proto_grpc`` unless
-    ``OTEL_EXPORTER_OTLP_[PROFILES_]PROTOCOL`` says otherwise. Every other name is an entry point
-    of the group ``opentelemetry_profiles_exporter``: a callable without arguments that returns a
-    :class:`ProfileExporter`.
+    ``OTEL_EXPORTER_OTLP_[PROFILES_]PROTOCOL`` specifies another protocol. Every other name is an
+    entry point in the group ``opentelemetry_profiles_exporter``: a callable without arguments that
+    returns a :class:`ProfileExporter`.
 
     Args:
         environ: environment variables.
-        otlp: settings of ``otlp``, instead of ``OTEL_EXPORTER_OTLP_*``.
+        otlp: settings of the ``otlp`` exporter, instead of ``OTEL_EXPORTER_OTLP_*``.
 
     Raises:
         ConfigError: unknown exporters or invalid variables; lists all problems.

@@ -1,4 +1,4 @@
-"""The entry point ``kprofiler`` of ``opentelemetry_instrumentor``.
+"""Implements the ``opentelemetry_instrumentor`` entry point ``kprofiler``.
 
 Starts the profiler under ``opentelemetry-instrument`` and under declarative configuration
 (``instrumentation/development: {python: {kprofiler: {…}}}``), which accepts the keys of the
@@ -19,18 +19,18 @@ from otel_kprofiler.sdk.kernel_profiler import KernelProfiler
 class KernelProfilerInstrumentor(BaseInstrumentor):  # type: ignore[misc] # the base is untyped
     """Starts and stops the profiler of this process.
 
-    Our own schema checks the options of declarative configuration and reports every mistake at
-    once, so there is no dataclass ``configuration`` for the SDK.
+    The profiler's schema checks declarative-configuration options and reports all mistakes at once,
+    so there is no ``configuration`` dataclass for the SDK.
     """
 
     _profiler: KernelProfiler | None = None
 
     def instrumentation_dependencies(self) -> Collection[str]:
-        """No dependencies: the process itself is instrumented."""
+        """Returns no dependencies: the process itself is instrumented."""
         return []
 
     def _instrument(self, **options: Any) -> None:
-        """Start; declarative configuration overrides ``OTEL_KPROFILER_*``."""
+        """Start the profiler; declarative configuration overrides ``OTEL_KPROFILER_*``."""
         configuration = find_applied_configuration()
         if options or configuration is not None:
             otlp = find_otlp_settings(configuration) if configuration is not None else None
@@ -40,6 +40,6 @@ class KernelProfilerInstrumentor(BaseInstrumentor):  # type: ignore[misc] # the 
         self._profiler.start("warn")
 
     def _uninstrument(self, **_: Any) -> None:
-        """Stop, and export pending samples."""
+        """Stop the profiler and export pending samples."""
         if self._profiler is not None:
             self._profiler.stop()

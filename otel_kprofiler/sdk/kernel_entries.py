@@ -1,4 +1,4 @@
-"""Adds the entry into the kernel to samples of a service, as an attribute."""
+"""Adds the kernel entry (system call, interrupt, …) to a service's samples as an attribute."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from otel_kprofiler.sdk.pacing import Pacer
 
 
 def name_entries(window: Window) -> Window:
-    """Returns the window with system call, interrupt or other entry on each kernel sample.
+    """Returns the window with the kernel entry (system call, interrupt, …) on each kernel sample.
 
-    As ``report --by syscall`` derives it from the names of functions, so that a receiver need not.
-    Samples of user mode, and of kernel functions without names, have none.
+    Derives the entry from function names, as ``report --by syscall`` does, so that receivers need
+    not. User-mode samples, and kernel samples without function names, get none.
     """
     labels_of_stacks: dict[
         int, LabelSet
-    ] = {}  # by the identity of stacks, which the window keeps alive
+    ] = {}  # by stack identity; the window keeps the stacks alive
 
     def describe(sample: WindowSample) -> WindowSample:
         labels = labels_of_stacks.get(id(sample.stack))

@@ -1,4 +1,4 @@
-"""The embedded profiler: start, pause, stop, and restart in forked children."""
+"""Implements the embedded profiler: start, pause, stop, and restart in forked children."""
 
 from __future__ import annotations
 
@@ -60,29 +60,29 @@ class KernelProfiler(ForkAware):
 
         KernelProfiler.from_env().start()
 
-    By default :meth:`start` never raises: if privileges are missing, it logs one warning that
-    names them, and the service continues. At interpreter exit, pending samples are exported
-    within two seconds.
+    By default :meth:`start` never raises: if privileges are missing, it logs one warning naming
+    them, and the service continues. At interpreter exit, pending samples are exported within two
+    seconds.
 
     Args:
         provider: receives the profiles; by default the global one.
         samples_per_second: rate on each CPU, 1 to 10000.
-        stacks: sides to collect; ``kernel`` also leaves out all time in user mode.
+        stacks: stack sides to collect; ``kernel`` also leaves out all time in user mode.
         target: this process, it and its descendants, or the host.
         max_frames: maximum frames per side of a stack, 1 to 127.
-        python_frames: maximum functions of Python per stack, 0 to 127; 0 reads none.
-        off_cpu: also sample where threads of the target wait, and what for.
+        python_frames: maximum Python frames per stack, 0 to 127; 0 disables them.
+        off_cpu: also sample off-CPU waits of the target's threads: where they wait, and for what.
         reporter_interval_s: length of a window in seconds.
-        attributes: attributes of the profiles' Resource; they override the service's.
+        attributes: resource attributes of the profiles; they override the service's.
         span_links: link samples to the span that was active in their thread.
         link_unsampled_spans: also link to spans that are not sampled.
-        local_root_names: name linked samples after the topmost span of this process in their
-            trace, by a span processor in the global TracerProvider.
-        baggage_keys: entries of the baggage with which that span starts, as labels of the samples.
-        max_threads: maximum number of threads with span links at a time where span changes are
-            hooked.
+        local_root_names: name linked samples after this process's topmost span in their trace,
+            using a span processor in the global TracerProvider.
+        baggage_keys: baggage entries that become labels of the samples, as set when that span
+            starts.
+        max_threads: maximum threads with span links at a time, where span changes are hooked.
         publish_context: publish the Resource for profilers outside this process (OTEP 4719).
-        publish_thread_contexts: publish each thread's current span there, too (OTEP 4947).
+        publish_thread_contexts: also publish each thread's current span (OTEP 4947).
         restart_in_children: start a profiler in each forked child; otherwise children are not
             profiled.
         export_on_sigterm: call :meth:`export_on_sigterm` in :meth:`start`.
@@ -153,7 +153,7 @@ class KernelProfiler(ForkAware):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Create a profiler from ``OTEL_KPROFILER_*`` and the variables of OpenTelemetry.
+        """Create a profiler from ``OTEL_KPROFILER_*`` and OpenTelemetry's environment variables.
 
         ``OTEL_PROFILES_EXPORTER`` selects the exporters; see
         :mod:`otel_kprofiler.sdk.environment_variables`. With ``OTEL_CONFIG_FILE``, ``otlp`` uses
@@ -178,7 +178,7 @@ class KernelProfiler(ForkAware):
 
         Args:
             options: by key; :meth:`start` reports all invalid ones at once.
-            otlp: settings of the exporter ``otlp``; by default as for :meth:`from_env`.
+            otlp: settings of the ``otlp`` exporter; by default as for :meth:`from_env`.
             environ: environment variables that select the exporters, as for :meth:`from_env`.
         """
         return cls._read(functools.partial(read_options, options, otlp, environ))
@@ -206,7 +206,7 @@ class KernelProfiler(ForkAware):
 
         Raises:
             ConfigError: the environment has invalid values; lists all problems.
-            HostError: this host, or this user on it, cannot be profiled.
+            HostError: this host cannot be profiled, or this user may not profile it.
             SamplerError: the kernel program cannot be loaded.
             ExportError: an exporter cannot be opened.
         """
@@ -230,7 +230,7 @@ class KernelProfiler(ForkAware):
         return self
 
     def stop(self, timeout_millis: float = _STOP_MILLIS) -> None:
-        """Stop, and hand over the last window; idempotent.
+        """Stop and hand over the last window; idempotent.
 
         A profiler that opened its own exporters (:meth:`from_env`) exports pending samples and
         shuts them down, within the timeout.
@@ -257,15 +257,15 @@ class KernelProfiler(ForkAware):
     def export_on_sigterm(self) -> None:
         """Export pending samples on SIGTERM, then let the signal take effect.
 
-        Without a handler, SIGTERM terminates a Python process at once, and up to a window of
-        samples is lost. After this call they are exported first, for up to two seconds, and then
-        the signal terminates the process. An existing handler of the service is called without
-        delay, while the samples are exported in the background.
+        Without a handler, SIGTERM terminates a Python process at once and loses up to one window of
+        samples. After this call, pending samples are exported for up to two seconds before the
+        signal terminates the process. If the service has a handler, it runs without delay, while
+        the samples are exported in the background.
 
         Call it in the main thread, before a server such as uvicorn installs its own handler: many
         servers raise the signal again when they are done. Python runs signal handlers between
-        bytecode instructions of the main thread, so SIGTERM has no effect while that is blocked
-        in native code.
+        bytecode instructions of the main thread, so SIGTERM has no effect while the main thread is
+        blocked in native code.
 
         Raises:
             ValueError: this is not the main thread.
@@ -280,7 +280,7 @@ class KernelProfiler(ForkAware):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause sampling meanwhile; can be nested, and used by several threads at once."""
+        """Pause sampling inside a ``with`` block; may be nested, also across threads."""
         self._change_pauses(1)
         try:
             yield
@@ -288,26 +288,26 @@ class KernelProfiler(ForkAware):
             self._change_pauses(-1)
 
     def flush_window(self, timeout_millis: float) -> bool:
-        """Hand over the samples so far; False on timeout, True if not running."""
+        """Hand over the samples taken so far; returns False on timeout, True if not running."""
         forks.catch_up()
         session = self._session
         return session is None or session.flush_window(timeout_millis / 1000)
 
     def stats(self) -> dict[str, Any]:
-        """State and counters of this profiler, as plain values.
+        """Returns the state and counters of this profiler as plain values.
 
         Keys: ``state`` (``running``, ``paused``, ``stopped`` or ``disabled``), ``problem`` (why
         it is not running, or why it ended), ``samples`` and ``linked`` (samples in closed
-        windows, and those with a link), ``account`` (of all samples, up to the stop),
+        windows, and those with a link), ``account`` (of all samples until the stop),
         ``thread_contexts``: ``published``, ``problem`` (why not) and ``failures``, and, while
-        running, ``python_frames``: ``problem`` (why there are none) and ``stacks`` (what came of
-        them, by outcome), ``labels``: ``possible``, ``samples`` (with labels) and ``left_out``
-        (without, by why), and ``span_links``: ``source`` (``interpreter`` or ``hooks``),
+        running, ``python_frames``: ``problem`` (why there are none) and ``stacks`` (counts by
+        outcome), ``labels``: ``possible``, ``samples`` (with labels) and ``left_out`` (samples
+        without labels, by reason), and ``span_links``: ``source`` (``interpreter`` or ``hooks``),
         ``possible``, ``problem`` (why there are no links, or not for all threads),
         ``unlinked_share`` (share of samples without a link, 0 to 1), ``local_roots`` (samples with
-        a name, and without by why; spans that are known, forgotten and failed), and with hooks
-        ``threads``, ``without_slot``, ``failures`` and ``unhooked_event_loops``. The latter are in
-        ``hooks`` if only spans of classes that are not the SDK's need hooks.
+        a name, samples without by reason, and counts of tracked, forgotten and failed spans), and
+        with hooks ``threads``, ``without_slot``, ``failures`` and ``unhooked_event_loops``. The
+        last four are in ``hooks`` if only span classes other than the SDK's need hooks.
         """
         forks.catch_up()
         session = self._session
@@ -373,7 +373,7 @@ class KernelProfiler(ForkAware):
             if self._exporters:
                 provider.shutdown(0)
             raise
-        self._publish(sampling=True)  # again: readers look for a proof, which is there only now
+        self._publish(sampling=True)  # again: readers look for evidence of it
         provider.attach(self)
         self._problem = ""
         _running = self
@@ -382,7 +382,7 @@ class KernelProfiler(ForkAware):
             try:
                 self.export_on_sigterm()
             except ValueError:
-                _log.warning("no export on SIGTERM: not started in the main thread")
+                _log.warning("no export on SIGTERM: start() was not called in the main thread")
 
     def _flush_provider(self) -> None:
         if (provider := self._provider) is not None:
@@ -408,7 +408,7 @@ class KernelProfiler(ForkAware):
         self._renew_resource(provider)
 
     def _renew_resource(self, provider: ProfilerProvider) -> None:
-        """Adopt the current Resource of the other signals from the next window on."""
+        """Adopt the other signals' current Resource from the next window on."""
         resource, session = provider.resource, self._session
         if session is None or resource == self._resource:
             return
@@ -425,7 +425,7 @@ class KernelProfiler(ForkAware):
                 (session.pause if self._pauses else session.resume)()
 
     def after_fork_in_child(self) -> None:
-        """Reset in a forked child, where only this thread exists; schedule a restart if wanted."""
+        """Reset in a forked child, which has one thread; schedule a restart if configured."""
         global _running  # noqa: PLW0603 - one per process
         _running = None
         renew_thread_id()

@@ -1,7 +1,7 @@
-"""Labels that a service sets on its samples, for a context: ``with labels(tenant="acme"): ...``.
+"""Labels that a service sets on its samples within a context: ``with labels(tenant="acme"): ...``.
 
-A set of labels has a number, which OpenTelemetry's context holds beside the current span. The
-sampler finds it there as it finds the span; numbers are looked up as samples are put into windows.
+OpenTelemetry's context holds the number of the current label set beside the current span. The
+sampler reads the number as it reads the span; the set is looked up when the sample enters a window.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_SETS: Final = 8192
 MAX_SETS_IN_WINDOW: Final = 128
-"""Distinct sets in a window; those of fewest samples beyond are left out."""
+"""Maximum distinct label sets in a window; the sets with the fewest samples are left out."""
 
 KEY: Final = otel_context.create_key("otel-kprofiler-labels")
-"""Where OpenTelemetry's context has the number; the object is the key, not its text."""
+"""Key of the number in OpenTelemetry's context; compared by identity, not as a string."""
 
 
 class LabelSets:
     """Label sets by number. Thread-safe, without locks.
 
     Args:
-        limit: maximum number of sets; above it, the least recently set is forgotten.
+        limit: maximum number of label sets; beyond it, the least recently entered is forgotten.
 
     Attributes:
         forgotten: number of sets that were forgotten.
@@ -53,11 +53,11 @@ class LabelSets:
         self._encoded: dict[int, bytes] = {}
 
     def follow(self, encode: Callable[[LabelSet], bytes], encoded: dict[int, bytes]) -> None:
-        """Keep each set encoded, by its number, from now on.
+        """From now on, keep the encoded form of each set by its number.
 
         Args:
             encode: encodes a set.
-            encoded: where the result is kept as long as the set.
+            encoded: receives each result by the set's number; it is removed with the set.
         """
         self._encode, self._encoded = encode, encoded
         for number, labels in tuple(self._sets.items()):
@@ -67,7 +67,7 @@ class LabelSets:
         return len(self._sets)
 
     def number(self, labels: LabelSet) -> int:
-        """The number of a set."""
+        """Returns the number of a label set."""
         number = self._numbers.get(labels)
         if number is not None:
             try:
@@ -90,22 +90,22 @@ class LabelSets:
         return number
 
     def find(self, number: int) -> LabelSet:
-        """The set with a number; empty if it was forgotten."""
+        """Returns the set with this number; empty if it was forgotten."""
         return self._sets.get(number, ())
 
 
 process_labels: Final = LabelSets()
-"""The label sets of this process."""
+"""Label sets of this process."""
 
 
 @contextlib.contextmanager
 def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iterator[None]:
-    """Set labels on the samples that are taken inside, in this context.
+    """Label the samples taken inside the ``with`` block, in this context.
 
-    They add to those outside, and hide those of equal name. Tasks of asyncio that are started
-    inside have them, too, and threads as far as they run in a copy of this context. Works as a
-    decorator of functions. Has no effect where spans are not read from the interpreter; see
-    ``labels`` in ``profiler.stats()``.
+    The labels add to those of enclosing blocks, and override labels of the same name. Asyncio tasks
+    started inside inherit them, as do threads that run in a copy of this context. Also works as a
+    function decorator. Has no effect where spans are not read from the interpreter; see ``labels``
+    in ``profiler.stats()``.
 
     ::
 
@@ -115,12 +115,12 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
             ...
 
     Args:
-        given: labels by name, of 1 to 100 characters. Values become text of up to 200 characters.
+        given: labels by name (1 to 100 characters). Values become strings of up to 200 characters.
         more: labels whose names are identifiers; they override ``given``.
 
     Raises:
-        ValueError: a name is not text, is empty, too long or reserved, or there are more than 16.
-            Nested labels beyond 16 in total are left out.
+        ValueError: a name is not a string, is empty, too long or reserved, or there are more than
+            16 labels. Nested labels beyond 16 in total are left out.
     """
     forks.catch_up()
     inside = _check({**(given or {}), **more})
@@ -148,7 +148,7 @@ def _check(pairs: Mapping[Any, object]) -> dict[str, str]:
 
 
 def check_name(name: Any) -> None:
-    """Raise ``ValueError`` if this cannot be the name of a label."""
+    """Raise ``ValueError`` if this is not a valid label name."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_LABEL_NAME_CHARS:
         raise ValueError(f"the name of a label must be text of 1 to 100 characters: {name!r}")
     if name in SAMPLE_ATTRIBUTES or name.startswith("otel_kprofiler."):
@@ -156,11 +156,11 @@ def check_name(name: Any) -> None:
 
 
 class LabelCounts:
-    """Finds the labels of the samples of one run of the profiler. Belongs to its thread.
+    """Finds the labels of samples during one run of the profiler. Belongs to the profiler's thread.
 
     Args:
-        sets: where numbers are looked up.
-        max_sets: distinct sets in a window.
+        sets: resolves the numbers.
+        max_sets: maximum distinct sets in a window.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class LabelCounts:
         self._labelled = self._forgotten = self._too_many = 0
 
     def find(self, number: int) -> LabelSet:
-        """The labels of a sample with this number."""
+        """Returns the labels of a sample with this number."""
         label_set = self._sets.find(number)
         if not label_set:
             self._forgotten += 1
@@ -198,7 +198,7 @@ class LabelCounts:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts of samples and sets, as plain values."""
+        """Returns the counts of samples and sets as plain values."""
         return {
             "samples": self._labelled,
             "left_out": {"forgotten_set": self._forgotten, "too_many_sets": self._too_many},

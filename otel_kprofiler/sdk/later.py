@@ -1,4 +1,4 @@
-"""Starts a profiler later: in a forked child, or in the workers of uWSGI."""
+"""Starts a profiler later: in a forked child, or in uWSGI's workers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from otel_kprofiler.forks import ProcessLock
 from otel_kprofiler.workers import THREADS_HINT, call_in_workers, lacks_threads
 
 _DELAY_S: Final = 0.2
-"""Skips children that soon execute another program."""
+"""Start delay, which skips children that soon execute another program."""
 
 _log = logging.getLogger(__name__)
 
 
 class LaterStart:
-    """A start that is due later; thread-safe.
+    """A deferred start of a profiler. Thread-safe.
 
     Args:
         start: starts the profiler.
         lock: guards the profiler's start and stop.
 
     Attributes:
-        due: whether it is still wanted; reset it with the lock.
+        due: whether the start is still pending; reset it with the lock held.
     """
 
     def __init__(self, start: Callable[[], object], lock: ProcessLock) -> None:
@@ -36,7 +36,7 @@ class LaterStart:
         self.due = False
 
     def in_workers(self) -> str:
-        """Start in each worker of uWSGI that is forked; returns why not now."""
+        """Start in each forked uWSGI worker; returns why the profiler does not start now."""
         if not self.due:
             self.due = True
             call_in_workers(self._run)
@@ -45,7 +45,7 @@ class LaterStart:
         return reason
 
     def soon(self) -> None:
-        """Start in some time, in a thread."""
+        """Start after a short delay, in a thread."""
         self.due = True
         thread = threading.Thread(target=self._wait, name="kprofiler-restart", daemon=True)
         with without_signals():
@@ -66,6 +66,6 @@ def warn_without_threads() -> None:
     """Warn if uWSGI runs no threads beside its requests."""
     if lacks_threads():
         _log.warning(
-            "uWSGI runs threads only while it serves a request, so profiles are late (fix: %s)",
+            "uWSGI runs threads only while it serves a request, so profiles are delayed (fix: %s)",
             THREADS_HINT,
         )

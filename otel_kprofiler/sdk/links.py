@@ -1,7 +1,7 @@
 """Span links: each thread publishes its active span in a slot that the sampler reads.
 
 This is for interpreters whose objects the sampler cannot follow (:mod:`.span_path`), and for span
-classes that do not store their span context in the expected place, such as wrappers.
+classes that do not store their span context in the expected attribute, such as wrappers.
 
 The active span changes when a thread attaches or detaches an OpenTelemetry context, which is
 hooked in OpenTelemetry's runtime context, and when a thread enters another
@@ -10,7 +10,8 @@ hooked in ``asyncio.Handle`` and ``concurrent.futures``. Other code that enters 
 event loop, a library with its own threads, a direct ``Context.run``) goes unnoticed. Therefore a
 thread also publishes the context its span is active in, and the mapping of that context's
 variables, which each change replaces (asgiref's ``sync_to_async`` copies variables). The sampler
-compares both with the thread's at the interrupt: no link rather than a wrong one.
+compares both with the thread's at the interrupt: if either differs, the sample gets no link rather
+than a wrong link.
 
 Only this module, :mod:`.thread_slot`, :mod:`.other_threads` and :mod:`.span_path` use private
 parts of OpenTelemetry's API and of Python for this.
@@ -62,7 +63,7 @@ _Leave = Callable[[_Before], None]
 
 
 class _Tenant:
-    """Releases the slot of its thread when that ends; a thread-local object.
+    """A thread-local object that releases its thread's slot when the thread ends.
 
     In a forked child, the interpreter deletes the tenants of all other threads before any hook
     runs. Their slots belong to threads of the parent and must not be released.
@@ -78,28 +79,29 @@ class _Tenant:
 
 
 class SpanLinks(ForkAware):
-    """Publishes the active span of every thread, from :meth:`start` to :meth:`stop`.
+    """Publishes each thread's active span from :meth:`start` to :meth:`stop`.
 
-    At most one per process is started at a time. Methods belong to one thread, except
-    :meth:`look`.
+    At most one instance per process may be started at a time. Call all methods except :meth:`look`
+    from one thread.
 
     Args:
-        slots: slots that the sampler reads; None if it cannot read this interpreter's objects.
+        slots: slots that the sampler reads; None if the sampler cannot read this interpreter's
+            objects.
 
     Attributes:
-        possible: whether links are possible with this interpreter and runtime context.
+        possible: whether this interpreter and runtime context support links.
         problem: why there are no links, or not for all threads; empty if there is no problem.
-        threads: number of threads with a slot.
+        threads: number of threads that have a slot.
         without_slot: number of threads that got no slot; their samples have no links.
-        failures: spans that could not be read, such as those of another API.
-        unhooked_loops: types of event loops whose task switches go unnoticed; their samples are
-            linked only if their task was the last to change the span.
+        failures: spans that could not be read, such as those of a different API.
+        unhooked_loops: types of event loops whose task switches go unnoticed; a sample in such a
+            loop is linked only if its task was the last to change the span.
     """
 
     def __init__(self, slots: SpanSlots | None) -> None:
         self._slots = slots
         self._own: dict[int, ThreadSlot] = {}  # by thread identifier
-        self._adopted: dict[int, int] = {}  # tids of threads without a tenant, likewise
+        self._adopted: dict[int, int] = {}  # tids of threads without a tenant, by thread identifier
         get_variables = make_get_variables()
         self._get_variables = get_variables or (lambda _: None)
         self._publish = make_publish(
@@ -117,7 +119,7 @@ class SpanLinks(ForkAware):
         self.unhooked_loops: set[str] = set()
 
     def start(self) -> None:
-        """Install the hooks, and publish the active spans of all threads."""
+        """Install the hooks and publish the active spans of all threads."""
         runtime: Any = otel_context._RUNTIME_CONTEXT  # noqa: SLF001
         self.problem = self._find_problem(type(runtime))
         if self.problem:
@@ -146,11 +148,11 @@ class SpanLinks(ForkAware):
         forks.unregister(self)
 
     def after_fork_in_child(self) -> None:
-        """Remove the hooks: the slots belong to the parent."""
+        """Remove the hooks, because the slots belong to the parent."""
         self.stop()
 
     def look(self) -> None:
-        """Ask each thread to check its event loop; release slots of ended threads. Thread-safe."""
+        """Ask threads to check their event loops; release slots of ended threads. Thread-safe."""
         for slot in tuple(self._own.values()):
             slot.look = True
         for ident, tid in tuple(self._adopted.items()):
@@ -159,7 +161,7 @@ class SpanLinks(ForkAware):
                 self._release(ident, tid)
 
     def as_dict(self) -> dict[str, object]:
-        """The attributes as plain values."""
+        """Returns the attributes as plain values."""
         return {
             "possible": self.possible,
             "problem": self.problem,
@@ -186,12 +188,12 @@ class SpanLinks(ForkAware):
         return ""
 
     def _make_runtime_context(self, runtime: ContextVarsRuntimeContext) -> _RuntimeContext:
-        """A replacement for the runtime context that publishes each new span."""
+        """Returns a replacement for the runtime context that publishes each new span."""
         publish, publish_first = self._publish, self._publish_first
         variable = runtime._current_context  # noqa: SLF001
 
         class Publishing(ContextVarsRuntimeContext):
-            """Methods that use closures, which is the fastest way to the values needed."""
+            """Methods that access their values through closures, the fastest way."""
 
             def __init__(self) -> None:
                 self.__dict__.update(vars(runtime))
@@ -234,14 +236,14 @@ class SpanLinks(ForkAware):
         return enter, leave
 
     def _publish_first(self, context: Context, owner: object) -> ThreadSlot | None:
-        """Give this thread a slot if it is in a span; an unread one if none is free."""
+        """Give this thread a slot if it is in a span; if none is free, one the sampler ignores."""
         forks.catch_up()
         if self._slots is None or _SPAN_KEY not in context:
             return None
         tid, ident = threading.get_native_id(), threading.get_ident()
         new = ThreadSlot()
         slot = self._own.setdefault(ident, new)
-        if slot is new:  # otherwise it has just been adopted
+        if slot is new:  # otherwise the thread has just been adopted
             self._register(slot, tid, get_thread_state())
             self._local.tenant = _Tenant(lambda: self._release(ident, tid))
         self._publish(context, owner)
@@ -264,9 +266,9 @@ class SpanLinks(ForkAware):
     def _adopt(self, thread: OtherThread, variable: ContextVar[Context]) -> None:
         """Give another thread a slot with the span it entered before the hooks were installed.
 
-        Once it has the slot, the thread publishes its changes there, so the span read from
-        outside is valid only if it has published none. A change that began before the hooks is
-        detected by the thread's frames.
+        Once it has the slot, the thread publishes its changes there, so the span read by another
+        thread is valid only if the owner has published nothing since. The thread's frames reveal a
+        change that started before the hooks were installed.
         """
         ident, tid = thread.ident, thread.tid
         if _SPAN_KEY not in (thread.context.get(variable) or ()):
@@ -277,12 +279,13 @@ class SpanLinks(ForkAware):
             self._adopted.pop(ident, None)
             return
         self._register(slot, tid, thread.state)
-        if self._own.get(ident) is not slot:  # it has ended
+        if self._own.get(ident) is not slot:  # the thread has ended
             self._release(ident, tid)
             return
         if is_changing_context(ident):
             return
-        # Read first: if the span changes after that, the mapping is not that of the thread.
+        # Read the mapping first: if the span changes afterwards, the thread has a different
+        # mapping.
         variables = self._get_variables(thread.context)
         try:
             span: Any = (thread.context.get(variable) or Context()).get(_SPAN_KEY)
@@ -332,7 +335,7 @@ class SpanLinks(ForkAware):
         setattr(owner, name, hook)
 
         def undo() -> None:
-            # Otherwise another hook was installed later and calls ours, which does no harm.
+            # Otherwise, a hook installed later calls ours, which does no harm.
             if getattr(owner, name) is hook:
                 setattr(owner, name, original)
 
@@ -340,13 +343,13 @@ class SpanLinks(ForkAware):
 
 
 def _find_unhooked_loop() -> str:
-    """The type of the event loop in this thread, if there is one other than asyncio's."""
+    """Returns the type of this thread's event loop if it is not asyncio's."""
     loop = asyncio._get_running_loop()  # noqa: SLF001 - returns None outside of loops
     if loop is not None:
         return "" if isinstance(loop, asyncio.BaseEventLoop) else _name(type(loop))
     trio = sys.modules.get("trio")
     if trio is not None:
-        with contextlib.suppress(RuntimeError):  # outside of its loops
+        with contextlib.suppress(RuntimeError):  # outside of trio's loops
             trio.lowlevel.current_trio_token()
             return "trio"
     return ""
@@ -357,7 +360,7 @@ def _name(kind: type) -> str:
 
 
 def _make_step(run: Callable[[Any], None], enter: _Enter, leave: _Leave) -> Callable[[Any], None]:
-    """A replacement for ``asyncio.Handle._run``, one step of a task or one callback."""
+    """Returns a replacement for ``asyncio.Handle._run``, which runs a task's step or a callback."""
 
     def _run(self: Any) -> None:
         saved = enter(self._context)
@@ -373,13 +376,13 @@ def _make_step(run: Callable[[Any], None], enter: _Enter, leave: _Leave) -> Call
 
 
 def _make_work(run: Callable[..., None], enter: _Enter, leave: _Leave) -> Callable[..., None]:
-    """A replacement for ``concurrent.futures.thread._WorkItem.run``, an executor's work item.
+    """Returns a replacement for ``_WorkItem.run`` of ``concurrent.futures.thread``.
 
-    ``asyncio.to_thread`` and others pass the context as ``partial(context.run, …)``.
+    ``asyncio.to_thread``, for example, passes the context as ``partial(context.run, …)``.
     """
 
     def work(self: Any, *arguments: Any) -> None:
-        # Since 3.14, an item has a tuple with the function first.
+        # Since 3.14, a work item has a tuple whose first element is the function.
         function = getattr(self, "fn", None) or getattr(self, "task", (None,))[0]
         if isinstance(function, functools.partial):
             function = function.func

@@ -1,8 +1,9 @@
 """Names samples after the local root of their span: the topmost span of this process in its trace.
 
-A span processor notes the local root of each span at its start, and the name of a root at its end.
-Nothing runs when the current span changes. The profiler looks up the spans of samples when it
-drains them, and the names of roots when a window is closed, so a late route is included.
+A span processor records each span's local root when the span starts, and the root's name when the
+root ends. Nothing runs when the current span changes. The profiler looks up the spans of samples
+when it drains them, and the roots' names when it closes a window, so that a route set late is
+included.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ MAX_NAMES: Final = 128
 """Maximum distinct names in a window; names with the fewest samples are left out."""
 MAX_NAME_CHARS: Final = 200
 _KEEP_S: Final = 2.0
-"""Minimum time that ended spans are kept, because their samples may still be drained."""
+"""Minimum time for which ended spans are kept, because their samples may still be in the ring."""
 
 _TRACE_ID, _SPAN_ID, _IS_REMOTE = 0, 1, 2
-"""Places in a span context, which is a tuple; its properties are calls."""
+"""Indices into a span context, which is a tuple; its properties would cost calls."""
 
 
 class LocalRoot(weakref.ref[Any]):
     """A weak reference to a span without a parent in this process.
 
-    The span is not kept alive: a span that is never ended loses its name when the service drops it.
-    When it ends, its name is kept.
+    The reference does not keep the span alive: a span that never ends loses its name when the
+    service drops it. When a span ends, its name is kept.
 
     Attributes:
-        context: its span context.
-        name: its name at its end; None before.
-        labels: labels from the baggage at its start.
-        encoded: its name, and the same as bytes, as last published; see :meth:`LocalRoots.follow`.
+        context: the span's context.
+        name: the span's name when it ended; None until then.
+        labels: labels from the baggage when the span started.
+        encoded: the last published name, as a string and as bytes; see :meth:`LocalRoots.follow`.
     """
 
     __slots__ = ("context", "encoded", "labels", "name")
@@ -63,7 +64,7 @@ class LocalRoot(weakref.ref[Any]):
     encoded: tuple[str, bytes]
 
     def get_name(self) -> str:
-        """Returns its current name; passes on exceptions of the span's class."""
+        """Returns the span's current name; propagates exceptions of the span's class."""
         if self.name is not None:
             return self.name
         span = self()
@@ -71,9 +72,9 @@ class LocalRoot(weakref.ref[Any]):
 
 
 def describe(span: Any) -> str:
-    """Method and route of a request (``http.route``), else the span's name; cut at a limit."""
+    """Returns a request's method and route (``http.route``), else the span's name; truncated."""
     try:
-        get = span._attributes._dict.get  # noqa: SLF001 - the public way takes a microsecond
+        get = span._attributes._dict.get  # noqa: SLF001 - the public property takes a microsecond
     except AttributeError:
         get = (span.attributes or {}).get
     route = get("http.route")
@@ -82,23 +83,24 @@ def describe(span: Any) -> str:
     else:
         method = get("http.request.method") or get("http.method")
         if method == "_OTHER":
-            method = "HTTP"  # as the names of such spans have it
+            method = "HTTP"  # as in the names of such spans
         name = f"{method} {route}" if method else route
     return name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS]
 
 
 class LocalRoots(ForkAware):
-    """The local roots of spans that have not ended, or only just. Thread-safe, without locks.
+    """Local roots of active and recently ended spans. Thread-safe, without locks.
 
-    Each method is few operations on dictionaries, whose keys are integers, so each is whole.
+    Each method consists of a few operations on dictionaries with integer keys, each of them atomic.
 
     Args:
-        limit: maximum number of spans of either sort; beyond it, the oldest are forgotten.
+        limit: maximum number of active spans, and of ended spans; beyond it, the oldest are
+            forgotten.
 
     Attributes:
-        keep_ended: whether to keep ended spans, for look-ups.
-        baggage_keys: entries of the baggage of local roots that are noted.
-        forgotten: number of spans that were forgotten because there were too many.
+        keep_ended: whether to keep ended spans for lookups.
+        baggage_keys: baggage entries to record for local roots.
+        forgotten: number of spans forgotten because there were too many.
         failures: number of spans that raised exceptions.
     """
 
@@ -116,13 +118,13 @@ class LocalRoots(ForkAware):
         forks.register(ForkStep.RENEW, self)
 
     def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
-        """Keep the name of each active span's root encoded, by the span's id, from now on.
+        """From now on, keep the encoded name of each active span's root by the span's id.
 
-        It is the name when the latest of the root's spans started.
+        The name is the root's at the latest start of one of its spans.
 
         Args:
             encode: encodes a name.
-            encoded: where the result is kept as long as the span.
+            encoded: receives each result by the span's id; it is removed with the span.
         """
         self._encode, self._encoded = encode, encoded
         for span_id, root in tuple(self._active.items()):
@@ -141,9 +143,9 @@ class LocalRoots(ForkAware):
         return len(self._active)
 
     def start(self, span: Any, parent_context: Context | None = None) -> None:
-        """Note a span that starts; never raises."""
+        """Record a starting span; never raises."""
         try:
-            forks.catch_up()  # a worker may call nothing else of us
+            forks.catch_up()  # a worker may call no other function of this package
             context, parent, active = span.get_span_context(), span.parent, self._active
             if parent is None or parent[_IS_REMOTE]:
                 root = _make_root(span, context)
@@ -165,7 +167,7 @@ class LocalRoots(ForkAware):
             self.failures += 1
 
     def end(self, span: Any) -> None:
-        """Note that a span has ended; never raises."""
+        """Record the end of a span; never raises."""
         try:
             span_id = span.get_span_context()[_SPAN_ID]
             root = self._active.pop(span_id, None)
@@ -183,8 +185,8 @@ class LocalRoots(ForkAware):
             self.failures += 1
 
     def find(self, trace_id: int, span_id: int) -> LocalRoot | None:
-        """The local root of a span; None if that is not known."""
-        # In the order in which a span that is ending moves.
+        """Returns the local root of a span; None if unknown."""
+        # In the order in which an ending span moves between the dictionaries.
         for spans in (self._active, self._ended, self._ended_before):
             root = spans.get(span_id)
             if root is not None and root.context.trace_id == trace_id:
@@ -192,7 +194,7 @@ class LocalRoots(ForkAware):
         return None
 
     def forget_ended(self) -> None:
-        """Forget the spans that ended a while ago; to be called after each drain."""
+        """Forget spans that ended a while ago; call after each drain."""
         now = time.monotonic()
         if now - self._rotated_s > _KEEP_S:
             self._rotated_s = now
@@ -205,7 +207,7 @@ class LocalRoots(ForkAware):
         self._ended_before, self._ended = {}, {}
 
     def _forget_oldest(self, spans: dict[int, LocalRoot]) -> None:
-        """Forget many at a time: finding the first key of a dictionary takes long."""
+        """Forget many at a time, because finding a dictionary's first key is slow."""
         for span_id in list(islice(spans, max(1, self._limit // 16))):
             if spans.pop(span_id, None) is not None:
                 self.forgotten += 1
@@ -223,7 +225,7 @@ class LocalRoots(ForkAware):
         )
 
     def _find_root_of(self, parent: Any, parent_context: Context | None) -> LocalRoot | None:
-        """The root of a parent that has ended, or had started before spans were noted."""
+        """Returns the root of a parent that ended, or started before spans were recorded."""
         root = self.find(parent.trace_id, parent.span_id)
         if root is not None:
             return root
@@ -241,7 +243,7 @@ class LocalRoots(ForkAware):
         return root
 
     def after_fork_in_child(self) -> None:
-        """Keep what the forking thread is in; the spans of other threads do not end here."""
+        """Keep the forking thread's spans; those of other threads never end in the child."""
         context = trace.get_current_span().get_span_context()
         current = self.find(context.trace_id, context.span_id)
         self._active = {key: root for key, root in self._active.items() if root is current}
@@ -258,23 +260,24 @@ def _make_root(span: Any, context: SpanContext) -> LocalRoot:
 
 
 process_roots: Final = LocalRoots()
-"""Local roots of all tracer providers of this process."""
+"""Local roots of this process's spans, for all tracer providers."""
 
 
 class LocalRootSpanProcessor(SpanProcessor):
     """Lets a :class:`KernelProfiler` name samples after the local root of their span.
 
-    The profiler adds one to the global TracerProvider when it starts. Add it yourself to others, or
-    to have spans named that are active when the profiler starts. Costs two to three microseconds
-    per span, raises nothing into the service, and does nothing when the current span changes.
+    The profiler adds one to the global TracerProvider when it starts. Add it yourself to other
+    providers, or earlier, to name spans that are already active when the profiler starts. Costs two
+    to three microseconds per span, never raises into the service, and does nothing when the current
+    span changes.
     """
 
-    on_start = process_roots.start  # a call less for each span
+    on_start = process_roots.start  # saves a call per span
     on_end = process_roots.end
 
 
 def watch_provider() -> None:
-    """Note the spans of the global TracerProvider, if it is set, from now on."""
+    """Record the global TracerProvider's spans from now on, if one is set."""
     provider = trace.get_tracer_provider()
     if not isinstance(provider, TracerProvider):
         return
@@ -285,17 +288,18 @@ def watch_provider() -> None:
 
 
 class RootNames:
-    """Finds the names for the samples of one run of the profiler. Belongs to its thread.
+    """Names samples after their local roots, in one run of the profiler. Belongs to its thread.
 
     Args:
-        roots: where spans are looked up.
-        max_names: distinct names in a window; 0 for none.
-        baggage_keys: entries of the baggage of local roots that samples carry as labels.
+        roots: resolves spans to their local roots.
+        max_names: maximum distinct names in a window; 0 disables names.
+        baggage_keys: baggage entries of local roots that samples carry as labels.
 
     Attributes:
         named: samples with a name.
-        unnamed: samples with a link but without a name, by reason: ``unknown_span`` (started before
-            spans were noted, forgotten, or not recorded), ``too_many_names``.
+        unnamed: samples with a link but without a name, by reason: ``unknown_span`` (the span
+            started before this processor was added, was forgotten, or is not recording),
+            ``too_many_names``.
     """
 
     def __init__(
@@ -314,13 +318,13 @@ class RootNames:
         self.unnamed = {"unknown_span": 0, "too_many_names": 0}
 
     def start(self) -> None:
-        """Note the spans of the global TracerProvider from now on; it may be set later."""
+        """Record the global TracerProvider's spans from now on; the provider may be set later."""
         self._roots.keep_ended = True
         self._roots.baggage_keys = self._baggage_keys
         watch_provider()
 
     def look(self, samples: Iterable[RawSample]) -> None:
-        """Look up the spans of samples that were just drained."""
+        """Look up the spans of the samples just drained."""
         seen = self._seen
         for sample in samples:
             link = sample.link
@@ -333,7 +337,7 @@ class RootNames:
         self._roots.forget_ended()
 
     def name(self, window: Window) -> Window:
-        """The window with the names of local roots in the links of its samples."""
+        """Returns the window with the names of local roots in its samples' links."""
         watch_provider()
         counts: Counter[SpanLink] = Counter()
         for _, sample in paced(window.samples):
@@ -348,7 +352,7 @@ class RootNames:
         return window
 
     def as_dict(self) -> dict[str, object]:
-        """The counts, as plain values."""
+        """Returns the counts as plain values."""
         roots = self._roots
         return {
             "named": self.named,
@@ -363,7 +367,7 @@ class RootNames:
         self._roots.stop_keeping()
 
     def _choose(self, counts: Counter[SpanLink]) -> dict[SpanLink, SpanLink]:
-        """Names each link; over the limit, keeps the names with most samples."""
+        """Names each link; above the limit, keeps the names with the most samples."""
         if not self._max_names:
             return {link: link for link in counts}
         names = {link: self._find_name(link) for link in paced(counts)}
@@ -380,7 +384,7 @@ class RootNames:
         }
 
     def _find_labels(self, links: Iterable[SpanLink]) -> dict[SpanLink, LabelSet]:
-        """Returns the labels of spans that have labels."""
+        """Returns the labels of the links' spans; spans without labels are absent."""
         roots = {link: self._find_root(link) for link in paced(links)}
         return {link: root.labels for link, root in roots.items() if root and root.labels}
 
@@ -398,7 +402,7 @@ class RootNames:
             return ""
 
     def _forget(self) -> None:
-        """Samples that were drained may belong to the next window."""
+        """Forget spans seen a while ago; drained samples may belong to the next window."""
         now = time.monotonic()
         if now - self._rotated_s > _KEEP_S:
             self._rotated_s = now
@@ -408,7 +412,7 @@ class RootNames:
 def _describe(
     sample: WindowSample, named: dict[SpanLink, SpanLink], labels: dict[SpanLink, LabelSet]
 ) -> WindowSample:
-    """Returns a sample with the name and labels of its local root; labels of the sample win."""
+    """Returns a sample with its local root's name and labels; the sample's labels win."""
     link = sample.link
     if link is None:
         return sample

@@ -22,7 +22,7 @@ from otel_kprofiler.sdk.thread_slot import (
 
 _CHANGES: Final = frozenset({"attach", "detach"})
 _FRAMES: Final = 3
-"""``opentelemetry.context.attach``, the runtime context's, and one to spare."""
+"""Frames to search: ``opentelemetry.context.attach``, the runtime context's, and a spare."""
 
 
 class OtherThread(NamedTuple):
@@ -43,9 +43,9 @@ class OtherThread(NamedTuple):
 
 @functools.cache
 def _find_layout() -> type[ctypes.Structure] | None:
-    """The needed part of ``PyThreadState``; None if the layout is not as expected.
+    """Returns the needed part of ``PyThreadState``; None if the layout is not as expected.
 
-    It begins with pointers to the previous state, the next state and the interpreter
+    It starts with pointers to the previous state, the next state and the interpreter
     (Include/cpython/pystate.h). The two identifiers are adjacent; their offset is searched for.
     """
     api = ctypes.pythonapi
@@ -75,22 +75,22 @@ def _find_layout() -> type[ctypes.Structure] | None:
 
 
 def find_tid_offset() -> int | None:
-    """Offset of the thread id in ``PyThreadState``; None if its layout is not as expected."""
+    """Returns the thread id's offset in ``PyThreadState``; None if its layout is unexpected."""
     layout: Any = _find_layout()
     return None if layout is None else int(layout.tid.offset)
 
 
 def renew_thread_id() -> None:
-    """Let this thread's state have its id, where C's ``fork()`` has left that of another thread.
+    """Correct the thread id in this thread's state, which is stale after C's ``fork()``.
 
-    ``PyOS_AfterFork_Child`` does the same. Whoever finds threads by their ids needs it, as the
-    kernel program does.
+    ``PyOS_AfterFork_Child`` does the same. Readers that find threads by id, such as the kernel
+    program, need it.
     """
     tid = threading.get_native_id()
-    if tid != os.getpid():  # a child has only the thread that forked, which is its first
+    if tid != os.getpid():  # a child has only the thread that forked, and it is the first
         return
     if find_tid_offset() is None:
-        # Perhaps because of the wrong id; the states of new threads have theirs.
+        # Perhaps because of the stale id; the states of new threads have correct ids.
         _find_layout.cache_clear()
         thread = threading.Thread(target=_find_layout, name="kprofiler-layout")
         thread.start()
@@ -101,10 +101,10 @@ def renew_thread_id() -> None:
 
 
 def read_other_threads() -> list[OtherThread]:
-    """The other threads of this interpreter that have a context.
+    """Returns this interpreter's other threads that have a context.
 
-    Thread states can vanish whenever the GIL is released. So each one is read, starting from the
-    calling thread's state, by a single call of a C getter, which runs no Python code; the garbage
+    Thread states can vanish whenever the GIL is released. Each is therefore read, starting from the
+    calling thread's state, by a single call to a C getter, which runs no Python code; the garbage
     collector, which might, is disabled meanwhile. Needs the GIL.
     """
     layout = _find_layout()
@@ -117,7 +117,7 @@ def read_other_threads() -> list[OtherThread]:
 
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
-    """Disable the collector: until 3.11, any allocation may start it and so run finalizers."""
+    """Disable the garbage collector: up to 3.11, any allocation may start it and run finalizers."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -134,7 +134,7 @@ def _read_along(current: ctypes.Structure, direction: str) -> list[OtherThread]:
         path += f"{direction}.contents"
         try:
             operator.attrgetter(f"{path}.ident")(current)
-        except ValueError:  # a null pointer: the last one
+        except ValueError:  # a null pointer: the end of the list
             return threads
         parts = (f"{path}.ident", f"{path}.tid", path, f"{path}.context")
         try:
@@ -148,7 +148,7 @@ def _read_along(current: ctypes.Structure, direction: str) -> list[OtherThread]:
 
 def is_changing_context(ident: int) -> bool:
     """Returns whether a thread is attaching or detaching an OpenTelemetry context."""
-    with _without_collector():  # it could deadlock on the lock of thread states (gh-106883)
+    with _without_collector():  # it could deadlock on the thread-state lock (gh-106883)
         frame = sys._current_frames().get(ident)  # noqa: SLF001 - documented, despite its name
     for _ in range(_FRAMES):
         if frame is None:

@@ -27,7 +27,7 @@ class Pacer:
         self._calls = 0
 
     def __call__(self) -> None:
-        """Pause if due; callers call about every 10 µs, so not every call reads the clock."""
+        """Pause if due. Meant to be called about every 10 µs, so not every call reads the clock."""
         self._calls += 1
         if self._calls % _CALLS_PER_LOOK:
             return
@@ -35,13 +35,13 @@ class Pacer:
             self.rest()
 
     def rest(self) -> None:
-        """Pause now, such as between two long operations."""
+        """Pause now, for example between two long operations."""
         time.sleep(PAUSE_S)
         self._since = time.thread_time()
 
 
 def paced(items: Iterable[T]) -> Iterator[T]:
-    """The items, with pauses between them where they are due."""
+    """Yields the items, with pauses in between where due."""
     pause = Pacer()
     for item in items:
         pause()

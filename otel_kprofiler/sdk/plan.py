@@ -1,4 +1,4 @@
-"""The plan of an embedded profiler, adapted to its process."""
+"""The settings of an embedded profiler, adapted to its process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LONGEST_DRAIN_S: Final = 1.0
 _SAMPLES_PER_DRAIN: Final = 100
 _SHORTEST_DRAIN_S: Final = 0.02
 _MAX_PRELOAD_S: Final = 1.0
-"""The service waits for it."""
+"""Short, because the service waits for it."""
 _OF_ONE_PROCESS: Final = ("process.", "service.instance.id", "thread.")
 
 _log = logging.getLogger(__name__)
@@ -49,18 +49,18 @@ class Plan:
 
     Attributes:
         target: what to profile.
-        sampler: rate, stacks and so on; target and drain interval are filled in later.
-        schedule: the length of windows.
-        user_symbols: details of user frames besides their addresses.
+        sampler: sampling rate, stacks and so on; target and drain interval are filled in later.
+        schedule: the window length.
+        user_symbols: detail of user frames beyond their addresses.
         loader: library that loads the BPF program.
         attributes: resource attributes that override the service's.
-        service_sources: sources of names for other services that publish none.
+        service_sources: where to find names of other services that publish none.
         span_links: link samples to spans.
         link_unsampled_spans: also link to spans that are not sampled.
         local_root_names: name linked samples after the local root of their span.
         baggage_keys: entries of a local root's baggage that its samples carry as labels.
         publish_context: publish the Resource for profilers outside the process.
-        publish_thread_contexts: publish the current span of each thread there, too.
+        publish_thread_contexts: also publish each thread's current span.
         restart_in_children: start a profiler in each forked child.
         export_on_sigterm: export pending samples before SIGTERM terminates the process.
     """
@@ -91,16 +91,16 @@ class Plan:
 
 
 def complete_sampler_config(plan: Plan) -> SamplerConfig:
-    """The sampler's settings with target, drain interval and span layout.
+    """Returns the sampler's settings with target, drain interval and span layout.
 
-    The kernel filters by pid in this process's pid namespace, and samples have ids of that
-    namespace.
+    The kernel program filters by pid in this process's pid namespace, and samples carry that
+    namespace's ids.
 
     Raises:
         HostError: the target is the host, but this process is in a pid namespace.
     """
     config = plan.sampler
-    # Python uses one CPU at a time; if there is more to drain, the filling ring wakes us up.
+    # Python uses one CPU at a time; if there is more to drain, the filling ring wakes the thread.
     cpus = 1 if plan.target == "self" else len(config.pin_cpu_ids) or os.cpu_count() or 1
     interval_s = _SAMPLES_PER_DRAIN / (config.samples_per_second * cpus)
     config = replace(
@@ -139,9 +139,9 @@ def _find_span_path() -> SpanPath | None:
 
 
 def make_resources(plan: Plan, access: Access, clock: Clock) -> ProcessResources:
-    """The Resources of profiled processes, without attributes until :func:`set_service`.
+    """Returns the Resources of profiled processes, without attributes until :func:`set_service`.
 
-    Those of descendants include their published process context, and their samples the spans that
+    Descendants' Resources include their published process contexts, and their samples the spans
     they publish.
     """
     contexts = None if plan.target == "self" else ProcessContexts(access)

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 class _Mapping:
     """The mapping with the header; one per process.
 
-    It is not mapped in a forked child, which must not use it.
+    It is not mapped in forked children, which must not use it.
     """
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class _Mapping:
         self._words = memoryview(self._memory).cast("Q")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._payloads: list[ctypes.Array[ctypes.c_char]] = []
-        # In a forked child something else may be at the address: nothing must unmap it there.
+        # Never unmapped: in a forked child, the address may belong to another mapping.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
         self._named = named
         self._fence = threading.Lock()
 
     def publish(self, payload: bytes) -> None:
-        """Write or update the header, the time last, then name the mapping."""
+        """Write or update the header, with the time last, then name the mapping."""
         words = self._words
         last = words[_PUBLISHED_AT]
         kept = ctypes.create_string_buffer(payload, len(payload))
@@ -83,13 +83,13 @@ class _Mapping:
         self._words[_PUBLISHED_AT] = 0
 
     def _order(self) -> None:
-        """A full memory barrier; in Python, that is a lock."""
+        """Issue a full memory barrier, for which Python needs a lock."""
         with self._fence:
             pass
 
 
 def _create_memfd(flags: int) -> int:
-    """A descriptor; ``os.memfd_create`` is missing in Pythons that were built for an old glibc."""
+    """Returns a descriptor; ``os.memfd_create`` is missing in Pythons built for an old glibc."""
     in_python = getattr(os, "memfd_create", None)
     if in_python is not None:
         return int(in_python(_NAME, flags))
@@ -103,7 +103,7 @@ def _create_memfd(flags: int) -> int:
 
 
 def _map() -> tuple[mmap.mmap, bool]:
-    """A page, and whether it has the name that readers look for."""
+    """Returns a mapped page, and whether it has the name that readers look for."""
     for extra in (_MFD_NOEXEC_SEAL, 0):  # kernels before 6.3 reject the flag
         try:
             fd = _create_memfd(_MFD_CLOEXEC | _MFD_ALLOW_SEALING | extra)
@@ -157,7 +157,7 @@ class _Publisher(ForkAware):
                 self.mapping.withdraw()
 
     def after_fork_in_child(self) -> None:
-        """Publish again on a new page: the parent's is not mapped in the child."""
+        """Publish again on a new page: the parent's page is not mapped in the child."""
         self.mapping = None
         if self.context is None:
             return
@@ -181,21 +181,21 @@ def publish_process_context(
     *,
     in_children: Callable[[], Attributes] | None = None,
 ) -> None:
-    """Publish the Resource of this process, or replace what was published. Thread-safe.
+    """Publish the Resource of this process, or replace the published one. Thread-safe.
 
-    The published memory is not inherited by forked children; they publish again. One that C's
-    ``fork()`` made does so at its next call of this package.
+    Forked children do not inherit the published memory; they publish again. A child of C's
+    ``fork()`` does so at its next call into this package.
 
     Args:
         resource: attributes, such as ``tracer_provider.resource.attributes``; values of
             unsupported types are skipped.
         extra: attributes that are not part of the Resource.
-        in_children: called in a forked child; returns its Resource, which is then published
-            without ``extra``. By default the child publishes the same, with a new
+        in_children: called in a forked child; returns the child's Resource, which is then published
+            without ``extra``. By default the child publishes the same attributes, with a new
             ``service.instance.id`` if there is one.
 
     Raises:
-        HostError: the kernel refuses the memory, or readers could not find it.
+        HostError: the kernel denies the mapping, or readers could not find it.
     """
     forks.catch_up()
     context = ProcessContext(_publishable(resource), _publishable(extra or {}))
@@ -208,10 +208,10 @@ def publish_process_context(
 
 
 def publish_profiled(resource: Callable[[], Attributes], target: str) -> None:
-    """Publish the Resource of the profiles and what is sampled; log what prevents it.
+    """Publish the profiles' Resource and the sampling target; log a failure.
 
     Args:
-        resource: returns the Resource, also in forked children.
+        resource: returns the Resource; also called in forked children.
         target: what is sampled; empty if nothing is.
     """
     try:
@@ -223,14 +223,15 @@ def publish_profiled(resource: Callable[[], Attributes], target: str) -> None:
 
 
 def publish_thread_keys(keys: Attributes | None, resource: Attributes | None = None) -> None:
-    """Add what announces thread contexts to the process context, now and later. Thread-safe.
+    """Announce thread contexts in the current and later process contexts. Thread-safe.
 
     Args:
-        keys: the attributes; None withdraws them.
-        resource: of the process context that is published if there is none; None: not published.
+        keys: the announcing attributes; None withdraws them.
+        resource: attributes of the process context to publish if there is none yet; None publishes
+            none.
 
     Raises:
-        HostError: as :func:`publish_process_context`.
+        HostError: as for :func:`publish_process_context`.
     """
     forks.catch_up()
     with _publisher.lock:

@@ -1,4 +1,4 @@
-"""The profiler provider and its processors, with names and life cycle as for other signals."""
+"""The profiler provider and its processors; names and life cycle follow those of other signals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXIT_TIMEOUT_MILLIS: Final = 2_000
 _log = logging.getLogger(__name__)
 
 _abandoned: list[object] = []
-"""In a forked child: objects that would close connections of the parent if collected."""
+"""In a forked child: objects that would close the parent's connections when collected."""
 
 
 class ProfileProcessor(abc.ABC):
@@ -40,15 +40,15 @@ class ProfileProcessor(abc.ABC):
         """Process a closed window."""
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until all windows so far are exported or lost; False on timeout."""
+        """Wait until all windows so far are exported or lost; returns False on timeout."""
         return True
 
     @abc.abstractmethod
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Export what is pending within the timeout; idempotent."""
+        """Export pending samples within the timeout; idempotent."""
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """The account of each exporter, with that of each kind of samples."""
+        """Returns each exporter's account, with the accounts by kind of samples."""
         return ()
 
     def after_fork_in_child(self) -> None:  # noqa: B027 - not every processor has threads
@@ -56,12 +56,12 @@ class ProfileProcessor(abc.ABC):
 
 
 class BatchProfileProcessor(ProfileProcessor):
-    """Exports windows in a thread of its own; never blocks the profiler.
+    """Exports windows in a dedicated thread; never blocks the profiler.
 
     Args:
-        exporter: an exporter, or a factory, with which forked children open their own. With an
-            exporter, children export nothing.
-        max_queue_size: maximum number of queued batches; above that the oldest is dropped and
+        exporter: an exporter, or a factory that forked children call to open theirs. Given an
+            exporter, forked children export nothing.
+        max_queue_size: maximum number of queued batches; beyond it, the oldest is dropped and
             counted.
     """
 
@@ -81,20 +81,20 @@ class BatchProfileProcessor(ProfileProcessor):
             self._reporter(window)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until all windows so far are exported or lost; False on timeout."""
+        """Wait until all windows so far are exported or lost; returns False on timeout."""
         return self._reporter is None or self._reporter.force_flush(timeout_millis)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Export what is pending within the timeout; idempotent."""
+        """Export pending samples within the timeout; idempotent."""
         if self._reporter is not None:
             self._reporter.shutdown(timeout_millis)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """The account of the exporter."""
+        """Returns the account of the exporter."""
         return self._reporter.accounts() if self._reporter else ()
 
     def after_fork_in_child(self) -> None:
-        """Leave everything to the parent; the child's first window opens a new exporter."""
+        """Leave pending batches to the parent; the child's first window opens a new exporter."""
         _abandoned.append(self._reporter)
         self._reporter = None
 
@@ -105,9 +105,9 @@ class BatchProfileProcessor(ProfileProcessor):
 
 
 class SimpleProfileProcessor(ProfileProcessor):
-    """Exports each window at once, in the profiler's thread; for tests and consoles.
+    """Exports each window immediately, in the profiler's thread; for tests and consoles.
 
-    Meanwhile nothing drains the ring: an exporter that blocks for long costs samples.
+    Nothing drains the ring during an export, so an exporter that blocks for long loses samples.
 
     Args:
         exporter: the exporter.
@@ -150,11 +150,11 @@ class SimpleProfileProcessor(ProfileProcessor):
         self._exporter.shutdown(timeout_millis)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """The account of the exporter."""
+        """Returns the account of the exporter."""
         return (self._account,)
 
     def after_fork_in_child(self) -> None:
-        """Start a new account."""
+        """Start with a new account."""
         self._begin()
 
 
@@ -167,17 +167,17 @@ def _encode_gently(window: Window, encoding: Encoding) -> Encoded:
 
 
 class Source(Protocol):
-    """A profiler as its provider sees it."""
+    """The interface of a profiler towards its provider."""
 
     def flush_window(self, timeout_millis: float) -> bool:
-        """Close the current window; False on timeout."""
+        """Close the current window; returns False on timeout."""
 
     def stop(self, timeout_millis: float) -> None:
         """Stop, and hand over the last window."""
 
 
 class ProfilerProvider(ForkAware):
-    """Passes the windows of profilers to processors, under one Resource. Thread-safe.
+    """Passes profilers' windows to processors, under one Resource. Thread-safe.
 
     Args:
         resource: the service's Resource; by default that of the global TracerProvider or
@@ -206,7 +206,7 @@ class ProfilerProvider(ForkAware):
         return self._resource.get()
 
     def add_profile_processor(self, profile_processor: ProfileProcessor) -> None:
-        """Pass all later windows to this processor, too."""
+        """Also pass all later windows to this processor."""
         forks.catch_up()
         with self._lock:
             self._processors = (*self._processors, profile_processor)
@@ -222,7 +222,7 @@ class ProfilerProvider(ForkAware):
             try:
                 processor.on_window(window)
             except Exception:  # noqa: BLE001 - logged; profiling continues
-                _log.exception("a processor failed at a window of %d samples", window.sample_count)
+                _log.exception("a processor failed on a window of %d samples", window.sample_count)
 
     def attach(self, source: Source) -> None:
         """Add a profiler that has started."""
@@ -238,13 +238,13 @@ class ProfilerProvider(ForkAware):
 
     @property
     def handed_over(self) -> SampleCounts:
-        """Samples of all windows so far, by kind."""
+        """Returns the number of samples in all windows so far, by kind."""
         forks.catch_up()
         with self._lock:
             return self._handed_over.copy()
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """The account of each exporter; each covers all :attr:`handed_over` samples."""
+        """Returns each exporter's account, which covers all :attr:`handed_over` samples."""
         forks.catch_up()
         return tuple(
             account.add_not_offered(not_offered)
@@ -253,7 +253,7 @@ class ProfilerProvider(ForkAware):
         )
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Export all samples so far; False on timeout."""
+        """Export all samples so far; returns False on timeout."""
         forks.catch_up()
         deadline = time.monotonic() + timeout_millis / 1000
         flushed = [source.flush_window(_millis_to(deadline)) for source in self._sources]
@@ -261,7 +261,7 @@ class ProfilerProvider(ForkAware):
         return all(flushed)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Stop the profilers and export what is pending within the timeout; idempotent."""
+        """Stop the profilers and export pending samples within the timeout; idempotent."""
         forks.catch_up()
         with self._lock:
             closed, self._closed = self._closed, True
@@ -275,7 +275,7 @@ class ProfilerProvider(ForkAware):
         exits.cancel(self._exit)
 
     def before_fork(self) -> None:
-        """Note the Resource that the parent shares with its other signals."""
+        """Record the Resource that the parent shares with its other signals."""
         self._resource.before_fork()
 
     def after_fork_in_child(self) -> None:
@@ -301,7 +301,7 @@ _global: ProfilerProvider | None = None
 
 
 def set_profiler_provider(profiler_provider: ProfilerProvider) -> None:
-    """Set the global provider; only once, as for other signals."""
+    """Set the global provider; works only once, as for other signals."""
     global _global  # noqa: PLW0603 - the global provider
     with _global_lock:
         if _global is not None:
@@ -311,7 +311,7 @@ def set_profiler_provider(profiler_provider: ProfilerProvider) -> None:
 
 
 def get_profiler_provider() -> ProfilerProvider:
-    """The global provider; by default one without processors."""
+    """Returns the global provider; by default a provider without processors."""
     global _global  # noqa: PLW0603 - the global provider
     with _global_lock:
         if _global is None:

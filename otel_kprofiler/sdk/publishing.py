@@ -1,4 +1,4 @@
-"""Publishes what profilers outside of a service read: its Resource, and its threads' spans."""
+"""Publishes a service's Resource and its threads' spans for profilers outside the process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from otel_kprofiler.sdk.thread_contexts import publish_threads
 
 
 def publish_service(plan: Plan, find_resource: Callable[[], Resource], *, sampling: bool) -> None:
-    """Publish the Resource and the threads' spans, if the plan wants them; log what prevents it.
+    """Publish the Resource and the threads' spans, if the plan enables them; log failures.
 
     Args:
         plan: says what to publish, and what is sampled.
-        find_resource: returns the service's Resource, also in forked children.
-        sampling: whether this process samples the plan's target; otherwise it samples nothing.
+        find_resource: returns the service's Resource; also called in forked children.
+        sampling: whether this process samples the plan's target; if False, it samples nothing.
     """
     publish_context(plan, find_resource, sampling=sampling)
     if plan.publish_context and plan.publish_thread_contexts:
@@ -27,7 +27,7 @@ def publish_service(plan: Plan, find_resource: Callable[[], Resource], *, sampli
 
 
 def publish_context(plan: Plan, find_resource: Callable[[], Resource], *, sampling: bool) -> None:
-    """Publish the Resource, as :func:`publish_service`; leave the threads' spans unchanged."""
+    """Publish the Resource, like :func:`publish_service`; leave the threads' spans unchanged."""
 
     def describe() -> dict[str, AttributeValue]:
         return {**plain_attributes(find_resource().attributes), **plan.attributes}

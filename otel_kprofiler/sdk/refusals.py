@@ -1,4 +1,4 @@
-"""Refuses to run in interpreters that do not support the profiler."""
+"""Rejects interpreters that the profiler does not support."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from otel_kprofiler.errors import HostError
 
 
 def refuse_subinterpreters() -> None:
-    """Refuse to run in a subinterpreter.
+    """Raise an error in a subinterpreter.
 
     Raises:
         HostError: this is a subinterpreter.
@@ -26,7 +26,7 @@ def refuse_subinterpreters() -> None:
 
 
 def refuse_green_threads() -> None:
-    """Refuse to run on green threads: the profiler would block all of them.
+    """Raise an error on green threads, all of which the profiler would block.
 
     Raises:
         HostError: gevent or eventlet has replaced ``threading`` or ``select``.
@@ -46,7 +46,7 @@ def refuse_green_threads() -> None:
 
 
 def make_second_error() -> HostError:
-    """The error of a profiler that starts while another one runs."""
+    """Returns the error for starting a profiler while another is running."""
     return HostError(
         "another kernel profiler is already running in this process",
         hint="stop it first; opentelemetry-instrument starts one by itself unless "

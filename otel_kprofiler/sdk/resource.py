@@ -12,7 +12,7 @@ from otel_kprofiler.model import AttributeScalar, AttributeValue
 
 
 def find_resource() -> Resource | None:
-    """The Resource of the global TracerProvider or MeterProvider; None if neither has one."""
+    """Returns the global TracerProvider's or MeterProvider's Resource; None if neither has one."""
     candidates: tuple[Any, ...] = (
         getattr(trace.get_tracer_provider(), "resource", None),
         # The SDK's MeterProvider has no public attribute for it.
@@ -28,8 +28,8 @@ class ServiceResource:
     ``service.instance.id`` of their Resource; profiles adopt it.
 
     Args:
-        given: an explicit Resource; by default that of other signals, or ``Resource.create()``
-            while there are none.
+        given: an explicit Resource; by default that of the other signals, or ``Resource.create()``
+            while they have none.
     """
 
     def __init__(self, given: Resource | None) -> None:
@@ -39,7 +39,7 @@ class ServiceResource:
         self._forked = False
 
     def get(self) -> Resource:
-        """The current Resource; the same object until it changes."""
+        """Returns the current Resource; the same object until it changes."""
         resource = find_resource()
         if self._given is None:
             if resource is None:
@@ -53,7 +53,7 @@ class ServiceResource:
         return self._given
 
     def before_fork(self) -> None:
-        """Note the instance id of the parent's other signals."""
+        """Record the instance id of the parent's other signals."""
         resource = find_resource()
         self._parents_id = resource and resource.attributes.get(SERVICE_INSTANCE_ID)
 
@@ -64,7 +64,7 @@ class ServiceResource:
 
 
 def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
-    """Convert the SDK's attributes; values of unsupported types become text."""
+    """Convert the SDK's attributes; values of unsupported types become strings."""
     return {
         key: tuple(map(_plain, value)) if isinstance(value, list | tuple) else _plain(value)
         for key, value in attributes.items()

@@ -1,4 +1,4 @@
-"""Schema of the embedded profiler's settings: the receiver's keys and those for services."""
+"""Schema of the embedded profiler's settings: the receiver's keys, and keys for services only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OF_AGENTS: Final = (
     "resources",
     "self_profiled",
 )
-"""Keys of the receiver that mean nothing in a service."""
+"""Receiver keys that have no meaning in a service."""
 _WORDS: Final = {"true": True, "false": False}
 
 
@@ -100,7 +100,7 @@ def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Settings from ``OTEL_KPROFILER_*``; an empty value counts as unset.
+    """Returns the settings from ``OTEL_KPROFILER_*``; an empty value counts as unset.
 
     Raises:
         ConfigError: invalid values; lists all problems.
@@ -121,7 +121,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
 
 
 def find_unknown(environ: Mapping[str, str]) -> list[ConfigProblem]:
-    """Unknown variables with the prefix ``OTEL_KPROFILER_``."""
+    """Returns unknown variables with the prefix ``OTEL_KPROFILER_``."""
     problems = []
     for key in read_variables(environ).keys() - Settings.model_fields.keys():
         supported = [name for name in Settings.model_fields if name not in Settings.unsupported]
@@ -133,7 +133,7 @@ def find_unknown(environ: Mapping[str, str]) -> list[ConfigProblem]:
 
 
 def _typed(key: str, text: str) -> Any:
-    """Convert text to the key's type; leave invalid text to validation."""
+    """Convert a string to the key's type; invalid strings are left to validation."""
     field = Settings.model_fields.get(key)
     kind = field.annotation if field else None
     if kind is bool:
@@ -162,7 +162,7 @@ def make_plan(settings: Settings) -> Plan:
         if getattr(settings, key) != Receiver.model_fields[key].default:
             raise ConfigError(
                 [ConfigProblem("settings", 0, 0, key, "only for the agent")],
-                hint="remove it: a service is profiled by its process, and not with others",
+                hint="remove it: a service is profiled from inside its process",
             )
     if settings.target_pids and settings.target != "host":
         raise ConfigError(

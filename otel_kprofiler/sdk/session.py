@@ -1,4 +1,4 @@
-"""One run of the embedded profiler: its pipeline, and the thread that drains it."""
+"""A run of the embedded profiler: its pipeline, and the thread that drains it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DRAIN_THREAD: Final = "kprofiler-drain"
 _FLUSH_STEPS: Final = 50
 _FLUSH_STEP_S: Final = 0.01
 _RING_BYTES: Final = 64 * 1024
-"""About 600 records of BPF programs per CPU; small, since each process of a service has rings."""
+"""Room for about 600 records per CPU; small, because each process of a service has its rings."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,18 +50,18 @@ class Session:
         plan: what to profile.
         service: the service's Resource.
         sink: receives each window, in the daemon thread.
-        exporters: returns the account of each exporter behind the sink.
+        exporters: returns each exporter's account; they receive windows from the sink.
         earlier: number of samples that the sink received from earlier sessions, by kind.
         inherited: in a forked child, the parent's symbols.
 
     Attributes:
         symbolizer: resolves kernel addresses.
-        links: what publishes spans; None if links are disabled, or the sampler reads all spans.
-        root_names: names the local roots of spans; None if links or names are disabled.
-        failure: why the daemon thread ended by itself; empty if it did not.
+        links: publishes spans; None if links are disabled, or if the sampler reads all spans.
+        root_names: names samples after local roots; None if links or names are disabled.
+        failure: why the daemon thread ended unexpectedly; empty if it did not.
 
     Raises:
-        HostError: this host, or this user on it, cannot be profiled.
+        HostError: this host cannot be profiled, or this user may not profile it.
         SamplerError: the kernel program cannot be loaded.
     """
 
@@ -137,27 +137,27 @@ class Session:
         set_service(self._pipeline.resources, self._plan, service, self._access)
 
     def flush_window(self, timeout_s: float) -> bool:
-        """Close the current window; False on timeout."""
+        """Close the current window; returns False on timeout."""
         return self._call(self._flush_window, timeout_s)
 
     def pause(self, timeout_s: float = 1.0) -> bool:
-        """Pause sampling until :meth:`resume`; False on timeout.
+        """Pause sampling until :meth:`resume`; returns False on timeout.
 
-        Then the account has all samples that were taken.
+        While paused, the account includes all samples taken.
         """
         return self._call(self._pause_sampler, timeout_s)
 
     def resume(self, timeout_s: float = 1.0) -> bool:
-        """Resume sampling; False on timeout."""
+        """Resume sampling; returns False on timeout."""
         return self._call(self._sampler.resume, timeout_s)
 
     def account(self) -> Account:
-        """The account of all samples, as of one instant."""
+        """Returns the account of all samples, as of one instant."""
         account = self._pipeline.account()
         return Account.of_kinds(account.kinds, account.exporters, self._earlier)
 
     def describe(self) -> dict[str, Any]:
-        """Account, Python frames, labels and, if wanted, span links, as plain values."""
+        """Returns account, Python frames, labels and any span links as plain values."""
         labels = {"possible": self._follows_spans, **self._labels.as_dict()}
         described = {
             "account": self.account().as_dict(),
@@ -184,7 +184,7 @@ class Session:
             self._thread.join(timeout_s)
 
     def _call(self, command: Callable[[], None], timeout_s: float) -> bool:
-        """Run a command in the daemon thread; False if that ended or on timeout."""
+        """Run a command in the daemon thread; returns False on timeout or if the thread ended."""
         done = threading.Event()
 
         def do() -> None:
@@ -214,7 +214,7 @@ class Session:
             self._pipeline.close()
 
     def _link_other_spans(self) -> None:
-        """Let threads publish spans that the sampler does not find in the interpreter's objects."""
+        """Let threads publish spans that the sampler cannot find in the interpreter's objects."""
         if not self._plan.span_links:
             return
         if self.links is not None:

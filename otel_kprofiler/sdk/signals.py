@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, Final
 
 _JOIN_S: Final = 3.0
-"""An export ends within two seconds, unless the interrupted main thread holds a lock it needs."""
+"""An export finishes within two seconds, unless the interrupted thread holds a lock it needs."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ _installed: _Handler | None = None
 
 
 def _start(task: Callable[[], object]) -> threading.Thread | None:
-    if sys.is_finalizing():  # all is exported, and a thread would never start
+    if sys.is_finalizing():  # all samples are exported, and a thread would never start
         return None
     thread = threading.Thread(target=task, name="kprofiler-sigterm", daemon=True)
     with contextlib.suppress(RuntimeError):  # at interpreter exit, where atexit exports
@@ -74,13 +74,14 @@ def _start(task: Callable[[], object]) -> threading.Thread | None:
 
 
 def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object]) -> None:
-    """Install a handler that exports before the current action of SIGTERM.
+    """Install a handler that exports before SIGTERM's current action.
 
-    Does nothing if it is installed already or SIGTERM is ignored. Forked children inherit it.
+    Does nothing if the handler is already installed or SIGTERM is ignored. Forked children inherit
+    it.
 
     Args:
-        flush: called if a handler of the service decides what happens.
-        end: called if the signal terminates the process.
+        flush: called if the service has a SIGTERM handler.
+        end: called if SIGTERM terminates the process.
 
     Raises:
         ValueError: this is not the main thread of the main interpreter.
@@ -98,7 +99,7 @@ def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object
 
 
 def put_off_sigterm() -> contextlib.AbstractContextManager[None]:
-    """Let SIGTERM take effect after an export at exit; a second one takes effect at once.
+    """Let SIGTERM take effect after the export at exit; a second SIGTERM takes effect at once.
 
     Does nothing without :func:`come_before_sigterm`.
     """

@@ -1,8 +1,8 @@
 """Finds and verifies the path from a thread to its current span in this interpreter's objects.
 
-The sampler follows it at each interrupt, so nothing has to be hooked. Before that,
-:class:`.span_reader.SpanReader` must have given the interpreter's own answer in contexts,
-dictionaries and spans of every form that is expected.
+The sampler follows the path at each interrupt, so no hooks are needed. Before that,
+:class:`.span_reader.SpanReader` must have agreed with the interpreter on contexts, dictionaries and
+spans of every expected form.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _STYLES: Final = {
     (3, 13): VALUES_INLINE,
     (3, 14): VALUES_INLINE,
 }
-"""Known minor versions, and where they keep attributes of instances."""
+"""Supported minor versions, and where they keep instance attributes."""
 _NODES: Final = frozenset({"hamt", "hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"})
 _ATTRIBUTE: Final = sys.intern("_context")
 _FOLLOWED: Final = (NonRecordingSpan, sdk_trace.Span, getattr(sdk_trace, "_Span", NonRecordingSpan))
-"""Classes of the API and the SDK; tracers make spans of the last."""
+"""Span classes of the API and the SDK; tracers create instances of the last."""
 _MAX_ATTRIBUTES: Final = 30
-"""SHARED_KEYS_MAX_SIZE of Objects/dictobject.c: instances share the places of so many."""
+"""SHARED_KEYS_MAX_SIZE of Objects/dictobject.c: maximum attributes in keys that instances share."""
 _OLDER_AT: Final = 8
 _WORD: Final = (1 << 64) - 1
 _OTHER_VARIABLES: Final = (0, 1, 7, 20, 300)
@@ -70,16 +70,18 @@ class UnprovenError(Exception):
 
 
 def find_span_path(read: Read = read_own_memory) -> SpanPath:
-    """The proven path of this process.
+    """Returns the verified path of this process.
 
     Raises:
         UnprovenError: the interpreter, or OpenTelemetry's part in it, is not as expected.
     """
     style = _STYLES.get(sys.version_info[:2])
     if sys.implementation.name != "cpython" or style is None:
-        raise UnprovenError("the layout of this interpreter's objects is not known")
+        raise UnprovenError("the layout of this interpreter's objects is unknown")
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        raise UnprovenError("this Python runs without the GIL, so threads change what is read")
+        raise UnprovenError(
+            "this Python runs without the GIL, so objects change while they are read"
+        )
     runtime: Any = otel_context._RUNTIME_CONTEXT  # noqa: SLF001
     if type(runtime) is not ContextVarsRuntimeContext:
         kind = f"{type(runtime).__module__}.{type(runtime).__qualname__}"
@@ -122,9 +124,9 @@ def find_span_path(read: Read = read_own_memory) -> SpanPath:
 
 
 def find_other_classes() -> frozenset[str]:
-    """Names of classes whose spans the path does not lead to, such as wrappers of other spans.
+    """Returns names of span classes that the path does not cover, such as wrappers of other spans.
 
-    Takes microseconds; classes that are imported later appear in later calls.
+    Takes microseconds; classes imported later appear in later calls.
     """
     names, waiting = set(), [Span]
     while waiting:
@@ -136,7 +138,7 @@ def find_other_classes() -> frozenset[str]:
 
 
 def _find_oldest(read: Read) -> int:
-    """The last thread state of the list, to which new ones are added at the other end."""
+    """Returns the last thread state of the list; new states are added at the other end."""
     state = get_thread_state()
     for _ in range(MAX_THREADS):
         older = read_word(read, state + _OLDER_AT)
@@ -147,26 +149,26 @@ def _find_oldest(read: Read) -> int:
 
 
 def _hash_in_hamt(key: object) -> int:
-    """``hamt_hash`` of Python/hamt.c, unsigned."""
+    """Returns ``hamt_hash`` of Python/hamt.c, unsigned."""
     whole = hash(key) & _WORD
     half = whole >> 32 ^ whole & 0xFFFF_FFFF
     return 0xFFFF_FFFE if half == 0xFFFF_FFFF else half
 
 
 def _make_spans() -> Iterator[list[Any]]:
-    """For each known class: spans whose attributes are kept in each of the possible ways."""
+    """Yields spans of each known class that keep their attributes in all possible ways."""
 
     def make_context(number: int) -> SpanContext:
         return SpanContext(number, number, is_remote=False, trace_flags=TraceFlags(1))
 
-    recording = getattr(sdk_trace, "_Span", None)  # what tracers make
+    recording = getattr(sdk_trace, "_Span", None)  # what tracers create
     if recording is None:
         raise UnprovenError("OpenTelemetry's SDK has no class _Span")
-    nothing = Resource.get_empty()  # by default, detectors of resources would run
+    nothing = Resource.get_empty()  # by default, resource detectors would run
     for make in (NonRecordingSpan, lambda context: recording("", context, resource=nothing)):
         spans: list[Any] = [make(make_context(number)) for number in (1, 2, 3)]
-        vars(spans[1])  # from now on it has a dictionary, which shares the keys of the class
-        spans[2].__dict__ = dict(vars(spans[2]))  # which does not
+        vars(spans[1])  # from now on it has a dictionary that shares the keys of the class
+        spans[2].__dict__ = dict(vars(spans[2]))  # a dictionary with unshared keys
         yield spans
 
 
@@ -189,10 +191,10 @@ def _find_class(read: Read, style: int, spans: list[Any]) -> SpanClass:
 
 
 def _prove(reader: SpanReader, variable: ContextVar[Context]) -> None:
-    """Compare memory with the interpreter's answers, for every form of each object.
+    """Compare memory with the interpreter's view, for every form of each object.
 
-    Threads that start and end change the list of thread states between two reads, so each
-    comparison is repeated: only what differs every time is a wrong path.
+    Starting and ending threads change the list of thread states between two reads, so each
+    comparison is repeated: the path is wrong only if they differ every time.
 
     Raises:
         UnprovenError: they differ.
@@ -230,7 +232,7 @@ def _hold(span: Any) -> Context:
 
 
 def _make_contexts(spans: list[Any]) -> Iterator[Context]:
-    """OpenTelemetry contexts of every size, with keys of every kind, without and with a span."""
+    """Makes OpenTelemetry contexts of every size and kind of key, with and without a span."""
     for span in spans:
         yield _hold(span)
     for size in _OTHER_KEYS:

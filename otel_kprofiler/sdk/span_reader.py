@@ -1,8 +1,8 @@
 """Follows a thread's state to its current span in memory, step by step as the sampler does.
 
-With it, :mod:`.span_path` proves the path against the interpreter's own answers before the sampler
-follows it. Structs of CPython 3.11 to 3.14: pycore_context.h, Python/hamt.c,
-pycore_dict.h and Objects/dictobject.c; ``python_span.bpf.h`` reads the same.
+:mod:`.span_path` uses it to verify the path against the interpreter's view before the sampler
+follows it. Structs of CPython 3.11 to 3.14: pycore_context.h, Python/hamt.c, pycore_dict.h and
+Objects/dictobject.c; ``python_span.bpf.h`` reads the same.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_own_memory(address: int, size: int) -> bytes:
     return buffer.raw
 
 
-# A PyDLL keeps the GIL, so that no thread starts or ends, and changes the list, during a call.
+# A PyDLL keeps the GIL, so that no thread starts or ends, changing the list, during a call.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
 _libc.process_vm_readv.argtypes = (
     ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong,
@@ -74,10 +74,10 @@ _libc.process_vm_readv.restype = ctypes.c_ssize_t
 
 
 class SpanReader:
-    """Reads what the sampler would read; every method returns 0 where that finds nothing.
+    """Reads what the sampler would read; methods return 0 where the sampler finds nothing.
 
     Args:
-        path: where to read.
+        path: the path to follow.
         read: reads this process's memory.
     """
 
@@ -86,7 +86,7 @@ class SpanReader:
         self._read = read
 
     def find_span_context(self, tid: int) -> int:
-        """Address of the span context that is current in a thread."""
+        """Returns the address of a thread's current span context."""
         path = self._path
         try:
             keys = self._find_otel_context(tid)
@@ -96,7 +96,7 @@ class SpanReader:
             return 0
 
     def find_labels(self, tid: int) -> int:
-        """Address of the number of the labels that are current in a thread."""
+        """Returns the address of the number of a thread's current label set."""
         path = self._path
         try:
             keys = self._find_otel_context(tid)
@@ -105,7 +105,7 @@ class SpanReader:
             return 0
 
     def find_thread_state(self, tid: int) -> int:
-        """Address of a thread's state."""
+        """Returns the address of a thread's state."""
         state = self._path.oldest_thread
         for _ in range(MAX_THREADS):
             if not state or self._word(state + self._path.tid_at) == tid:
@@ -114,7 +114,7 @@ class SpanReader:
         return 0
 
     def find_variable(self, node: int) -> int:
-        """The value of OpenTelemetry's variable in the HAMT with this root."""
+        """Returns the value of OpenTelemetry's variable in the HAMT with this root."""
         path, hash_ = self._path, self._path.variable_hash
         for _ in range(_MAX_LEVELS):
             type_, size, bitmap = self._unpack(_NODE, node)
@@ -139,7 +139,7 @@ class SpanReader:
         return 0
 
     def find_in_dict(self, keys: int, key: int, hash_: int) -> int:
-        """The value of a string in a dictionary's combined table."""
+        """Returns the value of a string key in a dictionary's combined table."""
         log2_size, log2_bytes, kind, entries = self._unpack(_KEYS, keys)
         if log2_size > _MAX_LOG2_SIZE or kind > _UNICODE_KEYS:
             return 0
@@ -162,7 +162,7 @@ class SpanReader:
         return 0
 
     def find_context_of(self, span: int) -> int:
-        """The span context of a span."""
+        """Returns the address of a span's context."""
         path, type_ = self._path, self._word(span + _TYPE_AT)
         for span_class in path.classes:
             if span_class.type == type_:
@@ -181,7 +181,7 @@ class SpanReader:
         return self._word(values + head + 8 * span_class.place)
 
     def _find_otel_context(self, tid: int) -> int:
-        """The table of OpenTelemetry's context that is current in a thread."""
+        """Returns the table of a thread's current OpenTelemetry context."""
         path = self._path
         state = self.find_thread_state(tid)
         context = self._word(state + path.context_at) if state else 0
@@ -201,7 +201,7 @@ class SpanReader:
         return 0
 
     def _typed(self, address: int, type_: int, at: int) -> int:
-        """The reference at an offset in an object of this type."""
+        """Returns the reference at an offset in an object of this type."""
         if not address or self._word(address + _TYPE_AT) != type_:
             return 0
         return self._word(address + at)
@@ -214,13 +214,13 @@ class SpanReader:
 
 
 def read_word(read: Read, address: int) -> int:
-    """The word at an address. Raises ``OSError``."""
+    """Returns the word at an address. Raises ``OSError``."""
     word: int = _WORD.unpack(read(address, _WORD.size))[0]
     return word
 
 
 def read_dict(read: Read, address: int) -> tuple[int, int, int]:
-    """Type, table of keys and values (0: combined) of a dictionary. Raises ``OSError``."""
+    """Returns type, table of keys, and values (0: combined) of a dictionary. Raises ``OSError``."""
     type_, keys, values = _DICT.unpack(read(address, _DICT.size))
     return type_, keys, values
 

@@ -3,10 +3,10 @@
 A library in C writes the records. It is called where OpenTelemetry's context variable changes
 (``ContextVar.set``, ``ContextVar.reset``) and where a thread enters or leaves a
 ``contextvars.Context``: from CPython 3.14 by the interpreter's watcher, before that in
-``Context.run``, which event loops and executors call. After a switch of greenlets, greenlet's
-trace function calls it. Before 3.14, C code that enters a context by itself is noticed where a
-library imports the function (``imports.c``). It goes unnoticed where the function is linked into
-the interpreter: a span that is attached there is not published.
+``Context.run``, which event loops and executors call. After a greenlet switch, greenlet's trace
+function calls it. Before 3.14, a context entered directly by C code is noticed if a library imports
+the function that does so (``imports.c``). It goes unnoticed if that function is linked into the
+interpreter: a span attached there is not published.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from otel_kprofiler.thread_record import load
 _VERSION: Final = "tlsdesc_v1_dev"
 _MAX_NAMES: Final = 256
 _MAX_ENDPOINTS: Final = 1024
-"""Endpoints that are kept encoded; services with ids in their names have more."""
+"""Maximum endpoints kept encoded; services with ids in their span names have more."""
 _MAX_VALUE_BYTES: Final = 255
 _MAX_BYTES: Final = 612  # MAX_ATTRIBUTES of record.c
 
@@ -49,10 +49,10 @@ _log = logging.getLogger(__name__)
 
 
 class _Attributes:
-    """Encodes sets of labels, and numbers their names. Calls are serialised by the lock.
+    """Encodes label sets and numbers the label names. Calls are serialised by the lock.
 
     Args:
-        announce: publishes the names by their numbers.
+        announce: publishes the label names by their numbers.
     """
 
     def __init__(self, announce: Callable[[tuple[str, ...]], None]) -> None:
@@ -61,18 +61,18 @@ class _Attributes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names by their numbers; numbers stay the same."""
+        """Returns the label names by their numbers, which never change."""
         return tuple(self._numbers)
 
     def encode(self, labels: LabelSet) -> bytes:
-        """The attributes of a record; those that exceed a limit of the format are left out."""
+        """Returns the attributes of a record; those beyond a limit of the format are left out."""
         encoded = bytearray()
         count = len(self._numbers)
         for name, value in labels:
             if name not in self._numbers and len(self._numbers) == _MAX_NAMES:
                 continue
             data = value.encode(errors="replace")[:_MAX_VALUE_BYTES]
-            data = data.decode(errors="ignore").encode()  # no part of a character
+            data = data.decode(errors="ignore").encode()  # without a partial character
             if len(encoded) + 2 + len(data) <= _MAX_BYTES:
                 number = self._numbers.setdefault(name, len(self._numbers))
                 encoded += bytes((number, len(data))) + data
@@ -82,10 +82,10 @@ class _Attributes:
 
 
 class _Writer:
-    """The writer of this process. Thread-safe.
+    """Writes this process's records. Thread-safe.
 
     Attributes:
-        problem: why spans are not published; empty if they are, or nobody wanted it.
+        problem: why spans are not published; empty if they are, or if publishing was not requested.
     """
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ def _keys(names: tuple[str, ...]) -> Attributes:
 
 
 def _methods(kind: type) -> dict[str, Any]:
-    """The dictionary behind a type's read-only ``__dict__``."""
+    """Returns the dictionary behind a type's read-only ``__dict__``."""
     (methods,) = gc.get_referents(kind.__dict__)
     if not isinstance(methods, dict):
         raise HostError("spans of threads are not published: this interpreter is not CPython's")
@@ -214,30 +214,29 @@ _writer: Final = _Writer()
 def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
     """Publish the current span of each thread; needs no privileges. Thread-safe.
 
-    Publishes a process context, too, unless this process has one already. Records have the trace
+    Also publishes a process context, unless this process already has one. Records have the trace
     id, the span id, the trace flags, the labels (:func:`otel_kprofiler.labels`) and the name of the
     local root (:class:`otel_kprofiler.sdk.LocalRootSpanProcessor`, which is added to the global
-    TracerProvider); attributes of at most 612 bytes. Threads that are in a span already are
-    published from their next change on. In forked children, records and process context are the
-    child's.
+    TracerProvider); attributes of at most 612 bytes. Threads already in a span are published from
+    their next span change on. Forked children publish their own records and process context.
 
     Args:
         resource: attributes of the process context if there is none yet; by default those of the
             tracer provider.
 
     Raises:
-        HostError: this interpreter or processor is not supported, or has no room for a watcher of
-            contexts (CPython 3.14 has eight); OpenTelemetry's runtime context is replaced, or the
-            process context cannot be published.
+        HostError: this interpreter or processor is not supported; no context watcher is free
+            (CPython 3.14 has eight); OpenTelemetry's runtime context is replaced; or the process
+            context cannot be published.
     """
     _writer.start(resource, endpoints=True)
 
 
 def publish_threads(*, endpoints: bool) -> None:
-    """Publish the current span of each thread; log what prevents it. Thread-safe.
+    """Publish the current span of each thread; log failures. Thread-safe.
 
     Args:
-        endpoints: whether to add the name of the span's local root.
+        endpoints: whether to add the name of each span's local root.
     """
     try:
         _writer.start(None, endpoints=endpoints)
@@ -248,13 +247,13 @@ def publish_threads(*, endpoints: bool) -> None:
 
 
 def describe_threads() -> dict[str, object]:
-    """``published``, ``problem`` and ``failures`` (spans that could not be read). Thread-safe."""
+    """Returns ``published``, ``problem`` and ``failures`` (unreadable spans). Thread-safe."""
     return _writer.as_dict()
 
 
 def stop_thread_contexts() -> None:
     """Withdraw the announcement, so that readers stop. Thread-safe.
 
-    The hooks stay, so that records are right when they are announced again.
+    The hooks stay, so that records are correct when announced again.
     """
     _writer.stop()

@@ -1,4 +1,4 @@
-"""Slots of threads: the active span, and the function that stores a new one.
+"""Thread slots: a thread's active span, and the function that stores a new span.
 
 A slot refers to two interpreter objects, which the sampler reads.
 """
@@ -23,7 +23,7 @@ THREAD_STATE_WORDS: Final = 64
 _DIGIT_BITS: Final = 30
 _DIGITS: Final = (1, 2, 3, 4, 5)
 _WITH_CONTEXT: Final = frozenset({NonRecordingSpan, getattr(sdk_trace, "_Span", NonRecordingSpan)})
-"""Classes whose ``_context`` is the span context; it is faster to read."""
+"""Classes whose ``_context`` is the span context; reading the attribute is faster."""
 
 _probe: contextvars.ContextVar[None] = contextvars.ContextVar("otel_kprofiler.probe")
 
@@ -31,14 +31,15 @@ _probe: contextvars.ContextVar[None] = contextvars.ContextVar("otel_kprofiler.pr
 class ThreadSlot:
     """The active span of a thread, written by that thread only.
 
-    Referenced objects stay alive, so that their addresses cannot be reused.
+    A slot keeps the referenced objects alive, so that their addresses are not reused.
 
     Attributes:
         owner: the context in which the span is active, or a token created in it.
-        span_context: the span's context; None without a span and while ``owner`` changes.
-        variables: the owner's mapping of variables at that time, which each change replaces: code
-            that sets OpenTelemetry's variable by itself, such as asgiref's, is not hooked.
-        look: asks for one call of ``look`` at the next change; may be set from any thread.
+        span_context: the span's context; None if there is no span, and while ``owner`` changes.
+        variables: the owner's mapping of variables at that time. Each change replaces the mapping,
+            which reveals changes by code that is not hooked, such as asgiref, which sets
+            OpenTelemetry's variable directly.
+        look: requests a call of ``look`` at the next change; may be set from any thread.
     """
 
     __slots__ = ("look", "owner", "span_context", "variables")
@@ -51,14 +52,14 @@ class ThreadSlot:
 
 
 def get_token() -> contextvars.Token[None]:
-    """A token created in this thread's current context."""
+    """Returns a token created in this thread's current context."""
     token = _probe.set(None)
     _probe.reset(token)
     return token
 
 
 def get_thread_state() -> int:
-    """Address of this thread's ``PyThreadState``."""
+    """Returns the address of this thread's ``PyThreadState``."""
     get = ctypes.pythonapi.PyThreadState_Get
     get.restype = ctypes.c_void_p
     address: int = get()
@@ -66,10 +67,10 @@ def get_thread_state() -> int:
 
 
 def find_context_offset() -> int | None:
-    """Offset of the current context in ``PyThreadState``; None if not found.
+    """Returns the offset of the current context in ``PyThreadState``; None if not found.
 
-    It differs between versions, so it is searched for: the one word that holds the address of
-    the current context in two different contexts.
+    It differs between versions, so it is searched for: the only word that holds the current
+    context's address in two different contexts.
     """
     state = (ctypes.c_uint64 * THREAD_STATE_WORDS).from_address(get_thread_state())
 
@@ -83,7 +84,7 @@ def find_context_offset() -> int | None:
 
 
 def find_entered_offset() -> int | None:
-    """Offset in a context of the ``int`` that is 1 while it is entered; None if not found."""
+    """Returns the offset of a context's ``int`` that is 1 while entered; None if not found."""
     context = contextvars.Context()
     flags = (ctypes.c_int32 * (context.__sizeof__() // 4)).from_address(id(context))
     left = list(flags)
@@ -92,14 +93,14 @@ def find_entered_offset() -> int | None:
 
 
 def find_owner_offset() -> int | None:
-    """Offset of the owner in a :class:`ThreadSlot`, followed by the other two; likewise."""
+    """Returns the offset in a :class:`ThreadSlot` of its three references; None if not found."""
     slot = ThreadSlot()
     slot.owner, slot.span_context, slot.variables = object(), object(), object()
     return _find_references(slot, (slot.owner, slot.span_context, slot.variables))
 
 
 def find_variables_offset() -> int | None:
-    """Offset of the mapping of variables in a context: what changes when a variable is set."""
+    """Returns the offset of a context's mapping of variables, which each change replaces."""
     context = contextvars.Context()
     words = (ctypes.c_uint64 * (context.__sizeof__() // 8)).from_address(id(context))
     old_words = list(words)
@@ -109,7 +110,7 @@ def find_variables_offset() -> int | None:
 
 
 def make_get_variables() -> Callable[[object], object] | None:
-    """Make the function that returns an owner's mapping of variables; None if it is not found."""
+    """Make the function that returns an owner's mapping of variables; None if not found."""
     context = contextvars.copy_context()
     token_context_at = _find_references(context.run(get_token), (context,))
     variables_at = find_variables_offset()
@@ -127,9 +128,9 @@ def make_get_variables() -> Callable[[object], object] | None:
 
 
 def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
-    """Memory layout of span contexts in this interpreter; None if it is not as expected.
+    """Returns the memory layout of this interpreter's span contexts; None if it is not as expected.
 
-    Offsets are searched for in objects with known content.
+    Searches for offsets in objects with known content.
 
     Args:
         unsampled: whether to include spans that are not sampled.
@@ -162,7 +163,7 @@ def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
 
 
 def _find_references(holder: object, held: tuple[object, ...]) -> int | None:
-    """Offset in an object of consecutive references to other objects; None if not unique."""
+    """Returns the offset of consecutive references in an object; None if not unique."""
     words = list((ctypes.c_uint64 * (holder.__sizeof__() // 8)).from_address(id(holder)))
     wanted = [id(each) for each in held]
     matches = [at for at in range(len(words)) if words[at : at + len(wanted)] == wanted]
@@ -170,7 +171,7 @@ def _find_references(holder: object, held: tuple[object, ...]) -> int | None:
 
 
 def _find_size_bits(number: int) -> tuple[int, int] | None:
-    """``size_shift`` and ``negative_bit`` of the layout, from an integer with known digits."""
+    """Returns the layout's ``size_shift`` and ``negative_bit``, from an integer's known digits."""
     if sys.int_info.bits_per_digit != _DIGIT_BITS or number.__sizeof__() != 24 + 4 * len(_DIGITS):
         return None
     _, type_, size = (ctypes.c_uint64 * 3).from_address(id(number))
@@ -178,7 +179,7 @@ def _find_size_bits(number: int) -> tuple[int, int] | None:
     if type_ != id(int) or tuple(digits) != _DIGITS:
         return None
     # Up to 3.11 the word is the number of digits with the integer's sign; later versions have
-    # flags in its low 3 bits.
+    # flags in the low 3 bits.
     return {len(_DIGITS): (0, 0), len(_DIGITS) << 3: (3, 2)}.get(size)
 
 
@@ -191,14 +192,14 @@ def make_publish(
 ) -> Callable[[Context, object], bool]:
     """Make the function that publishes each change of span.
 
-    It publishes the span of an OpenTelemetry context in this thread's slot, with the owner of
-    :class:`ThreadSlot`, and returns whether the thread has a slot. It is a single function
-    because the cost of a change is dominated by cache misses.
+    That function publishes an OpenTelemetry context's span and its owner in this thread's slot, and
+    returns whether the thread has a slot. It is a single function because cache misses dominate the
+    cost of a change.
 
     Args:
         slots: slots by ``threading.get_ident()``.
         get_variables: returns an owner's mapping of variables.
-        look: called when a slot asks for it.
+        look: called when a slot requests it.
         failed: called when a span cannot be read.
     """
     key, find, ident = _SPAN_KEY, slots.get, get_ident
