@@ -1,6 +1,6 @@
 """Kernel-first continuous profiler for OpenTelemetry.
 
-The names for embedding in a service load on first use; see :mod:`otel_kprofiler.sdk`.
+Names for embedding in a service are loaded on first use; see :mod:`otel_kprofiler.sdk`.
 """
 
 from typing import TYPE_CHECKING, Any

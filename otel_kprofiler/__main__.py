@@ -1,4 +1,4 @@
-"""``python -m otel_kprofiler``."""
+"""Runs the command line: ``python -m otel_kprofiler``."""
 
 import os
 import sys

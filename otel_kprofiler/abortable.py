@@ -1,4 +1,4 @@
-"""HTTP connections for requests that another thread can abort and that log nothing."""
+"""HTTP connections whose requests another thread can abort, and that log nothing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from requests.adapters import HTTPAdapter
 
 
 class PlainSession(requests.Session):
-    """A session that leaves redirects to its caller: requests would read their whole bodies."""
+    """A session that leaves redirects to its caller; requests would read their entire bodies."""
 
     def get_redirect_target(self, resp: requests.Response) -> None:
-        """None: no response is followed."""
+        """Returns None, so that no redirect is followed."""
 
 
 class AbortableAdapter(HTTPAdapter):
@@ -55,14 +55,15 @@ class AbortableAdapter(HTTPAdapter):
                 return opened
 
             def connect_tracked() -> None:
-                # A proxy's answer or a handshake may trickle too.
+                # A proxy's response or a handshake may also trickle in.
                 with connecting:
                     connect()
                     self._watch(connection.sock)
 
             def send_whole(*args: Any, **kwargs: Any) -> None:
-                # urllib3 reads an early answer after a broken pipe, but raises TLS's form of it.
-                # In TLS 1.3 the refusal of a client certificate arrives after the handshake.
+                # urllib3 reads an early response after a broken pipe, but raises TLS's equivalent
+                # error. In TLS 1.3, the rejection of a client certificate arrives after the
+                # handshake.
                 try:
                     send(*args, **kwargs)
                 except ssl.SSLEOFError as error:
@@ -99,9 +100,9 @@ def _shut_down(sock: Any) -> None:
 
 
 class _Silencer(logging.Filter):
-    """Drops urllib3's log records of our exchanges, which contain addresses with their query.
+    """Drops urllib3's log records about the exchanges, which contain addresses with queries.
 
-    Failures are raised as exceptions anyway.
+    Failures still raise exceptions.
     """
 
     def __init__(self) -> None:
@@ -112,7 +113,7 @@ class _Silencer(logging.Filter):
 
     @contextlib.contextmanager
     def this_thread(self) -> Iterator[None]:
-        """Drop the records of the calling thread within the context."""
+        """Drop the calling thread's records within the context."""
         self._threads.add(threading.get_ident())
         try:
             yield

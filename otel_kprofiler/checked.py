@@ -1,4 +1,4 @@
-"""Type checks for values of untrusted JSON."""
+"""Checks types of values in untrusted JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def checked_text(value: Any) -> str:
         ValueError: otherwise.
     """
     if not isinstance(value, str):
-        raise ValueError(f"{_shown(value)} is not a string")  # noqa: TRY004 - bad data, no defect
+        raise ValueError(f"{_shown(value)} is not a string")  # noqa: TRY004 - bad data, not a defect
     return value
 
 

@@ -1,7 +1,7 @@
-"""Boot time, Unix time, and the offset between them.
+"""Converts boot time to Unix time, and tracks their offset.
 
 The kernel stamps samples with ``CLOCK_BOOTTIME`` (time since boot, including suspend);
-receivers want Unix time. The offset is measured by reading the Unix clock between two reads of
+receivers expect Unix time. The offset is measured by reading the Unix clock between two reads of
 the boot clock, keeping the tightest of several tries (as opentelemetry-ebpf-profiler does).
 
 Boot time includes suspend and is never set, so only setting or slewing the Unix clock changes the
@@ -17,9 +17,9 @@ from typing import Final, NamedTuple, Protocol
 
 SYNC_TRIES: Final = 5
 STEP_NS: Final = 1_000_000
-"""Change of the offset above measurement error and a few minutes of slewing."""
+"""Offset change that exceeds measurement error and a few minutes of slewing."""
 EARLIEST_UNIX_NS: Final = 1_577_836_800_000_000_000
-"""2020-01-01: a clock before this has not been set since boot."""
+"""2020-01-01: an earlier clock has not been set since boot."""
 CATCH_UP: Final = 2
 """A stream ahead of the clock runs slower by this factor until the clock has caught up."""
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class TimeSource(Protocol):
-    """Source of clock readings; tests pass their own."""
+    """Source of clock readings; tests substitute it."""
 
     def boot_ns(self) -> int:
         """Nanoseconds since boot (``CLOCK_BOOTTIME``)."""
@@ -49,7 +49,7 @@ class SystemTime:
 
 
 def suspended_ns() -> int:
-    """How long the host has been suspended since it was booted: ``CLOCK_MONOTONIC`` stood still."""
+    """Returns how long the host has been suspended since boot, when ``CLOCK_MONOTONIC`` stops."""
     best_width = best = 0
     for attempt in range(SYNC_TRIES):
         first = time.monotonic_ns()
@@ -61,9 +61,9 @@ def suspended_ns() -> int:
 
 
 class Clock:
-    """Converts boot time to Unix time with an offset that is measured again on demand.
+    """Converts boot time to Unix time with an offset remeasured on demand.
 
-    While the Unix clock is not set, time counts from :data:`EARLIEST_UNIX_NS`, because receivers
+    Until the Unix clock is set, time counts from :data:`EARLIEST_UNIX_NS`, because receivers
     reject or misplace data from 1970. Thread-safe: the offset is one integer.
     """
 
@@ -73,21 +73,21 @@ class Clock:
         self._offset_ns = self._measure()
 
     def boot_ns(self) -> int:
-        """Now, in nanoseconds since boot."""
+        """Returns the current time in nanoseconds since boot."""
         return self._source.boot_ns()
 
     def to_unix_ns(self, boot_ns: int) -> int:
-        """Convert a boot time with the last measured offset."""
+        """Convert a boot time with the most recently measured offset."""
         return boot_ns + self._offset_ns
 
     def sync(self) -> int:
-        """Measure the offset again; returns how far Unix time has moved, in nanoseconds."""
+        """Remeasure the offset; returns how far Unix time has moved, in nanoseconds."""
         old_offset_ns = self._offset_ns
         self._offset_ns = self._measure()
         return self._offset_ns - old_offset_ns
 
     def follow(self) -> int:
-        """Measure again if the Unix clock was set; returns the change in nanoseconds."""
+        """Remeasure the offset if the Unix clock was set; returns the change in nanoseconds."""
         distance = self._source.unix_ns() - self._source.boot_ns() - self._offset_ns
         if abs(distance) < STEP_NS:
             return 0
@@ -113,7 +113,7 @@ class Clock:
 
 
 class Interval(NamedTuple):
-    """An interval of boot time and its Unix time, both half-open."""
+    """A boot-time interval and its Unix-time interval, both half-open."""
 
     start_boot_ns: int
     end_boot_ns: int
@@ -136,7 +136,7 @@ class Interval(NamedTuple):
 
 
 class StreamClock:
-    """Unix time for consecutive intervals of boot time; never goes back. Not thread-safe.
+    """Maps consecutive boot-time intervals to Unix time, which never goes back. Not thread-safe.
 
     If the clock is set forward, the stream follows at once and leaves a gap. If it is set back,
     the stream continues at a fraction of the speed until the clock has caught up.
@@ -147,7 +147,7 @@ class StreamClock:
         self._end_unix_ns = 0
 
     def interval(self, start_boot_ns: int, end_boot_ns: int) -> Interval:
-        """Unix time of the next interval, at least 1 ns long."""
+        """Returns the Unix time of the next interval, which is at least 1 ns long."""
         self._clock.follow()
         length = max(1, end_boot_ns - start_boot_ns)
         start = max(self._clock.to_unix_ns(start_boot_ns), self._end_unix_ns)

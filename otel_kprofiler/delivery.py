@@ -1,4 +1,4 @@
-"""Delivers closed windows to every exporter's queue and keeps the account of their samples."""
+"""Delivers closed windows to each exporter's queue and accounts for their samples."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import Encoded, encode_window
 
 MAX_WAITING_SAMPLES: Final = 250_000
-"""Limit of samples waiting to be encoded, about 25 MB; a single window may exceed it."""
+"""Maximum samples waiting to be encoded, about 25 MB; a single window may exceed it."""
 _ENCODING_SHARE: Final = 0.7
-"""Share of the shutdown timeout after which no further window is encoded."""
+"""Fraction of the shutdown timeout after which no further window is encoded."""
 
 _log = logging.getLogger(__name__)
 
 Encoder = Callable[[Window, Encoding], Encoded]
-"""Encodes a window as an exporter requires."""
+"""Encodes a window as an exporter requires it."""
 
 
 def encode(window: Window, encoding: Encoding) -> Encoded:
@@ -57,14 +57,15 @@ class Reporter:
     """Encodes each window once per :class:`Encoding` and fills the exporters' queues.
 
     Encoding has its own thread, so that a large window never delays draining the ring buffer.
-    Call the reporter from one thread; the other methods are thread-safe. An exporter's account
-    belongs to its name and continues when its queue is replaced.
+    Call the reporter itself from one thread; its methods are thread-safe. An exporter's account is
+    tied to the exporter's name and continues when its queue is replaced.
 
     Args:
-        queues: one per exporter.
+        queues: a queue per exporter.
         encoder: encodes a window.
-        capacity: maximum number of windows waiting to be encoded, together at most
-            :data:`MAX_WAITING_SAMPLES` samples; above that the oldest is dropped and counted.
+        capacity: maximum number of windows waiting to be encoded, with at most
+            :data:`MAX_WAITING_SAMPLES` samples in total; beyond it, the oldest is dropped and
+            counted.
         background: False to encode in the calling thread.
     """
 
@@ -81,7 +82,7 @@ class Reporter:
         self._past: dict[str, list[QueueCounts]] = {}
         self._not_offered = {queue.exporter.name: SampleCounts() for queue in queues}
         self._handed_over = SampleCounts()
-        self._latest: Window | None = None  # its totals, for the final request
+        self._latest: Window | None = None  # the last window's totals, for the final request
         # Totals in the last request that had a profile of the kind, by kind.
         self._reported: dict[ExportQueue, dict[str, StreamTotals]] = {}
         self._encoder = encoder
@@ -89,8 +90,8 @@ class Reporter:
         self._waiting: deque[_Task] = deque()
         self._changed = threading.Condition()
         self._encoding: _Task | None = None
-        # Samples that each queue had accepted before the current task's batches were put, which
-        # may wait for a disk. Those accepted since are no longer pending here.
+        # Samples that each queue had accepted before the current task's batches were enqueued,
+        # which may wait for a disk. Samples accepted since are no longer pending here.
         self._accepted_before: dict[ExportQueue, SampleCounts] = {}
         self._closing = False
         self._background = background
@@ -100,7 +101,7 @@ class Reporter:
     def __call__(self, window: Window) -> None:
         """Queue a window for encoding; never blocks. Empty windows are not sent.
 
-        Losses of the window at the end of sampling are counted for each exporter.
+        Losses in the window at the end of sampling are counted for each exporter.
         """
         given_up = SampleCounts(
             {
@@ -124,13 +125,13 @@ class Reporter:
             self._encode_next()
 
     def _is_full(self, more: int) -> bool:
-        """Returns whether to drop a waiting window; an empty queue takes any size."""
+        """Returns whether to drop a waiting window; an empty queue accepts any size."""
         samples = sum(task.samples.total() for task in self._waiting) + more
         full = len(self._waiting) >= self._capacity or samples > MAX_WAITING_SAMPLES
         return full and bool(self._waiting)
 
     def _take(self, window: Window, samples: SampleCounts) -> _Task:
-        """A task for a window or part of it, for the current queues; call with the lock held."""
+        """Returns a task for (part of) a window and the current queues; call with the lock held."""
         not_offered = {name: counts.copy() for name, counts in self._not_offered.items()}
         task = _Task(window, self._queues, samples, not_offered)
         self._handed_over.update(samples)
@@ -141,7 +142,7 @@ class Reporter:
     def replace(self, queues: Sequence[ExportQueue]) -> None:
         """Use these queues from the next window on.
 
-        Queues no longer among them deliver what they have and are then closed, in the background.
+        Replaced queues deliver their content in the background, and are then closed.
         """
         with self._changed:
             leaving = [queue for queue in self._queues if queue not in queues]
@@ -158,12 +159,12 @@ class Reporter:
             ).start()
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """The account of each exporter, all as of one instant."""
+        """Returns the account of each exporter, all as of one instant."""
         with self._changed:
             return tuple(map(self._account, self._not_offered))
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until every window so far has been exported; False on timeout."""
+        """Wait until every window so far has been exported; returns False on timeout."""
         deadline = time.monotonic() + timeout_millis / 1000
         encoded = self._wait_encoded(deadline)
         flushed = [queue.force_flush(_millis_to(deadline)) for queue in self._open_queues()]
@@ -184,7 +185,7 @@ class Reporter:
             self._changed.notify_all()
         queues = self._open_queues()
         if len(queues) == 1:
-            # In this thread: none can be started during interpreter shutdown.
+            # In this thread, because no thread can be started during interpreter shutdown.
             self._shut_down(queues[0], deadline)
             return
         closers = [
@@ -204,7 +205,7 @@ class Reporter:
         queue.shutdown(_millis_to(deadline), functools.partial(self._make_final_request, queue))
 
     def _make_final_request(self, queue: ExportQueue) -> Batch | None:
-        """A request with the account alone, unless the last request had the same account."""
+        """Returns a request with only the account; None if there is nothing new to report."""
         exporter = queue.exporter
         with self._changed:
             if self._latest is None or queue not in self._queues:
@@ -230,7 +231,7 @@ class Reporter:
         pending = SampleCounts()
         for queue, queue_counts in zip(open_, of_open, strict=True):
             pending.update(self._count_not_queued(queue, queue_counts))
-        # Queues that follow in this process have its samples in their spools, too.
+        # Later queues in this process also have its samples in their spools.
         begun = [
             queue_counts.earlier for queue_counts in counts if queue_counts.earlier is not None
         ]
@@ -256,7 +257,7 @@ class Reporter:
         return account._replace(unknown_since_unix_ns=unknown_since)
 
     def _count_not_queued(self, queue: ExportQueue, counts: QueueCounts) -> SampleCounts:
-        """Samples of windows that are not in a queue yet."""
+        """Returns the samples of windows not yet in a queue."""
         tasks = [task.samples for task in self._tasks() if queue in task.queues]
         not_queued = sum(tasks, SampleCounts())
         if queue in self._accepted_before:
@@ -265,7 +266,7 @@ class Reporter:
         return not_queued
 
     def _lose(self, task: _Task, cause: LossCause) -> None:
-        """Count a window as lost for all its queues; call with the lock held."""
+        """Count a window as lost for all of its queues; call with the lock held."""
         for queue in task.queues:
             queue.record_loss(task.samples, cause)
             if queue in self._accepted_before:
@@ -326,7 +327,7 @@ class Reporter:
         return True
 
     def _encode_all(self, task: _Task) -> list[Encoded | None]:
-        """Encode for each queue, once for queues with the same encoding and losses."""
+        """Encode for each queue, but only once for queues with the same encoding and losses."""
         encoded: dict[object, Encoded | None] = {}
         results = []
         for queue in task.queues:
@@ -351,7 +352,7 @@ class Reporter:
         try:
             return self._encoder(window, encoding)
         except Exception:  # noqa: BLE001 - logged with its traceback and counted
-            # A bug must cost only this window, counted, and not stop the profiler.
+            # A bug may lose only this window, which is counted, and must not stop the profiler.
             _log.exception("a window of %d samples could not be encoded", window.sample_count)
             return None
 
@@ -361,7 +362,7 @@ def _count_accepted(counts: QueueCounts) -> SampleCounts:
 
 
 def _account_of_kind(not_queued: ExporterAccount, queues: Sequence[QueueCounts]) -> ExporterAccount:
-    """The account of one kind: its samples not queued yet, plus the counts of its queues."""
+    """Returns the account of one kind: samples not yet queued, plus its queues' counts."""
     carried_lost = sum_losses(queue.carried_lost for queue in queues)
     return not_queued._replace(
         exported=sum(queue.exported for queue in queues),
@@ -374,12 +375,12 @@ def _account_of_kind(not_queued: ExporterAccount, queues: Sequence[QueueCounts])
 
 
 def _totals(window: Window) -> dict[str, StreamTotals]:
-    """The totals of each kind, by name."""
+    """Returns the totals of each kind, by name."""
     return {profile.kind.name: profile.totals for profile in window.profiles if profile.totals}
 
 
 def _for_receiver(window: Window, account: ExporterAccount, not_offered: SampleCounts) -> Window:
-    """Returns the window with totals that include samples that this receiver will not get."""
+    """Returns the window with totals that include samples this receiver will not get."""
     profiles = [
         _profile_for_receiver(
             profile,
@@ -409,7 +410,7 @@ def _profile_for_receiver(profile: Profile, account: ExporterAccount) -> Profile
 
 
 def _account_only(window: Window, previous: Window | None) -> Window:
-    """A window with the account alone, for the attributes that all its resources share."""
+    """Returns a window with only the account, under the attributes shared by all its resources."""
     common: Resource | None = None
     for resource, *_ in chain(*(profile.resources for profile in window.profiles)):
         attributes = resource.attributes
@@ -431,7 +432,7 @@ def _millis_to(deadline: float) -> float:
 
 
 def _start(thread: threading.Thread) -> bool:
-    """Start a thread, or run it here if the system allows no more threads; returns which."""
+    """Start a thread, or run it here if no more threads can start; returns whether it started."""
     try:
         thread.start()
     except RuntimeError:

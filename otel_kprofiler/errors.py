@@ -3,12 +3,12 @@
 ::
 
     KProfilerError(message, hint)            exit status 1
-    ├── ConfigError(problems)                exit status 2, lists every problem
+    ├── ConfigError(problems)                exit status 2, lists all problems
     ├── HostError                            exit status 3, this host cannot be profiled
     │   ├── PrivilegeError(missing)          a capability is missing
     │   ├── KernelFeatureError(feature)      the kernel is too old or built without it
     │   └── DependencyError(package)         a library is missing
-    ├── SamplerError(log)                    the sampler failed, verifier log included
+    ├── SamplerError(log)                    the sampler failed; includes the verifier log
     ├── ExportError                          an output cannot be written
     └── PayloadError                         data that is not valid OTLP profiles
 
@@ -29,7 +29,7 @@ class KProfilerError(Exception):
 
     Args:
         message: what went wrong, in one sentence.
-        hint: how to fix it; the command line shows it as ``fix:``.
+        hint: how to fix it; the command line prints it after ``fix:``.
     """
 
     exit_status: int = 1
@@ -40,12 +40,12 @@ class KProfilerError(Exception):
         self.hint = hint
 
     def with_fix(self) -> str:
-        """The message, and the hint if there is one."""
+        """Returns the message, with the hint if there is one."""
         return f"{self} (fix: {self.hint})" if self.hint else str(self)
 
 
 def describe_error(error: BaseException) -> str:
-    """Describes an error for people: a system error by its text and path, without its number."""
+    """Describes an error for users: a system error by its message and path, without its number."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     has_path = isinstance(error.filename, str | bytes)
@@ -53,18 +53,18 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_status(status: int) -> str:
-    """How a process ended: by the name of a signal, if ``status`` is negative."""
+    """Describes how a process ended: with the name of a signal, if ``status`` is negative."""
     if status >= 0:
         return f"status {status}"
     try:
         return signal.Signals(-status).name
-    except ValueError:  # of real time
+    except ValueError:  # real-time signals
         return f"signal {-status}"
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
-    """One mistake in a configuration; ``line`` and ``column`` are 1-based, 0 when unknown."""
+    """A problem in a configuration; ``line`` and ``column`` are 1-based, 0 if unknown."""
 
     path: str
     line: int
@@ -78,7 +78,7 @@ class ConfigProblem:
 
 
 class ConfigError(KProfilerError):
-    """The configuration is unusable; carries every problem found."""
+    """The configuration is unusable; lists all problems."""
 
     exit_status = 2
 
@@ -88,7 +88,7 @@ class ConfigError(KProfilerError):
 
     @classmethod
     def merge(cls, errors: Sequence[ConfigError]) -> ConfigError:
-        """All problems and hints of several errors in one."""
+        """Returns an error with the problems and hints of several errors."""
         problems = dict.fromkeys(problem for error in errors for problem in error.problems)
         hints = dict.fromkeys(error.hint for error in errors if error.hint)
         return cls(tuple(problems), hint="; ".join(hints))
@@ -102,13 +102,13 @@ def _make_config_error(problems: Sequence[ConfigProblem], hint: str) -> ConfigEr
 
 
 class HostError(KProfilerError):
-    """This host, or this user on it, cannot do what was asked."""
+    """This host does not support the requested operation, or this user may not perform it."""
 
     exit_status = 3
 
 
 class PrivilegeError(HostError):
-    """A capability is missing; ``missing`` names them as ``CAP_…``."""
+    """Capabilities are missing; ``missing`` names them as ``CAP_…``."""
 
     def __init__(self, message: str, *, missing: Sequence[str] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -120,11 +120,11 @@ class KernelFeatureError(HostError):
 
 
 class DependencyError(HostError):
-    """A library required at run time is not installed."""
+    """A library needed at run time is not installed."""
 
 
 class SamplerError(KProfilerError):
-    """The sampler could not be loaded or attached; ``log`` is the verifier's, if any."""
+    """The sampler could not be loaded or attached; ``log`` is the verifier log, if any."""
 
     def __init__(self, message: str, *, log: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -136,4 +136,4 @@ class ExportError(KProfilerError):
 
 
 class PayloadError(KProfilerError):
-    """Data cannot be decoded as OTLP profiles: damaged, or of an unsupported layout."""
+    """Data cannot be decoded as OTLP profiles: it is damaged, or its layout is not supported."""

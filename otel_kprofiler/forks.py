@@ -1,16 +1,16 @@
 """Runs fork hooks in a defined order.
 
-A forked child has one thread and shares its parent's kernel objects. Objects that must react
-register themselves with the step in which their hooks run.
+A forked child has a single thread and shares its parent's kernel objects. Objects that must react
+to a fork register with the step in which their hooks run.
 
-Python runs no hooks in a child of C's ``fork()``. There, :func:`catch_up` runs those of children:
-uWSGI calls it in its workers; elsewhere each function that a service may call first does, before it
-takes a lock, joins a thread or uses memory that is the parent's.
+Python runs no hooks in a child of C's ``fork()``. There, :func:`catch_up` runs the child's hooks:
+in uWSGI's workers, uWSGI calls it; elsewhere, each function that a service may call first does so
+before it takes a lock, joins a thread or uses the parent's memory.
 """
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401 - its hook frees a lock in the child, before ours
+import concurrent.futures.thread  # noqa: F401 - its hook frees a lock before ours
 import contextlib
 import enum
 import logging
@@ -23,16 +23,16 @@ from typing import Final, NamedTuple
 from otel_kprofiler.workers import call_in_workers
 
 _MAX_WAIT_S: Final = 1.0
-"""A file system that does not answer delays a fork no longer."""
+"""Maximum delay of a fork by an unresponsive file system."""
 
 _log = logging.getLogger(__name__)
 
 
 class ForkStep(enum.IntEnum):
-    """Order of hooks in the child; before the fork the order is reversed, so that locks nest."""
+    """Order of the hooks in the child; reversed before the fork, so that locks nest."""
 
     RELEASE = 0
-    """Close descriptors and mappings that are shared with the parent."""
+    """Close descriptors and mappings shared with the parent."""
     UNHOOK = 1
     """Remove hooks that would announce this process to the parent's kernel program."""
     RENEW = 2
@@ -48,10 +48,10 @@ class ForkAware:
         """Take locks in the parent, so that the child sees consistent data."""
 
     def after_fork_in_parent(self) -> None:
-        """Release the locks in the parent, also if the fork failed."""
+        """Release the locks in the parent, even if the fork failed."""
 
     def after_fork_in_child(self) -> None:
-        """Run in the child, where only the forking thread exists.
+        """Reset in the child, where only the forking thread exists.
 
         After C's ``fork()``, :meth:`before_fork` has not run, and any thread of the parent may
         have held any lock: use :class:`ProcessLock`, or replace them.
@@ -59,7 +59,7 @@ class ForkAware:
 
 
 class ForkGate:
-    """Open for work except around a fork: descriptors and views of a thread stay in the child."""
+    """Keeps work and forks apart: a thread's descriptors and views would stay in the child."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -68,7 +68,7 @@ class ForkGate:
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """Work that no fork interrupts; waits while one is under way."""
+        """Run work that no fork interrupts; waits while a fork is in progress."""
         with self._changed:
             self._changed.wait_for(lambda: not self._forking)
             self._working += 1
@@ -80,20 +80,20 @@ class ForkGate:
                 self._changed.notify_all()
 
     def before_fork(self) -> None:
-        """Wait until nobody works, and let nobody start."""
+        """Wait for running work, and let no new work start."""
         with self._changed:
             self._forking = True
             self._changed.wait_for(lambda: not self._working, _MAX_WAIT_S)
 
     def after_fork(self) -> None:
-        """Let work go on, in the parent."""
+        """Let work resume in the parent."""
         with self._changed:
             self._forking = False
             self._changed.notify_all()
 
 
 class ProcessLock:
-    """A reentrant lock of each process: a forked child has another, which nobody holds."""
+    """A reentrant lock per process: a forked child gets a new, unlocked lock."""
 
     def __init__(self) -> None:
         self._locks: dict[int, threading.RLock] = {}  # by pid, of this process and its ancestors
@@ -120,12 +120,12 @@ class ProcessLock:
 
 
 class LockedForForks:
-    """An object with a lock, which its owner takes before a fork and releases after it."""
+    """An object whose lock is held during a fork."""
 
     _lock: ProcessLock
 
     def before_fork(self) -> None:
-        """Take the lock, so that no thread is half way through a change."""
+        """Take the lock, so that no thread is in the middle of a change."""
         self._lock.acquire()
 
     def after_fork(self) -> None:
@@ -134,7 +134,7 @@ class LockedForForks:
 
 
 class _Fork(NamedTuple):
-    """A fork in progress: what it holds, and whom it concerns."""
+    """A fork in progress: the locks it holds, and the objects it concerns."""
 
     held: threading.RLock
     concerned: list[ForkAware]
@@ -145,10 +145,10 @@ class _Registry:
         self._members: tuple[tuple[ForkStep, weakref.ref[ForkAware]], ...] = ()
         self._lock = ProcessLock()  # guards changes of the tuple, and the hooks of a child
         self._one_fork = threading.RLock()  # serialises forks of several threads
-        self._forks: list[_Fork] = []  # several if nested
+        self._forks: list[_Fork] = []  # several forks if nested
         self._armed = False
-        self._pid = os.getpid()  # of the process that the members belong to
-        self._catching_up = 0  # the same while its hooks run
+        self._pid = os.getpid()  # pid of the process that the members belong to
+        self._catching_up = 0  # pid of the process whose hooks are running
 
     def add(self, step: ForkStep, member: ForkAware) -> None:
         self.catch_up()
@@ -190,14 +190,17 @@ class _Registry:
         fork.held.release()
 
     def _in_child(self) -> None:
-        # C code may call PyOS_AfterFork_Child alone, and after we have caught up.
+        # C code may call only PyOS_AfterFork_Child, and after catch_up() has run.
         if os.getpid() != self._pid:
             self._run_in_child(self._forks.pop().concerned if self._forks else None)
 
     def _run_in_child(self, concerned: list[ForkAware] | None) -> None:
         pid = os.getpid()
         with self._lock:
-            if pid in (self._pid, self._catching_up):  # another thread has, or a hook calls us
+            if pid in (
+                self._pid,
+                self._catching_up,
+            ):  # done, or called by a hook
                 return
             self._catching_up = pid
             self._one_fork = threading.RLock()
@@ -221,7 +224,7 @@ _registry: Final = _Registry()
 
 
 def register(step: ForkStep, member: ForkAware) -> None:
-    """Call an object's hooks at every fork, until it is collected or unregistered.
+    """Call an object's hooks on every fork, until the object is collected or unregistered.
 
     The first call, not the import, registers with ``os.register_at_fork``: in a child, the hooks
     then run after those of an OpenTelemetry SDK that was set up before.
@@ -235,8 +238,8 @@ def unregister(member: ForkAware) -> None:
 
 
 def catch_up() -> None:
-    """Run the hooks of children if this process was forked without them; thread-safe.
+    """Run the child hooks if this process was forked without running them. Thread-safe.
 
-    Costs a system call, getpid(2). A fork that runs the hooks leaves nothing to do.
+    Costs one system call, getpid(2). Does nothing if the fork has run the hooks.
     """
     _registry.catch_up()

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Makes the ``__getattr__`` of a package that imports names on first use (PEP 562).
+    """Makes a package's ``__getattr__``, which imports names on first use (PEP 562).
 
     Args:
         package: ``__name__`` of the package.

@@ -11,13 +11,13 @@ from urllib.parse import unquote, unquote_plus
 REDACTED: Final = "[REDACTED]"
 
 _SHORTEST: Final = 4
-"""Minimum length of a secret; shorter ones are parts of ordinary words and reveal little."""
+"""Minimum length of a secret; shorter strings occur in ordinary words and reveal little."""
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)?(.*)", re.DOTALL)
 
 
 def redact_address(address: str) -> str:
-    """Redact user, password, query and fragment of an address, well-formed or not.
+    """Redact the user, password, query and fragment in an address, well-formed or not.
 
     Everything before the last ``@`` is redacted, because a password may contain any character.
     """
@@ -34,11 +34,11 @@ def has_secrets(address: str) -> bool:
 
 
 class Secrets:
-    """Redacts one connection's secrets from messages of libraries and receivers.
+    """Redacts a connection's secrets in messages from libraries and receivers.
 
     Args:
-        addresses: addresses of receiver and proxies, with secret passwords and queries.
-        headers: headers with secret values.
+        addresses: addresses of receiver and proxies; their passwords and queries are secret.
+        headers: headers whose values are secret.
     """
 
     def __init__(self, addresses: Iterable[str], headers: Mapping[str, str]) -> None:
@@ -51,7 +51,7 @@ class Secrets:
         self._pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
     def redact(self, text: str) -> str:
-        """Redact the secrets in a text."""
+        """Redact the secrets in a string."""
         return self._pattern.sub(REDACTED, text)
 
     def redact_error(self, error: BaseException | None) -> None:

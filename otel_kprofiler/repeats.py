@@ -1,4 +1,4 @@
-"""Limits warnings that repeat: one per pattern and interval, with the number of the others."""
+"""Rate-limits repeated warnings: one per pattern and interval, with the number suppressed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Final
 
 REPEAT_INTERVAL_S: Final = 60.0
-"""Interval in which only the first of several similar warnings is written."""
+"""Interval in which only the first of several similar warnings is logged."""
 
 
 class RepeatFilter(logging.Filter):
-    """Passes one message per pattern and interval, and counts the suppressed ones.
+    """Passes one message per pattern and interval, and counts suppressed messages.
 
     Messages below WARNING always pass: they are logged once per event. The record attribute
     ``subject`` distinguishes messages with the same pattern. Thread-safe.
@@ -31,7 +31,7 @@ class RepeatFilter(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether to write the record; adds the number of similar records suppressed."""
+        """Returns whether to log the record; adds the number of similar records suppressed."""
         if record.levelno < logging.WARNING:
             return True
         pattern = (record.name, record.levelno, str(record.msg), getattr(record, "subject", ""))

@@ -1,4 +1,4 @@
-"""HTTP servers that limit connections: how many there are, how long each takes, what it sends."""
+"""HTTP servers that limit connections: their number, duration and header size."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from otel_kprofiler.repeats import RepeatFilter
 
 MAX_CONNECTIONS: Final = 16
 MAX_HEADER_BYTES: Final = 32 << 10
-"""Largest sum of the headers of a request; proxies pass on no more than 8 to 16 KiB."""
+"""Maximum total size of a request's headers; proxies forward at most 8 to 16 KiB."""
 _FREE_WAIT_S: Final = 2.0
 
 _log = logging.getLogger(__name__)
-_log.addFilter(RepeatFilter())  # clients decide how often connections break
+_log.addFilter(RepeatFilter())  # clients control how often connections break
 
 
 class HttpServer(ThreadingHTTPServer):
-    """One thread per connection; limits the number of connections and their duration.
+    """An HTTP server with a thread per connection; limits the number and duration of connections.
 
     The constructor starts the server.
 
     Args:
         endpoint: ``host:port`` to listen on; ``[::1]:port`` for IPv6, port 0 for a free one.
-        handler: makes the answers.
-        name: of the server in the log, and of its thread.
+        handler: makes the responses.
+        name: name of the server in the log, and of its thread.
         timeout_s: time limit for a client to send its request and read the response.
 
     Attributes:
-        timeout_s: the same.
-        host: host of the endpoint, in lower case and without brackets.
+        timeout_s: the argument.
+        host: host of the endpoint, lower-case and without brackets.
 
     Raises:
-        OSError: the endpoint cannot be listened on.
-        ValueError: it has no port.
+        OSError: the server cannot listen on the endpoint.
+        ValueError: the endpoint has no port.
     """
 
     daemon_threads = True
-    # With the default of 5, a client beyond them waits a second until it sends its SYN again.
+    # With the default of 5, a client beyond that waits a second before it resends its SYN.
     request_queue_size = 128
 
     def __init__(
@@ -72,7 +72,7 @@ class HttpServer(ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        """The port that the server listens on."""
+        """Returns the port that the server listens on."""
         return int(self.server_address[1])
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection; at the limit, close the oldest whose request is not answered yet."""
+        """Serve a connection; at the limit, close the oldest that has no response yet."""
         with self._changed:
             if len(self._open) >= MAX_CONNECTIONS:
                 idle = (request for request in self._open if request not in self._answering)
@@ -100,7 +100,7 @@ class HttpServer(ThreadingHTTPServer):
 
     @contextlib.contextmanager
     def answering(self, request: socket.socket) -> Iterator[None]:
-        """Keep a connection whose answer is being made, however many clients come."""
+        """Keep a connection open while its response is being made, however many clients connect."""
         with self._changed:
             self._answering.add(request)
         try:
@@ -110,21 +110,21 @@ class HttpServer(ThreadingHTTPServer):
                 self._answering.discard(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Forget a connection; called however it ends."""
+        """Forget a connection; called regardless of how it ends."""
         with self._changed:
             self._open.pop(request, None)
             self._changed.notify_all()
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Abort overdue connections, twice a second: a client may send byte by byte."""
+        """Abort overdue connections, twice a second, because a client may send byte by byte."""
         with self._changed:
             now = time.monotonic()
             for request in [request for request, end in self._open.items() if end < now]:
                 _break_off(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log one line if the client went away, a traceback for a bug of ours."""
+        """Log one line if the client disconnected, and a traceback for a bug."""
         error = sys.exception()
         client = client_address[0] if client_address else "a client"
         if isinstance(error, OSError):
@@ -133,7 +133,7 @@ class HttpServer(ThreadingHTTPServer):
             self._warn("a request from %s failed", client, exc_info=True)
 
     def _warn(self, message: str, *arguments: object, exc_info: bool = False) -> None:
-        """Log a warning, or an error with its traceback, unless this server did so lately."""
+        """Log a warning, or an error with its traceback, unless this server did so recently."""
         _log.log(
             logging.ERROR if exc_info else logging.WARNING,
             f"%s: {message}", self._name, *arguments,
@@ -142,31 +142,31 @@ class HttpServer(ThreadingHTTPServer):
 
 
 def _break_off(request: socket.socket) -> None:
-    """Make the serving thread see the end of the connection."""
+    """Make the serving thread see that the connection ended."""
     with contextlib.suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
 
 
 class HttpHandler(BaseHTTPRequestHandler):
-    """Reads one request of a connection; limits its headers, and logs nothing of it."""
+    """Reads one request per connection, limits its headers, and does not log it."""
 
     server: HttpServer
     server_version = "otel-kprofiler"
     sys_version = ""
 
     def parse_request(self) -> bool:
-        """Parse the first line and the headers; answers 431 if they are too large."""
+        """Parse the request line and the headers; responds with 431 if they are too large."""
         whole = self.rfile
-        self.rfile = _Headers(whole)  # type: ignore[assignment] # what reads headers reads lines
+        self.rfile = _Headers(whole)  # type: ignore[assignment] # the header parser reads lines
         try:
             return super().parse_request()
         finally:
             self.rfile = whole
 
     def is_named(self, *names: str) -> bool:
-        """Returns whether ``Host`` is an address, ``localhost``, our host or one of these names.
+        """Returns whether ``Host`` is an address, ``localhost``, the endpoint's host or in names.
 
-        Other names are of sites that lead their visitors' browsers here (DNS rebinding).
+        Other names belong to sites that direct their visitors' browsers here (DNS rebinding).
         """
         try:
             host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
@@ -175,7 +175,7 @@ class HttpHandler(BaseHTTPRequestHandler):
         return host in {"localhost", self.server.host, *names} or is_address(host)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Do not log requests, which come every few seconds."""
+        """Do not log requests, which arrive every few seconds."""
 
 
 class _Headers:
@@ -194,7 +194,7 @@ class _Headers:
 
 
 def is_address(host: str) -> bool:
-    """Returns whether this is an IP address, which no other site can claim."""
+    """Returns whether this is an IP address, which no site can claim as its name."""
     try:
         ip_address(host.partition("%")[0])
     except ValueError:
@@ -203,6 +203,6 @@ def is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether only this host reaches this name or address."""
+    """Returns whether this name or address is reachable only from this host."""
     address = host.strip("[]")
     return host == "localhost" or (is_address(address) and ip_address(address).is_loopback)

@@ -1,8 +1,8 @@
-"""One deadline for all threads that are stopped together.
+"""Stops threads with a shared deadline.
 
-A thread that reads a file of a file system that does not answer ends when that does, or never. The
-caller that stops everything sets a deadline, each part joins its threads within it, and one line of
-the log names the files.
+A thread reading a file on an unresponsive file system ends when the file system responds, or never.
+The caller that stops everything sets a deadline, each component joins its threads within it, and
+one log line names the files.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from contextvars import ContextVar
 from typing import Final
 
 DEFAULT_S: Final = 5.0
-"""Time to stop, if no caller has set a deadline."""
+"""Stop timeout if no caller has set a deadline."""
 _SHARE: Final = 0.5
-"""Share of what is left that one part may take: threads of the next have time to end, too."""
+"""Fraction of the remaining time that a component may use, to leave time for the next."""
 
 _log = logging.getLogger(__name__)
-_read: dict[int, str] = {}  # what each thread reads
+_read: dict[int, str] = {}  # the path that each thread is reading
 
 
 class _Stop:
@@ -35,7 +35,7 @@ _stop: ContextVar[_Stop | None] = ContextVar("stop", default=None)
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Name what this thread reads, for the log if it does not end; the innermost block counts."""
+    """Name the path this thread reads, to log if it does not end; the innermost block counts."""
     thread = threading.get_ident()
     outer = _read.get(thread)
     _read[thread] = path
@@ -50,10 +50,10 @@ def reading(path: str) -> Iterator[None]:
 
 @contextmanager
 def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
-    """Limit the :func:`join_all` in this block of this thread together; the outermost block counts.
+    """Limit the total time of :func:`join_all` calls in this block; the outermost block counts.
 
     Args:
-        timeout_s: in seconds; 0: threads are not waited for.
+        timeout_s: total time in seconds; 0 to not wait for threads.
     """
     if _stop.get() is not None:
         yield
@@ -72,14 +72,14 @@ def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
 
 
 def join_all(threads: Iterable[threading.Thread]) -> bool:
-    """Join threads that were asked to end, and that may not have been started.
+    """Join threads that were asked to stop; threads that never started are skipped.
 
     Returns:
-        Whether all have ended; the others go on, as daemons.
+        Whether all threads have ended; the others keep running as daemons.
     """
     with stop_within():
         stop = _stop.get()
-        assert stop  # noqa: S101 - of this block, or of an outer one
+        assert stop  # noqa: S101 - set by this block, or by an outer block
         started = [thread for thread in threads if thread.ident is not None]
         now = time.monotonic()
         until = now + _SHARE * max(0.0, stop.until - now)

@@ -1,15 +1,15 @@
-"""Texts for files and terminals: escapes untrusted names, and counts in words.
+"""Formats text for files and terminals: escapes untrusted names, and formats counts.
 
 File names are bytes; Python decodes bytes that are not UTF-8 to lone surrogates, which cannot be
-encoded. Names of processes and files may contain terminal escapes, which move the cursor, rename
-the window or hide the rest of a line. What people read (terminals, tables, pages, folded stacks)
-has no control characters; what programs read (OTLP, pprof, speedscope, JSON) has names as they are,
+encoded. Process and file names may contain terminal escapes, which move the cursor, rename the
+window or hide the rest of a line. Output for people (terminals, tables, pages, folded stacks) has
+no control characters; output for programs (OTLP, pprof, speedscope, JSON) has unchanged names,
 except for bytes that are not UTF-8.
 """
 
 from __future__ import annotations
 
-_FIRST_BYTE, _LAST_BYTE = 0xDC80, 0xDCFF  # bytes of PEP 383
+_FIRST_BYTE, _LAST_BYTE = 0xDC80, 0xDCFF  # bytes escaped by PEP 383
 
 
 def escape_surrogates(text: str) -> str:
@@ -24,14 +24,14 @@ def escape_surrogates(text: str) -> str:
 
 
 def decode_name(name: bytes) -> str:
-    r"""Decode a name that may not be UTF-8: such a byte becomes ``\xff``."""
+    r"""Decode a name; a byte that is not UTF-8 becomes ``\xff``."""
     return escape_surrogates(name.decode("utf-8", "surrogateescape"))
 
 
 def escape_controls(text: str) -> str:
-    r"""Escape unprintable characters, such as ``\x1b``, so that the text is one line.
+    r"""Escape unprintable characters, such as ``\x1b``, so that the text fits one line.
 
-    Also escapes marks that change the writing direction, and unusual spaces.
+    Also escapes marks that change the text direction, and unusual spaces.
     """
     if text.isprintable():
         return text
@@ -46,5 +46,5 @@ def _escape(char: str) -> str:
 
 
 def describe_count(count: int, noun: str, plural: str = "") -> str:
-    """``1 sample``, ``2,000 samples``."""
+    """Formats a count and its noun: ``1 sample``, ``2,000 samples``."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

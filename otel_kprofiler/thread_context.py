@@ -1,6 +1,6 @@
-"""Publishes the current span of each thread, for any profiler outside of this process.
+"""Publishes the current span of each thread, for any profiler outside this process.
 
-Works alone, without sampling and without privileges::
+Works without sampling and without privileges::
 
     from otel_kprofiler import thread_context
 

@@ -1,3 +1,3 @@
-"""The version of the package, the only place that states it."""
+"""The package version; defined only here."""
 
 __version__ = "0.1.0"

@@ -1,8 +1,9 @@
-"""Workers of uWSGI, which C code forks.
+"""Supports uWSGI's workers, which C code forks.
 
-Before it forks them, uWSGI loads the application in its master. That holds the GIL from then on,
-so a thread started there never runs again; and if one waits for the GIL at the fork, the worker
-waits forever for it to take the GIL. What needs threads must therefore start in each worker.
+Before forking, uWSGI loads the application in its master. The master holds the GIL from then on, so
+a thread started there never runs again; and if such a thread waits for the GIL at the fork, the
+worker waits forever for that thread to take it. Code that needs threads must therefore start in
+each worker.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ THREADS_HINT: Final = "set enable-threads = true for uWSGI"
 
 
 def call_in_workers(hook: Callable[[], object]) -> None:
-    """Call a function in each process that uWSGI forks, and in this one if it becomes a worker.
+    """Call a function in each process that uWSGI forks, and in this process if it becomes a worker.
 
     Does nothing unless :func:`is_before_workers`.
     """
     if not is_before_workers():
         return
     try:
-        # If the service imported it later, that would drop hooks that were set without it.
+        # Importing it later, in the service, would drop hooks set without it.
         decorators: Any = importlib.import_module("uwsgidecorators")
-    except Exception:  # noqa: BLE001 - an Exception says that there is no master process
+    except Exception:  # noqa: BLE001 - an Exception means that there is no master process
         _chain(_find_uwsgi(), hook)
     else:
         decorators.postfork(hook)
 
 
 def is_before_workers() -> bool:
-    """Returns whether this is uWSGI before it forks its workers."""
+    """Returns whether this process is uWSGI before it forks its workers."""
     uwsgi = _find_uwsgi()
     if uwsgi is None:
         return False
@@ -40,13 +41,13 @@ def is_before_workers() -> bool:
 
 
 def lacks_threads() -> bool:
-    """Returns whether this is uWSGI that runs Python threads only while it serves a request."""
+    """Returns whether this is a uWSGI that runs Python threads only while serving a request."""
     uwsgi = _find_uwsgi()
     return uwsgi is not None and not uwsgi.has_threads
 
 
 def _find_uwsgi() -> Any:
-    """The module that uWSGI has built in; None in other processes."""
+    """Returns uWSGI's built-in module; None in other processes."""
     uwsgi = sys.modules.get("uwsgi")
     return uwsgi if hasattr(uwsgi, "worker_id") else None
 

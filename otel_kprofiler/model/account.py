@@ -1,4 +1,4 @@
-"""Accounts of samples: numbers taken, exported, and lost by cause."""
+"""Sample accounts: numbers of samples taken, exported, and lost by cause."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class LossCause(enum.Enum):
     SPOOL_FULL = "spool_full"
     """The spool on disk was full and its oldest segment was dropped."""
     SPOOL_AGED = "spool_aged"
-    """It exceeded ``max_age`` in the spool."""
+    """The sample exceeded ``max_age`` in the spool."""
     SPOOL_DAMAGED = "spool_damaged"
-    """It is in the spool, but unreadable."""
+    """The sample's data in the spool is unreadable."""
     REJECTED = "rejected"
     """The receiver rejected the data with an error that forbids a retry."""
     RETRIES_EXHAUSTED = "retries_exhausted"
@@ -31,20 +31,20 @@ class LossCause(enum.Enum):
     WRITE_FAILED = "write_failed"
     """An output file could not be written, such as on a full disk."""
     NOT_OFFERED = "not_offered"
-    """Its window was closed while the exporter was not configured, such as before a reload."""
+    """The sample's window closed while the exporter was not configured, such as before a reload."""
     SELF_PROFILED = "self_profiled"
-    """Its process profiles itself, and the configuration leaves such samples out."""
+    """The sample's process profiles itself, and the configuration excludes its samples."""
     SHUTDOWN = "shutdown"
-    """The shutdown timeout ended before delivery."""
+    """The shutdown timeout expired before delivery."""
     INTERNAL = "internal"
-    """A defect of the profiler itself; it is logged with its traceback."""
+    """A defect in the profiler, logged with its traceback."""
 
 
 Losses = Mapping[LossCause, int]
-"""Number of lost samples by cause; causes without losses are absent."""
+"""Lost samples by cause; causes without losses are absent."""
 
 SampleCounts = Counter[str]
-"""Number of samples by the name of their kind."""
+"""Number of samples by kind name."""
 
 
 def sum_losses(losses: Iterable[Losses]) -> dict[LossCause, int]:
@@ -59,21 +59,21 @@ _NONE: Final[Losses] = MappingProxyType({})
 
 
 class StreamTotals(NamedTuple):
-    """Cumulative counts since a sampler was started, up to the end of a window.
+    """Cumulative counts from the start of a sampler to the end of a window.
 
     Attributes:
-        stream_id: random; one per start of a sampler.
+        stream_id: random; a new value for each start of a sampler.
         samples: samples in all windows so far, including this window.
         taken: samples that the kernel program took: ``samples``, those lost in the kernel, and
-            those that wait for their window.
-        lost: samples lost so far, by cause: in the kernel, and, once a window is encoded for a
-            receiver, on the way there.
+            those waiting for their window.
+        lost: samples lost so far, by cause: those lost in the kernel and, once a window is encoded
+            for a receiver, those lost on the way to that receiver.
         earlier_samples: samples of earlier streams that were in this receiver's spool.
-        earlier_lost: how many of these were lost so far, by cause.
+        earlier_lost: number of ``earlier_samples`` lost so far, by cause.
         unknown_since_unix_ns: nonzero if the previous run was killed; samples that it took after
-            this time left no trace.
-        missed: samples that the kernel skipped, such as on a CPU that ran another BPF program; not
-            in ``taken``.
+            this time are unaccounted for.
+        missed: samples that the kernel skipped, for example on a CPU that was running another BPF
+            program; not in ``taken``.
     """
 
     stream_id: str
@@ -90,18 +90,18 @@ class ExporterAccount(NamedTuple):
     """Outcomes of the samples handed to an exporter.
 
     Attributes:
-        name: of the exporter.
+        name: name of the exporter.
         exported: samples that the receiver accepted.
-        lost: samples that did not reach it, by cause.
+        lost: samples that did not reach the receiver, by cause.
         pending: samples in flight, or in the spool for the next run.
-        not_offered: samples of windows that were closed while the exporter was not configured.
+        not_offered: samples of windows closed while the exporter was not configured.
         carried: samples of earlier runs that were in the spool at the start.
         carried_lost: the part of ``lost`` from earlier runs.
-        unknown_since_unix_ns: nonzero if the previous run was killed; the number of samples that it
-            took after this time is unknown.
-        kinds: accounts by kind of samples; empty in the account of a kind.
-        earlier_samples: samples of one kind, of all earlier runs, that were in the spool.
-        earlier_lost: how many of these were lost so far, in any run.
+        unknown_since_unix_ns: nonzero if the previous run was killed; the number of samples taken
+            after this time is unknown.
+        kinds: accounts by sample kind; empty in the account of a single kind.
+        earlier_samples: samples of a single kind that earlier runs left in the spool.
+        earlier_lost: number of ``earlier_samples`` lost so far, in any run.
     """
 
     name: str
@@ -135,7 +135,7 @@ class ExporterAccount(NamedTuple):
         )
 
     def add_not_offered(self, samples: Mapping[str, int]) -> ExporterAccount:
-        """Returns the account with more samples not offered, by kind."""
+        """Returns the account with these samples added to ``not_offered``, by kind."""
         kinds = {
             kind: self.of_kind(kind)._replace(
                 not_offered=self.of_kind(kind).not_offered + samples.get(kind, 0)
@@ -163,18 +163,18 @@ class ExporterAccount(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Outcomes of all samples that the kernel program took; no figure is computed by subtraction.
+    """Outcomes of all samples taken by the kernel program; no count is computed by subtraction.
 
     Attributes:
         taken: counted by the kernel program.
         received: counted when read from the ring.
         lost: lost between kernel and user space, by cause.
         waiting: received, but not yet in a closed window.
-        exporters: one entry for each exporter.
-        earlier: samples of earlier runs, included in the exporters' counts.
+        exporters: an entry for each exporter.
+        earlier: samples from earlier runs, included in the exporters' counts.
         missed: samples that the kernel skipped; not in ``taken``, see ``SamplerCounts``.
-        kinds: the account of each kind of samples, by its name; empty in the account of a kind.
-        truncated: received samples whose user stack is incomplete, by reason.
+        kinds: accounts by name of the sample kind; empty in the account of a single kind.
+        truncated: received samples with an incomplete user stack, by reason.
     """
 
     taken: int = 0
@@ -194,12 +194,12 @@ class Account(NamedTuple):
         exporters: tuple[ExporterAccount, ...],
         earlier: Mapping[str, int] = MappingProxyType({}),
     ) -> Account:
-        """Returns the account of all kinds, from samples and their outcomes.
+        """Returns the account of all kinds from samples and their outcomes.
 
         Args:
-            sampled: account of each kind up to the closed windows; its exporters are replaced.
-            exporters: accounts with kinds, which may differ from those sampled at present.
-            earlier: samples of earlier runs, by kind.
+            sampled: account of each kind up to the last closed window; its exporters are replaced.
+            exporters: accounts with their kinds, which may differ from the kinds currently sampled.
+            earlier: samples from earlier runs, by kind.
         """
         names = dict.fromkeys([*sampled, *earlier])
         for exporter in exporters:
@@ -225,9 +225,9 @@ class Account(NamedTuple):
         )
 
     def gaps(self) -> list[str]:
-        """Returns sentences on unaccounted samples; empty if all are accounted for.
+        """Returns a sentence for each discrepancy; empty if all samples are accounted for.
 
-        Kinds are checked separately, so that a surplus of one cannot hide a deficit of another.
+        Checks kinds separately, so that a surplus in one kind cannot hide a deficit in another.
         """
         if self.kinds:
             return [

@@ -20,19 +20,20 @@ class AttributeForm(enum.Enum):
     """How keys and string values of resource and scope attributes are written."""
 
     INLINE = "inline"
-    """In place. Every receiver reads it."""
+    """Inline, which every receiver can read."""
     REFERENCES = "references"
-    """As indices into the string table: smaller, but most receivers then see empty keys."""
+    """As indices into the string table: smaller, but most receivers see empty keys."""
 
 
 class UnnamedFrames(enum.Enum):
     """How frames without a function name are written."""
 
     ADDRESSES = "addresses"
-    """Without functions: file and address, from which back ends resolve names."""
+    """With file and address but no function; back ends resolve the names."""
     NAMES = "names"
-    """With a function named after file, address and reason, such as ``vmlinux+0x40 [no_symbol]``;
-    after the reason alone if the file is unknown. For back ends that drop frames without one."""
+    """With a function name from file, address and reason, such as ``vmlinux+0x40 [no_symbol]``;
+    from the reason alone if the file is unknown. For back ends that drop frames without a
+    function."""
 
 
 class Encoding(NamedTuple):
@@ -40,7 +41,7 @@ class Encoding(NamedTuple):
 
     Attributes:
         form: protobuf, or JSON by OTLP's mapping.
-        max_bytes: upper limit of a request before compression; None for no limit.
+        max_bytes: maximum size of a request before compression; None for no limit.
         attributes: how resource and scope attributes are written.
         unnamed_frames: how frames without a function name are written.
     """
@@ -52,11 +53,11 @@ class Encoding(NamedTuple):
 
 
 class ProfileSamples(NamedTuple):
-    """The samples of one profile of a request.
+    """Number of samples in one profile of a request.
 
     Attributes:
-        kind: name of their kind.
-        samples: their number.
+        kind: name of the sample kind.
+        samples: number of samples.
     """
 
     kind: str
@@ -70,9 +71,9 @@ class Batch:
     Attributes:
         payload: the encoded request.
         form: how ``payload`` is encoded.
-        profiles: the samples of each profile in it, in order.
-        start_unix_ns: start of its window.
-        end_unix_ns: end of its window, exclusive.
+        profiles: sample counts of the profiles in the payload, in order.
+        start_unix_ns: start of the batch's window.
+        end_unix_ns: end of the batch's window, exclusive.
     """
 
     payload: bytes
@@ -83,12 +84,12 @@ class Batch:
 
     @property
     def sample_count(self) -> int:
-        """Number of samples of all kinds."""
+        """Returns the number of samples of all kinds."""
         return sum(profile.samples for profile in self.profiles)
 
     @property
     def sample_counts(self) -> SampleCounts:
-        """Number of samples of each kind; 0 for a kind with empty profiles only."""
+        """Returns the number of samples by kind; 0 for a kind with only empty profiles."""
         counts = SampleCounts()
         for profile in self.profiles:
             counts[profile.kind] += profile.samples

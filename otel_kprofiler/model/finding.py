@@ -1,4 +1,4 @@
-"""Checks of the host."""
+"""Results of host checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of a check of the host: subject, observed state, required state, fix."""
+    """Result of a host check: subject, observed state, required state, fix."""
 
     check: str
     level: Level

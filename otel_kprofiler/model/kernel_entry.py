@@ -1,8 +1,9 @@
 """Classifies kernel entries by function names: system call, interrupt, and so on.
 
-Names: arch/x86/entry, arch/x86/include/asm/syscall_wrapper.h, arch/arm64/kernel/entry-common.c and
-include/linux/syscalls.h of Linux 4.18 to 6.18. System call wrappers are often inlined or end in a
-tail call, so ``ksys_read`` or ``__do_sys_clone`` may appear instead of ``__x64_sys_read``.
+Sources of names: arch/x86/entry, arch/x86/include/asm/syscall_wrapper.h,
+arch/arm64/kernel/entry-common.c and include/linux/syscalls.h of Linux 4.18 to 6.18. System call
+wrappers are often inlined or end in a tail call, so ``ksys_read`` or ``__do_sys_clone`` may appear
+instead of ``__x64_sys_read``.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ _NAMES: Final = tuple(_ENTRIES)
 def find_entry(stack: Stack) -> str:
     """Returns the innermost kernel entry of a sample.
 
-    An interrupt during a system call counts as an interrupt. Values: names of system calls
+    An interrupt during a system call counts as an interrupt. Returned values: system call names
     (``read``), ``interrupt``, ``soft interrupt``, ``page fault``, ``exception``, ``kernel thread``,
-    ``start of a thread``, ``idle``, or constants of this module.
+    ``start of a thread``, ``idle``, or a constant of this module.
     """
     sides = [side for side in stack.sides if side.kind is KERNEL_SIDE]
     names = [
@@ -61,7 +62,7 @@ def find_entry(stack: Stack) -> str:
 
 
 def entry_of_names(names: Iterable[str]) -> str:
-    """Returns the kernel entry by the names of kernel functions, outermost first."""
+    """Returns the kernel entry from kernel function names, outermost first."""
     entry, in_call = UNKNOWN_ENTRY, False
     for full_name in names:
         name = full_name.partition(".")[0]  # without compiler suffixes such as .isra.0

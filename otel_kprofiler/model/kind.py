@@ -1,4 +1,4 @@
-"""Kinds of samples and the meaning of their values."""
+"""Sample kinds and the meaning of their values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class ProfileKind(NamedTuple):
         period_type: what a periodic sampler counts between two samples (OTLP
             ``period_type.type``); empty for kinds without a period.
         period_unit: its unit (OTLP ``period_type.unit``).
-        number: in ring records and recordings; 0 for kinds that occur only in payloads of other
-            profilers.
+        number: identifies the kind in ring records and recordings; 0 for kinds that occur only in
+            other profilers' payloads.
     """
 
     name: str
@@ -28,7 +28,7 @@ class ProfileKind(NamedTuple):
 
     @property
     def measure(self) -> tuple[str, str]:
-        """Returns type and unit of the period, or of the samples if there is no period."""
+        """Returns type and unit of the period, or of the sample values if there is no period."""
         if self.period_type:
             return self.period_type, self.period_unit
         return self.sample_type, self.sample_unit
@@ -40,18 +40,18 @@ class ProfileKind(NamedTuple):
 
 
 ON_CPU: Final = ProfileKind("on_cpu", "samples", "count", "cpu", "nanoseconds", number=1)
-"""Periodic samples of what runs on a CPU; each counts 1."""
+"""Periodic on-CPU samples; each counts 1."""
 
 OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
-"""Sampled waits of threads; each counts the time that it represents. Type and unit are those of
+"""Sampled off-CPU waits; each counts the time that it represents. Type and unit are those of
 opentelemetry-ebpf-profiler."""
 
 KINDS: Final[list[ProfileKind]] = [ON_CPU, OFF_CPU]
-"""The kinds that samplers produce, in the order of profiles in a window."""
+"""Kinds that samplers produce, in the order of a window's profiles."""
 
 
 def find_kind(number: int) -> ProfileKind:
-    """Returns the kind with a number.
+    """Returns the kind with this number.
 
     Raises:
         ValueError: the number is unknown.

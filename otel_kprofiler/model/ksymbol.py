@@ -1,4 +1,4 @@
-"""Kernel code outside of vmlinux and modules: BPF functions, trampolines, probe pages."""
+"""Kernel code outside vmlinux and modules: BPF functions, trampolines, probe pages."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from otel_kprofiler.model.stack import BpfProgram, ModuleKind
 
 
 class Ksymbol(NamedTuple):
-    """Kernel code outside of vmlinux and modules: a BPF function, a trampoline, a probe page.
+    """Kernel code outside vmlinux and modules: a BPF function, a trampoline, a probe page.
 
     Attributes:
         start: runtime address.
-        length: bytes, 0 if unknown.
-        name: the kernel's, as in kallsyms.
+        length: in bytes, 0 if unknown.
+        name: symbol name, as in kallsyms.
         kind: ``BPF`` or ``OUT_OF_LINE``.
-        since_ns: boot time at which it was loaded, 0 if unknown.
-        program_id: id of the BPF program that contains it, 0 if none or unknown.
+        since_ns: boot time of loading, 0 if unknown.
+        program_id: id of the containing BPF program, 0 if none or unknown.
     """
 
     start: int
@@ -30,7 +30,7 @@ class Ksymbol(NamedTuple):
 
 
 class KsymbolAction(enum.Enum):
-    """Events of code outside of vmlinux and modules."""
+    """Events concerning code outside vmlinux and modules."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -39,17 +39,17 @@ class KsymbolAction(enum.Enum):
     ALL_READ = "all_read"
     """All code was read."""
     LOST = "lost"
-    """Changes were lost; the state is unknown until the next reading."""
+    """Changes were lost; the state is unknown until the next snapshot."""
 
 
 class KsymbolChange(NamedTuple):
-    """A change of code outside of vmlinux and modules, or its state at a reading.
+    """A change of code outside vmlinux and modules, or a snapshot of it.
 
     Attributes:
-        time_ns: boot time; start of a reading, or last time before a loss.
-        action: what happened.
-        symbols: those added, removed or present.
-        until_ns: for a loss, the boot time of its detection.
+        time_ns: boot time of the change, of the start of a snapshot, or the last before a loss.
+        action: the event.
+        symbols: the symbols added, removed or present.
+        until_ns: for a loss, the boot time at which it was detected.
     """
 
     time_ns: int
@@ -59,7 +59,7 @@ class KsymbolChange(NamedTuple):
 
 
 class KsymbolBatch(NamedTuple):
-    """Changes in order of time, and the boot time up to which they are complete."""
+    """Changes in time order, and the boot time up to which they are complete."""
 
     changes: Sequence[KsymbolChange]
     complete_until_ns: int
@@ -69,7 +69,7 @@ class KsymbolDetails(NamedTuple):
     """Program and source lines of a BPF function.
 
     Attributes:
-        program: the program.
+        program: the program containing the function.
         lines: source lines as (offset in the function, file, line), ascending.
     """
 

@@ -1,4 +1,4 @@
-"""Code objects of CPython processes, as described by the kernel program."""
+"""CPython code objects, as described by the kernel program."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 MAX_CODE_BYTES: Final = 16 * 1024 * 1024
-"""Default limit on the memory of descriptions."""
+"""Default limit on the memory for descriptions, in bytes."""
 _OBJECT_BYTES: Final = 512
-"""Memory of a description besides its texts: objects and dictionary entries."""
+"""Memory of a description besides its strings: objects and dictionary entries."""
 
 
 class PythonCode(NamedTuple):
-    """A code object at its first sample. All texts are raw bytes of the process's memory.
+    """A code object as of its first sample. All strings are raw bytes from the process's memory.
 
     Attributes:
-        id: as in samples; unique within a recording.
+        id: code id in samples; unique within a recording.
         process: process id in the initial pid namespace.
-        address: of the code object.
-        image: distinguishes programs run by the same process, and processes that reuse a pid.
+        address: address of the code object.
+        image: distinguishes programs run by the same process, and processes with a reused pid.
         file: source file (``co_filename``).
         function: qualified name (``co_qualname``).
         first_line: 1-based (``co_firstlineno``), 0 if unknown.
-        first_traceable: index of the first instruction with a line of the body, in code units
+        first_traceable: index of the first instruction of the function body, in code units
             (``_co_firsttraceable``).
         line_table: ``co_linetable``; empty if it could not be read completely.
     """
@@ -41,20 +41,20 @@ class PythonCode(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Returns the approximate memory of the description."""
+        """Returns the approximate size of the description in memory."""
         texts = sys.getsizeof(self.file) + sys.getsizeof(self.function)
         return _OBJECT_BYTES + texts + len(self.line_table)
 
 
 class KnownCodes:
-    """Descriptions of code objects by id; the oldest are evicted first.
+    """Keeps descriptions of code objects by id; evicts the oldest first.
 
     Thread-safe; :meth:`get` takes no lock.
 
     Args:
-        max_bytes: limit on the memory of all descriptions.
-        on_dropped: called for each evicted description, outside of the lock, so that the kernel
-            program can describe the code object again.
+        max_bytes: limit on the memory for all descriptions.
+        on_dropped: called for each evicted description, without holding the lock, so that the
+            kernel program can describe the code object again.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class KnownCodes:
         return len(self._codes)
 
     def __iter__(self) -> Iterator[PythonCode]:
-        """Returns current descriptions, oldest first."""
+        """Returns the current descriptions, oldest first."""
         with self._lock:
             return iter(tuple(self._codes.values()))
 
     def get(self, code_id: int) -> PythonCode | None:
-        """The description with an id, None if it is not there, or no longer."""
+        """Returns the description with this id; None if it was never added, or was evicted."""
         return self._codes.get(code_id)
 
     def add(self, code: PythonCode) -> None:
-        """Add a description; one that alone exceeds the limit is dropped at once."""
+        """Add a description; dropped at once if it exceeds the limit alone."""
         with self._lock:
             old = self._codes.pop(code.id, None)
             self._bytes += code.size_bytes - (old.size_bytes if old else 0)

@@ -7,11 +7,11 @@ from typing import Final
 from otel_kprofiler.model.stack import BuildId
 
 MAX_LOOPS: Final = 4096
-"""Maximum number of files; with more, Python frames appear beside native frames."""
+"""Maximum number of files; beyond it, native frames of the loop appear beside Python frames."""
 
 
 class KnownLoops:
-    """Evaluation loops of interpreters seen so far. Thread-safe."""
+    """Records the evaluation loops of interpreters seen so far. Thread-safe."""
 
     def __init__(self) -> None:
         self._loops: dict[BuildId, tuple[range, ...]] = {}
@@ -23,13 +23,13 @@ class KnownLoops:
         return self._version
 
     def add(self, build_id: BuildId | None, loop: tuple[range, ...]) -> None:
-        """Add a file, if it has a build id: SVMAs of the loop."""
+        """Add the loop's SVMAs for a file, if the file has a build id."""
         if build_id is not None and len(self._loops) < MAX_LOOPS:
             self._loops[build_id] = loop
             self._version += 1
 
     def has(self, build_id: BuildId | None, address: int) -> bool:
-        """Returns whether an SVMA of a file is in its loop."""
+        """Returns whether an SVMA of a file is in the file's loop."""
         if build_id is not None:
             return any(address in part for part in self._loops.get(build_id, ()))
         return False

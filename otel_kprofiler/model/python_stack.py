@@ -1,7 +1,7 @@
-"""The Python side of a sample as the kernel program records it.
+"""The Python side of a sample, as recorded by the kernel program.
 
-A head, then one word per frame, leaf first. The head is ``struct python_head`` of
-``bpf/programs/``; change both together. Equal stacks of one process have equal bytes.
+Layout: a header, then one word per frame, leaf first. The header is ``struct python_head`` in
+``bpf/programs/``; change both together. Equal stacks of a process have equal bytes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _ID_BITS: Final = 40
 _INSTRUCTION_BITS: Final = 22
 MAX_CODE_ID: Final = (1 << _ID_BITS) - 1
 NO_CODE: Final = 0
-"""Id of frames without description of their code object."""
+"""Code id of frames whose code object has no description."""
 NO_INSTRUCTION: Final = (1 << _INSTRUCTION_BITS) - 1
-"""Instruction of frames in which it is unknown, or too large for the field."""
+"""Instruction index of frames where it is unknown, or too large for the field."""
 _FROM_C: Final = 1 << (_ID_BITS + _INSTRUCTION_BITS)
 
 
@@ -35,7 +35,7 @@ class PythonEnd(enum.IntEnum):
     COMPLETE = 0
     FRAME_LIMIT = 1
     UNREADABLE = 2
-    """Memory is not resident or is inconsistent; the frames up to there are right."""
+    """Memory is not resident or is inconsistent; the frames up to that point are correct."""
 
 
 _STATUSES: Final = {
@@ -47,7 +47,7 @@ STATUS_BY_PYTHON_END: Final = tuple(
     _STATUSES[PythonEnd(end)] if end < len(PythonEnd) else StackStatus(-errno.EINVAL)
     for end in range(256)
 )
-"""Status of a Python stack by the number of its end; ``-EINVAL`` for unused numbers."""
+"""Status of a Python stack, indexed by :class:`PythonEnd`; ``-EINVAL`` for unused numbers."""
 
 
 class PythonFrame(NamedTuple):
@@ -55,9 +55,9 @@ class PythonFrame(NamedTuple):
 
     Attributes:
         code: id of its :class:`PythonCode`, or :data:`NO_CODE`.
-        instruction: index of the instruction that runs, in code units of two bytes from the start
-            of the code; or :data:`NO_INSTRUCTION`.
-        is_from_c: whether C code entered the interpreter for it, with a native frame of
+        instruction: index of the current instruction, in two-byte code units from the start of the
+            code; or :data:`NO_INSTRUCTION`.
+        is_from_c: whether C code entered the interpreter for this frame, creating a native frame of
             ``_PyEval_EvalFrameDefault``.
     """
 
@@ -67,11 +67,11 @@ class PythonFrame(NamedTuple):
 
 
 class PythonStack(NamedTuple):
-    """A Python stack, decoded.
+    """A decoded Python stack.
 
     Attributes:
-        end: why it ends.
-        tag: number that user space assigned when it registered the process.
+        end: why the stack ends.
+        tag: number that user space assigned on registering the process.
         frames: leaf first.
     """
 
@@ -81,18 +81,18 @@ class PythonStack(NamedTuple):
 
 
 def parse_python_word(word: int) -> PythonFrame:
-    """Decode a word to a frame: id, instruction and flag, from the lowest bit."""
+    """Decode a word into a frame: id, instruction and flag, from the lowest bit."""
     return PythonFrame(word & MAX_CODE_ID, word >> _ID_BITS & NO_INSTRUCTION, word & _FROM_C != 0)
 
 
 def parse_python_stack(raw: bytes) -> PythonStack:
-    """Decode the Python side of a sample; raises ``ValueError`` if it is damaged."""
+    """Decode the Python side of a sample; raises ``ValueError`` if the data is damaged."""
     end, tag, words = split_python_stack(raw)
     return PythonStack(PythonEnd(end), tag, tuple(map(parse_python_word, words)))
 
 
 def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
-    """Returns end, tag, and words of the frames, without an object for each frame.
+    """Returns end, tag and frame words, without creating an object per frame.
 
     Raises:
         ValueError: the stack is damaged.
@@ -106,12 +106,12 @@ def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
 
 
 def find_entries(words: Iterable[int]) -> tuple[int, ...]:
-    """Returns the index after each frame that C code entered, from the words of a stack."""
+    """Returns the index after each frame entered from C code, given a stack's words."""
     return tuple([end for end, word in enumerate(words, start=1) if word & _FROM_C])
 
 
 def pack_python_stack(end: int, frames: Iterable[tuple[int, int, bool]], tag: int = 0) -> bytes:
-    """Encode a Python stack: the inverse of :func:`parse_python_stack`."""
+    """Encode a Python stack; the inverse of :func:`parse_python_stack`."""
     words = array("Q", [
         code | instruction << _ID_BITS | _FROM_C * is_from_c
         for code, instruction, is_from_c in frames

@@ -1,4 +1,4 @@
-"""Samples as the kernel programs record them."""
+"""Samples, as recorded by the kernel programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SpanLink(NamedTuple):
     Attributes:
         trace_id: 16 bytes, not all zero.
         span_id: 8 bytes, not all zero.
-        local_root: name of the topmost span of its process in the trace; empty if unknown.
+        local_root: name of the process's topmost span in the trace; empty if unknown.
     """
 
     trace_id: bytes
@@ -34,7 +34,7 @@ MAX_LABEL_NAME_CHARS: Final = 100
 MAX_LABEL_VALUE_CHARS: Final = 200
 
 COARSE: Final = "otel_kprofiler.coarse"
-"""Label of samples with less detail, because their process is above its budget; its value is
+"""Label of samples with less detail, because their process exceeds its budget; its value is
 ``true``."""
 
 
@@ -42,10 +42,10 @@ class RawSide(NamedTuple):
     """One side of a stack, as the kernel program recorded it.
 
     Attributes:
-        kind: which side.
+        kind: kind of side.
         words: for the kernel, runtime addresses as native-endian 64-bit words, leaf first; for user
-            code, addresses with file mappings (:func:`parse_user_stack`), or nothing.
-        status: outcome of collecting it.
+            code, addresses with file mappings (:func:`parse_user_stack`), or empty.
+        status: outcome of collecting the side.
     """
 
     kind: SideKind
@@ -53,30 +53,30 @@ class RawSide(NamedTuple):
     status: StackStatus = STACK_OK
 
     def addresses(self) -> array[int]:
-        """Returns the addresses; an incomplete last word is dropped."""
+        """Returns the addresses; drops an incomplete last word."""
         return array("Q", self.words[: len(self.words) & -_WORD_BYTES])
 
 
 Collected = tuple[tuple[SideKind, StackStatus], ...]
-"""Sides of a stack with the outcome of collecting each."""
+"""Sides of a stack, each with the outcome of collecting it."""
 
 
 class RawSample(NamedTuple):
-    """One event, as the kernel program recorded it.
+    """A single event, as recorded by the kernel program.
 
     Attributes:
         kind: what was sampled.
         value: in the unit of ``kind``.
         time_ns: ``CLOCK_BOOTTIME`` of the event.
         cpu: logical CPU.
-        tgid: process id in the initial pid namespace; 0 is the idle task.
+        tgid: process id in the initial pid namespace; 0 for the idle task.
         tid: thread id in the initial pid namespace.
         start_time_ns: ``CLOCK_BOOTTIME`` at which the process started, None if unknown.
-        cgroup_id: cgroup v2 id (inode number), 0 or 1 on hosts that use cgroup v1.
-        comm: thread name, at most 15 bytes, without the trailing zeros.
-        collected: the collected sides of its stack, from leaf to root, with outcomes. Samples share
+        cgroup_id: cgroup v2 id (inode number), 0 or 1 on hosts with cgroup v1.
+        comm: thread name, at most 15 bytes, without trailing zeros.
+        collected: collected sides of the stack, from leaf to root, with outcomes. Samples share
             these tuples.
-        stacks: the words of each side, as in :class:`RawSide`.
+        stacks: words of each side, as in :class:`RawSide`.
         link: current span of the thread, if known.
         labels: number of the thread's current set of labels; 0 for none.
         wait: details of the wait; None for other kinds.
@@ -85,7 +85,7 @@ class RawSample(NamedTuple):
         stack_start: start address of the main thread's stack (``startstack`` of
             ``/proc/PID/stat``); 0 if unknown, and during execve(2).
         context: trace flags (one byte) and attributes of the thread context of ``link``, as encoded
-            by the process (OTEP 4947); empty without context.
+            by the process (OTEP 4947); empty without a context.
     """
 
     kind: ProfileKind
@@ -114,7 +114,7 @@ class RawSample(NamedTuple):
 
     @property
     def sides(self) -> tuple[RawSide, ...]:
-        """Returns the collected sides of its stack, from leaf to root."""
+        """Returns the collected sides of the stack, from leaf to root."""
         sides = zip(self.collected, self.stacks, strict=True)
         return tuple([RawSide(kind, words, status) for (kind, status), words in sides])
 
@@ -124,14 +124,14 @@ class RawSample(NamedTuple):
 
 
 class ProcessKey(NamedTuple):
-    """Identity of a process while it runs one program as one user.
+    """Identity of a process as long as it runs the same program as the same user.
 
     Attributes:
         tgid: process id.
-        start_time_ns: ``CLOCK_BOOTTIME`` of its start, which distinguishes processes with the same
+        start_time_ns: ``CLOCK_BOOTTIME`` of its start, which distinguishes processes with a reused
             id; None if unknown.
         exec_id: ``self_exec_id`` of its ``task_struct``, which grows with each execve(2); a child
-            starts with its parent's.
+            inherits its parent's value.
         owner: effective user id; None if unknown or irrelevant.
     """
 
@@ -142,5 +142,5 @@ class ProcessKey(NamedTuple):
 
     @property
     def process(self) -> tuple[int, int | None]:
-        """Returns the process, regardless of its program and user."""
+        """Returns the process key without program and user."""
         return self.tgid, self.start_time_ns

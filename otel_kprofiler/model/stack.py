@@ -1,4 +1,4 @@
-"""Stacks and their sides; frames have names or the reason for none (``Unresolved``)."""
+"""Stacks and their sides; each frame has a name, or the reason it lacks one (``Unresolved``)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from operator import attrgetter
 from typing import Final, NamedTuple, NewType
 
 BuildId = NewType("BuildId", str)
-"""A GNU build id as lower-case hexadecimal text."""
+"""A GNU build id as a lower-case hexadecimal string."""
 
 FileId = NewType("FileId", str)
-"""The 128-bit file id that is sent as ``process.executable.build_id.htlhash``: 32 hex digits."""
+"""The 128-bit file id sent as ``process.executable.build_id.htlhash``: 32 hex digits."""
 
 StackStatus = NewType("StackStatus", int)
-"""Outcome of collecting one stack: above 0 if it was cut off, or a negative ``errno``."""
+"""Outcome of collecting a stack: positive if it was truncated, or a negative ``errno``."""
 
 STACK_OK: Final = StackStatus(0)
 
 STACK_TRUNCATED: Final = StackStatus(1)
-"""The stack exceeds the frame limit: the outermost frames are missing."""
+"""The stack exceeds the frame limit; its outermost frames are missing."""
 
 _SIDE: Final = attrgetter("side")
 
@@ -42,11 +42,11 @@ class ModuleKind(enum.Enum):
     """Code pages that the kernel creates at run time: ftrace trampolines, kprobe slots."""
     USER = "user"
 
-    __hash__ = object.__hash__  # that of Enum is Python code
+    __hash__ = object.__hash__  # Enum's is Python code
 
 
 class RangeSource(enum.Enum):
-    """Source of a module's executable ranges, best first."""
+    """Sources of a module's executable ranges, best first."""
 
     SECTIONS = "sections"
     """/sys/module/NAME/sections: exact."""
@@ -65,13 +65,13 @@ class AddressRange(NamedTuple):
 
 
 class BpfProgram(NamedTuple):
-    """A loaded BPF program, beyond the names of its functions.
+    """Properties of a loaded BPF program.
 
     Attributes:
-        id: number of the program; reused only after billions of loads.
+        id: program id; reused only after billions of loads.
         type: such as ``kprobe`` or ``xdp``, empty if unknown.
         tag: hash of its instructions, 16 hexadecimal digits.
-        load_time_ns: boot time at which it was loaded, 0 if unknown.
+        load_time_ns: boot time of loading, 0 if unknown.
         attached_to: attach point (a tracepoint, a function), empty if unknown.
     """
 
@@ -84,11 +84,11 @@ class BpfProgram(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Owner of code: vmlinux, a loaded module, a BPF program, a user object.
+    """The owner of code: vmlinux, a loaded module, a BPF program, a user object.
 
     Attributes:
-        name: ``vmlinux``, the module's name without path and suffix, or the BPF symbol.
-        kind: what it is.
+        name: ``vmlinux``, the module name without path and suffix, or the BPF symbol.
+        kind: kind of module.
         build_id: GNU build id, None if it has none or it cannot be read.
         file_id: 128-bit id derived from the build id (see ``docs/symbols.md``).
         base: runtime address that RVAs are relative to: ``_text`` for vmlinux, the address
@@ -97,9 +97,9 @@ class Module:
         ranges: executable ranges without init sections, sorted by start; for a user object, the
             segment of the frames, in whole pages.
         range_source: source of ``ranges``.
-        generation: grows by one with each module seen, so that a reload is another module.
-        program: the BPF program of the code, if known.
-        file_offset: for a user object, file offset of the first byte of its range.
+        generation: grows by one with each module seen, so that a reloaded module is a new module.
+        program: the BPF program containing the code, if known.
+        file_offset: for a user object, the file offset of the first byte of its range.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Module:
     def extent(self) -> AddressRange:
         """Returns the range from first to last address, relative to the base; empty if unknown.
 
-        For kernel code it starts at the base.
+        For kernel code, the range starts at the base.
         """
         if not self.ranges:
             return AddressRange(0, 0, "")
@@ -126,7 +126,7 @@ class Module:
 
 
 class Unresolved(enum.Enum):
-    """Reason why a frame has no function name; the value is shown to users."""
+    """Reason for a frame without function name; the value is shown to users."""
 
     HIDDEN = "kernel symbols are hidden from this process"
     NO_SYMBOL = "the address lies between the symbols of its module"
@@ -156,16 +156,16 @@ class Unresolved(enum.Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SideKind:
-    """A part of stacks that is collected separately, such as the kernel's.
+    """A separately collected part of a stack, such as the kernel's.
 
     Attributes:
-        name: of the side, in reports and in the names of OTLP attributes.
-        frame_type: OTLP's ``profile.frame.type`` of its frames.
-        color: color of its frames in the flame graph, from the page's palette.
-        folded_mark: suffix of its frames in folded stacks, from which flamegraph.pl derives colors.
-        is_expected: whether every thread has this side, so that reports mention its absence.
+        name: name of the side, in reports and in OTLP attribute names.
+        frame_type: OTLP ``profile.frame.type`` of its frames.
+        color: color of its frames in the flame graph, from the viewer's palette.
+        folded_mark: suffix of its frames in folded stacks, which flamegraph.pl maps to colors.
+        is_expected: whether every thread has this side; if so, reports mention its absence.
         usual_reason: default reason for frames without names; not sent.
-        has_files: whether its functions belong to source files instead of modules, so that reports
+        has_files: whether its functions belong to source files rather than modules; if so, reports
             show lines after names.
     """
 
@@ -182,10 +182,10 @@ KERNEL_SIDE: Final = SideKind("kernel", "kernel", "kernel", "_[k]", is_expected=
 """Kernel code: vmlinux, modules, BPF programs."""
 
 USER_SIDE: Final = SideKind("user", "native", "user", usual_reason=Unresolved.USER_ADDRESS)
-"""Native code of the process; decoded frames of other types get separate sides."""
+"""The process's native code; decoded frames of other types get separate sides."""
 
 PYTHON_SIDE: Final = SideKind("python", "cpython", "python", "_[p]", has_files=True)
-"""Python functions of CPython processes, from the interpreter's frames."""
+"""Python functions in CPython processes, from the interpreter's frames."""
 
 SIDES: Final = [KERNEL_SIDE, USER_SIDE, PYTHON_SIDE]
 """All sides, from leaf to root."""
@@ -195,11 +195,11 @@ class Line(NamedTuple):
     """A function at an address, inlined or physical.
 
     Attributes:
-        function: readable name.
-        system_name: the linker's name, when it differs (``foo.isra.0``); else empty.
+        function: display name.
+        system_name: linker name if it differs (``foo.isra.0``), else empty.
         file: source file, empty if unknown.
         line: 1-based source line, 0 if unknown.
-        start_line: 1-based line at which the function starts, 0 if unknown.
+        start_line: 1-based first line of the function, 0 if unknown.
     """
 
     function: str
@@ -211,22 +211,22 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One entry of a stack.
+    """An entry of a stack.
 
     Attributes:
         module: owner of the code, None if unknown.
         address: RVA in ``module``, or the runtime address when ``module`` is None. Already
             adjusted: the leaf is exact, a caller is its return address minus one.
-        lines: functions at the address, innermost inlined one first; empty when unresolved.
+        lines: functions at the address, innermost inlined function first; empty when unresolved.
         offset: distance in bytes from the start of the physical function, 0 if its bounds are
-            unknown. Bounds may be known without a name (``NO_NAME``).
-        side: its side of the stack.
+            unknown. A function without a name may have known bounds (``NO_NAME``).
+        side: side of the stack that it belongs to.
         unresolved: why ``lines`` is empty, None if resolved.
-        builtin: for code built into ``vmlinux``, the modules that would otherwise contain it;
-            several if they share an object file, empty for most code.
-        found_by: method, if it is no proof: ``frame_pointer`` (a callee may be missing) or
-            ``guess`` for the frame, ``moved_text`` for the file (the memory fills a hole between
-            two mappings of the file).
+        builtin: for code built into ``vmlinux``, the modules that would contain it otherwise:
+            several if they share an object file, none for most code.
+        found_by: unwinding method, if it is not conclusive: ``frame_pointer`` (a callee may be
+            missing) or ``guess`` for the frame, ``moved_text`` for the file (the memory fills a
+            hole between two mappings of the file).
     """
 
     module: Module | None
@@ -245,14 +245,14 @@ class Frame:
 
 
 class RawFrames:
-    """Frames with addresses only, created on demand.
+    """Frames that have only addresses, created on demand.
 
-    Few occur twice, so that cached objects would cost more than they save.
+    Few occur twice, so caching them would cost more than it saves.
 
     Args:
-        side: their side.
-        addresses: addresses of the process, adjusted like those of frames.
-        reason: why they are unresolved.
+        side: side of the frames.
+        addresses: addresses in the process, adjusted as in :class:`Frame`.
+        reason: why the frames are unresolved.
     """
 
     __slots__ = ("addresses", "reason", "side")
@@ -276,11 +276,11 @@ class Side(NamedTuple):
     """One side of a stack.
 
     Attributes:
-        kind: which side.
+        kind: kind of side.
         frames: its frames, leaf first. Frames in a tuple live as long as the side.
-        status: outcome of collecting it.
-        is_provisional: whether it may be resolved further when the window is closed.
-        entries: for a Python side, the indices after frames that C code entered.
+        status: outcome of collecting the side.
+        is_provisional: whether it may be resolved further when the window closes.
+        entries: for a Python side, the indices after frames entered from C code.
     """
 
     kind: SideKind
@@ -294,8 +294,8 @@ class Side(NamedTuple):
 class Stack:
     """A resolved stack; compared by identity.
 
-    Equal stacks are the same object as long as the symbols are the same, which makes grouping
-    samples a dictionary look-up.
+    Equal stacks are the same object while their symbols are unchanged, so grouping samples takes
+    only a dictionary lookup.
 
     Attributes:
         sides: collected sides, from leaf to root. Where frames of two sides alternate, each run is
@@ -308,13 +308,13 @@ class Stack:
     def from_frames(
         cls, frames: Iterable[Frame], statuses: Mapping[SideKind, StackStatus] | None = None
     ) -> Stack:
-        """Build a stack of frames, leaf first.
+        """Build a stack from frames, leaf first.
 
         Args:
             frames: frames of any sides.
             statuses: outcomes by side. A side without frames is added only if listed here, at the
-                root if it was cut off. If a side has several runs of frames, the last run has the
-                status.
+                root if it was truncated. If a side has several runs of frames, the last run gets
+                the status.
         """
         left = dict(statuses or {})
         sides: list[Side] = []
@@ -330,7 +330,7 @@ class Stack:
 
     @property
     def is_provisional(self) -> bool:
-        """Returns whether it may be resolved further when the window is closed."""
+        """Returns whether the stack may be resolved further when the window closes."""
         for side in self.sides:  # noqa: SIM110 - any() takes three times as long
             if side.is_provisional:
                 return True

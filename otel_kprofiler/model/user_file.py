@@ -13,11 +13,11 @@ from otel_kprofiler.model.user_stack import FileKey
 VDSO_NAME: Final = "[vdso]"
 _MEMFD: Final = "memfd:"
 MAX_FILES: Final = 16_384
-"""Limit on files with details, some 500 bytes each; they outlive the tables."""
+"""Limit on files with details, about 500 bytes each; details outlive the unwind tables."""
 
 
 class Segment(NamedTuple):
-    """A loaded part of an ELF file: ``size`` bytes at ``offset`` appear at ``address`` (SVMA)."""
+    """A loaded part of an ELF file: maps ``size`` bytes at ``offset`` to ``address`` (SVMA)."""
 
     offset: int
     size: int
@@ -25,14 +25,14 @@ class Segment(NamedTuple):
 
 
 class FileDetails(NamedTuple):
-    """A file.
+    """Details of a file.
 
     Attributes:
-        path: as seen by its process, or ``[vdso]``.
+        path: path as seen by the process, or ``[vdso]``.
         build_id: GNU build id; None if it has none or is not an ELF file.
         file_id: hash of the file (htlhash).
         texts: executable segments, which map file offsets to addresses (SVMA).
-        deleted: whether no directory has an entry of the file.
+        deleted: whether the file has been unlinked from all directories.
     """
 
     path: str
@@ -45,7 +45,7 @@ class FileDetails(NamedTuple):
     def name(self) -> str:
         """Returns the last part of the path, marked if the file was deleted.
 
-        A file of memfd_create(2), which was never in a directory, has the kernel's name:
+        A file created by memfd_create(2), which was never in a directory, has the kernel's name:
         ``memfd:NAME``.
         """
         name = os.path.basename(self.path) or self.path
@@ -54,12 +54,12 @@ class FileDetails(NamedTuple):
 
 
 class OpenFile(NamedTuple):
-    """The content of a file that was verified to be the mapped file.
+    """An open file, verified to be the mapped file.
 
     Attributes:
-        fd: open for reading.
-        size: in bytes, when verified.
-        modified_ns: Unix time of the last write, read with ``size``.
+        fd: descriptor, open for reading.
+        size: size in bytes at verification.
+        modified_ns: Unix time of the last write at verification.
     """
 
     fd: int
@@ -67,17 +67,17 @@ class OpenFile(NamedTuple):
     modified_ns: int
 
     def has_changed(self) -> bool:
-        """Returns whether the file was written since. Raises ``OSError``."""
+        """Returns whether the file was written since verification. Raises ``OSError``."""
         now = os.fstat(self.fd)
         return (now.st_size, now.st_mtime_ns) != (self.size, self.modified_ns)
 
 
 FileReader = Callable[[FileKey, FileDetails, OpenFile | bytes, int], None]
-"""Takes a file (open during the call) or its image in memory, and the process that mapped it."""
+"""Receives a file (open during the call) or its image in memory, and the process that mapped it."""
 
 
 class KnownFiles:
-    """Details by file; the oldest are evicted first. Look-ups take no lock, from any thread.
+    """Keeps details by file; evicts the oldest first. Lookups are lock-free, from any thread.
 
     Args:
         most: maximum number of files.
@@ -93,11 +93,11 @@ class KnownFiles:
         self._lock = threading.Lock()
 
     def get(self, key: FileKey) -> FileDetails | None:
-        """Returns details of a file; None if unseen, unreadable or evicted."""
+        """Returns the details of a file; None if unseen, unreadable or evicted."""
         return self._files.get(key)
 
     def all(self) -> dict[FileKey, FileDetails]:
-        """Returns details of all files."""
+        """Returns the details of all files."""
         with self._lock:
             return dict(self._files)
 

@@ -1,6 +1,6 @@
-"""The user side of a sample as the kernel program records it.
+"""The user side of a sample, as recorded by the kernel program.
 
-The struct is that of ``bpf/programs/user_stack.bpf.h``; change both together.
+The struct is defined in ``bpf/programs/user_stack.bpf.h``; change both together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOURCE_BITS: Final = 60
 IN_MOVED_TEXT: Final = 8
 """Flag of a frame's source: its code was copied to memory without a file.
 
-The file is the one mapped around that memory.
+The frame's file is the file mapped around that memory.
 """
 _ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
 NO_MAPPING: Final = 15
@@ -38,25 +38,25 @@ class StackEnd(enum.IntEnum):
     """The outermost frame is marked as having no caller."""
     FRAME_LIMIT = 1
     WORK_LIMIT = 2
-    """The kernel program's time limit was reached."""
+    """The kernel program reached its time limit."""
     PENDING = 3
     """The unwind table of the next file is not loaded yet."""
     NO_RULE = 4
-    """Code has neither unwind table nor frame pointer."""
+    """The code has neither unwind table nor frame pointer."""
     UNREADABLE = 5
     """Memory is not resident."""
     UNSUPPORTED = 6
-    """The kernel program does not support an unwind rule."""
+    """An unwind rule is not supported by the kernel program."""
     NOT_EXECUTABLE = 7
-    """The return address points to no code."""
+    """The return address does not point to code."""
     NOT_A_CALL = 8
     """The return address does not follow a call."""
     NO_PROGRESS = 9
-    """The caller's frame does not lie above its callee's."""
+    """The caller's frame is not above its callee's."""
     DAMAGED = 10
     """The file's unwind table is inconsistent."""
     OVER_BUDGET = 11
-    """The process exceeded its budget for distinct stacks; set in user space."""
+    """The process exceeded its budget of distinct stacks; set by user space."""
 
 
 _FIRST_TRUNCATED: Final = 16
@@ -68,7 +68,7 @@ STATUS_BY_END: Final = tuple(
     _STATUSES[StackEnd(end)] if end < len(StackEnd) else StackStatus(-errno.EINVAL)
     for end in range(256)
 )
-"""Status of a user stack by the number of its end; ``-EINVAL`` for unused numbers."""
+"""Status of a user stack, indexed by :class:`StackEnd`; ``-EINVAL`` for unused numbers."""
 TRUNCATED_STACKS: Final[Mapping[StackStatus, StackEnd]] = {
     status: end for end, status in _STATUSES.items() if end is not StackEnd.COMPLETE
 }
@@ -80,25 +80,25 @@ class FrameSource(enum.IntEnum):
     """Method that yielded a frame."""
 
     REGISTERS = 0
-    """The leaf: where the interrupt hit."""
+    """The leaf: the interrupted instruction."""
     TABLE = 1
     FRAME_POINTER = 2
-    """By frame pointer; the return address follows a call. A callee may be missing."""
+    """From the frame pointer; the return address follows a call. A callee may be missing."""
     GUESS = 3
-    """The caller of a leaf without unwind entry: the address on top of its stack follows a call."""
+    """Caller of a leaf without unwind entry; the address on top of the stack follows a call."""
     SIGNAL = 4
-    """Interrupted by a signal; from the registers that the kernel saved."""
+    """Interrupted by a signal; from the registers saved by the kernel."""
 
 
 class FileKey(NamedTuple):
-    """Identity of a mapped file on this host, as long as it runs.
+    """Identity of a mapped file on this host, valid until reboot.
 
     Attributes:
         inode: inode number.
-        device: device of its file system as ``MKDEV`` (major << 20 | minor); differs from
+        device: device of its file system, as ``MKDEV`` (major << 20 | minor); differs from
             ``st_dev`` on overlayfs and btrfs.
-        generation: distinguishes files with the same inode number, and a file before and after it
-            was overwritten in place.
+        generation: distinguishes files with a reused inode number, and a file's contents before and
+            after it was overwritten in place.
     """
 
     inode: int
@@ -126,10 +126,10 @@ class UserStack(NamedTuple):
     """A user stack, leaf first.
 
     Attributes:
-        end: why it ends.
-        mappings: files of its frames.
+        end: why the stack ends.
+        mappings: mapped files of the frames.
         addresses: runtime addresses: the interrupted instruction, then return addresses.
-        places: index of each frame's mapping, None in memory without a file.
+        places: index of each frame's mapping, None for memory without a file.
         sources: method that yielded each frame.
     """
 
@@ -141,7 +141,7 @@ class UserStack(NamedTuple):
 
 
 def parse_user_stack(raw: bytes) -> UserStack:
-    """Decode ``RawSample.user_stack``; raises ``ValueError`` if it is damaged."""
+    """Decode ``RawSample.user_stack``; raises ``ValueError`` if the data is damaged."""
     end, packed, words = split_user_stack(raw)
     mappings = mapping_fields(packed)
     places = (word >> ADDRESS_BITS & NO_MAPPING for word in words)
@@ -155,9 +155,9 @@ def parse_user_stack(raw: bytes) -> UserStack:
 
 
 def find_user_addresses(raw: bytes) -> array[int]:
-    """Returns the look-up addresses of ``RawSample.user_stack``.
+    """Returns the addresses to look up for ``RawSample.user_stack``.
 
-    For a caller that is the byte before the return address, which belongs to the call.
+    For a caller, this is the byte before the return address, which belongs to the call.
 
     Raises:
         ValueError: the stack is damaged.
@@ -178,7 +178,7 @@ def pack_user_stack(
     frames: Iterable[tuple[int, int | None, FrameSource]],
     mappings: tuple[StackMapping, ...] = (),
 ) -> bytes:
-    """Encode a user stack of (address, place, source) frames: inverse of parse_user_stack."""
+    """Encode a user stack of (address, place, source) frames; inverse of parse_user_stack."""
     words = array("Q", [
         address | (NO_MAPPING if place is None else place) << ADDRESS_BITS
         | source << SOURCE_BITS
@@ -202,12 +202,13 @@ def user_stack_bytes(raw: bytes, at: int) -> int:
 
 
 def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
-    """Returns end, mappings, and words of the frames, without an object for each frame.
+    """Returns end, mappings and frame words, without creating an object per frame.
 
-    Stacks with equal mappings share the meaning of words.
+    Words have the same meaning in all stacks with equal mappings.
 
-    From the lowest bit: :data:`ADDRESS_BITS` of address, four bits of the mapping's index
-    (:data:`NO_MAPPING` for none), and four of the source, including the flag :data:`IN_MOVED_TEXT`.
+    Layout of a word from the lowest bit: :data:`ADDRESS_BITS` of address, four bits of mapping
+    index (:data:`NO_MAPPING` for none), and four of source, including the flag
+    :data:`IN_MOVED_TEXT`.
 
     Raises:
         ValueError: the stack is damaged.

@@ -1,4 +1,4 @@
-"""Waits: periods in which a thread is off the CPU."""
+"""Off-CPU waits of threads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Final, NamedTuple
 
 
 class WaitState(enum.IntEnum):
-    """State of a thread that is off the CPU; the names are those on the wire and in reports.
+    """State of an off-CPU thread; the names appear on the wire and in reports.
 
-    States of the task (``include/linux/sched.h``), except for :attr:`RUNNABLE`: the thread waits
-    for a CPU, after a preemption or between wake-up and run (``run_delay`` of
-    ``/proc/PID/schedstat``).
+    Task states (``include/linux/sched.h``), plus :attr:`RUNNABLE`: the thread waits for a CPU,
+    after a preemption or between wake-up and run (``run_delay`` of ``/proc/PID/schedstat``).
     """
 
     RUNNABLE = 0
@@ -20,11 +19,11 @@ class WaitState(enum.IntEnum):
     STOPPED = 3
     """Stopped by a signal or traced."""
     IDLE = 4
-    """A kernel thread that waits for work without counting as load (``TASK_IDLE``)."""
+    """A kernel thread waiting for work without counting as load (``TASK_IDLE``)."""
 
     @property
     def label(self) -> str:
-        """Returns the name, in lower case."""
+        """Returns the name in lower case."""
         return self.name.lower()
 
 
@@ -32,12 +31,12 @@ class Waker(NamedTuple):
     """The thread that ended a wait, as ``sched_waking`` saw it.
 
     Attributes:
-        tgid: its process id in the initial pid namespace; 0 if an interrupt woke the thread on an
-            idle CPU.
-        tid: its thread id.
-        comm: its name, at most 15 bytes.
-        stack: its kernel stack, runtime addresses as native-endian 64-bit words, leaf first; empty
-            if not collected.
+        tgid: the waker's process id in the initial pid namespace; 0 if an interrupt on an idle CPU
+            woke the thread.
+        tid: the waker's thread id.
+        comm: the waker's thread name, at most 15 bytes.
+        stack: the waker's kernel stack: runtime addresses as native-endian 64-bit words, leaf
+            first; empty if not collected.
     """
 
     tgid: int
@@ -47,20 +46,20 @@ class Waker(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The wait of a sample.
+    """The wait that a sample represents.
 
-    A thread that is woken and then waits for a CPU yields two samples with the same stack: one in
-    the state of its sleep, one runnable.
+    A thread that is woken and then waits for a CPU yields two samples with the same stack: first in
+    its sleep state, then runnable.
 
     Attributes:
         state: state of the thread.
-        start_ns: ``CLOCK_BOOTTIME`` at which it left the CPU.
-        duration_ns: time off the CPU in this state, without suspends of the host. The sample's
-            value is this time divided by the probability of sampling the wait.
+        start_ns: ``CLOCK_BOOTTIME`` at which the thread left the CPU.
+        duration_ns: off-CPU time in this state, excluding host suspends. The sample's value is this
+            time divided by the wait's sampling probability.
         is_ended: False if the wait continues; later samples report the rest.
-        in_iowait: the task's flag of waits for block I/O.
+        in_iowait: the task's flag for waits on block I/O.
         is_throttled: whether the thread's cgroup had used up its CPU quota.
-        waker: thread that ended it; None if unknown.
+        waker: thread that ended the wait; None if unknown.
     """
 
     state: WaitState
@@ -73,13 +72,13 @@ class Wait(NamedTuple):
 
 
 class WaitTotals(NamedTuple):
-    """Time that threads of a process were off the CPU, without sampling error.
+    """Off-CPU time of a process's threads, without sampling error.
 
     Attributes:
-        by_state: nanoseconds by state, including the elapsed part of unfinished waits.
-        switches: number of ended waits.
-        below_ns: share of the time in waits too short to be sampled.
-        has_ended: whether all threads that waited have exited; not kept in profiles.
+        by_state: nanoseconds by state, including the elapsed part of ongoing waits.
+        switches: number of completed waits.
+        below_ns: the part of that time in waits too short to be sampled.
+        has_ended: whether all threads that waited have exited; not stored in profiles.
     """
 
     by_state: tuple[int, ...]
@@ -89,11 +88,11 @@ class WaitTotals(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """Returns nanoseconds in all states."""
+        """Returns the sum over all states, in nanoseconds."""
         return sum(self.by_state)
 
     def plus(self, other: WaitTotals) -> WaitTotals:
-        """Returns the sums of both."""
+        """Returns the sum of these and other totals."""
         states = zip(self.by_state, other.by_state, strict=True)
         return WaitTotals(
             tuple([a + b for a, b in states]),

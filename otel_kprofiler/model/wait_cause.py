@@ -1,7 +1,7 @@
-"""Classifies causes of waits by the functions in which threads wait.
+"""Classifies wait causes by the functions in which threads wait.
 
-Names are those of Linux 5.10 to 6.18. For functions that compilers inline, the table also has their
-callers.
+Function names are from Linux 5.10 to 6.18. For functions that compilers inline, the tables also
+list their callers.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ class WaitCause(enum.Enum):
     """The cause of a wait; reports and receivers show its value."""
 
     RUN_QUEUE = "run_queue"
-    """Runnable, but another thread has the CPU."""
+    """Runnable, but other threads occupy the CPU."""
     THROTTLED = "throttled"
     """Its cgroup has used up its CPU quota."""
     DISK = "disk"
-    """A block device: reads and writes, and pages and buffers of files."""
+    """A block device: reads and writes, including file pages and buffers."""
     PAGE_FAULT = "page_fault"
-    """Memory that is not present yet, such as pages of a mapped file."""
+    """Memory that is not yet resident, such as pages of a mapped file."""
     MEMORY_RECLAIM = "memory_reclaim"
     """Memory reclaim, or throttling because its cgroup exceeds a limit."""
     KERNEL_LOCK = "kernel_lock"
-    """A lock in the kernel, such as ``mmap_lock``."""
+    """A kernel lock, such as ``mmap_lock``."""
     FILE_LOCK = "file_lock"
-    """``flock``, ``lockf`` and record locks of ``fcntl``."""
+    """File locks: ``flock``, ``lockf`` and ``fcntl`` record locks."""
     FUTEX = "futex"
-    """A futex: locks and condition variables of user space."""
+    """A futex: user-space locks and condition variables."""
     GIL = "gil"
     """CPython's global interpreter lock."""
     PIPE = "pipe"
-    """Data in a pipe or FIFO, room in it, or its other end."""
+    """A pipe or FIFO: data, free space, or the opening of its other end."""
     SOCKET_RECEIVE = "socket_receive"
     SOCKET_SEND = "socket_send"
     SOCKET_ACCEPT = "socket_accept"
@@ -48,21 +48,21 @@ class WaitCause(enum.Enum):
     """``poll`` and ``select``."""
     EPOLL = "epoll"
     IO_URING = "io_uring"
-    """Completions of an ``io_uring``."""
+    """``io_uring`` completions."""
     SLEEP = "sleep"
-    """A timer: ``nanosleep`` and the like, or a read of a ``timerfd``."""
+    """A timer: ``nanosleep`` and the like, or reading a ``timerfd``."""
     SIGNAL = "signal"
     """``pause``, ``sigsuspend``, ``sigwait`` and the like."""
     TERMINAL = "terminal"
-    """Input from a terminal."""
+    """Terminal input."""
     CHILD = "child"
-    """The exit of a child process, or its execve(2) after ``vfork``."""
+    """A child process's exit, or its execve(2) after ``vfork``."""
     STOP = "stop"
     """Stopped by a signal, a debugger or the freezer."""
     POOL = "pool"
     """Work for a pool thread of Python, Go, Java or libuv."""
     KERNEL_THREAD = "kernel_thread"
-    """A kernel thread without work."""
+    """A kernel thread waiting for work."""
     OTHER = "other"
 
     __hash__ = object.__hash__  # Enum's __hash__ is Python code
@@ -74,7 +74,7 @@ class WaitCause(enum.Enum):
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether threads without work wait in this way, so that it slows no program."""
+        """Returns whether such waits mean only a lack of work and so slow down no program."""
         return self in _IDLE
 
 
@@ -128,7 +128,7 @@ PROOFS: Final[Mapping[WaitCause, str]] = {
     WaitCause.STOP: "do_signal_stop ptrace_stop ptrace_notify do_freezer_trap __refrigerator"
     " do_jobctl_trap",
 }
-"""Functions that prove a cause if the thread waits in them or their callees; the innermost wins."""
+"""Functions that imply a cause if the thread waits in them or their callees; the innermost wins."""
 
 DIRECT_PROOFS: Final[Mapping[WaitCause, str]] = {
     WaitCause.CHILD: "kernel_clone",
@@ -136,26 +136,26 @@ DIRECT_PROOFS: Final[Mapping[WaitCause, str]] = {
     " __se_sys_pause sys_pause",
     WaitCause.KERNEL_THREAD: "kthreadd io_wq_worker vhost_task_fn",
 }
-"""Functions that prove a cause only if they wait themselves; their callees wait for others."""
+"""Functions that imply a cause only if they wait themselves; their callees have other causes."""
 
 DISK_PROOFS: Final = (
     "io_schedule io_schedule_timeout submit_bio_wait blk_wait_io wait_for_completion_io "
     "wait_for_completion_io_timeout jbd2_log_wait_commit folio_wait_writeback "
     "wait_on_page_writeback balance_dirty_pages"
 )
-"""Functions that prove :attr:`WaitCause.DISK` if nothing else is proved.
+"""Functions that imply :attr:`WaitCause.DISK` if no other cause is implied.
 
-Page faults and memory reclaim wait for disks, too.
+Page faults and memory reclaim also wait for disks.
 """
 
 GIL_PROOFS: Final = "take_gil drop_gil drop_gil_impl"
-"""CPython functions that wait for the GIL, or for another thread to take it."""
+"""CPython functions that wait for the GIL, or for another thread to acquire it."""
 
 GIL_TAKERS: Final = (
     "PyEval_RestoreThread PyEval_AcquireThread PyEval_AcquireLock PyGILState_Ensure"
     " _PyThreadState_Attach _PyEval_EvalFrameDefault"
 )
-"""Exported CPython functions that call ``take_gil()``, and wait on no other condition variable
+"""Exported CPython functions that call ``take_gil()`` and wait on no other condition variable
 (``Python/ceval_gil.c``). Distributions strip the name of ``take_gil()`` itself."""
 
 
@@ -178,7 +178,7 @@ _WAITING: Final = re.compile(
     r"|do_wait_for_common|wait_for_completion\w*|wait_for_common|do_wait_intr(?:_irq)?|wait_woken"
     r"|bpf_\w+|__bpf_\w+|__traceiter_\w+|trace_\w+|ftrace_trampoline"
 )
-"""Functions that wait regardless of the cause, and those of tracers at ``sched_switch``."""
+"""Functions that wait regardless of the cause, and functions of tracers at ``sched_switch``."""
 
 
 def find_cause(
@@ -189,17 +189,17 @@ def find_cause(
     in_iowait: bool = False,
     is_throttled: bool = False,
 ) -> WaitCause:
-    """Returns the cause of a wait; in doubt the more general, finally :attr:`WaitCause.OTHER`.
+    """Returns the cause of a wait: if in doubt, the more general; else :attr:`WaitCause.OTHER`.
 
-    The state decides first: a runnable thread waits for a CPU, whatever its stack. Then
+    The state takes precedence: a runnable thread waits for a CPU, whatever its stack. Next come
     :data:`DIRECT_PROOFS`, :data:`PROOFS`, kernel threads whose main function waits, and disks.
 
     Args:
         state: state of the thread.
         kernel: names of the kernel functions on its stack, leaf first; compiler suffixes
             (``.isra.0``) are ignored. Empty if hidden or unknown.
-        user: names of native functions on its stack, in the same form.
-        in_iowait: the task's flag of waits for block I/O.
+        user: names of the native functions on its stack, in the same form.
+        in_iowait: the task's flag for waits on block I/O.
         is_throttled: whether its cgroup has used up its CPU quota.
     """
     names = [name.partition(".")[0] for name in kernel]
@@ -215,7 +215,7 @@ def find_cause(
 
 
 def _find_proved(state: WaitState, names: Sequence[str]) -> WaitCause | None:
-    """Returns the cause that the functions prove, except for disks."""
+    """Returns the cause that the functions imply, except for disks."""
     waiting = next((at for at, name in enumerate(names) if not _WAITING.fullmatch(name)), 0)
     direct = [_DIRECT[name] for name in names[waiting : waiting + 1] if name in _DIRECT]
     if causes := direct or [_CAUSES[name] for name in names if name in _CAUSES]:
@@ -227,7 +227,7 @@ def _find_proved(state: WaitState, names: Sequence[str]) -> WaitCause | None:
 def find_stack_cause(
     state: WaitState, stack: Stack, *, in_iowait: bool = False, is_throttled: bool = False
 ) -> WaitCause:
-    """Returns the cause of a wait by its resolved stack."""
+    """Returns the cause of a wait from its resolved stack."""
     kernel: list[str] = []
     user: list[str] = []
     for side in stack.sides:
@@ -244,10 +244,10 @@ def find_stack_cause(
 
 
 def _takes_gil(stack: Stack) -> bool:
-    """Returns whether an unnamed function that waits on a condition variable is take_gil().
+    """Returns whether an unnamed function waiting on a condition variable is ``take_gil()``.
 
-    The function is in the interpreter's file and called by one of :data:`GIL_TAKERS`; Python frames
-    represent the evaluation loop.
+    That function is in the interpreter's file and is called by a function in :data:`GIL_TAKERS`;
+    Python frames represent the evaluation loop.
     """
     frames = [
         frame for side in stack.sides if side.kind in (USER_SIDE, PYTHON_SIDE)

@@ -1,4 +1,4 @@
-"""Detects pool threads that wait for work, by their functions."""
+"""Detects pool threads waiting for work, by the functions on their stacks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PYTHON_WAITS: Final = frozenset({
 _PYTHON_WORKERS: Final = frozenset({
     ("_worker", "concurrent/futures/thread.py"), ("worker", "multiprocessing/pool.py"),
 })  # fmt: skip
-"""Main functions of the threads of ``ThreadPoolExecutor`` and ``multiprocessing.pool.ThreadPool``:
-besides the work itself, nothing else in them waits on a futex."""
+"""Thread main functions of ``ThreadPoolExecutor`` and ``multiprocessing.pool.ThreadPool``:
+apart from the work itself, nothing in them waits on a futex."""
 
 _PAIRS: Final = frozenset({
     # Go parks threads without goroutines: runtime/proc.go.
@@ -26,17 +26,17 @@ _PAIRS: Final = frozenset({
     ("CompileQueue::get", "CompileBroker::compiler_thread_loop"),
     ("VMThread::wait_for_operation", "VMThread::run"),
 })  # fmt: skip
-"""A waiting function, and the caller that proves that it waits for work."""
+"""A waiting function, and the caller that shows that it waits for work."""
 
 _JAVA: Final = re.compile(
     r"java[./]util[./]concurrent[./](?:ThreadPoolExecutor;?(?:\.|::)getTask"
     r"|ForkJoinPool;?(?:\.|::)awaitWork)\b"
 )
-"""Names as in JIT maps and JVM profilers."""
+"""Names as reported by JIT maps and JVM profilers."""
 
 
 def is_idle_in_pool(stack: Stack) -> bool:
-    """Returns whether a thread that waits on a futex is a pool thread without work."""
+    """Returns whether a thread waiting on a futex is a pool thread without work."""
     frames = [frame for frame in stack.frames if frame.lines]
     python = [frame.lines[-1] for frame in frames if frame.side is PYTHON_SIDE]
     if python:

@@ -1,4 +1,4 @@
-"""Cuts stacks of waits below the scheduler, in which all threads wait."""
+"""Cuts the scheduler's functions, in which all threads wait, off the stacks of waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from otel_kprofiler.model.stack import (
 )
 
 STACK_NOT_TAKEN: Final = StackStatus(-errno.ESRCH)
-"""The side was not taken when the wait began, and the thread was off the CPU when it was needed."""
+"""The side was not collected when the wait started, and the thread was off the CPU when needed."""
 
 _SCHEDULER: Final = frozenset({"__schedule", "schedule"})
 _KERNEL_THREAD: Final = "kthread"
@@ -28,10 +28,10 @@ _KERNEL_THREAD: Final = "kthread"
 class WaitStacks:
     """Cuts the scheduler's functions off the leaf of stacks.
 
-    The stack of a thread that leaves its CPU starts with tracers (the sampler's program and others
-    at ``sched_switch``), ``__schedule`` and other functions of the scheduler's text. The stack of a
-    thread off the CPU has none of these: ``stack_trace_save_tsk()`` (kernel/stacktrace.c) leaves
-    them out, as ``/proc/PID/stack`` does. After the cut, both are equal.
+    The stack of a thread leaving its CPU starts with tracers (the sampler's program and others at
+    ``sched_switch``), ``__schedule`` and other functions in the scheduler's text. The stack of an
+    off-CPU thread has none of them: ``stack_trace_save_tsk()`` (kernel/stacktrace.c) leaves them
+    out, as ``/proc/PID/stack`` does. After the cut, both stacks are equal.
 
     Equal stacks become the same object. Not thread-safe.
 
@@ -46,7 +46,7 @@ class WaitStacks:
         self._equal: dict[tuple[object, ...], Stack] = {}
 
     def cut(self, stack: Stack) -> Stack:
-        """Returns the stack without the scheduler; idempotent."""
+        """Returns the stack without the scheduler's functions; idempotent."""
         cut = self._cut.get(stack)
         if cut is None:
             sides = tuple(map(self._cut_side, stack.sides))

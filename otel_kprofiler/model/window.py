@@ -1,4 +1,4 @@
-"""Windows: the samples of one reporting interval, by resource."""
+"""Windows: the samples of a reporting interval, by resource."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from otel_kprofiler.model.wait_cause import WaitCause
 AttributeScalar = str | bool | int | float
 
 AttributeValue = AttributeScalar | tuple[AttributeScalar, ...]
-"""Supported values of OpenTelemetry attributes."""
+"""Supported OpenTelemetry attribute values."""
 
 Attributes = Mapping[str, AttributeValue]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resource:
-    """Attributes of a source of samples (an OpenTelemetry Resource); compared by identity."""
+    """Attributes of a sample source (an OpenTelemetry Resource); compared by identity."""
 
     attributes: Attributes
     schema_url: str = ""
 
 
 class WindowWaker(NamedTuple):
-    """The thread that ended a wait; ids as in :class:`otel_kprofiler.model.Waker`."""
+    """The thread that ended a wait, with ids as in :class:`otel_kprofiler.model.Waker`."""
 
     pid: int
     tid: int
@@ -39,13 +39,13 @@ class WindowWaker(NamedTuple):
 
 
 class WindowWait(NamedTuple):
-    """Properties that waits of a window share.
+    """Properties shared by waits in a window.
 
     Attributes:
         state: state of the thread.
-        cause: cause; None if not determined.
-        is_ended: False for waits that continued when the window ended.
-        waker: thread that ended them, if known.
+        cause: cause of the wait; None if not determined.
+        is_ended: False for waits that continued at the end of the window.
+        waker: thread that ended the waits, if known.
     """
 
     state: WaitState
@@ -55,12 +55,12 @@ class WindowWait(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether threads without work wait in this way."""
+        """Returns whether such waits only mean a lack of work."""
         return self.cause is not None and self.cause.is_idle
 
 
 class WindowSample(NamedTuple):
-    """Samples of a window that are equal except for their time.
+    """Samples of a window that differ only in their times.
 
     Attributes:
         stack: the resolved stack.
@@ -68,10 +68,10 @@ class WindowSample(NamedTuple):
         thread_name: thread name (``comm``).
         cpu: logical CPU.
         link: current span of the thread, if known.
-        timestamps_unix_ns: time of each sample; never empty, in order of arrival.
-        values: value of each timestamp, in the unit of the profile's kind; empty if all are 1.
-        labels: labels that the service set in this context.
-        wait: details of waits; None for other kinds.
+        timestamps_unix_ns: time of each sample, in order of arrival; never empty.
+        values: value at each timestamp, in the unit of the profile's kind; empty if all are 1.
+        labels: labels that the service set in the sampled context.
+        wait: details of the waits; None for other kinds.
     """
 
     stack: Stack
@@ -86,7 +86,7 @@ class WindowSample(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether it is a wait without work; see :class:`WaitCause`."""
+        """Returns whether these are waits for lack of work; see :class:`WaitCause`."""
         return self.wait is not None and self.wait.is_idle
 
     @property
@@ -96,13 +96,12 @@ class WindowSample(NamedTuple):
 
 
 class ResourceSamples(NamedTuple):
-    """All samples of a resource in a window; empty if only the account is reported.
+    """A resource's samples in a window; empty if only the account is reported.
 
     Attributes:
         resource: source of the samples.
         samples: the samples.
-        waits: time of its threads off the CPU in the window, without sampling error; None if
-            unknown.
+        waits: off-CPU time of its threads in the window, without sampling error; None if unknown.
     """
 
     resource: Resource
@@ -112,17 +111,17 @@ class ResourceSamples(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """The samples of one kind in a window.
+    """The samples of a kind in a window.
 
     Attributes:
-        kind: what is sampled.
-        period_ns: interval between two samples on a CPU; 0 if the kind has no period.
-        resources: the samples by resource; empty if nothing was sampled.
-        taken: samples that the kernel program took in the window.
-        lost: how many of these were lost before they reached the window, by cause.
-        totals: the account of the whole stream, if known.
-        threshold_ns: duration from which on each wait is sampled, at the end of the window; 0 if
-            unknown, or for kinds other than waits.
+        kind: sample kind.
+        period_ns: sampling interval on a CPU; 0 if the kind has no period.
+        resources: samples by resource; empty if nothing was sampled.
+        taken: samples taken by the kernel program in the window.
+        lost: taken samples that were lost before they reached the window, by cause.
+        totals: cumulative counts of the stream, if known.
+        threshold_ns: minimum duration at which every wait is sampled, as of the end of the window;
+            0 if unknown, or for kinds other than waits.
     """
 
     kind: ProfileKind
@@ -135,7 +134,7 @@ class Profile:
 
     @property
     def waits(self) -> WaitTotals | None:
-        """Returns the sums of all resources; None if unknown."""
+        """Returns the wait totals over all resources; None if unknown."""
         totals = [resource.waits for resource in self.resources if resource.waits is not None]
         return reduce(WaitTotals.plus, totals) if totals else None
 
@@ -159,21 +158,21 @@ class Profile:
         return sum(sample.weight for _, sample in self.samples)
 
     def measure(self, weight: int) -> int:
-        """Returns the total of the values, in the unit of ``kind.measure``."""
+        """Returns a weight converted to the unit of ``kind.measure``."""
         return weight * self.period_ns if self.period_ns else weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """One reporting interval.
+    """A reporting interval.
 
-    Every timestamp of its samples lies in ``[start_unix_ns, end_unix_ns)``. A change of the
-    sampling rate closes a window, so that ``period_ns`` holds for all samples of a profile.
+    All sample timestamps are in ``[start_unix_ns, end_unix_ns)``. Changing the sampling rate closes
+    a window, so that ``period_ns`` holds for all samples of a profile.
 
     Attributes:
         start_unix_ns: start of the interval.
         end_unix_ns: end of the interval, exclusive.
-        profiles: one for each kind that is sampled.
+        profiles: a profile for each sampled kind.
     """
 
     start_unix_ns: int
@@ -198,10 +197,10 @@ class Window:
         change: Callable[[WindowSample], WindowSample],
         pause: Callable[[], None] = lambda: None,
     ) -> Window:
-        """Returns the window with each sample replaced; timestamps must stay.
+        """Returns the window with each sample replaced; the timestamps must not change.
 
         Args:
-            change: returns the replacement of a sample.
+            change: returns a sample's replacement.
             pause: called before each sample, to let other threads run.
         """
 

@@ -1,6 +1,6 @@
-"""Symbols of kernel and user code: addresses to modules, addresses in files, functions and lines.
+"""Resolves kernel and user addresses to modules, addresses in files, functions and lines.
 
-Usable alone, on this host or on captured files::
+Usable as a library, on this host or on captured files::
 
     from otel_kprofiler.symbols import KernelSymbolizer
 
@@ -8,10 +8,10 @@ Usable alone, on this host or on captured files::
     for match in symbolizer.find("vfs_read"):
         print(hex(match.address), match.module, hex(match.rva))
 
-A :class:`StackResolver` resolves samples, each side of their stacks by its :class:`SideResolver`:
-the kernel's by a :class:`KernelSymbolizer`, those of Python by a :class:`PythonResolver`, native
-user code by what the caller provides, which a :class:`SymbolLoader` can name. :class:`Symbolizer`
-resolves single addresses of all of them.
+A :class:`StackResolver` resolves samples, with a :class:`SideResolver` for each side of a stack: a
+:class:`KernelSymbolizer` for the kernel, a :class:`PythonResolver` for Python, and a resolver that
+the caller provides for native user code, for which a :class:`SymbolLoader` finds names. A
+:class:`Symbolizer` resolves single addresses, kernel or user.
 """
 
 from __future__ import annotations
@@ -218,6 +218,6 @@ _LATE: Final = {
     "Symbolizer": "symbolizer",
     "find_process": "resolvers.process",
 }
-"""Names that sampling does not need, imported on first use."""
+"""Names not needed for sampling, imported on first use."""
 
 __getattr__ = late_names(__name__, _LATE)

@@ -12,7 +12,7 @@ V = TypeVar("V")
 class BoundedCache(dict[K, V]):
     """Computes missing values; keeps at most ``limit`` of them.
 
-    With ``weigh``, the summed weight of the keys is also bounded by ``max_weight``.
+    With ``weigh``, ``max_weight`` also bounds the total weight of the keys.
 
     Two generations: when the young one reaches half of the limit, it replaces the old one. A hit
     in the old generation moves the value to the young one. Thread-safe: at worst, two threads
@@ -51,10 +51,10 @@ class BoundedCache(dict[K, V]):
 
 
 class KeptValues(Generic[K, V]):
-    """Cache shared by many owners, bounded by total weight. Thread-safe.
+    """A cache shared by many owners, bounded by total weight. Thread-safe.
 
     Args:
-        max_weight: limit of the weight of all values.
+        max_weight: limit on the total weight of the values.
     """
 
     def __init__(self, max_weight: int) -> None:
@@ -66,7 +66,7 @@ class KeptValues(Generic[K, V]):
         return self._values.get(key)
 
     def put(self, key: K, value: V, weight: int) -> None:
-        """Keep a value; evicts all others if there is no space for it."""
+        """Store a value; evicts all others if the limit is exceeded."""
         self._left -= weight
         if self._left < 0:
             self._values = {}

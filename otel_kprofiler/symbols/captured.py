@@ -1,4 +1,4 @@
-"""Captured copies of a host's files: single files, directories and tar archives."""
+"""Serves captured copies of a host's files: single files, directories and tar archives."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class CapturedFiles:
     """Serves host paths from captured files; satisfies ``HostFiles``.
 
     Args:
-        sources: local path by host path: a file, a directory, or a tar archive (``.tar``,
-            ``.tar.xz`` and so on) of a directory, whose one top directory is stripped. Files
-            compressed with xz, gzip or zstd are decompressed.
+        sources: local path by host path. The local path is a file, a directory, or a tar archive
+            (``.tar``, ``.tar.xz`` and so on) of a directory, whose single top directory is
+            stripped. Files compressed with xz, gzip or zstd are decompressed.
 
     Raises:
         OSError: a local file does not exist, or an archive cannot be read.
@@ -41,13 +41,13 @@ class CapturedFiles:
                 self._paths[host_path] = local
 
     def open_fd(self, path: str) -> int:
-        """Open for reading; the caller closes the descriptor. Raises as ``read_bytes``."""
+        """Open a file for reading; the caller closes the descriptor. Raises like ``read_bytes``."""
         local = self._local(path)
         if local is not None:
             descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 compressed = is_compressed(local, os.pread(descriptor, 8, 0))
-            except OSError:  # a pipe, or an error that the reader will see
+            except OSError:  # a pipe, or an error that reading will raise
                 return descriptor
             if not compressed:
                 return descriptor
@@ -74,7 +74,7 @@ class CapturedFiles:
         return _read(local)
 
     def list_dir(self, path: str) -> list[str]:
-        """Names in a directory, sorted."""
+        """Returns the sorted names in a directory."""
         local = self._local(path)
         if local is not None:
             return sorted(os.listdir(local))
@@ -87,14 +87,14 @@ class CapturedFiles:
         return sorted(names)
 
     def read_link(self, path: str) -> str:
-        """Target of a symbolic link."""
+        """Returns the target of a symbolic link."""
         local = self._local(path)
         if local is None:
             raise FileNotFoundError(2, os.strerror(2), path)
         return os.readlink(local)
 
     def _local(self, path: str) -> str | None:
-        """Returns the local path of a host path in a source; None if it is in an archive."""
+        """Returns the local path for a host path in a source; None if the file is in an archive."""
         folder, rest = path, ""
         while folder.strip("/"):
             if folder in self._paths:
@@ -135,6 +135,6 @@ def _read(local: str) -> bytes:
 
 
 def is_archive(path: str) -> bool:
-    """Returns whether a file name is that of a tar archive, compressed or not."""
+    """Returns whether a file name denotes a tar archive, compressed or not."""
     stem, suffix = os.path.splitext(path)
     return (stem if suffix in COMPRESSED_SUFFIXES else path).endswith(".tar")

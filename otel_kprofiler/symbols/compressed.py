@@ -1,4 +1,4 @@
-"""Decompresses xz, gzip and zstd, recognised by content."""
+"""Decompresses xz, gzip and zstd, recognized by content."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 COMPRESSED_SUFFIXES: Final = (".xz", ".gz", ".zst")
 
 MAX_UNPACKED_BYTES: Final = 1 << 30
-"""Limit on the unpacked size of a file, or of all files in an archive."""
+"""Maximum unpacked size of a file, or of all files in an archive."""
 _MAX_DICTIONARY_BYTES: Final = 256 * 1024 * 1024
 
 
 def is_compressed(path: str, beginning: bytes) -> bool:
-    """Returns whether a file's first bytes or its name say that it is compressed."""
+    """Returns whether a file's first bytes or its name indicate compression."""
     return beginning.startswith(tuple(_UNPACKERS)) or path.endswith(COMPRESSED_SUFFIXES)
 
 
 def unpack(path: str, data: bytes | mmap.mmap) -> bytes | mmap.mmap:
-    """Decompress a file's content; returns ``data`` itself if it is not compressed.
+    """Decompress a file's content; returns ``data`` unchanged if it is not compressed.
 
     Raises:
-        KProfilerError: it is damaged, or unpacks to more than 1 GiB.
-        DependencyError: it needs ``zstandard``, which is not installed.
+        KProfilerError: the data is damaged, or unpacks to more than 1 GiB.
+        DependencyError: the data needs ``zstandard``, which is not installed.
     """
     for magic, decompress in _UNPACKERS.items():
         if data[: len(magic)] == magic:
@@ -59,7 +59,7 @@ def check_size(path: str, size: int) -> None:
 
 def _unpack_xz(packed: BytesIO) -> bytes:
     content, left = b"", packed.getvalue()
-    while left and len(content) <= MAX_UNPACKED_BYTES:  # streams may follow each other
+    while left and len(content) <= MAX_UNPACKED_BYTES:  # streams may be concatenated
         decompressor = lzma.LZMADecompressor(memlimit=_MAX_DICTIONARY_BYTES)
         content += decompressor.decompress(left, MAX_UNPACKED_BYTES + 1 - len(content))
         if not decompressor.eof and len(content) <= MAX_UNPACKED_BYTES:

@@ -1,4 +1,4 @@
-"""Resolvers and their answers: one result for kernel and user code."""
+"""The resolver protocol and its results, for kernel and user code alike."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from otel_kprofiler.model import (
 )
 
 FIRST_KERNEL_ADDRESS: Final = 1 << 63
-"""Lowest kernel address on all 64-bit machines."""
+"""Lowest kernel address on any 64-bit machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The answer for one address. Nothing is guessed: each missing part has a reason.
+    """The result for an address. Nothing is guessed: each missing part has a reason.
 
     Attributes:
-        address: the requested address: of the process, of the running kernel, or in a file alone.
+        address: the requested address: in the process, in the running kernel, or in a file without
+            a process.
         frame: module (name, build id), address in the module's file, functions with file and line,
-            distance from the function's start; or the reason for having no function.
-        process: pid and start time; None for the kernel, and for a file alone.
-        path: path of the file in its process; empty if there is none or unknown.
-        file_offset: offset in the file, in bytes, as for uprobes; None if no bytes of the file are
-            loaded there.
+            distance from the function's start; or the reason why there is no function.
+        process: pid and start time; None for the kernel, and for a file without a process.
+        path: path of the file as seen by the process; empty if there is none, or if unknown.
+        file_offset: offset in the file in bytes, as uprobes use it; None if the file has no bytes
+            there.
     """
 
     address: int
@@ -43,30 +44,30 @@ class Resolution:
 
     @property
     def module(self) -> Module | None:
-        """Returns the module of the code; None if unknown."""
+        """Returns the module containing the code; None if unknown."""
         return self.frame.module
 
     @property
     def build_id(self) -> BuildId | None:
-        """Returns the GNU build id of the file; None if it has none, or is unknown."""
+        """Returns the GNU build id of the file; None if the file has none, or is unknown."""
         return self.frame.module.build_id if self.frame.module else None
 
     @property
     def module_address(self) -> int | None:
-        """Returns the address in the file: SVMA (user) or RVA (kernel); None without a module.
+        """Returns the address in the file: SVMA (user) or RVA (kernel); None if there is no module.
 
-        This is the address of ELF symbols and debug information, not an offset in the file.
+        ELF symbols and debug information use this address; it is not an offset in the file.
         """
         return self.frame.address if self.frame.module else None
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """Returns the functions at the address, innermost inlined first; empty if unresolved."""
+        """Returns the functions at the address, innermost first; empty if unresolved."""
         return self.frame.lines
 
     @property
     def function(self) -> str:
-        """Returns the name of the physical, not inlined, function; empty if unresolved."""
+        """Returns the name of the physical (not inlined) function; empty if unresolved."""
         return self.frame.function
 
     @property
@@ -88,10 +89,10 @@ class Resolution:
 
 
 class Resolver(Protocol):
-    """Resolves addresses, and finds addresses of names.
+    """Resolves addresses to functions, and names to addresses.
 
-    Thread-safe. Unknown addresses and processes are not errors: the answer has the reason, and a
-    later resolver of a chain may know more.
+    Thread-safe. Unknown addresses and processes are not errors: the result states the reason, and a
+    later resolver in a chain may know more.
     """
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
@@ -100,14 +101,14 @@ class Resolver(Protocol):
         Args:
             addresses: addresses of instructions, not return addresses: see
                 :func:`lookup_addresses`.
-            pid: process of the addresses; None for the kernel, or for a file alone.
+            pid: process of the addresses; None for the kernel, or for a file without a process.
 
         Returns:
-            One answer for each address, in their order.
+            A result for each address, in the same order.
         """
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds all places with a linker name or a displayed name."""
+        """Finds all functions with this linker name or display name."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""
@@ -116,6 +117,6 @@ class Resolver(Protocol):
 def make_unknown(
     address: int, reason: Unresolved, process: ProcessKey | None = None, path: str = ""
 ) -> Resolution:
-    """Returns the answer for an unknown address."""
+    """Returns the result for an unknown address."""
     side = KERNEL_SIDE if address >= FIRST_KERNEL_ADDRESS else USER_SIDE
     return Resolution(address, Frame(None, address, (), 0, side, reason), process, path)

@@ -1,4 +1,4 @@
-"""Resolvers of the sides of stacks: the protocol, the default, and the assembly of stacks."""
+"""Resolves stacks side by side: the side-resolver protocol, its default, and stack assembly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
 
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
-"""Limit of cached raw stacks; resolved stacks take about three times as much again."""
+"""Limit on cached raw stacks; resolved stacks take about three times as much again."""
 
 StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
@@ -36,34 +36,35 @@ _StackKey = tuple[Collected, tuple[bytes, ...], Any]  # with the states of resol
 
 
 class VariableSide(Protocol):
-    """A side that differs between samples within one state of its resolver."""
+    """A side that may differ between samples, even in the same state of its resolver."""
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side of a sample; the same object as long as it is equal."""
+        """Returns a sample's side; equal sides are the same object."""
 
 
 class SideResolver(Protocol[StateT]):
-    """Resolves one side of stacks, such as that of the kernel.
+    """Resolves one side of stacks, such as the kernel side.
 
-    A lookup has two steps, so that results can be cached: :meth:`state` finds the state of the
-    process at the time of the sample, then the raw side is resolved in that state. Lookups come
-    some seconds after the sample, when the process may have other mappings, or its pid another
-    process.
+    A lookup has two steps, so that results can be cached: :meth:`state` finds the process's state
+    at the time of the sample, and :meth:`resolve` resolves the raw side in that state. Lookups
+    happen some seconds after the sample, when the process may have changed its mappings, or its pid
+    may have been reused.
 
-    One thread, which drains samples, calls all methods. Except for :meth:`finish`, they must not
-    wait for files or the network: a result that is still incomplete is provisional, and looked up
-    again when the window is closed.
+    The thread that drains samples calls all methods. Except for :meth:`finish`, they must not
+    wait for files or the network: an incomplete result is provisional, and is looked up again when
+    the window closes.
     """
 
     def state(self, sample: RawSample) -> StateT:
-        """Returns the state of the sample's process at its time.
+        """Returns the state of the sample's process at the time of the sample.
 
-        Caches keep it, so it should be small, such as a process and a number that grows with each
-        change of its mappings. States are equal only if equal raw sides have equal answers.
+        Caches keep states, so they should be small, such as a process and a number that grows with
+        each change of its mappings. States may be equal only if equal raw sides resolve to equal
+        results.
         """
 
     def resolve(self, raw: RawSide, state: StateT) -> Side | VariableSide:
-        """Resolve a side as a whole. The result is immutable, and is cached.
+        """Resolve an entire side. The result is immutable, and is cached.
 
         Args:
             raw: the recorded side.
@@ -74,12 +75,12 @@ class SideResolver(Protocol[StateT]):
         """Apply new information since the last call.
 
         Returns:
-            The boot time up to which information is complete. Samples wait for it at most half a
-            second.
+            The boot time up to which information is complete. Samples wait at most half a second
+            for it.
         """
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for pending reads; no sample will follow.
+        """Wait for pending reads; no more samples will follow.
 
         Provisional samples are then resolved again.
         """
@@ -89,17 +90,17 @@ class SideResolver(Protocol[StateT]):
 
 
 class Stateless:
-    """A resolver whose answers do not depend on process or time."""
+    """A resolver whose results depend on neither process nor time."""
 
     def state(self, sample: RawSample) -> None:
         """Returns the same state for all samples; not called for each sample."""
 
 
 class RawAddresses(Stateless):
-    """Leaves the addresses of a side unresolved, for sides without another resolver.
+    """Leaves a side's addresses unresolved; used for sides without a resolver.
 
     Args:
-        kind: the side.
+        kind: kind of the side.
     """
 
     def __init__(self, kind: SideKind) -> None:
@@ -114,24 +115,25 @@ class RawAddresses(Stateless):
         return Side(raw.kind, RawFrames(raw.kind, addresses, self._reason), raw.status)
 
     def advance(self, now_boot_ns: int) -> int:
-        """Nothing to apply: there is no state."""
+        """Does nothing: there is no state."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:
-        """Nothing to wait for."""
+        """Does nothing: there are no pending reads."""
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing: there are no resources."""
 
 
 class StackResolver:
-    """Resolves the stacks of samples, each side by its own resolver.
+    """Resolves samples' stacks, with a resolver for each side.
 
     Belongs to one thread.
 
     Args:
-        resolvers: resolvers by side, closed with this; addresses of other sides stay unresolved.
-        arrange: puts the sides of a stack in the order in which frames called each other.
+        resolvers: resolvers by side, closed with this object; other sides' addresses stay
+            unresolved.
+        arrange: arranges a stack's sides in calling order.
     """
 
     def __init__(
@@ -159,15 +161,15 @@ class StackResolver:
         )
 
     def resolve(self, sample: RawSample) -> Stack:
-        """Resolve a sample's stack as of its time.
+        """Resolve a sample's stack as of the time of the sample.
 
-        Equal raw stacks give the same object while their resolvers' states are equal.
+        Equal raw stacks resolve to the same object as long as their resolvers' states are equal.
         """
         stack = self._stacks[sample.collected, sample.stacks, self._state(sample)]
         return stack.of(sample) if isinstance(stack, _VariableStack) else stack
 
     def find(self, sample: RawSample) -> Stack | None:
-        """Returns a sample's stack if it is cached and the same for all samples; else None."""
+        """Returns a sample's stack if it is cached and does not vary between samples; else None."""
         stack = self._stacks.get((sample.collected, sample.stacks, self._state(sample)))
         return stack if isinstance(stack, Stack) else None
 
@@ -178,7 +180,7 @@ class StackResolver:
         )
 
     def finish(self, timeout_s: float) -> None:
-        """Let the resolvers wait for pending reads, for at most ``timeout_s`` together."""
+        """Let the resolvers wait for pending reads, for at most ``timeout_s`` in total."""
         until = time.monotonic() + timeout_s
         for resolver in self._resolvers.values():
             resolver.finish(max(0.0, until - time.monotonic()))
@@ -207,11 +209,11 @@ class StackResolver:
 def _cache_sides(
     kind: SideKind, resolver: SideResolver[Any]
 ) -> BoundedCache[_SideKey, Side | VariableSide]:
-    """Caches the sides of a kind: many different stacks share a side."""
+    """Caches the sides of a kind, because many different stacks share a side."""
     resolve, new = resolver.resolve, tuple.__new__
     return BoundedCache(
         MAX_STACKS_CACHED,
-        # A third of the time of RawSide(…).
+        # Takes a third of the time of RawSide(…).
         lambda key: resolve(new(RawSide, (kind, key[0], key[1])), key[2]),
         weigh=lambda key: len(key[0]),
         max_weight=MAX_STACK_BYTES_CACHED // 2,
@@ -219,7 +221,7 @@ def _cache_sides(
 
 
 def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
-    """Returns a function for the states of all resolvers, or of the only one, which is faster."""
+    """Returns a function that returns all resolvers' states; faster for a single resolver."""
     return (
         states[0]
         if len(states) == 1
@@ -228,7 +230,7 @@ def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSam
 
 
 class _VariableStack:
-    """A stack with sides that differ between samples."""
+    """A stack with sides that may differ between samples."""
 
     __slots__ = ("_arrange", "_last", "_sides", "_stack")
 
@@ -238,7 +240,7 @@ class _VariableStack:
         self._stack = Stack()
 
     def of(self, sample: RawSample) -> Stack:
-        """Returns the stack of a sample; the same object as long as no side differs."""
+        """Returns a sample's stack; the same object as long as no side differs."""
         sides = [side if isinstance(side, Side) else side.of(sample) for side in self._sides]
         if list(map(id, sides)) != list(map(id, self._last)):
             self._last, self._stack = sides, Stack(self._arrange(sides))

@@ -1,4 +1,4 @@
-"""Resolves kernel and user addresses: combines the resolvers, for most tools."""
+"""Combines a kernel and a user resolver, as most tools need."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from otel_kprofiler.symbols.user.sources import SymbolSources
 
 
 class Symbolizer:
-    """Resolves kernel addresses with one resolver, and process addresses with another.
+    """Resolves kernel addresses with one resolver and user addresses with another.
 
-    Is a :class:`Resolver`, and thread-safe if both are. Close it, or use it as a context manager.
+    Implements :class:`Resolver`; thread-safe if both resolvers are. Close it, or use it as a
+    context manager.
 
     Example:
         >>> import os
@@ -43,19 +44,20 @@ class Symbolizer:
     def default(cls, symbols: SymbolSources | None = None) -> Symbolizer:
         """Returns a symbolizer for the kernel and all processes of this host.
 
-        Reads on demand. Kernel symbols are those at the time of the first kernel query.
+        Reads symbols on demand. Kernel symbols are those at the time of the first kernel query.
 
         Args:
-            symbols: sources of user function names; by default the files, and installed debug
-                files.
+            symbols: sources of user function names; by default the files themselves and installed
+                debug files.
         """
         return cls(kernel=KernelResolver(), user=ProcessesResolver(symbols=symbols))
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses, kernel and user mixed as in a stack.
+        """Resolves kernel and user addresses, which may be mixed as in a stack.
 
         Args:
-            addresses: of instructions, not return addresses: see :func:`lookup_addresses`.
+            addresses: addresses of instructions, not return addresses: see
+                :func:`lookup_addresses`.
             pid: the process of the user addresses.
         """
         answers: dict[int, Resolution] = {}
@@ -74,7 +76,7 @@ class Symbolizer:
         return [answers[place] for place in range(len(addresses))]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds all places of a name, in a process, or in the kernel if ``pid`` is None."""
+        """Finds all functions with this name in a process, or in the kernel if ``pid`` is None."""
         resolver = self._kernel if pid is None else self._user
         return resolver.find(name, pid) if resolver else []
 
