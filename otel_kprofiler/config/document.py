@@ -16,7 +16,7 @@ from otel_kprofiler.errors import ConfigProblem
 from otel_kprofiler.text import describe_count
 
 Path = tuple[str | int, ...]
-"""Keys and list indices that lead from the top of the document to a value."""
+"""Keys and list indices leading from the root of the document to a value."""
 
 MAX_VALUES: Final = 10_000
 """Maximum number of values in a document, including those repeated by aliases."""
@@ -24,7 +24,7 @@ MAX_DEPTH: Final = 32
 MAX_NUMBER_CHARS: Final = 64
 
 _QUOTED: Final = re.compile(r"'(.{2,})'")
-"""Names of anchors and aliases in the library's messages; a shorter match is YAML syntax."""
+"""Matches anchor and alias names in the library's messages; shorter matches are YAML syntax."""
 
 _TAG: Final = "tag:yaml.org,2002:"
 _TYPED: Final = {_TAG + name for name in ("null", "bool", "int", "float")}
@@ -51,11 +51,11 @@ class Document:
     """Values of a YAML document, their positions, and its problems.
 
     Attributes:
-        path: of the file, for messages.
+        path: path of the file, for messages.
         values: plain values of the document.
         marks: positions by path.
         problems: in order of detection.
-        describe_key: shows the last key of a path in messages; an unknown one may be a secret.
+        describe_key: formats the last key of a path for messages; an unknown key may be a secret.
     """
 
     path: str
@@ -85,7 +85,7 @@ class Document:
 
 
 def hide(text: str) -> str:
-    """Describe a text that may be a secret."""
+    """Describe a string that may be a secret by its length."""
     return f"({describe_count(len(text), 'character')})"
 
 
@@ -116,8 +116,8 @@ def parse_document(
     except YAMLError as error:  # forbidden characters; has no mark
         message = " ".join(str(error).split())
         document.problems.append(ConfigProblem(path, 0, 0, "", f"not YAML: {message}"))
-    except (AssertionError, KeyError):  # of the library; depends on its version
-        problem = "not YAML: unknown version behind %YAML"
+    except (AssertionError, KeyError):  # which one depends on the library's version
+        problem = "not YAML: unknown version after %YAML"
         document.problems.append(ConfigProblem(path, 0, 0, "", problem))
     except RecursionError:
         document.problems.append(ConfigProblem(path, 0, 0, "", "not YAML: nested too deeply"))
@@ -181,7 +181,7 @@ class _Reader:
             first = self._document.marks.get(here) if name in values else None
             self._document.marks[here] = Mark(_place(key), _place(item))
             if not isinstance(key, ScalarNode) or key.tag not in _TEXT:
-                self._document.complain(here, "a key must be text", at_key=True)
+                self._document.complain(here, "a key must be a string", at_key=True)
             elif first is not None:
                 message = f"is a duplicate of line {first.key[0]}"
                 self._document.complain(here, message, at_key=True)

@@ -16,7 +16,7 @@ from otel_kprofiler.config.load import LoadedConfig
 from otel_kprofiler.config.section import Section
 from otel_kprofiler.redact import REDACTED
 
-# Plain scalars that YAML always reads as text.
+# Plain scalars that YAML always reads as strings.
 _PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _WORDS: Final = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
@@ -24,8 +24,8 @@ _WORDS: Final = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 def dump_config(loaded: LoadedConfig, *, origins: bool = False) -> str:
     """Returns every key with its effective value, as YAML that can be loaded again.
 
-    Secrets (values of headers, passwords in addresses) read ``[REDACTED]``. With ``origins``, a
-    comment after each value says where it was set: default, file and line, environment.
+    Secrets (values of headers, passwords in addresses) appear as ``[REDACTED]``. With ``origins``,
+    a comment after each value says where it was set: default, file and line, environment.
     """
 
     def comment(path: Path) -> str:

@@ -18,7 +18,7 @@ _UNITS_NS: Final = {
     "us": 1_000,
     "ns": 1,
 }
-_UNIT: Final = "h|ms|m|s|us|µs|μs|ns"  # Go knows both micro signs
+_UNIT: Final = "h|ms|m|s|us|µs|μs|ns"  # Go accepts both micro signs
 _NUMBER: Final = r"(?:\d+\.?\d*|\.\d+)"
 _PART: Final = re.compile(rf"({_NUMBER})({_UNIT})", re.ASCII)
 _WHOLE: Final = re.compile(rf"(?:{_NUMBER}(?:{_UNIT}))+", re.ASCII)

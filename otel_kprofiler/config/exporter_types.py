@@ -15,7 +15,7 @@ EXPORTERS: Final[dict[str, type[Exporter]]] = {
     "file": File,
     "debug": Debug,
 }
-"""Schemas by the type in an exporter's id (``type`` or ``type/name``).
+"""Schemas by exporter type, the first part of an id (``type`` or ``type/name``).
 
-The loader, the agent and the generated files know a type only by its row.
+The loader, the agent and the generated files learn of a type only from its row.
 """

@@ -17,12 +17,12 @@ _DAY_S: Final = 86_400
 
 
 class Rotation(Section):
-    """When to begin a new file, and which old files to keep; without it, the file only grows."""
+    """When to start a new file and which old files to keep; if unset, the file only grows."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.ROTATION
 
     max_megabytes: int = Field(
-        default=100, ge=1, description="Begin a new file before one grows larger than this."
+        default=100, ge=1, description="Start a new file before the current one exceeds this size."
     )
     max_days: int = Field(
         default=0, ge=0, description="Delete old files after this many days; 0 keeps them."
@@ -41,7 +41,7 @@ class Rotation(Section):
 
 
 class File(Exporter):
-    """A file that the Collector's otlpjsonfile receiver, or `otel-kprofiler`, can read."""
+    """A file readable by the Collector's otlpjsonfile receiver and by `otel-kprofiler`."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.FILE
 

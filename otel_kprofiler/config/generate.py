@@ -139,10 +139,10 @@ Collector's. [`config/agent.yaml`](../config/agent.yaml) shows every key,
   `--origins` also where each one was set.
 - SIGHUP reloads the file without a gap in the samples; an invalid file changes nothing.
 - Durations use Go's syntax: `200ms`, `5s`, `1m30s`. A number without a unit is rejected, except 0.
-- `${env:NAME}` or `${NAME}` inserts an environment variable, `${env:NAME:-default}` has a default
-  if that is unset or empty, and `$$` stands for `$`. References work in values, not in keys, and
+- `${env:NAME}` or `${NAME}` inserts an environment variable, `${env:NAME:-default}` uses a default
+  if that is unset or empty, and `$$` is a literal `$`. References work in values, not in keys, and
   are not expanded recursively. The type of an unquoted value depends on the inserted text. Nothing
-  else reads the environment.
+  else is read from the environment.
 - Anchors and aliases work; merge keys (`<<`) do not.
 
 Resource attributes are a mapping under `receivers.kprofiler.resource`, as in other receivers of the
@@ -214,7 +214,7 @@ _TYPE_NAMES: Final = {
 
 
 def type_name(annotation: Any) -> str:
-    """Returns a field's type as the reference page names it."""
+    """Returns the name of a field's type for the reference page."""
     arguments = get_args(annotation)
     origin = getattr(annotation, "__origin__", None)
     if origin is dict:

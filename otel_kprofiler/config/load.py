@@ -25,12 +25,12 @@ from otel_kprofiler.errors import ConfigError, ConfigProblem
 from otel_kprofiler.redact import redact_address
 
 MAX_BYTES: Final = 256 * 1024
-"""Maximum size of a configuration file; one with every key and description has 20 KiB."""
+"""Maximum size of a configuration file; the sample file with every key has 20 KiB."""
 
 _Model = TypeVar("_Model", bound=Section)
 _EXPORTER_ID: Final = re.compile(r"([a-z_]+)(?:/(\S+))?")
 _HEADER: Final = re.compile(r"[A-Za-z]{1,24}(-[A-Za-z]{1,24}){0,4}")
-"""Names of headers: ``authorization``, ``X-Scope-OrgID``."""
+"""Matches header names such as ``authorization`` and ``X-Scope-OrgID``."""
 _HINT: Final = "docs/configuration.md lists every key; `otel-kprofiler validate` checks a file"
 
 
@@ -91,7 +91,7 @@ def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedC
 
 
 def _describe_key(path: Path) -> str:
-    """Show a key of the schema, or a near miss; any other may be a misplaced secret."""
+    """Show a key of the schema, or a misspelled one; any other may be a misplaced secret."""
     key = str(path[-1])
     if path[-2:-1] == ("headers",):
         is_shown = _HEADER.fullmatch(key) is not None
@@ -174,7 +174,7 @@ def _explain(document: Document, model: type[Section], prefix: Path, detail: Any
     elif detail["input"] is not None:
         document.complain(path, _message(detail, path), at_key=at_key)
     elif all(problem.key != document.name(path) for problem in document.problems):
-        # Otherwise a malformed reference here has been reported.
+        # Otherwise the malformed reference is already reported.
         mark = document.marks.get(path)
         unset = " and ".join(mark.env) if mark else ""
         document.complain(path, "has no value" + (f": {unset} is unset or empty" if unset else ""))

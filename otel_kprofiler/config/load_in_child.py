@@ -1,6 +1,6 @@
 """Loads a configuration in a child process.
 
-The libraries for YAML and the schema take 25 MB and are needed for half a second, so a child
+The libraries for YAML and the schema use 25 MB and are needed for half a second, so a child
 process loads them, and the agent keeps only the values.
 """
 
@@ -42,7 +42,7 @@ class PendingConfig(Generic[T]):
         path: YAML file.
         convert: converts the configuration in the child process. The result is pickled and must
             not depend on the schema's libraries.
-        fork: fork this process, which takes half the time of starting an interpreter; only for
+        fork: fork this process, which is twice as fast as starting an interpreter; only for
             processes with a single thread.
     """
 
@@ -104,7 +104,7 @@ def _fork(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
             with open(writing, "wb") as file:
                 file.write(_read(path, convert))
             status = 0
-        except Exception:  # noqa: BLE001 - as a new interpreter would do
+        except Exception:  # noqa: BLE001 - a new interpreter would print it, too
             traceback.print_exc()
         finally:
             os._exit(status)

@@ -33,7 +33,7 @@ from otel_kprofiler.model import AttributeForm, UnnamedFrames
 
 _MIN_MESSAGE_BYTES: Final = 16 * 1024
 _MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-"""Half of the longest record of a spool."""
+"""Half the maximum record size of a spool."""
 
 ADDRESSES: Final = ("endpoint", "proxy_url")
 """Keys whose values may hold passwords."""
@@ -53,7 +53,7 @@ def _check_address(value: str, schemes: tuple[str, ...], example: str) -> str:
         url = urlsplit(value)
         usable = url.scheme in schemes and url.hostname and not url.query and not url.fragment
         _ = url.port  # raises if invalid
-    except ValueError:  # its text may contain a password
+    except ValueError:  # the error's text may contain a password
         usable = False
     if not usable:
         raise ValueError(f"should be a URL such as {example}")
@@ -65,7 +65,7 @@ class Tls(Section):
 
     ca_file: str = Field(
         default="",
-        description="CA certificates to verify the receiver with. Empty: the system's.",
+        description="CA certificates for verifying the receiver. Empty: the system's.",
     )
     cert_file: str = Field(default="", description="Client certificate. Needs key_file.")
     key_file: str = Field(
@@ -127,10 +127,15 @@ class RetryOnFailure(Section):
     enabled: bool = Field(default=True, description="Whether to retry.")
     initial_interval: Duration = duration("5s", "Wait before the first retry.", ge="1ms")
     randomization_factor: float = Field(
-        default=0.5, ge=0, le=1, description="Random share added to or taken from a wait, 0 to 1."
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Random fraction by which each wait is lengthened or shortened, 0 to 1.",
     )
-    multiplier: float = Field(default=1.5, ge=1, description="Growth factor of successive waits.")
-    max_interval: Duration = duration("30s", "Maximum wait.", ge="1ms")
+    multiplier: float = Field(
+        default=1.5, ge=1, description="Factor by which each wait grows over the one before."
+    )
+    max_interval: Duration = duration("30s", "Maximum wait between retries.", ge="1ms")
     max_elapsed_time: Duration = duration(
         "5m", "Drop a batch after this time and count it as lost; 0s retries forever."
     )
@@ -154,19 +159,19 @@ class SendingQueue(Section):
 
     enabled: bool = Field(
         default=True,
-        description="Queue batches while one is being sent. If false, only one batch is queued.",
+        description="Queue batches while sending. If false, only one batch is queued.",
     )
     queue_size: int = Field(
         default=100,
         ge=1,
         le=100_000,
-        description="Maximum number of batches in memory; above that, the oldest is dropped and "
+        description="Maximum number of batches in memory; beyond it, the oldest is dropped and "
         "counted. 100 batches last eight minutes at the default reporter_interval.",
     )
     storage: str = Field(
         default="",
         description="Directory for a queue on disk, which survives restarts and crashes; each "
-        "exporter has a subdirectory. A batch stays there until the receiver has answered, "
+        "exporter has a subdirectory. A batch stays there until the receiver has responded, "
         "regardless of retry_on_failure. Empty: in memory.",
     )
     max_megabytes: int = Field(
@@ -180,8 +185,8 @@ class SendingQueue(Section):
     )
     fsync: Literal["always", "never"] = Field(
         default="always",
-        description="always: a stored batch survives a power failure. never: it survives only the "
-        "end of the process.",
+        description="always: a stored batch survives a power failure. never: it survives the "
+        "end of the process, but not a power failure.",
     )
 
     def settings(self) -> QueueSettings:
@@ -215,24 +220,24 @@ class _Client(Exporter):
         ge=_MIN_MESSAGE_BYTES,
         le=_MAX_MESSAGE_BYTES,
         description="Maximum size of a request in bytes before compression; larger batches are "
-        "split, also where the receiver takes less. The default is just below the 4 MiB limit of "
-        "gRPC receivers.",
+        "split, and split further if the receiver rejects a request as too large. The default is "
+        "just below the 4 MiB limit of gRPC receivers.",
     )
     attributes: AttributesKey = "inline"
     unnamed_frames: Literal["addresses", "names"] = Field(
         default="addresses",
         description="How frames without a function name are sent. addresses: file and address "
-        "only, by which back ends find names. names: also a function named after file, address "
-        "and reason, such as vmlinux+0x1234 [no_symbol]; for back ends that drop frames without "
-        "one, such as Pyroscope.",
+        "only, for back ends that symbolize. names: also a function named after file, address "
+        "and reason, such as vmlinux+0x1234 [no_symbol]; for back ends that drop unnamed frames, "
+        "such as Pyroscope.",
     )
 
     development_version: str = Field(
         default="1",
         pattern=r"^([1-9][0-9]{0,8})?$",
-        description="Header otlp-profiles-development-version of each request: the version of the "
-        "profiles schema. Collectors from v0.163 on refuse versions that they do not know. Empty "
-        "to send none, which means 1.",
+        description="Header otlp-profiles-development-version of each request: the version of "
+        "the profiles schema. Collectors from v0.163 on reject unsupported versions. Empty: the "
+        "header is not sent, which means version 1.",
     )
     proxy_url: str  # each transport describes it
 

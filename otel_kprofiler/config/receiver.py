@@ -24,7 +24,7 @@ def _attribute(value: Any, _: Any) -> Any:
     items = value if isinstance(value, list) else [value]
     kinds = {type(item) for item in items}
     if not kinds <= {str, bool, int, float} or len(kinds) > 1:
-        raise ValueError("should be text, a number, true or false, or a list of one of these")
+        raise ValueError("should be a string, a number, true or false, or a list of one of these")
     return value
 
 
@@ -57,27 +57,27 @@ def _enabled(value: Any) -> Any:
 
 
 class OffCpu(Section):
-    """Sampling of threads while they wait."""
+    """Sampling of waiting threads."""
 
     enabled: bool = Field(
         default=False,
-        description="Also sample where threads wait, and count for each process its exact time off "
-        "the CPU. Costs CPU time at every switch between threads (see docs/off-cpu.md).",
+        description="Also sample where threads wait, and count the exact off-CPU time of each "
+        "process. Costs CPU time at every context switch (see docs/off-cpu.md).",
     )
     samples_per_second_per_cpu: int = Field(
         default=20,
         ge=0,
         le=10_000,
-        description="Samples of waits per second on each CPU, on average, 0 to 10000. A wait is "
-        "sampled with a chance in proportion to its duration; 0 only counts.",
+        description="Average number of wait samples per second on each CPU, 0 to 10000. A wait "
+        "is sampled with a probability proportional to its duration; 0 only counts waits.",
     )
     min_duration: Duration = duration(
-        "1us", "Shorter waits are only counted, 0s to 4s.", ge="0s", le="4s"
+        "1us", "Waits shorter than this are counted but not sampled, 0s to 4s.", ge="0s", le="4s"
     )
     wakers: bool = Field(
         default=False,
-        description="Also record which thread ended a wait; makes more distinct samples "
-        "and slows wake-ups.",
+        description="Also record which thread ended a wait; yields more distinct samples and "
+        "slows wakeups.",
     )
     causes: bool = Field(
         default=True, description="Record what threads wait for (disk, pipe, poll and so on)."
@@ -85,18 +85,18 @@ class OffCpu(Section):
 
 
 class ServiceName(Section):
-    """Naming of services that do not name themselves."""
+    """Service names for processes that do not declare one."""
 
     sources: Annotated[
         list[Literal["container", "unit", "executable"]], BeforeValidator(_words)
     ] = Field(
         default=["container", "unit", "executable"],
         alias="from",
-        description="The first of these that a process has becomes its service.name, unless the "
-        "process publishes one, or has OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES in its "
-        "environment (see docs/processes.md): container (its name in the pod, in Docker or "
-        "podman), unit (of a service of systemd), executable (name of the file; of kernel threads "
-        "their purpose, as in [kworker]). Empty: no name is made up.",
+        description="The first of these that applies to a process becomes its service.name, "
+        "unless the process publishes one or has OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES "
+        "in its environment (see docs/processes.md): container (its name in the pod, in Docker "
+        "or podman), unit (the systemd service), executable (the file name; for kernel threads "
+        "their purpose, as in [kworker]). Empty: service.name is not derived.",
     )
 
 
@@ -114,30 +114,29 @@ class Receiver(Section):
     )
     stacks: Literal["kernel", "user", "both"] = Field(
         default="both",
-        description="Sides of stacks to collect. kernel also leaves out all time in user mode, and "
+        description="Sides of stacks to collect. kernel also skips all time in user mode, and "
         "costs the least.",
     )
     user_symbols: Annotated[Literal["off", "names", "lines"], BeforeValidator(_symbols)] = Field(
         default="names",
-        description="What user frames carry besides file and address: nothing (off), names of "
-        "functions (names), or also source lines and inlined functions (lines; needs the extra "
+        description="What user frames carry besides file and address: nothing (off), function "
+        "names (names), or also source lines and inlined functions (lines; needs the extra "
         "dwarf). Symbols are read from the files and their installed debug files.",
     )
     max_user_symbol_megabytes: int = Field(
         default=32,
         ge=1,
         le=65_536,
-        description="Memory for the symbols of user files; large tables and those not used for a "
-        "while are evicted. Three quarters of it may be held while files are read, one at a time: "
-        "a file that needs more is refused, and the log gives the size. A table of more than half "
-        "of it is refused, too. "
-        "A process that converts DWARF (lines) may take eight times as much, and at most half of "
-        "what the cgroup's limit leaves.",
+        description="Memory for the symbols of user files; large and long-unused tables are "
+        "evicted. Files are read one at a time, within three quarters of this limit: a file that "
+        "needs more is rejected, and the log gives its size. A table larger than half the limit "
+        "is also rejected. A process that converts DWARF (lines) may use eight times as much, "
+        "but at most half of what the cgroup's limit leaves.",
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",
-        description="How user stacks are unwound: auto uses the .eh_frame tables of the files, "
-        "where kernel and loader can; frame_pointers follows frame pointers only, which most "
+        description="How user stacks are unwound: auto uses the .eh_frame tables of the files if "
+        "kernel and loader support it; frame_pointers follows frame pointers only, which most "
         "distributions' binaries lack.",
     )
     max_unwind_work: int = Field(
@@ -171,21 +170,21 @@ class Receiver(Section):
         default=PYTHON_FRAMES,
         ge=0,
         le=MAX_FRAMES,
-        description="Maximum functions of Python per stack, counted from the leaf, 0 to 127; 0 or "
-        "off reads none. They have source lines, and need CPython 3.11 or newer (see "
+        description="Maximum Python functions per stack, counted from the leaf, 0 to 127; 0 or "
+        "off disables Python frames. They carry source lines and need CPython 3.11 or newer (see "
         "docs/python.md).",
     )
     off_cpu: Annotated[OffCpu, BeforeValidator(_enabled)] = OffCpu()
     target_pids: list[Annotated[int, Field(ge=1, le=_MAX_PID)]] = Field(
         default=[],
-        description="Processes to sample, as ids in the host's pid namespace. Empty: all.",
+        description="Processes to sample, as PIDs in the host's pid namespace. Empty: all.",
     )
     target_containers: list[Target] = Field(
         default=[],
         description="Containers to sample, by name (in Docker, in podman, in their pod, or "
-        "POD/NAME), or by at least four first digits of the id. They need not run yet. If one of "
-        "target_containers, target_pods and target_units is set, a sample must be of one that "
-        "these name, and pass all other filters (see docs/processes.md).",
+        "POD/NAME), or by at least the first four digits of the id. They need not be running "
+        "yet. If target_containers, target_pods or target_units is set, a sample must come from "
+        "one of the named targets and pass all other filters (see docs/processes.md).",
     )
     target_pods: list[Target] = Field(
         default=[],
@@ -193,12 +192,12 @@ class Receiver(Section):
     )
     target_units: list[Target] = Field(
         default=[],
-        description="Units of systemd to sample, such as nginx.service; .service may be left out.",
+        description="systemd units to sample, such as nginx.service; .service may be omitted.",
     )
     target_comms: list[Target] = Field(
         default=[],
-        description="Names of threads to sample, or of processes (of their main threads); only the "
-        "first 15 bytes count. Those of processes need BTF. Empty: all.",
+        description="Names of threads to sample, or of processes (their main thread's name); "
+        "only the first 15 bytes are compared. Process names need BTF. Empty: all.",
     )
     pin_cpu_ids: str = Field(
         default="", description='CPUs to sample, such as "0-3,8". Empty: all online CPUs.'
@@ -217,8 +216,8 @@ class Receiver(Section):
         default=0.2,
         ge=0,
         le=1,
-        description="Share of reporter_interval, 0 to 1, by which the length of each window varies "
-        "at random, so that hosts do not send at the same time.",
+        description="Fraction of reporter_interval, 0 to 1, by which the length of each window "
+        "varies at random, so that hosts do not send simultaneously.",
     )
     monitor_interval: Duration = duration(
         "5s", "How often the agent checks service.limits.", ge="100ms"
@@ -257,12 +256,12 @@ class Receiver(Section):
     )
     error_mode: Annotated[Literal["propagate", "ignore"], BeforeValidator(lower)] = Field(
         default="propagate",
-        description="If sampling cannot start: propagate exits with an error; ignore logs it and "
-        "keeps running without samples.",
+        description="What to do if sampling cannot start: propagate exits with an error; ignore "
+        "logs it and keeps running without samples.",
     )
     verbose_mode: bool = Field(
         default=False,
-        description="Log in detail (the same as service.telemetry.logs.level: debug).",
+        description="Enable debug logs (same as service.telemetry.logs.level: debug).",
     )
     service_name: ServiceName = ServiceName()
     resource: dict[AttributeName, Attribute] = Field(
@@ -274,18 +273,18 @@ class Receiver(Section):
 
     self_profiled: Annotated[Literal["leave_out", "mark"], BeforeValidator(lower)] = Field(
         default="leave_out",
-        description="On-CPU samples of services that profile themselves with this package: "
-        "leave_out counts their CPU time only once (as samples lost to self_profiled); mark sends "
-        "them, too, with otel_kprofiler.self_profiled on the Resource, as it is on samples of "
-        "other kinds (see docs/fleet.md).",
+        description="What to do with on-CPU samples of services that profile themselves with "
+        "this package: leave_out drops them (counted as lost to self_profiled), so that their "
+        "CPU time counts only once; mark also sends them, with otel_kprofiler.self_profiled on "
+        "the Resource, as on samples of other kinds (see docs/fleet.md).",
     )
     resources: Annotated[
         Literal["process", "executable", "container", "service", "host"], BeforeValidator(lower)
     ] = Field(
         default="process",
-        description="What has a Resource of its own; samples of several processes are merged "
-        "before they are sent. Coarser ones make fewer series and smaller requests, and keep "
-        "threads apart (see docs/fleet.md).",
+        description="The unit that gets a Resource of its own; samples of the processes that "
+        "share one are merged before they are sent. Coarser units yield fewer series and smaller "
+        "requests, and still distinguish threads (see docs/fleet.md).",
     )
 
     @field_validator("pin_cpu_ids")

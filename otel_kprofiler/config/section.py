@@ -15,7 +15,7 @@ from otel_kprofiler.model import Form
 
 MEBIBYTE: Final = 1024 * 1024
 FORMS: Final = {"json": Form.JSON, "proto": Form.PROTOBUF}
-"""Forms of messages by their names in the configuration."""
+"""Message forms by their names in the configuration."""
 
 AttributesKey = Annotated[
     Literal["inline", "references"],
@@ -26,7 +26,7 @@ AttributesKey = Annotated[
         "Pyroscope and Parca then see empty keys."
     ),
 ]
-"""As :class:`otel_kprofiler.model.AttributeForm`."""
+"""The value as :class:`otel_kprofiler.model.AttributeForm`."""
 
 
 class Section(BaseModel):

@@ -44,11 +44,11 @@ class Telemetry(Section):
 
 
 class Health(Section):
-    """HTTP endpoint with /livez, /readyz and /status."""
+    """HTTP endpoint that serves /livez, /readyz and /status."""
 
     endpoint: str = Field(
         default="",
-        description="Address to listen on, such as 127.0.0.1:13133. Empty: none.",
+        description="Address to listen on, such as 127.0.0.1:13133. Empty: disabled.",
     )
 
     @field_validator("endpoint")
@@ -66,7 +66,7 @@ class Limits(Section):
     max_cpu_percent: float = Field(
         default=0,
         ge=0,
-        description="CPU time of the agent, 100 being one core; 0: no limit.",
+        description="CPU usage of the agent, with 100 being one core; 0: no limit.",
     )
     max_rss_megabytes: int = Field(
         default=0,
@@ -80,8 +80,8 @@ class Privileges(Section):
 
     drop_all: bool = Field(
         default=False,
-        description="Drop every capability, including those needed later for CPUs that come "
-        "online, modules that are loaded, and processes of other users. User stacks then follow "
+        description="Drop every capability, including those needed later for CPUs coming online, "
+        "newly loaded modules and processes of other users. User stacks are then unwound by "
         "frame pointers.",
     )
 
@@ -96,7 +96,7 @@ class ProfilesPipeline(Section):
     )
     exporters: list[str] = Field(
         min_length=1,
-        description="Ids of the exporters to run; none delays another.",
+        description="Ids of the exporters to run; a slow exporter does not delay the others.",
         json_schema_extra={"example": ["otlp_grpc"]},
     )
 

@@ -1,6 +1,6 @@
-"""Keys of related configurations that are not supported here, each with what to do instead.
+"""Unsupported keys of related configurations, each with its alternative.
 
-Those of the receiver are keys of the opentelemetry-ebpf-profiler receiver, the others of the
+Receiver keys are those of the opentelemetry-ebpf-profiler receiver, the others those of the
 Collector.
 """
 
@@ -16,13 +16,13 @@ RECEIVER: Final[Mapping[str, str]] = {
     "unwound",
     "off_cpu_threshold": "use off_cpu: {enabled: true}",
     "probes": "samples come from timers only, without probes; remove it",
-    "include_env_vars": "of the environment of processes, only what OTEL_SERVICE_NAME and "
-    "OTEL_RESOURCE_ATTRIBUTES say of the service is exported, because others may hold secrets; put "
-    "fixed attributes under resource",
+    "include_env_vars": "from the environment of processes, only the service attributes in "
+    "OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES are exported, because other variables may "
+    "hold secrets; put fixed attributes under resource",
     "send_error_frames": "unresolved frames are always exported, as addresses with the reason; "
     "remove it",
-    "frame_cache_size": "resolved stacks are cached while their symbols are valid, without a "
-    "configurable size; remove it",
+    "frame_cache_size": "resolved stacks are cached as long as their symbols are valid, without "
+    "a configurable size; remove it",
     "max_grpc_retries": "use exporters.otlp_grpc.retry_on_failure",
     "max_rpc_msg_size": "use exporters.otlp_grpc.max_message_bytes; larger batches are split",
     "bpf_fs_root": "nothing is pinned in a BPF file system; remove it",
@@ -80,10 +80,10 @@ GRPC: Final[Mapping[str, str]] = {
 HTTP: Final[Mapping[str, str]] = dict(_CLIENT)
 
 FILE: Final[Mapping[str, str]] = {
-    "compression": "files are not compressed, so that they can be read while they grow; compress "
-    "them after rotation",
+    "compression": "files are not compressed, so that they remain readable while they grow; "
+    "compress them after rotation",
     "append": "an existing file is always appended to; remove it",
-    "flush_interval": "each batch is written at once; remove it",
+    "flush_interval": "each batch is written immediately; remove it",
     "group_by": "one exporter writes one file; remove it",
     "encoding": "use format: json or proto",
     "create_directory": "create the directory with the permissions it should have; remove it",
@@ -122,7 +122,7 @@ PIPELINE: Final[Mapping[str, str]] = {
     "processors": "the agent has no processors; put them into the Collector",
 }
 PIPELINES: Final[Mapping[str, str]] = dict.fromkeys(
-    ("traces", "metrics", "logs"), "the agent only has profiles; remove it"
+    ("traces", "metrics", "logs"), "the agent produces profiles only; remove it"
 )
 
 TOP: Final[Mapping[str, str]] = {

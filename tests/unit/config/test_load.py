@@ -99,7 +99,7 @@ def test_variables_have_types_and_appear_as_origins():
         (MINIMAL.replace("[kprofiler]", "[other]"), "should be [kprofiler]"),
         (MINIMAL.replace("kprofiler:", "profiling:", 1), "use kprofiler, which has the same keys"),
         (MINIMAL + "extensions: {}\n", "use service.health"),
-        (MINIMAL + "<<: {a: 1}\n", "a key must be text"),
+        (MINIMAL + "<<: {a: 1}\n", "a key must be a string"),
         (MINIMAL + "x: &a [*a]\n", "inside its own anchor"),
         (MINIMAL + "x: !!binary aa\n", "is not supported"),
     ],
