@@ -19,7 +19,7 @@ def command(path: str, *, as_json: bool) -> None:
     """Check OTLP profiles in FILE: one message, JSON lines, or length-prefixed messages.
 
     FILE may be compressed with gzip; - is standard input. Exit status 0 if every rule holds, 1 if
-    one is violated.
+    any is violated.
     """
     problems: list[str] = []
     data = read_unpacked(path, problems.append)

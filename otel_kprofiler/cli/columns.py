@@ -27,7 +27,7 @@ class Column(NamedTuple):
 
 
 def layout(columns: Sequence[Column], width: int | None) -> list[str]:
-    """Lays out a table as lines, the head first; the last column takes the remaining width.
+    """Lays out a table as lines, header first; the last column gets the remaining width.
 
     Args:
         columns: at least one, with equally many cells.
@@ -58,7 +58,7 @@ def _line(columns: Sequence[Column], cells: Iterable[str], room: int | None) -> 
 
 
 def cut(text: str, width: int) -> str:
-    """Cuts a text to a number of columns: removes the middle of long texts."""
+    """Shortens a string to a number of columns by removing the middle of long strings."""
     if len(text) <= width:
         return text
     tail = (width - 1) // 2

@@ -13,7 +13,7 @@ class CpuMeter:
         self._last = (time.monotonic(), _read_cpu_s())
 
     def share(self) -> float | None:
-        """Returns the CPU time since the last call over the time passed; None if none has."""
+        """Returns CPU time over elapsed time since the last call; None if no time has elapsed."""
         now = time.monotonic(), _read_cpu_s()
         wall, cpu = (after - earlier for after, earlier in zip(now, self._last, strict=True))
         self._last = now

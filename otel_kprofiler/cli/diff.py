@@ -54,7 +54,7 @@ class _RangeType(click.ParamType[_Range]):
 @click.argument("after", metavar="[AFTER]", required=False)
 @click.option(
     "--by", type=GroupingType(), default="function", show_default=True, metavar="WHAT",
-    help="What to group samples by, as in report.",
+    help="Grouping of samples, as in report.",
 )  # fmt: skip
 @click.option(
     "--per", type=click.Choice([way.value for way in Way]), default="samples", show_default=True,
@@ -62,15 +62,16 @@ class _RangeType(click.ParamType[_Range]):
 )  # fmt: skip
 @click.option(
     "--time-before", type=_RangeType(), metavar="FROM..TO",
-    help="Only this time of BEFORE: 0s..30s after its start, or times as in report.",
+    help="Time range of BEFORE: 0s..30s after its start, or times as in report.",
 )  # fmt: skip
 @click.option(
     "--time-after", type=_RangeType(), metavar="FROM..TO",
-    help="Only this time of AFTER, or of BEFORE if that is the only file.",
+    help="Time range of AFTER, or of BEFORE if that is the only file.",
 )  # fmt: skip
 @click.option(
     "--fail-above", type=click.FloatRange(0), metavar="PERCENT",
-    help="Exit with 1 if something gained more than this of all samples, beyond chance.",
+    help="Exit with 1 if any share grew by more than this, as a share of all samples, beyond "
+    "chance.",
 )  # fmt: skip
 @click.option(
     "-n", "--limit", type=click.IntRange(0), default=30, show_default=True,
@@ -79,7 +80,7 @@ class _RangeType(click.ParamType[_Range]):
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "-o", "--output", "path", metavar="OUT.html",
-    help="Write a page instead, with a flame graph of what gained and lost.",
+    help="Write an HTML page instead, with a flame graph of gains and losses.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT.html if it exists.")
 def command(
@@ -109,12 +110,14 @@ def command(
       otel-kprofiler diff 'clickhouse://localhost/otel?service.version=1.2' \\
                           'clickhouse://localhost/otel?service.version=1.3'
 
-    BEFORE and AFTER are files or ClickHouse addresses. An address may choose samples by attributes;
-    without a time range, it means the last hour. Differences that may be chance are marked with ~.
+    BEFORE and AFTER are files or ClickHouse addresses. An address may filter samples by attributes;
+    its default time range is the last hour. Differences that may be chance are marked with ~.
     Filters are the same as those of report.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if not after and not (time_before and time_after):
-        raise click.UsageError("name two sources, or two times of one: --time-before, --time-after")
+        raise click.UsageError(
+            "name two sources, or two time ranges of one source: --time-before, --time-after"
+        )
     way, chosen = Way(per), Filter(**filters)
     need = (PAGE if path else need_of(chosen, by).with_times()) | need_of(chosen)
     first, time_first = _load(before, chosen, time_before, need, idle=idle)
@@ -152,7 +155,7 @@ def command(
                 lines += table(by, changes[: limit or None], kind, way, width)
             if limit and len(changes) > limit:
                 lines.append(f"{len(changes) - limit:,} more; --limit 0 shows all")
-        show(lines or ["no samples on one side, or none of the same kind"])
+        show(lines or ["no samples on one side, or no kind of samples on both"])
     if fail_above is not None and any(
         change.is_changed and _gain(kind, change, way) > fail_above / 100
         for kind, _, changes in compared
@@ -167,7 +170,7 @@ command.params += [
 
 
 def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
-    """Compares two sides; there are no shares of a side without samples."""
+    """Compares two sides; a side without samples has no shares."""
     if way is Way.SAMPLES and not all(part.samples.count for part in parts):
         return []
     return compare(*parts, find_grouping(by), per_second=way is Way.TIME)
@@ -209,7 +212,7 @@ def _part(samples: Samples, kind: ProfileKind, chosen: Filter, times: _Range | N
 def _cut(
     samples: Samples, kinds: Sequence[ProfileKind], chosen: Filter, times: _Range | None
 ) -> Part:
-    """Returns the selected samples and the time that they cover."""
+    """Returns the selected samples and their time range."""
     windows = [origin for origin in samples.tables.origins if origin.profile.kind in kinds]
     start = min(window.start_unix_ns for window in windows)
     end = max(window.end_unix_ns for window in windows)

@@ -17,7 +17,7 @@ from otel_kprofiler.text import describe_count, escape_controls
 _MAX_PLACE: Final = 32
 _MS: Final = 1e6
 _SIMILAR: Final = 1.5
-"""Loads of both sides that differ by more than this factor are reported beside shares."""
+"""If the loads of both sides differ by more than this factor, the output points it out."""
 _CHANCE: Final = "~"
 """Mark of differences that may be chance."""
 
@@ -43,15 +43,15 @@ def summary(
     if not before.samples.count or not after.samples.count:
         side = "after" if before.samples.count else "before"
         yield f"there are no samples {side}" + (
-            "; --per time compares what there is" if way is Way.SAMPLES else ""
+            "; --per time compares the other side with zero" if way is Way.SAMPLES else ""
         )
     elif way is Way.SAMPLES and max(rates) > _SIMILAR * min(rates):
         yield "the load itself changed, which shares do not show: compare it with --per time"
     if changed:
         count = f"{changed:,} of {len(changes):,}"
-        yield f"{count} changed by more than chance; the others have {_CHANCE}"
+        yield f"{count} changed by more than chance; the others are marked {_CHANCE}"
     elif changes:
-        yield f"nothing changed by more than chance, of {len(changes):,}"
+        yield f"nothing changed by more than chance ({len(changes):,} compared)"
 
 
 def _rate(part: Part) -> float:
@@ -69,7 +69,7 @@ def _describe_side(kind: ProfileKind, part: Part, rate: float) -> str:
 def table(
     by: str, changes: Sequence[Change], kind: ProfileKind, way: Way, width: int | None
 ) -> list[str]:
-    """Yields the lines of a table of changes, the head first.
+    """Yields the lines of a table of changes, header first.
 
     Args:
         by: grouping of the samples.

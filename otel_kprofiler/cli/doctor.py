@@ -27,10 +27,10 @@ _EXIT_HOST = 3
 @click.command(name="doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print verdict and findings as JSON.")
 def command(*, as_json: bool) -> None:
-    """Check whether you can profile this host, and how to fix it if not.
+    """Check whether this host can be profiled, and how to fix it if not.
 
-    Loads the real sampler for a moment. Ends with a verdict, and a fix for each cause. Exit status
-    0 if profiling works, also with limits; 3 if not.
+    Loads the real sampler briefly. Ends with a verdict and a fix for each cause. Exit status 0 if
+    profiling works, even with limits; 3 if not.
     """
     access = Access()
     loaders = {
@@ -40,7 +40,7 @@ def command(*, as_json: bool) -> None:
     trial = _Trial()
     findings = doctor(access, loaders=loaders, try_sampler=trial.run)
     findings += trial.findings
-    if not is_in_user_namespace(access):  # these findings would only repeat that reason
+    if not is_in_user_namespace(access):  # these findings would only repeat the namespace's
         findings.append(find_ksymbol_method(access))
         hidden = find_hidden_symbols(access)
         if hidden and hidden.level is Level.OK:
@@ -59,7 +59,7 @@ def command(*, as_json: bool) -> None:
 def describe(findings: Sequence[Finding]) -> Iterator[str]:
     """Format findings: one line each, and up to two more with requirement and fix.
 
-    Fixes of the verdict are left to :func:`conclude`, which prints each once.
+    Fixes for the verdict are left to :func:`conclude`, which prints each once.
     """
     printed = {finding.fix for finding in findings if finding.level in (Level.WARN, Level.FAIL)}
     for finding in findings:
@@ -82,7 +82,7 @@ def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
     """Returns the verdict, and the findings that cause it."""
     failed = [finding for finding in findings if finding.level is Level.FAIL]
     if failed:
-        # A failed start of the sampler is not the cause if there is another.
+        # A sampler that fails to start is a cause only if there is no other.
         return "does not work", [
             finding for finding in failed if finding.check != "sampler"
         ] or failed
@@ -109,13 +109,13 @@ def _name(findings: Sequence[Finding]) -> str:
 
 
 def _tolerate_hidden(finding: Finding) -> Finding:
-    """Ignores addresses hidden in kallsyms if the BPF iterator reports them."""
+    """Drops the finding of addresses hidden in kallsyms if the BPF iterator reports them."""
     is_hidden = finding.check == "kernel symbols" and finding.level is Level.WARN
     return replace(finding, level=Level.INFO) if is_hidden else finding
 
 
 class _Trial:
-    """Runs the sampler for a moment.
+    """Runs the sampler briefly.
 
     Attributes:
         findings: further findings, if the sampler ran.
@@ -142,7 +142,7 @@ class _Trial:
             method = "unwind tables" if sampler.tables else "frame pointers"
             return (
                 f"{describe_count(taken, 'sample')} on {describe_count(cpus, 'CPU')} in 0.4 s; "
-                f"user stacks by {method}"
+                f"user stacks unwound by {method}"
             )
         finally:
             sampler.close()
@@ -150,7 +150,7 @@ class _Trial:
 
 
 def _find_off_cpu() -> Finding:
-    """Checks whether the waits of threads can be followed."""
+    """Checks whether off-CPU time can be measured."""
     check, required = "off-CPU time", "libbpf, and a kernel with BTF that accepts the programs"
     sampler = EbpfSampler(SamplerConfig(on_cpu=False, off_cpu=OffCpuConfig(samples_per_second=0)))
     try:
@@ -164,21 +164,24 @@ def _find_off_cpu() -> Finding:
     finally:
         sampler.close()
     return Finding(
-        check, Level.OK, f"counted of {describe_count(processes, 'process', 'processes')}", required
+        check,
+        Level.OK,
+        f"counted for {describe_count(processes, 'process', 'processes')}",
+        required,
     )
 
 
 def _find_python_frames(problem: str | None) -> Iterator[Finding]:
-    """Checks whether Python frames can be read, of other processes and of services here."""
+    """Checks whether Python frames can be read from other processes and from this interpreter."""
     check = "Python frames"
     required = "libbpf, and a kernel with BTF that accepts the program"
     if problem:
         fix = "see docs/python.md; everything else works without them"
         yield Finding(check, Level.WARN, f"none: {problem}", required, fix)
         return
-    yield Finding(check, Level.OK, "the kernel's program reads them", required)
+    yield Finding(check, Level.OK, "read by the BPF program", required)
     check = "this interpreter"
-    required = "one whose frames are proved, for services that run it"
+    required = "a build with verified frame offsets, to profile services that run it"
     try:
         open_own()
     except InterpreterRefused as refused:
@@ -186,4 +189,4 @@ def _find_python_frames(problem: str | None) -> Iterator[Finding]:
         yield Finding(check, Level.INFO, observed, required, "run services with another build")
     else:
         version = platform.python_version()
-        yield Finding(check, Level.OK, f"frames of CPython {version} are proved", required)
+        yield Finding(check, Level.OK, f"frame offsets of CPython {version} are verified", required)

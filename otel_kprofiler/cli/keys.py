@@ -39,7 +39,7 @@ class KeyParser:
 
     @property
     def is_waiting(self) -> bool:
-        """True if the input may be the Escape key or the start of a longer sequence."""
+        """True if the pending input may be the Escape key or the start of a longer sequence."""
         return bool(self._text)
 
     def feed(self, data: bytes) -> list[str]:
@@ -59,7 +59,7 @@ class KeyParser:
         return keys
 
     def flush(self) -> list[str]:
-        """Returns the keys of the pending input, when no more follows."""
+        """Returns the keys of the pending input; call when no more input follows."""
         keys = []
         while self._text:
             keys += self._take()

@@ -18,11 +18,11 @@ from otel_kprofiler.errors import ConfigError, HostError, KProfilerError, Sample
 # Help by command; here, so that --help imports no commands.
 COMMANDS: Final = {
     "record": "Profile this host, or one command, into a file.",
-    "report": "Show what is in profiles: functions, system calls, processes.",
-    "view": "Show profiles in the browser: saved ones, those that come in, or this host.",
-    "diff": "Compare two profiles: what gained, what lost, what may be chance.",
+    "report": "Show the contents of profiles: functions, system calls, processes.",
+    "view": "Show profiles in the browser: saved, received, or of this host.",
+    "diff": "Compare two profiles: gains, losses, and what may be chance.",
     "send": "Send saved profiles to an OTLP receiver.",
-    "top": "Show live what runs: functions, processes, system calls.",
+    "top": "Show live what is running: functions, processes, system calls.",
     "run": "Run the agent beside an OpenTelemetry Collector.",
     "doctor": "Check whether this host can be profiled, and how to fix it.",
     "symbolize": "Resolve kernel addresses: module, build id, RVA, function.",
@@ -34,7 +34,7 @@ COMMANDS: Final = {
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 _WRITE_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-_NO_THREAD: Final = "can't start new thread"  # CPython's only text for it
+_NO_THREAD: Final = "can't start new thread"  # CPython has no other indication of it
 
 
 class LazyCommands(click.Group):
@@ -59,7 +59,7 @@ class LazyCommands(click.Group):
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    """Print the versions to include in a bug report."""
+    """Prints the versions to include in a bug report."""
     if wanted:
         click.echo(importlib.import_module("otel_kprofiler.cli.versions").describe_versions())
         ctx.exit()
@@ -143,7 +143,7 @@ def _explain(error: Exception) -> KProfilerError | None:
         return HostError("out of memory", hint="raise the limit, or process less at once")
     if isinstance(error, BlockingIOError) or _NO_THREAD in str(error):  # fork, pthread_create
         return HostError(
-            "the system allows no more processes or threads",
+            "the system does not allow more processes or threads",
             hint="raise the limit: ulimit -u, TasksMax of the unit, pids.max of the container",
         )
     if isinstance(error, OSError) and error.errno in _WRITE_ERRORS and error.filename is None:

@@ -24,13 +24,13 @@ class Moment:
 
     @property
     def is_from_start(self) -> bool:
-        """True if it depends on when the profile began."""
+        """True if it depends on the start of the profile."""
         return isinstance(self.value, float) and copysign(1, self.value) > 0
 
     def unix_ns(self, first_unix_ns: int, end_unix_ns: int) -> int:
         """Returns the Unix time in nanoseconds, in a profile with this first sample and end.
 
-        A time of day means the day of the first sample.
+        A time of day is on the day of the first sample.
         """
         if isinstance(self.value, float):
             begin = first_unix_ns if self.is_from_start else end_unix_ns

@@ -1,4 +1,4 @@
-"""Finds the parameters that the user has given on the command line."""
+"""Finds the parameters given on the command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 
 def named_parameters() -> Iterator[click.Parameter]:
-    """Returns the parameters of the current command that are not at their defaults."""
+    """Returns the parameters of the current command whose values are not defaults."""
     context = click.get_current_context()
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")

@@ -1,4 +1,4 @@
-"""Explains filters without a match: which filter, and which values exist."""
+"""Explains which filter matches no sample, and which values exist."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def check_matches(chosen: Filter, *sources: Samples) -> None:
             )
     options = ", ".join(OPTIONS[name] for name in given)
     raise KProfilerError(
-        f"no sample matches all of {options} together, though each matches some",
-        hint="leave one of them out",
+        f"no sample matches all of {options}, although each alone matches some",
+        hint="omit one of them",
     )
 
 
@@ -52,16 +52,16 @@ def _describe_values(name: str, wanted: Iterable[str], sources: Iterable[Samples
             counts[value] += count
     counts.pop("", None)
     if not counts:
-        return f"no sample has anything that {OPTIONS[name]} could match"
+        return f"no sample has a value for {OPTIONS[name]} to match"
     close = [match for value in wanted for match in get_close_matches(value, counts, cutoff=_CLOSE)]
     common = sorted(counts, key=lambda value: (-counts[value], value))
     shown = list(dict.fromkeys([*close, *common]))[:_MOST]
     more = f", and {len(counts) - len(shown):,} more" if len(counts) > len(shown) else ""
-    return f"there are {', '.join(map(escape_controls, shown))}{more}"
+    return f"existing values: {', '.join(map(escape_controls, shown))}{more}"
 
 
 def _of_threads(samples: Samples, find: Callable[[int], Iterable[str]]) -> _Values:
-    """Counts values of the threads of rows, by the index of a thread."""
+    """Yields the values that ``find`` returns for each thread index, with the thread's samples."""
     rows = Counter[int]()
     for thread, count in zip(samples.threads, samples.counts(), strict=True):
         rows[thread] += count

@@ -1,4 +1,4 @@
-"""Output files of ``record``: chooses format and name, and checks the path before recording."""
+"""Output files of ``record``: chooses format and name; checks the path before recording."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _choose_format(path: str, name: str | None) -> OutputFormat:
         return max(matches)[2]
     suffixes = " ".join(row.suffix for row in FORMATS)
     raise ExportError(
-        f"{path}: the suffix matches no format",
+        f"{path}: no format has this suffix",
         hint=f"use one of the suffixes {suffixes}, or --format",
     )
 
@@ -48,7 +48,7 @@ def _choose_format(path: str, name: str | None) -> OutputFormat:
 class Output:
     """Destination of a recording: a file that appears when it is complete, or a device or pipe.
 
-    The constructor fails if the file exists and must not be replaced, or if its directory is not
+    The constructor fails if the file exists and ``force`` is not set, or if its directory is not
     writable. Leaving the context without writing keeps only a ``.part`` file, if there are samples.
     Devices and pipes are written to, never replaced; ``-`` is standard output.
 
@@ -91,7 +91,7 @@ class Output:
         if keep_part:
             for dead in find_dead(os.path.dirname(path)):
                 say(
-                    f"{dead} holds what a recording took that was killed; "
+                    f"{dead} holds the samples of a recording that was killed; "
                     f"next: otel-kprofiler report {dead}",
                     err=True,
                 )
@@ -142,14 +142,14 @@ class Output:
     ) -> None:
         """Write the recording; only the owner may read a file with kernel addresses.
 
-        If another file has taken the name meanwhile, a numbered name is chosen.
+        If a file of this name has appeared meanwhile, a numbered name is used.
 
         Args:
             windows: the recording.
             title: heading, in formats that have one.
             idle: whether to show waits of idle threads; profile files always contain them.
-            has_whole_threads: whether no samples of its threads were left out, so that the parts of
-                spans add up.
+            has_whole_threads: whether the recording has all samples of its threads, so that the
+                parts of spans add up.
         """
         write_page = self._format.write_page
         # Idle waits are parts of spans.
@@ -210,8 +210,7 @@ class Output:
         if self.part and self.part.close(keep=True):
             part = self.part.path
             say(
-                f"{part} holds the samples that were taken until then; "
-                f"next: otel-kprofiler report {part}",
+                f"{part} holds the samples taken so far; next: otel-kprofiler report {part}",
                 err=True,
             )
 
@@ -223,7 +222,7 @@ class Output:
 
 
 def _span_times(windows: Sequence[Window]) -> list[SpanTime]:
-    """Returns what the spans of a recording spent their time on."""
+    """Returns the breakdown of time of a recording's spans."""
     profiles = (profile for window in windows for profile in window.profiles)
     if not any(sample.link for profile in profiles for _, sample in profile.samples):
         return []
@@ -262,11 +261,11 @@ def refusal(path: str, option: str, error: OSError) -> ExportError:
     if isinstance(error, BlockingIOError):
         return ExportError(
             f"another recording is being written to {path}",
-            hint=f"wait for its end, or use another {option}",
+            hint=f"wait until it ends, or use a different {option}",
         )
     if error.errno == errno.EEXIST:
         return ExportError(
-            f"{path} already exists", hint=f"use --force to replace it, or another {option}"
+            f"{path} already exists", hint=f"use --force to replace it, or a different {option}"
         )
     return ExportError(
         f"cannot write {path}: {error.strerror}",

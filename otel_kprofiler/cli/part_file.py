@@ -1,9 +1,9 @@
 """Saves samples during a recording, to ``NAME.part`` beside the output file.
 
-The file has a message for each second, prefixed with its length as in the Collector's files, and is
+The file has one length-prefixed message per second, as in the Collector's files, and is
 deleted when the output file is complete. If the recording is killed, the file is readable up to the
 last second. The file is locked (flock(2)) while the recording runs, so that no other recording
-writes the same output, and leftover files are recognized.
+writes the same output and leftover files are recognized.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from otel_kprofiler.model import Form, Window
 from otel_kprofiler.pipeline import WindowSchedule
 
 SCHEDULE: Final = WindowSchedule(1_000_000_000)
-"""Time that a killed recording loses."""
+"""Maximum duration of samples lost when a recording is killed."""
 _SUFFIX: Final = ".part"
 _HEAD_BYTES: Final = 5
 _FIELDS: Final = b"\n\x12"
-"""Tags of the first field of a message; they identify these files."""
+"""Tags of a message's first field, which identify part files."""
 _MOST: Final = 100
 _TIMEOUT_MILLIS: Final = 5_000
 
@@ -78,7 +78,7 @@ class PartFile:
 
 
 def find_dead(directory: str) -> list[str]:
-    """Returns paths of files with samples that killed recordings of this user have left."""
+    """Returns the part files with samples left by this user's killed recordings."""
     try:
         names = os.listdir(directory or ".")
     except OSError:

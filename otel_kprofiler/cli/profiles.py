@@ -18,7 +18,7 @@ from otel_kprofiler.otlp import decode_windows, read_file, refuse_negative_value
 from otel_kprofiler.pipeline import WindowSchedule, replay
 from otel_kprofiler.recording import Recording
 
-FIX: Final = "name a file of `record`, of a Collector's file exporter, or of pprof"
+FIX: Final = "name a file written by `record`, a Collector's file exporter, or a pprof tool"
 _STDIN: Final = "-"
 _MAX_UNPACKED_BYTES: Final = 2 << 30
 _GZIP: Final = b"\x1f\x8b"
@@ -26,14 +26,14 @@ _ZIP: Final = b"PK\x03\x04"
 _GZIP_WINDOW: Final = 31  # zlib: a gzip header, and the largest window
 _REPLAY_NS: Final = 1 << 62  # one window
 _OTHERS: Final = {
-    b"PERFILE2": ("a file of perf", "profile with `otel-kprofiler record -o FILE.otlp`"),
+    b"PERFILE2": ("a perf.data file", "profile with `otel-kprofiler record -o FILE.otlp`"),
     b"\x28\xb5\x2f\xfd": ("compressed with zstd", "unpack it with `zstd -d`"),
-    b"<": ("a page, or XML", "record with `-o FILE.otlp`, which can become every other format"),
+    b"<": ("HTML or XML", "record with `-o FILE.otlp`, which converts to every other format"),
 }
 """First bytes of unsupported file formats, with a fix for each."""
 
 Notify = Callable[[str], None]
-"""Called with a sentence about unreadable data."""
+"""Receives a sentence about unreadable data."""
 
 
 def load_profiles(paths: Sequence[str]) -> Samples:
@@ -54,9 +54,9 @@ def load_profiles(paths: Sequence[str]) -> Samples:
 
 
 def read_profile_file(path: str, notify: Notify) -> list[Window]:
-    """Reads the windows of a file: OTLP in any form, a recording of ``--raw``, pprof; or ``-``.
+    """Reads the windows of a file, or ``-``: OTLP in any form, a ``--raw`` recording, or pprof.
 
-    Any may be compressed with gzip. The readable part of a damaged file is used.
+    Decompresses gzip. Uses the readable part of a damaged file.
 
     Raises:
         KProfilerError: the file cannot be read, or has no readable part.
@@ -72,7 +72,7 @@ def read_unpacked(path: str, notify: Notify) -> bytes:
     """Reads a file, or ``-``, and decompresses gzip.
 
     Raises:
-        KProfilerError: it cannot be read.
+        KProfilerError: the file cannot be read.
     """
     data = _read(path)
     with _named(path):
@@ -83,19 +83,19 @@ def read_otlp_file(path: str, notify: Notify) -> bytes:
     """Reads a file of OTLP profiles in any form, or ``-``, and decompresses it.
 
     Raises:
-        KProfilerError: the file cannot be read, or has another format; the hint has the fix.
+        KProfilerError: the file cannot be read or is not OTLP; the hint has the fix.
     """
     data = _read(path)
     with _named(path):
         if data.startswith(_ZIP):
             raise PayloadError(
-                "a raw recording, which is not OTLP",
+                "a raw recording, not OTLP",
                 hint=f"otel-kprofiler record --replay {path} --export URL",
             )
         data = _unpack_profile(data, lambda problem: notify(f"{path}: {problem}"))
         if is_pprof(data):
             raise PayloadError(
-                "a profile of pprof, which is not OTLP",
+                "a pprof profile, not OTLP",
                 hint=f"otel-kprofiler report {path} -o FILE.otlp, then send that",
             )
     return data
@@ -124,7 +124,7 @@ def _unpack_profile(data: bytes, notify: Notify) -> bytes:
         raise PayloadError("the file is empty")
     for magic, (what, fix) in _OTHERS.items():
         if data.startswith(magic):
-            raise PayloadError(f"no profile that can be read: {what}", hint=fix)
+            raise PayloadError(f"not a supported profile: {what}", hint=fix)
     return data
 
 
@@ -141,7 +141,7 @@ def _parse(data: bytes, notify: Notify) -> list[Window]:
     refuse_negative_values(windows)
     for problem in problems[:1]:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        notify(f"left out what is damaged: {problem.message}{more}")
+        notify(f"skipped damaged data: {problem.message}{more}")
     return windows
 
 
@@ -153,12 +153,12 @@ def _unpack(data: bytes, notify: Notify) -> bytes:
         try:
             unpacked += unpacker.decompress(data, _MAX_UNPACKED_BYTES - len(unpacked))
         except zlib.error as error:
-            notify(f"left out what is damaged: {error}")
+            notify(f"skipped damaged data: {error}")
             break
         if unpacker.unconsumed_tail:
-            raise PayloadError(f"it unpacks to more than {_MAX_UNPACKED_BYTES >> 30} GiB")
+            raise PayloadError(f"it decompresses to more than {_MAX_UNPACKED_BYTES >> 30} GiB")
         if not unpacker.eof:
-            notify("the end of the compressed data is missing")
+            notify("the compressed data is truncated")
         data = unpacker.unused_data.lstrip(b"\0")
     return bytes(unpacked)
 

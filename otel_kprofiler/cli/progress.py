@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S: Final = 5.0
 _STEPS_PER_S: Final = 100
-"""Resolution of the bar; above the rate of updates."""
+"""Resolution of the bar; finer than the rate of updates."""
 
 
 class Progress(Protocol):

@@ -1,4 +1,4 @@
-"""The file of ``record --raw``: raw samples with everything needed to replay them anywhere."""
+"""The file of ``record --raw``: raw samples with everything needed to replay them on any host."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RawOutput:
             self._writer.capture(IteratedKallsyms(access))
 
     def add_records(self, data: bytes, complete_until_ns: int) -> None:
-        """Append the raw records of one drain."""
+        """Append the raw records of a drain."""
         with self._convert_errors():
             self._writer.add_records(data, complete_until_ns)
 
@@ -76,12 +76,12 @@ class RawOutput:
             self._writer.add_event(stream, time_ns, payload)
 
     def add_process(self, key: ProcessKey, resource: Resource) -> None:
-        """Note the Resource of a process."""
+        """Record the Resource of a process."""
         self._processes[key] = resource.attributes
         self._keys[resource] = key
 
     def add_window(self, window: Window) -> None:
-        """Note start and end of a window, the names of its frames, and totals of waits."""
+        """Record start and end of a window, the names of its frames, and its totals of waits."""
         self._since_unix_ns = self._since_unix_ns or window.start_unix_ns
         self._until_unix_ns = window.end_unix_ns
         self._names.add(window)
@@ -93,11 +93,11 @@ class RawOutput:
                     self._waits[process] = self._waits.get(process, NO_WAITS).plus(totals)
 
     def add_frame(self, frame: Frame) -> None:
-        """Note the name of a native frame that Python frames replace."""
+        """Record the name of a native frame that Python frames replace."""
         self._names.add_frame(frame)
 
     def add_code(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:
-        """Note the name of code without a file."""
+        """Record the name of code without a file."""
         self._code.add(process, address, at_ns, named)
 
     def finish(self, clock: Clock, sampler: EbpfSampler) -> None:

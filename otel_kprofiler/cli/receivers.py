@@ -24,12 +24,12 @@ _OTHER_SCHEMES: Final = {"grpc": "http", "grpcs": "https", "http": "grpc", "http
 _HEADERS: Final = "OTEL_EXPORTER_OTLP_HEADERS=authorization=…"
 _DENIED: Final = frozenset({"401", "403", "407", "UNAUTHENTICATED", "PERMISSION_DENIED"})
 _NO_PROFILES: Final = (
-    "correct the address, or let the receiver take profiles: an OpenTelemetry Collector needs an "
-    "otlp receiver in a profiles pipeline and --feature-gates=service.profilesSupport"
+    "correct the address, or enable profiles in the receiver: an OpenTelemetry Collector needs "
+    "an otlp receiver in a profiles pipeline and --feature-gates=service.profilesSupport"
 )
 _LATER: Final = "try again later; or `record -o FILE.otlp` now and `send FILE.otlp URL` later"
 _CERTIFICATE: Final = (
-    "give the certificate to trust as OTEL_EXPORTER_OTLP_CERTIFICATE; without TLS, use grpc:// or "
+    "set OTEL_EXPORTER_OTLP_CERTIFICATE to the certificate to trust; without TLS, use grpc:// or "
     "http://"
 )
 _FIXES: Final = {
@@ -39,8 +39,8 @@ _FIXES: Final = {
 }
 """Fixes for other statuses."""
 _START: Final = (
-    "start the receiver, or correct the address; OTLP usually has port 4317 for grpc:// "
-    "and 4318 for http://"
+    "start the receiver, or correct the address; OTLP usually uses port 4317 for grpc:// and "
+    "4318 for http://"
 )
 
 
@@ -51,14 +51,14 @@ def open_receiver(address: str) -> OtlpSender:
         address: as for :func:`otel_kprofiler.export.exporter_from_environment`.
 
     Raises:
-        ConfigError: the address is not a receiver's, or environment variables are unusable.
+        ConfigError: the address or an environment variable is invalid.
         ExportError: the receiver does not accept profiles, or cannot be reached.
     """
     answer = _ask(address)
     if not _is_taken(answer):
         shown = redact_address(address)
         raise ExportError(
-            f"no profiles can be sent to {shown}: {answer.status}: {answer.message}".rstrip(": "),
+            f"cannot send profiles to {shown}: {answer.status}: {answer.message}".rstrip(": "),
             hint=_find_fix(address, answer),
         )
     return _open(address)
@@ -70,7 +70,7 @@ def _open(address: str) -> OtlpSender:
 
 
 def _ask(address: str) -> Answer:
-    """Sends a request without samples over a new connection; returns the answer."""
+    """Sends a request without samples over a new connection; returns the response."""
     with _grpc_silenced():
         exporter = _open(address)
     try:
@@ -86,12 +86,12 @@ def _is_taken(answer: Answer) -> bool:
 
 def _find_fix(address: str, answer: Answer) -> str:
     if answer.status in _DENIED:
-        return f"give the credentials that it wants in the environment: {_HEADERS}"
+        return f"set the credentials it requires in the environment: {_HEADERS}"
     scheme, _, rest = address.partition("://")
     other = f"{_OTHER_SCHEMES[scheme]}://{rest}"
     try:
         speaks_other = _is_taken(_ask(other))
-    except KProfilerError:  # the server speaks another protocol
+    except KProfilerError:  # the server does not speak this protocol
         speaks_other = False
     if speaks_other:
         return f"it speaks the other protocol: use {redact_address(other)}"
@@ -102,9 +102,9 @@ def _find_fix(address: str, answer: Answer) -> str:
 
 @contextmanager
 def _grpc_silenced() -> Iterator[None]:
-    """Silence gRPC, which reads the variable once, on import.
+    """Silences gRPC, which reads the variable once, on import.
 
-    The status of a call has the same information.
+    A call's status has the same information.
     """
     if "GRPC_VERBOSITY" in os.environ:
         yield
@@ -113,4 +113,4 @@ def _grpc_silenced() -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ["GRPC_VERBOSITY"]  # a recorded command must not inherit it
+        del os.environ["GRPC_VERBOSITY"]  # a recorded command must not inherit the variable

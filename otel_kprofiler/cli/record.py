@@ -44,7 +44,7 @@ from otel_kprofiler.sampling import HeldCommand
 
 _DEFAULT_DURATION_S: Final = 10.0
 _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_path", "force"})
-"""Parameters that affect samples after they were taken."""
+"""Parameters that apply to samples already taken."""
 
 
 @click.command(name="record")
@@ -59,27 +59,27 @@ _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_p
     "--output",
     "path",
     metavar="FILE",
-    help="Output file; - is standard output. Default: profile.html, or the first of profile-2.html "
-    "and so on that does not exist; with the suffix of --format.",
+    help="Output file; - is standard output. Default: profile.html, or the first unused name of "
+    "profile-2.html and so on; with the suffix of --format.",
 )
 @click.option(
     "--export",
     "address",
     metavar="URL",
-    help="Send to an OTLP receiver, and to no file without -o: grpc://HOST:PORT, grpcs://, "
-    "http:// or https://. OTEL_EXPORTER_OTLP_[PROFILES_]* set everything else. What it does not "
-    "take is kept in NAME.unsent.otlp.",
+    help="Send to an OTLP receiver; without -o, write no file: grpc://HOST:PORT, grpcs://, "
+    "http:// or https://. OTEL_EXPORTER_OTLP_[PROFILES_]* configure everything else. Samples "
+    "that it does not accept are kept in NAME.unsent.otlp.",
 )
 @click.option(
     "-f",
     "--format",
     "form",
     type=click.Choice([row.name for row in FORMATS]),
-    help="Output format. Default: by the file's suffix; .gz compresses.",
+    help="Output format. Default: from the file's suffix; .gz compresses.",
 )
 @click.option(
     "--on-cpu/--no-on-cpu", "on_cpu", default=True, show_default=True,
-    help="Sample what runs on CPUs.",
+    help="Sample the code running on CPUs.",
 )  # fmt: skip
 @sampling_options
 @click.option(
@@ -87,13 +87,13 @@ _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_p
     "modules",
     multiple=True,
     metavar="NAME",
-    help="Keep only stacks with code of this module, loadable or built in; repeatable.",
+    help="Keep only stacks with frames in this module, loadable or built in; repeatable.",
 )
 @click.option(
     "--raw",
     "raw_path",
     metavar="FILE",
-    help="Also write raw samples, with everything needed to replay them anywhere.",
+    help="Also write raw samples, with everything needed to replay them on any host.",
 )
 @click.option(
     "--replay",
@@ -126,11 +126,11 @@ def command(
 
     Ctrl-C, SIGTERM and SIGHUP end the recording early and write what was recorded.
 
-    The recording of a COMMAND ends with it; children that it leaves behind go on. If the duration
-    is over or a signal comes first, the COMMAND and its children get SIGTERM or that signal, and
-    SIGKILL after five seconds. The exit status is that of the COMMAND, 128+n if signal n ended it,
+    The recording of a COMMAND ends when it exits; children left behind keep running. If the
+    duration ends or a signal arrives first, COMMAND and its children get SIGTERM or that signal,
+    and SIGKILL after five seconds. The exit status is that of COMMAND, 128+n if signal n killed it,
     127 if it was not found, 126 if it cannot be executed, and 0 if the recording ended first; but 1
-    if the receiver of --export did not take everything. What it did not take is in a file then.
+    if the receiver of --export did not accept everything. A file then keeps the rejected samples.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     sampling = Sampling(**options)
     if words and (sampling.has_targets or sampling.cpus):
@@ -187,7 +187,7 @@ def command(
             session.wait_for_command()
         if output:
             windows = _select(windows, modules) if modules else windows
-            # arguments may be secret, so that the page shows the program's name alone
+            # arguments may be secret, so the page shows only the program's name
             title = os.path.basename(words[0]) if words else ""
             output.write(windows, title, idle=sampling.idle, has_whole_threads=not modules)
     _say_remarks(session.pipeline)
@@ -201,7 +201,7 @@ def command(
 
 
 def _say_remarks(pipeline: Pipeline[Any]) -> None:
-    """Print which Python frames were not read, and why."""
+    """Prints which Python frames were not read, and why."""
     for remark in pipeline.python.remarks() if pipeline.python else ():
         say(remark, err=True)
 
@@ -225,11 +225,11 @@ class Sinks:
 
     @property
     def whole(self) -> WindowSink | None:
-        """Returns the sink of the whole recording, so that each output is one profile."""
+        """Returns the sink of the whole recording, which makes each output a single profile."""
         return self._add_whole if self._whole else None
 
     def add(self, sink: WindowSink) -> None:
-        """Add a sink that gets all samples at once, as late as possible."""
+        """Add a sink that receives all samples together, as late as possible."""
         (self._whole or self._each).insert(0, sink)
 
     def add_window(self, window: Window) -> None:
@@ -243,7 +243,7 @@ class Sinks:
 
 
 def _refuse_settings_of_sampling() -> None:
-    """Refuse options that have no effect on samples already taken."""
+    """Reject options that have no effect on samples already taken."""
     for parameter in named_parameters():
         if parameter.name not in _WITH_REPLAY:
             what = "a COMMAND" if parameter.name == "words" else parameter.opts[-1]
@@ -251,14 +251,14 @@ def _refuse_settings_of_sampling() -> None:
 
 
 def _hold(access: Access, words: Sequence[str], output: Output | None) -> HeldCommand:
-    """Start the command, with its output separate from that of the recording."""
+    """Start the command, with its output separate from the recording's."""
     check_namespace(access)
     taken = output is not None and output.is_stdout
     return HeldCommand(words, stdout=sys.stderr.fileno() if taken else None)
 
 
 def _check_distinct(output: str, raw: str | None, replayed: str | None) -> None:
-    """Refuse to write the same file twice, or to overwrite the input."""
+    """Reject writing the same file twice, or overwriting the input."""
     for option, other in (("--raw", raw), ("--replay", replayed)):
         if other is not None and os.path.realpath(other) == os.path.realpath(output):
             raise click.UsageError(f"-o and {option} are the same file: {other}")
@@ -268,7 +268,7 @@ def _select(windows: Sequence[Window], modules: Sequence[str]) -> list[Window]:
     selected = select_modules(windows, modules)
     kept, count = (sum(w.sample_count for w in part) for part in (selected, windows))
     say(
-        f"{kept:,} of {describe_count(count, 'sample')} have code of {' or '.join(modules)}",
+        f"{kept:,} of {describe_count(count, 'sample')} have frames in {' or '.join(modules)}",
         err=True,
     )
     return selected
@@ -279,7 +279,7 @@ def _replay(path: str, sinks: Sinks) -> Pipeline[ReplaySampler]:
         recording = Recording(path)
     except OSError as error:
         raise KProfilerError(
-            f"cannot read {path}: {error.strerror}", hint="name a file that --raw has written"
+            f"cannot read {path}: {error.strerror}", hint="name a file written by --raw"
         ) from error
     with closing(recording):
         return replay(recording, sinks.schedule, sinks.add_window, whole_sink=sinks.whole)

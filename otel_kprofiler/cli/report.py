@@ -47,8 +47,8 @@ class GroupingType(click.ParamType[str]):
         name = str(value)
         if name not in GROUPINGS and name != PART and "." not in name and ":" not in name:
             self.fail(
-                f"{name!r} is none of {_GROUPINGS}, and no attribute, which has a dot; "
-                f"a label is label:{name}"
+                f"{name!r} is neither {_GROUPINGS} nor an attribute, whose name has a dot; "
+                f"for a label, use label:{name}"
             )
         return name
 
@@ -59,28 +59,40 @@ class GroupingType(click.ParamType[str]):
     "--by", type=GroupingType(), default="function", show_default=True, metavar="WHAT",
     help=f"What to group samples by: {_GROUPINGS}, an attribute such as k8s.pod.name, label:NAME.",
 )  # fmt: skip
-@click.option("--callers", "callers_of", metavar="FUNCTION", help="Show who calls it.")
-@click.option("--callees", "callees_of", metavar="FUNCTION", help="Show what it calls.")
+@click.option(
+    "--callers", "callers_of", metavar="FUNCTION", help="Show the callers of this function."
+)
+@click.option(
+    "--callees", "callees_of", metavar="FUNCTION", help="Show the callees of this function."
+)
 @click.option(
     "-n", "--limit", type=click.IntRange(0), default=40, show_default=True,
     help="Rows to show; 0 for all.",
 )  # fmt: skip
 @click.option(
     "--sort", "order", type=click.Choice(list(SORTS)),
-    help="Order of the rows. Default: self, of lines total.",
+    help="Order of the rows. Default: self; for lines, total.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("-o", "--output", "path", metavar="OUT", help="Write OUT instead, as record does.")
 @click.option(
-    "-f", "--format", "form", type=click.Choice(_FORMATS), help="Of OUT. Default: by its suffix."
+    "-o", "--output", "path", metavar="OUT", help="Write to OUT instead, in a format of record."
+)
+@click.option(
+    "-f",
+    "--format",
+    "form",
+    type=click.Choice(_FORMATS),
+    help="Format of OUT. Default: from its suffix.",
 )
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option(
     "--from", "start", type=MomentType(), metavar="TIME",
-    help="Only from here on: 10s after the start, -10s before the end, 12:30:05 or "
+    help="Only samples from this time: 10s after the start, -10s before the end, 12:30:05 or "
     "2026-01-31T12:30:05 in UTC.",
 )  # fmt: skip
-@click.option("--to", "end", type=MomentType(), metavar="TIME", help="Only before this.")
+@click.option(
+    "--to", "end", type=MomentType(), metavar="TIME", help="Only samples before this time."
+)
 @click.option(
     "-p", "--process", "processes", multiple=True, metavar="NAME|PID", help="Only this process."
 )
@@ -90,23 +102,29 @@ class GroupingType(click.ParamType[str]):
 )  # fmt: skip
 @click.option(
     "--container", "containers", multiple=True, metavar="NAME|ID",
-    help="Only this container; the first digits of its id are enough.",
+    help="Only this container; a prefix of its id is enough.",
 )  # fmt: skip
 @click.option("--service", "services", multiple=True, metavar="NAME", help="Only this service.")
 @click.option(
     "--attribute", "attributes", multiple=True, metavar="NAME=VALUE",
     help="Only processes with this attribute, or samples with this label.",
 )  # fmt: skip
-@click.option("--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these: 0-3,8.")
 @click.option(
-    "--module", "modules", multiple=True, metavar="NAME", help="Only stacks with its code."
+    "--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these CPUs: 0-3,8."
+)
+@click.option(
+    "--module",
+    "modules",
+    multiple=True,
+    metavar="NAME",
+    help="Only stacks with frames in this module.",
 )
 @click.option(
     "--function", "functions", multiple=True, metavar="NAME", help="Only stacks with this function."
 )
 @click.option(
     "--span", "spans", multiple=True, metavar="ID",
-    help="Only this span or trace; the first digits of its id are enough.",
+    help="Only this span or trace; a prefix of its id is enough.",
 )  # fmt: skip
 @click.option(
     "--endpoint", "endpoints", multiple=True, metavar="NAME",
@@ -115,7 +133,8 @@ class GroupingType(click.ParamType[str]):
 @click.option("--kind", "kinds", multiple=True, metavar="NAME", help="Only this kind of samples.")
 @click.option(
     "--side", "sides", multiple=True, metavar="NAME",
-    help="Only frames of this side: kernel, user, python, jvm. What they call is then their own.",
+    help="Only frames of this side: kernel, user, python, jvm. Time in their callees counts as "
+    "self.",
 )  # fmt: skip
 @click.option(
     "--idle", is_flag=True,
@@ -150,7 +169,7 @@ def command(
       otel-kprofiler report --module ext4 -o ext4.html profile.otlp
       otel-kprofiler report --service shop --from -1h clickhouse://localhost:8123/otel
 
-    Filters may be repeated: a sample must match one of each. Names may be patterns: 'ext4_*'.
+    Filters may be repeated: a sample must match one value of each. Names may be patterns: 'ext4_*'.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if callers_of and callees_of:
         raise click.UsageError("--callers cannot be combined with --callees")
@@ -158,7 +177,7 @@ def command(
     if by == PART:
         if is_written or callers_of or callees_of or sides:
             raise click.UsageError(
-                "--by part makes a table of spans; leave out -o, -f, --callers, --callees, --side"
+                "--by part prints a table of spans; omit -o, -f, --callers, --callees, --side"
             )
         _report_parts(paths, chosen, start, end, as_json=as_json)
         return
@@ -174,7 +193,7 @@ def command(
             is_whole = of_threads == Filter() and not sides
             output.write(samples.windows(), idle=idle, has_whole_threads=is_whole)
         return
-    # Totals are of whole windows.
+    # Totals cover whole windows.
     processes = None if start or end else chosen.find_processes(loaded)
     report = Report(processes, by, callers_of, callees_of, idle=idle, order=order)
     parts = [
@@ -207,7 +226,7 @@ def _report_parts(
     check_matches(chosen, loaded)
     if not any(every.tables.links):
         raise KProfilerError(
-            "no sample is of a span, and --by part is about the time of spans",
+            "no sample belongs to a span; --by part breaks down the time of spans",
             hint="record a service that profiles itself with span links, and its waits with "
             "OTEL_KPROFILER_OFF_CPU=true: see docs/embedding.md",
         )
@@ -219,7 +238,7 @@ def _report_parts(
 
 
 def drop_idle(samples: Samples, *, idle: bool) -> Samples:
-    """Returns the samples without waits of idle threads; prints a note if there are any."""
+    """Returns the samples without waits of idle threads; prints a note if it drops any."""
     kept = samples if idle else samples.without_idle()
     if left := samples.count - kept.count:
         say(f"{describe_count(left, 'idle wait')} left out; --idle shows them", err=True)
@@ -227,7 +246,7 @@ def drop_idle(samples: Samples, *, idle: bool) -> Samples:
 
 
 def show(lines: Sequence[str]) -> None:
-    """Print lines; through a pager if they do not fit the terminal."""
+    """Prints lines; uses a pager if they do not fit the terminal."""
     text = "".join(f"{line}\n" for line in lines)
     if sys.stdout.isatty() and len(lines) >= shutil.get_terminal_size().lines:
         click.echo_via_pager(text)
@@ -236,5 +255,5 @@ def show(lines: Sequence[str]) -> None:
 
 
 def terminal_width() -> int | None:
-    """Returns the columns of the terminal; None if standard output is not a terminal."""
+    """Returns the width of the terminal; None if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

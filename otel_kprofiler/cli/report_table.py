@@ -22,7 +22,7 @@ _PLACES: Final = {
     "bpf": "program",
     "span": "trace",
 }
-"""Groupings that show the place of their keys, with the column's title."""
+"""Groupings that show the location of their keys, with the column's title."""
 _WITHOUT_KERNEL: Final = frozenset(
     {"function", "callers", "callees", "module", "syscall", "bpf", PART}
 )
@@ -40,14 +40,14 @@ def table(
     width: int | None,
     endpoints: Mapping[Key, str],
 ) -> list[str]:
-    """Lines of a table of groups, the head first.
+    """Returns the lines of a table of groups, header first.
 
     Args:
         by: grouping of the samples.
         groups: the rows.
-        whole: weight of all samples; 100 % of shares.
+        whole: weight of all samples, the 100 % of shares.
         unit: unit of weights; nanoseconds are shown as milliseconds.
-        width: of the terminal; None if lines may have any.
+        width: width of the terminal; None for no limit.
         endpoints: names of the local roots of spans.
     """
     measured, share = unit_name(unit), [group.total / (whole or 1) for group in groups]

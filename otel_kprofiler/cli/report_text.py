@@ -34,7 +34,7 @@ _NS: Final = "nanoseconds"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Samples of a kind in groups.
+    """Samples of one kind in groups.
 
     Attributes:
         processes: whether each resource was selected, if samples were filtered only by process; the
@@ -128,7 +128,7 @@ class Report:
         if summary := summarize_waits(every, kind, self.processes):
             by_samples = f"by samples {amount(summary.estimate_ns, unit)}"
             if summary.error_ns is None:
-                by_samples += f" ms, without the {_lost(kind, every):,} samples that were lost"
+                by_samples += f" ms, without the {_lost(kind, every):,} lost samples"
             else:
                 by_samples += f" ± {amount(summary.error_ns, unit)} ms"
             if summary.exact is None:
@@ -170,7 +170,7 @@ class Report:
 
 
 def span_part_lines(span_parts: SpanParts, width: int | None) -> Iterator[str]:
-    """Yields the breakdown of spans' time, as lines of a terminal's width."""
+    """Yields the breakdown of spans' time, as lines that fit the terminal's width."""
     if not span_parts.parts:
         yield "no samples of spans match"
         return

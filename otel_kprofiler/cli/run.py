@@ -27,7 +27,7 @@ _FOREIGN: Final = (
     signal.SIGIO,
     *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )
-"""Ignored signals: sent by mistake, their default action would end the agent."""
+"""Signals to ignore: if sent by mistake, their default action would end the agent."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 def command(debug: bool, path: str) -> None:
     """Run the agent beside an OpenTelemetry Collector until SIGTERM or Ctrl-C.
 
-    SIGHUP makes it read FILE again. At exit it prints the account of all samples to standard
-    output, as one line in the log's encoding.
+    SIGHUP reloads FILE. At exit, the agent prints the account of all samples to standard output,
+    as one line in the log's encoding.
     """
     for number in _FOREIGN:
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -80,7 +80,7 @@ def command(debug: bool, path: str) -> None:
         load=lambda: PendingConfig(path, agent_config).get(),
         on_config=configure_logs,
     )
-    del symbolizer  # the agent owns it and may discard it
+    del symbolizer  # the agent owns the configuration and may discard it
     account = agent.run()
     formatter = make_formatter(encoding, sys.stdout.fileno())
     as_json = isinstance(formatter, JsonFormatter)
@@ -89,7 +89,7 @@ def command(debug: bool, path: str) -> None:
 
 
 def _end() -> NoReturn:
-    """Exit without tearing down the interpreter, which is unsafe while gRPC's threads run."""
+    """Exit without finalizing the interpreter, which is unsafe while gRPC's threads run."""
     logging.shutdown()
     os._exit(0)
 

@@ -26,29 +26,30 @@ _OPTIONS: Final = (
     ),
     click.option(
         "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
-        help="Only this process and its descendants; ends with the last of them. Repeatable, as "
-        "all filters: a sample must match one of each.",
+        help="Only this process and its descendants; ends when the last of them exits. "
+        "Repeatable, like all filters: a sample must match at least one value of each filter.",
     ),
     click.option(
         "--comm", "comms", multiple=True, metavar="NAME",
-        help="Only threads of this name, and processes whose main thread has it (15 characters "
-        "count).",
+        help="Only threads of this name, and processes whose main thread has it (the first 15 "
+        "characters are compared).",
     ),
     click.option(
         "--cgroup", "cgroups", multiple=True, metavar="PATH",
-        help="Only this cgroup (version 2) and those below; ends with its last process.",
+        help="Only this cgroup (version 2) and its descendants; ends when its last process "
+        "exits.",
     ),
     click.option(
         "--container", "containers", multiple=True, metavar="NAME|ID",
-        help="Only this container; the first digits of its id are enough. Ends with it.",
+        help="Only this container; a prefix of its id is enough. Ends with the container.",
     ),
     click.option(
         "--pod", "pods", multiple=True, metavar="NAME|UID",
-        help="Only this Kubernetes pod; also NAMESPACE/NAME. Ends with it.",
+        help="Only this Kubernetes pod, as NAME, NAMESPACE/NAME or UID. Ends with the pod.",
     ),
     click.option(
         "--unit", "units", multiple=True, metavar="NAME",
-        help="Only this unit of systemd, such as nginx.service. Ends with its last process.",
+        help="Only this systemd unit, such as nginx.service. Ends when its last process exits.",
     ),
     click.option(
         "--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these CPUs: 0-3,8."
@@ -56,26 +57,26 @@ _OPTIONS: Final = (
     click.option(
         "--stacks", type=click.Choice(["kernel", "user", "both"]), default="both",
         show_default=True,
-        help="Sides of stacks to collect; kernel also leaves out all time in user mode.",
+        help="Sides of stacks to collect; kernel also skips all time in user mode.",
     ),
     click.option(
         "--user-symbols", "user_symbols", type=click.Choice(["off", "names", "lines"]),
         default="names", show_default=True,
-        help="What user frames carry besides file and address: nothing, names of functions, or "
-        "also lines and inlined functions (needs the extra dwarf).",
+        help="What user frames carry besides file and address: nothing, function names, or also "
+        "lines and inlined functions (needs the extra dwarf).",
     ),
     click.option(
         "--python/--no-python", "python", default=True, show_default=True,
-        help="Functions and lines of Python, of processes that run CPython 3.11 or newer.",
+        help="Show Python functions and lines, in processes that run CPython 3.11 or newer.",
     ),
     click.option(
         "--off-cpu", "off_cpu", is_flag=True,
-        help="Also sample waits: where threads wait, what for, and how long.",
+        help="Also sample waits: where, for what and how long threads wait.",
     ),
     click.option(
         "--off-cpu-rate", "off_cpu_rate", type=click.IntRange(1, 10_000), default=20,
         show_default=True,
-        help="Samples of waits per second on each CPU; all long ones are among them.",
+        help="Samples of waits per second on each CPU; they include all long waits.",
     ),
     click.option("--wakers", is_flag=True, help="Also record which thread ended a wait."),
     click.option(
@@ -84,7 +85,7 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--idle", is_flag=True,
-        help="Sample the idle task too, and show waits of threads without work (poll, accept, "
+        help="Also sample the idle task, and show waits of threads without work (poll, accept, "
         "sleep and so on).",
     ),
 )  # fmt: skip
@@ -170,7 +171,7 @@ class Sampling:
             off_cpu=waits if self.off_cpu else None,
         )
         if child_pid is not None and self.off_cpu:
-            # Context switches occur on all CPUs; perf events of the command alone miss them.
+            # Context switches occur on all CPUs; per-task perf events miss some.
             return replace(config, target_pids=(child_pid,), target_descendants=True)
         config = replace(config, child_pid=child_pid)
         return targets.apply(config, access) if self.has_targets else config

@@ -26,7 +26,7 @@ _LEAVE: Final = "\x1b[0m\x1b[999;1H\x1b[2K\x1b[?7h\x1b[?25h\x1b[?1049l"
 """Without an alternate screen, later output continues below the drawing."""
 _CLEAR: Final = "\x1b[0m\x1b[2J"
 _ESCAPE_MS: Final = 50
-"""Time limit for the rest of an escape sequence, before its start counts as the Escape key."""
+"""Time to wait for the rest of an escape sequence before treating its start as the Escape key."""
 _LEAVE_S: Final = 0.5
 _USUAL_SIZE: Final = os.terminal_size((80, 24))
 _SIGNALS: Final = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
@@ -42,8 +42,8 @@ def check_terminal() -> None:
         raise KProfilerError("standard output is not a terminal", hint="use --once or --batch")
     if os.environ.get("TERM", "dumb") in ("dumb", ""):
         raise KProfilerError(
-            "the terminal cannot be drawn on: TERM is not set, or dumb",
-            hint="set TERM, such as to xterm; or use --once or --batch",
+            "the terminal does not support drawing: TERM is unset or dumb",
+            hint="set TERM, for example to xterm; or use --once or --batch",
         )
 
 
@@ -54,11 +54,11 @@ class Screen:
     are skipped.
 
     Args:
-        wake: called when there is a key to read or something to draw, from another thread or a
-            signal handler.
+        wake: called from another thread or a signal handler when there is a key to read or
+            something to draw.
 
     Attributes:
-        is_closed: whether the terminal is gone, and no key can come any more.
+        is_closed: whether the terminal is gone and no more keys can arrive.
 
     Raises:
         KProfilerError: there is no terminal to read keys from; when the context is entered.
@@ -98,7 +98,7 @@ class Screen:
     def __exit__(self, *_: object) -> None:
         try:
             self._leave()
-        finally:  # also if another signal has ended that
+        finally:  # even if another signal has ended it
             self._open.close()
 
     def size(self) -> os.terminal_size:
@@ -111,7 +111,7 @@ class Screen:
 
     @property
     def is_empty(self) -> bool:
-        """True if everything must be drawn: at the start, after a resize or a stop."""
+        """True if the whole screen must be drawn: at the start, after a resize or a stop."""
         return not self._shown
 
     def take_keys(self) -> list[str]:
@@ -126,7 +126,7 @@ class Screen:
         return keys
 
     def draw(self, lines: Sequence[str]) -> bool:
-        """Show these lines; False if the last drawing is not written yet."""
+        """Show lines; returns False if the previous screen is not fully written yet."""
         if self._pending or not self._is_active:
             self.flush()
             return False
@@ -142,7 +142,7 @@ class Screen:
         return True
 
     def flush(self) -> None:
-        """Write as much of the drawing as the terminal accepts."""
+        """Write as much of the screen as the terminal accepts."""
         try:
             while self._pending and self._can_write():
                 self._pending = self._pending[os.write(self._output, self._pending) :]
@@ -185,7 +185,7 @@ class Screen:
         modes = [*self._modes[:6], list(self._modes[6])]
         modes[3] &= ~(termios.ICANON | termios.ECHO)
         modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
-        modes[6][termios.VQUIT] = b"\0"  # Ctrl-\ would leave the terminal as it is
+        modes[6][termios.VQUIT] = b"\0"  # Ctrl-\ would not restore the terminal
         with contextlib.suppress(termios.error):  # it was closed
             # A background process is stopped here, before it draws.
             termios.tcsetattr(self._input, termios.TCSANOW, modes)

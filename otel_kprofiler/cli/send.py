@@ -38,8 +38,8 @@ def command(paths: tuple[str, ...], address: str) -> None:
     grpc://HOST:PORT, grpcs://, http:// or https://; OTEL_EXPORTER_OTLP_[PROFILES_]* set headers,
     certificates, compression and everything else, as for `record --export`.
 
-    Exit status 1 if the receiver did not accept everything. Prints what to send again; if a part of
-    a file was accepted, keeps the rest in NAME.unsent.otlp.
+    Exit status 1 if the receiver did not accept everything. Prints what to send again; if only part
+    of a file was accepted, keeps the rest in NAME.unsent.otlp.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     for path in paths:
         if path != _STDIN:
@@ -51,7 +51,7 @@ def command(paths: tuple[str, ...], address: str) -> None:
 
 
 class _Delivery:
-    """Sends files, one request after the other; counts accepted samples.
+    """Sends files, one request at a time; counts accepted samples.
 
     Args:
         exporter: sends to the receiver.
@@ -73,7 +73,7 @@ class _Delivery:
         self._again: list[str] = []
 
     def send(self, path: str) -> None:
-        """Send a file; notes the file, or a part of it, to be sent again."""
+        """Send a file; records which part of it must be sent again."""
         data = read_otlp_file(path, self._report_damage)
         sent_before, lost_before = self._sent, self._lost
         taken = 0
@@ -91,7 +91,7 @@ class _Delivery:
             if is_whole:
                 unsent.discard()
         if unsent.problem:
-            say(f"{path}: what was not taken could not be kept: {unsent.problem}", err=True)
+            say(f"{path}: the rejected samples could not be kept: {unsent.problem}", err=True)
         if self._lost > lost_before:
             self._again += [path] if is_whole else [unsent.path] if unsent.path else []
         sent = describe_count(self._sent - sent_before, "sample")
@@ -102,14 +102,14 @@ class _Delivery:
         if self._lost:
             total = describe_count(self._sent + self._lost, "sample")
             error = ExportError(
-                f"{self._lost:,} of {total} did not arrive at {self._address}: {self._said}",
+                f"{self._lost:,} of {total} did not reach {self._address}: {self._said}",
                 hint=self._find_fix(),
             )
             error.exit_status = self._status
             raise error
         if not self._is_readable:
             raise ExportError(
-                "what is damaged was not sent", hint="see `otel-kprofiler check FILE`"
+                "the damaged parts were not sent", hint="see `otel-kprofiler check FILE`"
             )
 
     def close(self) -> None:
@@ -118,9 +118,9 @@ class _Delivery:
 
     def _find_fix(self) -> str:
         if not self._again:
-            return "it cannot be sent again alone: the receiver took the rest of these requests"
+            return "the rejected parts cannot be sent again: the receiver accepted the rest"
         change = find_change(self._causes)
-        if self._again == list(self._paths):  # the command that has just failed
+        if self._again == list(self._paths):  # all files; the user can repeat the command
             return f"{change or 'nothing was sent'}, then send the same again"
         command = shlex.join(["otel-kprofiler", "send", *self._again, self._address])
         return f"{change}, then {command}" if change else f"to send the rest: {command}"
@@ -129,7 +129,7 @@ class _Delivery:
         """Encodes the readable part of a file as requests."""
 
         def report(error: PayloadError) -> None:
-            self._report_damage(f"{path}: left out what is damaged: {error.message}")
+            self._report_damage(f"{path}: skipped damaged data: {error.message}")
 
         for payload in parse_payloads(data, report):
             try:
@@ -142,11 +142,11 @@ class _Delivery:
             if too_large:
                 self._lost += sum(too_large.values())
                 self._causes.add(LossCause.TOO_LARGE)
-                self._said = f"a sample alone is larger than {self._exporter.max_bytes:,} bytes"
+                self._said = f"a single sample is larger than {self._exporter.max_bytes:,} bytes"
             yield from batches
 
     def _export(self, batch: Batch) -> Sequence[Part]:
-        """Send a request, unless the receiver is gone or the user has interrupted."""
+        """Send a request, unless the receiver is unreachable or the user has interrupted."""
         if self._stopped:
             return [Part(batch, ExportResult.failure(batch, self._stopped, self._said))]
         try:

@@ -24,8 +24,8 @@ _TIMEOUT_MILLIS: Final = 10_000
 _CHANGES: Final = {
     LossCause.TOO_LARGE: "raise the receiver's limit on requests (a Collector's otlp receiver: "
     "max_recv_msg_size_mib for gRPC, max_request_body_size for HTTP; nginx: client_max_body_size)",
-    LossCause.REJECTED: "see the receiver's log for why it refuses them",
-    LossCause.RETRIES_EXHAUSTED: "wait until the receiver answers again",
+    LossCause.REJECTED: "see the receiver's log for why it rejects them",
+    LossCause.RETRIES_EXHAUSTED: "wait until the receiver responds again",
 }
 
 
@@ -40,14 +40,14 @@ def describe_failure(result: ExportResult) -> str:
 
 
 class Sending:
-    """Sends windows to a receiver; call it with each window. Keeps what it does not accept.
+    """Sends windows to a receiver; call it with each window. Keeps the windows it does not accept.
 
     Leaving the context waits up to ten seconds for pending exports.
 
     Args:
         address: address of the receiver, for messages and commands.
         exporter: sends to it.
-        beside: path of the output, for the name of the file of unsent samples.
+        beside: path of the output, from which the file of unsent samples gets its name.
     """
 
     def __init__(self, address: str, exporter: OtlpSender, beside: str) -> None:
@@ -82,7 +82,7 @@ class Sending:
             return
         causes = ", ".join(cause.value for cause in account.lost)
         what = f"{lost:,} of {describe_count(lost + account.exported, 'sample')}"
-        message = f"{what} did not arrive at {self.address}: {self._said or causes}"
+        message = f"{what} did not reach {self.address}: {self._said or causes}"
         if self._unsent.problem:
             message += f"; they could not be kept: {self._unsent.problem}"
         raise ExportError(message, hint=self._find_fix(lost))
@@ -90,7 +90,7 @@ class Sending:
     def _find_fix(self, lost: int) -> str:
         kept = self.kept.total()
         if not kept:
-            return "see the warning above, and the log of the receiver"
+            return "see the warning above and the receiver's log"
         which = "they are" if kept == lost else f"{kept:,} of them are"
         change = find_change(self.kept)
         return f"{which} in {self._unsent.path}: {f'{change}, then ' * bool(change)}{self._command}"
@@ -112,7 +112,7 @@ class Sending:
         self._unsent.close()
         if error and self._unsent.path:
             say(
-                f"{self._unsent.path} holds what the receiver did not take until then; "
+                f"{self._unsent.path} holds the samples that the receiver has not accepted; "
                 f"next: {self._command}",
                 err=True,
             )

@@ -21,10 +21,10 @@ _GRACE_S: Final = 5.0
 
 @dataclass(slots=True)
 class Session:
-    """A recording in progress, and how it ended.
+    """A recording in progress and, afterwards, how it ended.
 
     Attributes:
-        pipeline: takes the samples; closed at the end.
+        pipeline: receives the samples; closed at the end.
         signals: the signals that end it early.
         held: the recorded command.
         targets: the recorded processes.
@@ -65,7 +65,7 @@ class Session:
 
     @property
     def exit_status(self) -> int:
-        """Returns the command's exit status, as in shells, if it ended by itself; else 0."""
+        """Returns the command's exit status, as in shells, if it ended by itself; otherwise 0."""
         status = self.held.poll() if self.held and not self.held.is_ended else 0
         return 128 - status if status and status < 0 else status or 0
 

@@ -1,4 +1,4 @@
-"""Sources of profiles for commands: files, and tables of ClickHouse."""
+"""Sources of profiles for commands: files and ClickHouse tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.clickhouse import SCHEME, Need, ProfileStore, Range, Selection, parse_address
 
 _DEFAULT_NS: Final = 3_600_000_000_000
-"""Time range of a table that is read by default."""
+"""Default time range of a table."""
 
 
 class Choice(NamedTuple):
@@ -37,7 +37,7 @@ class Choice(NamedTuple):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Choice:
-        """Makes a choice from the options of ``report``."""
+        """Creates a choice from the options of ``report``."""
         fields = dict(options)
         start, end, sides = (fields.pop(name) for name in ("start", "end", "sides"))
         return cls(Filter(**fields), start, end, sides)
@@ -68,7 +68,7 @@ def describe_source(source: str) -> str:
 
 
 class Loaded(NamedTuple):
-    """Samples of sources.
+    """Samples loaded from sources.
 
     Attributes:
         all: all samples read.
@@ -83,9 +83,9 @@ def load_choice(sources: Sequence[str], choice: Choice, need: Need) -> Loaded:
     """Loads the selected samples of files and tables.
 
     Args:
-        sources: names of files, or addresses of tables.
+        sources: paths of files or addresses of tables.
         choice: the selection.
-        need: the parts to read of a table.
+        need: the parts of a table to read.
 
     Raises:
         KProfilerError: a source cannot be read.
@@ -104,12 +104,12 @@ def load_choice(sources: Sequence[str], choice: Choice, need: Need) -> Loaded:
 
 
 def load_table(source: str, choice: Choice, need: Need) -> Samples:
-    """Loads the selected samples of a table; by default of the last hour.
+    """Loads the selected samples of a table; by default, those of the last hour.
 
     Turns garbage collection off, for commands that end soon.
 
     Raises:
-        KProfilerError: it cannot be read.
+        KProfilerError: the table cannot be read.
     """
     gc.disable()
     address = parse_address(source, os.environ)
@@ -118,7 +118,10 @@ def load_table(source: str, choice: Choice, need: Need) -> Samples:
     with ProfileStore(address) as store:
         times = _times(store, choice)
         if choice.start is None and choice.end is None:
-            say(f"{address.place}: the last hour; name other times with --from and --to", err=True)
+            say(
+                f"{address.place}: showing the last hour; choose other times with --from and --to",
+                err=True,
+            )
         loaded = store.read(Selection(chosen, times), need, lambda text: say(text, err=True))
     samples = chosen.apply(loaded)
     if not samples:

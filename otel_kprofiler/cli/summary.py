@@ -39,13 +39,13 @@ def summarize(session: Session, output: Output, windows: Sequence[Window]) -> st
     ]
     whole = _find_whole_share(windows)
     if whole is not None:
-        parts.append(f"{whole:.1%} of user stacks whole")
+        parts.append(f"{whole:.1%} of user stacks complete")
     ended = _end(session, parts, account)
     return f"wrote {output.path}: {ended}{_next_step(output, count)}"
 
 
 def summarize_sent(session: Session, sending: Sending) -> str:
-    """Returns the summary of samples that went to a receiver."""
+    """Returns the summary of samples sent to a receiver."""
     account = Account.of_kinds(session.pipeline.account().kinds, sending.accounts())
     (receiver,) = account.exporters
     parts = [
@@ -68,13 +68,13 @@ def _end(session: Session, parts: list[str], account: Account) -> str:
 
 
 def _describe_end(held: HeldCommand) -> list[str]:
-    """Describes how the command ended, unless with success or by the recording's end."""
+    """Describes how the command ended, unless it succeeded or the recording ended it."""
     status = held.poll()
     if held.is_ended or not status:
         return []
     if status > 0:
         return [f"the command exited with status {status}"]
-    return [f"the command was ended by {describe_status(status)}"]
+    return [f"the command was killed by {describe_status(status)}"]
 
 
 def describe_losses(lost: Losses) -> str:
@@ -109,7 +109,7 @@ def _describe_unresolved(windows: Sequence[Window]) -> str:
 
 
 def _find_whole_share(windows: Sequence[Window]) -> float | None:
-    """Returns the share of user stacks unwound to their end; None if there are none."""
+    """Returns the share of user stacks unwound completely; None if there are none."""
     stacks: Counter[bool] = Counter()
     for window in windows:
         for _, sample in window.samples:

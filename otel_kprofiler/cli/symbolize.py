@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 
 @click.command(name="symbolize")
 @click.argument("words", nargs=-1, metavar="ADDR|NAME|- ...")
-@click.option("--pid", type=int, help="Resolve addresses of this process, kernel ones included.")
+@click.option(
+    "--pid", type=int, help="Resolve addresses in this process, including kernel addresses."
+)
 @click.option(
     "--elf",
     "elf_files",
     multiple=True,
     metavar="FILE",
-    help="Resolve addresses in this file: RVAs of vmlinux, .ko or their debug files, else the"
-    " file's own (SVMA). With --kallsyms, read sizes of functions from it; with --payload, names."
-    " Repeatable; addresses then are ID:ADDR, with a build id, file id or path.",
+    help="Resolve addresses in this file: RVAs of vmlinux, .ko or their debug files, otherwise "
+    "the file's own addresses (SVMA). With --kallsyms, read function sizes from it; with "
+    "--payload, names. Repeatable; addresses are then ID:ADDR, with a build id, file id or path.",
 )
 @click.option(
     "--file-offset",
@@ -39,9 +41,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Add names to a file of OTLP profiles, from files of this host with the same build id.",
 )
-@click.option(
-    "-o", "--output", metavar="FILE", help="With --payload: where to write, - for stdout."
-)
+@click.option("-o", "--output", metavar="FILE", help="With --payload: output file, - for stdout.")
 @click.option("--force", is_flag=True, help="Replace an existing output file.")
 @click.option(
     "--lines", is_flag=True, help="Also source lines and inlined functions (extra: dwarf)."
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     "directories",
     multiple=True,
     metavar="DIR",
-    help="Look for debug files here; by default in /usr/lib/debug. Repeatable.",
+    help="Directory to search for debug files. Default: /usr/lib/debug. Repeatable.",
 )
 @click.option(
-    "--debuginfod", is_flag=True, help="Ask the servers in DEBUGINFOD_URLS for debug files."
+    "--debuginfod", is_flag=True, help="Fetch debug files from the servers in DEBUGINFOD_URLS."
 )
 @click.option("--kallsyms", metavar="FILE", help="Use this copy of /proc/kallsyms.")
 @click.option("--modules", metavar="FILE", help="With --kallsyms: a copy of /proc/modules.")
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     "rvas",
     multiple=True,
     metavar="[ID:]ADDR",
-    help="With --elf: an address, also if it looks like a name.",
+    help="With --elf: an address, even if it looks like a name.",
 )
 @click.option("--explain", is_flag=True, help="Show every name at the address, and the reason.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
@@ -85,9 +85,9 @@ def command(**given: Any) -> None:
       otel-kprofiler symbolize --elf ext4.ko.xz --rva 0x1234
       otel-kprofiler symbolize --payload profiles.json -o named.json
 
-    Addresses are program counters: subtract one from a return address. They start with a digit, or
-    have more than eight. Of the kernel, names may be patterns, and names and modules may have an
-    offset. What this command prints can be read again from standard input.
+    Addresses are program counters: subtract one from a return address. They start with a digit or
+    have more than eight digits. For the kernel, names may be patterns, and names and modules may
+    have an offset. The command accepts its own output on standard input.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     options = Options(**given)
     _check(options)
@@ -120,13 +120,13 @@ class Options:
 
     @property
     def copies(self) -> dict[str, str | None]:
-        """Copies of files of another host, besides that of kallsyms."""
+        """Copies of another host's files, besides kallsyms."""
         names = ("modules", "sys_module", "notes", "builtin_ranges", "kallmodsyms")
         return {name: getattr(self, name) for name in names}
 
 
 def _check(options: Options) -> None:
-    """Refuse options that do not go together."""
+    """Reject conflicting options."""
     in_process, with_copies = options.pid is not None, options.kallsyms is not None
     if not with_copies and any(options.copies.values()):
         raise click.UsageError("copies of other files need --kallsyms")
@@ -183,7 +183,7 @@ def _open_sources(options: Options) -> SymbolSources:
 
     servers = find_servers(os.environ) if options.debuginfod else ()
     if options.debuginfod and not servers:
-        raise click.UsageError("--debuginfod needs servers in the variable DEBUGINFOD_URLS")
+        raise click.UsageError("--debuginfod needs server URLs in the variable DEBUGINFOD_URLS")
     directories = options.directories or DEBUG_DIRECTORIES
     return SymbolSources.open(lines=options.lines, servers=servers, directories=directories)
 

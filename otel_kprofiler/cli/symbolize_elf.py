@@ -1,6 +1,6 @@
 """``otel-kprofiler symbolize --elf``: addresses in files, as backends resolve them by file id.
 
-Addresses in files of the kernel are RVAs, those in others the files' own (SVMA).
+Addresses in kernel files are RVAs; those in other files are the files' own (SVMA).
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from otel_kprofiler.symbols import ElfMatch, ElfResolver, ElfSymbols, SymbolSour
 
 class _File(Protocol):
     def keys(self) -> Iterator[str | None]:
-        """Yields its identifiers: build id and file id."""
+        """Yields the file's identifiers: build id and file id."""
 
     def show(self, number: int, *, as_json: bool) -> bool:
-        """Print the function at an address; returns whether there is any."""
+        """Print the function at an address; returns whether there is one."""
 
     def find_starts(self, name: str) -> Iterator[int]:
-        """Addresses that offsets from a name begin at."""
+        """Addresses that offsets from a name are relative to."""
 
     def find(self, name: str, *, as_json: bool) -> bool:
-        """Print the addresses of functions with a name; returns whether there are any."""
+        """Print the addresses of functions of this name; returns whether there are any."""
 
 
 class ElfFiles:
-    """Files that addresses are resolved in, by path, build id and file id.
+    """Files to resolve addresses in, by path, build id and file id.
 
     Args:
-        paths: of the files.
+        paths: paths of the files.
         sources: where names in user files come from.
-        offsets: whether addresses in user files are offsets in them.
+        offsets: whether addresses in user files are file offsets.
 
     Raises:
         HostError: a file cannot be read.
         KProfilerError: a file is damaged.
-        click.UsageError: offsets in a file of the kernel, whose sections have no addresses.
+        click.UsageError: file offsets in a kernel file, whose sections have no addresses.
     """
 
     def __init__(self, paths: Iterable[str], sources: SymbolSources, *, offsets: bool) -> None:
@@ -112,7 +112,7 @@ def _open(path: str, sources: SymbolSources, *, offsets: bool) -> _File:
     if not is_kernel_file(path):
         return _UserFile(ElfResolver(path, symbols=sources), offsets=offsets)
     if offsets:
-        raise click.UsageError(f"--file-offset: {path} is a file of the kernel, which has RVAs")
+        raise click.UsageError(f"--file-offset: {path} is a kernel file, which has RVAs")
     return _KernelFile(ElfSymbols(path))
 
 
@@ -154,7 +154,7 @@ class _KernelFile:
         return match is not None
 
     def find_starts(self, name: str) -> Iterator[int]:
-        """Addresses of functions with a name; 0 for the file's own name."""
+        """Addresses of functions of this name; 0 for the name of the file itself."""
         yield from [0] if name == self._symbols.name else self._find_functions(name)
 
     def find(self, name: str, *, as_json: bool) -> bool:

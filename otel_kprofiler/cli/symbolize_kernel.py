@@ -40,14 +40,14 @@ def resolve_in_kernel(
 
     Args:
         words: addresses and names.
-        kallsyms: copy of ``/proc/kallsyms``; None: of the running kernel.
-        copies: of other files, by parameter of :meth:`KernelSymbolizer.from_files`.
-        elf: files of the kernel with the sizes of functions, with ``kallsyms``.
-        explain: print all that is known.
+        kallsyms: copy of ``/proc/kallsyms``; None for the running kernel.
+        copies: copies of other files, by parameter of :meth:`KernelSymbolizer.from_files`.
+        elf: kernel files to read function sizes from, with ``kallsyms``.
+        explain: print every name, the section and the reason.
         as_json: one JSON object per line.
 
     Returns:
-        Whether all names were found.
+        Whether every address and name was resolved.
     """
     symbolizer = _open(kallsyms, copies, elf)
     if symbolizer.hidden:
@@ -82,13 +82,13 @@ def _find(symbolizer: KernelSymbolizer, name: str) -> Sequence[Match]:
 
 
 def _find_clones(symbolizer: KernelSymbolizer, name: str) -> list[Match]:
-    """Finds parts and clones displayed under the function's name, such as ``name.isra.0``."""
+    """Finds parts and clones shown under the function's name, such as ``name.isra.0``."""
     matches = symbolizer.find(f"{name}.", prefix=True)
     return [match for match in matches if symbolizer.explain(match.address).frame.function == name]
 
 
 def _find_places(symbolizer: KernelSymbolizer, place: Place) -> list[int]:
-    """Finds addresses at an offset in functions, or in a module, of this name."""
+    """Finds the addresses at an offset in the functions or the module of this name."""
     name, offset, size = place
     matches = [*symbolizer.find(name), *_find_clones(symbolizer, name)]
     of_size = [match for match in matches if size and match.end - match.address == size]
@@ -109,19 +109,19 @@ def _open(
         return KernelSymbolizer.live(IteratedKallsyms(Access()))
     try:
         for path in (kallsyms, *copies.values(), *elf):
-            # The symbolizer skips unreadable files, as on a host.
+            # The symbolizer skips unreadable files, as it does on a host.
             if path and os.path.exists(path) and not os.access(path, os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         return KernelSymbolizer.from_files(kallsyms=kallsyms, elf=elf, **copies)
     except OSError as error:
         hint = FILE_FIX
         if isinstance(error, IsADirectoryError):
-            hint = "give the copied file itself; only --sys-module takes a directory"
+            hint = "name the copied file itself; only --sys-module takes a directory"
         raise HostError(f"cannot read {error.filename}: {error.strerror}", hint=hint) from error
 
 
 def _print_problems(symbolizer: KernelSymbolizer, omitted: list[str]) -> None:
-    """Print problems with the files, except those that were not given."""
+    """Print problems with the given files."""
     expected = tuple(omitted) + (("/proc/version",) if omitted else ())
     problems = [problem for problem in symbolizer.problems if not problem.startswith(expected)]
     for problem in problems[:_MAX_PROBLEMS]:

@@ -33,12 +33,12 @@ def name_payload(
     force: bool,
     as_json: bool,
 ) -> bool:
-    """Write OTLP profiles with names for native and kernel frames that have none.
+    """Write OTLP profiles with names added to unnamed native and kernel frames.
 
     Args:
-        path: of the profiles, in any form.
+        path: path of the profiles, in any form.
         output: where to write them in the same form; ``-`` is standard output.
-        elf_files: candidates for the files of the frames, whatever their names.
+        elf_files: candidates for the frames' files, matched by id, not by name.
         sources: where names come from.
         force: replace an existing file.
         as_json: print counts as JSON.
@@ -48,7 +48,7 @@ def name_payload(
 
     Raises:
         HostError: the profiles cannot be read.
-        PayloadError: they are no OTLP profiles.
+        PayloadError: they are not OTLP profiles.
         ExportError: the result cannot be written.
     """
     try:

@@ -1,4 +1,4 @@
-"""``otel-kprofiler symbolize --pid``: addresses, names and offsets in files, of a process."""
+"""``otel-kprofiler symbolize --pid``: addresses, names and file offsets in a process."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from otel_kprofiler.symbols import (
 def resolve_in_process(
     pid: int, words: Iterable[str], sources: SymbolSources, *, offsets: bool, as_json: bool
 ) -> bool:
-    """Print functions at addresses of a process, or addresses of functions.
+    """Print the functions at addresses in a process, or the addresses of functions.
 
     Args:
         pid: the process.
-        words: addresses, names, or with ``offsets`` paths with offsets in files, ``PATH:OFFSET``.
+        words: addresses or names; with ``offsets``, paths with file offsets, ``PATH:OFFSET``.
         sources: where names come from.
         offsets: see ``words``.
         as_json: one JSON object per line.
 
     Returns:
-        Whether there is a name for each.
+        Whether every word was resolved.
     """
     if find_process(pid, Access()) is None:
         raise HostError(f"there is no process {pid}", hint="see ps, pgrep")

@@ -12,18 +12,18 @@ _PLACE: Final = re.compile(
     r"(?P<name>.+)\+(?P<offset>0[xX][0-9a-fA-F]+)(?:/(?P<size>0[xX][0-9a-fA-F]+))?"
 )
 _PRINTED: Final = re.compile(r"(0x[0-9a-f]+|\S+\+0x[0-9a-f]+)  \S")
-"""Beginning of a line of this command's text output, pasted as input."""
+"""Matches the start of a line of this command's text output, pasted as input."""
 _MARK: Final = re.compile(r"\?|\[[^\[\]*]*\]")
-"""Marks of kernel traces beside places: doubtful frames, and modules."""
+"""Markers in kernel traces: unreliable frames, and modules."""
 
 
 class Place(NamedTuple):
-    """A name with an offset, as the command, perf and traces of the kernel write it.
+    """A name with an offset, as written by this command, perf and kernel traces.
 
     Attributes:
-        name: of a function or a module.
+        name: name of a function or a module.
         offset: bytes from its start.
-        size: of the function in bytes; 0 if it is not given.
+        size: size of the function in bytes; 0 if it is not given.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 def parse_place(word: str) -> Place | None:
-    """``vfs_read+0x10`` or ``vfs_read+0x10/0x360``; None for all else."""
+    """Parses ``vfs_read+0x10`` or ``vfs_read+0x10/0x360``; None for anything else."""
     match = _PLACE.fullmatch(word)
     if match is None:
         return None
@@ -46,7 +46,7 @@ def get_fixed_prefix(word: str) -> str | None:
 
 
 def read_words(lines: Iterable[str]) -> Iterator[str]:
-    """Words of lines; of a line that the command has printed, only the address."""
+    """Returns the words of lines; for a line printed by this command, only the address."""
     is_printed = False
     for line in lines:
         if is_printed and line.startswith("  "):  # lines added by --explain and --lines
@@ -62,7 +62,7 @@ def read_words(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _read_json(line: str) -> str | None:
-    """The address in a line of ``--json``; None for other lines."""
+    """Returns the address in a line of ``--json``; None for other lines."""
     if not line.startswith("{"):
         return None
     try:

@@ -28,8 +28,8 @@ from otel_kprofiler.sampling import (
 )
 
 _GROUP_HINTS: Final = {
-    True: "crictl pods shows them; names need /var/log/pods of the host, UIDs do not",
-    False: "systemctl list-units shows them; units of users are in user@UID.service",
+    True: "list pods with crictl pods; names need the host's /var/log/pods, UIDs do not",
+    False: "list units with systemctl list-units; user units are in user@UID.service",
 }
 """Fixes for a unit or pod that does not exist."""
 _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
@@ -37,7 +37,7 @@ _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_
 
 @dataclass(slots=True)
 class Targets:
-    """The processes that are sampled, and whether any of them still runs.
+    """The processes to sample, and whether any of them still runs.
 
     Attributes:
         follower: the processes of ``--pid``, and of containers, pods and units without a cgroup
@@ -51,7 +51,7 @@ class Targets:
     cgroups: Sequence[Cgroup]
 
     def apply(self, config: SamplerConfig, access: Access) -> SamplerConfig:
-        """The configuration of a sampler for these targets."""
+        """Returns a sampler configuration for these targets."""
         return replace(
             config,
             target_pids=self.follower.pids if self.follower else (),
@@ -71,27 +71,27 @@ class Targets:
 
 
 def find_namespace(access: Access) -> tuple[int, int] | None:
-    """Device and inode of the pid namespace whose ids ``/proc`` shows; None: the initial one."""
+    """Returns device and inode of the pid namespace of ``/proc``; None for the initial one."""
     namespace = os.stat("/proc/self/ns/pid")
     is_initial = namespace.st_ino == _INITIAL_NAMESPACE or _is_proc_of_another(access)
     return None if is_initial else (namespace.st_dev, namespace.st_ino)
 
 
 def check_namespace(access: Access) -> None:
-    """Check that ids of processes mean the same to this process and in ``/proc``.
+    """Check that this process and ``/proc`` share a pid namespace.
 
     Raises:
         KProfilerError: they do not.
     """
     if _is_proc_of_another(access):
         raise KProfilerError(
-            "/proc shows the processes of another pid namespace",
-            hint="mount -t proc proc /proc, in a mount namespace of its own: unshare --mount-proc",
+            "/proc belongs to a different pid namespace",
+            hint="mount -t proc proc /proc in a separate mount namespace: unshare --mount-proc",
         )
 
 
 def _is_proc_of_another(access: Access) -> bool:
-    """Returns whether ``/proc`` belongs to a pid namespace around that of this process."""
+    """Returns whether ``/proc`` belongs to an ancestor of this process's pid namespace."""
     return len(_read_ids(access, "self", b"NSpid:")) > 1
 
 
@@ -111,9 +111,9 @@ def find_targets(
         access: the host's files.
         pids: processes, with their descendants.
         comms: names of threads and processes.
-        cgroups: paths of cgroups of version 2.
-        containers: names, or beginnings of ids.
-        groups: pods and units, one in each.
+        cgroups: paths of version 2 cgroups.
+        containers: names or prefixes of ids.
+        groups: a pod or a unit in each.
         loader: library that loads the program, ``auto``, ``libbpf`` or ``bcc``.
 
     Raises:
@@ -145,10 +145,10 @@ def find_targets(
 
 
 def _take_pids(name: str, named_pids: Sequence[int], pids: Sequence[int]) -> Sequence[int]:
-    """Checks the processes of a target that the kernel cannot filter by cgroup."""
+    """Returns the pids of a target that the kernel cannot filter by cgroup."""
     if pids:
         raise KProfilerError(
-            f"the {name} has no cgroup of version 2, so that --pid cannot be combined with it",
+            f"the {name} has no version 2 cgroup and cannot be combined with --pid",
             hint="use one of the two",
         )
     return named_pids
@@ -165,7 +165,7 @@ def _check_process(access: Access, pid: int) -> None:
 
 
 def _read_ids(access: Access, pid: int | str, name: bytes) -> list[int]:
-    """Ids on a line of a process's status; none if the kernel does not write that line."""
+    """Returns the ids on a line of a process's status; empty if the kernel lacks the line."""
     status = access.read_bytes(f"/proc/{pid}/status")
     values = (line[len(name) :] for line in status.splitlines() if line.startswith(name))
     return [int(word) for word in next(values, b"").split()]
@@ -175,8 +175,8 @@ def _get_cgroup(access: Access, path: str) -> Cgroup:
     cgroup = find_cgroup(access, path)
     if cgroup is None:
         raise KProfilerError(
-            f"there is no cgroup {path} of version 2",
-            hint="systemd-cgls shows them; give a path below /sys/fs/cgroup",
+            f"there is no version 2 cgroup {path}",
+            hint="list cgroups with systemd-cgls; give a path below /sys/fs/cgroup",
         )
     if not 1 <= cgroup.level <= MAX_CGROUP_LEVEL:
         raise KProfilerError(
@@ -195,7 +195,7 @@ def _get_containers(listed: Sequence[Container], name: str) -> list[Container]:
     )
     raise KProfilerError(
         f"there is no running container {name}",
-        hint=f"there are {running}" if running else "there are no containers here",
+        hint=f"running containers: {running}" if running else "no containers are running",
     )
 
 

@@ -42,13 +42,13 @@ from otel_kprofiler.pipeline import (
 from otel_kprofiler.sampling import EbpfSampler
 
 _SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
-"""How often the screen is renewed; the first time soon."""
+"""Seconds between screen updates; the first update comes sooner."""
 _SHORTEST_S: Final = 1.0
 _WINDOW_S: Final = (5.0, 60.0)
-"""Length of the window of this host: the default, and the maximum."""
+"""Window length when sampling this host: default and maximum."""
 _WINDOW_OF_TABLE_S: Final = (60.0, 3600.0)
 _WITH_TABLE: Final = frozenset({"pids", "comms", "containers", "cpus", "off_cpu", "idle"})
-"""The options of sampling that choose samples of a table, too."""
+"""Sampling options that also select samples of a table."""
 _PLAIN_ROWS: Final = 20
 _KEPT_MESSAGES: Final = 20
 
@@ -56,7 +56,7 @@ _KEPT_MESSAGES: Final = 20
 @click.command(name="top")
 @click.option(
     "--by", type=click.Choice(list(GROUPING_KEYS.values())), default="function",
-    show_default=True, help="What is shown first.",
+    show_default=True, help="Initial grouping.",
 )  # fmt: skip
 @click.option(
     "--sort", "order", type=click.Choice(ORDERS), default="self", show_default=True,
@@ -64,23 +64,24 @@ _KEPT_MESSAGES: Final = 20
 )  # fmt: skip
 @click.option(
     "--window", "window_s", type=DurationType(),
-    help="Show the samples of so much time: 1s to 60s (default: 5s), or 1s to 1h (default: 1m) "
-    "with --from.",
+    help="Length of the window shown: 1s to 60s (default: 5s), or 1s to 1h (default: 1m) with "
+    "--from.",
 )  # fmt: skip
 @click.option(
     "-n", "--lines", "rows", type=click.IntRange(1),
-    help="Most rows to show. Default: as the screen has room for, or 20.",
+    help="Maximum number of rows. Default: as many as fit the screen, or 20.",
 )  # fmt: skip
 @click.option(
     "--from", "table", metavar="ADDRESS",
-    help="Show what comes into a table of ClickHouse, not this host: clickhouse://HOST:PORT/DATABASE.",
+    help="Show profiles arriving in a ClickHouse table instead of this host: "
+    "clickhouse://HOST:PORT/DATABASE.",
 )  # fmt: skip
 @click.option(
     "--service", "services", multiple=True, metavar="NAME",
     help="Only this service, with --from.",
 )  # fmt: skip
-@click.option("--once", is_flag=True, help="Print one table after that time, as plain text.")
-@click.option("--batch", is_flag=True, help="Print a table each time that time is over.")
+@click.option("--once", is_flag=True, help="Print one table, of the first window, as plain text.")
+@click.option("--batch", is_flag=True, help="Print a table after each window.")
 @sampling_options
 def command(
     *,
@@ -94,7 +95,7 @@ def command(
     batch: bool,
     **options: Any,
 ) -> None:
-    """Show what runs on this host now, from the samples of the last seconds.
+    """Show what is running on this host, from the samples of the last seconds.
 
     With --off-cpu it shows where threads wait instead.
 
@@ -148,18 +149,18 @@ def command(
 
 
 class Live:
-    """Samples this host; a context manager that ends it.
+    """Samples this host; a context manager that stops sampling.
 
     Args:
         sampling: what to sample.
         sliding: receives the samples.
 
     Attributes:
-        pipeline: takes the samples; not started yet.
+        pipeline: receives the samples; not started yet.
         sliding: the samples of the last seconds.
-        status: contents of the head line.
+        status: contents of the header line.
         seconds: time covered by samples, in seconds.
-        on_woken: called after :meth:`wake` while a :meth:`step` has much to do.
+        on_woken: called after :meth:`wake` during a long :meth:`step`.
     """
 
     def __init__(self, sampling: Sampling, sliding: SlidingWindow) -> None:
@@ -196,7 +197,7 @@ class Live:
         self.pipeline.close()
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Start sampling."""
         self.pipeline.start()
 
     def shown(self) -> Shown:
@@ -209,12 +210,12 @@ class Live:
         self.pipeline.wake()
 
     def request_end(self) -> None:
-        """Make a running :meth:`step` return, whatever is left to do; callable as :meth:`wake`."""
+        """Make a running :meth:`step` return early; callable from anywhere, as :meth:`wake`."""
         self._woken.set()
         self.pipeline.request_stop()
 
     def step(self) -> bool:
-        """Sample for a moment, or until woken; returns whether there is new data."""
+        """Sample briefly, or until woken; returns whether there is new data."""
         if self.status.has_ended:
             self._woken.wait(DRAIN_INTERVAL_S)
             self._woken.clear()
@@ -249,7 +250,7 @@ def _choose(
     cpus: tuple[int, ...],
     **_: object,
 ) -> Filter:
-    """Selects samples of a table by the options that select targets on this host."""
+    """Builds a filter of a table's samples from the options that select targets on this host."""
     return Filter(
         processes=tuple(map(str, pids)), threads=comms, containers=containers,
         services=services, cpus=cpus,
@@ -257,7 +258,7 @@ def _choose(
 
 
 def _refuse_settings_of_sampling() -> None:
-    """Refuse options that have no effect on a table."""
+    """Reject options that have no effect on a table."""
     for parameter in named_parameters():
         if parameter.name in Sampling.__dataclass_fields__.keys() - _WITH_TABLE:
             raise click.UsageError(f"--from cannot be combined with {parameter.opts[-1]}")

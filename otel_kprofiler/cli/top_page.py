@@ -30,7 +30,7 @@ _PLACES: Final = {
 }  # fmt: skip
 _WITHOUT_KERNEL: Final = frozenset({CALLERS, CALLEES, "syscall"})
 _PLACE_FROM: Final = 64
-"""Columns of a terminal that has room for places."""
+"""Minimum terminal width for showing locations."""
 _NOTEWORTHY: Final = 0.05
 _PATH_FROM: Final = 10
 _FOOT_FROM: Final = 5
@@ -46,7 +46,7 @@ _HINTS: Final[Sequence[tuple[str, str, int]]] = (
     ("h", "help", 8),
     ("q", "quit", 9),
 )
-"""Keys, their help, and the priority of the hint."""
+"""Keys, their help, and the priority of their hint."""
 _HELP: Final = (
     ("f", "functions"), ("p", "processes"), ("t", "threads"), ("s", "system calls"),
     ("c", "containers"), ("m", "modules"), ("l", "lines"), ("b", "BPF"),
@@ -57,21 +57,21 @@ _HELP: Final = (
 _LONG_HELP: Final = """\
 f functions    p processes   t threads   s system calls, interrupts, faults
 c containers   m modules     l lines     b BPF programs   v services
-w what waits are for         Left, Right  next one
+w what waits are for         Left, Right  next grouping
 
 S, T       sort by self or by total
-/          filter: only rows with a text; Enter keeps it, Esc removes it
-space      freeze the screen, or go on; sampling never stops
+/          filter rows by a string; Enter keeps the filter, Esc removes it
+space      freeze or resume the screen; sampling never stops
 Up, Down   select a row; also Page Up, Page Down, Home, End
 Enter      callers and callees of a function; functions of any other row
 Esc        back
 q, Ctrl-C  quit
 
-self       share of all samples that were taken in it
-total      share of all samples with it anywhere in their stack
-kernel     share of its time that was spent in the kernel
-ms/s       milliseconds of CPU time, or of waits, per second, of the sorted column
-lost       samples that were taken but are not shown, by cause
+self       share of samples taken in the function itself
+total      share of samples with the function anywhere in the stack
+kernel     share of the time spent in the kernel
+ms/s       milliseconds of CPU or wait time per second, for the sorted column
+lost       samples taken but not shown, by cause
 own        CPU time of this program; 100 % is one CPU
 
 Any key closes this page."""
@@ -79,16 +79,16 @@ Any key closes this page."""
 
 @dataclass(slots=True)
 class Status:
-    """Contents of the head line beside the samples.
+    """Contents of the header line besides the samples.
 
     Attributes:
-        host: name of the host, or address of the table.
+        host: name of the host or address of the table.
         kernel: release of its kernel; empty for a table.
         rate: sampling rate, or the sampled kind.
-        own_share: CPU time of this process, in shares of one CPU; None before it is measured.
+        own_share: CPU usage of this process as a share of one CPU; None before it is measured.
         has_ended: whether the targets have exited, so that no more samples come.
-        is_stale: whether the last try to read new samples failed.
-        remarks: missing parts of samples, with reasons.
+        is_stale: whether the last attempt to read new samples failed.
+        remarks: parts missing from samples, with reasons.
     """
 
     host: str
@@ -102,7 +102,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a terminal, in characters; ``rows`` is the largest number of rows of tables."""
+    """The size of a terminal, in characters; ``rows`` is the maximum number of table rows."""
 
     width: int
     height: int
@@ -110,12 +110,12 @@ class Size:
 
 
 def page(state: TopState, shown: Shown, status: Status, size: Size, *, color: bool) -> list[str]:
-    """The lines of the whole screen, with escape sequences for bold and so on.
+    """Returns the lines of the whole screen, with escape sequences for styles.
 
     Args:
         state: state of the keys; its ``page`` is changed.
         shown: the current samples.
-        status: contents of the head line.
+        status: contents of the header line.
         size: size of the terminal.
         color: whether colours may be used besides bold and reverse.
     """
@@ -132,14 +132,14 @@ def page(state: TopState, shown: Shown, status: Status, size: Size, *, color: bo
 
 
 def plain_table(state: TopState, shown: Shown, status: Status, rows: int | None) -> list[str]:
-    """Head line and table without escape sequences, for files and pipes."""
+    """Returns header line and table without escape sequences, for files and pipes."""
     (section,) = state.sections(shown)
     head = "  ".join(text for text, _, _ in _head_parts(shown, status) if text)
     return [head, *_table(section, section.groups[:rows], shown.seconds, state.order, None)]
 
 
 def _head_parts(shown: Shown, status: Status) -> Iterator[tuple[str, str, int]]:
-    """Parts of the head line: long, short, and how important."""
+    """Yields the parts of the header line: long form, short form, importance."""
     yield escape_controls(status.host), escape_controls(status.host), 2
     yield escape_controls(status.kernel), "", 1
     yield status.rate, status.rate, 3
@@ -190,7 +190,7 @@ def _length(texts: Iterable[str]) -> int:
 
 
 def _path(state: TopState, shown: Shown, size: Size) -> list[str]:
-    """Where in a drill-down the screen is; empty at its top, or if there is no room."""
+    """Returns the path of the drill-down; empty at the top level or if there is no room."""
     view = state.level.view
     if size.height < _PATH_FROM or not (view.scope or view.function):
         return []
@@ -215,7 +215,7 @@ def _body(state: TopState, shown: Shown, size: Size, room: int) -> Iterator[str]
     for at, section in enumerate(sections):
         others = sections[at + 1 :]
         count = room
-        if others:  # half, or the space that the other leaves
+        if others:  # half, or the space that the other table leaves
             count = max(room // 2, room - len(others[0].groups))
         row = selected - first if selected is not None else None
         start = max(0, min(row or 0, len(section.groups) - 1) - count + 1)
@@ -233,7 +233,7 @@ def _body(state: TopState, shown: Shown, size: Size, room: int) -> Iterator[str]
 
 def _nothing(state: TopState, shown: Shown) -> str:
     if state.level.text:
-        return "nothing has this text"
+        return "no row matches"
     if state.level.view.by == "bpf":
         return "no BPF program ran"
     return "nothing ran" if (state.frozen or shown).seconds else "no samples yet"
@@ -250,7 +250,7 @@ def _row(text: str, group: Group, section: Section, is_selected: bool, width: in
 def _table(
     section: Section, groups: Sequence[Group], seconds: float, order: str, width: int | None
 ) -> list[str]:
-    """Lines of a table, the head first; widths of columns do not depend on the numbers."""
+    """Returns the lines of a table, header first; column widths do not depend on the numbers."""
     by, whole = section.view.by, section.whole or 1
     is_total = order == "total" and by in FRAMES
     weights = [group.total if is_total else group.own for group in groups]

@@ -1,4 +1,4 @@
-"""State of ``top`` that keys change: the view, its order, the selection."""
+"""Interactive state of ``top``: the view, its order, the selection."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Section(NamedTuple):
     Attributes:
         view: the view of the table.
         groups: its rows, in order.
-        whole: weight that shares refer to.
+        whole: weight that is 100 % of shares.
     """
 
     view: View
@@ -59,13 +59,13 @@ class Section(NamedTuple):
 
 @dataclass(slots=True)
 class Level:
-    """One step of a drill-down.
+    """A level of a drill-down.
 
     Attributes:
         view: the view; if it has a function, its callers and callees.
-        selected: the section and key of the selected row; None if no row is.
+        selected: section and key of the selected row; None if no row is selected.
         row: last position of that row.
-        text: only rows with this text are shown.
+        text: only rows that contain this string are shown.
     """
 
     view: View
@@ -79,13 +79,13 @@ class TopState:
     """State of the screen: :meth:`press` changes it, :meth:`sections` returns its tables.
 
     Attributes:
-        by: the grouping that is shown first.
+        by: the initial grouping.
         order: ``self`` or ``total``.
-        is_typing: whether keys go to the text by which rows are chosen.
+        is_typing: whether keys edit the row filter.
         is_helping: whether the help is shown in place of the tables.
         frozen: contents of a frozen screen; otherwise None.
         has_quit: whether the user wants to leave.
-        page: rows that the last screen had room for.
+        page: rows that fit the last screen.
     """
 
     by: str = "function"
@@ -106,7 +106,7 @@ class TopState:
         return self._levels[-1]
 
     def press(self, key: str, shown: Shown) -> None:
-        """Take a key.
+        """Handle a key.
 
         Args:
             key: a character, or a name of :mod:`otel_kprofiler.cli.keys`.
@@ -147,7 +147,7 @@ class TopState:
         return [self._section(shown, view._replace(by=by)) for by in (CALLERS, CALLEES)]
 
     def selected_row(self, sections: Sequence[Section]) -> int | None:
-        """Returns the number of the selected row over all sections; the nearest if it is gone."""
+        """Returns the selected row's index across all sections; the nearest row's if it is gone."""
         level, rows = self.level, _rows(sections)
         if level.selected is None or not rows:
             return None
@@ -184,7 +184,7 @@ class TopState:
             level.text = (level.text + key)[:_MAX_FILTER]
 
     def _group_by(self, by: str) -> None:
-        """Show another grouping; of a function's callers and callees, that of its samples."""
+        """Switch the grouping; in callers and callees, to a grouping of the function's samples."""
         view = self.level.view
         if view.function is not None:
             scope = (*view.scope, ("function", view.function))
@@ -198,7 +198,7 @@ class TopState:
             self._group_by(_BYS[(_BYS.index(view.by) + step) % len(_BYS)])
 
     def _enter(self, shown: Shown) -> None:
-        """Callers and callees of the selected function, or the functions of another group."""
+        """Open the selected function's callers and callees, or the selected group's functions."""
         sections = self.sections(shown)
         rows = _rows(sections)
         if not rows:

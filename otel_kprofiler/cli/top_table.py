@@ -1,4 +1,4 @@
-"""Polls a table of ClickHouse for the newest profiles, for ``top --from``."""
+"""Polls a ClickHouse table for the newest profiles, for ``top --from``."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from otel_kprofiler.model import ProfileKind, sum_losses
 
 _log: Final = logging.getLogger(__name__)
 _PAUSE_S: Final = 1.0
-"""Least time between two readings; at least as long as the last one took."""
+"""Minimum pause between reads; the pause is also at least as long as the last read took."""
 _STEP_S: Final = 0.1
 _END_S: Final = 1.0
-"""How long the end waits for a reading."""
+"""Time limit for a pending read at exit."""
 
 
 class Table:
-    """Reads a table in a thread of its own; a context manager that ends it.
+    """Reads a table in a separate thread; a context manager that stops the thread.
 
     Args:
         source: address of the table.
         chosen: filter of the samples.
         kind: kind of the samples.
-        window_s: seconds before each reading that are shown.
+        window_s: length of the window shown, up to the time of each read.
         idle: whether to show waits of idle threads.
         now: returns the Unix time in nanoseconds.
 
     Attributes:
-        status: contents of the head line.
+        status: contents of the header line.
         seconds: from the start of the first window to the end of the last.
-        on_woken: never called, since no step has much to do.
+        on_woken: never called, since every step is short.
 
     Raises:
         DependencyError: the client library is not installed.
-        KProfilerError: the address is invalid, or the server does not answer.
+        KProfilerError: the address is invalid, or the server does not respond.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Table:
             self._store.close()
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self._thread.start()
 
     def shown(self) -> Shown:
@@ -97,15 +97,15 @@ class Table:
         self._woken.set()
 
     def request_end(self) -> None:
-        """Make a running :meth:`step` return; callable as :meth:`wake`."""
+        """Make a running :meth:`step` return; callable from anywhere, as :meth:`wake`."""
         self._is_over.set()
         self._woken.set()
 
     def step(self) -> bool:
-        """Wait a moment; returns whether there may be new data, or something else woke us.
+        """Wait briefly; returns whether there may be new data or another wake-up.
 
         Raises:
-            KProfilerError: the first reading failed.
+            KProfilerError: the first read failed.
         """
         is_woken = self._woken.wait(_STEP_S)
         if is_woken:  # otherwise a concurrent wake-up would be lost

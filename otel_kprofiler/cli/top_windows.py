@@ -1,4 +1,4 @@
-"""The samples of the last seconds that ``top`` shows; each second is grouped once."""
+"""Sliding window of samples for ``top``; each second is grouped only once."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class View(NamedTuple):
     """The grouping of samples, and the filter that selects them.
 
     Attributes:
-        by: a name of ``GROUPINGS``; ``CALLERS`` or ``CALLEES`` of a function.
-        scope: groupings with a key each; only samples that are in all these groups.
-        function: of which the callers or callees are shown; else None.
+        by: a name of ``GROUPINGS``, or ``CALLERS`` or ``CALLEES`` of a function.
+        scope: groupings with a key each; selects samples that are in all of these groups.
+        function: function whose callers or callees are shown; otherwise None.
     """
 
     by: str
@@ -41,14 +41,14 @@ class View(NamedTuple):
 
 @dataclass(slots=True)
 class Part:
-    """The samples of a short time, and how the views on the screen group them.
+    """The samples of a short interval, grouped for the views on the screen.
 
     Attributes:
-        start_unix_ns: start of that time.
-        end_unix_ns: its end.
-        samples: samples of that time.
-        lost: samples that were lost in it, by cause.
-        weight: of all its samples, in nanoseconds of the kind's time.
+        start_unix_ns: start of the interval.
+        end_unix_ns: end of the interval.
+        samples: samples of the interval.
+        lost: samples lost in the interval, by cause.
+        weight: weight of all samples, in nanoseconds of CPU time or waits.
     """
 
     start_unix_ns: int
@@ -75,7 +75,7 @@ class Shown:
     """The immutable contents of a screen.
 
     Args:
-        parts: the times that it covers, in order.
+        parts: the intervals covered, in order.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -86,21 +86,21 @@ class Shown:
         self.lost = sum_losses(part.lost for part in parts)
 
     def groups(self, view: View) -> list[Group]:
-        """The groups of all samples of a view."""
+        """Returns the groups of a view over all samples."""
         return merge_groups(part.groups(view) for part in self._parts)
 
     def scope_weight(self, view: View) -> int:
-        """Returns the weight of a view's samples; shares refer to it."""
+        """Returns the weight of a view's samples, which is 100 % of shares."""
         if view.scope or view.function:
             return sum(group.own for part in self._parts for group in part.groups(view))
         return self.weight
 
 
 class SlidingWindow:
-    """The samples of the last seconds; older ones are dropped.
+    """The samples of the last seconds; drops older samples.
 
     Args:
-        seconds: its length.
+        seconds: length of the window.
         kind: kind of the samples.
         idle: whether to include waits of idle threads.
     """
@@ -117,7 +117,7 @@ class SlidingWindow:
         samples = samples if self._idle else samples.without_idle()
         lost = sum_losses(profile.lost for profile in profiles)
         self._parts.append(Part(window.start_unix_ns, window.end_unix_ns, samples, lost))
-        # Half of a part may be too much: windows end a little later than planned.
+        # Tolerate half a part too much: windows end a little later than planned.
         limit_ns = window.end_unix_ns - self._length_ns
         while (self._parts[0].start_unix_ns + self._parts[0].end_unix_ns) // 2 < limit_ns:
             self._parts.popleft()

@@ -31,7 +31,7 @@ class UnsentFile:
     Attributes:
         path: path of the file; empty if there is none.
         kept: samples in the file, by the cause of the failure.
-        problem: why something could not be kept; empty if it could.
+        problem: why batches could not be kept; empty if all were kept.
     """
 
     def __init__(self, beside: str, form: Form) -> None:
@@ -61,7 +61,7 @@ class UnsentFile:
             self.problem = result.message
 
     def discard(self) -> None:
-        """Delete the file, because its samples are kept elsewhere."""
+        """Delete the file, whose samples are kept elsewhere."""
         self.close()
         if self.path:
             os.unlink(self.path)

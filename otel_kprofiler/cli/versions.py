@@ -1,4 +1,4 @@
-"""Versions for reports of defects: of program, loader, interpreter and kernel."""
+"""Versions for bug reports: program, loader, interpreter and kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from otel_kprofiler.version import __version__
 
 
 def describe_versions() -> str:
-    """One line."""
+    """Returns the versions on one line."""
     version = LibbpfLoader.find_version()
     loader = f"libbpf {version}" if version else "bcc" if BccLoader.is_installed() else "no loader"
     python = f"{platform.python_implementation()} {platform.python_version()}"

@@ -63,31 +63,37 @@ class EndpointType(click.ParamType[str]):
 @click.argument("paths", nargs=-1, metavar="[SOURCE...]")
 @click.option(
     "--listen", "grpc_endpoint", type=EndpointType(), metavar="HOST:PORT",
-    help="Show what comes in as OTLP over gRPC here, such as 127.0.0.1:4317.",
+    help="Receive OTLP over gRPC on this address and show it, such as 127.0.0.1:4317.",
 )  # fmt: skip
 @click.option(
     "--listen-http", "http_endpoint", type=EndpointType(), metavar="HOST:PORT",
-    help="Show what comes in as OTLP over HTTP here. Default with --listen: its host, port 4318.",
+    help="Receive OTLP over HTTP on this address and show it. Default with --listen: its host, "
+    "port 4318.",
 )  # fmt: skip
-@click.option("--live", "is_live", is_flag=True, help="Show what runs on this host from now on.")
+@click.option("--live", "is_live", is_flag=True, help="Sample this host and show it live.")
 @click.option(
     "--keep", "keep_s", type=DurationType(), default=f"{DEFAULT_KEEP_S:.0f}s", show_default="1h",
-    help="How long what comes in is kept.",
+    help="How long received samples are kept.",
 )  # fmt: skip
 @click.option(
     "--keep-megabytes", type=click.IntRange(1), default=DEFAULT_MAX_BYTES >> 20,
-    show_default=True, help="How much of it is kept.",
+    show_default=True, help="Maximum size of the samples kept.",
 )  # fmt: skip
 @click.option(
     "--store", "store_path", metavar="PATH",
-    help="Keep it in this file, for the next start. Default: in one that is removed at the end.",
+    help="Keep received samples in this file across restarts. Default: a temporary file, deleted "
+    "at exit.",
 )  # fmt: skip
 @click.option(
     "--bind", "host", default="127.0.0.1", show_default=True, metavar="HOST",
-    help="Address that the page is served on; others than this one let other hosts read it.",
+    help="Address to serve the page on; other hosts can read the page unless it is a loopback "
+    "address.",
 )  # fmt: skip
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, help="Its port. Default: a free one."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port to serve the page on. Default: a free port.",
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
 def command(
@@ -104,7 +110,7 @@ def command(
     no_browser: bool,
     **filters: Any,
 ) -> None:
-    """Show profiles as a page in the browser, until Ctrl-C; several SOURCEs are merged.
+    """Serve profiles as a web page until Ctrl-C; several SOURCEs are merged.
 
     A SOURCE is a file, or clickhouse://HOST:PORT/DATABASE that a Collector writes to.
 
@@ -115,9 +121,9 @@ def command(
       otel-kprofiler view --listen 127.0.0.1:4317
       otel-kprofiler view --live
 
-    With --listen it receives the profiles of any OTLP sender, keeps the last hour on disk, and
-    shows any part of it; with --live the samples of this host. The filters are those of report; of
-    what comes in, it keeps what they match.
+    With --listen, receives profiles from any OTLP sender, keeps the last hour on disk and shows any
+    part of it; with --live, samples this host. The filters are those of report; received and live
+    samples that do not match are dropped.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     sampling = {name: filters.pop(name) for name in _SAMPLING}
     is_listening = bool(grpc_endpoint or http_endpoint)
@@ -154,11 +160,11 @@ command.params += [parameter for parameter in top.command.params if parameter.na
 
 
 def _check(has_files: bool, is_listening: bool, is_live: bool, *, has_times: bool) -> None:
-    """Refuse options that contradict each other, or have no effect."""
+    """Reject options that conflict or have no effect."""
     if has_files + is_listening + is_live != 1:
-        raise click.UsageError("name SOURCEs, or --live, or where to --listen")
+        raise click.UsageError("give SOURCEs, --live or --listen")
     if has_times and not has_files:
-        raise click.UsageError("--from and --to are for SOURCEs; choose times on the page")
+        raise click.UsageError("--from and --to need SOURCEs; choose times on the page")
     for parameter in named_parameters():
         if (parameter.name in _SAMPLING and parameter.name != "idle" and not is_live) or (
             parameter.name in _STORING and has_files
@@ -169,11 +175,11 @@ def _check(has_files: bool, is_listening: bool, is_live: bool, *, has_times: boo
 
 @contextmanager
 def serving(endpoint: str, answer: Answer, *, opens: bool) -> Iterator[None]:
-    """Serve the page, and print its address; open it in a browser if there is one."""
+    """Serve the page and print its address; open it in a browser if possible."""
     with closing(PageServer(endpoint, page({"source": DATA}, connects=True), answer)) as server:
         say(f"the page is at {server.address} until Ctrl-C")
         if not is_loopback(endpoint.rpartition(":")[0]):
-            say("other hosts that reach this address can read it, too", err=True)
+            say("other hosts that can reach this address can also read the page", err=True)
         sys.stdout.flush()
         if opens and has_browser(os.environ):
             webbrowser.open(server.address)
@@ -181,7 +187,7 @@ def serving(endpoint: str, answer: Answer, *, opens: bool) -> Iterator[None]:
 
 
 def has_browser(environ: Mapping[str, str]) -> bool:
-    """Returns whether a browser would open on the screen in front of the user, and as that user."""
+    """Returns whether a browser would open on the user's screen, and run as that user."""
     if "SSH_CONNECTION" in environ or os.geteuid() == 0:
         return False
     return "DISPLAY" in environ or "WAYLAND_DISPLAY" in environ

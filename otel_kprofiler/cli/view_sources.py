@@ -1,4 +1,4 @@
-"""Sources of ``view``: files, tables, what comes in as OTLP, or samples of this host."""
+"""Sources of ``view``: files, tables, received OTLP profiles, or samples of this host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from otel_kprofiler.viewing import (
 _HTTP_PORT: Final = 4318
 _GIVE_BACK_S: Final = 2.0
 _SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
-"""How often new samples of this host are shown; the first time soon."""
+"""Seconds between updates with new samples of this host; the first update comes sooner."""
 
 Choose = Callable[[Sequence[Window]], Sequence[Window]]
 """Keeps the samples that match the filters."""
@@ -47,15 +47,15 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the page gets its data from.
+    """The data source of the page.
 
     Attributes:
-        answer: makes the data.
-        start: begins once the page can be opened.
-        step: does what there is to do, for so many seconds at most.
-        wake: ends a step; called from signal handlers.
-        stop: takes what is left.
-        describe: says at the end what was taken; empty if there is nothing to say.
+        answer: returns the data.
+        start: starts the source; called once the page is served.
+        step: does pending work, for at most this many seconds.
+        wake: interrupts a step; called from signal handlers.
+        stop: processes the remaining samples.
+        describe: summarizes the samples at the end; empty if there is nothing to report.
     """
 
     answer: Answer
@@ -67,19 +67,19 @@ class Source:
 
 
 def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool) -> Source:
-    """All that is in some files and tables; without idle waits, unless those are wanted."""
+    """Returns all samples of files and tables; idle waits only on request."""
     choice = Choice.of(filters)
     loaded = load_choice(sources, choice, PAGE | need_of(choice.chosen)).chosen
     samples = drop_idle(loaded, idle=idle)
     count = len(sources)
     title = describe_source(sources[0]) if count == 1 else f"{count} sources"
     data = [json.dumps(columns(samples.windows(), title=title), separators=(",", ":")).encode()]
-    gc.enable()  # the page may stay open for long
+    gc.enable()  # the page may stay open for a long time
     return Source(lambda _: data)
 
 
 def choose_by(filters: Mapping[str, Any], *, idle: bool) -> Choose:
-    """Returns a function that keeps matching samples, and idle waits if wanted."""
+    """Returns a function that keeps matching samples, and idle waits on request."""
     choice = Choice.of(filters)
 
     def choose(windows: Sequence[Window]) -> Sequence[Window]:
@@ -97,10 +97,10 @@ def open_receivers(
     choose: Choose,
     endpoints: tuple[str | None, str | None],
 ) -> Source:
-    """Opens receivers at these endpoints of gRPC and HTTP; prints their addresses.
+    """Opens receivers at these gRPC and HTTP endpoints; prints their addresses.
 
     Raises:
-        HostError: one cannot be listened on.
+        HostError: an endpoint cannot be listened on.
     """
     intake = Intake(lambda windows: store.add(choose(windows)))
     grpc_endpoint, http_endpoint = endpoints
@@ -119,14 +119,14 @@ def open_receivers(
             f"received {describe_count(counts.requests, 'request')}: "
             f"{describe_count(counts.kept, 'sample')} kept, {counts.outdated:,} too old, "
             f"{counts.repeated:,} repeated; "
-            f"{describe_count(counts.refused, 'request')} refused"
+            f"{describe_count(counts.refused, 'request')} rejected"
         )
 
     return Source(answer, step=_Idle().step, stop=receivers.close, describe=describe)
 
 
 class _Idle:
-    """Returns memory to the kernel that large requests have left behind in pieces."""
+    """Returns fragmented memory to the kernel after large requests."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -148,19 +148,19 @@ def _announce(protocol: str, endpoint: str, port: int) -> None:
 
 
 def describe_endpoint(protocol: str, host: str, port: int) -> Iterator[str]:
-    """Where profiles are received, and whether others can send, too."""
+    """Returns where profiles are received, and whether other hosts can send, too."""
     yield f"receiving OTLP profiles over {protocol} at {host}:{port}"
     if not is_loopback(host):
-        yield f"other hosts that reach {host}:{port} can send profiles, too"
+        yield f"other hosts that can reach {host}:{port} can also send profiles"
 
 
 def open_sampler(
     stack: ExitStack, store: SampleStore, answer: Answer, choose: Choose, sampling: Sampling
 ) -> Source:
-    """Opens a sampler of this host.
+    """Starts sampling this host.
 
     Raises:
-        HostError: it cannot be sampled.
+        HostError: this host cannot be sampled.
     """
     access, clock = Access(), Clock()
 

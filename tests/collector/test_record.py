@@ -51,7 +51,7 @@ def test_receivers_are_asked_before_anything_is_sampled_or_written(open_collecto
         done = record("-d", "1h", "-o", "x.html", "--export", address, cwd=tmp_path)
         assert time.monotonic() - started < 30
         assert done.returncode == 1
-        assert done.stderr.startswith(f"error: no profiles can be sent to {address}: ")
+        assert done.stderr.startswith(f"error: cannot send profiles to {address}: ")
         assert reason in done.stderr
         assert fix in done.stderr
         assert len(done.stderr.splitlines()) == 2, "nothing else is said"
@@ -79,10 +79,10 @@ def test_samples_that_a_dying_collector_does_not_accept_are_kept(
         for name in ("x.unsent.otlp", "x.otlp")
     )
     assert 0 < kept < recorded
-    assert error.startswith(f"error: {kept:,} of {recorded:,} samples did not arrive at ")
+    assert error.startswith(f"error: {kept:,} of {recorded:,} samples did not reach ")
     assert "[Errno" not in errors
     assert fix == (
-        "fix: they are in x.unsent.otlp: wait until the receiver answers again, then"
+        "fix: they are in x.unsent.otlp: wait until the receiver responds again, then"
         f" otel-kprofiler send x.unsent.otlp {collector.http_endpoint}"
     )
 

@@ -33,8 +33,8 @@ def is_running(pid):
     [
         ("exit 0", 0, "wrote x.html: "),
         ("exit 7", 7, "the command exited with status 7"),
-        ("kill -KILL $$", 137, "the command was ended by SIGKILL"),
-        ("kill -RTMIN $$", 128 + signal.SIGRTMIN, "the command was ended by SIGRTMIN"),
+        ("kill -KILL $$", 137, "the command was killed by SIGKILL"),
+        ("kill -RTMIN $$", 128 + signal.SIGRTMIN, "the command was killed by SIGRTMIN"),
     ],
 )
 def test_the_exit_status_is_that_of_the_command(tmp_path, script, status, stderr_text):

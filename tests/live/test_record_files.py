@@ -86,7 +86,7 @@ def test_a_killed_recording_keeps_its_samples_and_the_next_one_reports_it(tmp_pa
     (tmp_path / "report.folded").unlink()
     done = record(tmp_path, "-o", "y.html")
     assert done.returncode == 0, done.stderr
-    assert b"x.html.part holds what a recording took that was killed" in done.stderr
+    assert b"x.html.part holds the samples of a recording that was killed" in done.stderr
     done = record(tmp_path, "-o", "x.html")
     assert done.returncode == 0, done.stderr
     assert names(tmp_path) == ["x.html", "x.html.part", "y.html"]
@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_written_at_the_end_leaves_the_samples(tmp_path):
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 1
     assert "error: cannot write x.html: File too large" in errors
-    assert "x.html.part holds the samples that were taken until then" in errors
+    assert "x.html.part holds the samples taken so far" in errors
     assert names(tmp_path) == ["x.html.part"]
     assert read_profiles(str(tmp_path / "x.html.part"))
 

@@ -94,7 +94,7 @@ def cgroup():
 def test_a_missing_target_is_an_error_at_once(tmp_path):
     for words, message in (
         (["-p", 2**22 - 1], "there is no process 4194303"),
-        (["--cgroup", "/no/such"], "there is no cgroup /no/such of version 2"),
+        (["--cgroup", "/no/such"], "there is no version 2 cgroup /no/such"),
         (["--container", "nosuch"], "there is no running container nosuch"),
         (["--pod", "nosuch"], "there is no pod nosuch"),
         (["--unit", "nosuch"], "there is no unit nosuch"),
@@ -228,5 +228,5 @@ def test_commands_are_found_in_the_own_pid_namespace(in_namespace, tmp_path):
 def test_ids_that_proc_shows_otherwise_are_refused(words, in_namespace, tmp_path):
     done = in_namespace(f"{NAMESPACED} {words}")
     assert done.returncode == 1
-    assert "error: /proc shows the processes of another pid namespace" in done.stderr
+    assert "error: /proc belongs to a different pid namespace" in done.stderr
     assert not (tmp_path / "x.folded").exists()

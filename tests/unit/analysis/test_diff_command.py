@@ -114,7 +114,7 @@ def test_a_side_without_samples_is_compared_by_time(files, tmp_path):
     words = (files[0], empty, "--by", "syscall", "--process", "7")
     lines = run(*words).output.splitlines()
     assert "2,000 samples in 20.0 s (1,000.0 ms/s) -> 0 samples in 20.0 s (0.0 ms/s)" in lines[0]
-    assert lines[1:] == ["there are no samples after; --per time compares what there is"]
+    assert lines[1:] == ["there are no samples after; --per time compares the other side with zero"]
     lines = run(*words, "--per", "time").output.splitlines()
     assert lines[2].startswith("2 of 2 changed")
     assert [line.split()[0] for line in lines[4:]] == ["-800.00", "-200.00"]
@@ -158,7 +158,7 @@ def test_filters_leave_nothing_to_compare(files):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "name two sources, or two times of one"),
+        ((), "name two sources, or two time ranges of one"),
         (("--time-before", "3s", "--time-after", "1s..2s"), "is not a range such as 0s..30s"),
     ],
 )

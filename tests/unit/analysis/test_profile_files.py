@@ -114,10 +114,10 @@ def test_frames_of_other_types_keep_their_type(tmp_path):
 
 
 DAMAGES = {
-    "cut message": (lambda data: data[:-9], "left out what is damaged"),
-    "cut length": (lambda data: data + b"\0\0", "left out what is damaged"),
+    "cut message": (lambda data: data[:-9], "skipped damaged data"),
+    "cut length": (lambda data: data + b"\0\0", "skipped damaged data"),
     "overwritten": (
-        lambda data: data.replace(b"java", b"\xff\xff\xff\xff", 1), "left out what is damaged",
+        lambda data: data.replace(b"java", b"\xff\xff\xff\xff", 1), "skipped damaged data",
     ),
 }  # fmt: skip
 
@@ -132,12 +132,12 @@ def test_intact_messages_count_and_the_others_are_reported(tmp_path, damage):
 
 def test_a_cut_line_of_json_is_left_out(tmp_path):
     lines = WRITE["otlp-json"]([window(0), window(1)])
-    assert load_samples(read(tmp_path, lines[:-30], ["left out what is damaged"])).count == 4
+    assert load_samples(read(tmp_path, lines[:-30], ["skipped damaged data"])).count == 4
 
 
 def test_the_whole_messages_of_a_cut_gzip_file_count(tmp_path):
     parts = [gzip.compress(WRITE["otlp-json"]([window(number)])) for number in (0, 1)]
-    expected = ["the end of the compressed data is missing", "left out what is damaged"]
+    expected = ["the compressed data is truncated", "skipped damaged data"]
     result = read(tmp_path, (parts[0] + parts[1])[:-40], expected)
     assert load_samples(result).count == 4
 
@@ -147,7 +147,7 @@ def test_the_whole_messages_of_a_cut_gzip_file_count(tmp_path):
     [
         (gzip.compress, 0, "ok"),
         (lambda data: gzip.compress(b"") + gzip.compress(data), 0, "ok"),
-        (lambda data: gzip.compress(data)[:-4], 1, "the end of the compressed data is missing"),
+        (lambda data: gzip.compress(data)[:-4], 1, "the compressed data is truncated"),
         (lambda data: gzip.compress(b"no profiles"), 1, "not a protobuf message"),
     ],
 )
@@ -163,9 +163,9 @@ def test_check_unpacks(pack, status, expected, tmp_path):
     [
         (b"", "the file is empty"),
         (b"\n \n", "the file is empty"),
-        (b"<!doctype html>", "no profile that can be read: a page"),
-        (b"PERFILE2....", "no profile that can be read: a file of perf"),
-        (b"\x28\xb5\x2f\xfd", "no profile that can be read: compressed with zstd"),
+        (b"<!doctype html>", "not a supported profile: HTML"),
+        (b"PERFILE2....", "not a supported profile: a perf.data file"),
+        (b"\x28\xb5\x2f\xfd", "not a supported profile: compressed with zstd"),
         (b'{"resourceSpans": []}', "no profiles in the file"),
         (b"one;two;three 5\n", "not a protobuf message"),
         (gzip.compress(b"hello"), "not a protobuf message"),

@@ -156,7 +156,7 @@ def test_samples_of_an_endpoint_are_selected(profile):
         "read": (3 * SECOND, 3 * SECOND)
     }
     assert fails("--endpoint", "POST *", profile) == (
-        "no sample matches --endpoint POST *", "there are GET /\\x1b"
+        "no sample matches --endpoint POST *", "existing values: GET /\\x1b"
     )  # fmt: skip
 
 
@@ -216,18 +216,18 @@ def test_files_are_merged_and_filtered(profile):
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (("-p", "ngnix"), "--process ngnix", "there are nginx, dd, dd\\x1b[2J"),
-        (("-p", "sshd", "-p", "cron"), "--process sshd or --process cron", "there are nginx, "),
-        (("--function", "vfs_raed"), "--function vfs_raed", "there are vfs_read, vfs_write, main"),
-        (("--module", "ext4"), "--module ext4", "there are libc.so.6, vmlinux"),
-        (("--thread", "9"), "--thread 9", "there are nginx, dd"),
-        (("--cpus", "7"), "--cpus 7", "there are 0, 1"),
-        (("--kind", "off_cpu"), "--kind off_cpu", "there are on_cpu"),
-        (("--span", "ff"), "--span ff", "there are " + "02" * 8),
-        (("--service", "shop"), "--service shop", "no sample has anything that --service could"),
-        (("--attribute", "tenant.id=x"), "--attribute tenant.id=x", "there are tenant.id=acme"),
-        (("-p", "nginx", "--function", "vfs_write"), "all of --process, --function together",
-         "leave one of them out"),
+        (("-p", "ngnix"), "--process ngnix", "existing values: nginx, dd, dd\\x1b[2J"),
+        (("-p", "sshd", "-p", "cron"), "--process sshd or --process cron", "existing values: "),
+        (("--function", "vfs_raed"), "--function vfs_raed", "existing values: vfs_read, vfs_write"),
+        (("--module", "ext4"), "--module ext4", "existing values: libc.so.6, vmlinux"),
+        (("--thread", "9"), "--thread 9", "existing values: nginx, dd"),
+        (("--cpus", "7"), "--cpus 7", "existing values: 0, 1"),
+        (("--kind", "off_cpu"), "--kind off_cpu", "existing values: on_cpu"),
+        (("--span", "ff"), "--span ff", "existing values: " + "02" * 8),
+        (("--service", "shop"), "--service shop", "no sample has a value for --service to match"),
+        (("--attribute", "tenant.id=x"), "--attribute tenant.id=x", "existing values: tenant.id="),
+        (("-p", "nginx", "--function", "vfs_write"), "all of --process, --function",
+         "omit one of them"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("more", [(), ("--json",), ("-f", "folded"), ("--by", "part")])
@@ -324,7 +324,7 @@ def test_lines_fit_the_terminal(profile, width, monkeypatch):
     [
         (b"", "the file is empty"),
         (b"not a profile\n", "not a protobuf message of OTLP profiles"),
-        (html([]).encode(), "no profile that can be read: a page"),
+        (html([]).encode(), "not a supported profile: HTML"),
         (b"{}\n", "no profiles in the file"),
     ],
 )

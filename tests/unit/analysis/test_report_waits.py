@@ -173,7 +173,7 @@ def test_an_estimate_with_lost_samples_has_no_error_bound(profile, tmp_path):
     of_lost = replace(window.profiles[0], taken=9, lost={LossCause.RING_FULL: 4})
     path = tmp_path / "lost.otlp"
     path.write_bytes(encode_window(replace(window, profiles=[of_lost])).batches[0].payload)
-    assert "by samples 10,011.0 ms, without the 4 samples that were lost" in report(path).output
+    assert "by samples 10,011.0 ms, without the 4 lost samples" in report(path).output
     (kind,) = json.loads(report("--json", path).output)["kinds"]
     assert kind["waits"]["standard_error_ns"] is None
 

@@ -158,11 +158,11 @@ def test_without_spans_the_report_explains_it(tmp_path):
     path = write(tmp_path / "none.otlp", (0, None, "user", 5))
     done = CliRunner().invoke(command, ["--by", "part", path])
     assert done.exit_code == 1
-    assert "no sample is of a span" in str(done.exception)
+    assert "no sample belongs to a span" in str(done.exception)
     assert "OTEL_KPROFILER_OFF_CPU" in done.exception.hint
 
 
 def test_only_a_table_can_be_made(synchronous, tmp_path):
     done = CliRunner().invoke(command, ["--by", "part", "-o", tmp_path / "x.html", synchronous])
     assert done.exit_code == 2
-    assert "leave out -o" in done.output
+    assert "omit -o" in done.output

@@ -93,7 +93,7 @@ def test_receivers_over_grpc_are_asked_with_the_headers_of_requests(grpc_receive
 def test_a_refusal_over_grpc_has_a_fix(grpc_receiver, code, text, fix):
     grpc_receiver.answer(refuse(code))
     error = refusal(grpc_address(grpc_receiver))
-    assert f"no profiles can be sent to {grpc_address(grpc_receiver)}: " in error.message
+    assert f"cannot send profiles to {grpc_address(grpc_receiver)}: " in error.message
     assert text in error.message
     assert fix in error.hint
 
@@ -157,10 +157,10 @@ def test_refused_samples_are_kept_with_the_command_to_send_them(grpc_receiver, t
     with pytest.raises(ExportError) as raised:
         sending.check()
     assert raised.value.message == (
-        f"3 of 9 samples did not arrive at {address}: INVALID_ARGUMENT: I do not like it"
+        f"3 of 9 samples did not reach {address}: INVALID_ARGUMENT: I do not like it"
     )
     assert raised.value.hint == (
-        "they are in x.unsent.otlp: see the receiver's log for why it refuses them, then "
+        "they are in x.unsent.otlp: see the receiver's log for why it rejects them, then "
         f"otel-kprofiler send x.unsent.otlp {address}"
     )
     assert starts("x.unsent.otlp") == [1]
@@ -201,7 +201,7 @@ def test_samples_for_a_vanished_receiver_are_kept_in_its_form(http_receiver, mon
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
     http_receiver.answer((503, {}, b""))
     sending = send(http_receiver.endpoint, map(window, range(2)), "./x.otlp.jsonl.gz")
-    with pytest.raises(ExportError, match="6 of 6 samples did not arrive"):
+    with pytest.raises(ExportError, match="6 of 6 samples did not reach"):
         sending.check()
     assert starts("x.unsent.otlp.jsonl") == [0, 1]
 
@@ -265,6 +265,6 @@ def test_partial_success_is_reported_in_the_words_of_the_receiver(grpc_receiver,
         grpc_address(grpc_receiver),
         [Window(one.start_unix_ns, one.end_unix_ns, [Profile(ON_CPU, 10, both)])],
     )
-    with pytest.raises(ExportError, match=r"3 of 6 samples did not arrive.*one is too old"):
+    with pytest.raises(ExportError, match=r"3 of 6 samples did not reach.*one is too old"):
         sending.check()
     assert list(tmp_path.iterdir()) == [], "unknown which arrived"

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.system
 
 SECOND = 1_000_000_000
 ZIP = b"PK\x03\x04 a raw recording"
-REFUSED = "see the receiver's log for why it refuses them"
+REFUSED = "see the receiver's log for why it rejects them"
 PPROF = b"\x0a\x04\x08\x01\x10\x02\x32\x00"
 
 
@@ -164,7 +164,7 @@ def test_a_request_that_the_receiver_refuses_for_its_size_is_divided(
     )
     status, out, err = run(capsys, "y.otlp", address)
     assert status == 1
-    assert "1 of 3 samples did not arrive" in err[-2]
+    assert "1 of 3 samples did not reach" in err[-2]
     assert "a sample alone takes" in err[-2]
     assert err[-1].startswith("fix: raise the receiver's limit on requests")
     assert err[-1].endswith(f"then otel-kprofiler send y.unsent.otlp {address}")
@@ -185,10 +185,10 @@ def test_standard_input_is_sent(http_receiver, monkeypatch, capsys, tmp_path):
     ("name", "content", "message", "fix"),
     [
         ("x.raw", ZIP, "a raw recording", "otel-kprofiler record --replay x.raw --export URL"),
-        ("x.pb", PPROF, "a profile of pprof", "otel-kprofiler report x.pb -o FILE.otlp"),
-        ("x.pb.gz", gzip.compress(PPROF), "a profile of pprof", "report x.pb.gz -o FILE.otlp"),
-        ("x.html", b"<!doctype html>", "a page", "-o FILE.otlp"),
-        ("x.data", b"PERFILE2", "a file of perf", "otel-kprofiler record"),
+        ("x.pb", PPROF, "a pprof profile", "otel-kprofiler report x.pb -o FILE.otlp"),
+        ("x.pb.gz", gzip.compress(PPROF), "a pprof profile", "report x.pb.gz -o FILE.otlp"),
+        ("x.html", b"<!doctype html>", "HTML or XML", "-o FILE.otlp"),
+        ("x.data", b"PERFILE2", "a perf.data file", "otel-kprofiler record"),
         ("x", b"", "the file is empty", "record"),
     ],
 )
@@ -225,7 +225,7 @@ def test_refused_requests_are_kept_and_can_be_sent_again(grpc_receiver, tmp_path
     assert status == 1
     assert out == [f"x.otlp: sent 6 samples in 2 requests to {address}"]
     assert err[-2:] == [
-        f"error: 3 of 9 samples did not arrive at {address}: INVALID_ARGUMENT: bad time",
+        f"error: 3 of 9 samples did not reach {address}: INVALID_ARGUMENT: bad time",
         f"fix: {REFUSED}, then otel-kprofiler send x.unsent.otlp {address}",
     ]
     grpc_receiver.requests.clear()
@@ -241,7 +241,7 @@ def test_a_receiver_that_goes_away_is_not_waited_for_again(http_receiver, tmp_pa
     status, _, err = run(capsys, "x.otlp", "y.otlp", address)
     assert status == 1
     assert err[-1] == (
-        "fix: wait until the receiver answers again, then "
+        "fix: wait until the receiver responds again, then "
         f"otel-kprofiler send x.unsent.otlp y.otlp {address}"
     )
     assert sum(window.sample_count for window in read_profiles("x.unsent.otlp")) == 3 * 49
@@ -280,9 +280,9 @@ def test_partial_success_is_shown_in_the_words_of_the_receiver(http_receiver, tm
     status, out, err = run(capsys, "x.otlp", http_receiver.endpoint)
     assert status == 1
     assert out[0].startswith("x.otlp: sent 1 sample in 1 request to ")
-    assert "1 of 2 samples did not arrive" in err[-2]
+    assert "1 of 2 samples did not reach" in err[-2]
     assert "1 profile rejected: too old" in err[-2]
-    assert "the receiver took the rest" in err[-1]
+    assert "the receiver accepted the rest" in err[-1]
     assert os.listdir() == ["x.otlp"]
 
 
@@ -290,8 +290,8 @@ def test_damaged_parts_are_left_out_and_reported(http_receiver, tmp_path, capsys
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(2))[:-5])
     status, _, err = run(capsys, "x.otlp", http_receiver.endpoint)
     assert status == 1
-    assert "left out what is damaged" in err[0]
-    assert err[-2] == "error: what is damaged was not sent"
+    assert "skipped damaged data" in err[0]
+    assert err[-2] == "error: the damaged parts were not sent"
     assert received(http_receiver) == names(0)
 
 
@@ -307,7 +307,7 @@ def test_ctrl_c_keeps_unsent_samples(http_receiver, tmp_path, capsys):
     status, _, err = run(capsys, "x.otlp", http_receiver.endpoint)
     answered.set()
     assert status == 130
-    assert "6 of 9 samples did not arrive" in err[-2]
+    assert "6 of 9 samples did not reach" in err[-2]
     assert err[-2].endswith(": interrupted")
     assert "send x.unsent.otlp" in err[-1]
     assert sum(window.sample_count for window in read_profiles("x.unsent.otlp")) == 6

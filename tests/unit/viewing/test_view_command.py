@@ -137,7 +137,7 @@ def test_received_samples_are_shown_and_counted(recent, tmp_path):
         command.send_signal(signal.SIGTERM)
         assert command.wait(20) == 128 + 15
         assert command.stderr.read().decode() == (
-            "received 4 requests: 2 samples kept, 0 too old, 2 repeated; 0 requests refused\n"
+            "received 4 requests: 2 samples kept, 0 too old, 2 repeated; 0 requests rejected\n"
         )
 
 
@@ -198,13 +198,13 @@ def test_no_file_is_left_behind(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], "name SOURCEs, or --live, or where to --listen"),
-        (["x.otlp", "--listen", "127.0.0.1:0"], "name SOURCEs, or --live, or where to --listen"),
+        ([], "give SOURCEs, --live or --listen"),
+        (["x.otlp", "--listen", "127.0.0.1:0"], "give SOURCEs, --live or --listen"),
         (["--listen", "4317"], "not an address such as"),
         (["--listen", ":4317"], "not an address such as"),
         (["--listen", "127.0.0.1:70000"], "not an address such as"),
-        (["--listen", "127.0.0.1:0", "--from", "5s"], "are for SOURCEs"),
-        (["--listen", "127.0.0.1:0", "--live"], "name SOURCEs, or --live"),
+        (["--listen", "127.0.0.1:0", "--from", "5s"], "need SOURCEs"),
+        (["--listen", "127.0.0.1:0", "--live"], "give SOURCEs, --live"),
         (["--listen", "127.0.0.1:0", "--rate", "9"], "--rate has no effect with --listen"),
         (["x.otlp", "--no-python"], "--python has no effect with SOURCEs"),
         (["x.otlp", "--keep", "1h"], "--keep has no effect with SOURCEs"),
@@ -222,7 +222,7 @@ def test_other_hosts_are_let_in_only_by_name():
     ]
     for host in ("0.0.0.0", "[::]", "192.0.2.1", "web.example"):
         _, warning = describe_endpoint("gRPC", host, 7)
-        assert warning == f"other hosts that reach {host}:7 can send profiles, too"
+        assert warning == f"other hosts that can reach {host}:7 can also send profiles"
 
 
 @pytest.mark.parametrize(
