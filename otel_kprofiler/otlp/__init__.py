@@ -1,4 +1,4 @@
-"""OTLP profiles: encode and decode windows, check payloads against every rule.
+"""Encodes and decodes windows as OTLP profiles, and checks payloads against all rules.
 
 Encoding needs no protobuf library. Decoding and checking load ``opentelemetry-proto`` on first use
 and raise ``DependencyError`` if it is missing or older than 1.43.

@@ -1,9 +1,9 @@
-"""Encodes accounts of samples as attributes of a request's first profile of each kind.
+"""Encodes sample accounts as attributes of a request's first profile of each kind.
 
-Window counts: its samples in all requests, samples that the eBPF program took in that time, and
-losses in between. Stream counts: the same totals since sampling began, and losses on the way to
-this receiver. The last request of a stream proves to a receiver that nothing is missing: received
-samples, plus the stream's losses outside of the kernel, equal ``stream.samples``.
+Window counts: the window's samples in all requests, samples that the eBPF program took in the
+window, and losses in between. Stream counts: the same totals since sampling started, and losses on
+the way to this receiver. With a stream's last request, a receiver can verify that nothing is
+missing: received samples plus the stream's losses outside the kernel equal ``stream.samples``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from otel_kprofiler.otlp.conventions import (
 
 
 def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
-    """Returns attributes for a kind's first profile of a request; empty if nothing was counted."""
+    """Returns attributes of a request's first profile of a kind; empty if nothing was counted."""
     totals = profile.totals
     if totals is None and not profile.taken:
         return {}
@@ -71,7 +71,7 @@ class WindowAccount(NamedTuple):
 
 
 def parse_account(attributes: Mapping[str, AttributeValue]) -> WindowAccount:
-    """Inverse of :func:`account_attributes`."""
+    """Parses attributes; the inverse of :func:`account_attributes`."""
     totals = None
     if STREAM_ID in attributes:
         totals = StreamTotals(

@@ -1,4 +1,4 @@
-"""Check payloads against the rules of OTLP profiles.
+"""Checks payloads against the rules of OTLP profiles.
 
 Rules come from profiles.proto, the specification's ``profiles/`` pages, the semantic conventions,
 and the conformance checker of open-telemetry/sig-profiling (``profcheck``), all of whose checks
@@ -20,21 +20,21 @@ __all__ = ["RULES", "Violation", "check_file", "check_message", "check_payload"]
 
 PARSABLE: Final = "parsable"
 MAX_PLACES: Final = 1000
-"""Limit of reported violations per rule and message."""
+"""Maximum violations reported per rule and message."""
 MAX_VIOLATIONS: Final = 10_000
-"""Limit of violations per file; checking stops there."""
+"""Maximum violations per file; checking stops there."""
 
 FORM_RULES: Final = {
     PARSABLE: "Data is complete OTLP profiles in the layout of opentelemetry-proto 1.43 or later",
     "json-names": "JSON keys are the lowerCamelCase names of the messages' fields",
     "json-long-strings": "64-bit integers are strings in JSON",
     "json-int-numbers": "32-bit integers are numbers in JSON",
-    "json-hex-ids": "Trace, span and profile ids are hexadecimal text in JSON",
+    "json-hex-ids": "Trace, span and profile ids are hexadecimal strings in JSON",
 }
-"""Descriptions of the rules about the serialized form, by id."""
+"""Descriptions of the serialization rules, by id."""
 
 MESSAGE_RULES: Final[dict[str, Rule]] = rules_dictionary.RULES | rules_profiles.RULES
-"""The rules about messages."""
+"""The message rules."""
 
 RULES: Final[dict[str, str]] = FORM_RULES | {
     name: rule.promise for name, rule in MESSAGE_RULES.items()
@@ -82,10 +82,10 @@ def check_payload(data: bytes) -> list[Violation]:
 
 
 def check_file(path: str) -> list[Violation]:
-    """Check a file of any form that :func:`check_payload` accepts.
+    """Check a file in any form that :func:`check_payload` accepts.
 
     Raises:
         OSError: the file cannot be read.
-        PayloadError: it is too large.
+        PayloadError: the file is too large.
     """
     return check_payload(read_file(path))

@@ -22,27 +22,27 @@ BUILD_ID_GNU: Final = "process.executable.build_id.gnu"
 BUILD_ID_HTLHASH: Final = "process.executable.build_id.htlhash"
 
 UNIT: Final = "systemd.unit.name"
-"""As in the Collector's systemd receiver: unit of the system manager."""
+"""As in the Collector's systemd receiver: unit of the system service manager."""
 USER_UNIT: Final = "otel_kprofiler.systemd.user_unit.name"
-"""Ours: unit of a user manager."""
+"""Ours: unit of a user service manager."""
 KERNEL_THREAD: Final = "otel_kprofiler.kernel_thread"
-"""Ours, on Resources of kernel threads: common name of threads with the same purpose, such as
+"""Ours, on Resources of kernel threads: common name of threads that serve one purpose, such as
 ``kworker`` of ``kworker/0:1``."""
 PROGRAM: Final = "otel_kprofiler.program"
-"""On Resources of interpreters: the script, module or class that they run."""
+"""On Resources of interpreters: the script, module or class being run."""
 ENDED_PROCESSES: Final = "otel_kprofiler.ended_processes"
-"""Ours, on the Resource for all processes that waited, but exited before their first sample."""
+"""Ours, on the Resource of all processes that waited but exited before their first sample."""
 
 MODULE_KIND: Final = "otel_kprofiler.module.kind"
 """Ours, on mappings of kernel code without a file: ``bpf`` or ``ool`` (out-of-line pages)."""
 MODULE_BUILTIN: Final = "otel_kprofiler.module.builtin"
 """Ours, on locations in vmlinux: the built-in module; an array if several share the code."""
 UNRESOLVED: Final = "otel_kprofiler.unresolved"
-"""Ours, on locations without a name, or with a placeholder: name of the ``Unresolved``."""
+"""Ours, on locations without a name, or with a placeholder: name of an ``Unresolved`` member."""
 FUNCTION_START: Final = "otel_kprofiler.function.start"
-"""Ours, on locations of a function with bounds, but no name: its start address, an integer."""
+"""Ours, on locations in a function with known bounds but no name: its start address, an integer."""
 FOUND_BY: Final = "otel_kprofiler.frame.found_by"
-"""Ours, on locations of unproved frames: the method, ``frame_pointer`` or ``guess``."""
+"""Ours, on locations of unverified frames: the method, ``frame_pointer`` or ``guess``."""
 LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"
 """Ours, on samples with a link: method and route, else name, of the process's topmost span."""
 KERNEL_ENTRY: Final = "otel_kprofiler.kernel.entry"
@@ -64,27 +64,27 @@ reject unknown versions without decoding.
 DEVELOPMENT_VERSION: Final = "1"
 """The supported version: ``v1development`` before its first incompatible change."""
 WINDOW_PREFIX: Final = "otel_kprofiler.window."
-"""Prefix of the attributes with counts of one window."""
+"""Prefix of attributes with counts of a window."""
 WINDOW_SAMPLES: Final = "otel_kprofiler.window.samples"
-"""Ours, on the first profile of a request: samples of the window in all requests."""
+"""Ours, on a request's first profile: samples of the window in all requests."""
 WINDOW_TAKEN: Final = "otel_kprofiler.window.taken"
 """Attribute of a profile: samples that the eBPF program took since the previous window."""
 WINDOW_LOST: Final = "otel_kprofiler.window.lost."
 """Attribute of a profile, followed by a cause: samples lost before they reached the window."""
 STREAM_PREFIX: Final = "otel_kprofiler.stream."
-"""Prefix of the attributes with counts of a stream."""
+"""Prefix of attributes with counts of a stream."""
 STREAM_ID: Final = "otel_kprofiler.stream.id"
-"""Attribute of a profile: one run of the sampler, whose counts start at 0 and never decrease."""
+"""Attribute of a profile: identifies a sampler run, whose counts start at 0 and never decrease."""
 STREAM_SAMPLES: Final = "otel_kprofiler.stream.samples"
-"""Attribute of a profile: samples of all windows of the stream, including this one."""
+"""Attribute of a profile: samples in all windows of the stream so far, including this window."""
 STREAM_TAKEN: Final = "otel_kprofiler.stream.taken"
-"""Attribute of a profile: samples that the eBPF program took since the stream began."""
+"""Attribute of a profile: samples that the eBPF program took since the stream started."""
 STREAM_LOST: Final = "otel_kprofiler.stream.lost."
 """Attribute of a profile, followed by a cause: samples that will never reach this receiver."""
 STREAM_MISSED: Final = "otel_kprofiler.stream.missed"
 """Attribute of a profile: timer ticks without a sample on CPUs that were not idle, if any."""
 EARLIER_PREFIX: Final = "otel_kprofiler.earlier."
-"""Prefix of the attributes with counts of earlier streams."""
+"""Prefix of attributes with counts of earlier streams."""
 EARLIER_SAMPLES: Final = "otel_kprofiler.earlier.samples"
 """Attribute of a profile: samples of all earlier streams that were in the spool."""
 EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
@@ -93,38 +93,39 @@ STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
 """Attribute of a profile: the previous run was killed; its samples after this time are unknown."""
 
 WAIT_STATE: Final = "otel_kprofiler.wait.state"
-"""Ours, on samples of waits: state of the thread, as the lower-case name of a ``WaitState``."""
+"""Ours, on wait samples: state of the thread, as the lower-case name of a ``WaitState``."""
 WAIT_CAUSE: Final = "otel_kprofiler.wait.cause"
-"""Attribute of a wait: its cause, as the value of a ``WaitCause``."""
+"""Attribute of a wait: cause, as the value of a ``WaitCause``."""
 WAIT_IS_ENDED: Final = "otel_kprofiler.wait.is_ended"
-"""Attribute of a wait: false if it continued when the window ended; otherwise absent."""
+"""Attribute of a wait: false if the wait continued at the end of the window; otherwise absent."""
 WAKER_PID: Final = "otel_kprofiler.wait.waker.process.pid"
-"""Attribute of a wait: process of the waker, if known; 0 for an interrupt on an idle CPU."""
+"""Attribute of a wait: the waker's process id, if known; 0 for an interrupt on an idle CPU."""
 WAKER_TID: Final = "otel_kprofiler.wait.waker.thread.id"
 WAKER_NAME: Final = "otel_kprofiler.wait.waker.thread.name"
 
 WAIT_TOTAL: Final = "otel_kprofiler.wait.total_ns."
-"""Ours, on each profile of waits, followed by a state: nanoseconds that the threads of the resource
+"""Ours, on each wait profile, followed by a state: nanoseconds for which the resource's threads
 were off the CPU in this window, without sampling error; absent if 0."""
 WAIT_SWITCHES: Final = "otel_kprofiler.wait.switches"
-"""Attribute of a profile: waits of the resource that ended in this window."""
+"""Attribute of a profile: number of the resource's waits that ended in this window."""
 WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
 """Attribute of a profile: the part of the totals in waits too short to be sampled, if any."""
 WAIT_THRESHOLD: Final = "otel_kprofiler.wait.threshold_ns"
-"""Attribute of a request's first profile of waits: duration from which on each wait is sampled.
+"""Attribute of a request's first wait profile: minimum duration at which every wait is sampled.
 
-It applies to the end of the window. Shorter waits are sampled with proportional probability.
+The duration is that at the end of the window. Shorter waits are sampled with proportional
+probability.
 """
 
 SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})
-"""Attributes of samples with a defined meaning; others are labels, unless they are ours."""
+"""Sample attributes with a defined meaning; others are labels, unless marked "Ours"."""
 
 INTEGER_ATTRIBUTES: Final = frozenset(
     {"process.pid", "process.parent_pid", "process.user.id", "process.vpid", THREAD_ID, CPU}
 )
-"""Attributes whose value the conventions define as an integer."""
+"""Attributes that the conventions define as integers."""
 
 TYPED_INTEGERS: Final = INTEGER_ATTRIBUTES | {WAKER_PID, WAKER_TID}
-"""Attributes of resources and samples that are integers, for stores that keep strings."""
+"""Integer attributes of resources and samples, for stores that keep strings."""
 BOOLEAN_ATTRIBUTES: Final = frozenset({WAIT_IS_ENDED})
-"""Boolean attributes of samples."""
+"""Boolean sample attributes."""

@@ -1,6 +1,6 @@
-"""Decodes OTLP profiles of any producer into windows.
+"""Decodes OTLP profiles from any producer into windows.
 
-Defaults replace values that OTLP lacks: frames have offset 0, modules base 0; a side without status
+Values that OTLP lacks get defaults: offset 0 for frames, base 0 for modules; a side without status
 is complete, or was not collected if it has no frames.
 """
 
@@ -37,7 +37,7 @@ _ProfileSamples = dict[_ResourceKey, dict[Identity, "_Series"]]
 
 
 def read_profiles(path: str) -> list[Window]:
-    """Decode the windows of a file: a bare message, length-prefixed messages, or JSON lines.
+    """Decode a file's windows: a bare message, length-prefixed messages, or JSON lines.
 
     A truncated last line or message is ignored.
 
@@ -56,12 +56,12 @@ def _allow_truncated(error: PayloadError) -> None:
 def decode_windows(
     data: bytes | Iterable[bytes], *, on_damage: OnDamage = _allow_truncated
 ) -> list[Window]:
-    """Decode serialized requests in any form; the parts of a window are merged.
+    """Decode serialized requests in any form; merges the parts of a window.
 
     Args:
-        data: messages or files as bytes.
+        data: messages or file contents as bytes.
         on_damage: called for each unreadable or truncated message; if it returns, the readable part
-            counts. By default, only the last message may be truncated.
+            is used. By default, only the last message may be truncated.
 
     Raises:
         PayloadError: the data is not OTLP profiles, has the layout before 1.43, or exceeds a limit:
@@ -88,7 +88,7 @@ def _indices_checked() -> Iterator[None]:
 
 
 class _Decoder:
-    """Collects windows from several messages; equal values are shared."""
+    """Collects windows from several messages; shares equal values."""
 
     def __init__(self) -> None:
         self._profiles: dict[ProfileKey, _ProfileSamples] = {}
@@ -98,7 +98,7 @@ class _Decoder:
         self._shared = SharedValues()
 
     def add(self, message: Any) -> None:
-        """Add the readable part of a message; raises an error if that is not all."""
+        """Add the readable part of a message; raises an error if any part is unreadable."""
         with _indices_checked():
             tables = Tables(message.dictionary, self._shared)
         problems: list[PayloadError] = []
@@ -139,7 +139,7 @@ class _Decoder:
         return key
 
     def windows(self) -> list[Window]:
-        """Returns the windows; those with equal intervals are merged unless they share a kind."""
+        """Returns the windows; merges windows with equal intervals unless they share a kind."""
         by_interval: dict[tuple[int, int], list[list[Profile]]] = {}
         for key, resources in self._profiles.items():
             kind, period, start, end = key
@@ -171,7 +171,7 @@ class _Decoder:
 
 
 def _window(start: int, end: int, profiles: list[Profile]) -> Window:
-    """Build a window that includes all its samples; other producers' profiles may be narrower."""
+    """Build a window that spans all its samples; other producers' profiles may be narrower."""
     for profile in profiles:
         for group in profile.resources:
             for sample in group.samples:
@@ -181,7 +181,7 @@ def _window(start: int, end: int, profiles: list[Profile]) -> Window:
 
 
 class _Series:
-    """Timestamps and values of equal samples; values stay empty while each is 1."""
+    """Timestamps and values of equal samples; the values stay empty while each is 1."""
 
     __slots__ = ("times", "values")
 
@@ -199,7 +199,7 @@ class _Series:
             if not values:
                 raise PayloadError("a sample has neither timestamps nor values")
             if not any(values):
-                return  # does not count
+                return  # represents nothing
             times, values = [profile.time_unix_nano], [sum(values)]
         if values and len(values) != len(times):
             raise PayloadError(f"a sample has {len(times)} timestamps, but {len(values)} values")

@@ -1,4 +1,4 @@
-"""Decodes the dictionary of a message to values of the model, shared between messages."""
+"""Decodes a message's dictionary into model values, shared between messages."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from otel_kprofiler.otlp.sample_attributes import (
 from otel_kprofiler.otlp.values import Values, as_text
 
 _MAX_BUILTIN: Final = 100
-"""Limit on the modules of a frame; real code has one, rarely a few."""
+"""Maximum modules of a frame; real code has one, rarely a few."""
 
 _MACHINE_CODE: Final = frozenset({"go", "rust"})
-"""Frame types whose functions belong to modules, besides those of our sides."""
+"""Frame types whose functions belong to modules, besides the types of our sides."""
 
 _MODULE_KINDS: Final = {
     kind.value: kind for kind in (ModuleKind.VMLINUX, ModuleKind.BPF, ModuleKind.OUT_OF_LINE)
@@ -56,7 +56,7 @@ ProfileKey = tuple[ProfileKind, int, int, int]
 
 
 class SharedValues:
-    """Values that occur in several messages, each created once.
+    """Values shared by several messages, each created once.
 
     Attributes:
         modules: by value.
@@ -82,7 +82,7 @@ class SharedValues:
 
 
 def find_profile_kind(type_: str, unit: str, period_type: str, period_unit: str) -> ProfileKind:
-    """Returns the kind with these types; makes a new kind if we do not sample them."""
+    """Returns the kind with these types; makes a new kind if this package does not sample it."""
     unlisted = ProfileKind(type_, type_, unit, period_type, period_unit)
     for kind in KINDS:
         if kind._replace(name=type_, number=0) == unlisted:
@@ -104,10 +104,10 @@ class _FrameAttributes(NamedTuple):
 
     Attributes:
         side: side of the stack.
-        reason: why it has no name; empty if absent.
-        builtin: modules whose code is built in.
-        found_by: method that yielded the frame, if it is no proof.
-        start: start of its function, if that has no name; None if unknown.
+        reason: why the location has no name; empty if absent.
+        builtin: built-in modules that contain the code.
+        found_by: unwinding method, if it is not conclusive.
+        start: start of the function, if it has no name; None if unknown.
     """
 
     side: SideKind
@@ -118,7 +118,7 @@ class _FrameAttributes(NamedTuple):
 
 
 class Tables:
-    """The dictionary of one message as model values."""
+    """The dictionary of a message as model values."""
 
     def __init__(self, dictionary: Any, shared: SharedValues) -> None:
         self.strings = _Table(dictionary.string_table or [""])
@@ -147,7 +147,7 @@ class Tables:
         return dict(self._attributes[index] for index in indices)
 
     def profile_key(self, profile: Any) -> ProfileKey:
-        """Returns the fields that profiles of one kind share in a window."""
+        """Returns the fields shared by a window's profiles of a kind."""
         strings, kind, period = self.strings, profile.sample_type, profile.period_type
         return (
             find_profile_kind(
@@ -162,7 +162,7 @@ class Tables:
         )
 
     def identity(self, sample: Any) -> Identity:
-        """Returns all of a sample except its times and values."""
+        """Returns a sample without its times and values."""
         indices = tuple(sample.attribute_indices)
         attributes = self._taken.get(indices)
         if attributes is None:
@@ -210,7 +210,7 @@ class Tables:
         return tuple([frames[index] for index in indices])
 
     def _frame(self, entry: Any) -> Frame:
-        """Returns the frame of a location; equal frames of all messages are the same object."""
+        """Returns the frame of a location; equal frames in all messages are the same object."""
         indices = tuple(entry.attribute_indices)
         attributes = self._frame_attributes.get(indices)
         if attributes is None:

@@ -1,4 +1,4 @@
-"""Builds the dictionary of a request: each value once, and only values in use."""
+"""Builds a request's dictionary: each value once, and only values in use."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _FunctionKey = tuple[str, str, str, int]
 
 
 def status_text(status: StackStatus) -> str:
-    """Returns a stack's status as text: why it is cut off, or an errno's name (else number)."""
+    """Returns a stack's status as a string: why it is truncated, or an errno's name or number."""
     if status == STACK_TRUNCATED:
         return "truncated"
     if status in TRUNCATED_STACKS:
@@ -75,13 +75,13 @@ def status_text(status: StackStatus) -> str:
 
 _NO_NAME: Final = Unresolved.NO_NAME
 _MAX_INTEGER: Final = 1 << 63
-"""Limit of integers in attributes (common.proto, ``AnyValue.int_value``)."""
+"""Bound on integers in attributes (common.proto, ``AnyValue.int_value``)."""
 
 
 def name_unnamed(module: Module | None, address: int, reason: Unresolved | None) -> str:
     """Returns the stand-in for a missing function name, such as ``vmlinux+0x1234 [no_symbol]``.
 
-    Without a file it is the reason alone, because addresses of one process mean nothing in another.
+    Without a file, returns only the reason, because addresses are meaningless across processes.
     """
     reason_text = f"[{reason.name.lower() if reason else 'unknown'}]"
     return f"{module.name.rpartition('/')[2]}+{address:#x} {reason_text}" if module else reason_text
@@ -96,7 +96,7 @@ class Tables:
 
     Attributes:
         entries: by table.
-        size: bytes of all entries.
+        size: total size of the entries in bytes.
     """
 
     __slots__ = ("_first_tokens", "_known", "_token", "entries", "size")
@@ -158,7 +158,7 @@ class _RawLocations(dict[int, Token]):
 
 
 class _ModuleMappings:
-    """Mapping tokens of a module, without and with its range, created on first use."""
+    """Mapping tokens of a module, with and without its range, created on first use."""
 
     __slots__ = ("end", "start", "tokens")
 
@@ -229,7 +229,7 @@ class Dictionary:
         return self.tables.intern(LINK, self._writer.link(link))
 
     def key_values(self, attributes: Iterable[tuple[str, AttributeValue]]) -> tuple[bytes, ...]:
-        """Encode attributes of a resource or scope, in order."""
+        """Encode the attributes of a resource or scope, in order."""
         shortcuts = self._shortcuts  # most values are the same in all resources
         return tuple([shortcuts.get(item) or self._key_value(item) for item in attributes])
 
@@ -240,7 +240,7 @@ class Dictionary:
             text = self.string(value) if isinstance(value, str) else b""
             written = KeyValue(key, value, self.string(key), text)
         entry = self._writer.key_value(written)
-        if isinstance(value, str):  # 1, 1.0 and True would be one key
+        if isinstance(value, str):  # 1, 1.0 and True would be the same key
             self._shortcuts[item] = entry
         return entry
 
@@ -283,7 +283,7 @@ class Dictionary:
         for kind, frames, status, *_ in stack.sides:
             if not isinstance(frames, RawFrames):
                 run += frames
-            elif frames.addresses:  # otherwise their attributes would be orphans
+            elif frames.addresses:  # otherwise its attributes would be orphans
                 if run:
                     parts.append(self._locations(run))
                     run = []
@@ -305,7 +305,7 @@ class Dictionary:
         """Returns joined tokens of frames."""
         tokens: list[Token | None] = list(map(self._frames.get, map(id, frames)))
         at = -1
-        for _ in range(tokens.count(None)):  # few frames of a stack are new
+        for _ in range(tokens.count(None)):  # a stack has few new frames
             at = tokens.index(None, at + 1)
             tokens[at] = self.frame(frames[at])
         return self._join(cast("list[Token]", tokens))

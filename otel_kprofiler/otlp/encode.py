@@ -1,8 +1,8 @@
 """Encodes windows as OTLP requests within a size limit.
 
-A window is encoded as one request. If that is too large, it is discarded: as many samples as are
-estimated to fit are encoded again, then the rest. Each request has a dictionary of only the values
-that its samples use.
+A window is encoded as one request. If the request is too large, it is discarded, and the samples
+are encoded again: first as many as are estimated to fit, then the rest. Each request has a
+dictionary of only the values that its samples use.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSO
 _ID_PREFIX_BYTES: Final = 12
 
 _MARGIN_SHARE: Final = 256
-"""When splitting, limit / 256 is reserved for bytes that are only known at the end."""
+"""When splitting, limit / 256 is reserved for bytes known only at the end."""
 _MORE_SHARE: Final = 8
 """Each further part starts with an eighth more samples, so that few are encoded twice."""
 
@@ -67,7 +67,7 @@ class Encoded(NamedTuple):
 
     Attributes:
         batches: the requests, in order of samples; empty without samples.
-        too_large: samples that exceed the size limit on their own and are in no batch, by kind.
+        too_large: samples that individually exceed the size limit and are in no batch, by kind.
     """
 
     batches: tuple[Batch, ...]
@@ -88,16 +88,16 @@ class _Options:
 
 
 class _Owner(NamedTuple):
-    """A Resource by value: attributes sorted by key, so that equal Resources have equal bytes."""
+    """A Resource compared by value: attributes are sorted, so equal Resources have equal bytes."""
 
     attributes: tuple[tuple[str, AttributeValue], ...]
     types: tuple[type, ...]
-    """Types of the values, because 1 equals True."""
+    """Types of the values, since 1 equals True."""
     schema_url: str
 
 
 class _Group(NamedTuple):
-    """The samples of a kind and a Resource."""
+    """The samples of a kind from a Resource."""
 
     owner: _Owner
     profile: Profile
@@ -106,7 +106,7 @@ class _Group(NamedTuple):
 
 _Unit = tuple[_Group, WindowSample]
 _NOTHING: Final = WindowSample(Stack(), 0, "", 0, None, (), (0,))
-"""The sample of a profile with only totals: Collectors drop profiles without samples."""
+"""Sample for profiles that have only totals, because Collectors drop profiles without samples."""
 
 
 def encode_window(
@@ -123,18 +123,18 @@ def encode_window(
     """Encode a window as ``ExportProfilesServiceRequest`` messages.
 
     Every timestamp of the window is in exactly one batch or counted in ``too_large``. A window
-    whose Resources have no samples becomes one batch with the account alone. Equal input yields
+    whose Resources have no samples becomes one batch with only the account. Equal input yields
     equal bytes, apart from profile ids. Thread-safe.
 
     Args:
-        window: window to encode; must not change meanwhile.
+        window: window to encode; must not change during the call.
         scope: the instrumentation scope; this package by default.
         form: protobuf, or JSON by OTLP's mapping.
-        max_bytes: limit of a batch's payload before compression; None for no limit.
+        max_bytes: maximum size of a batch's payload before compression; None for no limit.
         attributes: how resource and scope attributes are written. Collectors up to v0.162,
             Pyroscope and Parca show references as empty.
         unnamed_frames: how frames without a function name are written. Pyroscope drops frames that
-            only have addresses.
+            have only addresses.
         new_id: returns the given number of random bytes. A profile id is 12 random bytes per
             batch, followed by the profile's number in the batch, starting at 1.
         pause: called frequently, to let other threads run.
@@ -164,7 +164,7 @@ def encode_empty(form: Form) -> bytes:
 
 
 def _go_on() -> None:
-    """Default of ``pause``: do nothing."""
+    """Do nothing; the default ``pause``."""
 
 
 def _owner(resource: Resource) -> _Owner:
@@ -174,7 +174,7 @@ def _owner(resource: Resource) -> _Owner:
 
 
 def _encode_account(options: _Options) -> Iterator[Batch]:
-    """Encode a request with the account of each kind for the first Resource, if any.
+    """Encode a request with each kind's account under the first Resource, if any.
 
     Each profile has one sample of value 0, because Collectors drop requests without samples.
     """
@@ -209,7 +209,7 @@ def _encode_account(options: _Options) -> Iterator[Batch]:
 
 
 def _units(options: _Options) -> list[_Unit]:
-    """Returns samples by Resource, then by kind; equal Resources are merged."""
+    """Returns samples by Resource, then by kind; merges equal Resources."""
     merged: dict[_Owner, list[_Unit]] = {}
     for profile in options.window.profiles:
         waits: dict[_Owner, WaitTotals | None] = {}
@@ -231,7 +231,7 @@ def _units(options: _Options) -> list[_Unit]:
 
 
 def _split(options: _Options, units: list[_Unit]) -> Encoded:
-    """Encode several requests; a sample too large on its own is split by its timestamps."""
+    """Encode several requests; splits a sample that is too large by its timestamps."""
     batches = []
     too_large = SampleCounts()
     position = 0
@@ -258,7 +258,7 @@ def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | No
     Returns None and 1 if the first sample alone is too large.
     """
     count = len(units)
-    # Not all units will fit, so the frequent entries are unknown.
+    # Not all samples will fit, so the frequent entries are unknown.
     batch, fitting = _encode(options, units, frequent_first=False)
     while batch is None and fitting:
         count = fitting
@@ -356,12 +356,12 @@ def _write_samples(
     """Encode the samples of a profile; returns them and their number, incomplete if too large.
 
     Args:
-        options: of the request.
-        dictionary: of the request.
+        options: options of the request.
+        dictionary: dictionary of the request.
         units: the samples, at least one.
         has_values: whether to write their values.
-        size: lower bound of the bytes before them.
-        sizes: gets a lower bound of the bytes up to each sample.
+        size: lower bound of the bytes before the samples.
+        sizes: receives a lower bound of the bytes up to each sample.
     """
     writer, limit, tables = options.writer, options.max_bytes, dictionary.tables
     samples: dict[bytes, bytes] = {}
@@ -394,7 +394,7 @@ def _write_samples(
 
 
 def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
-    """Returns how many samples to try next after all were too large."""
+    """Returns the number of samples to try next, after all together were too large."""
     fitting = bisect_right(sizes, limit - limit // _MARGIN_SHARE)
     return min(max(fitting, 1), count - 1)
 

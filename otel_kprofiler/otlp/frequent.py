@@ -1,4 +1,4 @@
-"""Gives one-byte indices to the most frequent locations of a request."""
+"""Assigns one-byte indices to a request's most frequent locations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from otel_kprofiler.otlp.dictionary import Dictionary
 _ONE_BYTE_INDICES: Final = 127
 """Number of entries with one-byte indices, without the zero entry."""
 _STACKS_COUNTED: Final = 64
-"""Samples whose stacks determine the frequent entries: so many, or up to twice as many."""
+"""Minimum samples whose stacks determine the frequent entries; at most twice as many are used."""
 _STACKS_AT_ONCE: Final = 16
 """Stacks between two calls of ``pause``."""
 _ADDRESS_BITS: Final = 64
@@ -26,7 +26,7 @@ def intern_frequent(
     """Intern the most frequent frames and raw addresses of a request's stacks.
 
     Args:
-        dictionary: of the request; has no locations yet.
+        dictionary: the request's dictionary, without locations yet.
         stacks: the stack of each sample.
         pause: called frequently, to let other threads run.
     """
@@ -59,7 +59,7 @@ def intern_frequent(
 
 
 class _RawAddresses:
-    """Maps raw addresses to negative numbers, distinct from ids and for each side and reason."""
+    """Maps raw addresses to negative numbers, distinct from ids and by side and reason."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}
@@ -69,7 +69,7 @@ class _RawAddresses:
         number = self._numbers.setdefault((frames.side, frames.reason), len(self._examples))
         if number == len(self._examples):
             self._examples.append(frames)
-        if number == 0:  # usually the only one
+        if number == 0:  # usually the only entry
             return map(invert, frames.addresses)
         return map((-1 - (number << _ADDRESS_BITS)).__sub__, frames.addresses)
 

@@ -50,7 +50,7 @@ def _text(name: bytes, text: str) -> bytes:
 
 
 def _last_text(schema_url: str) -> bytes:
-    """Returns the last field of an object, if any, and the object's end."""
+    """Returns an object's last field, if any, and the object's end."""
     return b"," + _text(b"schemaUrl", schema_url) + b"}" if schema_url else b"}"
 
 

@@ -1,6 +1,6 @@
 """Parses OTLP JSON into protobuf messages, and reports deviations from OTLP's JSON mapping.
 
-Accepts the variants that producers write (numbers as strings or not, ids as hexadecimal text or
+Accepts the variants that producers write (numbers as strings or not, ids as hexadecimal strings or
 base64, unknown keys). protobuf's ``json_format`` supports neither hexadecimal ids nor reports.
 """
 
@@ -21,7 +21,7 @@ _LONG: Final = frozenset({
 _ID_BYTES: Final = {"trace_id": 16, "span_id": 8, "profile_id": 16}
 
 Note = Callable[[str, str, str], None]
-"""Called with a rule's id, the place and a message."""
+"""Receives a rule's id, the location and a message."""
 
 
 def fill_message(message: Any, tree: object, note: Note, where: str = "") -> None:
@@ -32,7 +32,7 @@ def fill_message(message: Any, tree: object, note: Note, where: str = "") -> Non
         tree: parsed JSON.
         note: called for deviations from the rules ``json-names``, ``json-long-strings``,
             ``json-int-numbers`` and ``json-hex-ids``.
-        where: path of the message.
+        where: path of the message, for reports.
 
     Raises:
         PayloadError: a value cannot be converted to the field's type.

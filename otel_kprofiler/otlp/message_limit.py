@@ -1,4 +1,4 @@
-"""Limits messages per request, because decoding expands an empty message from 2 to 80 bytes."""
+"""Limits messages per request, since decoding expands an empty message from 2 to 80 bytes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
 from otel_kprofiler.otlp.wire import FIXED_BYTES, LENGTH_DELIMITED, read_varint
 
 _LEAST_BYTES: Final = 12
-"""Minimum average size of messages; our requests have 19 bytes."""
+"""Minimum average size of messages in bytes; our requests average 19."""
 _ANY: Final = 10_000
-"""Number of messages exempt from the average."""
+"""Number of messages exempt from the minimum."""
 _GROUPS: Final = (3, 4)
-"""Wire types of groups, which the decoder skips: they have no values."""
+"""Wire types of groups, which have no values and which the decoder skips."""
 
 
 def refuse_many_messages(data: bytes) -> None:
     """Reject a request whose messages are so small that decoding takes many times its size.
 
-    Wire format: https://protobuf.dev/programming-guides/encoding. Damage ends the count; the
-    decoder reports it.
+    Wire format: https://protobuf.dev/programming-guides/encoding. Counting stops at damaged data,
+    which the decoder reports.
 
     Args:
         data: a request, as protobuf or as JSON.
@@ -40,12 +40,12 @@ def refuse_many_messages(data: bytes) -> None:
 
 @cache
 def _children(descriptor: Any) -> dict[int, Any]:
-    """Returns descriptors of a message's fields that are messages, by number."""
+    """Returns the descriptors of a message type's submessage fields, by number."""
     return {field.number: field.message_type for field in descriptor.fields if field.message_type}
 
 
 def _count(data: bytes, children: dict[int, Any], limit: int) -> int:
-    """Returns the number of messages, at most one more than the limit."""
+    """Returns the number of messages, at most the limit plus one."""
     count, parts = 0, [(0, len(data), children)]
     try:
         while parts:
@@ -69,6 +69,6 @@ def _count(data: bytes, children: dict[int, Any], limit: int) -> int:
                     _, at = read_varint(data, at)
                 elif kind not in _GROUPS:
                     break
-    except ValueError:  # cut off
+    except ValueError:  # truncated
         pass
     return count

@@ -36,7 +36,7 @@ _SAMPLE_FIELDS: Final = {
 def require_current_layout(
     sample_fields: Mapping[str, Any], key_value_fields: Mapping[str, Any]
 ) -> None:
-    """Check that these field descriptors are those of opentelemetry-proto 1.43 or later.
+    """Check that the field descriptors match opentelemetry-proto 1.43 or later.
 
     Raises:
         DependencyError: the installed package has an older layout.

@@ -1,6 +1,6 @@
 """Finds locations without function names in OTLP profiles, and adds names from elsewhere.
 
-Payloads of any producer are changed in place; everything else is kept, including unknown fields.
+Changes payloads from any producer in place, and keeps everything else, including unknown fields.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from otel_kprofiler.otlp.rules_dictionary import index_range
 from otel_kprofiler.otlp.values import Values, as_text
 
 _NATIVE: Final = frozenset({"go", "kernel", "native", "rust", None})
-"""Frame types of machine code; frames without a type count, too."""
+"""Frame types of machine code, including frames without a type."""
 
 
 class NamelessFile(NamedTuple):
     """The file of a mapping with code.
 
     Attributes:
-        name: last part of its path, or ``vmlinux`` or the module's name for kernel code.
+        name: last path component, or ``vmlinux`` or the module name for kernel code.
         build_id: GNU build id; empty if absent.
         file_id: hash (htlhash), in hexadecimal; empty if absent.
-        is_kernel: whether it is kernel code.
+        is_kernel: whether the file contains kernel code.
     """
 
     name: str
@@ -42,10 +42,10 @@ class Nameless(NamedTuple):
     """A location without function names.
 
     Attributes:
-        location: its index in the dictionary of its message.
-        file: the file of its code.
-        address: in the file: SVMA of user code, RVA of kernel code.
-        file_offset: of the address; None if the mapping lacks it.
+        location: index of the location in its message's dictionary.
+        file: file that contains the code.
+        address: address in the file: SVMA for user code, RVA for kernel code.
+        file_offset: file offset of the address; None if the mapping lacks it.
     """
 
     location: int
@@ -55,16 +55,16 @@ class Nameless(NamedTuple):
 
 
 FindNames = Callable[[Sequence[Nameless]], Mapping[int, Sequence[Line]]]
-"""Functions by index of their locations, innermost inlined function first."""
+"""Functions by location index, innermost inlined function first."""
 
 
 class Naming(NamedTuple):
-    """Requests with names.
+    """Requests with names added.
 
     Attributes:
         data: the requests, in their original form.
-        nameless: number of locations of machine code with a file, but no name.
-        named: how many of them were named.
+        nameless: number of machine-code locations with a file but no name.
+        named: number of nameless locations that got names.
     """
 
     data: bytes
@@ -77,7 +77,7 @@ def name_locations(data: bytes, find: FindNames) -> Naming:
 
     Args:
         data: requests in any form.
-        find: returns names; called once for each message.
+        find: returns names; called once per message.
 
     Raises:
         PayloadError: the data is not OTLP profiles, or an index points outside of its table.
@@ -121,7 +121,7 @@ def _find_nameless(dictionary: Any) -> Iterator[Nameless]:
         mapping = dictionary.mapping_table[location.mapping_index]
         by_key = dict(attributes[at] for at in mapping.attribute_indices)
         if names.MODULE_KIND in by_key:
-            continue  # the kernel's own code without a file
+            continue  # kernel code without a file
         file = NamelessFile(
             strings[mapping.filename_strindex].rpartition("/")[2],
             BuildId(by_key.get(names.BUILD_ID_GNU, "")),

@@ -1,6 +1,6 @@
-"""Edits the dictionary of a request: adds functions to locations, removes entries left unused.
+"""Edits a request's dictionary: adds functions to locations and removes unused entries.
 
-The same edit is made to a protobuf message and to parsed JSON, in place.
+Edits a protobuf message and the parsed JSON identically, in place.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Edit(NamedTuple):
 
     Attributes:
         strings: appended strings.
-        functions: appended functions: indices of name, system name and file.
-        locations: by index, the new lines (function and line number) and the new attributes.
-        reasons: attributes with reasons for a missing name, removed from these locations.
+        functions: appended functions, as indices of name, system name and file.
+        locations: new lines (function and line number) and new attributes, by location index.
+        reasons: attributes with reasons for a missing name, to be removed from these locations.
     """
 
     strings: list[str]
@@ -41,12 +41,12 @@ class Edit(NamedTuple):
 
 
 def add_lines(message: Any, tree: Any, lines: Mapping[int, Sequence[Line]]) -> None:
-    """Add functions to locations, and remove the reasons why they had none.
+    """Add functions to locations, and remove the reasons for their absence.
 
     Args:
-        message: a request that has no index outside of its tables.
-        tree: the JSON that it was parsed from, with the same changes; None for protobuf.
-        lines: functions by index of the location, innermost inlined function first.
+        message: a request without an index outside its tables.
+        tree: the JSON that the message was parsed from, changed likewise; None for protobuf.
+        lines: functions by location index, innermost inlined function first.
     """
     if not lines:
         return
@@ -74,7 +74,7 @@ def _plan(dictionary: Any, lines: Mapping[int, Sequence[Line]]) -> Edit:
         made = [(new.function(line), line.line) for line in functions]
         attributes = [at for at in entry.attribute_indices if at not in reasons]
         key = (entry.mapping_index, entry.address, tuple(made), frozenset(attributes))
-        if key in keys:  # the reason distinguishes them, since tables have no equal entries
+        if key in keys:  # the reason distinguishes the entries, since tables have no equal entries
             attributes = list(entry.attribute_indices)
         keys.add(key)
         locations[index] = made, attributes
@@ -153,7 +153,7 @@ def _edit_tree(dictionary: dict[str, Any], edit: Edit) -> None:
 
 
 def _entries(node: dict[str, Any], name: str) -> list[Any]:
-    """Returns a list in JSON, also by the field's protobuf name, which some producers write."""
+    """Returns a JSON list, also under the field's protobuf name, which some producers write."""
     entries: Any = node.setdefault(name if name in node else _camel(name), [])
     if not isinstance(entries, list) or (name in node and _camel(name) in node):
         raise PayloadError(f"{name} is not one list")

@@ -10,13 +10,14 @@ from otel_kprofiler.text import describe_count
 
 
 def refuse_negative_values(windows: Iterable[Window]) -> None:
-    """Reject windows with negative values of samples.
+    """Reject windows with negative sample values.
 
-    Such a profile is a difference of two. OTLP allows it (profiles.proto, ``Sample.values``), but
-    percentages and widths in a flame graph are meaningless.
+    A profile with negative values is the difference of two profiles. OTLP allows it
+    (profiles.proto, ``Sample.values``), but percentages and flame graph widths would be
+    meaningless.
 
     Raises:
-        PayloadError: there is a negative value.
+        PayloadError: a value is negative.
     """
     negative = sum(
         value < 0

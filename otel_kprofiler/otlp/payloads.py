@@ -23,20 +23,20 @@ from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 MAX_FILE_BYTES: Final = 2 * 1024 * 1024 * 1024
 MAX_NOTES: Final = 1000
-"""Limit of reported deviations per message."""
+"""Maximum deviations reported per message."""
 
 _LENGTH_BYTES: Final = 4
 _FIRST_TAG: Final = 8
-"""Smallest first byte of a protobuf message (field 1); lengths below 128 MiB start lower."""
+"""Lowest first byte of a protobuf message (field 1); lengths below 128 MiB start lower."""
 
 _OLD_ATTRIBUTES_FIELD: Final = 3
 """Field of ``Sample.attribute_indices`` before opentelemetry-proto 1.43."""
 _JSON_SPACE: Final = b" \t\r\n"
-"""Whitespace in JSON (RFC 8259); other whitespace of Python belongs to a damaged message."""
+"""Whitespace in JSON (RFC 8259); Python's other whitespace occurs only in damaged messages."""
 
 
 class Note(NamedTuple):
-    """A deviation from a rule that only the serialized form shows."""
+    """A deviation from a rule, visible only in the serialized form."""
 
     rule: str
     where: str
@@ -48,7 +48,7 @@ class Payload:
     """A message and the deviations seen while reading it.
 
     Attributes:
-        message: ``ExportProfilesServiceRequest``.
+        message: the ``ExportProfilesServiceRequest``.
         notes: the deviations.
         tree: the JSON that the message was parsed from; None for protobuf.
     """
@@ -62,11 +62,11 @@ class Framing(enum.Enum):
     """Framing of messages in a file."""
 
     ONE = "one protobuf message"
-    PREFIXED = "protobuf messages, each with its length in front"
-    JSON = "a line of JSON for each message"
+    PREFIXED = "protobuf messages, each with a length prefix"
+    JSON = "JSON, one message per line"
 
     def join(self, messages: Iterable[bytes]) -> bytes:
-        """Join messages to a file; :attr:`ONE` allows at most one."""
+        """Join messages into file contents; :attr:`ONE` allows at most one message."""
         if self is Framing.JSON:
             return b"".join([message + b"\n" for message in messages])
         if self is Framing.PREFIXED:
@@ -79,7 +79,7 @@ class Framing(enum.Enum):
 
 
 def detect_framing(data: bytes) -> Framing:
-    """Detect the form of serialized requests by their first bytes."""
+    """Detect the form of serialized requests from their first bytes."""
     if data.lstrip(_JSON_SPACE)[:1] == b"{" and not _is_message_like_json(data):
         return Framing.JSON
     return Framing.PREFIXED if data[:1] < bytes([_FIRST_TAG]) else Framing.ONE
@@ -103,7 +103,7 @@ class DamagedProfilesError(PayloadError):
 
 
 OnDamage = Callable[[PayloadError], None]
-"""Called for each unreadable message; may raise the error."""
+"""Receives the error of each unreadable message; may raise it."""
 
 
 def refuse(error: PayloadError) -> None:
@@ -114,14 +114,15 @@ def refuse(error: PayloadError) -> None:
 def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payload]:
     """Parse serialized requests of any of the three forms.
 
-    JSON may also be one document of several lines.
+    JSON may also be a single document spanning several lines.
 
     Args:
         data: bytes of a message or a file.
-        on_damage: called for unreadable messages, which are left out if it returns.
+        on_damage: called for each unreadable message, which is skipped if it returns.
 
     Raises:
-        PayloadError: by default, if the data is not OTLP profiles, or has the layout before 1.43.
+        PayloadError: the data is not OTLP profiles or has the layout before 1.43, and ``on_damage``
+            is the default.
     """
     if not data.strip(_JSON_SPACE):
         return
@@ -135,7 +136,7 @@ def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payloa
 
 
 def _parse(parse: Callable[[], Payload], on_damage: OnDamage, where: str = "") -> Iterator[Payload]:
-    """Yields the message, or nothing if it is damaged."""
+    """Yields the message, or nothing if the message is damaged."""
     try:
         payload = parse()
     except PayloadError as error:
@@ -157,7 +158,7 @@ def _is_message_like_json(data: bytes) -> bool:
 
 
 def read_file(path: str) -> bytes:
-    """Returns the content of a file of OTLP profiles.
+    """Returns the content of an OTLP profiles file.
 
     Raises:
         OSError: it cannot be read.
@@ -167,7 +168,7 @@ def read_file(path: str) -> bytes:
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise PayloadError(
-            f"{path} is larger than {MAX_FILE_BYTES >> 30} GiB", hint="split it by its messages"
+            f"{path} is larger than {MAX_FILE_BYTES >> 30} GiB", hint="split it between messages"
         )
     return content
 
@@ -197,7 +198,7 @@ def _refuse_old_layout(sample: Any) -> None:
             raise PayloadError(
                 "samples have the layout before opentelemetry-proto 1.43"
                 " (attribute_indices in field 3)",
-                hint="write the file again with a current version of its producer",
+                hint="rewrite the file with a current version of its producer",
             )
 
 
@@ -230,7 +231,7 @@ def _parse_json(data: bytes, on_damage: OnDamage) -> Iterator[Payload]:
 
 
 def _is_one_document(first_line: bytes) -> bool:
-    """Returns whether one document spans the lines: the first is incomplete JSON."""
+    """Returns whether a document spans several lines: the first line is incomplete JSON."""
     try:
         json.loads(first_line)
     except (ValueError, RecursionError):

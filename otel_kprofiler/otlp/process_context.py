@@ -24,7 +24,7 @@ class ProcessContext(NamedTuple):
     """Attributes that a process publishes about itself.
 
     Attributes:
-        resource: attributes of its Resource.
+        resource: attributes of the process's Resource.
         extra: attributes outside the Resource, such as those of thread contexts.
     """
 

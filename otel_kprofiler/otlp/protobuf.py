@@ -18,7 +18,7 @@ from otel_kprofiler.text import escape_surrogates
 
 _TABLE_TAGS: Final = (b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x3a")
 _SHORT_TEXT: Final = 200
-"""Characters of texts whose encoding is cached."""
+"""Maximum length of strings whose encoding is cached, in characters."""
 _ZERO_ENTRIES: Final = tuple(tag + b"\0" for tag in _TABLE_TAGS)
 
 
@@ -35,7 +35,7 @@ def _text(tag: bytes, text: str) -> bytes:
 
 
 def _any_value(value: AttributeValue) -> bytes:
-    """Encode the body of an AnyValue; zeros are written, because the field determines the type."""
+    """Encode the body of an AnyValue; includes zeros, because the field determines the type."""
     if isinstance(value, str):
         return delimited(b"\x0a", escape_surrogates(value).encode())
     if isinstance(value, bool):
@@ -57,7 +57,7 @@ def key_value(attribute: KeyValue) -> bytes:
 
 @lru_cache(2048)
 def _string(text: str) -> bytes:
-    """Encode an entry of ``string_table``; windows repeat most of those of the one before."""
+    """Encode an entry of ``string_table``; cached, since most strings recur in the next window."""
     return delimited(b"\x2a", text.encode())
 
 
@@ -77,7 +77,7 @@ class ProtobufWriter:
     key_value = staticmethod(key_value)
 
     def string(self, text: str) -> bytes:
-        """Entry of ``string_table``; the text has no surrogates."""
+        """Entry of ``string_table``; the string has no surrogates."""
         return _string(text) if len(text) <= _SHORT_TEXT else delimited(b"\x2a", text.encode())
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
@@ -194,7 +194,7 @@ class ProtobufWriter:
         return delimited(b"\x0a", delimited(b"\x12", profiles.join(scope)).join(resource))
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
-        """The whole request; ``tables`` are without their zero entries."""
+        """The whole request; ``tables`` omit the zero entries."""
         body = b"".join(
             zero + b"".join(table) for zero, table in zip(_ZERO_ENTRIES, tables, strict=True)
         )

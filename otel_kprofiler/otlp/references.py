@@ -1,4 +1,4 @@
-"""Finds references of messages to their dictionary's tables, by field names."""
+"""Finds references from messages to their dictionary's tables, by field name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def find_table(field: str) -> str | None:
 
 
 def find_references(message: Any) -> Iterator[tuple[str, int]]:
-    """Yields tables and indices to which a message and its submessages refer."""
+    """Yields the tables and indices that a message and its submessages refer to."""
     for field, value in message.ListFields():
         values = value if field.is_repeated else (value,)
         if table := find_table(field.name):

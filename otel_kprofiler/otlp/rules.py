@@ -14,11 +14,11 @@ TABLES: Final = (
 )  # fmt: skip
 
 _MAX_CHARS: Final = 512
-"""Limit on the characters of a string that rules check and messages show."""
+"""Maximum characters of a string that rules check and messages show."""
 
 
 class Violation(NamedTuple):
-    """One place where a payload violates a rule.
+    """A violation of a rule, and its location in the payload.
 
     Attributes:
         rule: id of the rule.
@@ -120,7 +120,7 @@ class Contents:
         return {self.string(entry.key_strindex): entry.value for entry in entries if entry}
 
     def key_values(self) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-        """Attributes of each resource and scope: place, then keys and KeyValues."""
+        """Yields the attributes of each resource and scope: location, then keys and KeyValues."""
         for where, value in self.resources:
             yield f"{where}.resource", self._resolved(value.resource.attributes)
         for where, value in self.scopes:

@@ -1,4 +1,4 @@
-"""Rules about the dictionary: its tables, references to them, and their entries."""
+"""Rules for the dictionary: its tables, references to them, and their entries."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _is_set(entry: Any) -> bool:
 
 
 def _references(contents: Contents) -> Iterator[tuple[str, str, int]]:
-    """Yields every index in the request: its place, the table, the index."""
+    """Yields every index in the request: location, table and index."""
     for where, profile in contents.profiles:
         for kind in ("sample_type", "period_type"):
             value = getattr(profile, kind)
@@ -92,7 +92,7 @@ def _value_references(value: Any) -> Iterator[int]:
 
 
 def _entry_references(where: str, name: str, entry: Any) -> Iterator[tuple[str, str, int]]:
-    """Yields the direct references of one entry of a table."""
+    """Yields the direct references of a table entry."""
     for field in _STRING_FIELDS.get(name, ()):
         yield f"{where}.{field}", "string_table", getattr(entry, field)
     if name in ("mapping_table", "location_table"):
@@ -146,7 +146,7 @@ _INWARD: Final = (
     "string_table", "attribute_table", "link_table", "mapping_table",
     "function_table", "location_table", "stack_table",
 )  # fmt: skip
-"""The tables, ordered so that each refers only to earlier tables."""
+"""Tables, ordered so that each refers only to earlier tables."""
 
 
 @rule
@@ -231,7 +231,7 @@ def units(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def integer_attributes(contents: Contents) -> Iterator[Problem]:
-    """Ids and numbers that the conventions define as integers are integers."""
+    """Attributes that the conventions define as integers are integers."""
     values = [
         (f"dictionary.attribute_table[{index}]", contents.string(entry.key_strindex), entry.value)
         for index, entry in enumerate(contents.dictionary.attribute_table)

@@ -1,4 +1,4 @@
-"""Rules about resources, scopes, profiles and samples."""
+"""Rules for resources, scopes, profiles and samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses the attributes of samples, from OTLP or as texts of a store."""
+"""Parses sample attributes, from OTLP or as strings from a store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ERRNO_NUMBERS: Final = {name: number for number, name in errno.errorcode.items(
 
 
 def parse_status(text: str) -> StackStatus:
-    """Parse the status of an incomplete stack; inverse of ``status_text``."""
+    """Parse the status of an incomplete stack; the inverse of ``status_text``."""
     if text == "truncated":
         return STACK_TRUNCATED
     if text in _TRUNCATED:
@@ -45,7 +45,7 @@ class SampleAttributes(NamedTuple):
         tid: thread id.
         thread_name: thread name (``comm``).
         cpu: logical CPU.
-        local_root: name of the topmost span of its process in the trace; empty if unknown.
+        local_root: name of the process's topmost span in the trace; empty if unknown.
         labels: attributes without a defined meaning.
         wait: details of a wait; None for other kinds.
     """
@@ -60,7 +60,7 @@ class SampleAttributes(NamedTuple):
 
 
 def read_sample_attributes(attributes: Mapping[str, AttributeValue]) -> SampleAttributes:
-    """Parse the attributes of a sample; numbers may be texts."""
+    """Parse the attributes of a sample; numbers may be strings."""
     statuses = tuple(
         [
             (side, parse_status(as_text(attributes[key])))
@@ -91,7 +91,7 @@ def _labels(attributes: Mapping[str, AttributeValue]) -> LabelSet:
 
 
 def as_integer(value: AttributeValue | None) -> int:
-    """Convert a number or its text to an integer; 0 for anything else."""
+    """Convert a number or numeric string to an integer; 0 for anything else."""
     try:
         return int(value) if isinstance(value, int | str) else 0
     except ValueError:

@@ -1,7 +1,8 @@
-"""Keeps the account when a message is divided: in each part, the first profile of a kind has it.
+"""Preserves accounts when a message is divided: each part has them on the first profile of a kind.
 
-In a message, the first profile of a kind has the account, which applies to the following profiles.
-Before a message is divided, it is copied to all of them; each part then keeps only the first copy.
+In a message, the first profile of a kind carries the account, which also applies to the following
+profiles. Before a message is divided, the account is copied to all of them; each part then keeps
+only the first copy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _PREFIXES: Final = (WINDOW_PREFIX, STREAM_PREFIX, EARLIER_PREFIX)
 
 
 class KindKey(NamedTuple):
-    """Types and units of a profile, which identify its kind of samples."""
+    """Types and units of a profile, which identify its sample kind."""
 
     sample_type: str
     sample_unit: str
@@ -50,7 +51,7 @@ def spread_accounts(message: Any) -> None:
 
 
 def thin_accounts(message: Any) -> None:
-    """Undo :func:`spread_accounts`: remove accounts equal to the previous one."""
+    """Undo :func:`spread_accounts`: remove accounts equal to the previous profile's."""
     latest: dict[KindKey, list[int]] = {}
     for profile, key, account in _accounts(message):
         if account and latest.get(key) == account:

@@ -1,8 +1,8 @@
-"""Re-encodes messages of any producer for a receiver: in its form, within its size limit.
+"""Re-encodes messages from any producer in a receiver's form and within its size limit.
 
-A message that is small enough stays unchanged, except for references in attributes of resources and
-scopes, which most receivers do not resolve. A larger message is divided by samples until the parts
-fit; each part has a dictionary of only the values that its samples use.
+A small enough message stays unchanged, except for references in resource and scope attributes,
+which most receivers do not resolve. A larger message is divided by samples until the parts fit;
+each part has a dictionary of only the values that its samples use.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from otel_kprofiler.otlp.shared_account import (
 )
 
 _KIND: Final = "samples"
-"""Kind of all samples in the counts of re-encoded batches."""
+"""Kind under which re-encoded batches count all samples."""
 _ID_BYTES: Final = 16
 _FIRST_TIME: Final = 1 << 63
-"""Start of parts that differ by the times of a sample: ids differ from those of other parts."""
+"""Start of parts that split a sample by time, so that their ids differ from other parts'."""
 _MARGIN: Final = 1.1
-"""Parts are larger than their share of samples, because they repeat common entries."""
+"""Parts are larger than their share of the samples, because they repeat common entries."""
 
 
 class _Place(NamedTuple):
-    """Location of samples: indices of resource, scope and profile."""
+    """Path of samples: indices of resource, scope and profile."""
 
     resource: int
     scope: int
@@ -65,11 +65,11 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
 
     Args:
         message: from :func:`otel_kprofiler.otlp.parse_payloads`; may be changed.
-        form: of the requests.
-        max_bytes: limit of a request before compression; None for no limit.
+        form: form of the requests.
+        max_bytes: maximum size of a request before compression; None for no limit.
 
     Returns:
-        The requests, and the number of samples left out because each alone exceeds the limit.
+        The requests, and the number of samples dropped because each alone exceeds the limit.
 
     Raises:
         PayloadError: an index points outside of its table.
@@ -87,12 +87,12 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
 
 
 def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
-    """Divide a request into at least two smaller ones.
+    """Divide a request into at least two smaller requests.
 
     Every sample is in exactly one part; each part has the account.
 
     Args:
-        batch: the request; form and kinds stay.
+        batch: the request; the parts keep its form and kinds.
         max_bytes: intended size of the parts; some may be larger.
 
     Returns:
@@ -161,7 +161,7 @@ def _write_ids_hexadecimal(node: dict[str, Any], *names: str) -> None:
 def _make_batch(
     message: Any, payload: bytes, form: Form, kinds: Mapping[KindKey, str] = MappingProxyType({})
 ) -> Batch:
-    """Build a batch; kinds follow from the types of profiles."""
+    """Build a batch; kinds are derived from the profiles' types."""
     profiles = [profile for _, profile in _profiles(message)]
     strings = message.dictionary.string_table
     counts = [
@@ -176,7 +176,7 @@ def _make_batch(
 
 
 def _count(sample: Any) -> int:
-    """Returns the number of samples of an entry; 0 if it only carries the account of a profile."""
+    """Returns the number of samples of an entry; 0 if it only carries a profile's account."""
     return len(sample.timestamps_unix_nano) or sum(value != 0 for value in sample.values)
 
 
@@ -188,7 +188,7 @@ def _profiles(message: Any) -> Iterator[tuple[_Place, Any]]:
 
 
 def _has_references(message: Any) -> bool:
-    """Returns whether attributes of a resource or scope refer to the dictionary."""
+    """Returns whether resource or scope attributes refer to the dictionary."""
     return any(
         table == STRINGS for holder in _holders(message) for table, _ in find_references(holder)
     )
@@ -275,7 +275,7 @@ def _divide_samples(message: Any, parts: int) -> list[Any]:
 
 
 def _halve_times(message: Any) -> list[Any]:
-    """Divide the timestamps of the only sample in halves."""
+    """Divide the timestamps of the only sample into halves."""
     halves = []
     for index in range(2):
         half = _take(message, _slices(message))
@@ -293,19 +293,19 @@ def _halve_times(message: Any) -> list[Any]:
 
 
 def _renew_ids(message: Any, start: int) -> None:
-    """Give new ids to profiles that have one, for a part that starts there."""
+    """Give new ids to profiles that have an id, for a part that starts at ``start``."""
     for _, profile in _profiles(message):
         if profile.profile_id:
             profile.profile_id = _derive_id(profile.profile_id, start)
 
 
 def _derive_id(whole: bytes, start: int) -> bytes:
-    """Derive the id of a part of a profile; the same for the same division."""
+    """Derive the id of a part of a profile; equal divisions yield equal ids."""
     return hashlib.blake2b(start.to_bytes(8, "big"), key=whole[:64], digest_size=_ID_BYTES).digest()
 
 
 def _take(message: Any, slices: Sequence[_Slice]) -> Any:
-    """Returns a message with a selection of the samples, and a dictionary of the values in use."""
+    """Returns a message with selected samples, and a dictionary of the values in use."""
     part = ExportProfilesServiceRequest()
     for number, of_resource in groupby(slices, lambda piece: piece.place.resource):
         resource = message.resource_profiles[number]
@@ -354,7 +354,7 @@ def _copy_dictionary(dictionary: Any, part: Any) -> None:
 
 
 def _find_used(dictionary: Any, part: Any) -> dict[str, set[int]]:
-    """Returns indices of the entries that a message uses, directly or not, and of zero entries."""
+    """Returns indices of the entries that a message uses, also indirectly, and of zero entries."""
     used = {field.name: {0} for field in dictionary.DESCRIPTOR.fields}
     pending = set(find_references(part))
     while pending:

@@ -14,14 +14,14 @@ from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import AttributeScalar, AttributeValue
 
 MAX_WRITTEN_CHARS: Final = 16 * 1024 * 1024
-"""Limit on characters for all maps, bytes and nested lists of a message together."""
+"""Maximum total characters for all maps, bytes and nested lists of a message."""
 MAX_DEPTH: Final = 64
-"""Nesting limit of lists and maps."""
+"""Maximum nesting of lists and maps."""
 _SCALARS: Final = frozenset({"string_value", "bool_value", "int_value", "double_value"})
 
 
 class Values:
-    """Converts the AnyValues of one message to Python values.
+    """Converts the AnyValues of a message to Python values.
 
     Args:
         strings: the string table; an index outside of it raises ``IndexError``.
@@ -32,10 +32,10 @@ class Values:
         self._remaining = MAX_WRITTEN_CHARS
 
     def read(self, value: Any) -> AttributeValue:
-        """Convert an AnyValue; types that attributes cannot hold become text (maps as JSON).
+        """Convert an AnyValue; types that attributes cannot hold become strings (maps as JSON).
 
         Raises:
-            PayloadError: it is nested too deeply, or too large.
+            PayloadError: the value is nested too deeply, or is too large.
         """
         which = value.WhichOneof("value")
         if which == "array_value":
@@ -46,7 +46,7 @@ class Values:
         return scalar
 
     def read_all(self, attributes: Any) -> Iterator[tuple[str, AttributeValue]]:
-        """Returns keys and values of resource or scope attributes, inline or by reference."""
+        """Returns the keys and values of resource or scope attributes, inline or by reference."""
         for attribute in attributes:
             yield self._key(attribute), self.read(attribute.value)
 
@@ -91,7 +91,7 @@ class Values:
 
 
 def as_text(value: AttributeValue) -> str:
-    """Returns a value as text; empty for a list."""
+    """Returns a value as a string; empty for a list."""
     if isinstance(value, str):
         return value
     return "" if isinstance(value, tuple) else str(value)

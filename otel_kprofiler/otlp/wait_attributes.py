@@ -1,4 +1,4 @@
-"""Converts waits to OTLP attributes and back: those of samples, and totals of each resource."""
+"""Converts waits to OTLP attributes and back: sample attributes, and totals of each resource."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def wait_attributes(wait: WindowWait) -> dict[str, AttributeValue]:
 
 
 def parse_wait(attributes: Mapping[str, AttributeValue]) -> WindowWait | None:
-    """Inverse of :func:`wait_attributes`; None without a known state."""
+    """Parses attributes; the inverse of :func:`wait_attributes`. None if the state is unknown."""
     state = _STATES.get(as_text(attributes.get(WAIT_STATE, "")))
     if state is None:
         return None
     cause, waker = None, None
-    if WAIT_CAUSE in attributes:  # later versions may have more
+    if WAIT_CAUSE in attributes:  # later versions may define more
         cause = _CAUSES.get(as_text(attributes[WAIT_CAUSE]), WaitCause.OTHER)
     if WAKER_TID in attributes:
         waker = WindowWaker(
@@ -75,7 +75,7 @@ def total_attributes(waits: WaitTotals | None) -> dict[str, AttributeValue]:
 
 
 def parse_totals(attributes: Mapping[str, AttributeValue]) -> WaitTotals | None:
-    """Inverse of :func:`total_attributes`."""
+    """Parses attributes; the inverse of :func:`total_attributes`."""
     if WAIT_SWITCHES not in attributes:
         return None
     return WaitTotals(

@@ -13,7 +13,7 @@ from typing import Final
 MASK_64: Final = (1 << 64) - 1
 LENGTH_DELIMITED: Final = 2
 FIXED_BYTES: Final = {1: 8, 5: 4}
-"""Sizes of values by wire type."""
+"""Value sizes by wire type."""
 _MAX_SHIFT: Final = 63
 
 ONE_BYTE: Final = tuple(bytes((value,)) for value in range(128))
@@ -34,10 +34,10 @@ _high_varint: Final = lru_cache(maxsize=1024)(varint)
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Decode a varint; returns it and its end. Bits above the 64th are dropped, as decoders do.
+    """Decode a varint; returns its value and end. Drops bits above the 64th, as decoders do.
 
     Raises:
-        ValueError: it is truncated, or longer than 10 bytes.
+        ValueError: the varint is truncated, or longer than 10 bytes.
     """
     try:
         byte = data[at]
@@ -57,7 +57,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields number and content of each field: varints as numbers, all others as bytes.
+    """Yields number and content of each field: varints as numbers, all other types as bytes.
 
     Raises:
         ValueError: the message is truncated, or a wire type is unknown or a group.

@@ -1,8 +1,8 @@
-"""Interface between the encoder and a serialized form.
+"""Interface between the encoder and the serialized forms.
 
-A *token* is the serialized index of a table's entry (a varint, or decimal digits); the empty token
-is index 0, which is omitted. Entries and samples are self-contained, so the size of a request is
-their sum plus a few length prefixes.
+A *token* is the serialized index of a table entry (a varint, or decimal digits); the empty token is
+index 0, which is omitted. Entries and samples are self-contained, so the size of a request is the
+sum of their sizes plus a few length prefixes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAPPING, LOCATION, FUNCTION, LINK, STRING, ATTRIBUTE, STACK = range(7)
 class KeyValue(NamedTuple):
     """An attribute of a resource or scope.
 
-    ``key_token`` and ``value_token`` refer to strings of the dictionary; if they are empty, the
-    text is written inline.
+    ``key_token`` and ``value_token`` refer to dictionary strings; if empty, the string is written
+    inline.
     """
 
     key: str
@@ -60,7 +60,7 @@ class Writer(Protocol):
         ...
 
     def string(self, text: str) -> bytes:
-        """Entry of the string table; the text must not have surrogates."""
+        """Entry of the string table; the string must not have surrogates."""
         ...
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
@@ -101,7 +101,7 @@ class Writer(Protocol):
         ...
 
     def sample_attributes(self, attributes: bytes) -> bytes:
-        """The attributes of a sample, as :meth:`sample_head` takes them."""
+        """The attributes of a sample, as an argument for :meth:`sample_head`."""
         ...
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
@@ -117,9 +117,9 @@ class Writer(Protocol):
         ...
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
-        """One sample of a profile; without values each timestamp counts 1.
+        """A sample of a profile; without values, each timestamp counts 1.
 
-        Without timestamps there is one value.
+        Without timestamps, there is a single value.
         """
         ...
 
@@ -152,5 +152,5 @@ class Writer(Protocol):
         ...
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
-        """The whole request; the tables are without their zero entries."""
+        """The whole request; the tables omit their zero entries."""
         ...

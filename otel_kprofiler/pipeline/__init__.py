@@ -1,6 +1,6 @@
-"""The path of a sample: gate, windows, and their composition for this host or a recording.
+"""The path of samples: gate, windows, and their composition for this host or a recording.
 
-Names load on first use: the process that reads the configuration needs only schedules.
+Names are loaded on first use: the process that reads the configuration needs only schedules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limits the cost of a process for the thread that handles all samples."""
+"""Limits each process's cost to the thread that handles all samples."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from otel_kprofiler.processes import ProcessResources
 from otel_kprofiler.symbols import StackResolver
 
 SHARE: Final = 0.1
-"""Long-term share of the thread's time for a process, after a burst of a second."""
+"""A process's long-term share of the thread's time, after a burst of one second."""
 GROUP_SHARE: Final = 0.3
-"""Part that the young processes of one user in one cgroup may take together, after a second in one
-go; and part that the others may take, after five."""
+"""Long-term share of all young processes of a user in a cgroup, after a burst of a second; likewise
+of its older processes, after five seconds."""
 YOUNG_NS: Final = 10_000_000_000
-"""Age up to which a process is young."""
+"""Maximum age of a young process."""
 ROOT_CGROUP_ID: Final = 1
-"""Inode of the root of cgroup v2. On hosts with cgroup v1 alone all processes are in it, so its old
-processes are no group: all services of a user would have a budget together."""
+"""Inode of the cgroup v2 root. With cgroup v1 only, it contains all processes, so its older
+processes form no group: all services of a user would share a budget."""
 _OLD_BURST_NS: Final = 5_000_000_000
-"""Enough to meet all that run when the agent starts."""
+"""Burst of older processes; enough for all processes running when the agent starts."""
 GROUP_NS: Final = 50_000
-"""Later cost of a group of equal samples: closing and encoding its window."""
+"""Deferred cost of a group of equal samples: closing and encoding its window."""
 CONTEXT_BYTE_NS: Final = 300
-"""The same by bytes of its thread context, whose attributes are decoded and encoded, if more."""
+"""Deferred cost per byte of its thread context, if higher: decoding and encoding the attributes."""
 MAX_PROCESSES: Final = 4096
-"""Processes whose cost is remembered, and groups of them; others start anew."""
+"""Maximum processes and groups with remembered costs; the others start afresh."""
 COARSE_LABELS: Final[LabelSet] = ((COARSE, "true"),)
 _MAX_COMM: Final = 15
 
@@ -47,15 +47,15 @@ KeyT = TypeVar("KeyT")
 class ProcessBudgets:
     """Resolves samples, and charges each process for new work.
 
-    What is new costs the most: a program to identify, a stack to resolve, a group of samples that
-    differs from all others of the window. A process that changes its thread names, stacks, code or
-    programs all the time can make each sample new. It pays with the time that this takes, measured
-    in wall-clock time, so that the budget is smaller in effect where CPU time is scarce. Above its
-    budget, its own samples are coarser, and those of others wait for none of it.
+    New things cost the most: a program to identify, a stack to resolve, a group of samples unlike
+    all others in the window. A process that constantly changes its thread names, stacks, code or
+    programs can make each sample new. It is charged for the time this takes, in wall-clock time, so
+    the budget effectively shrinks where CPU time is scarce. Above its budget, its samples become
+    coarser, so that other processes' samples do not wait for it.
 
-    What a process pays, the processes of its user and cgroup pay with it, so that a parent gains
-    nothing by children: each child would start with a budget. Young processes are a group apart, so
-    that a storm of them takes nothing from services of the same user.
+    Charges also count against the group of processes with the same user and cgroup, so that a
+    parent gains nothing by forking children, each of which starts with a budget. Young processes
+    form a separate group, so that a fork storm takes nothing from the same user's services.
 
     Belongs to one thread, except :attr:`coarse`.
 
@@ -63,14 +63,14 @@ class ProcessBudgets:
         stacks: resolves stacks.
         resources: finds the Resource of a process.
         is_limiting: whether processes have budgets.
-        now_ns: any steady clock, in nanoseconds.
+        now_ns: a steady clock, in nanoseconds.
 
     Attributes:
-        coarse: number of samples so far by what is coarse: ``resource`` (it is that of the program
-            that the process ran before, or shared by new processes), ``stack`` (user sides have
-            no frames, with the status ``over_budget``), ``group`` (the thread is called like the
-            executable, and has the number of the process, or 0 if the Resource is shared; without
-            span and labels).
+        coarse: number of samples so far by what was coarsened: ``resource`` (it is that of the
+            program that the process ran before, or shared by new processes), ``stack`` (user sides
+            have no frames, with the status ``over_budget``), ``group`` (the thread is called like
+            the executable, and has the number of the process, or 0 if the Resource is shared;
+            without span and labels).
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class ProcessBudgets:
         self._stacks, self._resources = stacks, resources
         self._is_limiting = is_limiting
         self._now_ns = now_ns
-        # The longest known first
+        # Oldest first
         self._shares: dict[int, CpuShare] = {}  # by process id
         self._groups: dict[tuple[int | None, int, bool], CpuShare] = {}
         self.coarse: Counter[str] = Counter({"resource": 0, "stack": 0, "group": 0})
 
     def resolve(self, sample: RawSample) -> tuple[Stack, Resource]:
-        """The stack and the Resource of a sample."""
+        """Returns the stack and the Resource of a sample."""
         if not self._is_limiting:
             return self._stacks.resolve(sample), self._resources.get(sample)
         stack, resource = self._stacks.find(sample), self._resources.find(sample)
@@ -111,10 +111,10 @@ class ProcessBudgets:
         return stack, resource
 
     def admit(self, sample: RawSample, resource: Resource) -> bool:
-        """Charge a process for a new group of samples; False if it is above its budget.
+        """Charge a process for a new group of samples; returns False if it exceeds its budget.
 
-        Also False if processes share the Resource, which has no place for threads of one of them,
-        although the budget may suffice again by now.
+        Also returns False if several processes share the Resource, which has no place for one
+        process's threads, even if the budget suffices again.
         """
         if not self._is_limiting:
             return True
@@ -126,7 +126,7 @@ class ProcessBudgets:
         return True
 
     def _get_shares(self, sample: RawSample) -> tuple[CpuShare, ...]:
-        """The budgets of the process and of its group, if it has one."""
+        """Returns the budgets of the process and of its group, if it has one."""
         share = self._shares.get(sample.tgid)
         if share is None:
             share = _keep(self._shares, sample.tgid, CpuShare(SHARE))
@@ -159,13 +159,13 @@ def _spend(shares: tuple[CpuShare, ...], cost_ns: int) -> None:
 
 
 def name_coarse_thread(resource: Resource) -> bytes:
-    """Returns the name for threads of a process above its budget: that of its executable."""
+    """Returns the name for threads of a process above its budget: its executable's name."""
     name = str(resource.attributes.get("process.executable.name", ""))
     return name.encode("utf-8", "surrogateescape")[:_MAX_COMM]
 
 
 def _without_user_frames(sample: RawSample) -> RawSample:
-    """A sample with its kernel stack alone, and why the other sides are empty."""
+    """Returns a sample with only its kernel stack, and the reason why the other sides are empty."""
     sides = list(zip(sample.collected, sample.stacks, strict=True))
     return sample._replace(
         collected=tuple(

@@ -66,7 +66,7 @@ def open_symbols(
     inherited: KernelSymbolizer | None = None,
     ring_bytes: int | None = None,
 ) -> KernelSymbolizer:
-    """The symbols of this host, tracking changes from before they are read.
+    """Opens this host's symbols; starts tracking changes before they are read.
 
     No thread starts before the first ``advance``. The caller closes the symbolizer.
 
@@ -75,7 +75,7 @@ def open_symbols(
         event_sink: receives changes of symbols, for recordings.
         inherited: in a forked child, the parent's symbols. Reading them again could take seconds
             in a busy service, because each read releases the GIL.
-        ring_bytes: ring size per CPU for records of BPF programs; see ``KsymbolWatch``.
+        ring_bytes: ring size per CPU for BPF program records; see ``KsymbolWatch``.
     """
     since_ns = inherited.complete_until_ns if inherited else None
     ksymbols = _open_ksymbols(access, event_sink, since_ns, ring_bytes)
@@ -101,7 +101,7 @@ def open_resources(
         clock: the host's clocks.
         attributes: configured resource attributes; they override detected ones.
         on_new: called with each new process and its Resource, and when the Resource changes.
-        service_sources: sources of names for services that publish none, from ``SERVICE_SOURCES``
+        service_sources: where to find names of services that publish none, from ``SERVICE_SOURCES``
             of :mod:`otel_kprofiler.processes`.
     """
     base = {**read_host_attributes(access), **attributes}
@@ -131,22 +131,22 @@ def open_live(
     loader: str = "auto",
     options: PipelineOptions = PipelineOptions(),
 ) -> Pipeline[EbpfSampler]:
-    """A pipeline that samples this host; loads no program before it is started.
+    """Opens a pipeline that samples this host; loads no BPF program before it is started.
 
     Args:
         config: what to sample; interrupt ranges are filled in from the kernel's symbols.
-        schedule: the length of windows.
+        schedule: the window lengths.
         sink: receives each closed window.
         access: the host's files.
         clock: the host's clocks.
-        resources: the Resources of processes; closed with the pipeline, or if this fails.
-        symbolizer: from :func:`open_symbols`; closed as ``resources`` are.
-        user_names: names user frames, such as a :class:`SymbolLoader`; closed, too.
-        resolvers: resolvers of sides other than the kernel's, in place of that which finds the
-            files of user code; closed, too.
+        resources: the Resources of processes; closed with the pipeline, or if this function fails.
+        symbolizer: from :func:`open_symbols`; closed like ``resources``.
+        user_names: names user frames, for example a :class:`SymbolLoader`; closed likewise.
+        resolvers: resolvers for sides other than the kernel's, replacing the resolver of user
+            code's files; closed likewise.
         raw_sink: receives the raw records of each drain.
-        replaced_sink: receives native frames in whose place Python frames may stand, by name.
-        loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
+        replaced_sink: receives native frames that Python frames may replace, by name.
+        loader: library that loads the BPF program: ``auto``, ``libbpf`` or ``bcc``.
         options: further options of the pipeline.
 
     Raises:
@@ -220,7 +220,7 @@ def change_attributes(
 def _open_ksymbols(
     access: Access, sink: EventSink | None, missed_since_ns: int | None, ring_bytes: int | None
 ) -> KsymbolSource | None:
-    """A source of ksymbol changes, opened before kallsyms is read; None if not permitted."""
+    """Opens a source of ksymbol changes before kallsyms is read; None if not permitted."""
     try:
         watch = KsymbolWatch(access, missed_since_ns=missed_since_ns, ring_bytes=ring_bytes)
     except PrivilegeError:
@@ -234,7 +234,7 @@ def _open_ksymbols(
 def _open_modules(
     files: HostFiles, sink: EventSink | None, missed_since_ns: int | None, *, until_bpf: bool
 ) -> ModuleSource | None:
-    """A source of module changes, opened before kallsyms is read; None without modules."""
+    """Opens a source of module changes before kallsyms is read; None without modules."""
     try:
         files.read_bytes("/proc/modules")
     except OSError:
@@ -263,10 +263,10 @@ def replay(
 
     Args:
         recording: the recording to replay.
-        schedule: the length of windows.
+        schedule: the window lengths.
         sink: receives each closed window.
-        whole_sink: receives all samples once more at the end, in a single window.
-        resolvers: resolvers of sides other than the kernel's; closed with the pipeline.
+        whole_sink: receives all samples again at the end, in a single window.
+        resolvers: resolvers for sides other than the kernel's; closed with the pipeline.
 
     Raises:
         KProfilerError: the recording is damaged.

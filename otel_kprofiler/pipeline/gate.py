@@ -13,23 +13,23 @@ from typing import Final
 from otel_kprofiler.model import RawSample, SampleCounts
 
 MAX_WAIT_NS: Final = 500_000_000
-"""How long a sample waits for the symbols of its time."""
+"""Maximum time that a sample waits for the symbols of its time."""
 
 _TIME = attrgetter("time_ns")
 _KIND = attrgetter("kind.name")
 
 
 def count_kinds(samples: Iterable[RawSample]) -> SampleCounts:
-    """Number of samples by the name of their kind."""
+    """Returns the number of samples by kind name."""
     return SampleCounts(map(_KIND, samples))
 
 
 class EventTimeGate:
-    """Holds samples back and releases them in order of time. Belongs to one thread.
+    """Holds samples back and releases them in time order. Belongs to one thread.
 
-    The wait is bounded: a stalled symbol stream delays samples by at most ``max_wait_ns``, a
-    sampler whose watermark stalls by at most ``max_stall_ns``. Samples that arrive later count in
-    the window that is open then.
+    The wait is bounded: a stalled symbol stream delays samples by at most ``max_wait_ns``, and a
+    sampler with a stalled watermark by at most ``max_stall_ns``. Samples that arrive later count
+    towards the window open at that time.
 
     Args:
         max_wait_ns: maximum wait for symbol streams, in nanoseconds.
@@ -51,7 +51,7 @@ class EventTimeGate:
         self.counts += count_kinds(samples)
 
     def passed_ns(self, samples_ns: int, symbols_ns: int, now_ns: int) -> int:
-        """Boot time up to which everything is known, or no longer waited for.
+        """Returns the boot time up to which everything is known, or is no longer awaited.
 
         Args:
             samples_ns: every sample before this boot time has been pushed.
@@ -62,7 +62,7 @@ class EventTimeGate:
         return min(samples_ns, max(symbols_ns, now_ns - self._max_wait_ns))
 
     def find_earliest_ns(self) -> int | None:
-        """Time of the oldest waiting sample; None if there is none."""
+        """Returns the time of the oldest waiting sample; None if there is none."""
         return min((sample.time_ns for sample in self._waiting), default=None)
 
     def release(self, before_ns: int) -> list[RawSample]:

@@ -14,13 +14,13 @@ SETTLE_S: Final = 0.005
 def wait_for_samples(
     sampler: Sampler, clock: Clock, end_ns: int, timeout_s: float, idle_s: float
 ) -> None:
-    """Wait for the first sample, then for more that are worth a drain.
+    """Wait for the first sample, then for enough samples to justify a drain.
 
     Args:
         sampler: takes the samples; its ``wake`` ends the wait.
         clock: reads boot time.
         end_ns: boot time at which the window ends; the wait ends just after it.
-        timeout_s: how long to wait for more samples, seconds.
+        timeout_s: how long to wait for more samples, in seconds.
         idle_s: seconds to wait for the first sample; 0 if one may be waiting.
     """
 

@@ -1,4 +1,4 @@
-"""Describes in a line what is sampled, and what settings and missing capabilities leave out."""
+"""Describes in one line what is sampled, and what settings and missing capabilities leave out."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _BY_CAPABILITY: Final[Mapping[str, str]] = {
     "CAP_CHECKPOINT_RESTORE": "user stacks in files that were deleted",
 }
 OF_OTHERS: Final = tuple(_BY_CAPABILITY)
-"""Capabilities without which user stacks of other users' processes are cut off."""
+"""Capabilities without which user stacks of other users' processes are truncated."""
 
 
 def describe_sampling(config: SamplerConfig) -> str:
-    """Rate and sides of stacks, such as ``19 samples per second on each, kernel stacks``."""
+    """Returns rate and stack sides, such as ``19 samples per second on each, kernel stacks``."""
     return ", ".join(_describe_kinds(config))
 
 
@@ -33,13 +33,13 @@ def _describe_kinds(config: SamplerConfig) -> Iterator[str]:
 def describe_left_out(
     config: SamplerConfig, user_symbols: str, missing: Collection[str] = ()
 ) -> str:
-    """Lists missing parts of samples with reasons, behind ``; left out:``; empty if there are none.
+    """Lists missing parts of samples with reasons, after ``; left out:``; empty if none.
 
     Args:
         config: what is sampled.
-        user_symbols: the setting of this name.
-        missing: capabilities of :data:`OF_OTHERS` that this process does not have, if it samples
-            processes of other users.
+        user_symbols: the setting with this name.
+        missing: capabilities in :data:`OF_OTHERS` that this process lacks, if it samples other
+            users' processes.
     """
     parts = []
     if config.stacks == "kernel":

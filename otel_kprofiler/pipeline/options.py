@@ -1,4 +1,4 @@
-"""Options of a pipeline, beside its main path."""
+"""Options of a pipeline, besides its main path."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 class PipelineOptions:
     """Options of a :class:`Pipeline`.
 
-    While it runs, ``grain`` and ``leaves_out_self_profiled`` may be replaced.
+    ``grain`` and ``leaves_out_self_profiled`` may be replaced while the pipeline runs.
 
     Attributes:
-        whole_sink: receives all samples once more at the end, in a single window.
-        exporters: returns the account of each exporter behind the sink; called from any thread.
+        whole_sink: receives all samples again at the end, in a single window.
+        exporters: returns each exporter's account; called from any thread.
         pause: called repeatedly during long work, to let other threads run or report progress.
-        on_drained: sees the samples of each drain, before they wait for their symbols.
-        find_labels: returns the labels with a number; without it, samples have none.
-        grain: unit that has a Resource; Resources are merged when a window is closed.
-        leaves_out_self_profiled: leave on-CPU samples of processes that sample themselves out of
-            windows; these are counted as lost.
-        limits_processes: make samples of a process that costs too much coarser.
+        on_drained: receives the samples of each drain, before they wait for their symbols.
+        find_labels: returns the labels for a label-set number; without it, samples have no labels.
+        grain: unit with a separate Resource; Resources are merged when a window closes.
+        leaves_out_self_profiled: exclude on-CPU samples of processes that sample themselves from
+            windows, and count them as lost.
+        limits_processes: coarsen the samples of processes that exceed their budget.
     """
 
     whole_sink: Callable[[Window], None] | None = None

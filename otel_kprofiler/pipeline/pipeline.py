@@ -8,7 +8,8 @@
 
 One thread calls :meth:`Pipeline.step` repeatedly. Samples are drained, held at the gate until every
 symbol stream has passed their time, resolved with the symbols of that time, and collected into the
-window of that time. When its end has passed in event time, a window is closed and goes to the sink.
+window of that time. Once its end has passed in event time, a window is closed and passed to the
+sink.
 """
 
 from __future__ import annotations
@@ -60,33 +61,34 @@ from otel_kprofiler.symbols import StackResolver
 _SETTLE_TRIES: Final = 40
 """Polls for pending symbol events after stop."""
 _FINISH_S: Final = 20.0
-"""Limit on the wait for symbols that are still being read after stop."""
+"""Maximum wait for symbols still being read after stop."""
 _END_OF_TIME_NS: Final = 2**63
 _FEW: Final = 3
-"""After a drain with at most this many samples, the next step waits for a first sample."""
+"""After a drain with at most this many samples, the next step waits for the first sample."""
 
 WindowSink = Callable[[Window], None]
 SamplerT = TypeVar("SamplerT", bound=Sampler)
 
 
 class Pipeline(Generic[SamplerT]):
-    """Drives one sampler. Belongs to one thread, except :meth:`wake` and :meth:`account`.
+    """Drives a sampler. Belongs to one thread, except for :meth:`wake` and :meth:`account`.
 
     Args:
         sampler: source of samples; started and closed by the pipeline.
         stacks: resolves stacks; closed with the pipeline.
         resources: finds the Resource of a process; closed with the pipeline.
-        schedule: the length of windows.
+        schedule: the window lengths.
         sink: receives each closed window; must not block.
         clock: reads boot time and converts it to Unix time.
         options: further options of the pipeline.
         python: registers the processes that run CPython; closed with the pipeline.
-        on_started: called when the sampler has started, before it is drained.
-        find_causes: whether to find the causes of waits.
-        scheduler_rvas: of the kernel's functions in which threads wait.
+        on_started: called once the sampler has started, before it is drained.
+        find_causes: whether to determine the causes of waits.
+        scheduler_rvas: RVAs of the kernel functions in which threads wait.
 
     Attributes:
-        options: as given; its grain and what it leaves out may be changed at any time.
+        options: the argument; ``grain`` and ``leaves_out_self_profiled`` may be changed at any
+            time.
     """
 
     def __init__(
@@ -166,14 +168,15 @@ class Pipeline(Generic[SamplerT]):
         )
 
     def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:
-        """End a window when the sampler changed, and apply its period and a schedule from then."""
+        """End a window when the sampler changed; apply its period and a schedule from then on."""
         self._get_windows().change(at_boot_ns, schedule, self.sampler.period_ns)
 
     def step(self, timeout_s: float = DRAIN_INTERVAL_S, idle_s: float = 0.0) -> None:
-        """Wait for samples up to a timeout, and process all that are complete.
+        """Wait for samples up to a timeout, and process all complete samples.
 
-        The wait ends with the window, so that the window is closed without delay. It begins with
-        the first sample, which is waited for up to ``idle_s``, if the step before had few.
+        The wait ends with the window, so that the window closes without delay. If the previous step
+        had few samples, the wait starts with the first sample, which is awaited for up to
+        ``idle_s``.
         """
         end_ns = self._get_windows().end_boot_ns
         if end_ns <= self._looked_ns:
@@ -191,7 +194,7 @@ class Pipeline(Generic[SamplerT]):
         self._collect(passed_ns)
 
     def wake(self) -> None:
-        """End the wait of a :meth:`step`; callable from any thread or signal handler."""
+        """End the wait in :meth:`step`; callable from any thread or signal handler."""
         self.sampler.wake()
 
     def request_stop(self) -> None:
@@ -237,9 +240,9 @@ class Pipeline(Generic[SamplerT]):
             self.resources.close()
 
     def account(self) -> Account:
-        """The account of all samples at the last drain, as of one instant. Thread-safe.
+        """Returns the account of all samples at the last drain, as of one instant. Thread-safe.
 
-        While a window is handed to the sink, that is the account from before.
+        While a window is being passed to the sink, returns the account from before that.
         """
         with self._lock:
             return self._handing_over or self._count()
@@ -285,7 +288,7 @@ class Pipeline(Generic[SamplerT]):
         return self._stop_requested or time.monotonic() > self._deadline_s
 
     def _add_until(self, before_ns: int) -> bool:
-        """Resolve and add samples from before a time; False if a stop interrupts it.
+        """Resolve and add samples from before a time; returns False if interrupted by a stop.
 
         A full window ends before the next sample; the remaining samples wait for the next window.
         """
@@ -305,7 +308,7 @@ class Pipeline(Generic[SamplerT]):
                 windows.add(sample, stack, resource)
                 if self._whole:
                     self._whole.add(sample, stack, resource)
-                samples.pop()  # early, because a backlog takes much memory
+                samples.pop()  # early, because a backlog uses much memory
                 if pause:
                     pause()
         finally:
@@ -370,7 +373,7 @@ class Pipeline(Generic[SamplerT]):
         return merge_resources(window, self.options.grain, self.resources.common)
 
     def _read_waits(self) -> Mapping[Resource, WaitTotals]:
-        """Time off the CPU since the window before, by Resource."""
+        """Returns the off-CPU time since the previous window, by Resource."""
         waits: dict[Resource, WaitTotals] = {}
         for process, totals in self.sampler.read_waits().items():
             resource = self.resources.get_of(process, has_ended=totals.has_ended)
@@ -397,7 +400,7 @@ class Pipeline(Generic[SamplerT]):
         reported: Mapping[str, SamplerCounts],
         waits: Mapping[Resource, WaitTotals],
     ) -> WindowCounts:
-        """The counts of the window that followed the one with the counts ``reported``."""
+        """Returns the counts of the window after the window with the counts ``reported``."""
         counts = self._counts[kind]
         earlier = reported.get(kind, SamplerCounts(0, {}, 0, {}))
         lost = Counter(counts.lost) - Counter(earlier.lost)
@@ -415,7 +418,7 @@ class Pipeline(Generic[SamplerT]):
         return WindowCounts(taken, dict(lost), totals, self.sampler.wait_threshold_ns, waits)
 
     def _add_left_out(self, kind: str, lost: Losses) -> Losses:
-        """Adds samples left out of windows so far to the losses of a kind."""
+        """Adds samples excluded from windows so far to the losses of a kind."""
         count = self._left_out[kind]
         return {**lost, LossCause.SELF_PROFILED: count} if count else lost
 

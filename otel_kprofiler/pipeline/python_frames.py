@@ -1,4 +1,4 @@
-"""Python frames of a running sampler: which processes they are read of, and why not of others."""
+"""Selects the processes whose Python frames are read, and explains why others' are not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FAILED_STACKS: Final = (
     "other_image", "interpreters", "threads", "entering", "unrooted", "unreadable", "not_code",
     "outside", "not_running", "unused", "not_adjacent",
 )  # fmt: skip
-"""Outcomes of threads that Python knows; all of them cannot be so by chance."""
+"""Failures for threads that Python runs; not all of them can fail by chance."""
 _MANY_STACKS: Final = 20
 
 _log = logging.getLogger(__name__)
@@ -42,14 +42,14 @@ _log = logging.getLogger(__name__)
 class PythonFrames:
     """Registers the CPython processes that a sampler samples.
 
-    If that is this process alone, its interpreter is proved, and no other process is looked at.
-    Otherwise a thread follows processes as they come and go. :meth:`describe` is thread-safe; other
-    methods belong to the thread of the pipeline.
+    If it samples only this process, this interpreter is verified, and no other process is examined.
+    Otherwise, a thread follows processes as they come and go. :meth:`describe` is thread-safe; the
+    other methods belong to the pipeline's thread.
 
     Args:
-        sampler: its settings select the processes that it samples.
+        sampler: the sampler, whose settings select the processes.
         files: this host's.
-        loops: gets the evaluation loops of the interpreters.
+        loops: receives the interpreters' evaluation loops.
     """
 
     def __init__(self, sampler: EbpfSampler, files: Access, loops: KnownLoops) -> None:
@@ -63,7 +63,7 @@ class PythonFrames:
         self._is_own = self._warned = False
 
     def start(self) -> None:
-        """Register processes; call when the sampler has started. Problems are logged."""
+        """Register processes; call once the sampler has started. Logs problems."""
         self._maps = self._sampler.python
         self._problem = self._sampler.python_problem or ""
         if self._maps is None:
@@ -87,11 +87,11 @@ class PythonFrames:
         self._tracking.start()
 
     def describe(self) -> dict[str, object]:
-        """State and counts as plain values, for JSON.
+        """Returns state and counts as plain values for JSON.
 
-        Keys: ``problem`` (why there are no Python frames, else empty), ``stacks`` (what came of
-        Python stacks and of descriptions of code objects, by outcome) and, of several processes,
-        ``processes``, ``without_room``, ``refused`` (interpreters, by reason) and
+        Keys: ``problem`` (why there are no Python frames, else empty), ``stacks`` (Python stacks
+            and code-object descriptions, by outcome) and, for several processes, ``processes``,
+            ``without_room``, ``refused`` (interpreters, by reason) and
         ``refused_processes``.
         """
         state: dict[str, object] = {"problem": self._problem}
@@ -103,7 +103,7 @@ class PythonFrames:
         return state
 
     def remarks(self) -> list[str]:
-        """Lists the Python frames that were not read, for reports; a line for each reason.
+        """Lists the Python frames that were not read, for reports; one line per reason.
 
         Thread-safe; also after :meth:`close`.
         """
@@ -126,7 +126,7 @@ class PythonFrames:
         return lines
 
     def look(self) -> None:
-        """Warn once if no stack of this process has had Python frames."""
+        """Warn once if no stack of this process has had any Python frames."""
         if self._maps is None or not self._is_own or self._warned:
             return
         counts = self._maps.counts()
@@ -137,19 +137,19 @@ class PythonFrames:
             _log.warning("no stack has Python frames so far (%s)", outcomes)
 
     def close(self) -> None:
-        """Look at no further processes; idempotent."""
+        """Stop examining processes; idempotent."""
         tracking, self._tracking = self._tracking, None
         if tracking is not None:
             tracking.close()
             self._tracked = tracking.counts()
 
     def _count_tracked(self) -> PythonCounts | None:
-        """Counts of the interpreters of several processes; None for this process alone."""
+        """Returns counts of several processes' interpreters; None for this process alone."""
         tracking = self._tracking
         return self._tracked if tracking is None else tracking.counts()
 
     def _register_own(self, maps: PythonMaps) -> str:
-        """Register this process; why it could not be, else empty."""
+        """Register this process; returns why that failed, or an empty string."""
         try:
             agent_process = open_own()
             self._add_loop(agent_process.interpreter)

@@ -1,4 +1,4 @@
-"""Turns the keys of ``receivers: kprofiler:`` into settings, for the agent and for services."""
+"""Converts the keys of ``receivers: kprofiler:`` to settings, for the agent and for services."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def sampler_config(receiver: Receiver) -> SamplerConfig:
-    """Settings of the sampler."""
+    """Returns the settings of the sampler."""
     return SamplerConfig(
         samples_per_second=receiver.samples_per_second,
         stacks=receiver.stacks,
@@ -50,21 +50,21 @@ def _off_cpu_config(receiver: Receiver) -> OffCpuConfig:
 
 
 def user_symbol_settings(receiver: Receiver) -> UserSymbolSettings:
-    """Returns how much user frames carry."""
+    """Returns the detail of user frames."""
     return UserSymbolSettings(
         detail=receiver.user_symbols, max_bytes=receiver.max_user_symbol_megabytes << 20
     )
 
 
 def window_schedule(receiver: Receiver) -> WindowSchedule:
-    """The length of windows."""
+    """Returns the window lengths."""
     return WindowSchedule(
         int(receiver.reporter_interval), receiver.reporter_jitter, FIRST_WINDOW_NS
     )
 
 
 def resource_attributes(receiver: Receiver) -> dict[str, AttributeValue]:
-    """Attributes of every Resource."""
+    """Returns the attributes common to all Resources."""
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in receiver.resource.items()
@@ -72,12 +72,12 @@ def resource_attributes(receiver: Receiver) -> dict[str, AttributeValue]:
 
 
 def resource_grain(receiver: Receiver) -> Grain:
-    """Returns which units have a separate Resource."""
+    """Returns the unit that has a separate Resource."""
     return Grain(receiver.resources)
 
 
 def target_groups(receiver: Receiver) -> Groups:
-    """The containers, pods and units to sample; if none is named, all processes are."""
+    """Returns the containers, pods and units to sample; all processes if none is named."""
     return Groups(
         tuple(receiver.target_containers),
         tuple(receiver.target_pods),
@@ -86,5 +86,5 @@ def target_groups(receiver: Receiver) -> Groups:
 
 
 def service_sources(receiver: Receiver) -> tuple[str, ...]:
-    """Returns the source of names for services that publish none."""
+    """Returns the sources of names for services that publish none."""
     return tuple(receiver.service_name.sources)

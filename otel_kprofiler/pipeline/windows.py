@@ -1,4 +1,4 @@
-"""Windows: when one ends (schedule, first window), and how its samples are grouped."""
+"""Determines when windows end (schedule, first window), and groups their samples."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from otel_kprofiler.pipeline.budget import COARSE_LABELS, ProcessBudgets, name_c
 from otel_kprofiler.text import decode_name
 
 DRAIN_INTERVAL_S: Final = 0.25
-"""Interval between drains of the ring; the kernel wakes us earlier if it fills up."""
+"""Interval between drains of the ring; the kernel wakes the thread earlier if the ring fills up."""
 IDLE_S: Final = 5.0
-"""Maximum interval between drains while there are no samples."""
+"""Maximum interval between drains while no samples arrive."""
 FIRST_WINDOW_NS: Final = 100_000_000
 """Length of the first window, except in recordings to a file."""
 
@@ -50,7 +50,7 @@ the waker."""
 
 
 class _Context(NamedTuple):
-    """A thread context, whose names the process may publish until the window is closed."""
+    """A thread context; the process may publish its attribute names until the window closes."""
 
     process: ProcessKey
     encoded: bytes
@@ -58,7 +58,7 @@ class _Context(NamedTuple):
 
 _Key = tuple[Stack, int, bytes, int, SpanLink | None, LabelSet | _Context, _WaitKey | None]
 _Group = dict[_Key, list[int]]
-"""Times and values of equal samples, alternating."""
+"""Alternating times and values of equal samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,10 @@ class WindowSchedule:
 
     Attributes:
         interval_ns: length of a window.
-        jitter: share, 0 to 1, by which the length of each window varies at random, so that hosts
-            do not report at the same time.
-        first_ns: length of the first window, so that data arrives soon; doubles while windows are
-            empty.
+        jitter: fraction, 0 to 1, by which each window's length varies at random, so that hosts do
+            not report at the same time.
+        first_ns: length of the first window, short so that data arrives soon; doubles while windows
+            are empty.
         max_samples: number of samples at which a window ends early; None for no limit.
     """
 
@@ -80,24 +80,24 @@ class WindowSchedule:
     max_samples: int | None = None
 
     def length_ns(self, random_unit: float) -> int:
-        """Length of a window; ``random_unit`` is in [0, 1)."""
+        """Returns the length of a window; ``random_unit`` is in [0, 1)."""
         return max(1, round(self.interval_ns * (1 + self.jitter * (2 * random_unit - 1))))
 
 
 WHOLE_RECORDING: Final = WindowSchedule(2**62)
-"""A single window, which the end of the recording closes."""
+"""A single window, closed at the end of the recording."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """Counts of one kind's samples when a window is closed.
+    """Counts of a kind's samples when a window closes.
 
     Attributes:
-        taken: samples that the kernel took in this window.
-        lost: how many of them were lost, by cause.
-        totals: the account of the stream, this window included.
-        threshold_ns: duration from which each wait is sampled; 0 for kinds that are not waits.
-        waits: time off the CPU in this window by Resource; empty for kinds that are not waits.
+        taken: samples that the kernel program took in this window.
+        lost: taken samples that were lost, by cause.
+        totals: cumulative counts of the stream, including this window.
+        threshold_ns: minimum duration at which every wait is sampled; 0 for kinds other than waits.
+        waits: off-CPU time in this window by Resource; empty for kinds other than waits.
     """
 
     taken: int = 0
@@ -119,21 +119,21 @@ class ContextDecoder(Protocol):
 class WindowBuilder:
     """Collects resolved samples until the window's end has passed in event time.
 
-    Samples must be added in order of time (see :class:`EventTimeGate`). Belongs to one thread.
+    Samples must be added in time order (see :class:`EventTimeGate`). Belongs to one thread.
 
     Args:
         clock: converts boot time to Unix time, with the offset at the time of closing.
-        schedule: the length of windows.
+        schedule: the window lengths.
         start_boot_ns: start of the first window.
-        period_ns: sampling distance of a CPU, for kinds with a period.
+        period_ns: sampling period of a CPU, for kinds with a period.
         random_unit: returns random numbers in [0, 1), for jitter.
         pause: called repeatedly while a window is closed, to let other threads run.
-        find_labels: the labels with a number; without it, samples have none.
-        decode_context: returns the attributes of a thread context, when the window is closed;
-            without it, samples have none.
-        find_causes: whether to find the causes of waits.
-        scheduler_rvas: of the kernel's functions in which threads wait; see :class:`WaitStacks`.
-        budgets: limits the groups of a process; None: there is no limit.
+        find_labels: returns the labels for a label-set number; without it, samples have no labels.
+        decode_context: returns the attributes of a thread context when the window closes; without
+            it, samples have none.
+        find_causes: whether to determine the causes of waits.
+        scheduler_rvas: RVAs of the kernel functions in which threads wait; see :class:`WaitStacks`.
+        budgets: limits the sample groups of each process; None for no limit.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class WindowBuilder:
         self._open(start_boot_ns)
 
     def change(self, at_boot_ns: int, schedule: WindowSchedule, period_ns: int) -> None:
-        """End a window at a boot time, and apply another schedule and period from then on.
+        """End a window at a boot time, and apply a new schedule and period from then on.
 
         The time must not be before the previous change or any sample added.
         """
@@ -198,7 +198,7 @@ class WindowBuilder:
         return True
 
     def add(self, sample: RawSample, stack: Stack, resource: Resource) -> None:
-        """Add one sample; its time must be before the window's end."""
+        """Add a sample, whose time must be before the window's end."""
         self._count += 1
         self._last_ns = sample.time_ns
         groups = self._kinds.get(sample.kind)
@@ -238,11 +238,11 @@ class WindowBuilder:
         """Close the window and open the next one.
 
         Args:
-            end_boot_ns: the end; None for the scheduled one.
-            counts: by kind; each has a profile in the window, even without samples.
-            resolve_again: called once for each stack with unresolved frames that may be
-                resolvable now.
-            renew: returns the Resources that have changed since they were first seen.
+            end_boot_ns: end of the window; None for the scheduled end.
+            counts: counts by kind; each kind has a profile in the window, even without samples.
+            resolve_again: called once for each stack with unresolved frames that may now be
+                resolvable.
+            renew: returns replacements for Resources that have changed since they were first seen.
         """
         interval = self._interval(self.end_boot_ns if end_boot_ns is None else end_boot_ns)
         again = self._resolved_again(resolve_again) if resolve_again else {}
@@ -286,7 +286,7 @@ class WindowBuilder:
         return Window(interval.start_unix_ns, interval.end_unix_ns, profiles)
 
     def skip_to(self, boot_ns: int) -> None:
-        """Move the start of an empty window forward, such as after a suspend."""
+        """Move the start of an empty window forward, for example after a suspend."""
         if not self._kinds and boot_ns > self.start_boot_ns:
             self._open(boot_ns)
 
@@ -341,7 +341,7 @@ class WindowBuilder:
     def _decode(
         self, link: SpanLink | None, labels: LabelSet | _Context
     ) -> tuple[SpanLink | None, LabelSet]:
-        """Returns the link, with the name of the local root, and the labels."""
+        """Returns the link with the local root's name, and the labels."""
         if not isinstance(labels, _Context):
             return link, labels
         if self._decode_context is None:
@@ -361,7 +361,7 @@ def _wait_key(wait: Wait) -> _WaitKey:
 
 
 def _window_wait(stack: Stack | None, key: _WaitKey) -> WindowWait:
-    """Returns the details of waits; without a stack, they have no cause."""
+    """Returns the details of waits, without a cause if there is no stack."""
     state, is_ended, in_iowait, is_throttled, waker = key
     cause = None
     if stack is not None:
@@ -373,7 +373,7 @@ def _window_wait(stack: Stack | None, key: _WaitKey) -> WindowWait:
 def find_latest(
     resources: Collection[Resource], renewed: Mapping[Resource, Resource]
 ) -> dict[Resource, Resource]:
-    """The last Resource of each process, where a Resource may have been renewed several times."""
+    """Returns each process's latest Resource; a Resource may have been renewed several times."""
     latest = {}
     for first in resources:
         resource = first

@@ -1,4 +1,4 @@
-"""Reads what processes publish about themselves: process contexts, and the environment.
+"""Reads what processes publish about themselves: process contexts and the environment.
 
 Format and reading protocol: OTEP 4719 (oteps/profiles/4719-process-ctx.md of the OpenTelemetry
 specification), version 2. A mapping with a known name starts with a header of 32 bytes in the
@@ -51,9 +51,9 @@ CONTEXT_VERSION: Final = 2
 CONTEXT_HEADER: Final = struct.Struct("=8sIIQQ")
 MAX_PAYLOAD_BYTES: Final = 16 * 1024
 MAX_VALUES: Final = 128
-"""Limit of values taken from a context, including items of lists."""
+"""Maximum number of values used from a context, including list items."""
 RESERVED: Final = ("container.", "host.", "k8s.", "otel_kprofiler.", "systemd.")
-"""Prefixes of attributes about where a process runs; never taken from the process."""
+"""Prefixes of attributes about where a process runs, which are never accepted from the process."""
 _NAMES: Final = ("[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]", "/memfd:OTEL_CTX")
 _TRIES: Final = 4
 _UPDATE_S: Final = 0.0002  # an update takes some microseconds unless preempted
@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 
 
 class Published(NamedTuple):
-    """A process context that was read.
+    """A process context that has been read.
 
     Attributes:
         address: address of the header in the publishing process.
@@ -93,7 +93,7 @@ class Claims(NamedTuple):
     Attributes:
         published: the process context.
         environment: attributes from the environment, unless the context names the service, and the
-            program that an interpreter runs.
+            program run by an interpreter.
     """
 
     published: Published | None
@@ -116,7 +116,7 @@ class Claims(NamedTuple):
 
 
 def parse_context_addresses(maps: bytes) -> list[int]:
-    """Returns start addresses of mappings in ``/proc/PID/maps`` that may contain a context."""
+    """Returns the start addresses of mappings in ``/proc/PID/maps`` that may contain a context."""
     if CONTEXT_SIGNATURE not in maps:
         return []
     return [
@@ -127,10 +127,10 @@ def parse_context_addresses(maps: bytes) -> list[int]:
 
 
 def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessContext | None:
-    """Read the context of a process; None if it has none that can be read.
+    """Read the context of a process; None if it has no readable context.
 
     Reads ``/proc/PID/maps`` and ``/proc/PID/mem``, which needs the right to trace the process
-    (the same user, or CAP_SYS_PTRACE). Never raises, whatever the process does.
+    (the same user, or CAP_SYS_PTRACE). Never raises, regardless of what the process does.
 
     Args:
         pid: the process.
@@ -212,14 +212,14 @@ def _opened(files: HostFiles, path: str) -> Iterator[int]:
 class ProcessContexts:
     """Reads the contexts and environments of sampled processes. Thread-safe.
 
-    A process's memory may be on a file system that hangs, so threads of its own read it, and
-    callers wait only briefly. A thread that hangs is left to its process, and others are read on.
+    A process's memory may be on a hung file system, so dedicated threads read it, and callers wait
+    only briefly. If a thread hangs, other threads continue to read the other processes.
 
     Args:
         files: files of the host.
         first_look_s: delay from :meth:`expect` to the first read, which skips processes that
             exit earlier.
-        answer_timeout_s: how long :meth:`look` waits.
+        answer_timeout_s: how long :meth:`look` waits for results.
     """
 
     def __init__(
@@ -252,18 +252,18 @@ class ProcessContexts:
         self._threads = PublishedThreads(self._files, reader)
 
     def decode(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
-        """Returns the attributes of a sample with a thread context: see :func:`decode_context`."""
+        """Returns the attributes of a sample with a thread context; see :func:`decode_context`."""
         if self._threads is None:
             return decode_context(context, (), has_span=has_span)
         return self._threads.decode(key, context, has_span=has_span)
 
     def expect(self, key: ProcessKey, stack_start: int = 0) -> None:
-        """Schedule the first read of a process that was sampled for the first time.
+        """Schedule the first read of a newly sampled process.
 
         Args:
             key: the process.
-            stack_start: of the program that was sampled, as in :class:`RawSample`: once the process
-                executes another one, it is as if it had exited. 0: not checked.
+            stack_start: stack start of the sampled program, as in :class:`RawSample`; once the
+                process executes another program, it counts as exited. 0 disables the check.
         """
         if not key.tgid or key.start_time_ns is None:
             return
@@ -290,9 +290,9 @@ class ProcessContexts:
         return True
 
     def look(self, keys: Collection[ProcessKey]) -> Mapping[ProcessKey, Attributes]:
-        """Returns the claims of these processes, or their last claims before they exited.
+        """Returns the current claims of these processes, or their last claims before they exited.
 
-        Processes that exited are then forgotten.
+        Forgets processes that have exited.
         """
         with self._changed:
             if self._thread is not None and not self._asked:
@@ -335,7 +335,7 @@ class ProcessContexts:
                 self._changed.notify_all()
 
     def _renew(self, key: ProcessKey) -> None:
-        """Read a process that was not left to a file system that hangs."""
+        """Read a process, unless its thread hangs in a file system."""
         claims = None
         try:
             claims = self._read_claims(key)
@@ -355,7 +355,7 @@ class ProcessContexts:
         return False
 
     def _keep(self, key: ProcessKey, claims: Claims | None) -> None:
-        """Store the claims of a process; over the limit, evict the least recently seen."""
+        """Store the claims of a process; above the limit, evict those least recently seen."""
         with self._changed:
             last = self._known.pop(key, None)
             self._known_bytes -= last.size if last else 0
@@ -366,7 +366,7 @@ class ProcessContexts:
                 self._known_bytes -= self._known.popitem(last=False)[1].size
 
     def _next(self) -> list[ProcessKey]:
-        """Waits for the processes to read next; empty after ``close``."""
+        """Waits for and returns the processes to read next; empty after ``close``."""
         with self._changed:
             while not self._closed:
                 keys, now = [*self._asked], time.monotonic()
@@ -390,7 +390,7 @@ class ProcessContexts:
         try:
             published = self._read_context(key, last_published)
         except PermissionError:
-            published = None  # the environment needs fewer rights
+            published = None  # reading the environment needs fewer rights
         if last_claims and published and published is last_published:
             return last_claims
         claims = Claims(published, {})
@@ -433,10 +433,11 @@ class ProcessContexts:
         return published
 
     def _check(self, key: ProcessKey) -> ProcessStat:
-        """Return what ``/proc/PID/stat`` shows of a process.
+        """Return a process's ``/proc/PID/stat`` data.
 
         Raises:
-            ProcessLookupError: the pid is another process's, or it runs another program.
+            ProcessLookupError: the pid belongs to another process, or the process runs another
+                program.
         """
         stat = read_stat(self._files, key.tgid)
         if stat is None or stat.start_ticks != (key.start_time_ns or 0) // TICK_NS:

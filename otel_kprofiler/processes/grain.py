@@ -1,4 +1,4 @@
-"""The grain of Resources: merges Resources of several processes before encoding."""
+"""Merges the Resources of several processes before encoding, by grain."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ _NUMBERED: Final = re.compile(r"[/:].*", re.DOTALL)
 
 
 class Grain(enum.Enum):
-    """Unit of a Resource, from the finest to the coarsest."""
+    """Unit of a Resource, from finest to coarsest."""
 
     PROCESS = "process"
     EXECUTABLE = "executable"
-    """An executable of a service, in a container or systemd unit."""
+    """An executable of a service in a container or systemd unit."""
     CONTAINER = "container"
-    """A container, or systemd unit outside of containers; services in it stay separate."""
+    """A container, or a systemd unit outside containers; services in it stay separate."""
     SERVICE = "service"
     """A service: name, namespace, version and environment."""
     HOST = "host"
 
     def select(self, attributes: Attributes, common: Collection[str]) -> dict[str, AttributeValue]:
-        """Returns the attributes of a process that its Resource keeps.
+        """Returns a process's attributes that its Resource keeps.
 
         Args:
             attributes: attributes of the process.
@@ -79,12 +79,12 @@ _KEPT: Final[dict[Grain, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 
 def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Window:
-    """Returns the window with Resources of this grain; samples are unchanged.
+    """Returns the window with Resources of this grain; the samples are unchanged.
 
-    Resources of a profile then have distinct attributes.
+    The Resources of a profile then have distinct attributes.
 
     Args:
-        window: with a Resource for each process.
+        window: a window with a Resource for each process.
         grain: grain of the Resources.
         common: names of the attributes that all Resources have.
     """

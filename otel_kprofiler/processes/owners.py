@@ -1,4 +1,4 @@
-"""Names of the users that processes run as."""
+"""Finds the names of the users that processes run as."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MOST: Final = 4096
 
 
 class Owners:
-    """Names by user id, from the host's ``/etc/passwd``; not thread-safe.
+    """Finds user names by id in the host's ``/etc/passwd``; not thread-safe.
 
-    In a container, ``/etc/passwd`` is that of the image. Then only the file of process 1 is used,
-    which needs the right to trace it. Other sources of names, such as LDAP, may block and are not
-    asked.
+    In a container, ``/etc/passwd`` belongs to the image. In that case, only process 1's file is
+    used, which needs the right to trace process 1. Other sources of names, such as LDAP, may block
+    and are not queried.
 
     Args:
         files: the host's files.
@@ -38,7 +38,7 @@ class Owners:
         self._path: str | None = None
 
     def find(self, uid: int) -> str:
-        """Returns the name of a user; empty if it cannot be read. Answers hold for a minute."""
+        """Returns a user's name; empty if it cannot be read. Cached for a minute."""
         now = self._monotonic()
         if now >= self._forget_at or len(self._names) >= _MOST:
             self._names.clear()
@@ -55,7 +55,7 @@ class Owners:
         except OSError:
             return None
         try:
-            # The directory belongs to the process's user, also where its files do not:
+            # The directory belongs to the process's user, even if its files do not:
             # task_dump_owner() in fs/proc/base.c.
             return os.fstat(fd).st_uid
         finally:
@@ -75,7 +75,7 @@ class Owners:
 
 
 def parse_user_name(passwd: bytes, uid: int) -> str:
-    """Returns the first name with a user id in passwd(5); empty if there is none."""
+    """Returns the first name with this user id in passwd(5); empty if there is none."""
     match = re.search(rb"^([^:\n#][^:\n]*):[^:\n]*:0*%d:" % uid, passwd, re.MULTILINE)
     return decode_name(match[1]) if match else ""
 

@@ -1,4 +1,4 @@
-"""Attributes of where processes run: container, pod and unit."""
+"""Finds attributes of where processes run: container, pod and unit."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from otel_kprofiler.otlp import UNIT, USER_UNIT
 from otel_kprofiler.text import escape_surrogates
 
 _NAMES: Final = ("container.name", "k8s.container.name", "k8s.pod.name", "k8s.namespace.name")
-"""Attributes of the fields of :class:`ContainerNames`."""
+"""Attribute names of the fields of :class:`ContainerNames`."""
 _MOST: Final = 4096
 _WALK_SHARE: Final = 200
 _SHORTEST_WALK_S: Final = 1.0
 
 
 class Places:
-    """Finds attributes of containers, pods and units of processes; not thread-safe.
+    """Finds the container, pod and unit attributes of processes; not thread-safe.
 
     Args:
         files: the host's files.
@@ -53,10 +53,10 @@ class Places:
 
         Args:
             pid: the process.
-            cgroup_id: the cgroup of version 2 that its sample was taken in; 0: unknown.
+            cgroup_id: cgroup v2 id in its sample; 0 if unknown.
 
         Raises:
-            OSError: it has exited.
+            OSError: the process has exited.
         """
         text = self._files.read_bytes(f"/proc/{pid}/cgroup")
         names = parse_cgroup(text)
@@ -65,19 +65,19 @@ class Places:
         return self._describe(names, pid)
 
     def find(self, cgroup_id: int) -> dict[str, AttributeValue]:
-        """Returns the attributes of an exited process, by its cgroup (version 2)."""
+        """Returns the attributes of an exited process from its cgroup v2 id."""
         return self._describe(parse_cgroup_path(self._find_path(cgroup_id)), None)
 
     def name(self, attributes: Mapping[str, AttributeValue]) -> Mapping[str, AttributeValue]:
-        """Returns the names of the container in these attributes, if known.
+        """Returns the names of the container in these attributes, as far as known.
 
-        Runtimes and the kubelet write them while the container starts.
+        Container runtimes and the kubelet write the names while the container starts.
         """
         container = attributes.get("container.id")
         return self._find_names(str(container)) if container else {}
 
     def _find_around(self, names: CgroupNames, path: str, cgroup_id: int) -> CgroupNames:
-        """Complete a path that is relative to our cgroup namespace."""
+        """Complete a path relative to this process's cgroup namespace."""
         if not names.container:
             inner = parse_cgroup_path(self._find_path(cgroup_id))
             if any(inner):
@@ -96,7 +96,7 @@ class Places:
         return self._own
 
     def _find_path(self, cgroup_id: int) -> str:
-        """Returns the path of a cgroup (version 2) by its id; empty if unknown.
+        """Returns the path of a cgroup v2 by its id; empty if unknown.
 
         Walks all cgroups, using at most 0.5 % of a core.
         """
@@ -145,9 +145,9 @@ class Places:
         return {key: escape_surrogates(value) for key, value in named if value}
 
     def _read_pod_container(self, pid: int, pod: str) -> str:
-        """Returns the name of a container in its pod, from a mount that the kubelet makes.
+        """Returns a container's name in its pod, from a mount made by the kubelet.
 
-        Processes can make such mounts, but not in the cgroup of another pod.
+        Processes can make such mounts, but not in another pod's cgroup.
         """
         try:
             container = parse_own_container(self._files.read_bytes(f"/proc/{pid}/mountinfo"))

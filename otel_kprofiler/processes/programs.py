@@ -1,4 +1,4 @@
-"""Names the script, module or class that an interpreter runs, by its command line.
+"""Names the script, module or class that an interpreter runs, from its command line.
 
 Other arguments may be secrets; they are neither kept nor exported.
 """
@@ -13,7 +13,7 @@ from otel_kprofiler.host import HostFiles, read_limited
 from otel_kprofiler.text import decode_name
 
 _MAX_BYTES: Final = 256 * 1024
-"""Limit of bytes read of a command line; class paths are long."""
+"""Maximum bytes read of a command line; class paths are long."""
 _NAME: Final = re.compile(rb"[A-Za-z0-9_@+][\w.@+$/-]{0,127}", re.ASCII)
 _TITLE: Final = re.compile(rb"([A-Za-z][\w.-]{0,63}): ", re.ASCII)
 _MEMFD: Final = "memfd:"
@@ -26,8 +26,7 @@ class _Options(NamedTuple):
 
     Attributes:
         valued: options whose value is the next argument.
-        code: options with code instead of a
-        script, or without a script.
+        code: options for code instead of a script, or for no script.
         module: options whose value is the program.
         letters: single
         letters with a value; letters may be combined.
@@ -74,8 +73,8 @@ def find_program(executable: str, arguments: Sequence[bytes]) -> str:
     """Find the name of the program that an interpreter runs; empty for other programs.
 
     Args:
-        executable: name of its file.
-        arguments: its command line, from argv[0] on.
+        executable: file name of the executable.
+        arguments: command line, from argv[0] on.
 
     Returns:
         The name of the script (``manage.py``), ``-m`` and the module (``-m http.server``), the
@@ -149,7 +148,7 @@ def _find_file(word: bytes, options: _Options) -> str:
 
 
 def _base_name(word: bytes) -> str:
-    """Returns the last part of a path, or the name of a class; empty for other text."""
+    """Returns the last component of a path, or a class name; empty for other strings."""
     if word.startswith(_NO_FILES):
         return ""
     name = word.rstrip(b"/").rpartition(b"/")[2]
@@ -157,14 +156,14 @@ def _base_name(word: bytes) -> str:
 
 
 def read_program(files: HostFiles, pid: int, executable: str) -> str:
-    """Read the name of the program of an interpreter (:func:`find_program`); empty if unknown.
+    """Read the name of an interpreter's program (:func:`find_program`); empty if unknown.
 
-    Reads memory of the process, which can block, if the executable is an interpreter.
+    If the executable is an interpreter, reads the process's memory, which can block.
 
     Args:
         files: the host's files.
         pid: the process.
-        executable: name of its executable.
+        executable: file name of the executable.
     """
     if not executable.startswith(_MEMFD) and _find_options(executable) is None:
         return ""

@@ -20,19 +20,19 @@ _MOST_PROGRAMS: Final = 1024
 
 
 class Reading(NamedTuple):
-    """Attributes of a process; ``is_sure`` if they are those of the sampled program."""
+    """Attributes of a process; ``is_sure`` if they belong to the sampled program."""
 
     attributes: dict[str, AttributeValue]
     is_sure: bool
 
 
 class ProcessReader:
-    """Reads file, owner, parent, container and unit of processes. Not thread-safe.
+    """Reads processes' executable, owner, parent, container and unit. Not thread-safe.
 
     Args:
         files: the host's files.
         monotonic: the clock, in seconds.
-        reads_arguments: also read the programs of interpreters, which can block.
+        reads_arguments: also read which programs interpreters run, which can block.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class ProcessReader:
         )
 
     def read(self, key: ProcessKey, sample: RawSample | None) -> Reading | None:
-        """Attributes of a process; None if it has exited or its pid was reused.
+        """Returns a process's attributes; None if it has exited or its pid was reused.
 
         Args:
             key: the process.
-            sample: a sample of the process; None to accept any program that it runs.
+            sample: a sample of the process; None to accept whatever program it runs.
         """
         try:
             attributes = self._places.read(key.tgid, sample.cgroup_id if sample else 0)
@@ -82,15 +82,15 @@ class ProcessReader:
         return Reading(attributes, is_sure)
 
     def find(self, sample: RawSample) -> dict[str, AttributeValue]:
-        """Attributes of a process that has exited, by the cgroup of version 2 that it was in."""
+        """Returns the attributes of an exited process from its cgroup v2 id."""
         attributes = self._places.find(sample.cgroup_id)
         owner = sample.owner if sample.stack_start else None  # kernel threads have none
         return attributes | self.describe_owner(owner, attributes)
 
     def find_program(self, sample: RawSample) -> Mapping[str, AttributeValue]:
-        """Returns the attributes of the sampled program, if another process ran it, too.
+        """Returns the attributes of the sampled program, if another process also ran it.
 
-        A child runs the parent's program until it calls execve(2): often too briefly to be read.
+        A child runs the parent's program until it calls execve(2), often too briefly to be read.
         """
         comm, program = self._programs.get(_identify(sample), (b"", {}))
         return program if sample.tid != sample.tgid or sample.comm == comm else {}
@@ -104,7 +104,7 @@ class ProcessReader:
         """
         if uid is None:
             return {}
-        # Names of users in a container are those of its image; the host's would mislead.
+        # A container's user names are those of its image; the host's would mislead.
         owner = self._owners.find(uid) if not uid or "container.id" not in attributes else ""
         return {"process.owner": owner} if owner else {"process.user.id": uid}
 
@@ -136,12 +136,12 @@ class ProcessReader:
             self._programs.popitem(last=False)
 
     def name(self, attributes: Attributes) -> Mapping[str, AttributeValue]:
-        """Names of the container in these attributes, if they are known by now."""
+        """Returns the names of the container in these attributes, if known by now."""
         return self._places.name(attributes)
 
 
 def _identify(sample: RawSample) -> tuple[int, int]:
-    """Returns the identity of a sample's program, which forked children share."""
+    """Returns the identity of a sample's program; forked children share it."""
     return sample.exec_id, sample.stack_start
 
 
@@ -155,5 +155,5 @@ def _is_of(stat: ProcessStat, sample: RawSample) -> bool:
 
 
 def group_kernel_thread(comm: str) -> str:
-    """Returns the name that kernel threads of one purpose share: ``kworker`` of ``kworker/0:1``."""
+    """Returns the common name of kernel threads: ``kworker`` for ``kworker/0:1``."""
     return comm.partition("/")[0] or comm

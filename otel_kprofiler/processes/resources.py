@@ -1,4 +1,4 @@
-"""Resources of samples: process, host, and the choice of ``service.name``."""
+"""Finds the Resources of samples: process, host, and ``service.name``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from otel_kprofiler.processes.shared_resources import SharedResources
 from otel_kprofiler.processes.thread_contexts import ContextReader, decode_context
 from otel_kprofiler.text import decode_name
 
-_IDLE: Final = "swapper"  # the idle task of all CPUs; not in /proc
+_IDLE: Final = "swapper"  # the idle tasks of all CPUs; not in /proc
 _SERVICE: Final = ".service"
 _SOURCES: Final[Mapping[str, Sequence[str]]] = {
     "container": ("k8s.container.name", "container.name"),
@@ -73,17 +73,17 @@ def format_time(unix_ns: int) -> str:
 
 
 SERVICE_SOURCES: Final = ("container", "unit", "executable")
-"""Fallback sources of a service's name, without a name in its context or environment."""
+"""Fallback sources of a service's name, used if its context and environment have none."""
 
 
 def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
-    """Returns the service name of a process from the first source that it has; else empty.
+    """Returns a process's service name from the first available source; empty if there is none.
 
     Args:
         attributes: of the process.
-        sources: from ``SERVICE_SOURCES``: ``container`` is the name in the pod, in Docker or
-            podman; ``unit`` that of a service of systemd, of a user before the system's;
-            ``executable`` the name of the file, and the purpose of kernel threads in brackets.
+        sources: from ``SERVICE_SOURCES``: ``container`` is the name in the pod, Docker or podman;
+            ``unit`` is the systemd service, preferably the user's; ``executable`` is the file name,
+            or the purpose of a kernel thread in brackets.
     """
     for source in sources:
         for key in _SOURCES[source]:
@@ -99,7 +99,7 @@ def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """A process in one cgroup; ``own`` are its attributes except published ones.
+    """A process in a cgroup; ``own`` are its attributes except published attributes.
 
     ``tried`` is the stack start of the last sample with an unknown program; None if the program is
     known.
@@ -113,22 +113,22 @@ class _Process:
 
 
 class ProcessResources:
-    """One Resource per process, read from ``/proc`` when the process is first seen.
+    """Finds the Resource of each process, read from ``/proc`` when the process is first seen.
 
     A process is a :class:`ProcessKey`, so a reused pid gets a new Resource, as does a process that
-    executes another program, drops its rights, or moves to another container. A process that exits
-    or executes another program before it can be read gets a Resource from its sample, and from
-    other processes that ran the same program. Not thread-safe; an LRU cache of ``capacity``
+    executes another program, drops its rights, or moves to another container. If a process exits or
+    executes another program before it can be read, its Resource is derived from its sample, and
+    from other processes that ran the same program. Not thread-safe; an LRU cache of ``capacity``
     entries.
 
     Args:
         files: the host's files.
-        clock: for ``process.creation.time``; its current offset is kept, so that creation times
-            do not change when clocks are synchronised again.
+        clock: used for ``process.creation.time``; its current offset is kept, so that creation
+            times do not change when the clock is adjusted.
         base: attributes of every Resource: the host's and the configured ones.
-        attributes_of: Resources known in advance, with all their attributes.
-        capacity: number of Resources kept; each takes some 1.5 kB.
-        on_new: called with a process and its Resource when first seen and on changes.
+        attributes_of: complete attributes of processes known in advance.
+        capacity: number of Resources kept; each takes about 1.5 kB.
+        on_new: called with a process and its Resource when first seen, and on changes.
         contexts: what processes publish about themselves (service.name, …); closed with this
             object. Configured and observed attributes take precedence.
         service_sources: see :func:`find_service_name`; used for processes that publish no name.
@@ -164,12 +164,12 @@ class ProcessResources:
         self._running: dict[Resource, _Process] = {}  # processes whose attributes may change
         self._fixed: dict[int, dict[int | None, Resource]] = {}  # by pid and owner
         self._ended: Resource | None = None
-        # The thread of contexts reads memory of processes, which can block.
+        # The thread that reads contexts reads process memory, which can block.
         self._reader = ProcessReader(files, reads_arguments=contexts is None)
         self._shared = SharedResources(self._reader, self._make_shared)
 
     def fix(self, pid: int, resource: Resource) -> None:
-        """Set the Resource of a process that outlives the profiler; its owner may change."""
+        """Set the Resource of a process that outlives the profiler; its user may change."""
         self._fixed[pid] = {None: resource}
 
     def describe(self, pid: int) -> Attributes:
@@ -206,7 +206,7 @@ class ProcessResources:
         return process.resource
 
     def find_newest(self, sample: RawSample) -> Resource | None:
-        """Returns the newest Resource of the sample's process, of any program; None without."""
+        """Returns the latest Resource of the sample's process, for any program; None if absent."""
         newest = self._newest.get(sample.process.process)
         return newest.resource if newest else None
 
@@ -224,9 +224,9 @@ class ProcessResources:
         return key, sample.cgroup_id
 
     def get_of(self, process: ProcessKey, *, has_ended: bool = False) -> Resource:
-        """Returns the Resource of a process that may have no sample; without a program, the newest.
+        """Returns the Resource of a process, which may lack a sample; without program, the latest.
 
-        Processes that exited without a Resource share one: there may be hundreds a second.
+        Processes that exited without a Resource share one, because there may be hundreds a second.
         """
         latest = self._latest.get(process)
         if latest is None and process.owner is None:
@@ -241,7 +241,7 @@ class ProcessResources:
         if stat and start_ns is not None and stat.start_ticks == start_ns // TICK_NS:
             # /proc appends the current work: kworker/0:1-events
             comm = _WORKER.sub(rb"\1", stat.name)
-        tid = tgid if comm or not tgid else 0  # 0: not the main thread, which names the process
+        tid = tgid if comm or not tgid else 0  # 0: not the main thread, whose name is the process's
         sample = RawSample(OFF_CPU, 0, 0, 0, tgid, tid, start_ns, 0, comm, (), (), None)
         return self.get(sample._replace(exec_id=process.exec_id, owner=process.owner))
 
@@ -252,7 +252,7 @@ class ProcessResources:
         return self._ended
 
     def _find(self, key: ProcessKey, sample: RawSample) -> _Process:
-        """Makes the Resource of a process in a new cgroup."""
+        """Makes the Resource of a process newly seen in a cgroup."""
         attributes = self._known.get(key)
         if attributes is not None:
             return self._latest.get(key) or self._add(key, attributes)
@@ -284,7 +284,7 @@ class ProcessResources:
             self._contexts.expect(process.key, sample.stack_start)
 
     def _fix_owner(self, fixed: dict[int | None, Resource], owner: int | None) -> Resource:
-        """Updates the user of a Resource that was set, if the process has changed it."""
+        """Updates the user in a fixed Resource, if the process has changed its user."""
         resource = fixed[None]
         last = {name: resource.attributes[name] for name in _OWNER if name in resource.attributes}
         now = self._reader.describe_owner(owner, resource.attributes)
@@ -321,10 +321,11 @@ class ProcessResources:
         )
 
     def renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
-        """Returns replacements of a window's Resources that have changed.
+        """Returns replacements for those of a window's Resources that have changed.
 
         A Resource changes when its process publishes, updates or removes a context, and when the
-        names of its container become known; a shared one when its cgroup does, too.
+        names of its container become known; a shared Resource also changes when its cgroup becomes
+        known.
         """
         running = {
             old: running_process for old in resources if (running_process := self._running.get(old))
@@ -349,7 +350,7 @@ class ProcessResources:
 
     @property
     def common(self) -> Collection[str]:
-        """Names of the attributes that all Resources have: the host's and the configured ones."""
+        """Returns the names of the host and configured attributes, which all Resources have."""
         return self._base.keys()
 
     def rebase(self, base: Attributes, service_sources: Sequence[str] = ()) -> None:
@@ -367,14 +368,14 @@ class ProcessResources:
             self._contexts.close()
 
     def follow_threads(self, reader: ContextReader) -> None:
-        """Read the thread contexts of processes that publish them; before the first sample."""
+        """Read the thread contexts of processes that publish them; call before the first sample."""
         if self._contexts and self._reads_threads:
             self._contexts.follow_threads(reader)
 
     def decode_context(
         self, key: ProcessKey, context: bytes, link: SpanLink | None
     ) -> tuple[SpanLink | None, LabelSet]:
-        """Decodes the attributes of a sample with a thread context whose names are known.
+        """Decodes the attributes of a sample with a thread context, if their names are known.
 
         Returns:
             The link with the name of the local root, and the other attributes.
@@ -389,7 +390,7 @@ class ProcessResources:
         return link and link._replace(local_root=root), tuple(named.items())
 
     def next_window(self) -> None:
-        """Check pids again whose samples lack a start time."""
+        """Recheck pids whose samples lack a start time."""
         self._checked.clear()
 
     def _key_from_proc(self, tgid: int) -> ProcessKey:

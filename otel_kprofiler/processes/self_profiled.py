@@ -1,8 +1,8 @@
 """Detects processes that profile themselves, so that no CPU time is counted twice.
 
-They publish it in their process context (:data:`TARGET`). Any process can publish that, so it
-counts only if the process holds BPF maps: where unprivileged BPF is disabled, creating a map needs
-the rights to profile.
+Such processes publish :data:`TARGET` in their process context. Any process can do so, so the
+attribute counts only if the process holds BPF maps: where unprivileged BPF is disabled, creating a
+map requires the rights to profile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BPF_MAP: Final = "anon_inode:bpf-map"
 
 
 def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
-    """Returns whether a process samples itself: it publishes so, and has the rights.
+    """Returns whether a process samples itself: it publishes this, and has the rights to do so.
 
     Args:
         files: the host's files.
@@ -38,7 +38,7 @@ def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
         extra: attributes of the process context that are not part of the Resource.
 
     Raises:
-        OSError: its descriptors cannot be read.
+        OSError: the process's descriptors cannot be read.
     """
     if not extra.get(TARGET):
         return False
@@ -62,11 +62,11 @@ def leave_out_self_profiled(
     """Removes on-CPU samples of processes that sample themselves; counts them as lost.
 
     Args:
-        window: with a Resource for each process.
-        others: Resources of processes that sampled themselves during a part of the window.
+        window: a window with a Resource for each process.
+        others: Resources of processes that sampled themselves during part of the window.
 
     Returns:
-        The window, and the number of samples of each kind that were left out.
+        The window, and the number of excluded samples of each kind.
     """
     left = SampleCounts()
     profiles = [

@@ -1,8 +1,8 @@
 """Reads service attributes from the environment of a process, as OpenTelemetry's SDKs do.
 
-See the specification, "Environment Variable Specification": ``OTEL_SERVICE_NAME`` goes before
-``service.name`` in ``OTEL_RESOURCE_ATTRIBUTES``, whose values are percent-encoded, and which is
-ignored as a whole if any part of it is malformed.
+See the specification, "Environment Variable Specification": ``OTEL_SERVICE_NAME`` takes precedence
+over ``service.name`` in ``OTEL_RESOURCE_ATTRIBUTES``, whose values are percent-encoded, and which
+is ignored as a whole if any part of it is malformed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from otel_kprofiler.model import AttributeValue
 from otel_kprofiler.text import escape_surrogates
 
 _MAX_BYTES: Final = 256 * 1024
-"""Limit of bytes read of an environment; the rest is ignored."""
+"""Maximum bytes read of an environment; the rest is ignored."""
 _MAX_VALUE_BYTES: Final = 16 * 1024
 _NAME: Final = b"OTEL_SERVICE_NAME="
 _ATTRIBUTES: Final = b"OTEL_RESOURCE_ATTRIBUTES="
 _TAKEN: Final = ("service.", "deployment.")
-"""Prefixes of accepted attributes: none about where a process runs."""
+"""Prefixes of accepted attributes, none of which describes where a process runs."""
 
 
 def parse_environment(environ: bytes) -> dict[str, AttributeValue]:
-    """Parses attributes of the service in ``/proc/PID/environ``; never raises."""
+    """Parses service attributes in ``/proc/PID/environ``; never raises."""
     if b"OTEL_" not in environ:
         return {}
     # getenv(3) returns the first of duplicate variables.
@@ -57,10 +57,10 @@ def _parse_attributes(text: bytes) -> dict[str, AttributeValue]:
 
 
 def read_environment(files: HostFiles, pid: int) -> dict[str, AttributeValue]:
-    """Reads attributes of the service from the initial environment of a process.
+    """Reads service attributes from the initial environment of a process.
 
-    Reads memory of the process, which needs the right to trace it, and can block. Empty if it
-    cannot be read.
+    Reads the process's memory, which needs the right to trace it and can block. Empty if
+    unreadable.
     """
     try:
         return parse_environment(read_limited(files, f"/proc/{pid}/environ", _MAX_BYTES))

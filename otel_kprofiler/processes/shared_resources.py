@@ -1,4 +1,4 @@
-"""Resources that processes share which are not read."""
+"""Shares Resources between processes that are not read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_SHARED: Final = 256
 
 @dataclass(slots=True, eq=False)
 class _Shared:
-    """A Resource, and what its attributes come from; ``located`` are those of cgroup and user."""
+    """A Resource and the sources of its attributes; ``located`` are those from cgroup and user."""
 
     sample: RawSample
     program: Attributes
@@ -27,11 +27,11 @@ class SharedResources:
     """One Resource for all processes of a cgroup, user and program. Not thread-safe.
 
     The program is known if the process was forked and its parent has been read. At
-    :data:`MOST_SHARED`, all are forgotten.
+    :data:`MOST_SHARED` Resources, all are forgotten.
 
     Args:
         reader: finds the attributes of a sample.
-        make: makes a Resource with these attributes, and those that all have.
+        make: makes a Resource with these attributes and the common attributes.
     """
 
     def __init__(self, reader: ProcessReader, make: Callable[[Attributes], Resource]) -> None:
@@ -58,7 +58,7 @@ class SharedResources:
         return shared.resource
 
     def renew(self, resources: Collection[Resource]) -> dict[Resource, Resource]:
-        """Returns replacements of those of whose cgroup more is known by now."""
+        """Returns replacements for Resources whose cgroups have become known."""
         renewed = {}
         for shared in self._shared.values():
             if shared.resource not in resources:
@@ -75,5 +75,5 @@ class SharedResources:
         return renewed
 
     def clear(self) -> None:
-        """Forget all, because what all have has changed."""
+        """Forget all Resources, because the common attributes have changed."""
         self._shared.clear()

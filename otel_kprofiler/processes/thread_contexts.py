@@ -2,7 +2,7 @@
 
 A process announces them in its process context: ``threadlocal.schema_version``, and
 ``threadlocal.attribute_key_map``, a list of attribute names that the process may only append to.
-The writer for Node.js may add offsets in its objects (:func:`find_variable`).
+The writer for Node.js may add offsets within its objects (:func:`find_variable`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SCHEMA: Final = "threadlocal.schema_version"
 KEY_MAP: Final = "threadlocal.attribute_key_map"
 NODEJS_SCHEMA: Final = "nodejs_v1_dev"
 SCHEMAS: Final = ("tlsdesc_v1_dev", "tls_v1", NODEJS_SCHEMA)
-"""Supported schema versions; others differ in format."""
+"""Supported schema versions; other versions differ in format."""
 WRAP_OFFSET: Final = "threadlocal.native_wrap_fields_offset"
-"""Offset of the pointer to the record in an object of the writer, whose address V8 has.
+"""Offset of the record pointer in an object of the writer, whose address V8 has.
 
 Without it, V8 has the address of the record.
 """
@@ -49,7 +49,7 @@ V8_LAYOUT: Final = {
     "threadlocal.ordered_hash_map_header_size": (16,),
     "threadlocal.wrapped_object_offset": (24, 32),
 }
-"""Supported values of what some versions of the writer publish about V8 (v8_context.bpf.h)."""
+"""Supported values of V8 properties that some versions of the writer publish (v8_context.bpf.h)."""
 ANNOUNCED: Final = (SCHEMA, KEY_MAP, WRAP_OFFSET, *V8_LAYOUT)
 """Attributes of a process context that :class:`PublishedThreads` reads."""
 _MAX_WRAP_OFFSET: Final = 4096
@@ -62,13 +62,13 @@ _OWNER: Final = 3  # in a ProcessKey: names belong to the program, whatever its 
 _AGAIN_S: Final = 10.0
 _MAX_CPU_S: Final = 0.2
 _MAX_LOOK_S: Final = 2.0
-"""Limits of a search, whatever the process's memory holds: other processes wait meanwhile.
+"""Limits of a search, regardless of the process's memory: other processes wait meanwhile.
 
-CPU time is what a large program takes on a busy host; time passes also where memory is slow.
+The CPU time suffices for a large program on a busy host; elapsed time also covers slow memory.
 """
 _CPU_SHARE: Final = 200
 _SHARE: Final = 20
-"""A process is searched again after these multiples of the CPU time and the time of a search."""
+"""A process is searched again after these multiples of a search's CPU time and elapsed time."""
 
 _log = logging.getLogger(__name__)
 
@@ -115,10 +115,10 @@ def find_variable(extra: Mapping[str, AttributeValue]) -> _Variable | None:
 
 
 def read_key_map(extra: Mapping[str, AttributeValue]) -> KeyMap | None:
-    """Returns the attribute names by number; None if the process has no supported thread contexts.
+    """Returns attribute names by number; None if the process has no supported thread contexts.
 
-    Names that are reserved for samples, or longer than labels may be, become empty, except that of
-    the name of the span's local root.
+    Names that are reserved for samples, or too long for labels, become empty, except the attribute
+    name for the span's local root.
 
     Args:
         extra: attributes of its process context that are not part of the Resource.
@@ -143,8 +143,8 @@ def _check_name(name: object) -> str:
 def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet:
     """Decodes the attributes of a sample with a thread context.
 
-    The last of equal keys wins. The name of the local root and the first 16 others are kept, and
-    values are cut at 200 characters. Decoding ends at a truncated entry.
+    The last of equal keys wins. Keeps the local root's name and the first 16 other attributes, and
+    truncates values to 200 characters. Decoding stops at a truncated entry.
 
     Args:
         context: trace flags and attributes, as in :class:`RawSample`.
@@ -170,17 +170,17 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
 
 
 class _SearchTooLongError(Exception):
-    """The search of a process for its variable takes too long."""
+    """Searching a process for its variable takes too long."""
 
 
 class PublishedThreads:
     """Registers the processes that publish thread contexts.
 
-    Thread-safe, but for two calls with the same process at a time.
+    Thread-safe, except for concurrent calls for the same process.
 
     Args:
         files: the host's files.
-        reader: where they are registered.
+        reader: reads the thread contexts of registered processes.
     """
 
     def __init__(self, files: HostFiles, reader: ContextReader) -> None:
@@ -194,7 +194,7 @@ class PublishedThreads:
     def update(
         self, key: ProcessKey, stack_start: int, extra: Mapping[str, AttributeValue], memory: int
     ) -> None:
-        """Register a process if it publishes thread contexts; search registered processes again.
+        """Register a process if it publishes thread contexts; re-search registered processes.
 
         Libraries that define the variable may be loaded or unloaded later.
 
@@ -217,7 +217,7 @@ class PublishedThreads:
         started, started_cpu = time.monotonic(), time.thread_time()
         try:
             place = self._find(key.tgid, memory, variable)
-        except _SearchTooLongError:  # what an earlier search has found holds
+        except _SearchTooLongError:  # the result of an earlier search remains valid
             place = None
         else:
             if place is None:
@@ -278,5 +278,5 @@ class PublishedThreads:
             self._reader.release(key.tgid)
 
     def decode(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
-        """Decodes the attributes of a process's sample, by the names that it published last."""
+        """Decodes the attributes of a process's sample, using the names it published last."""
         return decode_context(context, self._names.get(key[:_OWNER], ()), has_span=has_span)

@@ -1,11 +1,11 @@
-"""Locates the thread-local variable with the thread context (OTEP 4947) of a process.
+"""Locates a process's thread-local variable with the thread context (OTEP 4947).
 
-The variable is ``otel_thread_ctx_v1``; in Node.js it is ``otel_thread_ctx_nodejs_v1``. Its place
-comes from the definition in the program, or from the references of a library that the dynamic
-linker has resolved: an offset from the thread pointer, or an offset in the TLS block of a module,
-found through the dynamic thread vector (DTV). Relocations: the ABI of x86-64, section 4.4.1;
-TLSDESC: Oliva, RFC TLSDESC-x86. Results of the linker in memory: glibc's
-sysdeps/x86_64/dl-machine.h and dl-tlsdesc.h, musl's ldso/dynlink.c.
+The variable is ``otel_thread_ctx_v1``; in Node.js it is ``otel_thread_ctx_nodejs_v1``. Its location
+comes from the definition in the program, or from a library's references that the dynamic linker has
+resolved: an offset from the thread pointer, or an offset in the TLS block of a module, found
+through the dynamic thread vector (DTV). Relocations: the ABI of x86-64, section 4.4.1; TLSDESC:
+Oliva, RFC TLSDESC-x86. The linker's results in memory: glibc's sysdeps/x86_64/dl-machine.h and
+dl-tlsdesc.h, musl's ldso/dynlink.c.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from otel_kprofiler.host import MemoryMapping
 VARIABLE: Final = b"otel_thread_ctx_v1"
 NODEJS_VARIABLE: Final = b"otel_thread_ctx_nodejs_v1"
 MAX_OBJECTS: Final = 4096
-"""Limit of files searched in a process."""
+"""Maximum files searched in a process."""
 MAX_DEFINITIONS: Final = 16
-"""Limit of libraries that define the variable; references of further libraries are ignored."""
+"""Maximum libraries that define the variable; further libraries' references are ignored."""
 MAX_REFERENCES: Final = 64
-"""Limit of references to the variable in a library."""
+"""Maximum references to the variable in a library."""
 _DTPMOD, _TPOFF, _TLSDESC = 16, 18, 36  # R_X86_64_DTPMOD64, R_X86_64_TPOFF64, R_X86_64_TLSDESC
 _POINTER_BYTES: Final = 8
 _WORDS_2: Final = struct.Struct("<QQ")
@@ -47,7 +47,7 @@ _ALPINE: Final = ("ld-musl-", "libc.musl-")
 
 
 class LoadedObject(NamedTuple):
-    """Address range of a mapped file: from its first byte to the end of its last mapping."""
+    """Address range of a mapped file, from its first byte to the end of its last mapping."""
 
     start: int
     end: int
@@ -55,7 +55,7 @@ class LoadedObject(NamedTuple):
 
 
 class _Vector(NamedTuple):
-    """Layout of a libc's dynamic thread vector: size of entries, place of its length."""
+    """Layout of a libc's dynamic thread vector: entry size, location of its length."""
 
     stride: int
     length_at: int
@@ -67,7 +67,7 @@ _MUSL_VECTOR: Final = _Vector(8, 0, has_generations=False)
 
 
 def find_objects(mappings: Iterable[MemoryMapping]) -> list[LoadedObject]:
-    """Returns the files with code that a process has mapped from their first byte, by address."""
+    """Returns the code files that a process has mapped from their first byte, by address."""
     objects: list[list[MemoryMapping]] = []
     for mapping in mappings:
         if mapping.inode and not mapping.file_offset:
@@ -100,11 +100,11 @@ def find_context_place(
 ) -> ContextPlace | None:
     """Locates the variable in threads; None if it is undefined, or not resolved yet.
 
-    The program's definition takes precedence over libraries, as for the dynamic linker.
+    The program's definition takes precedence over libraries, as in the dynamic linker.
 
     Args:
         read: reads the process's memory.
-        objects: the files that the process has loaded.
+        objects: files loaded by the process.
         headers_at: address of the executable's program headers.
         name: the variable.
         machine: machine of uname(2); only x86_64 is supported.
@@ -136,11 +136,12 @@ def _is_musl(path: str) -> bool:
 def _find_in_library(
     read: Read, elf: LoadedElf, end: int, variable: tuple[int, int], vector: _Vector
 ) -> ContextPlace | None:
-    """Locates the variable from resolved references of a library, which ends at ``end``."""
+    """Locates the variable from a library's resolved references; the library ends at ``end``."""
     symbol, value = variable
     kinds = (_TPOFF, _TLSDESC, _DTPMOD)
     for relocation in islice(find_relocations(read, elf, symbol, kinds), MAX_REFERENCES):
-        # Without a symbol, it refers to the file itself: the addend is the offset of the variable.
+        # Without a symbol, the reference is to the file itself: the addend is the variable's
+        # offset.
         if not relocation.symbol and relocation.kind != _DTPMOD and relocation.addend != value:
             continue
         first, second = _WORDS_2.unpack(read(relocation.address, _WORDS_2.size))
@@ -151,7 +152,7 @@ def _find_in_library(
             place = _dynamic(first, second if relocation.symbol else value, 0, vector)
         elif first and second >> 63:
             place = _static(second)
-        elif first and not elf.base <= second < end:  # else it is resolved at first use
+        elif first and not elf.base <= second < end:  # otherwise resolved at first use
             place = _read_descriptor(read, second, vector)
         if place:
             return place
@@ -168,7 +169,7 @@ def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace 
 
 
 def _static(word: int) -> ContextPlace | None:
-    """Returns a place below the thread pointer; None for offset 0: not resolved yet."""
+    """Returns an offset below the thread pointer; None for 0, which is not yet resolved."""
     distance = -word & (1 << 64) - 1
     return ContextPlace(-distance) if _POINTER_BYTES <= distance < _MOST_STATIC else None
 
