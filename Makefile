@@ -63,7 +63,7 @@ test-hostile-files:  ## 20 files of each kind that are made to take memory: with
 	KPROFILER_HOSTILE_FILES=20 $(PYTEST) tests/unit/symbols/user/test_budget.py
 
 test-reload:  ## 100 reloads in 60 seconds at 999 Hz: exact account, no gaps, no leaks
-	KPROFILER_RELOADS=100 $(PYTEST) tests/live/test_reload.py -k lose_nothing
+	KPROFILER_RELOADS=100 $(PYTEST) tests/live/test_reload.py -k lose_no_sample
 
 test-lines:  ## source lines and inlined functions of six builds at 3,000 addresses, beside llvm-symbolizer
 	KPROFILER_LINES=3000 $(PYTEST) tests/unit/symbols/user/test_lines.py -k of_llvm

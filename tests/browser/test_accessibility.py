@@ -16,7 +16,7 @@ VIEWS = [f"tab={tab}" for tab in ("flame", "callers", "table", "sandwich")]
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", [*VIEWS, "process=sh&cpu=0"])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_axe_finds_nothing(browser, tmp_path, scheme, view, width):
+def test_axe_reports_no_violations(browser, tmp_path, scheme, view, width):
     if not AXE.exists():
         pytest.skip("axe-core is not installed: cd viewer && npm ci --ignore-scripts")
     path = tmp_path / "x.html"

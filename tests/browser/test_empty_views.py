@@ -24,11 +24,11 @@ def go(browser, address):
     )
 
 
-def test_a_view_with_samples_shows_no_reason(page):
+def test_a_view_with_samples_shows_no_empty_state_message(page):
     assert page.evaluate(REASON) is None
 
 
-def test_filters_that_exclude_each_other_are_named_with_what_each_hides(page):
+def test_contradictory_filters_are_named_with_the_samples_each_hides(page):
     go(page, "process=sh&cpu=0")
     assert page.evaluate(REASON) == "No samples of on_cpu pass: process sh, CPU 0."
     assert page.evaluate(WAYS) == [
@@ -42,7 +42,7 @@ def test_filters_that_exclude_each_other_are_named_with_what_each_hides(page):
 
 
 @pytest.mark.parametrize("tab", "1234")
-def test_keys_lead_back_from_an_empty_view_in_every_tab(page, tab):
+def test_keys_recover_from_an_empty_view_in_every_tab(page, tab):
     go(page, "process=sh&cpu=0")
     page.press(tab, "g")
     assert page.evaluate("document.activeElement.textContent") == "All processes · 65 samples"
@@ -51,13 +51,13 @@ def test_keys_lead_back_from_an_empty_view_in_every_tab(page, tab):
     assert page.evaluate("document.getElementById('panes').contains(document.activeElement)")
 
 
-def test_a_time_without_samples_is_named(page):
+def test_an_interval_without_samples_is_named(page):
     page.evaluate("viewer.brush([3000, 4000])")
     assert page.evaluate(REASON) == "No samples of on_cpu pass: time 3.00 s \N{EN DASH} 4.00 s."
     assert page.evaluate(WAYS) == ["Whole time · 100 samples"]
 
 
-def test_a_comparison_without_samples_in_both_times_ends_with_the_whole_time(page):
+def test_a_comparison_of_two_empty_intervals_offers_the_whole_time(page):
     go(page, "baseline=1000000001000-1000000002000&range=1000000003000-1000000004000")
     assert page.evaluate(WAYS) == ["Whole time · 100 samples"]
     page.press("g", "Enter")
@@ -65,7 +65,7 @@ def test_a_comparison_without_samples_in_both_times_ends_with_the_whole_time(pag
     assert page.evaluate("location.hash") in ("", "#")
 
 
-def test_transforms_that_drop_every_stack_are_named_and_taken_back(page):
+def test_transforms_that_drop_every_stack_are_named_and_can_be_undone(page):
     ids = page.evaluate(IDS)
     both = f"hide-{ids['vfs_read']}.focus-{ids['ext4_read']}"
     go(page, f"transforms=application.{both}")
@@ -79,7 +79,7 @@ def test_transforms_that_drop_every_stack_are_named_and_taken_back(page):
     assert page.evaluate("location.hash") == "#transforms=application"
 
 
-def test_a_kind_without_samples_leads_to_another(browser, tmp_path):
+def test_a_kind_without_samples_offers_another_kind(browser, tmp_path):
     path = tmp_path / "kinds.html"
     samples = [WindowSample(Stack.from_frames((SYSCALL,)), 9, "t", 0, None, [10**18], [7_000_000])]
     waits = ResourceSamples(Resource({"process.executable.name": "waiter"}), samples)
@@ -103,7 +103,7 @@ def test_a_recording_without_samples_says_so(browser, tmp_path):
     assert browser.evaluate(WAYS) == []
 
 
-def test_a_search_that_leaves_no_row_is_named_in_the_table(page):
+def test_a_search_without_matches_is_named_in_the_table(page):
     page.press("3", "/", *"nowhere")
     assert rows(page) == []
     assert page.evaluate("document.querySelector('caption').textContent") == (
@@ -111,7 +111,7 @@ def test_a_search_that_leaves_no_row_is_named_in_the_table(page):
     )
 
 
-def test_a_chosen_function_without_samples_is_named_in_the_sandwich(page):
+def test_a_selected_function_without_samples_is_named_in_the_sandwich(page):
     ids = page.evaluate(IDS)
     go(page, f"tab=sandwich&process=sh&chosen={ids['ext4_read']}")
     assert page.evaluate("document.querySelector('.sides h3').textContent") == (

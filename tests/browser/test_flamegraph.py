@@ -119,7 +119,7 @@ def hover(page, name):
         time.sleep(0.05)
 
 
-def test_everything_is_drawn_in_proportion_and_nothing_is_fetched(page):
+def test_frames_are_drawn_in_proportion_and_nothing_is_fetched(page):
     drawn = names(page)
     for ambiguous in ("do_syscall_64", "vfs_read"):  # drawn more than once
         assert drawn.pop(ambiguous)
@@ -243,7 +243,7 @@ HOSTILE = "<img src=x onerror=window.harmed=1>"
 
 
 @pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich"])
-def test_no_name_becomes_part_of_the_page(browser, tmp_path, tab):
+def test_names_are_never_interpreted_as_html(browser, tmp_path, tab):
     path = tmp_path / "x.html"
     module = Module(HOSTILE, ModuleKind.USER, None, FileId("5" * 32), 0)
     stack = [user(HOSTILE + name, module) for name in ("", "2")]
@@ -270,7 +270,7 @@ def test_search_visits_visible_frames_while_zoomed(page):
     assert text(page, "details").startswith("do_syscall_64 · in vmlinux · 25 samples")
 
 
-def test_zoom_by_click_and_out_by_key_and_by_back(page):
+def test_a_click_zooms_in_and_keys_or_back_zoom_out(page):
     page.click_at(*place(page, "sh"))
     zoomed = {"all": 100, "sh": 100, "do_syscall_64": 100, "[vmlinux+0x300]": 100}
     assert names(page) == zoomed
@@ -282,7 +282,7 @@ def test_zoom_by_click_and_out_by_key_and_by_back(page):
     assert names(page)["sh"] == 25
 
 
-def test_keyboard_alone_walks_zooms_and_inverts(page):
+def test_the_keyboard_alone_navigates_zooms_and_inverts(page):
     page.press("g", "ArrowUp")
     assert text(page, "details").startswith("dd · 75 samples")
     page.press("ArrowRight")
@@ -299,7 +299,7 @@ def test_keyboard_alone_walks_zooms_and_inverts(page):
 
 
 @pytest.mark.parametrize("root", ["bottom", "top"])
-def test_the_root_is_in_sight_however_deep_the_stacks_are(browser, tmp_path, root):
+def test_the_root_is_visible_however_deep_the_stacks_are(browser, tmp_path, root):
     path = tmp_path / "deep.html"
     deep = [frame(f"level_{level}") for level in range(100)]
     path.write_text(html([window(("x", 1, [sample(deep, 5)]))]))
@@ -309,7 +309,7 @@ def test_the_root_is_in_sight_however_deep_the_stacks_are(browser, tmp_path, roo
     assert drawn["y"] == (0 if root == "top" else height - drawn["height"])
 
 
-def test_callers_are_a_real_inversion_with_the_leaf_first(page):
+def test_the_callers_view_is_a_true_inversion_with_the_leaf_first(page):
     page.click("[data-tab=callers]")
     rows = {}
     for box in boxes(page):
@@ -348,7 +348,7 @@ def choose(page, name, label):
     )
 
 
-def test_filters_by_process_thread_and_cpu(page):
+def test_samples_are_filtered_by_process_thread_and_cpu(page):
     choose(page, "process", "dd")
     assert "75 samples" in text(page, "details")
     choose(page, "thread", "process 9")
@@ -377,7 +377,7 @@ def sort(page, heading):
     )
 
 
-def test_the_table_has_functions_with_callers_and_callees(page):
+def test_the_table_lists_functions_with_callers_and_callees(page):
     page.press("3")
     assert rows(page)[:2] == [
         ["ext4_read", "60", "60.00%", "60", "60.00%"],
@@ -476,7 +476,7 @@ def timeline(browser, tmp_path):
     return browser
 
 
-def test_a_brushed_time_narrows_everything(timeline):
+def test_a_brushed_interval_restricts_every_view(timeline):
     assert names(timeline).keys() == {"all", "x", "early", "late"}
     timeline.drag(strip_place(timeline, 0.6), strip_place(timeline, 0.85))
     assert names(timeline).keys() == {"all", "x", "late"}
@@ -506,7 +506,7 @@ def test_keys_move_the_brush_and_announce_its_position(timeline):
     assert brushed(timeline).startswith("whole time")
 
 
-def test_two_times_can_be_compared(timeline):
+def test_two_intervals_can_be_compared(timeline):
     timeline.drag(strip_place(timeline, 0), strip_place(timeline, 0.5))
     timeline.press("d")
     timeline.drag(strip_place(timeline, 0.5), strip_place(timeline, 1))
@@ -529,7 +529,7 @@ def test_two_times_can_be_compared(timeline):
     assert rows(timeline)[0] == ["late", "60", "60.00%", "60", "60.00%"]
 
 
-def test_differences_that_may_be_chance_have_no_colour(browser, tmp_path):
+def test_insignificant_differences_have_no_colour(browser, tmp_path):
     stamps = [10**18 + n * 10**9 // 21 for n in range(210)]
     parts = {"one": stamps[::2], "other": stamps[1::2]}
     samples = [WindowSample(Stack.from_frames((frame(name),)), 1, "x", 0, None, times)
@@ -563,7 +563,7 @@ def test_a_page_of_two_intervals_compares_them(browser, tmp_path):
     assert "151 samples" in text(browser, "details")
 
 
-def test_units_are_samples_time_and_shares(page):
+def test_values_are_shown_as_samples_time_or_shares(page):
     shown = "[...document.getElementById('unit').options].map(option => option.text)"
     assert page.evaluate(shown) == ["samples", "ms of CPU", "%"]
     page.press("u")
@@ -574,7 +574,7 @@ def test_units_are_samples_time_and_shares(page):
     assert rows(page)[0] == ["ext4_read", "60.00%", "60.00%"]
 
 
-def test_a_link_leads_to_the_same_view(page, browser):
+def test_a_link_restores_the_same_view(page, browser):
     choose(page, "process", "dd")
     page.evaluate("viewer.brush([0, 1000])")
     page.press("2", "/", *"ext4")
@@ -604,7 +604,7 @@ def two_kinds(browser, tmp_path):
     return browser
 
 
-def test_kinds_are_chosen_or_stand_side_by_side(two_kinds):
+def test_one_kind_is_shown_or_several_side_by_side(two_kinds):
     assert "mutex_lock" not in names(two_kinds)
     choose(two_kinds, "kind", "lock_wait")
     assert names(two_kinds) == {"all": 100, "dd": 100, "mutex_lock": 100}
@@ -618,7 +618,7 @@ def test_kinds_are_chosen_or_stand_side_by_side(two_kinds):
 
 
 @pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich"])
-def test_all_but_rows_of_controls_fits_a_narrow_page(browser, tmp_path, tab):
+def test_everything_but_control_rows_fits_a_narrow_page(browser, tmp_path, tab):
     path = tmp_path / "x.html"
     path.write_text(html([PROFILE], title="a-long-name-of-a-command " * 4))
     browser.open(path.as_uri() + f"#tab={tab}", width=400)
@@ -659,7 +659,7 @@ def timed(browser, expression):
     )
 
 
-def test_a_million_samples_open_and_are_narrowed_at_once(browser, tmp_path):
+def test_a_million_samples_open_and_are_filtered_without_delay(browser, tmp_path):
     path = million_page(tmp_path)
     browser.open(path.as_uri())
     took = {"open": browser.evaluate("Number(document.documentElement.dataset.openedMs)")}

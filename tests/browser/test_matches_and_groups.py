@@ -50,7 +50,7 @@ def hover_group(page, group):
     raise AssertionError("no tooltip of the group")
 
 
-def test_narrow_callers_are_a_group_with_their_sum(narrow):
+def test_narrow_callers_are_grouped_with_their_sum(narrow):
     groups = [group for group in narrow.evaluate(GROUPS) if group["row"] == 2]
     assert [(group["more"], group["value"]) for group in groups] == [(NARROW, NARROW)]
     wide = boxes(narrow, "do_syscall_64")[0]["width"]
@@ -61,7 +61,7 @@ def test_narrow_callers_are_a_group_with_their_sum(narrow):
     assert shown["rows"]["Of all"] == "33.33%"
 
 
-def test_keys_walk_past_groups_and_a_click_zooms_to_their_callee(narrow):
+def test_keys_skip_groups_and_a_click_zooms_to_their_callee(narrow):
     narrow.press("g", "ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight")
     assert text(narrow, "details").startswith("do_syscall_64")
     group = next(group for group in narrow.evaluate(GROUPS) if group["row"] == 2)
@@ -102,7 +102,7 @@ def test_a_search_dims_what_does_not_match(page):
 
 
 @pytest.mark.parametrize(("width", "height"), [(1200, 420), (390, 500)])
-def test_the_next_match_comes_into_view(browser, tmp_path, width, height):
+def test_the_next_match_is_scrolled_into_view(browser, tmp_path, width, height):
     path = tmp_path / "deep.html"
     deep = [frame(f"level_{level}") for level in range(100)]
     path.write_text(html([window(("x", 1, [sample(deep, 5)]))]))

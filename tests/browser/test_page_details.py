@@ -37,7 +37,7 @@ def tooltip(browser):
     return browser.evaluate(TOOLTIP)
 
 
-def test_the_tooltip_is_at_the_pointer_with_self_total_and_shares(page):
+def test_the_tooltip_appears_at_the_pointer_with_self_total_and_shares(page):
     assert tooltip(page) is None
     hover(page, "vfs_read")
     shown = tooltip(page)
@@ -57,7 +57,7 @@ def test_the_tooltip_is_at_the_pointer_with_self_total_and_shares(page):
     assert tooltip(page) is None
 
 
-def test_keys_show_the_tooltip_at_the_frame_in_focus(page):
+def test_keyboard_navigation_shows_the_tooltip_at_the_focused_frame(page):
     page.press("g", "ArrowUp")
     shown = tooltip(page)
     assert (shown["title"], shown["rows"]["Total"]) == ("dd", "75 samples")
@@ -69,7 +69,7 @@ def test_keys_show_the_tooltip_at_the_frame_in_focus(page):
     assert tooltip(page) is None
 
 
-def test_in_callers_the_share_is_that_of_the_callee(page):
+def test_shares_in_the_callers_view_are_relative_to_the_callee(page):
     page.press("2")
     hover(page, "[vmlinux+0x300]")
     assert tooltip(page)["rows"] == {
@@ -102,7 +102,7 @@ def native(name, line):
     return Frame(binary("server"), line, (Line(name, "", "/src/main.c", line),), 0, USER_SIDE)
 
 
-def test_lines_of_native_code_are_one_frame_with_all_its_lines(browser, tmp_path):
+def test_a_native_frame_lists_all_its_source_lines(browser, tmp_path):
     path = tmp_path / "x.html"
     stacks = [sample([native("leaf", line), native("main", 10)], 5) for line in (7, 3, 12)]
     path.write_text(html([window(("x", 1, [*stacks, sample([native("main", 11)], 5)]))]))

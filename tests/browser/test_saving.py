@@ -53,7 +53,7 @@ def test_csv_has_every_function_with_exact_counts(page, tmp_path):
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@"])
-def test_names_that_begin_as_formulas_are_text_in_csv(browser, tmp_path, start):
+def test_names_that_start_like_formulas_are_text_in_csv(browser, tmp_path, start):
     path = tmp_path / "x.html"
     name = f'{start}HYPERLINK("x","y")'
     frames = [user(name, module(name)), user(f"main{start}", module("server"))]
@@ -66,7 +66,7 @@ def test_names_that_begin_as_formulas_are_text_in_csv(browser, tmp_path, start):
     ]
 
 
-def test_svg_has_the_boxes_of_the_graph_and_names_as_text(browser, tmp_path):
+def test_svg_contains_the_graphs_boxes_with_names_as_text(browser, tmp_path):
     path = tmp_path / "x.html"
     frames = [user(HOSTILE, module(HOSTILE)), user("main", module("server"))]
     path.write_text(html([window(("x", 1, [sample(frames, 5)]))]))
@@ -78,7 +78,7 @@ def test_svg_has_the_boxes_of_the_graph_and_names_as_text(browser, tmp_path):
     assert not [element for element in root.iter() if element.tag.endswith("img")]
 
 
-def test_png_has_the_size_of_the_graph_in_sight(page, tmp_path):
+def test_png_has_the_size_of_the_visible_graph(page, tmp_path):
     data = saved(page, tmp_path, "p", "graph.png")
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     size = [int.from_bytes(data[at : at + 4], "big") for at in (16, 20)]
@@ -86,7 +86,7 @@ def test_png_has_the_size_of_the_graph_in_sight(page, tmp_path):
     assert size == canvas
 
 
-def test_tables_are_saved_as_csv_alone(page):
+def test_tables_can_be_saved_only_as_csv(page):
     page.press("3")
     page.click("#save")
     items = page.evaluate(

@@ -71,14 +71,14 @@ def refresh(page):
     wait(page, "!document.getElementById('status').textContent.startsWith('loading')")
 
 
-def test_it_fetches_from_its_server_alone(served):
+def test_the_page_fetches_only_from_its_server(served):
     assert text(served, "title") == "live"
     assert "100 samples" in text(served, "details")
     paths = {url.partition("?")[0].rpartition("/")[2] for url in served.requests}
     assert paths <= {"", "profile.json", "favicon.ico"}
 
 
-def test_range_and_resource_are_asked_for(served, host):
+def test_the_page_requests_the_selected_range_and_resource(served, host):
     assert host.queries[-1].last_s is None
     choose(served, "last", "last 5 minutes")
     wait(served, "document.getElementById('status').textContent === ''")
@@ -106,7 +106,7 @@ def test_zoom_and_search_survive_new_data(served, host):
     assert [box["name"] for box in boxes(served) if box["row"] == 1] == ["sh"]
 
 
-def test_a_brushed_time_stays_when_the_range_moves_on(served, host):
+def test_a_brushed_interval_stays_when_the_range_advances(served, host):
     served.evaluate("viewer.brush([1000, 2000])")
     shown = text(served, "brushed")
     assert shown.startswith("01:46:41.000")
@@ -115,7 +115,7 @@ def test_a_brushed_time_stays_when_the_range_moves_on(served, host):
     assert text(served, "brushed") == shown
 
 
-def test_problems_are_shown_and_the_last_data_stay(served, host):
+def test_errors_are_shown_and_the_last_data_are_kept(served, host):
     host.problem = "<b>no such resource</b>"
     refresh(served)
     assert text(served, "status") == "<b>no such resource</b>"
@@ -125,7 +125,7 @@ def test_problems_are_shown_and_the_last_data_stay(served, host):
     assert text(served, "status") == ""
 
 
-def test_of_files_there_is_nothing_to_choose(served, host):
+def test_live_controls_are_hidden_for_files(served, host):
     hidden = "document.getElementById('live').hidden"
     assert served.evaluate(hidden) is False
     host.more = {}
@@ -133,7 +133,7 @@ def test_of_files_there_is_nothing_to_choose(served, host):
     assert served.evaluate(hidden) is True
 
 
-def test_it_refreshes_by_itself_until_it_is_paused(served, host):
+def test_the_page_refreshes_until_paused(served, host):
     count = len(host.queries)
     wait_for = time.monotonic() + 15
     while len(host.queries) == count:

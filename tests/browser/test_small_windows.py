@@ -40,7 +40,7 @@ def path(tmp_path, busy):
 
 
 @pytest.mark.parametrize(("width", "height"), SMALL)
-def test_the_graph_has_most_of_the_room(browser, path, width, height):
+def test_the_graph_takes_most_of_the_window(browser, path, width, height):
     browser.open(path.as_uri(), width=width, height=height)
     for row in ("#controls", "#choices", "#about"):
         assert browser.evaluate(HEIGHT_OF.format(row)) <= LINE, row
@@ -50,7 +50,7 @@ def test_the_graph_has_most_of_the_room(browser, path, width, height):
 
 @pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich"])
 @pytest.mark.parametrize(("width", "height"), SMALL)
-def test_only_parts_of_the_page_scroll(browser, path, tab, width, height):
+def test_panes_scroll_but_the_page_does_not(browser, path, tab, width, height):
     browser.open(f"{path.as_uri()}#tab={tab}", width=width, height=height)
     sizes = "[document.scrollingElement.scrollWidth, document.scrollingElement.scrollHeight]"
     assert browser.evaluate(sizes) == [width, height]
@@ -61,7 +61,7 @@ def test_only_parts_of_the_page_scroll(browser, path, tab, width, height):
     assert all(wide > 20 for wide in browser.evaluate(legible))
 
 
-def test_kinds_side_by_side_stand_below_each_other(browser, tmp_path):
+def test_side_by_side_kinds_are_stacked_in_a_narrow_window(browser, tmp_path):
     path = tmp_path / "x.html"
     waits = replace(PROFILE, profiles=[replace(PROFILE.profiles[0], kind=OFF_CPU)])
     path.write_text(html([PROFILE, waits]))
@@ -75,7 +75,7 @@ def test_kinds_side_by_side_stand_below_each_other(browser, tmp_path):
     assert min(tops) > 80
 
 
-def test_a_window_that_becomes_low_gives_the_time_less_room(browser, path):
+def test_the_time_strip_shrinks_in_a_low_window(browser, path):
     browser.open(path.as_uri(), width=1000, height=700)
     high = browser.evaluate(HEIGHT_OF.format("#strip"))
     browser.call("Emulation.setDeviceMetricsOverride", width=1000, height=420,

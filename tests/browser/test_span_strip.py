@@ -39,7 +39,7 @@ def spans(path):
         return data(file.read()).get("spans", [])
 
 
-def test_the_page_has_the_parts_that_report_prints(profile):
+def test_the_page_shows_the_same_span_parts_as_report(profile):
     shown = {
         span["name"]: {name: ns // MS for name, ns in span["parts"]}
         for span in spans(page_of(profile))
@@ -51,19 +51,19 @@ def test_the_page_has_the_parts_that_report_prints(profile):
     assert shown["GET /[x]*\\x1b"] == {"user code": 1}
 
 
-def test_idle_waits_are_parts_of_spans(tmp_path):
+def test_idle_waits_count_as_span_parts(tmp_path):
     profile = write(tmp_path / "x.otlp", (0, A, "user", 2), (2, A, "sleep", 8), (10, A, "user", 1))
     (everything, _) = spans(page_of(profile))
     assert everything["parts"] == [["wait: sleep", 8 * MS], ["user code", 3 * MS]]
 
 
 @pytest.mark.parametrize("option", [("--function", "work"), ("--endpoint", "GET /a")])
-def test_filters_that_cut_threads_leave_no_parts(profile, option):
+def test_filters_that_keep_only_part_of_a_thread_hide_span_parts(profile, option):
     assert spans(page_of(profile, *option)) == []
     assert spans(page_of(profile, "--process", "shop"))
 
 
-def test_parts_of_all_spans_and_of_an_endpoint(browser, profile):
+def test_span_parts_are_shown_for_all_spans_or_one_endpoint(browser, profile):
     browser.open(f"file://{page_of(profile)}")
     assert browser.evaluate(PARTS) == [
         "wait: futex 33.33%", "user code 27.78%", "wait: disk 22.22%", "kernel 16.67%",
@@ -78,7 +78,7 @@ def test_parts_of_all_spans_and_of_an_endpoint(browser, profile):
     assert kernel == pytest.approx(1.5 * user, rel=0.05)
 
 
-def test_without_spans_there_is_no_strip(browser, tmp_path):
+def test_without_spans_the_span_strip_is_hidden(browser, tmp_path):
     profile = write(tmp_path / "x.otlp", (0, None, "user", 5))
     browser.open(f"file://{page_of(profile)}")
     assert not browser.evaluate("document.getElementById('spans').checkVisibility()")
@@ -86,7 +86,7 @@ def test_without_spans_there_is_no_strip(browser, tmp_path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_axe_finds_nothing(browser, profile, scheme, width):
+def test_axe_reports_no_violations(browser, profile, scheme, width):
     if not AXE.exists():
         pytest.skip("axe-core is not installed: cd viewer && npm ci --ignore-scripts")
     browser.open(f"file://{page_of(profile)}", width=width, scheme=scheme)

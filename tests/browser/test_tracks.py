@@ -28,7 +28,7 @@ def ms_by_state(cells):
     return {state: ms for state, ms in sums.items() if ms}
 
 
-def test_rows_have_the_time_of_each_thread_by_state(page):
+def test_rows_show_each_threads_time_by_state(page):
     rows = {row["title"]: ms_by_state(row["cells"]) for row in page.evaluate(DRAWN)}
     assert rows == {
         "worker 7": {"ran": 300, "storage": 500, "locks": 100}, "worker 8": {"locks": 100},
@@ -65,7 +65,7 @@ def test_causes_have_the_colour_of_their_group(browser, tmp_path, cause, state):
     assert ms_by_state(row["cells"]) == {"ran": 50, state: 200}
 
 
-def test_a_row_chooses_its_thread_and_gives_all_back(page):
+def test_a_row_selects_its_thread_and_a_second_click_selects_all(page):
     page.evaluate("document.querySelectorAll('#tracks button')[1].focus()")
     page.press("Enter")
     assert page.evaluate("document.getElementById('thread').value") == "8 worker"
@@ -82,7 +82,7 @@ def test_rows_follow_filters_and_transforms(page):
     assert rows["worker 7"] == {"ran": 300, "locks": 100}
 
 
-def test_a_key_hides_rows_and_the_address_holds_it(page):
+def test_a_key_hides_rows_and_the_url_records_it(page):
     assert page.evaluate(SHOWN)
     page.press("k")
     assert not page.evaluate(SHOWN)
@@ -91,7 +91,7 @@ def test_a_key_hides_rows_and_the_address_holds_it(page):
     assert page.evaluate(SHOWN)
 
 
-def test_recordings_without_waits_have_rows_on_demand(browser, tmp_path):
+def test_recordings_without_waits_show_rows_on_demand(browser, tmp_path):
     path = tmp_path / "x.html"
     path.write_text(html([PROFILE]))
     browser.open(path.as_uri())
@@ -109,7 +109,7 @@ def test_recordings_without_waits_have_rows_on_demand(browser, tmp_path):
     ]
 
 
-def test_many_threads_leave_the_graph_its_room(browser, tmp_path):
+def test_many_threads_leave_room_for_the_graph(browser, tmp_path):
     path = tmp_path / "x.html"
     waits = [waited(100 + tid, WaitCause.PIPE, tid=tid) for tid in range(1, 31)]
     path.write_text(html([recording([ran(5)], waits)]))
@@ -124,7 +124,7 @@ def test_many_threads_leave_the_graph_its_room(browser, tmp_path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_axe_finds_nothing(browser, tmp_path, scheme, width):
+def test_axe_reports_no_violations(browser, tmp_path, scheme, width):
     if not AXE.exists():
         pytest.skip("axe-core is not installed: cd viewer && npm ci --ignore-scripts")
     path = tmp_path / "x.html"

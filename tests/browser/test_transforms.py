@@ -115,7 +115,7 @@ def shown(browser, transforms, ids):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_transform_has_exact_sums(browser, tmp_path, seed):
+def test_every_transform_preserves_exact_sums(browser, tmp_path, seed):
     rng = random.Random(seed)
     groups, stacks = [], Counter()
     for process in ("one", "two"):
@@ -169,9 +169,7 @@ def test_every_transform_has_exact_sums(browser, tmp_path, seed):
     ("_json.cpython-313-x86_64-linux-gnu.so", False),
     ("python3.13-service", False), ("libldap.so.2", False), ("ld", False), ("server", False),
 ])  # fmt: skip
-def test_application_frames_leave_out_interpreter_and_libc_alone(
-    browser, tmp_path, module, is_runtime
-):
+def test_application_frames_omit_only_interpreter_and_libc(browser, tmp_path, module, is_runtime):
     path = tmp_path / "x.html"
     path.write_text(
         html([window(("x", 1, [sample([SYSCALL, native("leaf", module), HANDLER], 5)]))])
@@ -188,7 +186,7 @@ def chips(browser):
     )
 
 
-def test_keys_transform_the_function_in_focus_and_the_breadcrumb_undoes(page):
+def test_keys_transform_the_focused_function_and_the_breadcrumb_undoes_it(page):
     hover(page, "ext4_read")
     page.press("m")
     assert "ext4_read" not in names(page)

@@ -61,7 +61,7 @@ def page(browser, tmp_path):
     return browser
 
 
-def test_what_ran_and_what_waited_are_one_graph(page):
+def test_on_cpu_and_off_cpu_time_share_one_graph(page):
     assert names(page) == {
         "all": 100, "app": 100, "do_syscall_64": 100, "vfs_read": 90,
         "wait: disk": 50, "wait: gil": 10, "wait: futex": 10,
@@ -74,7 +74,7 @@ def test_what_ran_and_what_waited_are_one_graph(page):
     assert page.evaluate("document.querySelector('#legend .wait').checkVisibility()")
 
 
-def test_the_tooltip_splits_time(page):
+def test_the_tooltip_splits_time_into_running_and_waiting(page):
     hover(page, "vfs_read")
     facts = page.evaluate("document.getElementById('tooltip').innerText").split("\n")
     pairs = dict(zip(facts[1::2], facts[2::2], strict=True))
@@ -82,7 +82,7 @@ def test_the_tooltip_splits_time(page):
     assert (pairs["On CPUs"], pairs["Waiting"], pairs["Self"]) == ("300 ms", "600 ms", "300 ms")
 
 
-def test_causes_are_functions_of_tables_callers_and_transforms(page):
+def test_wait_causes_act_as_functions_in_tables_callers_and_transforms(page):
     page.press("3")
     rows = page.evaluate("""[...document.querySelector('.table').querySelectorAll('tbody tr')]
       .map(row => row.innerText.replaceAll(/\\s+/g, ' ').trim())""")
@@ -96,7 +96,7 @@ def test_causes_are_functions_of_tables_callers_and_transforms(page):
     assert text(page, "details").startswith("all · 500 ms")
 
 
-def test_each_kind_alone_and_both_beside_each_other(page):
+def test_each_kind_can_be_shown_alone_or_both_side_by_side(page):
     choose = f"{KIND}.value = '{{}}'; {KIND}.dispatchEvent(new Event('change'))"
     page.evaluate(choose.format("on_cpu"))
     assert text(page, "details") == "all · 30 samples, 100.00%"
@@ -107,7 +107,7 @@ def test_each_kind_alone_and_both_beside_each_other(page):
     assert headings == ["on_cpu · 30 samples", "off_cpu · 700 ms"]
 
 
-def test_filters_and_times_apply_to_both_parts(page):
+def test_filters_and_time_ranges_apply_to_running_and_waiting(page):
     page.evaluate("viewer.brush([0, 200])")
     assert text(page, "details") == "all · 50 ms, 100.00% · 100.00% of it on CPUs"
     page.evaluate("viewer.brush(null)")
@@ -116,7 +116,7 @@ def test_filters_and_times_apply_to_both_parts(page):
     assert text(page, "details") == "all · 100 ms, 100.00% · 0.00% of it on CPUs"
 
 
-def test_the_strip_of_cpus_has_what_ran_alone(page):
+def test_the_cpu_strip_counts_on_cpu_samples_only(page):
     cells = page.evaluate("[...document.querySelectorAll('#strip')].length && viewer.strip.cells")
     drawn = cells.values() if isinstance(cells, dict) else cells
     assert sum(drawn) == 30
@@ -132,7 +132,7 @@ def test_a_comparison_of_files_opens_with_cpu_time(browser, tmp_path):
     assert text(browser, "brushed") == "after · 30 samples, against before · 30 samples"
 
 
-def test_rows_of_threads_keep_waits_in_their_file(browser, tmp_path):
+def test_thread_rows_clip_waits_to_their_file(browser, tmp_path):
     path = tmp_path / "x.html"
     after = recording([], [waited(4000, WaitCause.DISK)])  # ends 3 s after the start
     times = after.start_unix_ns, after.end_unix_ns
@@ -146,7 +146,7 @@ def test_rows_of_threads_keep_waits_in_their_file(browser, tmp_path):
     assert not any(storage[: len(storage) // 2])
 
 
-def test_a_recording_without_waits_has_no_wall_clock_time(browser, tmp_path):
+def test_a_recording_without_waits_offers_no_wall_clock_view(browser, tmp_path):
     path = tmp_path / "x.html"
     path.write_text(html([PROFILE]))
     browser.open(path.as_uri())
@@ -155,7 +155,7 @@ def test_a_recording_without_waits_has_no_wall_clock_time(browser, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(browser, tmp_path, scheme):
+def test_axe_reports_no_violations(browser, tmp_path, scheme):
     if not AXE.exists():
         pytest.skip("axe-core is not installed: cd viewer && npm ci --ignore-scripts")
     path = tmp_path / "x.html"

@@ -359,7 +359,7 @@ def test_every_grouping_is_equal_for_table_and_file(engine, stored, by):
     assert {kind["kind"]: kind["lost"] for kind in of_file}.items() <= LOST.items()
 
 
-def test_parts_of_spans_are_the_same(engine, stored):
+def test_span_parts_are_equal_for_table_and_file(engine, stored):
     of_file = json.loads(run("report", "--json", "--by", "part", stored))
     words = ["--json", "--by", "part", *ALL_TIMES, engine.address()]
     assert json.loads(run("report", *words)) == of_file
@@ -367,7 +367,7 @@ def test_parts_of_spans_are_the_same(engine, stored):
     assert {"kernel", "wait: run_queue"} <= {group["name"] for group in of_file["groups"]}
 
 
-def test_callers_and_callees_are_the_same(engine, stored):
+def test_callers_and_callees_are_equal_for_table_and_file(engine, stored):
     for option in ("--callers", "--callees"):
         of_file = report(option, "ksys_read", stored)
         of_table = report(option, "ksys_read", *ALL_TIMES, engine.address())
@@ -396,7 +396,7 @@ def sampled(data):
     return result
 
 
-def test_the_page_shows_the_same_of_table_and_file(engine, stored, tmp_path):
+def test_the_page_is_equal_for_table_and_file(engine, stored, tmp_path):
     pages = []
     for name, source, times in (("a", engine.address(), ALL_TIMES), ("b", stored, [])):
         path = tmp_path / f"{name}.html"
@@ -453,7 +453,9 @@ def test_top_shows_the_last_seconds_of_a_table(engine, stored, by):
     assert (shown.samples, shown.seconds) == (reported["samples"], seconds)
 
 
-def test_top_keeps_its_samples_while_a_table_does_not_answer(engine, stored, monkeypatch, caplog):
+def test_top_keeps_its_samples_while_clickhouse_does_not_respond(
+    engine, stored, monkeypatch, caplog
+):
     def refuse(*_):
         raise KProfilerError("no answer")
 
@@ -477,7 +479,7 @@ def test_top_keeps_its_samples_while_a_table_does_not_answer(engine, stored, mon
     assert reported == ["no answer"]
 
 
-def test_top_ends_if_a_table_cannot_be_read_at_first(engine, stored):
+def test_top_exits_if_its_first_read_of_a_table_fails(engine, stored):
     words = ["top", "--once", "--from", f"{engine.address()}?table=none"]
     assert "none" in run(*words, status=1)
 
@@ -510,7 +512,7 @@ def test_diff_compares_attributes_and_times_of_a_table(engine, stored, tmp_path)
     assert "service.name=shop" in page.data(path.read_text())["parts"][0]["name"]
 
 
-def test_of_many_samples_those_of_a_step_have_one_time(engine, stored, monkeypatch):
+def test_many_samples_are_merged_to_one_timestamp_per_step(engine, stored, monkeypatch):
     said, read = [], []
     chosen = Selection(Filter(), Range(START, START + WINDOWS * SECOND))
     with ProfileStore(parse_address(engine.address(), {})) as profiles:
@@ -533,9 +535,7 @@ def test_of_many_samples_those_of_a_step_have_one_time(engine, stored, monkeypat
 @pytest.mark.parametrize(
     ("module", "limit"), [(rows, "MAX_ROWS"), (rows, "MAX_TIMES"), (store, "MAX_STACKS")]
 )
-def test_samples_that_do_not_fit_into_memory_are_refused(
-    engine, stored, monkeypatch, module, limit
-):
+def test_more_samples_than_fit_into_memory_are_rejected(engine, stored, monkeypatch, module, limit):
     monkeypatch.setattr(module, limit, 2)
     chosen = Selection(Filter(), Range(START, START + WINDOWS * SECOND))
     with (
@@ -546,12 +546,12 @@ def test_samples_that_do_not_fit_into_memory_are_refused(
     assert "name a shorter time" in raised.value.hint
 
 
-def test_sources_of_both_kinds_are_merged(engine, stored):
+def test_a_table_and_a_file_are_merged(engine, stored):
     both = report("--idle", *ALL_TIMES, "--by", "kind", engine.address(), stored)
     assert sum(kind["samples"] for kind in both) == 2 * SAMPLES
 
 
-def test_errors_name_the_cause_and_the_fix_and_no_secret(engine, stored):
+def test_errors_name_cause_and_fix_without_secrets(engine, stored):
     (free,) = free_ports(1)
     refused = run("report", f"clickhouse://{USER}:{PASSWORD}@127.0.0.1:{free}/otel", status=1)
     reason = f"error: cannot read clickhouse://127.0.0.1:{free}/otel: Connection refused\n"
@@ -574,7 +574,7 @@ def test_errors_name_the_cause_and_the_fix_and_no_secret(engine, stored):
     )
 
 
-def test_without_times_it_is_the_last_hour_which_may_be_empty(engine, stored):
+def test_without_a_time_range_the_last_hour_is_read_even_if_empty(engine, stored):
     done = subprocess.run(
         [*COMMAND, "report", engine.address()], capture_output=True, text=True, timeout=PATIENCE_S
     )
@@ -604,7 +604,7 @@ RECIPES = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("query", RECIPES, ids=range(len(RECIPES)))
-def test_the_recipes_of_the_documentation_work(engine, stored, query):
+def test_documented_recipes_work(engine, stored, query):
     assert "Timestamp > now() - INTERVAL 1 " in query
     rows = engine.ask(query.replace("now()", f"toDateTime({START // SECOND + WINDOWS})"))
     assert rows

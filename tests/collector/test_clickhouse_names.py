@@ -121,7 +121,7 @@ def test_names_come_back_exactly(engine, stored, by):
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_no_filter_widens(engine, stored, option):
+def test_filter_patterns_match_hostile_names_exactly(engine, stored, option):
     """Each matches the names that its pattern matches, no other, and the query stays one."""
     for pattern in NAMES if option == "--service" else HOSTILE:
         expected = {
@@ -136,7 +136,7 @@ def test_no_filter_widens(engine, stored, option):
 
 
 @pytest.mark.parametrize("option", [*OPTIONS, "--container", "--module"])
-def test_bytes_that_are_not_utf8_are_those_of_profiles(engine, stored, option):
+def test_non_utf8_bytes_match_their_escaped_form_in_profiles(engine, stored, option):
     value = f"tenant={NOT_UTF8}" if option == "--attribute" else NOT_UTF8
     expected = {r"latin\xff": NAMES.index(r"latin\xff") + 1}
     for source in (engine.address(), stored):
@@ -144,5 +144,5 @@ def test_bytes_that_are_not_utf8_are_those_of_profiles(engine, stored, option):
 
 
 @pytest.mark.parametrize("option", ["--span", "--kind"])
-def test_bytes_that_are_not_utf8_match_nothing_else(engine, stored, option):
+def test_non_utf8_bytes_match_no_other_name(engine, stored, option):
     assert counts(engine.address(), option, NOT_UTF8) == counts(stored, option, NOT_UTF8) == {}

@@ -65,7 +65,7 @@ def sources(service):
         ("retries: 30", "retries: often", "retries"),
     ],
 )
-def test_a_wrong_file_would_be_noticed(tmp_path, right, wrong, complaint):
+def test_the_schema_rejects_an_invalid_file(tmp_path, right, wrong, complaint):
     text = (DEMO / "compose.yaml").read_text()
     assert right in text
     path = tmp_path / "compose.yaml"
@@ -85,7 +85,7 @@ def test_every_mounted_file_exists(services):
             assert Path(service["build"]["context"], service["build"]["dockerfile"]).is_file()
 
 
-def test_the_agent_has_what_the_daemonset_gives_it(services):
+def test_the_agent_has_the_privileges_and_mounts_of_the_daemonset(services):
     agent = services["agent"]
     (daemon,) = [entry for entry in documents("daemonset.yaml") if entry["kind"] == "DaemonSet"]
     (container,) = daemon["spec"]["template"]["spec"]["containers"]
@@ -104,7 +104,7 @@ def test_the_agent_has_what_the_daemonset_gives_it(services):
     }
 
 
-def test_others_have_no_capabilities_and_one_port_of_this_host(services):
+def test_other_services_have_no_capabilities_and_publish_one_port_on_loopback(services):
     for name in ("page", "report"):
         assert services[name]["cap_drop"] == ["ALL"]
         assert not {"cap_add", "pid", "user"} & services[name].keys(), "the image's user is nobody"
@@ -112,7 +112,7 @@ def test_others_have_no_capabilities_and_one_port_of_this_host(services):
     assert [(port["host_ip"], port["published"]) for port in published] == [("127.0.0.1", "8080")]
 
 
-def test_the_addresses_lead_to_services(services):
+def test_configured_addresses_name_services(services):
     path = sources(services["agent"])["/etc/otel-kprofiler/agent.yaml"]
     config = load_config(str(path), environ={}).config
     assert config.exporters["otlp_grpc"].endpoint == "collector:4317"
@@ -179,7 +179,7 @@ def stored_services(engine):
 @NEEDS_ENGINE
 @pytest.mark.live
 @pytest.mark.usefixtures("sampling_host")
-def test_the_lines_of_the_service_reach_clickhouse_and_the_page(services, engine, tmp_path):
+def test_source_lines_of_the_service_reach_clickhouse_and_the_page(services, engine, tmp_path):
     grpc, http, shown, web = free_ports(4)
     logs = {name: tmp_path / f"{name}.log" for name in ("orders", "page", "collector", "agent")}
     command = [str(shown).join(word.split("4317")) for word in services["page"]["command"]]

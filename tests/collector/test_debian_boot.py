@@ -84,7 +84,7 @@ def machine(tmp_path):
     shutil.rmtree(path)
 
 
-def test_the_package_under_systemd(machine):
+def test_the_package_runs_under_systemd(machine):
     booted = subprocess.run(
         [
             *("systemd-nspawn", "--quiet", "--directory", machine, "--boot", "--register=no"),

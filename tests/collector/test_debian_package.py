@@ -299,7 +299,7 @@ def test_systemd_accepts_the_installed_unit(packages, tmp_path):
     assert rated.returncode == 0, rated.stdout[-500:]
 
 
-def test_nothing_in_the_package_is_from_the_machine_that_built_it(packages, tmp_path):
+def test_the_package_contains_nothing_of_its_build_machine(packages, tmp_path):
     tree = tmp_path / "tree"
     subprocess.run(["dpkg-deb", "--extract", packages[0], tree], check=True)
     result = subprocess.run(
@@ -313,5 +313,5 @@ def test_nothing_in_the_package_is_from_the_machine_that_built_it(packages, tmp_
     shutil.rmtree(tree)
 
 
-def test_the_same_sources_make_the_same_package(packages, tmp_path):
+def test_the_package_build_is_reproducible(packages, tmp_path):
     assert build(tmp_path).read_bytes() == packages[0].read_bytes()

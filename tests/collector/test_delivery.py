@@ -181,7 +181,7 @@ def test_a_message_above_4_mib_is_too_large_and_not_retried(collector):
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http/protobuf", "http/json"])
-def test_garbage_is_refused_with_the_collectors_explanation(collector, kind):
+def test_garbage_is_rejected_with_the_collectors_explanation(collector, kind):
     exporter = open_exporter(kind, collector)
     result = exporter.export(
         Batch(b"\xff\xff", exporter.form, (ProfileSamples("on_cpu", 7),), START, START + 1)
@@ -205,7 +205,7 @@ def test_a_collector_without_profiles_is_explained_once(open_collector, kind, ca
     exporter.shutdown()
 
 
-def test_an_unreachable_collector_is_abandoned_in_time(open_collector):
+def test_delivery_to_an_unreachable_collector_gives_up_in_time(open_collector):
     collector = open_collector()
     exporter = open_exporter("grpc", collector, retry=ONCE)
     (batch,) = encode_window(make_window()).batches

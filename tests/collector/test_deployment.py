@@ -163,7 +163,7 @@ def run_unit(namespaces, seconds, is_sampling):
     return parse_account(out), log, status
 
 
-def test_the_installed_wheel_delivers_everything_as_the_units_user(
+def test_the_installed_wheel_delivers_all_samples_as_the_units_user(
     installed, run_collector, tmp_path
 ):
     collector, _ = run_collector("file.yaml")

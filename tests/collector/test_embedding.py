@@ -275,7 +275,9 @@ def test_the_batch_example_has_no_spans(open_collector, samples_of):
     assert report_by_span(collector.output) == {("", ""): taken}
 
 
-def test_the_report_by_span_has_the_samples_of_each(open_collector, samples_of, step_log, tmp_path):
+def test_report_by_span_counts_the_samples_of_each_span(
+    open_collector, samples_of, step_log, tmp_path
+):
     collector = open_collector()
     port = free_port()
     env = environment(collector, STEP_LOG=str(step_log), START_PROFILER="1")

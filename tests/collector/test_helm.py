@@ -69,7 +69,7 @@ def pod_of(text):
     return by_kind(text)["DaemonSet"]["spec"]["template"]["spec"]
 
 
-def test_the_chart_is_the_manifests():
+def test_the_chart_renders_the_manifests():
     rendered = without_release(by_kind(render()))
     for entry in rendered.values():
         assert entry["metadata"].pop("labels") == {"app.kubernetes.io/name": "otel-kprofiler"}
@@ -78,13 +78,13 @@ def test_the_chart_is_the_manifests():
     assert rendered == plain
 
 
-def test_lint_has_no_complaint():
+def test_helm_lint_passes():
     done = helm("lint", "--strict", CHART)
     assert done.returncode == 0, done.stdout
     assert "[WARNING]" not in done.stdout
 
 
-def test_the_versions_are_those_of_the_agent():
+def test_chart_versions_equal_the_agents_version():
     chart = YAML(typ="safe").load(CHART / "Chart.yaml")
     assert chart["version"] == chart["appVersion"] == __version__
 
@@ -120,7 +120,7 @@ podLabels: {team: performance}
 
 
 @pytest.mark.parametrize("values", ["", EVERYTHING], ids=["defaults", "every value"])
-def test_an_api_server_takes_what_it_renders(values):
+def test_an_api_server_accepts_the_rendered_chart(values):
     text = render(values=values)
     expected = ["Namespace", *by_kind(text)]
     namespace, mark, _ = (DIRECTORY / "daemonset.yaml").read_text().partition("---\n")
@@ -156,13 +156,13 @@ def test_values_reach_the_pod_and_the_agent(tmp_path):
     assert mounted == {entry["name"] for entry in pod["volumes"]}
 
 
-def test_one_option_changes_the_collector(tmp_path):
+def test_one_option_sets_the_collectors_address(tmp_path):
     config = agent_of(render("--set", COLLECTOR), tmp_path)
     assert config.exporters["otlp_grpc"].endpoint == "collector.example:4317"
     assert config.exporters["otlp_grpc"].sending_queue.storage == "/var/lib/otel-kprofiler/spool"
 
 
-def test_a_changed_configuration_starts_the_agents_again():
+def test_a_changed_configuration_restarts_the_agents():
     def annotations(*words):
         entry = by_kind(render(*words))["DaemonSet"]
         return entry["spec"]["template"]["metadata"]["annotations"]
@@ -171,12 +171,12 @@ def test_a_changed_configuration_starts_the_agents_again():
     assert annotations() != annotations("--set", COLLECTOR)
 
 
-def test_no_health_endpoint_no_probe():
+def test_without_a_health_endpoint_there_are_no_probes():
     (container,) = pod_of(render("--set", "config.service.health.endpoint="))["containers"]
     assert not [key for key in container if key.endswith("Probe")]
 
 
-def test_two_releases_have_two_names():
+def test_names_of_two_releases_differ():
     first = by_kind(render(release="staging"))
     second = by_kind(render(release="production"))
     assert first["DaemonSet"]["metadata"]["name"] == "staging-otel-kprofiler"
@@ -198,7 +198,7 @@ def test_two_releases_have_two_names():
         ("config.exporters.kafka.brokers=b", "additional properties 'kafka' not allowed"),
     ],
 )
-def test_helm_refuses_wrong_values(wrong, complaint):
+def test_helm_rejects_invalid_values(wrong, complaint):
     done = template("--set", wrong)
     assert done.returncode != 0
     assert complaint in done.stderr

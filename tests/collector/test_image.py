@@ -106,7 +106,7 @@ def test_the_image_runs_as_nobody_and_has_no_tools(image, root):
     assert not os.path.exists(f"{path}/src")
 
 
-def test_the_image_samples_with_the_rights_of_the_daemonset(image, root):
+def test_the_image_samples_with_the_daemonsets_privileges(image, root):
     missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
     if missing:
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))

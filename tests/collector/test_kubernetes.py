@@ -53,7 +53,7 @@ def validate(text):
 
 
 @pytest.mark.parametrize("name", ["daemonset.yaml", "gateway.yaml"])
-def test_an_api_server_takes_the_manifests(name):
+def test_an_api_server_accepts_the_manifests(name):
     status, lines = validate((DIRECTORY / name).read_text())
     assert lines == [f"{document['kind']} valid" for document in documents(name)]
     assert status == 0
@@ -70,7 +70,7 @@ def test_an_api_server_takes_the_manifests(name):
         ("targetPort: otlp-http", "targetPort: OTLP", "targetPort"),
     ],
 )
-def test_a_wrong_manifest_would_be_noticed(right, wrong, complaint):
+def test_the_api_server_rejects_an_invalid_manifest(right, wrong, complaint):
     text = (DIRECTORY / "gateway.yaml").read_text()
     assert right in text
     status, lines = validate(text.replace(right, wrong))

@@ -171,7 +171,7 @@ def labels_of(node):
 
 
 @pytest.mark.parametrize(("title", "text", "legend"), list(expressions()))
-def test_the_agent_sends_each_series_that_is_asked_for(prometheus, title, text, legend):
+def test_the_agent_sends_every_series_that_rules_and_panels_query(prometheus, title, text, legend):
     tree = prometheus.ask("parse_query", query=text)
     wanted = list(selectors(tree))
     assert wanted
@@ -192,7 +192,7 @@ def test_the_agent_sends_each_series_that_is_asked_for(prometheus, title, text, 
         assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= entry["metric"].keys()
 
 
-def test_prometheus_runs_the_rules(prometheus):
+def test_prometheus_evaluates_the_rules(prometheus):
     (group,) = prometheus.ask("rules")["groups"]
     assert [rule["name"] for rule in group["rules"]] == [rule["alert"] for rule in rules()]
     assert not [rule for rule in group["rules"] if rule.get("lastError")]
@@ -235,7 +235,7 @@ def check_board(text):
 
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
-def test_a_dashboard_fits_grafanas_schema(path):
+def test_dashboards_conform_to_grafanas_schema(path):
     assert check_board(path.read_text()) == (0, ["valid"])
 
 
@@ -247,7 +247,7 @@ def test_a_dashboard_fits_grafanas_schema(path):
         ('"graphMode"', '"mode"', "graphMode: required field is missing"),
     ],
 )
-def test_a_wrong_dashboard_would_be_noticed(right, wrong, complaint):
+def test_the_schema_rejects_an_invalid_dashboard(right, wrong, complaint):
     text = (ROOT / "config/grafana/agents.json").read_text()
     assert right in text
     status, lines = check_board(text.replace(right, wrong))
@@ -256,7 +256,7 @@ def test_a_wrong_dashboard_would_be_noticed(right, wrong, complaint):
 
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
-def test_panels_lie_side_by_side(path):
+def test_panels_do_not_overlap(path):
     taken = set()
     for panel in panels(path.name):
         place = panel["gridPos"]
@@ -286,7 +286,7 @@ def expand(sql):
 
 
 @NEEDS_ENGINE
-def test_grafana_gets_an_answer_of_clickhouse_for_each_panel(engine, stored):
+def test_clickhouse_answers_grafanas_query_of_each_panel(engine, stored):
     answers = {}
     for panel in panels("profiles.json"):
         (target,) = panel["targets"]
@@ -298,7 +298,7 @@ def test_grafana_gets_an_answer_of_clickhouse_for_each_panel(engine, stored):
 
 
 @NEEDS_ENGINE
-def test_the_variable_of_services_has_services(engine, stored):
+def test_the_service_variable_lists_services(engine, stored):
     board = json.loads((ROOT / "config/grafana/profiles.json").read_text())
     (variable,) = [entry for entry in board["templating"]["list"] if entry["name"] == "service"]
     assert len(engine.ask(expand(variable["query"]))) > 1

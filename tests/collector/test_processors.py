@@ -93,7 +93,7 @@ def later(window, seconds):
 
 @pytest.mark.parametrize("version", ["0.161.0", "0.159.0"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_processors_and_batching_change_what_they_should_and_no_sample(
+def test_processors_and_batching_change_only_what_is_configured(
     send, receiver, samples_of, version, kind
 ):
     windows = [later(make_window(), second) for second in range(10)]
@@ -119,7 +119,7 @@ def test_over_http_newer_collectors_write_references(send, receiver, samples_of)
 
 
 @pytest.mark.parametrize("version", ["0.161.0", "0.159.0"])
-def test_what_is_removed_behind_us_makes_labels_equal_what_is_merged_here_does_not(
+def test_labels_collide_if_the_collector_removes_attributes_but_not_if_the_agent_merges(
     send, receiver, samples_of, version
 ):
     window = make_window()

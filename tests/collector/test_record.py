@@ -35,7 +35,7 @@ def test_a_recording_streams_to_a_collector(collector, samples_of, tmp_path, kin
     assert len(requests) > 1, "not all at the end"
 
 
-def test_receivers_are_asked_before_anything_is_sampled_or_written(open_collector, tmp_path):
+def test_receivers_are_probed_before_sampling_or_writing_starts(open_collector, tmp_path):
     without_profiles = open_collector(profiles=False)
     collector = open_collector()
     grpc, http = f"grpc://{collector.grpc_endpoint}", collector.http_endpoint
@@ -59,9 +59,7 @@ def test_receivers_are_asked_before_anything_is_sampled_or_written(open_collecto
     assert collector.output.read_bytes() == b"", "an empty request is not a profile"
 
 
-def test_samples_that_a_dying_collector_does_not_accept_are_kept(
-    open_collector, tmp_path, monkeypatch
-):
+def test_samples_not_accepted_by_a_dying_collector_are_kept(open_collector, tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     collector = open_collector()
     command = [*RECORD, "--idle", "-d", "1h", "-o", "x.otlp", "--export", collector.http_endpoint]

@@ -57,7 +57,7 @@ def received(collector):
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-def test_files_arrive_as_they_were_and_those_of_a_collector_again(
+def test_files_written_by_us_and_by_a_collector_arrive_unchanged(
     open_collector, samples_of, tmp_path, kind
 ):
     path = tmp_path / "x.otlp"

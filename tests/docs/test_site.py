@@ -73,12 +73,12 @@ def site(tmp_path_factory):
 
 
 @needs_sphinx
-def test_every_link_of_the_site_leads_to_a_file_and_an_anchor(site):
+def test_every_link_of_the_site_resolves_to_a_file_and_an_anchor(site):
     assert broken_links(site) == {}
 
 
 @needs_sphinx
-def test_every_page_is_in_the_navigation_of_the_home_page(site):
+def test_every_page_is_in_the_home_pages_navigation(site):
     home = Page((site / "index.html").read_text())
     pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
     names = {str(page.relative_to(ROOT).with_suffix(".html")) for page in pages}
@@ -98,7 +98,7 @@ def test_the_api_pages_describe_every_public_name(site):
 
 
 @needs_sphinx
-def test_a_linked_directory_has_a_page_with_its_files(site):
+def test_a_linked_directory_gets_a_page_with_its_files(site):
     page = Page((site / "docs/troubleshooting.html").read_text())
     assert "../files/config/collector.html" in page.links
     assert "profiles" in (site / "files/config/collector.html").read_text()
@@ -122,7 +122,7 @@ def test_modules_that_the_documentation_imports_have_an_api_page():
     assert modules <= pages, modules - pages
 
 
-def test_the_glossary_has_the_words_of_reports():
+def test_the_glossary_defines_the_terms_used_in_reports():
     """Words that the account, reports and profiles show."""
     text = (ROOT / "docs/glossary.md").read_text()
     words = {word.strip() for row in text.splitlines() for word in row.split("|")[1:2]}

@@ -110,7 +110,7 @@ def test_the_next_run_delivers_undelivered_samples(run_agent, receiver, arrived,
         pytest.param("otlp_http", False, id="otlp_http-memory", marks=pytest.mark.long),
     ],
 )
-def test_a_receiver_of_small_requests_gets_every_sample_once(
+def test_a_receiver_with_a_small_request_limit_gets_every_sample_once(
     *, run_agent, limited_receiver, arrived, tmp_path, exporter, storage
 ):
     """A batch that is refused for its size is divided; the account stays exact."""
@@ -134,7 +134,7 @@ def test_a_receiver_of_small_requests_gets_every_sample_once(
     check_stream(got, stream)
 
 
-def test_refused_samples_are_counted_as_rejected(run_agent, receiver, arrived):
+def test_samples_rejected_by_the_receiver_are_counted_as_rejected(run_agent, receiver, arrived):
     refuse = iter([False, True, False, True, True])
 
     def answer(request, context):
@@ -155,7 +155,7 @@ def test_refused_samples_are_counted_as_rejected(run_agent, receiver, arrived):
     assert "not like this" in agent.log.read_text()
 
 
-def test_a_second_sigterm_ends_the_agent_at_once_with_an_intact_spool(
+def test_a_second_sigterm_stops_the_agent_immediately_with_an_intact_spool(
     run_agent, receiver, arrived, tmp_path
 ):
     answered = threading.Event()
@@ -211,7 +211,7 @@ def test_losses_of_a_stop_are_reported_to_the_receiver(run_agent, receiver, arri
     check_stream(got, stream)
 
 
-def test_a_receiver_added_by_a_reload_learns_what_it_was_not_offered(
+def test_a_receiver_added_by_a_reload_is_informed_of_samples_it_missed(
     run_agent, open_receiver, arrived
 ):
     first, second = open_receiver(), open_receiver()

@@ -148,7 +148,7 @@ def test_on_a_read_only_disk_batches_wait_in_memory(disk, caplog, known):
     again.close()
 
 
-def test_batches_of_earlier_runs_are_delivered_once_their_disk_is_back(disk):
+def test_batches_of_earlier_runs_are_delivered_once_the_disk_is_readable_again(disk):
     """As when the spool's disk is mounted after the agent has started."""
     path = disk / "disk" / "spool"
     before = ExportQueue(Receiver(), spool=Spool(str(disk / "real" / "spool")))

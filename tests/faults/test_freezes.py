@@ -47,7 +47,7 @@ def check_all_accounted(agent, receiver, arrived):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", range(ROUNDS))
 @pytest.mark.long
-def test_every_loss_of_a_freeze_is_counted(run_agent, open_receiver, arrived, number):
+def test_every_sample_lost_during_a_freeze_is_counted(run_agent, open_receiver, arrived, number):
     running = []
     for rate, stacks in AGENTS:
         receiver = open_receiver()
@@ -72,7 +72,7 @@ def test_every_loss_of_a_freeze_is_counted(run_agent, open_receiver, arrived, nu
         sys.stdout.write(line + "\n")
 
 
-def test_foreign_signals_neither_end_nor_disturb_the_agent(run_agent, receiver, arrived):
+def test_unrelated_signals_neither_kill_nor_disturb_the_agent(run_agent, receiver, arrived):
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=997, more=UNHURRIED)
     until = time.monotonic() + 2

@@ -109,7 +109,7 @@ def stop(agent):
     "delay_s",
     [pytest.param(None, marks=pytest.mark.long, id="never"), pytest.param(60, id="after 60 s")],
 )
-def test_frozen_file_systems_delay_no_names_of_others(
+def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     run_agent, receiver, frozen, tmp_path, delay_s
 ):
     """More files than threads that read wait before the first file of another program comes."""

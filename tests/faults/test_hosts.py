@@ -62,7 +62,7 @@ def test_fifty_thousand_processes_a_minute_are_all_accounted_for(run_agent, rece
 
 
 @live
-def test_sampling_survives_a_lack_of_descriptors(run_agent, receiver, arrived):
+def test_sampling_survives_exhausted_file_descriptors(run_agent, receiver, arrived):
     receiver.up()
     agent = run_agent(receiver.endpoint)
     agent.wait_until(lambda: len(receiver.payloads) > 1)

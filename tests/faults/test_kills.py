@@ -18,12 +18,12 @@ pytestmark = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("fsync", ["always", "never"])
-def test_the_data_accounts_for_every_sample_of_killed_agents(tmp_path, fsync):
+def test_delivered_data_accounts_for_every_sample_of_killed_agents(tmp_path, fsync):
     result = run_kills(tmp_path, KILLS, fsync, seed=KILLS)
     assert (result.difference, result.wrong) == (0, []), result
     assert result.arrived.samples
 
 
 @pytest.mark.long
-def test_samples_missing_from_truncated_spools_are_counted_or_newer_than_the_known_time(tmp_path):
+def test_samples_missing_from_truncated_spools_are_counted_or_later_than_unknown_since(tmp_path):
     assert run_truncations(tmp_path, CUTS, seed=CUTS) == []

@@ -127,7 +127,7 @@ def name_of_leaf(sample):
 
 @pytest.mark.long
 @pytest.mark.parametrize("user_symbols", ["lines", "names"])
-def test_hostile_files_do_not_end_an_agent_with_the_memory_of_the_unit(
+def test_hostile_files_do_not_kill_an_agent_with_the_units_memory_limit(
     user_symbols, cgroup, hostile_programs, run_agent, receiver
 ):
     (limit,) = parse_unit(UNIT.read_text())["MemoryMax"]

@@ -207,7 +207,9 @@ def count_coarse(agent, kind):
 
 
 @pytest.mark.parametrize("kind", further_of([*NOISY, *STORMS, "code"], ("stacks", "executables")))
-def test_a_noisy_process_takes_no_samples_of_others(run_agent, receiver, arrived, tmp_path, kind):
+def test_a_noisy_process_does_not_cost_other_processes_samples(
+    run_agent, receiver, arrived, tmp_path, kind
+):
     receiver.up()
     with running(tmp_path, kind), running(tmp_path, "good") as good:
         agent = run_agent(receiver.endpoint, rate=RATE, interval="1s", more=UNHURRIED)
@@ -226,7 +228,7 @@ def test_a_noisy_process_takes_no_samples_of_others(run_agent, receiver, arrived
     assert not any(account["lost"].values())
 
 
-def test_above_its_budget_a_process_has_coarser_samples_and_others_do_not(
+def test_a_process_above_its_budget_gets_coarser_samples_and_others_do_not(
     run_agent, receiver, arrived, public_directory
 ):
     receiver.up()
@@ -255,7 +257,7 @@ def test_above_its_budget_a_process_has_coarser_samples_and_others_do_not(
 
 
 @pytest.mark.parametrize("kind", ["forks", *further("executables")])
-def test_a_storm_of_processes_has_one_budget_and_others_keep_theirs(
+def test_a_fork_storm_shares_one_budget_and_other_processes_keep_theirs(
     run_agent, receiver, arrived, public_directory, kind
 ):
     receiver.up()

@@ -165,7 +165,7 @@ def test_transient_grpc_faults_lose_nothing(name):
 @pytest.mark.parametrize(
     "code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT]
 )
-def test_grpc_refusals_are_counted_and_not_retried(code, caplog):
+def test_grpc_rejections_are_counted_and_not_retried(code, caplog):
     receiver = GrpcReceiver([abort(code)])
     counts = run(receiver.exporter())
     assert counts.lost == {LossCause.REJECTED: SAMPLES}
@@ -258,7 +258,7 @@ def test_transient_http_faults_lose_nothing(name):
     receiver.close()
 
 
-def test_http_refusals_are_counted_and_not_retried():
+def test_http_rejections_are_counted_and_not_retried():
     receiver = HttpReceiver([lambda h: h.reply(400, b"no", Content_Type="text/plain")])
     counts = run(receiver.exporter())
     assert counts.lost == {LossCause.REJECTED: SAMPLES}
@@ -276,7 +276,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_a_delivery_with_an_unreadable_response_is_exported_once(name, caplog):
+def test_a_batch_whose_response_is_unreadable_is_exported_once(name, caplog):
     receiver = HttpReceiver([UNREADABLE[name]] * 2)
     counts = run(receiver.exporter(timeout_s=5))
     assert (counts.exported, counts.lost) == (BATCHES * SAMPLES, {})
@@ -297,7 +297,7 @@ def test_partial_success_counts_the_rejected_part():
     receiver.close()
 
 
-def test_batches_above_4_mib_are_not_sent_or_refused_once():
+def test_batches_above_4_mib_are_either_not_sent_or_rejected_once():
     receiver = GrpcReceiver([])
     large = numbered(0, size=5 << 20)
     assert run(receiver.exporter(), [large]).lost == {LossCause.TOO_LARGE: SAMPLES}
@@ -347,7 +347,9 @@ def server_context(directory, newest=None):
     ],
     ids=["right", "wrong CA", "TLS 1.1", "TLS 1.2"],
 )
-def test_only_verified_receivers_with_tls_1_2_or_newer_get_data(certificates, ca, newest, arrives):
+def test_data_is_sent_only_to_verified_receivers_with_tls_1_2_or_newer(
+    certificates, ca, newest, arrives
+):
     receiver = HttpReceiver([], server_context(certificates, newest))
     once = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=0.3)
     tls = Tls(ca_file=str(certificates / f"{ca}.pem"))

@@ -46,7 +46,7 @@ def test_samples_that_arrive_twice_count_once(received):
     assert received.sum("on_cpu") == received.control == 9
 
 
-def test_losses_of_windows_are_in_the_last_account_of_a_stream(received):
+def test_the_last_account_of_a_stream_includes_losses_of_all_windows(received):
     assert received.missing("on_cpu") == 0
     del received.accounts["on_cpu", "ab"]["otel_kprofiler.stream.lost.queue_full"]
     assert received.missing("on_cpu") == 3
@@ -97,7 +97,7 @@ def row(name, **changes):
     }  # fmt: skip
 
 
-def test_rows_that_have_not_run_stay_on_the_pages(tmp_path, monkeypatch):
+def test_rows_not_run_keep_their_earlier_results_on_the_pages(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "DOCS", tmp_path)
     for page in ("faults.md", "reliability.md"):
         (tmp_path / page).write_text(f"before\n{report.BEGIN}\n{report.END}\nafter\n")
@@ -122,7 +122,7 @@ def test_rows_that_have_not_run_stay_on_the_pages(tmp_path, monkeypatch):
 
 @pytest.mark.live
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the priority of the control program")
-def test_samples_that_a_receiver_forgets_are_the_difference():
+def test_samples_dropped_by_a_receiver_appear_as_missing():
     missing = [finding for finding in doctor(Access()) if finding.level.name == "FAIL"]
     if missing:
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))

@@ -215,7 +215,7 @@ def test_a_revoked_client_certificate_is_named(make, cause, authority, answer_ea
     exporter.shutdown()
 
 
-def test_an_answer_before_the_end_of_the_request_is_read(authority, answer_early):
+def test_a_response_sent_before_the_request_is_complete_is_read(authority, answer_early):
     authority.use("first")
     port = answer_early(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
     exporter = make_exporter(OtlpHttpExporter, authority.directory, port, compression="none")
@@ -232,7 +232,7 @@ def test_an_answer_before_the_end_of_the_request_is_read(authority, answer_early
         ("elsewhere", "name the receiver in endpoint as its certificate does"),
     ],
 )
-def test_the_first_error_names_cause_and_fix_and_no_secret(connect, authority, name, fix, caplog):
+def test_the_first_error_names_cause_and_fix_without_secrets(connect, authority, name, fix, caplog):
     authority.use("first")
     exporter, clients = connect(name)
     result = exporter.export(BATCH)
@@ -257,7 +257,7 @@ def test_an_expired_client_certificate_is_named_with_its_date(connect, authority
     assert clients == ["first"]
 
 
-def test_renewed_files_are_used_once_they_belong_together(connect, authority):
+def test_renewed_files_are_used_once_key_and_certificate_match(connect, authority):
     authority.use("first")
     exporter, clients = connect(elapsed_s=20)
     assert exporter.export(BATCH).exported == 1

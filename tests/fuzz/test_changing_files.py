@@ -88,7 +88,7 @@ def program():
     path.unlink()
 
 
-def test_files_that_change_while_they_are_read_are_refused_with_the_reason(program):
+def test_files_changed_while_they_are_read_are_rejected_with_the_reason(program):
     outcomes = Counter()
     readers = itertools.cycle([read_headers, read_symbols, read_interpreter, read_tables])
     until = time.monotonic() + SECONDS

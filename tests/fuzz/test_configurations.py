@@ -36,14 +36,14 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_small_file_takes_little_memory_and_time(bomb, tmp_path):
+def test_a_small_configuration_takes_little_memory_and_time(bomb, tmp_path):
     path = tmp_path / "agent.yaml"
     path.write_text(BOMBS[bomb])
     assert read_within(lambda: load_config(str(path), environ={})) == REFUSED
 
 
 @pytest.mark.parametrize("fork", [False, True])
-def test_the_agent_reports_why_it_rejects_such_a_file(fork, tmp_path):
+def test_the_agent_explains_why_it_rejects_an_alias_bomb(fork, tmp_path):
     path = tmp_path / "agent.yaml"
     path.write_text(ALIASES)
     with pytest.raises(ConfigError, match="more than 10000 values"):
@@ -72,7 +72,7 @@ SNIPPETS = [
 @example([(0, len(SAMPLE), 'receivers: {kprofiler: {resource: {a: "\\ud800"}}}')], "")
 @example([(0, len(SAMPLE), "exporters: {file: {path: .nan}}")], "")
 @example([(1, 0, "%YAML 9.9\n---\n"), (1, 0, "%YAML 9.9\n---\n")], "")
-def test_a_damaged_file_is_read_or_refused(changes, value):
+def test_a_damaged_configuration_is_read_or_rejected(changes, value):
     text = SAMPLE
     for at, cut, new in changes:
         text = text[:at] + new + text[at + cut :]

@@ -62,7 +62,7 @@ def damage(content, places, rng):
 
 
 @pytest.mark.parametrize("reader", ["symbolic", "drgn"])
-def test_damaged_dwarf_is_read_or_refused(reader, program, tmp_path):
+def test_damaged_dwarf_is_read_or_rejected(reader, program, tmp_path):
     content, places = program
     rng = random.Random(ROUNDS)
     path = tmp_path / "damaged"
@@ -93,7 +93,7 @@ def test_damaged_dwarf_is_read_or_refused(reader, program, tmp_path):
     assert after - before < 64 << 10  # KiB
 
 
-def test_any_abbreviations_are_read():
+def test_arbitrary_abbreviations_are_parsed_safely():
     rng = random.Random(1)
     for _ in range(300):
         data = bytes(rng.choice([0, 1, 0x21, 0x76, 0x80, 0xFF]) for _ in range(rng.randrange(60)))

@@ -131,7 +131,7 @@ def test_a_small_payload_takes_little_memory_and_time(bomb):
     assert read_within(lambda: check_payload(payload)) == READ
 
 
-def test_depth_has_a_limit_in_json_too():
+def test_nesting_depth_is_limited_in_json_too():
     value = '{"stringValue":"x"}'
     for _ in range(80):
         value = '{"arrayValue":{"values":[' + value + "]}}"
@@ -141,7 +141,7 @@ def test_depth_has_a_limit_in_json_too():
         decode_windows(payload.encode())
 
 
-def test_departures_and_violations_are_reported_up_to_a_limit():
+def test_deviations_and_violations_are_reported_up_to_a_limit():
     line = json.dumps({"unknown": 1}).encode() + b"\n"
     result = check_payload(line * 5000)
     assert MAX_VIOLATIONS < len(result) < MAX_VIOLATIONS + 100
@@ -153,7 +153,7 @@ def test_departures_and_violations_are_reported_up_to_a_limit():
     assert max(map(by_rule.count, by_rule)) == MAX_PLACES
 
 
-def test_a_message_that_is_too_large_is_refused(monkeypatch):
+def test_a_message_above_the_limit_is_rejected(monkeypatch):
     monkeypatch.setattr("otel_kprofiler.otlp.payloads.MAX_MESSAGE_BYTES", 100)
     payload = one_long_name_for_all().SerializeToString()
     framed = len(payload).to_bytes(4, "big") + payload
@@ -183,7 +183,7 @@ def small():
 @example([(0, 400, b'{"dictionary":{"stringTable":' + b"9" * 5000 + b"}}")])
 @example([(0, 400, b'{"resourceProfiles":{"a":1}}')])
 @settings(max_examples=300, deadline=10_000)
-def test_damaged_payloads_are_read_or_refused(changes):
+def test_damaged_payloads_are_read_or_rejected(changes):
     data = bytearray(small())
     for at, cut, new in changes:
         data[at : at + cut] = new
@@ -220,7 +220,7 @@ JSON_VALUES = st.recursive(
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.booleans(), JSON_VALUES), max_size=3))
 @settings(max_examples=300, deadline=10_000)
-def test_names_are_added_to_odd_json_or_it_is_refused(changes):
+def test_unusual_json_is_given_names_or_rejected(changes):
     """Values of other types, and keys in both spellings."""
     tree = nameless_tree()
     for at, other_name, value in changes:

@@ -45,7 +45,7 @@ PLACES = st.integers(0, len(WHOLE) - 1)
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(PLACES, st.integers(0, 255)), min_size=1, max_size=4), PLACES)
-def test_overwritten_and_cut_files_are_refused_or_reported(changes, cut):
+def test_overwritten_and_truncated_files_are_rejected_or_reported(changes, cut):
     data = bytearray(WHOLE)
     for place, byte in changes:
         data[place] = byte

@@ -105,7 +105,7 @@ def play_bytes(content, path):
     return None
 
 
-def test_the_seed_is_a_recording_with_all_that_recordings_have(tmp_path):
+def test_the_seed_recording_contains_every_record_type(tmp_path):
     (window,) = play_bytes(archive(), tmp_path / "a")
     (sample,) = window.profiles[0].resources[0].samples
     names = [frame.function for frame in sample.stack.frames]
@@ -132,7 +132,7 @@ STRANGE = [
 
 @given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(STRANGE)), max_size=3))
 @settings(max_examples=500, deadline=10_000)
-def test_every_value_may_be_anything(tmp_path_factory, changes):
+def test_any_replaced_value_is_read_or_rejected(tmp_path_factory, changes):
     changed = copy.deepcopy(ALL)
     for path, value in changes:
         target = changed
@@ -155,7 +155,7 @@ def test_every_value_may_be_anything(tmp_path_factory, changes):
 @settings(max_examples=400, deadline=10_000)
 @example("samples/000000", [(0, 0, struct.pack("<QI", 1, 0xFFFF_FFFF))])
 @example("samples/000000", [(8 + 4 + 8 + 60, 2, b"\xff\x7f")])
-def test_any_bytes_may_change(tmp_path_factory, name, changes):
+def test_any_changed_bytes_are_read_or_rejected(tmp_path_factory, name, changes):
     content = bytearray(BINARY[name] if name else archive())
     for at, cut, new in changes:
         content[at : at + cut] = new

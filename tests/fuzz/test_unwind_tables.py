@@ -56,7 +56,7 @@ def damaged(draw):
 @given(damaged())
 @example(SEEDS[0])
 @example(SEEDS[1])
-def test_tables_are_refused_or_meet_the_programs_assumptions(data):
+def test_tables_are_rejected_or_meet_the_programs_assumptions(data):
     source = ImageSource(data)
     try:
         elf = read_elf(source, "x86_64")
@@ -82,7 +82,7 @@ def test_tables_are_refused_or_meet_the_programs_assumptions(data):
 @EXAMPLES
 @given(damaged())
 @example(SEEDS[2])
-def test_frames_are_indexed_or_refused(data):
+def test_frames_are_indexed_or_rejected(data):
     source = ImageSource(data)
     try:
         frames = find_section(source, read_elf(source, "x86_64"), b".eh_frame")
@@ -96,7 +96,7 @@ def test_frames_are_indexed_or_refused(data):
 
 @settings(max_examples=500, deadline=10_000)
 @given(st.binary(max_size=400))
-def test_any_bytes_are_indexed_or_refused(data):
+def test_arbitrary_bytes_are_indexed_or_rejected(data):
     with suppress(ValueError):
         make_pairs(data, 0x1000, 0x1000)
 
@@ -119,7 +119,7 @@ def damaged_go_tables(draw):
 @EXAMPLES
 @given(damaged_go_tables())
 @example(GO_FILE)
-def test_go_tables_are_refused_or_meet_the_programs_assumptions(data):
+def test_go_tables_are_rejected_or_meet_the_programs_assumptions(data):
     address = 0x700000
     try:
         maker = make_tables(data, GO_TABLE, GO_SEGMENTS[0].address, GO_SEGMENTS, address)

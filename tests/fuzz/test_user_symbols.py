@@ -81,7 +81,7 @@ def check(table, addresses):
 
 @EXAMPLES
 @given(damaged(), st.booleans())
-def test_functions_are_refused_or_a_sound_table(data, as_debug_file):
+def test_functions_are_rejected_or_form_a_consistent_table(data, as_debug_file):
     source = ImageSource(data)
     whole = ImageSource(seeds()[4][0])
     with suppress(ElfError):
@@ -95,13 +95,13 @@ def test_functions_are_refused_or_a_sound_table(data, as_debug_file):
 
 @EXAMPLES
 @given(st.binary(max_size=240).map(lambda data: data[: len(data) // 24 * 24]), st.binary())
-def test_any_bytes_are_symbols(data, names):
+def test_arbitrary_bytes_parse_as_symbols(data, names):
     parse_symbols(SymbolTable(data, names, frozenset({0, 1, 0xFFFF})))
 
 
 @EXAMPLES
 @given(st.binary(max_size=160).map(lambda data: data[: len(data) // 8 * 8]), st.binary())
-def test_any_bytes_are_bounds_or_none(pairs, frames):
+def test_arbitrary_bytes_parse_as_function_bounds_or_none(pairs, frames):
     bounds = make_bounds(pairs, 0x1000, frames, 0x2000)
     for address in range(0, 0x4000, 99) if bounds else ():
         around = bounds.around(address)
@@ -109,7 +109,7 @@ def test_any_bytes_are_bounds_or_none(pairs, frames):
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_a_link_or_none(data):
+def test_arbitrary_bytes_parse_as_a_debug_link_or_none(data):
     link = parse_debug_link(data)
     assert link is None or "/" not in link.name
 
@@ -153,7 +153,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_tables_made_to_be_slow_are_read_in_bounded_time(kind):
+def test_adversarial_tables_are_read_in_bounded_time(kind):
     def read():
         source = ImageSource(image(*HOSTILE[kind]))
         table = read_functions(source, read_elf(source, "x86_64"))
@@ -162,7 +162,7 @@ def test_tables_made_to_be_slow_are_read_in_bounded_time(kind):
     assert read_within(read, mebibytes=512, seconds=20) == READ
 
 
-def test_a_table_over_the_limit_is_refused_before_it_is_read():
+def test_a_table_above_the_limit_is_rejected_before_it_is_read():
     def read():
         head = image(b"", b"")
         at = head.index(struct.pack("<QQ", 64, 0))

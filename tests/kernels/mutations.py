@@ -85,7 +85,7 @@ MUTATIONS: dict[str, Mutation] = {
             "symbols/kernel/symbolizer.py",
             "if time_ns >= view.since_ns:\n                return view.generation",
             "if time_ns >= 0:\n                return view.generation",
-            "test_a_module_reloaded_with_other_code_is_named_by_time",
+            "test_a_module_reloaded_with_different_code_is_named_by_time",
         ),
         Mutation(
             "caller",

@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.kernel
 
 
-def test_boots_and_sees_the_checkout():
+def test_the_kernel_boots_and_mounts_the_checkout():
     """Debian's kernel boots and runs this test-suite."""
     name, boot = os.environ["OTEL_KPROFILER_GUEST"].split()
     assert platform.release().startswith(name + ".")

@@ -54,7 +54,7 @@ def check(symbolizer, names, kind):
         assert past.module is None or past.module.base > start
 
 
-def test_kprobe_pages_are_found_by_records():
+def test_kprobe_pages_are_tracked_by_records():
     """Kprobe pages inside functions are named from records, exactly as in kallsyms."""
     with watching() as (symbolizer, watch), kprobe_inside("ksys_write"):
         check(symbolizer, "kprobe_", ModuleKind.OUT_OF_LINE)

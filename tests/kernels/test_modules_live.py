@@ -123,7 +123,7 @@ def live():
             result.symbolizer.close()
 
 
-def test_load_unload_and_reload_under_sampling(request):
+def test_modules_are_named_across_load_unload_and_reload(request):
     """Names are right at the time of each sample, and the delay after each load is measured."""
     metadata, names, phases = [], [], []
     with live() as host:
@@ -151,7 +151,7 @@ def test_load_unload_and_reload_under_sampling(request):
     assert unnamed <= right / 2
 
 
-def test_a_storm_of_loads_at_one_address_gives_no_wrong_name():
+def test_rapid_loads_at_one_address_never_give_a_wrong_name():
     """Two variants of a module alternate; until the next reading, addresses have no owner."""
     chance, phases = random.Random(1), []
     with live() as host:

@@ -60,7 +60,7 @@ def test_the_call_chain_of_a_module_is_resolved():
         assert [frame.address for frame in stack.frames[:3]] == wanted
 
 
-def test_a_module_reloaded_with_other_code_is_named_by_time():
+def test_a_module_reloaded_with_different_code_is_named_by_time():
     """After a reload with other code, old samples keep their names, new ones get new names."""
     with spinning("spin") as first:
         symbolizer = KernelSymbolizer.live()

@@ -80,7 +80,7 @@ def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a directory of another user")
-def test_an_installation_closed_to_threads_without_rights_is_refused_with_a_fix(tmp_path):
+def test_an_installation_unreadable_to_unprivileged_threads_is_rejected_with_a_fix(tmp_path):
     """As from a clone in the home directory of a user who calls sudo."""
     config, path = tmp_path / "agent.yaml", tmp_path / "profiles.otlp.jsonl"
     config.write_text(CONFIG.format(path=path))

@@ -177,7 +177,7 @@ def test_the_container_is_right_for_every_runtime(agent, place):
     assert "systemd.unit.name" not in result["dockerscope"]
 
 
-def test_processes_that_exit_at_once_are_in_their_container(agent, place):
+def test_processes_that_exit_immediately_are_attributed_to_their_container(agent, place):
     """By the cgroup that the sample carries: nothing in /proc shows them any more."""
     brief = "while :; do ( i=0; while [ $i -lt 500 ]; do i=$((i+1)); done ); done"
     place("spawns", f"docker/{container_id(1)}", script=brief)
@@ -200,7 +200,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("kind", further_of(TARGETS, ("pod", "unit")))
-def test_only_named_targets_are_sampled_from_their_start(kind, agent, place):
+def test_named_targets_are_sampled_from_their_start(kind, agent, place):
     """Those that start later, too, and in a cgroup namespace of their own."""
     targets, path = TARGETS[kind]
     other = path.replace(container_id(1), container_id(2)).replace(UID.replace("-", "_"), "0" * 32)
@@ -218,7 +218,7 @@ def test_only_named_targets_are_sampled_from_their_start(kind, agent, place):
 
 
 @pytest.mark.skipif(not Path(VERSION_1, "cgroup.procs").exists(), reason="needs version 1")
-def test_containers_of_version_1_are_sampled_by_their_processes(agent, place):
+def test_cgroup_v1_containers_are_sampled_by_process(agent, place):
     """With their descendants at once, and others that enter within a second."""
     for number, name in ((1, "early"), (2, "beside")):
         place(name, f"v1/docker/{container_id(number)}")
@@ -231,7 +231,7 @@ def test_containers_of_version_1_are_sampled_by_their_processes(agent, place):
     assert not {"beside", "outside"} & result.keys()
 
 
-def test_a_filter_by_name_and_its_change_at_a_reload(agent, place):
+def test_a_name_filter_can_be_changed_by_a_reload(agent, place):
     for name in ("one", "another", "third"):
         place(name)
     read = agent("target_comms: [one, another]")
@@ -245,7 +245,7 @@ def test_a_filter_by_name_and_its_change_at_a_reload(agent, place):
     assert "third" not in by_name(read())
 
 
-def test_an_agent_in_a_cgroup_namespace(agent, place):
+def test_an_agent_in_a_cgroup_namespace_identifies_containers(agent, place):
     """As in a container: it sees its own cgroup as the root of all."""
     if not shutil.which("unshare"):
         pytest.skip("needs unshare")

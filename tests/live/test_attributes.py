@@ -74,7 +74,7 @@ def run_agent(receiver, path, *, exporter="", of_receiver=""):
 
 
 @pytest.mark.parametrize("grain", ["process", "executable", "host"])
-def test_strict_receivers_have_nothing_to_complain_of(receiver, tmp_path, grain):
+def test_strict_receivers_report_no_violations(receiver, tmp_path, grain):
     exporters, log = run_agent(
         receiver,
         tmp_path / "agent.yaml",
@@ -104,7 +104,9 @@ def stripped(tmp_path):
     [("", {NO_FUNCTION}), ("service_name: {from: []}", {NO_SERVICE, NO_FUNCTION})],
     ids=["default", "names of services off"],
 )
-def test_without_these_settings_they_miss_names(receiver, stripped, tmp_path, of_receiver, missed):
+def test_without_name_settings_strict_receivers_report_missing_names(
+    receiver, stripped, tmp_path, of_receiver, missed
+):
     target = f"target_pids: [{stripped.pid}]\n    {of_receiver}"
     run_agent(receiver, tmp_path / "agent.yaml", of_receiver=target)
     assert receiver.refused == []

@@ -128,7 +128,7 @@ def test_the_output_is_checked_before_sampling(tmp_path):
     assert (tmp_path / "there.html").read_text() == "precious"
 
 
-def test_output_with_kernel_addresses_is_readable_by_its_owner_only(tmp_path):
+def test_output_with_kernel_addresses_is_readable_only_by_its_owner(tmp_path):
     raw, pprof, html = (tmp_path / name for name in ("a.raw", "a.pprof", "a.html"))
     call("record", "-d", "0.3s", "--idle", "-o", pprof, "--raw", raw)
     assert call("record", "--replay", raw, "-o", html).returncode == 0
@@ -204,7 +204,7 @@ def test_a_raw_recording_replays_to_the_same_stacks_and_times(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
-def test_a_replay_has_the_names_of_code_without_files(tmp_path):
+def test_a_replay_names_code_without_files(tmp_path):
     raw, recorded, again = (tmp_path / name for name in ("x.raw", "a.otlp", "b.otlp"))
     script = (
         "function hot(n){let s=0;for(let i=0;i<n;i++)s+=i%7;return s}"
@@ -251,7 +251,7 @@ def stacks_in(window):
 @pytest.mark.parametrize(
     "words", [["-d", "1s"], ["-F", "19"], ["-p", "1"], ["--idle"], ["--raw", "x"], ["--", "true"]]
 )
-def test_settings_of_sampling_are_refused_with_a_replay(words, capsys):
+def test_sampling_options_are_rejected_with_a_replay(words, capsys):
     with pytest.raises(SystemExit) as end:
         main(["record", "--replay", "a.raw", *words])
     assert end.value.code == 2
@@ -265,7 +265,7 @@ def test_symbolize_resolves_names_and_addresses():
     assert call("symbolize", "no_such_symbol").returncode == 1
 
 
-def test_wrong_arguments_are_usage_errors():
+def test_invalid_arguments_are_usage_errors():
     for words in (["record", "-d", "5 minutes"], ["record", "--cpus", "x"], ["nonsense"], ["run"]):
         done = call(*words)
         assert done.returncode == 2, words

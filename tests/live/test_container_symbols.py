@@ -113,7 +113,7 @@ def test_a_debug_file_of_the_container_names_its_program(place, tmp_path):
         assert name_in(container, process) == "hot"
 
 
-def test_a_debug_file_without_a_build_id_is_taken_by_its_checksum(tmp_path):
+def test_a_debug_file_without_a_build_id_is_matched_by_checksum(tmp_path):
     container = Container(tmp_path / "one", NO_BUILD_ID)
     with container.running(BESIDE) as process:
         assert name_in(container, process) == "hot"
@@ -124,7 +124,7 @@ def test_a_debug_file_without_a_build_id_is_taken_by_its_checksum(tmp_path):
 
 
 @pytest.mark.parametrize("build_id", [BUILD_ID, NO_BUILD_ID])
-def test_another_debug_file_of_the_host_is_not_taken(build_id, tmp_path):
+def test_a_different_debug_file_on_the_host_is_not_used(build_id, tmp_path):
     """It is where the container's would be, by path."""
     container = Container(tmp_path / "one", build_id)
     other = Container(tmp_path / "two", OTHER_ID, "cold")
@@ -148,21 +148,21 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_what_is_no_file_is_not_opened(kind, tmp_path):
+def test_special_files_are_not_opened(kind, tmp_path):
     container = Container(tmp_path, BUILD_ID)
     with container.running(HOSTILE[kind]) as process:
         assert name_in(container, process) is Unresolved.NO_SYMBOL_TABLE
 
 
 @pytest.mark.parametrize("climb", ["", "/../../../../../../../../../.."])
-def test_no_link_leads_out_of_the_container(climb, tmp_path):
+def test_symlinks_cannot_escape_the_container(climb, tmp_path):
     container = Container(tmp_path, BUILD_ID)
     outside = f"{climb}{container.debug}"  # what the program's own would be
     with container.running(f"ln -s {outside} works.debug") as process:
         assert name_in(container, process) is Unresolved.NO_SYMBOL_TABLE
 
 
-def test_a_search_that_hangs_leaves_the_file_its_other_names(tmp_path):
+def test_a_hanging_debug_file_search_keeps_the_programs_exported_names(tmp_path):
     require_fuse()
     container = Container(tmp_path, BUILD_ID)
     with mounted(tmp_path / "fuse", {"works.debug": b""}) as fuse:
@@ -178,7 +178,7 @@ def test_a_search_that_hangs_leaves_the_file_its_other_names(tmp_path):
             fuse.thaw()
 
 
-def test_shared_dwarf_that_hangs_takes_no_names_of_others(tmp_path):
+def test_hanging_shared_dwarf_does_not_cost_other_files_their_names(tmp_path):
     require_fuse()
     programs = [tmp_path / name for name in ("hostile", "other")]
     for program in programs:

@@ -49,7 +49,7 @@ def check(name, words, log, missing=0.0):
 
 
 @pytest.mark.parametrize("name", ["program", "opener"])
-def test_samples_have_the_span_that_libdd_otel_thread_ctx_publishes(tmp_path, name):
+def test_samples_have_the_span_published_by_libdd_otel_thread_ctx(tmp_path, name):
     rust_writer.build(tmp_path)
     log = tmp_path / "log"
     words = [tmp_path / name, log, str(THREADS), tmp_path / "libspans.so"]
@@ -57,14 +57,14 @@ def test_samples_have_the_span_that_libdd_otel_thread_ctx_publishes(tmp_path, na
         assert flags == f"{link.trace_id[0] & 1:02x}"
 
 
-def test_samples_have_the_span_that_ddprof_publishes(tmp_path):
+def test_samples_have_the_span_published_by_ddprof(tmp_path):
     log = tmp_path / "log"
     words = java_writer.command(tmp_path, log, THREADS)
     assert {flags for _, flags in check("program", words, log)} == {"00"}  # it has none
 
 
 @pytest.mark.parametrize("writer", nodejs_writer.WRITERS)
-def test_samples_have_the_span_that_pprof_of_node_publishes(tmp_path, monkeypatch, writer):
+def test_samples_have_the_span_published_by_pprof_for_nodejs(tmp_path, monkeypatch, writer):
     for name in ("_AGAIN_S", "_SHARE"):  # the variable is searched again with each look
         monkeypatch.setattr(thread_contexts, name, 0)
     log = tmp_path / "log"

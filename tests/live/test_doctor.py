@@ -45,7 +45,7 @@ def test_the_fix_for_missing_capabilities_works_as_printed(public_python):
         assert "fail" not in {level for level, _ in after.values()}
 
 
-def test_file_capabilities_work_for_a_python_of_its_own(public_python):
+def test_file_capabilities_work_for_a_dedicated_python(public_python):
     if not shutil.which("setcap"):
         pytest.skip("setcap is not installed")
     # Not below the tests' directory, which only its owner may enter.
@@ -75,7 +75,7 @@ def test_file_capabilities_work_for_a_python_of_its_own(public_python):
         shutil.rmtree(directory)
 
 
-def test_a_small_limit_of_open_files_is_the_verdict():
+def test_a_low_open_file_limit_is_the_verdict():
     def conclude(limit):
         command = f'ulimit -S -n {limit}; exec "$0" -m otel_kprofiler doctor'
         done = subprocess.run(
@@ -142,7 +142,7 @@ print(json.dumps(problems))
 """
 
 
-def test_a_lack_of_descriptors_is_reported_wherever_it_occurs():
+def test_exhausted_descriptors_are_reported_wherever_they_occur():
     problems = run([sys.executable, "-W", "ignore", "-c", LIMITED])
     assert len(problems) > 5
     for kind, message, hint in problems:

@@ -93,7 +93,7 @@ def test_only_this_process_is_profiled_under_its_own_resource():
     assert names & {"proc_readdir_de", "proc_task_readdir", "iterate_dir"}
 
 
-def test_threads_are_named_daemons_that_end_with_the_profiler():
+def test_profiler_threads_are_named_daemons_that_stop_with_it():
     before = set(threading.enumerate())
     with profiling():
         ours = set(threading.enumerate()) - before
@@ -195,7 +195,7 @@ def test_a_forked_child_names_bpf_programs_from_before_and_after_the_fork(to_fil
     assert count_leaves(child, "_kprof_after") > 20
 
 
-def test_nested_pauses_take_no_samples():
+def test_no_samples_are_taken_during_nested_pauses():
     with profiling() as (profiler, _):
         work(0.2)
         with profiler.paused():
@@ -240,7 +240,7 @@ def test_hooks_are_removed_before_descriptors_are_closed(monkeypatch):
     assert hooked == [False]
 
 
-def test_a_second_profiler_is_refused():
+def test_a_second_profiler_is_rejected():
     with profiling(), pytest.raises(HostError, match="another kernel profiler"):
         KernelProfiler(ProfilerProvider(shutdown_on_exit=False)).start("raise")
 
@@ -250,7 +250,7 @@ def test_the_resource_is_published_for_other_profilers():
         assert read_process_context(os.getpid()).resource["service.name"] == "svc"
 
 
-def test_descendants_are_profiled_with_resources_of_their_own():
+def test_descendants_are_profiled_with_separate_resources():
     code = WORK + "work(0.5)"
     with profiling(target="children") as (profiler, exporter):
         children = [
@@ -279,7 +279,7 @@ def test_descendants_are_profiled_with_resources_of_their_own():
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64")
 @pytest.mark.parametrize("links", [True, False])
-def test_descendants_are_linked_to_the_spans_that_they_publish(links):
+def test_descendants_are_linked_to_the_spans_they_publish(links):
     code = """
         import os, time
         from opentelemetry.sdk.trace import TracerProvider
@@ -325,7 +325,7 @@ def test_descendants_are_linked_to_the_spans_that_they_publish(links):
 
 @pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare of util-linux")
 @pytest.mark.parametrize("target", ["self", "children"])
-def test_in_a_pid_namespace_samples_have_its_ids(target, to_file):
+def test_in_a_pid_namespace_samples_have_its_pids(target, to_file):
     """There, os.getpid() is 1 and differs from the global pid."""
     run(
         """
@@ -690,7 +690,7 @@ sys.meta_path.insert(0, Blocker)
         ({"OTEL_PROFILES_EXPORTER": "console"}, {"pydantic", "grpc", "requests", "google"}),
     ],
 )
-def test_a_service_needs_no_dependencies_of_commands(environment, unused):
+def test_a_service_does_not_need_the_dependencies_of_commands(environment, unused):
     """It imports none of them, and works without a message if they are not installed."""
     with Receiver() as receiver:
         endpoint = f"http://127.0.0.1:{receiver.server_port}"

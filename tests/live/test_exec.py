@@ -69,7 +69,7 @@ def name(attributes):
     return attributes.get("process.executable.name")
 
 
-def test_samples_before_and_after_an_exec_have_the_names_of_their_programs(
+def test_samples_before_and_after_an_exec_are_attributed_to_their_programs(
     shells, resources, tmp_path
 ):
     first, second = shells
@@ -90,7 +90,7 @@ def test_samples_before_and_after_an_exec_have_the_names_of_their_programs(
     assert paths <= {first, second, None}  # the second may have exited before it was read
 
 
-def test_children_have_their_parents_name_until_they_execute(shells, resources):
+def test_children_have_their_parents_name_until_they_exec(shells, resources):
     first, second = shells
     child = f"{SPIN.format(rounds=1000)}; exec {second} -c '{SPIN.format(rounds=3000)}'"
     script = f"n=0; while [ $n -lt 150 ]; do n=$((n + 1)); ({child}); done"
@@ -104,7 +104,7 @@ def test_children_have_their_parents_name_until_they_execute(shells, resources):
     assert min(results["first", "first"], results["second", "second"]) > 20
 
 
-def test_the_owner_is_the_user_at_the_time_of_the_sample(resources):
+def test_the_process_owner_is_the_user_at_sample_time(resources):
     spin = "end = time.monotonic() + 1\nwhile time.monotonic() < end: pass\n"
     drop = f"import os, time\n{spin}os.setuid({NOBODY_ID})\n{spin}"
     pid, pairs = sample([sys.executable, "-S", "-c", drop], resources)
@@ -117,7 +117,7 @@ def test_the_owner_is_the_user_at_the_time_of_the_sample(resources):
     assert own == sorted(own)
 
 
-def test_waits_have_the_name_of_the_program_that_waited(shells, resources):
+def test_waits_are_attributed_to_the_program_that_waited(shells, resources):
     first, second = shells
     nap = "for i in 1 2 3 4 5 6 7 8; do sleep 0.05; done"
     command = [first, "-c", f"{nap}; exec {second} -c '{nap}'"]
@@ -132,7 +132,7 @@ def test_waits_have_the_name_of_the_program_that_waited(shells, resources):
     assert min(results["first", "first"], results["second", "second"]) > 2
 
 
-def test_each_program_has_the_service_of_its_environment(shells):
+def test_each_program_has_the_service_name_from_its_environment(shells):
     first, second = shells
     after = SPIN.format(rounds=100_000_000)
     changed = f"exec env OTEL_SERVICE_NAME=new {second} -c '{after}'"
@@ -185,7 +185,7 @@ print([(comm.decode(), name) for comm, name in found if comm in (b"first", b"sec
 """
 
 
-def test_names_are_right_without_the_right_to_trace(shells, public_python):
+def test_program_names_are_correct_without_ptrace_permission(shells, public_python):
     """Then /proc shows neither the file nor the stack of other users' processes."""
     first, second = shells
     spin = SPIN.format(rounds=1_500_000)

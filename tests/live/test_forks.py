@@ -279,7 +279,7 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
     assert len(set(published.values())) == len(published)
 
 
-def test_a_given_resource_gets_the_instance_id_of_the_childs_traces():
+def test_an_explicit_resource_gets_the_instance_id_of_the_childs_traces():
     """If the id was that of the traces, but not if it was specific to profiles."""
     done = run(
         """

@@ -45,7 +45,7 @@ def start():
 
 
 @pytest.mark.long
-def test_the_agent_merges_processes_and_a_reload_changes_how(start, tmp_path):
+def test_a_reload_changes_how_the_agent_merges_processes(start, tmp_path):
     path, config = tmp_path / "profiles.jsonl", tmp_path / "agent.yaml"
     config.write_text(CONFIG.format(resources="host", path=path))
     for _ in range(2):

@@ -117,7 +117,7 @@ def as_nobody(python, capabilities, code, *arguments):
     return json.loads(done.stdout)
 
 
-def test_frames_have_the_names_of_roots_kallsyms(truth, hidden, load, request, public_python):
+def test_frames_have_the_names_root_sees_in_kallsyms(truth, hidden, load, request, public_python):
     """With only CAP_BPF and CAP_PERFMON, 10,000 kernel frames have the names that root sees."""
     assert KernelSymbolizer.live(Access()).hidden is HiddenCause.KPTR_RESTRICT
     cause, frames = as_nobody(public_python, ["bpf", "perfmon"], SAMPLE_FRAMES, FRAMES)

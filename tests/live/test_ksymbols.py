@@ -123,7 +123,7 @@ def test_several_watches_do_not_interfere():
                 assert watch.counts().lost == {}
 
 
-def test_programs_loaded_before_are_read_exactly():
+def test_programs_loaded_earlier_are_read_exactly():
     """Both methods without kallsyms know the lengths: addresses past the end have no name."""
     fds = [load(number, functions=1 + number % 9) for number in range(100)]
     try:
@@ -238,7 +238,7 @@ def test_the_table_is_exact_after_a_forced_loss():
         assert counts.kallsyms_reads <= counts.readings
 
 
-def test_frames_from_the_time_of_a_loss_have_no_name():
+def test_frames_sampled_during_a_loss_have_no_name():
     """A program was unloaded unseen, and another may have been loaded at its address.
 
     Where all symbols were read again before that time, it is known that there was none.
@@ -277,7 +277,7 @@ def test_a_full_queue_is_counted_and_repaired():
         assert lost == {RecordLoss.QUEUE_FULL}
 
 
-def test_a_loss_without_later_records_is_noticed():
+def test_a_loss_without_later_records_is_detected():
     """The kernel reports a loss only with the next record on the same CPU."""
     before = os.sched_getaffinity(0)
     cpu = min(before)

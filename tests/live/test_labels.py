@@ -77,7 +77,7 @@ CONTEXTS = """
 """
 
 
-def test_labels_are_those_of_the_context(tmp_path):
+def test_samples_carry_the_labels_of_their_context(tmp_path):
     to_file = ToFile(tmp_path / "profiles.jsonl")
     said = json.loads(run(CONTEXTS, env=to_file.env).stdout)
     right, wrong, labelled = 0, [], 0
@@ -117,7 +117,7 @@ BAGGAGE = """
 """
 
 
-def test_wanted_baggage_of_a_request_is_on_all_its_samples(tmp_path):
+def test_selected_baggage_of_a_request_is_on_all_its_samples(tmp_path):
     to_file = ToFile(tmp_path / "profiles.jsonl")
     run(BAGGAGE, env={**to_file.env, "OTEL_KPROFILER_BAGGAGE_KEYS": "tenant.id,absent"})
     results = Counter()

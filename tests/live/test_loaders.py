@@ -123,7 +123,7 @@ def test_a_program_missing_from_the_object_is_an_error():
         LibbpfLoader().load(ITERATORS._replace(programs=("list_programs", "none")))
 
 
-def test_closing_bcc_closes_all_descriptors():
+def test_closing_bcc_closes_every_descriptor():
     before = descriptors()
     loaded = BccLoader().load(SPEC)
     assert len(descriptors()) == len(before) + len(bcc.MAPS) + 1
@@ -160,7 +160,7 @@ def test_an_unsupported_map_type_is_a_missing_feature(monkeypatch):
 
 
 @pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed")
-def test_timers_of_a_service_do_not_keep_programs_from_being_loaded():
+def test_timer_signals_of_a_service_do_not_prevent_loading_programs():
     """The verifier takes longer than the time between two signals, and gives up when one waits."""
     count = 0
 

@@ -133,7 +133,7 @@ FORKED = """
 """
 
 
-def test_a_forked_child_names_the_span_that_it_was_forked_in(to_file):
+def test_a_forked_child_names_the_span_active_at_the_fork(to_file):
     run(FORKED, env=to_file.env)
     spans = {
         sample.link
@@ -145,7 +145,7 @@ def test_a_forked_child_names_the_span_that_it_was_forked_in(to_file):
     assert {link.local_root for link in spans} == {"parent's"}
 
 
-def test_names_can_be_disabled(to_file):
+def test_local_root_names_can_be_disabled(to_file):
     code = """
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider

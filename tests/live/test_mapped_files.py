@@ -80,13 +80,13 @@ def refused(request, files):
         (("map_files", "exe", "root"), "path"),
     ],
 )
-def test_opens_by_the_least_right_that_works(program, missing, route):
+def test_opens_with_the_least_privilege_that_suffices(program, missing, route):
     with running(program) as pid:
         result = opened(wanted(pid, program), Without(*missing))
     assert result == (route, str(program), False)
 
 
-def test_a_deleted_program_is_opened_by_its_mapping_or_as_the_executable(program):
+def test_a_deleted_program_is_opened_through_map_files_or_exe(program):
     with running(program) as pid:
         request = wanted(pid, program)
         program.unlink()
@@ -95,7 +95,7 @@ def test_a_deleted_program_is_opened_by_its_mapping_or_as_the_executable(program
         assert refused(request, Without("map_files", "exe")) is FileProblem.FORBIDDEN
 
 
-def test_another_file_in_the_place_of_a_replaced_one_is_not_taken(program, tmp_path):
+def test_a_replacement_at_the_same_path_is_not_opened(program, tmp_path):
     other = compile_c(tmp_path / "other", WAITS, "-O2")
     with running(program) as pid:
         request = wanted(pid, program)
@@ -104,12 +104,12 @@ def test_another_file_in_the_place_of_a_replaced_one_is_not_taken(program, tmp_p
         assert opened(request, Access()) == ("map_files", str(program), True)
 
 
-def test_a_file_of_another_size_is_not_the_mapped_one(program):
+def test_a_file_of_a_different_size_is_not_opened(program):
     with running(program) as pid:
         assert refused(wanted(pid, program, size=1), Access()) is FileProblem.NOT_SAME
 
 
-def test_a_mapping_whose_place_another_file_has_taken_has_gone(program, tmp_path):
+def test_a_mapping_whose_address_another_file_reuses_is_gone(program, tmp_path):
     """Libraries that are loaded one after the other often are at the same place."""
     other = compile_c(tmp_path / "other", WAITS, "-O2")
     with running(program) as pid, running(other):
@@ -118,7 +118,7 @@ def test_a_mapping_whose_place_another_file_has_taken_has_gone(program, tmp_path
         assert refused(earlier, Access()) is FileProblem.GONE
 
 
-def test_a_later_user_of_the_inode_number_is_not_the_mapped_file(program):
+def test_a_file_that_reuses_the_inode_number_is_not_opened(program):
     """Inode number and size do not identify a file: file systems reuse a number at once."""
     with running(program) as pid:
         request = wanted(pid, program)
@@ -127,7 +127,7 @@ def test_a_later_user_of_the_inode_number_is_not_the_mapped_file(program):
         assert refused(other, Access()) is FileProblem.NOT_SAME
 
 
-def test_a_program_that_exists_in_memory_only(program):
+def test_a_memfd_program_is_opened(program):
     code = (
         "import os, sys; fd = os.memfd_create('held'); "
         "os.sendfile(fd, os.open(sys.argv[1], os.O_RDONLY), 0, 1 << 20); os.execve(fd, ['x'], {})"
@@ -138,7 +138,7 @@ def test_a_program_that_exists_in_memory_only(program):
         assert opened(request, Access()) == ("map_files", "/memfd:held", True)
 
 
-def test_a_process_in_a_chroot(tmp_path):
+def test_a_file_of_a_process_in_a_chroot_is_opened(tmp_path):
     program = compile_c(tmp_path / "waits", WAITS, "-static")
     with running("chroot", tmp_path, "/waits") as pid:
         request = wanted(pid, program)
@@ -147,7 +147,7 @@ def test_a_process_in_a_chroot(tmp_path):
         assert opened(request, Without("map_files", "exe")) == ("path", str(program), False)
 
 
-def test_a_process_in_a_mount_namespace_of_its_own(tmp_path):
+def test_a_file_of_a_process_in_another_mount_namespace_is_opened(tmp_path):
     program = compile_c(tmp_path / "waits", WAITS, "-static")
     inside = tmp_path / "inside"
     inside.mkdir()
@@ -160,7 +160,7 @@ def test_a_process_in_a_mount_namespace_of_its_own(tmp_path):
         assert opened(request, Without("map_files", "exe"))[0] == "root"
 
 
-def test_the_leader_of_a_process_has_ended(tmp_path):
+def test_a_file_is_opened_after_the_thread_group_leader_exited(tmp_path):
     source = """
         #include <pthread.h>
         #include <unistd.h>
@@ -194,14 +194,14 @@ def test_a_mapping_that_was_split_is_found_by_its_file(program):
         assert opened(moved, Access()) == ("map_files", str(program), False)
 
 
-def test_a_process_that_has_ended(program):
+def test_an_exited_process_is_reported_as_gone(program):
     with running(program) as pid:
         request = wanted(pid, program)
     assert refused(request, Access()) is FileProblem.GONE
     assert opened(request, Access(), known_path=str(program)) == ("path", str(program), False)
 
 
-def test_a_process_that_has_ended_leaves_its_file_beside_others(program):
+def test_an_exited_process_does_not_affect_files_of_others(program):
     places = FilePlaces()
     with running(program) as pid:
         request = wanted(pid, program)
@@ -221,7 +221,7 @@ def test_a_process_that_has_ended_leaves_its_file_beside_others(program):
         assert caught.value.problem is FileProblem.GONE
 
 
-def test_details_of_a_file_that_is_overwritten_meanwhile_are_not_kept(program):
+def test_details_of_a_file_overwritten_meanwhile_are_not_kept(program):
     """Its build id would be that of the new content."""
     request, known = request_of(program), KnownFiles()
     places = FilePlaces([program.parent])
@@ -240,7 +240,7 @@ def test_details_of_a_file_that_is_overwritten_meanwhile_are_not_kept(program):
     assert known.get(request.key) is None
 
 
-def test_nothing_but_regular_files_is_opened(tmp_path):
+def test_only_regular_files_are_opened(tmp_path):
     """A path may lead to a device by now, on which an open has effects."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -275,7 +275,7 @@ def overlay(tmp_path):
 @pytest.mark.parametrize(
     ("name", "layer"), [("first", "low"), ("second", "other"), ("third", "upper")]
 )
-def test_files_of_an_overlay_have_the_inode_of_their_layer(overlay, name, layer):
+def test_overlay_files_have_the_inode_of_their_layer(overlay, name, layer):
     """The kernel's mapping is of the layer's file; stat reports the overlay's device."""
     merged = overlay / "merged" / name
     if not merged.exists():
@@ -312,7 +312,7 @@ def opened_as_nobody(python, request, *capabilities):
     return done.stdout.strip()
 
 
-def test_each_capability_enables_its_part(public_python):
+def test_each_capability_enables_its_way_of_opening(public_python):
     with TemporaryDirectory(dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         program = compile_c(Path(folder, "waits"), WAITS)

@@ -105,14 +105,14 @@ def test_each_mapping_is_found_by_address(odd_mappings):
     assert reported
 
 
-def test_each_mapping_is_found_in_the_text_of_older_kernels(odd_mappings, without_query):
+def test_each_mapping_is_found_in_the_text_file_on_older_kernels(odd_mappings, without_query):
     assert all(
         result.build_id is None for result in filter(None, check_every_mapping(odd_mappings))
     )
 
 
 @pytest.mark.parametrize("query", [True, False])
-def test_nothing_is_found_of_a_process_that_ended_or_executed_another_program(query, request):
+def test_nothing_is_returned_for_a_process_that_exited_or_execed(query, request):
     if not query:
         request.getfixturevalue("without_query")
     code = "import os; os.read(0, 1); os.execvp('cat', ['cat'])"

@@ -61,7 +61,7 @@ class Namespace:
         self.events.close()
 
 
-def test_events_are_noticed_beyond_the_descriptors_of_select(no_low_descriptors, namespace):
+def test_events_are_received_on_descriptors_above_the_select_limit(no_low_descriptors, namespace):
     assert not namespace.events.is_waiting()
     namespace.announce("add", "one")
     assert namespace.events.is_waiting()
@@ -166,7 +166,7 @@ def test_an_overflow_of_the_socket_causes_a_rescan(tmp_path, source):
     namespace.close()
 
 
-def test_lost_datagrams_are_an_error_once(source):
+def test_lost_datagrams_are_reported_once(source):
     namespace = Namespace(receive_bytes=1)
     for _ in range(50):
         namespace.announce("add", "noise")
@@ -254,7 +254,7 @@ def test_the_standard_library_is_the_fallback_for_pyroute2(before, reason):
     assert reason in log[0]
 
 
-def test_closing_the_socket_closes_all_descriptors(source):
+def test_closing_the_socket_closes_every_descriptor(source):
     before = os.listdir("/proc/self/fd")
     events = Uevents()
     assert not events.is_waiting()

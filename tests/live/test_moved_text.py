@@ -85,7 +85,7 @@ def holes(maps, path):
     ]
 
 
-def test_text_that_was_moved_has_names_and_whole_stacks(tmp_path):
+def test_moved_text_has_names_and_complete_stacks(tmp_path):
     program = compile_c(tmp_path / "moves", MOVES)
     stacks, maps = record_moved([program], tmp_path)
     assert holes(maps, str(program)), maps
@@ -96,7 +96,7 @@ def test_text_that_was_moved_has_names_and_whole_stacks(tmp_path):
     assert sum(count for _, count in in_text) > 0.7 * sum(count for _, count in stacks), stacks
 
 
-def test_an_address_in_moved_text_is_resolved(tmp_path):
+def test_symbolize_resolves_an_address_in_moved_text(tmp_path):
     program = compile_c(tmp_path / "moves", MOVES, "-no-pie")
     symbols = subprocess.run(["nm", program], capture_output=True, text=True, check=True).stdout
     start = next(line.split()[0] for line in symbols.splitlines() if line.endswith(" outer"))
@@ -112,14 +112,14 @@ def test_an_address_in_moved_text_is_resolved(tmp_path):
     assert "outer" in done.stdout, done.stdout + done.stderr
 
 
-def test_memory_that_no_file_is_around_has_no_names(tmp_path):
+def test_moved_text_without_surrounding_file_mappings_has_no_names(tmp_path):
     program = compile_c(tmp_path / "apart", MOVES, "-DAPART")
     stacks, _ = record_moved([program], tmp_path)
     assert stacks
     assert not [stack for stack, _ in stacks if {"inner", "outer", "outermost"} & {*stack}]
 
 
-def test_node_with_large_pages_has_the_names_of_its_text(tmp_path):
+def test_node_with_large_pages_has_named_frames(tmp_path):
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node here")

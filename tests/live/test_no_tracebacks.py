@@ -39,7 +39,7 @@ def run(shell, directory="/"):
 
 
 @pytest.mark.parametrize("words", ["--help", "record --help", "symbolize vfs_read"])
-def test_an_output_that_is_full_or_closed_is_an_error(words):
+def test_a_full_or_closed_output_is_an_error(words):
     for output, reason in ((">/dev/full", "No space left"), (">&-", "Bad file descriptor")):
         done = run(f"{words} {output}")
         assert done.returncode == 1
@@ -48,7 +48,7 @@ def test_an_output_that_is_full_or_closed_is_an_error(words):
 
 
 @pytest.mark.parametrize("words", ["--help", "symbolize vfs_read"])
-def test_a_reader_that_goes_away_is_none(words):
+def test_a_reader_that_closes_the_pipe_is_not_an_error(words):
     assert run(f"{words} | true").stderr == ""
 
 

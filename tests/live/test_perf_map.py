@@ -42,7 +42,7 @@ def runs(command):
 
 
 @pytest.mark.parametrize(("command", "wanted"), COMMANDS, ids=lambda case: case[0])
-def test_functions_of_a_jit_compiler_have_names(command, wanted, request, tmp_path):
+def test_jit_compiled_functions_have_names(command, wanted, request, tmp_path):
     if not runs(command):
         pytest.skip(f"{command[0]} is not installed")
     with subprocess.Popen(

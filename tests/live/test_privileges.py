@@ -67,7 +67,7 @@ print(json.dumps([before, missing, held(os.getpid()), {n: held(t) for n, t in ti
     }
 
 
-def test_drop_all_drops_everything_and_reports_what_is_missing():
+def test_drop_all_drops_every_capability_and_reports_lost_features():
     missing, threads = run("""
 privileges = Privileges(drop_all=True)
 start("kprofiler-ksymbols")
@@ -139,7 +139,7 @@ print(json.dumps([dict(value) for value in contexts.look([key]).values()]))
     assert result == [{"service.name": "of another user"}]
 
 
-def test_a_process_that_reads_hostile_input_keeps_what_it_names_and_regains_nothing():
+def test_a_process_reading_hostile_input_keeps_only_the_named_capabilities():
     held, regained = run("""
 import subprocess
 from otel_kprofiler.host import give_up_capabilities

@@ -140,7 +140,7 @@ def family(events, root):
     return result
 
 
-def test_events_are_followed_beyond_the_descriptors_of_select(no_low_descriptors):
+def test_events_are_followed_on_descriptors_above_the_select_limit(no_low_descriptors):
     with ProcessEvents([os.getpid()], children=True) as events:
         assert events.fileno() > 1023
         for event in events.follow():
@@ -166,7 +166,7 @@ def test_every_event_of_a_storm_is_seen_in_order(storm):
         assert [line for line in lines_seen if line] == [f"started {run.pid}", *lines]
 
 
-def test_times_ascend_and_mappings_are_those_of_the_process(storm):
+def test_timestamps_ascend_and_mappings_match_the_process(storm):
     code = "import ctypes, sys; ctypes.CDLL('libz.so.1'); print(flush=True); sys.stdin.read()"
     with ProcessEvents() as events:
         taken = events.poll()
@@ -190,7 +190,7 @@ def test_times_ascend_and_mappings_are_those_of_the_process(storm):
     assert times == sorted(times)
 
 
-def test_reading_again_detects_unmapped_code():
+def test_a_new_read_detects_unmapped_code():
     code = """
 import mmap, os, sys
 page = mmap.mmap(os.open(sys.executable, os.O_RDONLY), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
@@ -285,7 +285,7 @@ def test_children_started_during_a_loss_are_reported(storm):
             assert pids_of(event for event in seen if isinstance(event, Started)) >= {*pids}
 
 
-def test_after_a_loss_everything_is_read_again(storm):
+def test_a_loss_triggers_a_full_read(storm):
     with ProcessEvents(ring_bytes=4096) as events:
         take(events)
         run = subprocess.Popen(["sleep", "100"])
@@ -303,7 +303,7 @@ def test_after_a_loss_everything_is_read_again(storm):
     assert run.pid in known
 
 
-def test_a_process_found_while_it_starts_is_reported_once(storm):
+def test_a_process_discovered_while_it_starts_is_reported_once(storm):
     """The stream is opened while processes start: none is missing or reported twice."""
     stop = threading.Event()
     started = []
@@ -337,7 +337,7 @@ def test_a_process_found_while_it_starts_is_reported_once(storm):
         assert len(places) - len(set(places)) == 0 or Exec in kinds
 
 
-def test_a_fork_has_no_stream():
+def test_a_forked_child_has_no_event_stream():
     with ProcessEvents() as events:
         if not (child := os.fork()):
             os._exit(events.poll() != [])

@@ -166,7 +166,7 @@ def test_a_file_may_be_given_as_path_descriptor_or_content(first):
     assert {resolver.file_id for resolver in resolvers} == {results[0].module.file_id}
 
 
-def test_an_answer_has_every_field(child, processes, first):
+def test_a_result_has_every_field(child, processes, first):
     start = child.send("load", first, "first")
     (answer,) = processes.resolve([start + 2], child.pid)
     address, _ = symbol(first, "first")
@@ -189,7 +189,7 @@ def test_names_and_offsets_lead_back_to_addresses(child, processes, first):
     assert processes.find("first", os.getpid()) == []
 
 
-def test_unloaded_code_is_not_named(child, processes, first, second):
+def test_unmapped_code_is_not_named(child, processes, first, second):
     old = child.send("load", first, "first")
     assert processes.resolve([old], child.pid)[0].function == "first"
     child.send("unload")
@@ -199,7 +199,7 @@ def test_unloaded_code_is_not_named(child, processes, first, second):
     assert processes.resolve([new], child.pid)[0].function == "second"
 
 
-def test_a_library_that_was_replaced_has_its_new_names(child, processes, tmp_path, first, second):
+def test_a_replaced_library_has_its_new_names(child, processes, tmp_path, first, second):
     """Uses the same path, usually the same inode number, and the same addresses."""
     path = tmp_path / "replaced.so"
     for _ in range(3):
@@ -221,7 +221,7 @@ def test_a_deleted_library_keeps_its_names(child, processes, tmp_path, first):
     assert answer.path == str(path)
 
 
-def test_a_program_that_was_executed_since_has_no_old_names(child, processes, first):
+def test_a_program_started_by_exec_has_no_old_names(child, processes, first):
     start = child.send("load", first, "first")
     assert processes.resolve([start], child.pid)[0].function == "first"
     resolver = ProcessResolver(child.pid, processes)
@@ -233,7 +233,7 @@ def test_a_program_that_was_executed_since_has_no_old_names(child, processes, fi
         assert answer.function != "first"
 
 
-def test_an_exited_process_has_no_answers(processes, first):
+def test_an_exited_process_is_not_resolved(processes, first):
     with running() as child:
         start = child.send("load", first, "first")
         resolver = ProcessResolver(child.pid, processes)
@@ -245,7 +245,7 @@ def test_an_exited_process_has_no_answers(processes, first):
     assert processes.resolve([start], child.pid)[0].unresolved is Unresolved.PROCESS_GONE
 
 
-def test_another_process_with_the_pid_is_not_answered_for(processes, first):
+def test_a_process_that_reuses_the_pid_is_not_resolved(processes, first):
     with running() as child:
         child.send("load", first, "first")
         resolver = ProcessResolver(child.pid, processes)
@@ -267,7 +267,7 @@ def test_another_process_with_the_pid_is_not_answered_for(processes, first):
         assert answer.process != resolver.process
 
 
-def test_a_process_that_may_not_be_read_is_reported_as_hidden(public_python, child, first):
+def test_an_inaccessible_process_is_reported_as_hidden(public_python, child, first):
     start = child.send("load", first, "first")
     code = (
         "import sys\n"
@@ -283,7 +283,7 @@ def test_a_process_that_may_not_be_read_is_reported_as_hidden(public_python, chi
     assert result.stdout == "PROCESS_HIDDEN []\n"
 
 
-def test_a_resolver_of_one_process_answers_for_no_other(processes):
+def test_a_resolver_of_one_process_resolves_no_other(processes):
     resolver = ProcessResolver(os.getpid(), processes)
     start = ctypes.cast(ctypes.pythonapi.PyObject_Call, ctypes.c_void_p).value
     assert resolver.resolve([start])[0].function == "PyObject_Call"
@@ -305,7 +305,7 @@ def test_code_without_a_file_has_a_reason(processes):
     }
 
 
-def test_code_that_a_process_makes_is_named_by_its_perf_map(processes):
+def test_generated_code_is_named_by_its_perf_map(processes):
     """As compilers write it, at any time before the code runs."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, 4096, flags, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -341,7 +341,7 @@ def test_an_address_without_a_process_has_a_reason(processes, asked, reason):
     assert processes.find("main", asked) == []
 
 
-def test_a_file_of_something_else_has_its_place_in_it(processes, tmp_path):
+def test_an_address_in_a_non_elf_file_has_its_file_offset(processes, tmp_path):
     path = tmp_path / "code"
     path.write_bytes(bytes(8192))
     with open(path, "r+b") as file:
@@ -372,7 +372,7 @@ class Broken:
         raise self.error
 
 
-def test_symbols_are_read_once_for_all_processes_and_forgotten_by_size(first, second):
+def test_symbols_are_read_once_for_all_processes_and_evicted_by_size(first, second):
     reads = []
 
     class Counting:
@@ -395,7 +395,7 @@ def test_symbols_are_read_once_for_all_processes_and_forgotten_by_size(first, se
         assert len(reads) == 4
 
 
-def test_lines_that_a_file_system_did_not_give_are_read_later(first):
+def test_lines_an_unresponsive_file_system_withheld_are_read_later(first):
     now_s, problems = 0.0, []
 
     class Stalled:
@@ -426,7 +426,9 @@ def test_lines_that_a_file_system_did_not_give_are_read_later(first):
         assert code._bytes == read[-1].nbytes
 
 
-def test_many_threads_may_ask_while_libraries_come_and_go(child, processes, first, second):
+def test_threads_may_resolve_while_libraries_are_loaded_and_unloaded(
+    child, processes, first, second
+):
     wrong, stop = [], threading.Event()
     python = ctypes.cast(ctypes.pythonapi.PyObject_Call, ctypes.c_void_p).value
 

@@ -94,7 +94,7 @@ def test_processes_of_other_users_that_start_later_are_registered(folder, public
             service.stdin.close()
 
 
-def test_two_versions_one_in_other_namespaces(built, folder, public_python):
+def test_two_versions_are_sampled_with_one_in_other_namespaces(built, folder, public_python):
     """With CAP_BPF and CAP_PERFMON, processes of that user, which run before the sampler does."""
     result = find_pythons()
     pythons = [publish(one, folder) for one in (result[0], result[-1])]

@@ -66,7 +66,7 @@ def in_leaf(sampler, samples):
 
 
 @pytest.mark.parametrize("sides", ["kernel", "user", "both"])
-def test_frames_are_those_that_run(sides):
+def test_frames_match_the_running_functions(sides):
     with sampling(stacks=sides) as sampler:
         samples = take(sampler, outer)
         result = in_leaf(sampler, samples)
@@ -74,7 +74,7 @@ def test_frames_are_those_that_run(sides):
     assert len(result) >= 20
     assert Counter(map(str, map(own_part, result))) == {str(CHAIN): len(result)}
     assert {functions(one[len(CHAIN) :])[:2] for one in result} == {
-        ("take", "test_frames_are_those_that_run")
+        ("take", "test_frames_match_the_running_functions")
     }
     for function in (leaf, generate, middle, outer):
         code, known = function.__code__, codes[function.__qualname__]
@@ -153,7 +153,7 @@ def test_every_registered_stack_is_counted_once():
     assert counts["described"] == len(sampler.python_codes)
 
 
-def test_deep_stacks_are_cut_at_the_limit():
+def test_deep_stacks_are_truncated_at_the_limit():
     with sampling(python_frames=30) as sampler:
         samples = take(sampler, recurse, 50)
         deep = [
@@ -194,7 +194,7 @@ def test_dropped_code_objects_are_described_again():
     assert described == dropped + len(known)
 
 
-def test_other_code_at_the_same_address_is_another_function():
+def test_different_code_at_the_same_address_is_a_different_function():
     """Code objects are made and freed, and usually get the memory of the previous one."""
     source = "import os\ndef f{0}():\n{1} return os.listdir('/usr/bin')\n"
     addresses = Counter()
@@ -241,7 +241,7 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[3], sys.argv[1], sys.ar
 """
 
 
-def test_a_process_that_executes_a_program_has_to_be_registered_again(tmp_path):
+def test_a_process_must_be_registered_again_after_an_exec(tmp_path):
     """Other processes are read, too; without an address of its own another program is not."""
     switch = tmp_path / "switch"
     folder = os.path.dirname(__file__)
@@ -267,7 +267,7 @@ def test_a_process_that_executes_a_program_has_to_be_registered_again(tmp_path):
             service.kill()
 
 
-def test_a_forked_child_leaves_the_sampler_to_its_parent():
+def test_a_forked_child_does_not_touch_its_parents_sampler():
     with sampling() as sampler:
         take(sampler, outer)
         pid = os.fork()
@@ -278,7 +278,7 @@ def test_a_forked_child_leaves_the_sampler_to_its_parent():
         assert {code.process for code in sampler.python_codes} == {os.getpid()}
 
 
-def test_nothing_stays_open():
+def test_closing_leaves_no_descriptor_or_map_open():
     def is_open():
         links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
         maps = Path("/proc/self/maps").read_text()
@@ -296,7 +296,7 @@ def test_nothing_stays_open():
     assert counts.on_dropped is None
 
 
-def test_a_kernel_that_refuses_the_program_is_sampled_without(monkeypatch, caplog):
+def test_a_kernel_that_rejects_the_program_is_sampled_without_python_frames(monkeypatch, caplog):
     load = attachment._load_program
 
     def refuse(choice, **settings):

@@ -82,7 +82,7 @@ class FakeInterpreter:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_process_that_scribbles_over_its_frames_hurts_nothing(seed):
+def test_a_process_that_overwrites_its_frames_does_no_harm(seed):
     going = threading.Event()
     fake = FakeInterpreter(threading.get_native_id(), seed)
 

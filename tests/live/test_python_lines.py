@@ -77,7 +77,7 @@ def check_hot_line(samples, program, hot_line):
     assert missing <= max(3, count // 20)
 
 
-def test_record_shows_which_line_makes_the_kernel_work(program, hot_line, tmp_path):
+def test_record_shows_which_line_causes_kernel_time(program, hot_line, tmp_path):
     command = [*RATE, "--", sys.executable, program, "1"]
     samples = record(tmp_path / "x.otlp", "--stacks", "kernel", *command)
     check_hot_line(samples, program, hot_line)
@@ -86,7 +86,7 @@ def test_record_shows_which_line_makes_the_kernel_work(program, hot_line, tmp_pa
 
 
 @pytest.mark.parametrize("symbols", ["names", "off"])
-def test_native_frames_stand_where_python_called_them(program, hot_line, tmp_path, symbols):
+def test_native_frames_appear_where_python_called_them(program, hot_line, tmp_path, symbols):
     command = ["--user-symbols", symbols, *RATE, "--", sys.executable, program, "1"]
     samples = record(tmp_path / "x.otlp", "--stacks", "both", *command)
     check_hot_line(samples, program, hot_line)
@@ -125,7 +125,7 @@ def shown(samples):
     )
 
 
-def test_without_python_frames_there_are_none(program, hot_line, tmp_path):
+def test_python_frames_can_be_disabled(program, hot_line, tmp_path):
     samples = record(
         tmp_path / "x.otlp", "--no-python", *RATE, "--", sys.executable, program, "0.5"
     )

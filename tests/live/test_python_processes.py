@@ -149,7 +149,7 @@ def is_registered(journal, pid, runtime):
 
 
 @pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.11", "3.14")))
-def test_finds_processes_as_they_start_fork_and_end(start, minor):
+def test_finds_processes_as_they_start_fork_and_exit(start, minor):
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
     with tracked() as journal:
@@ -165,14 +165,14 @@ def test_finds_processes_as_they_start_fork_and_end(start, minor):
                 wait_until(lambda: not {pid, child} & journal.now.keys())  # noqa: B023
 
 
-def test_finds_processes_that_run_already(start):
+def test_finds_processes_already_running(start):
     target = start()
     pid, runtime = target.heard()
     with tracked() as journal:
         wait_until(lambda: is_registered(journal, pid, runtime))
 
 
-def test_finds_the_interpreter_that_a_process_executes(start, changes):
+def test_finds_an_interpreter_started_by_exec(start, changes):
     with tracked() as journal:
         pythons = find_pythons()
         target = start(pythons[0].command)
@@ -187,7 +187,7 @@ def test_finds_the_interpreter_that_a_process_executes(start, changes):
         assert target.is_running
 
 
-def test_finds_an_interpreter_that_is_loaded_later(tmp_path):
+def test_finds_an_interpreter_loaded_later(tmp_path):
     own = open_own()
     text = own.interpreter.texts[0]
     offset = text.offset & ~4095
@@ -209,7 +209,7 @@ def test_finds_an_interpreter_that_is_loaded_later(tmp_path):
             run.kill()
 
 
-def test_only_the_processes_that_are_sampled(start):
+def test_finds_only_target_processes_and_their_descendants(start):
     """With their children: those that there are already, and those that come."""
     process, other = start(), start()
     other.heard()
@@ -224,7 +224,7 @@ def test_only_the_processes_that_are_sampled(start):
         assert {tgid for tgid, *_ in journal.all} == {process.pid, before, after}
 
 
-def test_a_process_that_keeps_mapping_code_is_reported_ever_more_rarely(changes):
+def test_a_process_that_keeps_mapping_code_is_reported_ever_less_often(changes):
     config = SamplerConfig(samples_per_second=999, python_frames=1, stacks="both")
     with (
         closing(EbpfSampler(config)) as sampler,
@@ -279,5 +279,5 @@ def test_each_program_without_an_interpreter_is_reported_once_a_minute(start, tm
             assert seen[second].program.code_pages < whole.code_pages
 
 
-def test_ends_without_ever_having_started():
+def test_can_be_closed_without_being_started():
     PythonTracking(Journal()).close()

@@ -74,19 +74,19 @@ def start(code, directory):
 
 
 @pytest.mark.timeout(60 + 20 * STARTS)
-def test_every_start_has_python_frames(tmp_path):
+def test_python_frames_are_recorded_however_python_is_started(tmp_path):
     for number in range(STARTS):
         done = start(SERVICE, tmp_path)
         assert done.stdout.split() == ["frames"], (number, done.stdout, done.stderr)
 
 
-def test_a_service_whose_frames_are_refused_logs_the_reason_once(tmp_path):
+def test_a_service_whose_interpreter_is_rejected_logs_the_reason_once(tmp_path):
     done = start(REFUSED + SERVICE, tmp_path)
     assert done.stderr.count("stacks have no Python frames") == 1, done.stderr
     assert "Operation not permitted" in done.stderr
 
 
-def test_a_service_none_of_whose_stacks_has_python_frames_logs_it_once(caplog):
+def test_a_service_without_any_python_frames_logs_it_once(caplog):
     def work():
         os.listdir("/proc/self/task")
 

@@ -100,7 +100,7 @@ def test_an_idle_subinterpreter_hides_no_frames(minor):
 
 
 @pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.12", "3.14")))
-def test_each_thread_has_the_frames_of_the_interpreter_that_it_runs(minor):
+def test_each_thread_has_the_frames_of_its_current_interpreter(minor):
     """Before 3.13 those of the main interpreter only."""
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")

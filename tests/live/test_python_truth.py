@@ -48,7 +48,7 @@ def test_every_stack_matches_the_running_code(built, minor):
             assert report.in_system_calls
 
 
-def test_greenlets_have_their_own_frames(built, monkeypatch):
+def test_each_greenlet_has_its_own_frames(built, monkeypatch):
     """Nothing is below a greenlet, and there is no frame before it begins and after it ends."""
     greenlet = pytest.importorskip("greenlet")
     monkeypatch.setenv("PYTHONPATH", str(Path(greenlet.__file__).parents[1]))
@@ -61,7 +61,7 @@ def test_greenlets_have_their_own_frames(built, monkeypatch):
     assert report.styles[GREENLET]
 
 
-def test_two_versions_at_once(built):
+def test_two_versions_are_sampled_at_once(built):
     pythons = find_pythons()
     with running(pythons[0]) as first, running(pythons[-1]) as second:
         for report in measure(built, [first, second], SAMPLES // 4):
@@ -69,7 +69,7 @@ def test_two_versions_at_once(built):
 
 
 @pytest.mark.parametrize("index", [0, -1])
-def test_code_at_an_address_of_earlier_code_is_not_that(built, index):
+def test_code_at_a_reused_address_is_not_mistaken_for_earlier_code(built, index):
     python = find_pythons()[index]
     with churning(python) as target:
         (report,) = measure(built, [target], SAMPLES)

@@ -87,13 +87,13 @@ def test_a_child_that_stops_the_profiler_neither_waits_nor_restarts(to_file):
     assert int(done.stdout) not in to_file.pids()
 
 
-def test_a_child_that_calls_nothing_ends_as_any_other(to_file):
+def test_a_child_that_calls_nothing_exits_normally(to_file):
     done = run(SERVICE + "\nfork_and(lambda: work(0.2))\n", env=to_file.env)
     assert problems(done.stderr) == []
     assert int(done.stdout) not in to_file.pids()
 
 
-def test_a_child_does_not_publish_spans_for_the_sampler_of_its_parent(to_file):
+def test_a_child_does_not_publish_spans_to_its_parents_sampler(to_file):
     """A class of spans that is published by hooks, which the child inherits."""
     done = run(
         SERVICE

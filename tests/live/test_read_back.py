@@ -138,7 +138,7 @@ READERS = {
 }
 
 
-def test_the_recording_has_all_parts_that_a_format_may_lose(recorded):
+def test_the_test_recording_has_every_part_a_format_may_lose(recorded):
     shown = (recorded / "replayed.folded").read_text()
     starts = {word for word in shown.replace("\n", ";").split(";") if word.startswith("fun_")}
     assert starts, "functions without a name"

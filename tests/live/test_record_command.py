@@ -62,7 +62,7 @@ def test_a_command_that_cannot_run_is_reported_as_by_a_shell(tmp_path, name, sta
     assert not (tmp_path / "x.html").exists()
 
 
-def test_the_output_of_the_command_is_kept_apart_from_the_profile(tmp_path):
+def test_command_output_is_kept_separate_from_the_profile(tmp_path):
     words = ["sh", "-c", "echo of the command; head -c 3G /dev/zero > /dev/null"]
     done = record(tmp_path, "-F", 999, "-f", "folded", "-o", "-", "--", *words)
     assert done.returncode == 0, done.stderr
@@ -73,7 +73,7 @@ def test_the_output_of_the_command_is_kept_apart_from_the_profile(tmp_path):
     assert done.stdout == "of the command\n"
 
 
-def test_a_command_and_its_children_end_with_the_recording(tmp_path):
+def test_a_command_and_its_children_are_terminated_with_the_recording(tmp_path):
     """Also those that ignore SIGTERM."""
     stubborn = "trap '' TERM; echo $$; sleep 1000 & echo $!; while :; do sleep 1; done"
     started = time.monotonic()

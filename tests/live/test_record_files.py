@@ -109,7 +109,7 @@ def test_the_part_file_and_the_output_hold_the_same_samples(tmp_path):
     assert whole.start_unix_ns == early[0].start_unix_ns
 
 
-def test_a_file_that_cannot_be_written_at_the_end_leaves_the_samples(tmp_path):
+def test_samples_survive_if_the_output_cannot_be_written_at_the_end(tmp_path):
     running = start(tmp_path, "-o", "x.html")
     wait_for_samples(tmp_path / "x.html.part", 1)
     # From now on no file may grow.
@@ -144,7 +144,7 @@ def test_recordings_at_the_same_time_do_not_share_a_file(tmp_path):
     assert names(tmp_path) == ["profile-2.html", "profile.html"]
 
 
-def test_a_name_that_is_taken_meanwhile_is_numbered(tmp_path):
+def test_an_output_name_taken_meanwhile_gets_a_number(tmp_path):
     running = start(tmp_path, "-o", "x.folded")
     (tmp_path / "x.folded").write_text("precious")
     assert "wrote x-2.folded" in end(running)
@@ -183,7 +183,7 @@ def test_devices_and_pipes_are_written_to(tmp_path, force):
     assert names(tmp_path) == ["fifo", "socket"]
 
 
-def test_standard_output_may_be_a_file_that_has_content(tmp_path):
+def test_standard_output_may_be_a_non_empty_file(tmp_path):
     with (tmp_path / "log").open("wb") as log:
         log.write(b"before\n")
         log.flush()
@@ -197,7 +197,7 @@ def test_standard_output_may_be_a_file_that_has_content(tmp_path):
     assert rest
 
 
-def test_links_are_followed_and_stay(tmp_path):
+def test_output_symlinks_are_followed_and_kept(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "link.folded").symlink_to("there/x.folded")
     for force in ([], ["--force"]):
@@ -228,7 +228,7 @@ def test_suffixes_are_recognized_in_any_case_and_with_gz(tmp_path, name):
         ["--replay", "x.raw", "-o", "x.raw", "-f", "html", "--force"],
     ],
 )
-def test_one_file_is_not_given_two_contents(tmp_path, words):
+def test_two_outputs_cannot_be_the_same_file(tmp_path, words):
     (tmp_path / "x.raw").write_bytes(b"precious")
     done = subprocess.run([*RECORD, *words], capture_output=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 2

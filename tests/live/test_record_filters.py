@@ -91,7 +91,7 @@ def cgroup():
             directory.rmdir()
 
 
-def test_a_missing_target_is_an_error_at_once(tmp_path):
+def test_a_missing_target_is_reported_immediately(tmp_path):
     for words, message in (
         (["-p", 2**22 - 1], "there is no process 4194303"),
         (["--cgroup", "/no/such"], "there is no version 2 cgroup /no/such"),
@@ -129,7 +129,7 @@ def test_descendants_are_followed_and_the_recording_ends_with_the_last(programs,
     assert processes(tmp_path) - {"sleep"} == {"head", "target", "other"}
 
 
-def test_only_one_name(programs, tmp_path):
+def test_option_comm_selects_one_process_name(programs, tmp_path):
     for name in ("one", "another", "a-name-of-more-than-15-characters"):
         programs(name, LOOP)
     done = record(tmp_path, "-d", "2s", "--comm", "one")
@@ -139,7 +139,7 @@ def test_only_one_name(programs, tmp_path):
     assert processes(tmp_path) == {"a-name-of-more-than-15-characters"}
 
 
-def test_a_name_of_a_process_has_its_threads_too(tmp_path):
+def test_a_process_name_includes_all_its_threads(tmp_path):
     code = """
 import ctypes, threading
 def work():
@@ -157,7 +157,7 @@ import time; time.sleep(60)
     assert len((tmp_path / "x.folded").read_text().splitlines()) > 0
 
 
-def test_a_cgroup_with_those_below_it(programs, cgroup, tmp_path):
+def test_a_cgroup_includes_its_descendants(programs, cgroup, tmp_path):
     (cgroup / "below").mkdir()
     programs("beside", LOOP)
     for name, directory in (("here", cgroup), ("below", cgroup / "below")):
@@ -167,7 +167,7 @@ def test_a_cgroup_with_those_below_it(programs, cgroup, tmp_path):
     assert processes(tmp_path) - {"sleep"} == {"here", "below"}
 
 
-def test_a_container_by_the_beginning_of_its_id(programs, cgroup, tmp_path):
+def test_a_container_is_selected_by_an_id_prefix(programs, cgroup, tmp_path):
     container = f"{os.getpid():064x}"[::-1]
     scope = cgroup / f"docker-{container}.scope"
     scope.mkdir()
@@ -178,7 +178,7 @@ def test_a_container_by_the_beginning_of_its_id(programs, cgroup, tmp_path):
     assert processes(tmp_path) - {"sleep"} == {"inside"}
 
 
-def test_a_pod_by_its_uid(programs, cgroup, tmp_path):
+def test_a_pod_is_selected_by_its_uid(programs, cgroup, tmp_path):
     uid = f"ccf19bc6-503b-4dd0-b33d-{os.getpid():012x}"
     pod = cgroup / f"pod{uid}"
     pod.mkdir()
@@ -208,7 +208,7 @@ def in_namespace(tmp_path):
 NAMESPACED = " ".join([*RECORD, "-o", "x.folded"])
 
 
-def test_ids_are_those_of_the_own_pid_namespace(in_namespace, tmp_path):
+def test_pids_are_those_of_the_callers_pid_namespace(in_namespace, tmp_path):
     # Process 1 is the shell, 2 the target; its child is sampled too.
     target = f"./inner -c '(exec dd if=/dev/zero of=/dev/null bs=1M) & {LOOP}'"
     done = in_namespace(f"{target} & {NAMESPACED} -d 3s -p 2", "--mount-proc")
@@ -216,7 +216,7 @@ def test_ids_are_those_of_the_own_pid_namespace(in_namespace, tmp_path):
     assert processes(tmp_path) == {"inner", "dd"}
 
 
-def test_commands_are_found_in_the_own_pid_namespace(in_namespace, tmp_path):
+def test_commands_are_found_in_the_callers_pid_namespace(in_namespace, tmp_path):
     """By the name of their file, which only /proc shows."""
     (tmp_path / "command").symlink_to("inner")
     done = in_namespace(f"{NAMESPACED} -- ./command -c '{WORK}'", "--mount-proc")
@@ -225,7 +225,7 @@ def test_commands_are_found_in_the_own_pid_namespace(in_namespace, tmp_path):
 
 
 @pytest.mark.parametrize("words", ["-p 1", "-- true"])
-def test_ids_that_proc_shows_otherwise_are_refused(words, in_namespace, tmp_path):
+def test_a_proc_of_another_pid_namespace_is_rejected(words, in_namespace, tmp_path):
     done = in_namespace(f"{NAMESPACED} {words}")
     assert done.returncode == 1
     assert "error: /proc belongs to a different pid namespace" in done.stderr

@@ -286,7 +286,7 @@ def test_an_invalid_file_changes_nothing_and_is_explained(agent, receiver):
     assert "did you mean stacks?" in refusal
 
 
-def test_a_receiver_that_cannot_be_opened_changes_nothing(agent, tmp_path):
+def test_a_receiver_that_fails_to_open_changes_nothing(agent, tmp_path):
     agent.write(**{**settings(2), "rate": 99})
     agent.config.write_text(agent.config.read_text().replace(str(tmp_path), "/nowhere"))
     message = reload(agent)

@@ -63,7 +63,7 @@ def mounts(tmp_path):
 
 @pytest.mark.parametrize("build_id", [NO_BUILD_ID, BUILD_ID])
 @pytest.mark.parametrize("is_owner", [True, False])
-def test_a_file_of_a_container_is_opened_through_any_process_that_maps_it(
+def test_a_container_file_is_opened_through_any_process_that_maps_it(
     build_id, is_owner, tmp_path, mounts
 ):
     program = compile_c(tmp_path / "waits", WAITS, build_id)
@@ -73,7 +73,9 @@ def test_a_file_of_a_container_is_opened_through_any_process_that_maps_it(
         assert content(file) == program.read_bytes()
 
 
-def test_a_file_on_an_overlay_is_opened_though_the_kernel_shows_another_device(tmp_path, mounts):
+def test_a_file_on_an_overlay_is_opened_although_the_kernel_reports_another_device(
+    tmp_path, mounts
+):
     program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
     with on_overlay(program, mounts) as process:
         elsewhere = device_number(os.stat("/").st_dev)  # as that of the inode is
@@ -99,7 +101,7 @@ def test_no_other_file_is_opened_when_no_process_maps_it(tmp_path, mounts):
     assert reopen(asked, Access()) is None
 
 
-def test_a_file_that_was_changed_is_not_opened(tmp_path):
+def test_a_changed_file_is_not_opened(tmp_path):
     program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
     with running(program) as process:
         asked = wanted(process)
@@ -111,7 +113,7 @@ def test_a_file_that_was_changed_is_not_opened(tmp_path):
         assert content(reopen(asked, Access())) == program.read_bytes()
 
 
-def test_an_equal_file_at_its_path_is_opened_by_its_build_id(tmp_path):
+def test_an_identical_file_at_its_path_is_opened_by_build_id(tmp_path):
     program = compile_c(tmp_path / "waits", WAITS, BUILD_ID)
     with running(program) as process:
         asked = wanted(process)
@@ -127,7 +129,7 @@ def test_the_vdso_is_read_again():
     assert image.startswith(b"\x7fELF")
 
 
-def test_names_of_containers_without_build_ids_come_back_after_evictions(tmp_path, mounts):
+def test_container_files_without_build_ids_are_resolved_again_after_eviction(tmp_path, mounts):
     """Tables that do not fit together: whichever left is read again."""
     functions = "\n".join(f"void function_{number}(void) {{}}" for number in range(2000))
     program = compile_c(tmp_path / "waits", WAITS + functions, NO_BUILD_ID)

@@ -373,7 +373,7 @@ def offline(cpu):
             file.write("1")
 
 
-def test_a_cpu_that_was_offline_is_sampled_again():
+def test_a_cpu_back_online_is_sampled_again():
     with running(samples_per_second=199, stacks="both") as sampler:
         with offline(1):
             collect(sampler, 1.3)
@@ -387,7 +387,7 @@ def test_a_cpu_that_was_offline_is_sampled_again():
         assert counts.taken == counts.received + sum(counts.lost.values())
 
 
-def test_a_cpu_that_was_briefly_offline_is_sampled_again():
+def test_a_briefly_offline_cpu_is_sampled_again():
     """Between two checks of the CPU list, which therefore does not show it."""
     with running(samples_per_second=199, stacks="both") as sampler:
         collect(sampler, 0.1)
@@ -454,7 +454,7 @@ def test_a_recording_replays_the_same_samples(tmp_path):
     recording.close()
 
 
-def test_closing_leaves_nothing_open():
+def test_closing_closes_every_descriptor():
     def descriptors():
         return sorted(os.listdir("/proc/self/fd"))
 
@@ -485,7 +485,7 @@ def test_the_first_sample_ends_the_wait_of_an_idle_reader():
             assert sampler.drain()
 
 
-def test_a_call_of_wake_ends_the_wait_of_an_idle_reader():
+def test_calling_wake_ends_the_wait_of_an_idle_reader():
     with running(target_pids=(1 << 22,)) as sampler:
         threading.Timer(0.1, sampler.wake).start()
         assert not sampler.wait_first(600)
@@ -499,7 +499,7 @@ def test_a_reader_that_does_not_wait_for_the_first_sample_is_not_woken_by_it():
         assert time.monotonic() - before >= 0.4
 
 
-def test_the_time_of_the_program_grows_with_the_samples():
+def test_program_run_time_grows_with_the_sample_count():
     began = time.monotonic_ns()
     with load(SPIN) as pid, running(target_pids=(pid,), stacks="both") as sampler:
         assert sampler.busy_ns == 0

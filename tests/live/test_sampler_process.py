@@ -203,7 +203,7 @@ def test_a_forked_child_holds_nothing_and_the_parent_keeps_sampling(loader):
     ], done.stderr
 
 
-def test_a_fork_while_another_thread_drains_is_safe():
+def test_forking_while_another_thread_drains_is_safe():
     """The child must not use its copy of the drain's lock and views."""
     code = """
 import os, threading, time

@@ -121,7 +121,7 @@ def stop(agent):
     return parse_account(out)
 
 
-def test_the_agent_leaves_a_service_out_while_that_profiles_itself(parts):
+def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
     service, impostor = parts.start_service(), parts.start(sys.executable, "-c", IMPOSTOR)
     parts.wait_for(lambda: any(service.pid in window for window in parts.windows(parts.own)))
     agent = parts.start_agent("leave_out")
@@ -154,7 +154,7 @@ def test_the_agent_leaves_a_service_out_while_that_profiles_itself(parts):
     assert accounted == account["taken"]
 
 
-def test_with_mark_the_agent_sends_and_marks_them(parts):
+def test_with_mark_the_agent_sends_and_marks_self_profiled_samples(parts):
     service = parts.start_service()
     parts.wait_for(lambda: any(service.pid in window for window in parts.windows(parts.own)))
     agent = parts.start_agent("mark")

@@ -159,7 +159,7 @@ def raw(*entries):
         object(),
     ],
 )
-def test_objects_that_are_not_span_contexts_give_no_link(odd):
+def test_objects_that_are_not_span_contexts_yield_no_link(odd):
     with spans_of(1) as sampler:
         slot = ThreadSlot()
         assert register(sampler, slot)

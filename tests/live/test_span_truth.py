@@ -29,7 +29,7 @@ def run_until_enough(name, source):
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_samples_are_linked_to_the_span_that_is_current(name):
+def test_samples_are_linked_to_the_current_span(name):
     outcome = run_until_enough(name, "interpreter")
     assert outcome.wrong == 0
     assert outcome.linked_share >= 0.99
@@ -37,7 +37,7 @@ def test_samples_are_linked_to_the_span_that_is_current(name):
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64")
 @pytest.mark.parametrize("name", [*SHORT, "uvloop", "greenlets"])
-def test_records_have_the_span_that_is_current(name):
+def test_records_hold_the_current_span(name):
     outcome = run_until_enough(name, "record")
     assert outcome.wrong == 0
     # A change of uvloop's that is the first is not noticed.
@@ -45,13 +45,13 @@ def test_records_have_the_span_that_is_current(name):
 
 
 @pytest.mark.parametrize("name", ["asgiref", "contexts"])
-def test_hooks_leave_out_links_but_give_no_wrong_one(name):
+def test_hooks_may_omit_links_but_never_give_a_wrong_one(name):
     outcome = run(name, 1, "hooks")
     assert outcome.wrong == 0
     assert outcome.right > 0
 
 
-def test_nothing_is_hooked():
+def test_links_read_from_the_interpreter_install_no_hooks():
     code = """
         import asyncio, concurrent.futures.thread as executor
         from opentelemetry import context

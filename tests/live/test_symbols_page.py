@@ -54,7 +54,7 @@ def functions(text):
     return [line.split()[1].partition("+")[0] for line in text.splitlines()]
 
 
-def test_stacks_of_a_process(running, capsys):
+def test_example_stacks_of_a_process(running, capsys):
     pid, address = running["pid"], running["address"]
     given = run("Symbols", pid=pid, addresses=[address + 1, 0x10])
     first, second, malloc = capsys.readouterr().out.splitlines()
@@ -67,14 +67,14 @@ def test_stacks_of_a_process(running, capsys):
     assert functions(capsys.readouterr().out)[:2] == ["vfs_read", "hidden"]
 
 
-def test_one_file(path, capsys):
+def test_example_one_file(path, capsys):
     given = run("One file", path=path)
     assert (given["found"].function, given["found"].offset) == ("main", 4)
     assert given["same"].address == given["found"].address
     assert str(given["file"].build_id) in capsys.readouterr().out
 
 
-def test_offsets_lead_to_addresses(running, path, capsys):
+def test_example_offsets_resolve_to_addresses(running, path, capsys):
     file = run("One file", path=path)["file"]
     (hidden,) = file.find("hidden")
     capsys.readouterr()
@@ -83,12 +83,12 @@ def test_offsets_lead_to_addresses(running, path, capsys):
     assert capsys.readouterr().out == f"{running['address']:#x} hidden\n"
 
 
-def test_a_filter_by_pid(running, capsys):
+def test_example_filter_by_pid(running, capsys):
     run("Some processes only", **running)
     assert capsys.readouterr().out == "hidden Unresolved.LEFT_OUT\n"
 
 
-def test_process_events():
+def test_example_process_events():
     lines = []
     with subprocess.Popen(["sh", "-c", "read go; ls /; true"], stdin=subprocess.PIPE,
                           stdout=subprocess.DEVNULL) as process:  # fmt: skip
@@ -103,7 +103,7 @@ def test_process_events():
     assert any(pid == child and path.endswith("/ls") for pid, _, path in lines)
 
 
-def test_a_custom_resolver_is_used(running, capsys):
+def test_example_custom_resolver(running, capsys):
     pid, address = running["pid"], running["address"]
     names = {0x7000: "compiled", address + 2: "preferred"}
     given = run("A resolver of your own", pid=pid, names=names,
@@ -116,7 +116,7 @@ def test_a_custom_resolver_is_used(running, capsys):
     assert (other.function, other.process) == ("PyObject_Call", find_process(os.getpid()))
 
 
-def test_debug_files_and_lines(path, tmp_path, monkeypatch, capsys):
+def test_example_debug_files_and_lines(path, tmp_path, monkeypatch, capsys):
     pytest.importorskip("symbolic")
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
     monkeypatch.delenv("DEBUGINFOD_URLS", raising=False)
@@ -138,7 +138,7 @@ def test_debug_files_and_lines(path, tmp_path, monkeypatch, capsys):
     assert int(printed[-1][2]) == 5
 
 
-def test_a_custom_finder_is_used(path, tmp_path, capsys):
+def test_example_custom_finder(path, tmp_path, capsys):
     stripped, debug = separate(path, tmp_path)
     run("A finder of debug files of your own", path=stripped, folder=str(tmp_path))
     assert capsys.readouterr().out == "[]\n"
@@ -160,7 +160,7 @@ def build_id_of(path):
         return read_elf(FileSource(file.fileno(), os.fstat(file.fileno()).st_size)).build_id
 
 
-def test_readable_names(capsys):
+def test_example_readable_names(capsys):
     run("Readable names")
     cxx, rust, plain = capsys.readouterr().out.splitlines()
     assert cxx in {"std::vector<int>::push_back(int)", "_ZNSt6vectorIiE9push_backEi"}
@@ -168,7 +168,7 @@ def test_readable_names(capsys):
     assert plain == "malloc"
 
 
-def test_symbols_of_the_kernel(capsys):
+def test_example_kernel_symbols(capsys):
     given = {}
     try:
         exec(EXAMPLES["The kernel"][0], given)

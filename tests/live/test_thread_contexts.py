@@ -63,7 +63,7 @@ def _host_can():
         *(pytest.param("musl-gcc", name, marks=pytest.mark.long) for name in MUSL_MODELS[1:]),
     ],
 )
-def test_samples_have_the_span_of_their_thread(tmp_path, compiler, name):
+def test_samples_are_linked_to_the_span_of_their_thread(tmp_path, compiler, name):
     with (
         Reader(b"program") as reader,
         Program(tmp_path, name, THREADS, compiler=compiler) as program,
@@ -82,7 +82,7 @@ def test_samples_have_the_span_of_their_thread(tmp_path, compiler, name):
             }
 
 
-def test_waits_have_the_span_that_their_thread_had(tmp_path):
+def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
     off_cpu = OffCpuConfig(samples_per_second=500)
     with (
         Reader(b"program", off_cpu=off_cpu) as reader,
@@ -96,7 +96,7 @@ def test_waits_have_the_span_that_their_thread_had(tmp_path):
         assert counts["wrong"] == 0
 
 
-def test_a_process_that_does_not_announce_it_is_left_alone(tmp_path):
+def test_a_process_that_announces_another_schema_is_not_read(tmp_path):
     extra = {**SCHEMA, "threadlocal.schema_version": "go_pprof_labels_v1"}
     with Reader(b"program") as reader, Program(tmp_path, "local_exec", 4, extra):
         reader.collect_until(lambda: len(reader.samples) > 1000)
@@ -143,7 +143,7 @@ def test_a_context_in_the_heap_of_v8_is_found(run, kind):
         "too_far", "loop", "odd", "wild_table", "wild_value",
     ],
 )  # fmt: skip
-def test_what_is_no_context_in_the_heap_of_v8_yields_no_span(run, kind):
+def test_objects_in_the_v8_heap_that_are_not_contexts_yield_no_span(run, kind):
     with Reader(b"heap") as reader:
         pid = run("heap", kind, NODEJS_SCHEMA).pid
         reader.collect_until(lambda: len(reader.samples) > 200)
@@ -161,7 +161,7 @@ def test_pointers_to_other_objects_yield_no_span(run_hostile, kind):
         assert not [sample for sample in reader.samples if sample.link or sample.context]
 
 
-def test_a_process_that_is_released_takes_no_span_from_those_with_ids_near_it(run_hostile):
+def test_releasing_a_process_does_not_affect_spans_of_adjacent_pids(run_hostile):
     with Reader(b"hostile") as reader:
         pid = run_hostile("long").pid
         reader.collect_until(reader.count_links)
@@ -178,7 +178,7 @@ def test_a_process_that_is_released_takes_no_span_from_those_with_ids_near_it(ru
 
 
 @pytest.mark.parametrize(("kind", "kept"), [("long", 612), ("end_of_memory", 0)])
-def test_attributes_that_are_too_long_or_not_there_are_cut(run_hostile, kind, kept):
+def test_overlong_or_unmapped_attributes_are_truncated(run_hostile, kind, kept):
     with Reader(b"hostile") as reader:
         run_hostile(kind)
         reader.collect_until(lambda: reader.count_links() > 500)
@@ -188,7 +188,7 @@ def test_attributes_that_are_too_long_or_not_there_are_cut(run_hostile, kind, ke
 
 
 @pytest.mark.skipif(os.cpu_count() < 2, reason="needs two CPUs, the second without interrupts")
-def test_a_record_that_another_thread_changes_has_no_span_while_it_does(run_hostile):
+def test_a_record_being_changed_by_another_thread_yields_no_span(run_hostile):
     with Reader(b"hostile", pin_cpu_ids=(0,)) as reader:
         process = run_hostile("changing")
 
@@ -202,7 +202,7 @@ def test_a_record_that_another_thread_changes_has_no_span_while_it_does(run_host
         reader.collect_until(is_dropped)
 
 
-def test_a_program_that_was_executed_has_no_span_of_the_one_before(run_hostile):
+def test_a_program_does_not_inherit_the_span_of_the_one_before_exec(run_hostile):
     with Reader(b"hostile") as reader:
         run_hostile("exec")
         reader.collect_until(lambda: len({sample.exec_id for sample in reader.samples}) == 2)
@@ -215,7 +215,7 @@ def test_a_program_that_was_executed_has_no_span_of_the_one_before(run_hostile):
 
 
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda python: python.version)
-def test_samples_of_python_have_the_span_that_it_publishes(tmp_path, python):
+def test_python_samples_have_their_published_span(tmp_path, python):
     notes = tmp_path / "notes"
     with Reader(b"published") as reader, contextlib.ExitStack() as stack:
         service = stack.enter_context(

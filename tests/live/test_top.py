@@ -82,7 +82,7 @@ def test_a_hangup_restores_the_terminal(busy):
         assert terminal.page.modes == {"?25", "?7"}
 
 
-def test_a_stopped_top_gives_the_terminal_back_and_takes_it_again(busy):
+def test_a_suspended_top_restores_the_terminal_and_takes_it_over_again_when_resumed(busy):
     words = " ".join([*TOP, "-p", str(busy.pid), "--stacks", "kernel", "--no-python"])
     script = f"set -m; {words}; echo has stopped; stty -a | grep icanon; read line; fg; echo now $?"
     with Terminal(["bash", "-c", script]) as terminal:
@@ -114,7 +114,7 @@ def test_an_error_restores_the_terminal_before_it_is_shown(busy, tmp_path):
         assert terminal.page.modes == {"?25", "?7"}
 
 
-def test_sigterm_ends_it_also_while_the_terminal_takes_nothing(busy):
+def test_sigterm_ends_top_even_if_the_terminal_accepts_no_output(busy):
     with Terminal([*TOP, "-p", busy.pid, "--stacks", "kernel", "--window", "1s"]) as terminal:
         terminal.wait_for("q quit")
         terminal.type("\x13")  # Ctrl-S
@@ -124,7 +124,7 @@ def test_sigterm_ends_it_also_while_the_terminal_takes_nothing(busy):
         assert terminal.settings() == terminal.before
 
 
-def test_a_terminal_that_is_closed_ends_it(busy):
+def test_a_closed_terminal_ends_top(busy):
     with Terminal(
         ["env", "--ignore-signal=HUP", *TOP, "-p", busy.pid, "--stacks", "kernel"]
     ) as terminal:
@@ -133,7 +133,7 @@ def test_a_terminal_that_is_closed_ends_it(busy):
         assert terminal.process.wait(20) == 129
 
 
-def test_the_end_of_the_target_is_shown_and_ctrl_c_restores_the_terminal():
+def test_the_exit_of_the_target_is_shown_and_ctrl_c_restores_the_terminal():
     short = subprocess.Popen(["sleep", "30"])
     with short, Terminal([*TOP, "-p", short.pid, "--stacks", "kernel"]) as terminal:
         terminal.wait_for("q quit")
@@ -147,7 +147,7 @@ def test_the_end_of_the_target_is_shown_and_ctrl_c_restores_the_terminal():
         assert terminal.page.modes == {"?25", "?7"}
 
 
-def test_once_prints_a_plain_table(busy):
+def test_option_once_prints_a_plain_table(busy):
     words = ["--once", "--window", "1s", "--by", "syscall", "-n", "3", "-p", str(busy.pid)]
     done = subprocess.run([*TOP, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -204,14 +204,14 @@ def test_a_planted_bpf_program_is_in_each_table_until_the_end():
         (["--once", "--from", "x"], 1, "x is not an address of ClickHouse"),
     ],
 )
-def test_impossible_options_are_reported(words, status, message, capsys):
+def test_invalid_options_are_reported(words, status, message, capsys):
     with pytest.raises(SystemExit) as end:
         main(["top", *words])
     assert end.value.code == status
     assert message in capsys.readouterr().err
 
 
-def test_a_dumb_terminal_is_refused(monkeypatch, capsys):
+def test_a_dumb_terminal_is_rejected(monkeypatch, capsys):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     with pytest.raises(SystemExit) as end:

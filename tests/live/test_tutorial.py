@@ -58,7 +58,7 @@ def repeat(action, is_reached):
     return result
 
 
-def test_the_page_names_the_lines_of_the_service():
+def test_the_page_names_the_services_source_lines():
     lines = PROGRAM.read_text().splitlines()
     assert "copy.deepcopy(PRICES)" in lines[17]
     assert "os.fsync(journal)" in lines[25]

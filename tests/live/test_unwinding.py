@@ -104,7 +104,7 @@ def assert_true(report, complete=0.98):
     ids=["pie", "fixed address", "static", "frame pointers"],
 )
 @pytest.mark.parametrize("top_of_stack", [False, True], ids=["pt_regs", "5.10"])
-def test_stacks_of_compiled_code_are_true(built, compiled, flags, top_of_stack):
+def test_stacks_of_compiled_code_are_correct(built, compiled, flags, top_of_stack):
     program = compiled(*flags)
     with (
         running(program, "signals", "threads") as pid,
@@ -134,7 +134,7 @@ SHELL = 'f() { [ "$1" -gt 0 ] && f $(($1 - 1)); }; while :; do f 7; done'
     [("/usr/bin/python3", "-c", INTERPRETED), ("/bin/bash", "-c", SHELL)],
     ids=["python", "bash"],
 )
-def test_stacks_of_the_distributions_programs_are_true(built, command):
+def test_stacks_of_the_distributions_programs_are_correct(built, command):
     with running(*command) as pid, dumps.Dumps(built) as dumper:
         report = compare.compare(take_loaded(dumper, pid), Maps(pid))
     assert_true(report)
@@ -142,7 +142,7 @@ def test_stacks_of_the_distributions_programs_are_true(built, command):
 
 @needs_clang
 @needs_gcc
-def test_a_file_that_is_not_loaded_ends_the_stack(built, compiled):
+def test_a_file_without_a_loaded_table_ends_the_stack(built, compiled):
     program = compiled("-O2", "-fomit-frame-pointer")
     with running(program) as pid, dumps.Dumps(built, answering=False) as dumper:
         result = dumper.take(pid, HZ, 50)
@@ -153,7 +153,7 @@ def test_a_file_that_is_not_loaded_ends_the_stack(built, compiled):
 
 @needs_clang
 @needs_gcc
-def test_the_limit_of_work_ends_the_stack(built, compiled):
+def test_the_work_limit_truncates_the_stack(built, compiled):
     with (
         running(compiled("-O2", "-fomit-frame-pointer")) as pid,
         dumps.Dumps(built, max_work=100) as dumper,
@@ -168,7 +168,7 @@ def test_the_limit_of_work_ends_the_stack(built, compiled):
 @needs_clang
 @needs_gcc
 @pytest.mark.parametrize("kind", costly.KINDS)
-def test_the_most_expensive_stacks_end_at_the_limit_of_work(built, tmp_path, kind):
+def test_the_most_expensive_stacks_are_truncated_at_the_work_limit(built, tmp_path, kind):
     command = costly.build(tmp_path, kind, files=6, entries=2000)
     with (
         running(*command) as pid,
@@ -185,7 +185,7 @@ def test_the_most_expensive_stacks_end_at_the_limit_of_work(built, tmp_path, kin
 
 @needs_clang
 @needs_gcc
-def test_no_frame_is_wrong_while_tables_are_evicted(built, compiled):
+def test_eviction_of_tables_causes_no_wrong_frame(built, compiled):
     limits = Limits(3 << 20, 1 << 20, 0)  # Python's or the C++ library's, but not both
     with (
         running(compiled("-O2", "-fomit-frame-pointer"), "signals") as walk,
@@ -204,7 +204,7 @@ def test_no_frame_is_wrong_while_tables_are_evicted(built, compiled):
 @pytest.mark.long
 @needs_clang
 @needs_gcc
-def test_a_quarter_of_the_tables_in_turns_gives_no_wrong_frame(built, tmp_path):
+def test_loading_a_quarter_of_the_tables_in_turn_causes_no_wrong_frame(built, tmp_path):
     """A table in another's place would be seen: frames differ in size at equal addresses."""
     command = costly.build(
         tmp_path, "short entries", files=25, entries=640, frame_bytes=136, alike=False
@@ -227,7 +227,7 @@ def test_a_quarter_of_the_tables_in_turns_gives_no_wrong_frame(built, tmp_path):
 
 @needs_clang
 @needs_gcc
-def test_a_program_that_was_overwritten_in_place_gets_its_own_table(built, compiled, tmp_path):
+def test_a_program_overwritten_in_place_gets_a_new_table(built, compiled, tmp_path):
     path = tmp_path / "program"
     shutil.copy(compiled("-O2", "-fomit-frame-pointer"), path)
     with dumps.Dumps(built) as dumper:
@@ -242,7 +242,7 @@ def test_a_program_that_was_overwritten_in_place_gets_its_own_table(built, compi
 
 
 @needs_gcc
-def test_the_sampler_delivers_whole_user_stacks_with_their_files(compiled):
+def test_the_sampler_delivers_complete_user_stacks_with_their_files(compiled):
     program = compiled("-O2", "-fomit-frame-pointer")
     with running(program, "signals") as pid:
         sampler = EbpfSampler(
@@ -316,7 +316,7 @@ def test_frame_pointers_are_followed_in_32_bit_processes(tmp_path):
     assert {stack.end for stack in stacks} == {StackEnd.NO_RULE}
 
 
-def test_a_program_that_is_not_started_yet_has_no_user_stack():
+def test_a_program_before_its_first_instruction_has_no_user_stack():
     script = "while :; do /bin/true; done"
     with subprocess.Popen(["bash", "-c", script]) as shell:
         config = SamplerConfig(
@@ -344,7 +344,7 @@ def test_a_program_that_is_not_started_yet_has_no_user_stack():
 
 
 @needs_gcc
-def test_frame_pointers_are_followed_up_to_the_first_that_no_call_proves(compiled, loader):
+def test_frame_pointers_are_followed_until_a_return_address_lacks_a_call(compiled, loader):
     program = compiled("-O2", "-fomit-frame-pointer")
     with running(program) as pid:
         sampler = EbpfSampler(
@@ -374,7 +374,7 @@ def test_frame_pointers_are_followed_up_to_the_first_that_no_call_proves(compile
 
 
 @needs_gcc
-def test_a_child_of_the_service_leaves_the_parents_tables_alone(compiled):
+def test_a_forked_child_does_not_touch_the_parents_tables(compiled):
     with running(compiled("-O2", "-fomit-frame-pointer")) as pid:
         sampler = EbpfSampler(
             SamplerConfig(samples_per_second=499, stacks="user", target_pids=(pid,))

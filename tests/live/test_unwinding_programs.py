@@ -39,7 +39,7 @@ def built(tmp_path_factory):
 
 
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p.name in SHORT], ids=lambda p: p.name)
-def test_stacks_of_real_programs_are_true(built, tmp_path, program):
+def test_stacks_of_real_programs_are_correct(built, tmp_path, program):
     if missing := find_missing(program):
         pytest.skip(missing)
     try:

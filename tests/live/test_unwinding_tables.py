@@ -116,7 +116,7 @@ def hanging_write(monkeypatch):
     return hangs, go_on
 
 
-def test_a_thread_that_hangs_writes_to_no_maps_of_others(hanging_write):
+def test_a_hanging_thread_writes_to_no_maps_of_others(hanging_write):
     """It may outlive the object of its maps, whose descriptors then are those of other maps."""
     hangs, go_on = hanging_write
     running = Running()
@@ -140,7 +140,7 @@ def section(path, name):
 
 
 @pytest.mark.parametrize("path", [LIBC, "/usr/bin/bash", "/usr/bin/python3.11", "/usr/bin/gcc"])
-def test_the_map_holds_the_tables_as_they_are_in_the_file(start, path):
+def test_the_map_holds_the_tables_exactly_as_in_the_file(start, path):
     running = start()
     (key,) = running.load(path)
     header, data = running.kernel.loaded(key)
@@ -156,7 +156,7 @@ def test_the_map_holds_the_tables_as_they_are_in_the_file(start, path):
     assert not behind.strip(b"\0")
 
 
-def test_texts_turn_offsets_of_the_file_into_addresses(start):
+def test_text_segments_convert_file_offsets_to_addresses(start):
     running = start()
     (key,) = running.load(LIBC)
     header, data = running.kernel.loaded(key)
@@ -170,7 +170,7 @@ def test_texts_turn_offsets_of_the_file_into_addresses(start):
     assert list(struct.iter_unpack("=QQQ", data[40 : 40 + 24 * len(texts)])) == texts
 
 
-def test_details_name_the_file(start):
+def test_table_details_name_the_file(start):
     running = start()
     (key,) = running.load(LIBC)
     notes = subprocess.run(["readelf", "-n", LIBC], capture_output=True, text=True, check=True)
@@ -179,7 +179,7 @@ def test_details_name_the_file(start):
     assert (details.path, details.name, details.deleted) == (LIBC, "libc.so.6", False)
 
 
-def test_the_vdso_is_a_file_like_others(start):
+def test_the_vdso_is_loaded_like_a_file(start):
     running = start()
     running.store.request(FileRequest(VDSO, 0, 0, 0, 1, 1, 0, 0))
     running.settle()
@@ -190,7 +190,7 @@ def test_the_vdso_is_a_file_like_others(start):
     assert details.build_id
 
 
-def test_a_static_program_gets_the_search_table_that_its_linker_did_not_write(start, tmp_path):
+def test_a_search_table_is_built_for_a_static_program_without_one(start, tmp_path):
     program = compile_c(tmp_path / "static", WAITS, "-static", "-Wl,--no-eh-frame-hdr")
     running = start()
     (key,) = running.load(program)
@@ -205,7 +205,7 @@ def test_a_static_program_gets_the_search_table_that_its_linker_did_not_write(st
     assert starts == sorted(starts)
 
 
-def test_each_process_has_its_turn_to_have_tables_made(start, tmp_path, monkeypatch):
+def test_processes_take_turns_in_having_tables_built(start, tmp_path, monkeypatch):
     """One process asks for tables of many files that have none, another for those of one file."""
     first = compile_c(tmp_path / "static", WAITS, "-static", "-Wl,--no-eh-frame-hdr")
     many = [Path(shutil.copy(first, tmp_path / f"noisy-{number}")) for number in range(8)]
@@ -263,7 +263,7 @@ def test_files_without_tables_are_distinguished_from_files_with_unusable_tables(
     assert running.store.known.get(keys[2]).build_id
 
 
-def test_a_file_of_a_process_that_has_ended_is_asked_for_again(start):
+def test_a_file_of_an_exited_process_is_requested_again(start):
     running = start()
     key = FileKey(4_000_000_000, 1, 0)
     running.store.request(FileRequest(key, 0x1000, 0x2000, 0, 5_999_999, 5_999_999, 0, 0))
@@ -271,7 +271,7 @@ def test_a_file_of_a_process_that_has_ended_is_asked_for_again(start):
     assert running.kernel.file(key) is None
 
 
-def test_a_file_that_is_never_found_is_not_asked_for_with_each_sample(start):
+def test_a_missing_file_is_not_requested_with_every_sample(start):
     running = start()
     key = FileKey(4_000_000_000, 1, 0)
     for count in range(1, 17):
@@ -312,7 +312,7 @@ def image_bytes(running, path):
     return running.store.counts().bytes
 
 
-def test_the_longest_unused_table_makes_room(start, programs):
+def test_the_least_recently_used_table_is_evicted(start, programs):
     size = image_bytes(start(), programs[0])
     running = start(Limits(total_bytes=3 * size, idle_ns=SECOND_NS))
     first, second, third = running.load(*programs[:3])
@@ -348,7 +348,7 @@ def load_early(running, *paths, until_s=60.0):
     return [request.key for request in requests]
 
 
-def test_early_tables_are_loaded_as_long_as_they_fit(start, programs):
+def test_preloaded_tables_are_loaded_as_long_as_they_fit(start, programs):
     size = image_bytes(start(), programs[0])
     running = start(Limits(total_bytes=2 * size, idle_ns=SECOND_NS))
     first, rest = load_early(running, *programs[:2]), load_early(running, *programs[2:4])
@@ -359,7 +359,7 @@ def test_early_tables_are_loaded_as_long_as_they_fit(start, programs):
     assert (counts.loaded, counts.evicted, counts.refused) == (2, 0, {})
 
 
-def test_early_tables_that_no_sample_uses_make_room_at_once(start, programs):
+def test_unused_preloaded_tables_are_evicted_first(start, programs):
     size = image_bytes(start(), programs[0])
     running = start(Limits(total_bytes=2 * size, idle_ns=SECOND_NS))
     used, unused = load_early(running, *programs[:2])
@@ -370,7 +370,7 @@ def test_early_tables_that_no_sample_uses_make_room_at_once(start, programs):
     assert running.kernel.file(unused) is None
 
 
-def test_early_tables_are_awaited_for_a_limited_time(start, programs, hanging_write):
+def test_preloaded_tables_are_awaited_for_a_limited_time(start, programs, hanging_write):
     hangs, go_on = hanging_write
     running = start()
     (key,) = load_early(running, programs[0], until_s=0.2)
@@ -381,7 +381,7 @@ def test_early_tables_are_awaited_for_a_limited_time(start, programs, hanging_wr
     running.kernel.loaded(key)
 
 
-def test_a_file_above_its_limit_is_refused(start):
+def test_a_file_above_its_limit_is_rejected(start):
     running = start(Limits(file_bytes=PAGE_BYTES * 4))
     (key,) = running.load(LIBC)
     assert running.kernel.file(key).state == FileState.UNAVAILABLE
@@ -389,7 +389,7 @@ def test_a_file_above_its_limit_is_refused(start):
     assert running.store.counts().bytes == 0
 
 
-def test_few_slots_are_used_again_without_mixing_tables(start, programs):
+def test_slots_are_reused_without_mixing_up_tables(start, programs):
     running = start(Limits(idle_ns=0), slots=3)
     seen = []
     for path in programs * 2:
@@ -403,7 +403,7 @@ def test_few_slots_are_used_again_without_mixing_tables(start, programs):
     assert counts.evicted == counts.loaded - 3
 
 
-def test_refusals_leave_room_for_other_files(start, tmp_path):
+def test_rejected_files_leave_room_for_others(start, tmp_path):
     running = start(files=16)
     paths = []
     for number in range(40):
@@ -414,7 +414,7 @@ def test_refusals_leave_room_for_other_files(start, tmp_path):
     assert 0 < len(held) <= 9
 
 
-def test_a_storm_of_new_programs_is_answered(start, programs, tmp_path):
+def test_a_storm_of_new_programs_is_handled(start, programs, tmp_path):
     copies = [Path(shutil.copy(programs[0], tmp_path / f"copy-{number}")) for number in range(150)]
     running = start(Limits(idle_ns=0), slots=64, files=256)
     keys = running.load(*copies)
@@ -425,7 +425,7 @@ def test_a_storm_of_new_programs_is_answered(start, programs, tmp_path):
     assert states == {FileState.LOADED: 64}
 
 
-def test_nothing_of_the_tables_stays_resident(start):
+def test_tables_do_not_stay_resident_in_the_agent(start):
     running = start()
     big = max(Path("/usr/lib").rglob("libLLVM*.so*"), key=lambda path: path.stat().st_size)
     running.load(LIBC)
@@ -439,7 +439,7 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_close_while_requests_wait(programs):
+def test_closing_while_requests_are_queued_is_safe(programs):
     running = Running()
     for path in programs:
         running.ask(path)
@@ -463,7 +463,7 @@ def test_a_forked_child_closes_the_files_without_disturbing_its_parent(start, pr
     running.kernel.loaded(key)
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused_as_such():
+def test_a_file_changed_while_it_is_read_is_rejected_with_that_reason():
     """Not for what its half-filled map leaves behind."""
     kernel = KernelMaps()
     maps = kernel.open()

@@ -161,7 +161,7 @@ def reaches_main(side):
 @pytest.mark.parametrize(
     "flags", [("-fPIE", "-pie"), ("-no-pie",), ("-static",), ("-Wl,-z,noseparate-code",)]
 )
-def test_addresses_join_with_the_symbols_of_their_files(tmp_path, flags):
+def test_sampled_addresses_match_the_symbols_of_their_files(tmp_path, flags):
     program = compile_c(tmp_path / "sorts", SPINS, "-O1", "-fomit-frame-pointer", *flags)
     with running(program) as pid:
         sides = take_sides(pid, reaches_main)
@@ -178,7 +178,7 @@ def test_addresses_join_with_the_symbols_of_their_files(tmp_path, flags):
     assert checked
 
 
-def test_a_forked_child_has_whole_stacks(tmp_path):
+def test_a_forked_child_has_complete_stacks(tmp_path):
     """It maps pages of code when it first runs them, not those of its parent's callers."""
     program = compile_c(tmp_path / "forks", FORKS, "-O1", "-fomit-frame-pointer")
     with running(program) as pid:
@@ -196,7 +196,7 @@ def test_a_forked_child_has_whole_stacks(tmp_path):
         assert "main" in names
 
 
-def test_the_entry_of_the_dynamic_linker_ends_a_stack(tmp_path):
+def test_a_stack_ends_at_the_dynamic_linkers_entry_point(tmp_path):
     """Programs that run shortly spend most of their time there."""
     known = KnownFiles()
     sampler = EbpfSampler(SamplerConfig(samples_per_second=1999, stacks="user"), user_files=known)
@@ -225,7 +225,7 @@ def test_the_entry_of_the_dynamic_linker_ends_a_stack(tmp_path):
     assert set(ends) == {STACK_OK}
 
 
-def test_a_deleted_program_is_named_so(tmp_path):
+def test_a_deleted_program_is_marked_as_deleted(tmp_path):
     program = compile_c(tmp_path / "sorts", SPINS, "-O1")
     with running(program) as pid:
         program.unlink()
@@ -234,7 +234,7 @@ def test_a_deleted_program_is_named_so(tmp_path):
     assert any(side.frames[-1].module.name == "sorts (deleted)" for side in sides)
 
 
-def test_code_that_a_process_makes_has_no_file(tmp_path):
+def test_generated_code_has_no_file(tmp_path):
     program = compile_c(tmp_path / "runs", RUNS_CODE, "-O1", "-fno-omit-frame-pointer")
     files = {"runs": symbols(program)}
     with running(program) as pid:

@@ -29,7 +29,7 @@ def variants(tmp_path_factory):
     "workload",
     further_of(WORKLOADS, ("replaced library", "exec", "reused pid", "mount namespaces")),
 )
-def test_no_frame_has_the_name_of_earlier_or_later_code(variants, workload):
+def test_no_frame_is_named_after_earlier_or_later_code(variants, workload):
     result = run(workload, variants, 1.5)
     assert result.wrong == []
     assert result.frames > 100
@@ -53,7 +53,7 @@ def leaves(windows, module):
     return [frame for frame in frames if frame.module and frame.module.name.startswith(module)]
 
 
-def test_names_of_a_deleted_program_are_its_own(tmp_path):
+def test_a_deleted_program_is_resolved_with_its_own_symbols(tmp_path):
     program = compile_c(tmp_path / "works", WORKS % "static", "-O1")
     with running(program):
         program.unlink()
@@ -91,7 +91,7 @@ def test_names_of_an_installed_debug_file_are_used(tmp_path):
 
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
 @pytest.mark.parametrize("option", ["--perf-basic-prof", *further("--perf-prof")])
-def test_code_of_a_jit_compiler_has_the_names_that_it_publishes(option, tmp_path):
+def test_jit_compiled_code_has_its_published_names(option, tmp_path):
     script = (
         "function hot(n){let s=0;for(let i=0;i<n;i++)s+=i%7;return s}"
         "for(let i=0;;i++){hot(1e6);new Function(`return ${i}`)()}"

@@ -53,7 +53,7 @@ def wait_for(address, is_there):
     raise AssertionError(data["summary"], data["strings"])
 
 
-def test_it_shows_this_host_as_it_runs(busy):
+def test_view_shows_the_running_host(busy):
     with view() as (command, address):
         data = wait_for(
             address, lambda data: any("burn_cpu_time" in text for text in data["strings"])
@@ -69,7 +69,7 @@ def test_it_shows_this_host_as_it_runs(busy):
         assert int(said[1].replace(",", "")) > before
 
 
-def test_filters_choose_the_samples_to_keep(busy):
+def test_filters_select_which_samples_to_keep(busy):
     with view("--process", str(busy.pid), "--stacks", "user", "-F", "199") as (_, address):
         data = wait_for(address, lambda data: data["samples"]["count"])
     assert data["processes"]["pid"] == [busy.pid]

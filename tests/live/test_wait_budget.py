@@ -99,7 +99,7 @@ def waits_of(samples, process):
     )
 
 
-def test_many_sleeping_threads_are_sampled_at_the_rate_wanted(sleepers):
+def test_many_sleeping_threads_are_sampled_at_the_requested_rate(sleepers):
     """20,000 waits a second: at the first threshold, all of them would be sampled."""
     seconds, rate = 8, 20
     with sleeping(sleepers, 2000, 100) as process, running(rate, on_cpu=False) as sampler:
@@ -118,7 +118,7 @@ def test_many_sleeping_threads_are_sampled_at_the_rate_wanted(sleepers):
     assert abs(estimate - exact) < 4 * error
 
 
-def test_threads_that_sleep_on_are_sampled_at_the_rate_wanted(sleepers):
+def test_continuously_sleeping_threads_are_sampled_at_the_requested_rate(sleepers):
     rate, rounds = 20, Counter()
     with running(rate, on_cpu=False) as sampler, sleeping(sleepers, 3000, 100_000) as process:
         for number in range(3):
@@ -129,7 +129,7 @@ def test_threads_that_sleep_on_are_sampled_at_the_rate_wanted(sleepers):
     assert sum(rounds.values()) > 10
 
 
-def test_waits_that_fill_the_ring_displace_no_cpu_samples(sleepers):
+def test_waits_filling_the_ring_do_not_displace_cpu_samples(sleepers):
     with (
         sleeping(sleepers, 500, 10),
         running(10_000, samples_per_second=49, stacks="kernel") as sampler,

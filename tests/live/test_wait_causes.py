@@ -180,7 +180,7 @@ def half_a_cpu():
 
 
 @pytest.mark.parametrize("cause", PROGRAMS)
-def test_a_program_that_waits_in_one_way_has_that_cause(cause, request, tmp_path):
+def test_a_program_with_one_kind_of_wait_gets_that_cause(cause, request, tmp_path):
     place = ""
     if cause in OF_FILES or cause == "file_lock":
         place = request.getfixturevalue("file")
@@ -192,7 +192,7 @@ def test_a_program_that_waits_in_one_way_has_that_cause(cause, request, tmp_path
 
 
 @pytest.mark.parametrize("python", find_pythons(), ids=lambda python: python.version)
-def test_threads_that_wait_for_the_gil(python, tmp_path):
+def test_threads_waiting_for_the_gil_get_that_cause(python, tmp_path):
     """Debian's interpreter has no name for the function that takes it."""
     result, weights = record_waiter(GIL, "gil", "", tmp_path, python.command)
     check("gil", result, weights, beside="sleep")  # meanwhile another thread takes it

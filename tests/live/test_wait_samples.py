@@ -174,7 +174,7 @@ SLEEPS_IN = {"sleep": "hrtimer_nanosleep", "pipe": "pipe_read", "futex": "futex_
 WAITS = int(os.environ.get("KPROFILER_WAITS", "20"))
 
 
-def test_known_waits_have_their_durations_and_stacks(functions):
+def test_waits_of_known_duration_have_that_duration_and_stack(functions):
     with running(stacks="both") as sampler, program(KNOWN, WAITS) as process:
         collect(sampler, 0.5)
         process.stdin.write("\n")
@@ -202,7 +202,7 @@ def test_known_waits_have_their_durations_and_stacks(functions):
         assert result + unknown >= 0.95 * WAITS, name
 
 
-def test_stacks_are_those_of_the_thread_that_sleeps(functions):
+def test_stacks_belong_to_the_sleeping_thread(functions):
     with (
         running(stacks="both") as sampler,
         program("import time\nwhile 1: time.sleep(0.05)") as process,
@@ -220,7 +220,7 @@ def test_stacks_are_those_of_the_thread_that_sleeps(functions):
     assert len({s.start_time_ns for s in samples}) == 1
 
 
-def test_a_wait_that_goes_on_is_seen(functions):
+def test_an_ongoing_wait_is_sampled(functions):
     with running() as sampler, program("import time; time.sleep(60)") as process:
         collect(sampler, 1)
         sampler.read_waits()
@@ -235,7 +235,7 @@ def test_a_wait_that_goes_on_is_seen(functions):
     assert "nanosleep" in " ".join(functions(two))
 
 
-def test_a_thread_that_gets_stuck_is_seen_although_its_waits_were_short(functions):
+def test_a_stuck_thread_is_sampled_although_its_earlier_waits_were_short(functions):
     """Twenty of them: the begins of most waits are not reported, as these will be short."""
     code = """
 import sys, threading, time
@@ -267,7 +267,7 @@ time.sleep(60)
         assert sample.wait.state is WaitState.INTERRUPTIBLE
 
 
-def test_preempted_threads_want_a_cpu():
+def test_preempted_threads_wait_for_a_cpu():
     cpu = min(os.sched_getaffinity(0))
     spin = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nwhile 1: pass"
     with running() as sampler, program(spin) as process, program(spin) as two:
@@ -309,7 +309,7 @@ def test_the_waker_is_reported():
     assert any(name.startswith(b"python") for name in names)
 
 
-def test_wakers_are_reported_while_they_are_wanted():
+def test_wakers_are_reported_while_enabled():
     with running() as sampler, program(TWO_THAT_WAKE_EACH_OTHER) as process:
         known = []
         for wakers in (False, True, False):
@@ -333,7 +333,7 @@ def test_both_kinds_are_sampled_together():
 
 
 @pytest.mark.long
-def test_fewer_samples_are_taken_when_fewer_are_wanted():
+def test_a_lower_rate_takes_fewer_samples():
     with running(rate=500) as sampler, program("import time\nwhile 1: time.sleep(0.001)"):
         collect(sampler, 4)
         before = sampler.wait_threshold_ns
@@ -343,7 +343,7 @@ def test_fewer_samples_are_taken_when_fewer_are_wanted():
         assert sampler.wait_threshold_ns > before
 
 
-def test_replays_report_the_same(tmp_path):
+def test_replays_report_the_same_waits(tmp_path):
     path = str(tmp_path / "raw")
     writer = RecordingWriter(path)
     with running(sink=writer.add_records) as sampler:

@@ -39,7 +39,7 @@ SERVICE = """
 """
 
 
-def test_spans_have_the_waits_of_their_thread(tmp_path):
+def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
     file = ToFile(tmp_path / "profiles.jsonl")
     done = run(SERVICE, env={**file.env, "OTEL_KPROFILER_OFF_CPU": "true"})
     pid, truth = json.loads(done.stdout)
@@ -65,7 +65,7 @@ def test_spans_have_the_waits_of_their_thread(tmp_path):
     assert len(close) >= 0.8 * len(known), {span: (slept[span], truth[span]) for span in known}
 
 
-def test_waits_are_not_sampled_unless_asked_for(tmp_path):
+def test_waits_are_not_sampled_unless_enabled(tmp_path):
     file = ToFile(tmp_path / "profiles.jsonl")
     run(SERVICE, env=file.env)
     if file.exists():  # a service that only sleeps may have no sample of what runs
@@ -110,7 +110,7 @@ SPANS = int(os.environ.get("KPROFILER_SPANS", "150"))
 TOLERANCE = 0.1 if SPANS >= 500 else 0.25
 
 
-def test_parts_of_spans_add_up_to_their_duration(tmp_path):
+def test_span_parts_sum_to_the_span_duration(tmp_path):
     """Code, kernel and waits of requests under gunicorn, which know how long they took."""
     file, place = ToFile(tmp_path / "profiles.jsonl"), tmp_path / "socket"
     (tmp_path / "shop.py").write_text(APP)
@@ -175,7 +175,7 @@ LOOP = """
 """
 
 
-def test_parts_of_asynchronous_spans_include_other_work_of_the_loop(tmp_path):
+def test_parts_of_asynchronous_spans_include_other_work_of_the_event_loop(tmp_path):
     file = ToFile(tmp_path / "profiles.jsonl")
     env = {**file.env, "OTEL_KPROFILER_OFF_CPU": "true", "OTEL_KPROFILER_STACKS": "both"}
     durations = json.loads(run(LOOP, env=env).stdout)

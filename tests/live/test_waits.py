@@ -133,7 +133,7 @@ def measure(*programs):
     ]
 
 
-def test_totals_and_time_on_cpus_are_the_time_that_passed(account):
+def test_wait_totals_and_cpu_time_sum_to_elapsed_time(account):
     (((wall, on_cpu, delay), totals, more),) = measure((SLEEP, 3, {}))
     # In the kernel's account a thread that is woken on an idle CPU may run from then on: its clock
     # is not read again (rq_clock_skip_update, kernel/sched/core.c). Here it is off until it runs.
@@ -146,7 +146,7 @@ def test_totals_and_time_on_cpus_are_the_time_that_passed(account):
     assert totals.switches > 50
 
 
-def test_threads_that_want_the_same_cpu_wait_for_it(account):
+def test_threads_competing_for_a_cpu_wait_for_it(account):
     cpu = min(os.sched_getaffinity(0))
     spinners = [(SPIN, 4, {"cpu": cpu})] * 3
     for (wall, on_cpu, delay), totals, more in measure(*spinners):
@@ -155,7 +155,7 @@ def test_threads_that_want_the_same_cpu_wait_for_it(account):
         assert wall - on_cpu == pytest.approx(totals.total_ns, rel=0.005, abs=more)
 
 
-def test_a_stopped_process_waits_until_it_goes_on():
+def test_a_stopped_process_waits_until_it_is_continued():
     with running() as sampler, Program(SPIN, 60) as program:
         program.go()
         read(sampler)
@@ -202,7 +202,7 @@ os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         return waiting, begun, read(sampler)[sleeper.process.pid]
 
 
-def test_a_thread_that_was_woken_but_does_not_run_wants_a_cpu(account):
+def test_a_woken_thread_that_does_not_run_waits_for_a_cpu(account):
     cpu = min(os.sched_getaffinity(0))
     with running() as sampler:
         tries = (starve_a_sleeper(sampler, cpu) for _ in range(20))
@@ -214,7 +214,7 @@ def test_a_thread_that_was_woken_but_does_not_run_wants_a_cpu(account):
     assert after.by_state[WaitState.RUNNABLE] > 0.05e9
 
 
-def test_ongoing_waits_are_reported_once():
+def test_an_ongoing_wait_is_reported_once():
     with running() as sampler, Program("time.sleep(60)", 60) as program:
         program.go()
         time.sleep(0.5)
@@ -231,7 +231,7 @@ def test_ongoing_waits_are_reported_once():
     assert 0.99 * (end - start) <= reported <= 1.01 * (after - before)
 
 
-def test_threads_that_ended_while_off_leave_their_totals():
+def test_totals_of_threads_killed_off_cpu_are_kept():
     body = """
 for _ in range(200):
     threads = [threading.Thread(target=time.sleep, args=(0.05,)) for _ in range(4)]
@@ -245,7 +245,7 @@ for _ in range(200):
     assert totals.total_ns < 800 * 0.05e9 + wall + 0.05 * 40e9 + 4 * wall * 0.5
 
 
-def test_processes_that_come_and_go_are_distinguished():
+def test_short_lived_processes_are_distinguished():
     """Each has slept; none inherits from another, whoever had its task or id before."""
     with running() as sampler:
         read(sampler)
@@ -270,7 +270,7 @@ def test_processes_that_come_and_go_are_distinguished():
         assert not {key for key in sampler.read_waits() if key in mine}
 
 
-def test_places_of_ended_threads_are_free_again(monkeypatch):
+def test_slots_of_exited_threads_are_reused(monkeypatch):
     for name in ("_MIN_THREADS", "_MAX_THREADS"):
         monkeypatch.setattr(wait_follower, name, 32)
     body = """
@@ -339,7 +339,7 @@ def program_names():
     return names
 
 
-def test_without_off_cpu_nothing_of_it_is_loaded():
+def test_without_off_cpu_its_programs_are_not_loaded():
     before = len(program_names())
     sampler = EbpfSampler(SamplerConfig())
     sampler.start()
@@ -363,7 +363,7 @@ def test_totals_are_read_after_the_stop():
 
 
 @pytest.mark.skipif(not BccLoader.is_installed(), reason="python3-bpfcc is not installed")
-def test_bcc_cannot_load_it_and_names_the_loader_that_can():
+def test_bcc_rejects_off_cpu_programs_and_suggests_libbpf():
     sampler = EbpfSampler(SamplerConfig(off_cpu=TOTALS), loader=BccLoader())
     with pytest.raises(HostError, match="bcc cannot load the programs for off-CPU time") as raised:
         sampler.start()

@@ -104,7 +104,7 @@ def flat(made):
 
 @settings(max_examples=50, deadline=None)
 @given(windows())
-def test_samples_come_back_as_they_were(made):
+def test_samples_survive_a_round_trip(made):
     loaded = load_samples(made)
     assert flat(loaded.windows()) == flat(made)
     assert loaded.count == sum(window.sample_count for window in made)
@@ -117,7 +117,7 @@ def test_samples_come_back_as_they_were(made):
 @settings(max_examples=25, deadline=None)
 @given(windows())
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_own_weights_add_up_to_all_and_totals_are_those_of_single_samples(by, made):
+def test_self_weights_sum_to_the_whole_and_totals_equal_brute_force(by, made):
     loaded = load_samples(made)
     groups = GROUPINGS[by](loaded)
     weight = sum(p.measure(p.weight) for window in made for p in window.profiles)
@@ -141,7 +141,7 @@ def test_own_weights_add_up_to_all_and_totals_are_those_of_single_samples(by, ma
 @settings(max_examples=25, deadline=None)
 @given(windows())
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_a_group_is_selected_with_all_samples_that_it_occurs_in(by, made):
+def test_selecting_a_group_keeps_all_samples_it_occurs_in(by, made):
     loaded = load_samples(made)
     for group in group_samples(loaded, by):
         selected = select_group(loaded, by, group.key)
@@ -153,7 +153,7 @@ def test_a_group_is_selected_with_all_samples_that_it_occurs_in(by, made):
 @settings(max_examples=25, deadline=None)
 @given(windows(), st.integers(900, 2100))
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_groups_of_parts_are_merged_to_those_of_all(by, made, edge):
+def test_groups_of_parts_merge_to_the_groups_of_the_whole(by, made, edge):
     loaded = load_samples(made)
     parts = [group_samples(part, by) for part in loaded.split([edge])]
     assert sorted(merge_groups(parts)) == sorted(group_samples(loaded, by))
@@ -161,7 +161,7 @@ def test_groups_of_parts_are_merged_to_those_of_all(by, made, edge):
 
 @settings(max_examples=50, deadline=None)
 @given(windows())
-def test_callers_of_a_group_add_up_to_its_total(made):
+def test_callers_of_a_group_sum_to_its_total(made):
     loaded = load_samples(made)
     for group in group_samples(loaded, "function"):
         expected = 0 if group.key == ("[no stack]", "") else group.total  # not a function
@@ -192,7 +192,7 @@ def test_an_interval_keeps_exactly_its_samples(made, start, end):
 
 @settings(max_examples=50, deadline=None)
 @given(windows(), st.sets(st.integers(900, 2100)).map(sorted))
-def test_a_split_is_an_interval_between_each_two_edges(made, edges):
+def test_splitting_yields_one_interval_per_pair_of_edges(made, edges):
     samples = load_samples(made)
     results = [flat(part.windows()) for part in samples.split(edges)]
     bounds = zip([0, *edges], [*edges, 1 << 64], strict=True)
@@ -225,7 +225,7 @@ def test_a_filter_keeps_exactly_the_matching_samples(name, made):
 
 @settings(max_examples=25, deadline=None)
 @given(windows())
-def test_callers_and_callees_add_up_to_the_total_of_the_function(made):
+def test_callers_and_callees_sum_to_the_functions_total(made):
     loaded = load_samples(made)
     total = sum(
         profile.measure(sample.weight)
@@ -253,7 +253,7 @@ def test_callers_and_callees_add_up_to_the_total_of_the_function(made):
 
 @settings(max_examples=25, deadline=None)
 @given(windows())
-def test_lines_of_spans_add_up_to_the_span(made):
+def test_lines_of_a_span_sum_to_the_span(made):
     for span, lines in spans_with_lines(load_samples(made)):
         assert sum(line.own for line in lines) == span.own
         assert sum(line.samples for line in lines) == span.samples
@@ -261,7 +261,7 @@ def test_lines_of_spans_add_up_to_the_span(made):
 
 @settings(max_examples=25, deadline=None)
 @given(windows())
-def test_leaving_out_sides_keeps_all_samples(made):
+def test_omitting_sides_keeps_all_samples(made):
     loaded = load_samples(made)
     kept = select_sides(loaded, ["user"])
     assert kept.count == loaded.count

@@ -25,12 +25,12 @@ PATHS = st.lists(PARTS, max_size=6).map(lambda parts: "/" + "/".join(parts))
 
 
 @given(st.binary())
-def test_any_bytes_can_be_read(text):
+def test_arbitrary_bytes_are_parsed(text):
     assert parse_cgroup(text) == parse_cgroup(text)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "cpu", "name=systemd"]), PATHS)))
-def test_every_match_is_in_the_text(lines):
+def test_every_match_is_a_substring_of_the_input(lines):
     text = "".join(f"{at}:{name}:{path}\n" for at, (name, path) in enumerate(lines))
     cgroup = parse_cgroup(text.encode("utf-8", "surrogatepass"))
     for name in (cgroup.container, cgroup.unit, cgroup.user_unit):
@@ -45,14 +45,14 @@ def test_the_innermost_container_is_found_below_anything(path, container):
 
 
 @given(st.lists(st.sampled_from(["system.slice", "a.service", "init.scope", "user.slice"])), HEX)
-def test_cgroups_beside_a_container_are_not_in_it(parts, container):
+def test_sibling_cgroups_of_a_container_are_not_in_it(parts, container):
     above = "/" + "/".join(parts)
     for name in ("crio-conmon-{}.scope", "libpod-conmon-{}.scope", "{}.service", "{}0", "x{}"):
         assert not parse_cgroup_path(f"{above}/{name.format(container)}").container
 
 
 @given(st.binary(), st.integers(0, 2**32 - 1))
-def test_any_mounts_and_users_can_be_read(text, uid):
+def test_arbitrary_mounts_and_users_are_parsed(text, uid):
     line = b"1 2 3:4 / /x rw - cgroup2 none rw\n"
     assert ("/x", "/") in parse_mount_points(text + b"\n" + line, "cgroup2")
     assert re.fullmatch("([0-9a-f]{64})?", parse_own_container(text).id)

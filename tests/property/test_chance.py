@@ -54,5 +54,5 @@ def test_without_variance_any_difference_is_significant():
 
 
 @pytest.mark.parametrize(("freedom", "expected"), [(10, 2.2281), (22, 2.0739), (46, 2.0129)])
-def test_the_margin_is_that_of_students_table(freedom, expected):
+def test_the_margin_matches_students_table(freedom, expected):
     assert margin_factor(freedom) == pytest.approx(expected, abs=4e-3)

@@ -79,7 +79,7 @@ def independent(random, shares, count):
 
 
 @pytest.mark.parametrize("count", [300, 3000])
-def test_of_equal_profiles_at_most_five_of_a_hundred_have_any_change(count):
+def test_at_most_five_percent_of_equal_profiles_show_any_change(count):
     """Sixty functions have shares of 18 to 0.3 %; a few samples miss some of them."""
     random, shares = Random(count), {name: 1 / (2 + at) ** 1.2 for at, name in enumerate(STACKS)}
     false = sum(
@@ -95,14 +95,14 @@ def test_of_equal_profiles_at_most_five_of_a_hundred_have_any_change(count):
     assert false <= MOST
 
 
-def test_groups_that_hardly_differ_count_as_tests_and_rare_groups_do_not():
+def test_barely_different_groups_count_as_tests_and_rare_groups_do_not():
     """Or the level would depend on how the tests end."""
     assert comparison._reject([0.0004, *[0.7] * 100]) == set()
     assert comparison._reject([0.0004, *[1.0] * 100]) == {0}
 
 
 @pytest.mark.parametrize(("by", "per_second"), [("function", False), ("syscall", True)])
-def test_equal_profiles_have_no_change_but_by_the_level_of_chance(by, per_second):
+def test_equal_profiles_differ_only_at_the_significance_level(by, per_second):
     results = [
         any(
             change.is_changed

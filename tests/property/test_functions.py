@@ -52,14 +52,14 @@ def expected(rows, address):
 
 
 @given(functions())
-def test_lookups(rows):
+def test_lookups_equal_brute_force(rows):
     table = FunctionTable.of(rows)
     for address in {row.start + step for row in rows for step in range(-2, 45)} | {0, 1 << 63}:
         assert table.lookup(address) == expected(rows, address), hex(address)
 
 
 @given(functions(), st.sampled_from(["f", "fo", "foo", "é", "o", "oo", "foo\0", "\0", ""]))
-def test_finding_by_name(rows, name):
+def test_searches_by_name_equal_brute_force(rows, name):
     table = FunctionTable.of(rows)
     assert len(table) == sum(bool(row.name) for row in rows)
     assert sorted(table.find(name)) == sorted({row for row in rows if row.name == name != ""})
@@ -85,7 +85,7 @@ def test_finding_by_name(rows, name):
     ),
     st.sets(st.sampled_from([1, 5, 256, 261, 0x1FF])),
 )
-def test_columns_of_symbols(entries, code):
+def test_parsed_symbol_columns_match_the_table(entries, code):
     rows = [(at, *entry) for at, entry in enumerate(entries)]
     content = b"".join(struct.pack("<IBBHQQ", *row) for row in rows)
     symbols = parse_symbols(SymbolTable(content, b"\0", frozenset(code)))
@@ -101,7 +101,7 @@ def test_columns_of_symbols(entries, code):
     st.integers(-0x40, 0x40).map(lambda step: step * 4),
     st.randoms(use_true_random=False),
 )
-def test_sizes_by_search_tables(sizes, distance, rng):
+def test_sizes_from_search_tables_equal_brute_force(sizes, distance, rng):
     cie = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
     entries, frames = [], bytearray(cie)
     for size in sizes:

@@ -59,7 +59,7 @@ def window(name):
 
 @SETTINGS
 @given(NAMES)
-def test_texts_for_people_are_printable_lines(name):
+def test_human_readable_text_is_printable_lines(name):
     one = [window(name)]
     for text in (folded(one, threads=True), table(one, width=100)):
         assert all(map(str.isprintable, text.split("\n")))
@@ -68,7 +68,7 @@ def test_texts_for_people_are_printable_lines(name):
 
 @SETTINGS
 @given(NAMES)
-def test_no_name_ends_the_data_of_a_page(name):
+def test_names_cannot_end_the_data_of_a_page(name):
     page, plain = html([window(name)]), html([window("plain")])
     for mark in ("</script", "<!--", "<script"):
         assert page.lower().count(mark) == plain.lower().count(mark)
@@ -78,7 +78,7 @@ def test_no_name_ends_the_data_of_a_page(name):
 
 @SETTINGS
 @given(NAMES)
-def test_programs_get_names_as_they_are(name):
+def test_machine_readable_formats_keep_names_exactly(name):
     kept = escape_surrogates(name)
     frames = json.loads(speedscope([window(name)]))["shared"]["frames"]
     assert kept in [frame["name"] for frame in frames]
@@ -96,7 +96,7 @@ def test_programs_get_names_as_they_are(name):
 
 @SETTINGS
 @given(NAMES)
-def test_a_line_of_the_log_is_one_line(name):
+def test_a_log_record_is_one_line(name):
     record = logging.LogRecord("x", logging.WARNING, "", 0, "of %s", (name,), None)
     assert make_formatter("console", 2).format(record).isprintable()
     line = JsonFormatter().format(record)
@@ -104,7 +104,7 @@ def test_a_line_of_the_log_is_one_line(name):
     assert json.loads(line.encode())["message"] == f"of {escape_surrogates(name)}"
 
 
-def test_a_traceback_of_the_log_keeps_its_lines():
+def test_a_logged_traceback_keeps_its_lines():
     try:
         int("\x1b[2J\u202e")
     except ValueError as error:

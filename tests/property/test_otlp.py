@@ -304,7 +304,7 @@ def test_decoding_restores_the_encoded_window(window, form, attributes):
 
 @relaxed
 @given(windows(), st.sampled_from(Form), st.integers(300, 4000))
-def test_parts_are_within_the_limit_valid_alone_and_complete_together(window, form, limit):
+def test_parts_are_within_the_limit_individually_valid_and_jointly_complete(window, form, limit):
     encoded = encode_window(window, form=form, max_bytes=limit)
     for batch in encoded.batches:
         assert len(batch.payload) <= limit

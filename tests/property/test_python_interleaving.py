@@ -84,7 +84,7 @@ def is_loop(frame):
 
 
 @given(CALLS, C_FRAMES)
-def test_whole_stacks_match_the_calls(calls, start):
+def test_complete_stacks_match_the_calls(calls, start):
     one = Calls(calls, start)
     merged = Interleaver()(one.sides())
     assert list(map(id, outside_kernel(merged))) == list(map(id, one.truth))
@@ -93,7 +93,7 @@ def test_whole_stacks_match_the_calls(calls, start):
 
 
 @given(CALLS, C_FRAMES, st.integers(0, 20), st.integers(0, 20))
-def test_of_stacks_that_are_cut_off_no_frame_is_lost_or_moved(calls, start, kept, kept_python):
+def test_truncated_stacks_lose_and_move_no_frame(calls, start, kept, kept_python):
     one = Calls(calls, start)
     sides = one.sides(kept, kept_python)
     merged = Interleaver()(sides)
@@ -107,7 +107,7 @@ def test_of_stacks_that_are_cut_off_no_frame_is_lost_or_moved(calls, start, kept
 
 
 @given(CALLS, C_FRAMES, st.data())
-def test_numbers_that_do_not_fit_leave_the_sides_as_they_are(calls, start, data):
+def test_mismatched_frame_counts_leave_the_sides_unchanged(calls, start, data):
     one = Calls(calls, start)
     sides = one.sides()
     at = data.draw(st.integers(0, len(one.native)))
@@ -116,7 +116,7 @@ def test_numbers_that_do_not_fit_leave_the_sides_as_they_are(calls, start, data)
     assert Interleaver()(more) == more
 
 
-def test_native_frames_without_proof_are_not_counted_on_where_a_side_is_cut_off():
+def test_unproven_native_frames_of_a_truncated_side_are_not_interleaved():
     """By frame pointers alone, a loop may be missing."""
     one = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])] * 3, [])
     sides = one.sides(4)
@@ -126,13 +126,13 @@ def test_native_frames_without_proof_are_not_counted_on_where_a_side_is_cut_off(
     assert Interleaver()(sides) == sides
 
 
-def test_functions_split_from_the_loop_count_as_the_loop():
+def test_functions_split_from_the_eval_loop_count_as_the_loop():
     one = Calls([(["memcpy", "_TAIL_CALL_CALL"], "_PyEval_EvalFrameDefault", ["f1"])], [])
     merged = outside_kernel(Interleaver()(one.sides()))
     assert [frame.function for frame in merged] == ["memcpy", "f1"]
 
 
-def test_loops_without_a_name_are_known_by_their_addresses():
+def test_nameless_eval_loops_are_recognized_by_address():
     """Those that were replaced get their name, so that replays know them, too."""
     one = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])], [])
     sides = one.sides()
@@ -152,7 +152,7 @@ def test_loops_without_a_name_are_known_by_their_addresses():
     assert outside_kernel(Interleaver()((sides[0], named, sides[2]))) == merged
 
 
-def test_kernel_and_python_alone_stay_as_they_are():
+def test_kernel_and_python_sides_alone_are_unchanged():
     one = Calls([([], "_PyEval_EvalFrameDefault", ["f1"])], [])
     kernel, _, own = one.sides()
     assert Interleaver()((kernel, own)) == (kernel, own)

@@ -43,7 +43,7 @@ PYTHONS = {python.minor: python for python in find_pythons()}
 
 
 @pytest.mark.parametrize("version", PYTHONS)
-def test_each_instruction_of_the_standard_library_has_its_line(version):
+def test_every_instruction_of_the_standard_library_has_its_line(version):
     dump = PYTHONS[version].run("-W", "ignore", "-c", DUMP, str(FILES), check=True)
     rows = dump.stdout.splitlines()
     assert len(rows) > 10 * FILES or FILES > 1000
@@ -55,7 +55,7 @@ def test_each_instruction_of_the_standard_library_has_its_line(version):
         assert line_table.line(len(lines)) == line_table.line(-1) == NO_LINE
 
 
-def test_the_line_of_a_running_frame_is_that_of_its_instruction():
+def test_a_running_frame_has_the_line_of_its_instruction():
     """Checks all frames that run this test."""
     frame, count = sys._getframe(), 0
     while frame is not None:
@@ -67,7 +67,7 @@ def test_the_line_of_a_running_frame_is_that_of_its_instruction():
 
 
 @given(st.binary(max_size=300), st.integers(-(2**31), 2**31 - 1))
-def test_any_bytes_give_lines_or_none(table, first):
+def test_arbitrary_bytes_yield_lines_or_none(table, first):
     line_table = parse_line_table(table, first)
     assert all(0 <= line_table.line(at) < 2**31 for at in range(-1, line_table.end + 1))
     assert line_table.end <= 8 * len(table)
@@ -84,7 +84,7 @@ def test_a_truncated_table_yields_the_entries_before_the_cut():
             assert part.line(at) == whole.line(at)
 
 
-def test_numbers_without_end_do_not_take_long():
+def test_unterminated_varints_are_parsed_in_bounded_time():
     """Quadratic time would be minutes."""
     table = (b"\xe8" + b"\x7f" * 60_000) * 20
     assert parse_line_table(table, 1).end == 0

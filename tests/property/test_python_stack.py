@@ -32,14 +32,14 @@ TAGS = st.integers(0, 2**32 - 1)
 
 
 @given(ENDS, FRAMES, TAGS)
-def test_a_stack_is_read_as_it_was_written(end, frames, tag):
+def test_a_stack_survives_a_round_trip(end, frames, tag):
     raw = pack_python_stack(end, frames, tag)
     assert parse_python_stack(raw) == (end, tag, tuple(frames))
     assert python_stack_bytes(b"junk" + raw + b"more", 4) == len(raw)
 
 
 @given(ENDS, FRAMES, st.binary(min_size=1, max_size=20), st.integers(1, 7))
-def test_other_sizes_are_refused(end, frames, more, less):
+def test_other_sizes_are_rejected(end, frames, more, less):
     raw = pack_python_stack(end, frames)
     for damaged in (raw + more, raw[:-less]):
         with pytest.raises(ValueError, match="damaged"):
@@ -47,7 +47,7 @@ def test_other_sizes_are_refused(end, frames, more, less):
 
 
 @given(st.binary(max_size=100))
-def test_any_bytes_are_a_stack_or_refused(raw):
+def test_arbitrary_bytes_are_a_stack_or_rejected(raw):
     try:
         end, _, words = split_python_stack(raw)
     except ValueError:
@@ -56,18 +56,18 @@ def test_any_bytes_are_a_stack_or_refused(raw):
     assert not raw or len(raw) == 8 + 8 * len(words)
 
 
-def test_the_layout_is_that_of_the_kernel_program():
+def test_the_layout_matches_the_bpf_program():
     raw = pack_python_stack(1, [(0x123456789A, 0x2ABCDE, True)], 0xAABBCCDD)
     assert raw[:4] == b"\x01\x01\x01\x00"
     assert raw[4:8] == bytes.fromhex("ddccbbaa")
     assert int.from_bytes(raw[8:], "little") == 1 << 62 | 0x2ABCDE << 40 | 0x123456789A
 
 
-def test_no_bytes_are_a_stack_without_frames():
+def test_an_empty_buffer_is_a_stack_without_frames():
     assert parse_python_stack(b"") == (PythonEnd.COMPLETE, 0, ())
 
 
-def test_each_end_has_a_status_of_its_own():
+def test_each_stack_end_has_a_distinct_status():
     statuses = STATUS_BY_PYTHON_END[: len(PythonEnd)]
     assert statuses[:2] == (STACK_OK, STACK_TRUNCATED)
     assert len(set(STATUS_BY_PYTHON_END)) == len(PythonEnd) + 1

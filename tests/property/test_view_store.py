@@ -66,7 +66,7 @@ def moved(part, sample):
     st.tuples(st.integers(NOW - SPAN, NOW), st.integers(NOW - SPAN, NOW)),
     st.sampled_from(["", "a", "b", "c"]),
 )
-def test_a_query_finds_what_a_list_has(parts, times, host):
+def test_queries_equal_brute_force_over_a_list(parts, times, host):
     # What is repeated in another part would count once.
     parts = [
         [one.change_samples(partial(moved, at)) for one in part] for at, part in enumerate(parts)

@@ -20,7 +20,7 @@ RECEIVER = ExporterAccount.of_kinds(
 )
 
 
-def test_sums_are_those_of_the_kinds():
+def test_totals_are_the_sums_over_kinds():
     account = Account.of_kinds(SAMPLED, (RECEIVER,))
     assert account[:4] == (112, 109, {LossCause.RING_FULL: 3}, 9)
     assert account.missed == 6
@@ -31,7 +31,7 @@ def test_sums_are_those_of_the_kinds():
     assert account.gaps() == []
 
 
-def test_a_deficit_of_one_kind_is_not_hidden_by_another():
+def test_a_surplus_of_one_kind_does_not_hide_a_deficit_of_another():
     """One sample is counted as exported of the other kind: the sums are right, the kinds wrong."""
     kinds = {
         "on_cpu": RECEIVER.kinds["on_cpu"]._replace(exported=81),
@@ -44,7 +44,7 @@ def test_a_deficit_of_one_kind_is_not_hidden_by_another():
     assert "exporter a accounts for 91 and 7 wait" in gaps[0]
 
 
-def test_a_kind_that_is_only_in_a_spool_is_accounted_for():
+def test_a_kind_only_present_in_a_spool_is_accounted_for():
     kinds = {"on_cpu": RECEIVER.kinds["on_cpu"], "other": ExporterAccount("a", 4, carried=4)}
     account = Account.of_kinds(
         {"on_cpu": SAMPLED["on_cpu"]}, (ExporterAccount.of_kinds("a", kinds),)
@@ -73,7 +73,7 @@ def test_samples_of_earlier_profilers_are_counted_by_kind():
     assert len(Account.of_kinds(SAMPLED, (receiver,), {"on_cpu": 6}).gaps()) == 2
 
 
-def test_as_dict_has_the_sums_and_the_kinds():
+def test_as_dict_contains_totals_and_kinds():
     values = json.loads(json.dumps(Account.of_kinds(SAMPLED, (RECEIVER,)).as_dict()))
     assert values["taken"] == 112
     assert values["exporters"]["a"]["lost"] == {"rejected": 6, "queue_full": 2}

@@ -38,7 +38,7 @@ def account(missed=0):
     )
 
 
-def test_the_account_is_one_line_of_json_with_each_number_once():
+def test_the_account_is_one_json_line_with_each_number_once():
     line = JsonFormatter().format(make_account_record(account(), as_json=True))
     assert "\n" not in line
     for number in ("97", "93", "70", "23"):
@@ -48,7 +48,7 @@ def test_the_account_is_one_line_of_json_with_each_number_once():
     assert whole["kinds"]["off_cpu"]["taken"] == 11
 
 
-def test_the_account_is_a_sentence_in_a_log_of_text():
+def test_the_account_is_a_sentence_in_a_text_log():
     line = make_formatter("console", 2).format(make_account_record(account(), as_json=False))
     assert line.partition("INFO    ")[2] == (
         "on_cpu: 97 samples taken; 4 lost (ring_full); otlp_grpc: 70 exported, 23 lost (rejected);"
@@ -57,7 +57,7 @@ def test_the_account_is_a_sentence_in_a_log_of_text():
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_missed_ticks_are_explained_or_absent(as_json):
+def test_missed_ticks_are_explained_if_there_are_any(as_json):
     def line(missed):
         return JsonFormatter().format(make_account_record(account(missed), as_json=as_json))
 
@@ -91,7 +91,7 @@ def plain_grpc():
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_receiver_without_tls_gets_its_fix(protocol, plain_http, plain_grpc, caplog):
+def test_a_plaintext_receiver_is_reported_with_a_fix(protocol, plain_http, plain_grpc, caplog):
     once = RetryPolicy(enabled=False)
     exporter = (
         OtlpGrpcExporter(f"127.0.0.1:{plain_grpc}", retry=once)
@@ -105,7 +105,7 @@ def test_a_receiver_without_tls_gets_its_fix(protocol, plain_http, plain_grpc, c
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_command_names_the_address_without_tls(protocol, plain_http, plain_grpc):
+def test_commands_name_the_plaintext_address(protocol, plain_http, plain_grpc):
     port = plain_grpc if protocol == "grpc" else plain_http
     with pytest.raises(ExportError) as caught:
         open_receiver(f"{protocol}s://127.0.0.1:{port}")

@@ -28,7 +28,7 @@ def test_the_rate_falls_until_the_limit_holds_and_recovers_slowly():
     assert rate == 1000
 
 
-def test_one_quiet_measurement_does_not_raise_the_rate():
+def test_a_single_low_measurement_does_not_raise_the_rate():
     governor = Governor()
     usage = [0.005, 0.009, 0.004] * 5
     assert {governor.decide(Usage(cpu, 0), ONE_PERCENT, 100, 1000) for cpu in usage} == {100}
@@ -48,12 +48,12 @@ def test_each_limit_applies_if_set(usage, limits, expected):
     assert Governor().decide(usage, limits, 100, 100) == expected
 
 
-def test_the_rate_is_never_zero_and_follows_a_lower_configuration():
+def test_the_rate_is_never_zero_and_follows_a_lowered_setting():
     assert Governor().decide(Usage(100.0, 0), ONE_PERCENT, 1, 100) == 1
     assert Governor().decide(Usage(0.0, 0), ONE_PERCENT, 100, 20) == 20
 
 
-def test_cpu_is_measured_from_call_to_call():
+def test_cpu_time_is_measured_between_calls():
     clock, cpu = iter([10.0, 20.0]), iter([1.0, 1.5])
     meter = Meter(lambda: next(cpu), lambda: next(clock))
     usage = meter.read()
@@ -64,7 +64,7 @@ def test_cpu_is_measured_from_call_to_call():
 @pytest.mark.parametrize(
     "stall", [lambda goes_on: goes_on.wait(20), "count"], ids=["system call", "python"]
 )
-def test_a_stall_is_logged_with_its_traceback_and_its_end(stall, caplog):
+def test_the_start_of_a_stall_is_logged_with_its_traceback_and_so_is_its_end(stall, caplog):
     goes_on, watchdog = threading.Event(), Watchdog(after_s=0.2)
 
     def count(goes_on):

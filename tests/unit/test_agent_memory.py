@@ -51,7 +51,7 @@ def test_only_pages_that_equal_their_file_are_unmapped():
     assert results == [0x1000, 0x2000, 0x9000]
 
 
-def test_code_runs_on_after_it_was_unmapped():
+def test_code_keeps_running_after_its_pages_are_unmapped():
     code = (
         "import hashlib, json\n"
         "from otel_kprofiler.agent.memory import read_resident_bytes, unmap_startup_pages\n"

@@ -69,7 +69,7 @@ def test_the_log_is_text_on_a_terminal(root_logging):
     os.close(controller)
 
 
-def test_records_from_before_the_configuration_come_first(root_logging, pipe):
+def test_records_logged_before_configuration_are_written_first(root_logging, pipe):
     fd, read = pipe
     hold_logging()
     logging.getLogger("a").warning("early")
@@ -234,7 +234,7 @@ def test_clients_that_hold_connections_do_not_lock_out_others(health, caplog):
     assert "refused" not in caplog.text
 
 
-def test_clients_that_come_at_once_are_all_connected(health):
+def test_simultaneous_clients_are_all_connected(health):
     """Also while the server is busy with another one; the kernel drops what it cannot queue."""
     with health._server._changed, contextlib.ExitStack() as stack:
         for _ in range(2 * MAX_CONNECTIONS):

@@ -15,7 +15,7 @@ def wait_for(reader):
     raise AssertionError
 
 
-def test_requests_during_a_read_cause_one_more_read():
+def test_reload_requests_during_a_read_cause_one_more_read():
     begun, release, loaded = [], threading.Semaphore(0), iter(["first", "second"])
 
     def load():
@@ -36,7 +36,7 @@ def test_requests_during_a_read_cause_one_more_read():
     assert len(begun) == 2
 
 
-def test_every_failure_is_reported_as_a_result():
+def test_every_reload_failure_is_reported_as_a_result():
     def load():
         raise next(errors)
 
@@ -49,7 +49,7 @@ def test_every_failure_is_reported_as_a_result():
         assert ended.acquire(timeout=1)
 
 
-def test_the_threshold_is_the_share_of_sampled_intervals():
+def test_the_threshold_equals_the_fraction_of_sampled_intervals():
     numbers = iter([0.0, 0.29, 0.30, 0.99])
     lottery = Lottery(lambda: next(numbers))
     lottery.set(30, 60)
@@ -58,7 +58,7 @@ def test_the_threshold_is_the_share_of_sampled_intervals():
     ]  # fmt: skip
 
 
-def test_only_a_changed_threshold_causes_a_new_draw():
+def test_only_a_changed_threshold_redraws_the_random_number():
     lottery = Lottery(lambda: 0.5)
     lottery.set(40, 60)
     assert lottery.draw(10) is False

@@ -30,7 +30,7 @@ def test_the_tightest_of_several_readings_is_used():
 
 
 @pytest.mark.parametrize("step", [-3600, -1, 1, 86_400])
-def test_a_step_is_followed_at_once(step):
+def test_a_clock_step_is_followed_immediately(step):
     source = Script()
     clock = Clock(source)
     source.offset += step * SECOND

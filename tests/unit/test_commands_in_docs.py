@@ -34,7 +34,7 @@ CASES = sorted({(page.name, command) for page in PAGES for command in shown(page
 
 
 @pytest.mark.parametrize(("page", "command"), CASES)
-def test_a_command_that_is_shown_is_understood(page, command):
+def test_every_documented_command_is_accepted(page, command):
     arguments = shlex.split(command, comments=True)[1:]
     while arguments and arguments[0].startswith("-"):
         arguments.pop(0)  # such as --version
@@ -45,10 +45,10 @@ def test_a_command_that_is_shown_is_understood(page, command):
     parse(name, rest)
 
 
-def test_an_unknown_option_would_be_noticed():
+def test_an_unknown_option_is_detected():
     with pytest.raises(click.NoSuchOption):
         parse("record", ["--no-such-option"])
 
 
-def test_the_pages_show_commands():
+def test_commands_are_found_on_the_pages():
     assert {page for page, _ in CASES} >= {"README.md", "coming-from.md", "report.md", "top.md"}

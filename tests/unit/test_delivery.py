@@ -181,7 +181,7 @@ def test_waiting_windows_are_also_limited_by_samples():
     assert [batch.sample_count for batch in exporter.batches] == [1, 3 * half]
 
 
-def test_windows_not_encoded_in_time_are_lost_at_shutdown():
+def test_windows_not_encoded_in_time_are_counted_as_lost_at_shutdown():
     release = threading.Event()
 
     def stuck(window, encoding):
@@ -233,7 +233,7 @@ def test_losses_of_a_window_at_shutdown_are_counted_and_reported():
     assert arrived + 7 == last.profiles[0].totals.samples
 
 
-def test_each_receiver_gets_its_own_losses():
+def test_each_receiver_is_sent_its_own_losses():
     seen = []
 
     def watching(window, encoding):
@@ -262,7 +262,7 @@ def test_an_empty_window_is_not_sent():
     reporter.shutdown(1000)
 
 
-def test_a_removed_queue_delivers_the_rest_and_keeps_its_account():
+def test_a_removed_queue_delivers_its_remaining_batches_and_keeps_its_account():
     old, new, other = Collecting("a"), Collecting("a", Form.JSON), Collecting("b")
     old.open.clear()
     reporter = Reporter([ExportQueue(old)], encoder=encoder([]))
@@ -421,7 +421,7 @@ def test_the_final_request_has_a_profile_of_each_kind():
     ]
 
 
-def test_no_final_request_without_new_losses():
+def test_without_new_losses_there_is_no_final_request():
     exporter = Refusing("a")
     reporter = Reporter([ExportQueue(exporter)])
     reporter(window_of(5, 1000, stream(5)))

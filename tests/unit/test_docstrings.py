@@ -50,7 +50,7 @@ DESCRIPTION = '''"""Reads.
     """'''
 
 
-def test_a_renamed_parameter_is_noticed():
+def test_a_renamed_parameter_is_detected():
     assert list(find_wrong(f"def read(path, size, *more):\n    {DESCRIPTION}")) == [
         ("read", {"limit"})
     ]

@@ -31,7 +31,7 @@ def ends_of_windows(schedule, until_s):
             yield now
 
 
-def test_hosts_that_start_at_once_drift_apart_within_minutes():
+def test_hosts_started_simultaneously_drift_apart_within_minutes():
     schedule = window_schedule(Receiver())
     requests = count_by_second(ends_of_windows(schedule, 180))
     mean = HOSTS / 5
@@ -39,14 +39,14 @@ def test_hosts_that_start_at_once_drift_apart_within_minutes():
     assert max(requests[second] for second in range(120, 180)) < 1.5 * mean
 
 
-def test_without_jitter_they_stay_together():
+def test_without_jitter_hosts_stay_synchronized():
     schedule = window_schedule(Receiver(reporter_jitter=0.0))
     requests = count_by_second(ends_of_windows(schedule, 180))
     assert set(requests.values()) == {HOSTS}
 
 
 @pytest.mark.parametrize("away_s", [10, 60, 600])
-def test_hosts_that_failed_together_do_not_come_back_together(away_s):
+def test_hosts_that_fail_together_do_not_retry_together(away_s):
     policy = RetryOnFailure(max_elapsed_time="0s").settings()
     back = []
     for _ in range(HOSTS):

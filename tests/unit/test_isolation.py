@@ -20,14 +20,14 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_use_of_the_system_is_stopped_and_recorded(use, guard):
+def test_a_system_access_is_blocked_and_recorded(use, guard):
     with pytest.raises(Exception, match="mark the test"):
         USES[use]()
     assert len(guard.uses) == 1
     guard.uses.clear()  # or this test would fail
 
 
-def test_a_use_in_a_thread_whose_error_is_caught_is_recorded(guard):
+def test_a_system_access_in_a_thread_is_recorded_even_if_its_error_is_caught(guard):
     def connect():
         with contextlib.suppress(Exception):
             socket.socket()
@@ -40,5 +40,5 @@ def test_a_use_in_a_thread_whose_error_is_caught_is_recorded(guard):
 
 
 @pytest.mark.system
-def test_a_test_with_the_marker_may_use_the_system():
+def test_a_test_with_the_marker_may_access_the_system():
     subprocess.run(["true"], check=True)

@@ -108,7 +108,7 @@ def test_a_window_has_a_profile_of_each_kind(windows):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_each_kind_has_an_exact_account_up_to_the_receiver(recording, form):
+def test_each_kind_is_accounted_for_exactly_up_to_the_receiver(recording, form):
     exporter = Collecting(form)
     reporter = Reporter([ExportQueue(exporter)])
     pipeline = replay(Recording(recording), WindowSchedule(10**9), reporter)
@@ -135,7 +135,7 @@ def test_each_kind_has_an_exact_account_up_to_the_receiver(recording, form):
     assert totals == {ON_CPU: (2, {}, 2), LOCK_WAIT: (7, {LossCause.RING_FULL: 4}, 3)}
 
 
-def test_a_missing_sample_of_one_kind_is_not_made_up_for_by_another():
+def test_a_surplus_of_one_kind_does_not_hide_a_deficit_of_another():
     kinds = {"on_cpu": Account(taken=2, received=1), "lock_wait": Account(taken=1, received=2)}
     assert [gap.partition(":")[0] for gap in Account.of_kinds(kinds, ()).gaps()] == list(kinds)
 
@@ -165,7 +165,7 @@ WRITTEN = {
 }
 
 
-def test_this_module_tests_every_format():
+def test_every_format_is_covered_by_this_module():
     others = {"table", "html", "pprof", "otlp", "otlp-json"}
     assert {row.name for row in FORMATS} == {*WRITTEN, *others}
 
@@ -216,7 +216,7 @@ def test_pprof_has_a_value_for_each_kind(windows):
 
 
 @pytest.mark.parametrize("name", ["otlp", "otlp-json"])
-def test_otlp_files_come_back(windows, name):
+def test_otlp_files_survive_a_round_trip(windows, name):
     (row,) = [row for row in FORMATS if row.name == name]
     written = row.write(windows)
     (window,) = decode_windows(written.encode() if isinstance(written, str) else written)

@@ -35,7 +35,7 @@ def public_directory():
 
 
 @needs_root
-def test_a_copy_of_the_environment_imports_nothing_of_the_checkout(public_directory):
+def test_a_copied_environment_imports_nothing_from_the_checkout(public_directory):
     python = copy_environment(public_directory)
     code = "import sys, grpc, otel_kprofiler, tests.public as t; print(*sys.path, t.__file__)"
     command = [*NOBODY, python.command, "-c", code]
@@ -46,7 +46,7 @@ def test_a_copy_of_the_environment_imports_nothing_of_the_checkout(public_direct
 
 
 @needs_root
-def test_an_interpreter_in_a_closed_directory_is_copied(public_directory):
+def test_an_interpreter_in_an_inaccessible_directory_is_copied(public_directory):
     base, library = Path(sys._base_executable).resolve(), Path(os.__file__).parent
     home = public_directory / "home"
     program = publish_interpreter(base, home)
@@ -63,7 +63,7 @@ def test_an_interpreter_in_a_closed_directory_is_copied(public_directory):
     assert all(path.startswith(f"{public_directory}/copy/") for path in asked.split())
 
 
-def test_tests_that_become_another_user_use_it():
+def test_tests_that_switch_users_use_the_public_environment():
     """Otherwise they fail in a clone that only root may enter."""
     results = {
         path.name

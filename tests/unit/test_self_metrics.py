@@ -116,7 +116,9 @@ EXPORTER = {
 }
 
 
-def test_samples_losses_queue_exports_symbols_cpu_and_memory(receiver, telemetry, monkeypatch):
+def test_metrics_cover_samples_losses_queue_exports_symbols_cpu_and_memory(
+    receiver, telemetry, monkeypatch
+):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "from=environment")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "environment")
     telemetry.configure(load(receiver.endpoint))
@@ -230,7 +232,7 @@ def test_an_unreachable_receiver_and_a_missing_pipeline_are_separate_warnings(
     assert len([text for text in caplog.messages if "own metrics" in text]) == 2
 
 
-def test_a_proxy_of_the_environment_is_not_used(receiver, telemetry, monkeypatch):
+def test_a_proxy_from_the_environment_is_not_used(receiver, telemetry, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         for name in ("http_proxy", "grpc_proxy", "https_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
@@ -248,7 +250,7 @@ def wait_for_requests(receiver, count):
         time.sleep(0.01)
 
 
-def test_only_changed_settings_restart_the_metrics(receiver, telemetry):
+def test_only_changed_settings_restart_metrics(receiver, telemetry):
     telemetry.configure(load(receiver.endpoint))
     wait_for_requests(receiver, 1)
     telemetry.configure(load(receiver.endpoint))
@@ -279,7 +281,7 @@ def test_without_metrics_the_sdk_is_not_loaded():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_an_agent_with_files_only_sends_no_metrics(telemetry):
+def test_an_agent_that_only_writes_files_sends_no_metrics(telemetry):
     text = CONFIG.format(exporter="file: {path: x}", level="normal", name="file")
     telemetry.configure(agent_config(parse_config(text, path="agent.yaml", environ={}).config))
     threads = {thread.name for thread in threading.enumerate()}

@@ -43,7 +43,7 @@ def status(port, request):
 
 
 @pytest.mark.parametrize("lines", [1, 80], ids=["one line", "many lines"])
-def test_headers_are_limited_in_sum(port, lines):
+def test_the_total_size_of_headers_is_limited(port, lines):
     """A line may have 64 KiB, and a request 100 of them."""
     line = b"X-A: " + b"a" * (MAX_HEADER_BYTES // lines) + b"\r\n"
     head = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
@@ -53,7 +53,7 @@ def test_headers_are_limited_in_sum(port, lines):
 
 
 @pytest.mark.parametrize("kind", ["page", "receiver"])
-def test_slow_clients_end_no_request_that_is_being_answered(kind):
+def test_slow_clients_do_not_end_requests_in_progress(kind):
     begun, go_on, statuses = threading.Event(), threading.Event(), []
 
     def work(answer):
@@ -103,12 +103,12 @@ def test_other_sites_cannot_read_the_health_endpoint_on_loopback(host):
     assert ask_health(f"GET /status HTTP/1.1\r\nHost: {host}\r\n\r\n") == 403
 
 
-def test_health_checks_by_name_are_answered_where_other_hosts_come_from():
+def test_health_checks_by_name_are_answered_on_non_loopback_addresses():
     head = "GET /livez HTTP/1.1\r\nHost: agent.monitoring.svc\r\n\r\n"
     assert ask_health(head, "0.0.0.0:0") == 200
 
 
-def test_many_lost_connections_are_few_lines_of_the_log(port, caplog):
+def test_many_lost_connections_cause_few_log_lines(port, caplog):
     reset = struct.pack("ii", 1, 0)
     for _ in range(50):
         with socket.create_connection(("127.0.0.1", port), timeout=20) as client:

@@ -108,7 +108,7 @@ def chosen(done):
 
 
 @pytest.mark.system
-def test_the_systems_python_is_chosen_whatever_comes_first_on_the_path(clone, elsewhere, older):
+def test_the_system_python_is_preferred_over_the_path(clone, elsewhere, older):
     ages = set()
     for path in ([elsewhere], [], [older], [elsewhere]):
         done = set_up(clone, "show", path=path)
@@ -172,7 +172,7 @@ def test_a_directory_that_is_not_a_virtual_environment_is_kept(clone):
 
 @pytest.mark.system
 @needs_root
-def test_without_a_usable_python_of_the_system_the_path_and_then_the_environment_decide(
+def test_without_a_usable_system_python_the_path_is_searched_then_the_environment(
     clone, elsewhere, older
 ):
     done = set_up(clone, "show", path=[older, elsewhere], system="/dev/null")
@@ -192,7 +192,7 @@ def test_without_a_usable_python_of_the_system_the_path_and_then_the_environment
 
 
 @pytest.mark.system
-def test_a_python_that_is_named_is_used_or_refused(clone, elsewhere, older):
+def test_an_explicit_python_is_used_or_rejected(clone, elsewhere, older):
     done = set_up(clone, "show", PYTHON=str(older / "python3"))
     assert done.returncode == 1
     assert re.search(r"error: PYTHON cannot be used: .* \(3\.9\.2\) is older.*\nfix: ", done.stderr)
@@ -203,7 +203,7 @@ def test_a_python_that_is_named_is_used_or_refused(clone, elsewhere, older):
 
 @pytest.mark.system
 @needs_root
-def test_a_user_without_sudo_gets_all_that_needs_no_root(clone):
+def test_a_user_without_sudo_gets_everything_that_needs_no_root(clone):
     public = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
     try:
         shutil.copytree(clone, public / "clone")
@@ -226,7 +226,7 @@ def test_a_user_without_sudo_gets_all_that_needs_no_root(clone):
 
 
 @pytest.mark.system
-def test_options_of_the_script_are_checked(clone):
+def test_script_options_are_validated(clone):
     done = set_up(clone, "--test", "show")
     assert done.returncode == 1
     assert done.stderr.startswith("error: no option --test\nfix: ")
@@ -241,6 +241,6 @@ def test_every_error_is_documented():
         assert re.sub(r"\$\w+", "…", text) in documented
 
 
-def test_the_commands_of_the_readme_are_those_of_the_set_up():
+def test_readme_commands_run_the_setup_script():
     assert command_below("Try it").startswith("./setup.sh otel-kprofiler record ")
     assert command_below("Run the tests") == "./setup.sh --tests make test"

@@ -68,7 +68,7 @@ WHOLE = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (HANDLER,), STACK_TRUNC
 
 
 @pytest.mark.parametrize("form", Form)
-def test_a_new_side_comes_back_from_otlp_with_frames_and_status(form):
+def test_a_new_side_survives_an_otlp_round_trip_with_frames_and_status(form):
     decoded = sent(window_of(WHOLE), form)
     (sample,) = decoded.profiles[0].resources[0].samples
     assert sides(sample.stack) == sides(WHOLE)
@@ -88,7 +88,7 @@ def test_raw_addresses_of_a_new_side_keep_their_type_and_reason():
     ]
 
 
-def test_frequent_addresses_of_two_raw_sides_are_kept_apart():
+def test_frequent_addresses_of_two_raw_sides_stay_separate():
     """Frequent addresses get the first indices of their table; one never stands for another."""
     numbers = range(200)
     user = [RawFrames(USER_SIDE, (0x1000, n), Unresolved.USER_ADDRESS) for n in numbers]
@@ -103,7 +103,7 @@ def test_frequent_addresses_of_two_raw_sides_are_kept_apart():
     ] == [[(frame.side, frame.address) for frame in stack.frames] for stack in stacks]
 
 
-def test_a_side_that_could_not_be_taken_differs_from_one_that_was_not_wanted():
+def test_a_failed_side_differs_from_an_unrequested_side():
     failed = Stack((Side(KERNEL_SIDE, (VFS_READ,)), Side(LUA, (), StackStatus(-14))))
     unwanted = Stack((Side(KERNEL_SIDE, (VFS_READ,)),))
     first, second = sent(window_of(failed, unwanted)).profiles[0].resources[0].samples
@@ -114,7 +114,7 @@ def test_a_side_that_could_not_be_taken_differs_from_one_that_was_not_wanted():
     assert [side.kind for side in second.stack.sides] == [KERNEL_SIDE]
 
 
-def test_frames_of_sides_that_alternate_keep_their_order():
+def test_frames_of_alternating_sides_keep_their_order():
     mixed = Stack.from_frames((C_CALL, HANDLER, C_CALL, HANDLER), {LUA: STACK_TRUNCATED})
     assert [side.kind for side in mixed.sides] == [USER_SIDE, LUA, USER_SIDE, LUA]
     assert [side.status for side in mixed.sides] == [0, 0, 0, STACK_TRUNCATED]

@@ -32,7 +32,7 @@ def check(done):
      '{"receivers": {"%s": {}}, "service": "%s"}'],
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["validate", "print-config"])
-def test_controls_in_configurations_are_escaped(tmp_path, command, content):
+def test_control_characters_in_configurations_are_escaped(tmp_path, command, content):
     path = tmp_path / "agent.yaml"
     escaped = ESCAPES.encode("unicode_escape").decode()
     path.write_text(content.replace("%s", escaped))
@@ -54,7 +54,7 @@ def test_untrusted_names_in_configurations_are_escaped(tmp_path):
      '{"dictionary": {"stringTable": ["", "%s"], "attributeTable": [{}, {"unitStrindex": 1}]}}'],
 )  # fmt: skip
 @pytest.mark.parametrize("words", [["check"], ["check", "--json"]])
-def test_controls_in_payloads_are_escaped(tmp_path, words, content):
+def test_control_characters_in_payloads_are_escaped(tmp_path, words, content):
     path = os.path.join(os.fsencode(tmp_path), b"\xff\x1b[2J.jsonl")
     with open(path, "wb") as file:
         file.write(content.replace("%s", json.dumps(ESCAPES)[1:-1]).encode())

@@ -32,12 +32,12 @@ def test_characters_that_cannot_be_encoded_or_printed_are_escaped(text, encodabl
         (2000, "2,000 samples and 2,000 processes"),
     ],
 )
-def test_one_of_something_is_singular(count, words):
+def test_a_count_of_one_is_singular(count, words):
     processes = describe_count(count, "process", "processes")
     assert f"{describe_count(count, 'sample')} and {processes}" == words
 
 
-def test_errors_of_the_system_are_shown_without_their_number():
+def test_system_errors_are_shown_without_errno():
     with pytest.raises(FileNotFoundError) as raised:
         os.stat("/none/x")
     assert describe_error(raised.value) == "/none/x: No such file or directory"
@@ -46,7 +46,7 @@ def test_errors_of_the_system_are_shown_without_their_number():
     assert describe_error(ValueError("a value")) == "a value"
 
 
-def test_ends_of_processes_are_described_by_the_names_of_signals():
+def test_exit_statuses_name_signals():
     assert describe_status(2) == "status 2"
     assert describe_status(-9) == "SIGKILL"
     assert describe_status(-40) == "signal 40"

@@ -29,7 +29,7 @@ def test_pages_are_searched_for_phrases_with_their_lines():
     ]
 
 
-def test_a_kind_without_allowance_is_listed_and_another_is_counted():
+def test_kinds_without_an_allowance_are_listed_and_others_counted():
     places = [Place("docs/a.md", 1, "tell", "told"), Place("tests/b.py", 2, "name", "one")]
     assert exceeds(places, {"tests": {"name": 1}}) == ["docs/a.md:1: tell: told"]
     assert exceeds(places * 2, {"docs": {"tell": 2}, "tests": {"name": 1}}) == [

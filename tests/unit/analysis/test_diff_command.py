@@ -75,7 +75,7 @@ def test_the_largest_gain_comes_first_with_both_shares(files):
     assert rows["read"][2:4] == ["20.00%", "60.00%"]
 
 
-def test_functions_have_self_and_total(files):
+def test_functions_are_compared_by_self_and_total(files):
     done = run(*files, "--json")
     (kind,) = json.loads(done.output)["kinds"]
     results = {group["name"]: group for group in kind["groups"]}
@@ -85,7 +85,7 @@ def test_functions_have_self_and_total(files):
     assert all(group["changed"] for group in kind["groups"])
 
 
-def test_per_time_compares_milliseconds_of_a_second(files):
+def test_per_time_compares_milliseconds_per_second(files):
     (kind,) = json.loads(run(*files, "--by", "syscall", "--per", "time", "--json").output)["kinds"]
     results = {group["name"]: group["self"] for group in kind["groups"]}
     assert results["read"]["before"] == pytest.approx(0.2e9, rel=0.01)
@@ -98,7 +98,7 @@ def loads(tmp_path):
     return write(tmp_path / "a", [(20, 50)]), write(tmp_path / "b", [(4, 50)], idle_s=16)
 
 
-def test_a_change_of_the_load_is_reported_beside_equal_shares(loads):
+def test_a_load_change_is_reported_even_if_shares_are_equal(loads):
     lines = run(*loads, "--by", "syscall").output.splitlines()
     assert (
         "2,000 samples in 20.0 s (1,000.0 ms/s) -> 400 samples in 20.0 s (200.0 ms/s)" in lines[0]
@@ -120,7 +120,7 @@ def test_a_side_without_samples_is_compared_by_time(files, tmp_path):
     assert [line.split()[0] for line in lines[4:]] == ["-800.00", "-200.00"]
 
 
-def test_kinds_are_chosen(files):
+def test_the_compared_kind_is_selectable(files):
     assert "read" in run(*files, "--by", "syscall", "--kind", "on_cpu").output
     assert "no sample matches --kind off_cpu" in str(run(*files, "--kind", "off_cpu").exception)
 
@@ -131,7 +131,7 @@ def test_equal_profiles_have_no_changes(files):
     assert all(line.startswith("~") for line in done.output.splitlines()[3:])
 
 
-def test_two_times_of_one_profile(tmp_path):
+def test_two_intervals_of_one_profile_are_compared(tmp_path):
     path = write(tmp_path / "c", [(10, 20), (10, 60)])
     times = ("--time-before", "0s..10s", "--time-after", "10s..20s")
     (kind,) = json.loads(run(path, *times, "--by", "syscall", "--json").output)["kinds"]
@@ -140,15 +140,15 @@ def test_two_times_of_one_profile(tmp_path):
 
 
 @pytest.mark.parametrize(("limit", "status"), [("39", 1), ("41", 0)])
-def test_the_exit_status_shows_gains_above_a_limit(files, limit, status):
+def test_the_exit_status_reports_increases_above_a_limit(files, limit, status):
     assert run(*files, "--fail-above", limit).exit_code == status
 
 
-def test_gains_that_may_be_chance_do_not_fail(files):
+def test_insignificant_increases_do_not_fail(files):
     assert run(files[0], files[0], "--fail-above", "0").exit_code == 0
 
 
-def test_filters_leave_nothing_to_compare(files):
+def test_filters_without_matches_are_an_error(files):
     done = run(*files, "--process", "nobody")
     assert done.exit_code == 1
     assert isinstance(done.exception, KProfilerError)
@@ -162,13 +162,13 @@ def test_filters_leave_nothing_to_compare(files):
         (("--time-before", "3s", "--time-after", "1s..2s"), "is not a range such as 0s..30s"),
     ],
 )
-def test_one_file_needs_two_times(files, words, message):
+def test_one_file_requires_two_intervals(files, words, message):
     done = run(files[0], *words)
     assert done.exit_code == 2
     assert message in done.output
 
 
-def test_a_page_has_both_sides_one_after_the_other(files, tmp_path):
+def test_a_page_shows_both_profiles_one_after_the_other(files, tmp_path):
     path = tmp_path / "change.html"
     assert run("-o", str(path), *files).exit_code == 0
     result = data(path.read_text())
@@ -186,7 +186,7 @@ def test_a_page_has_both_sides_one_after_the_other(files, tmp_path):
     }  # fmt: skip
 
 
-def test_a_page_of_two_times_has_only_these(files, tmp_path):
+def test_a_page_of_two_intervals_contains_only_these_intervals(files, tmp_path):
     path = tmp_path / "change.html"
     times = ("--time-before", "0s..5s", "--time-after", "10s..20s")
     assert run("-o", str(path), *times, files[0]).exit_code == 0

@@ -74,7 +74,7 @@ def read(tmp_path, content, expected=()):
         ("otlp-json", gzip.compress), ("pprof", bytes), ("pprof", gzip.decompress),
     ],
 )  # fmt: skip
-def test_every_form_is_found_by_its_content(tmp_path, form, pack):
+def test_every_format_is_detected_by_its_content(tmp_path, form, pack):
     windows = [window(0), window(1)]
     result = read(tmp_path, pack(WRITE[form](windows)))
     expected = folded(windows)
@@ -84,7 +84,7 @@ def test_every_form_is_found_by_its_content(tmp_path, form, pack):
     assert load_samples(result).count == 8
 
 
-def test_json_may_be_one_document_of_several_lines(tmp_path):
+def test_json_may_be_one_multi_line_document(tmp_path):
     line = WRITE["otlp-json"]([window()])
     assert folded(read(tmp_path, json.dumps(json.loads(line), indent=2).encode())) == folded(
         [window()]
@@ -92,7 +92,7 @@ def test_json_may_be_one_document_of_several_lines(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["otlp", "otlp-json", "pprof"])
-def test_lines_of_python_have_the_time_of_the_kernel_below_them(tmp_path, form):
+def test_python_lines_are_charged_kernel_time_spent_below_them(tmp_path, form):
     view = Line("view", file="/srv/app.py", line=42, start_line=40)
     frames = [frame(KERNEL, "vfs_write", module=VMLINUX), frame(NATIVE, "write", module=JVM_SO)]
     stack = Stack.from_frames([*frames, Frame(None, 0, (view,), 0, PYTHON_SIDE)])
@@ -123,19 +123,19 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_intact_messages_count_and_the_others_are_reported(tmp_path, damage):
+def test_intact_messages_are_read_and_damaged_ones_reported(tmp_path, damage):
     change, expected = DAMAGES[damage]
     data = change(WRITE["otlp"]([window(0), window(1), window(2)]))
     counted = load_samples(read(tmp_path, data, [expected])).count
     assert counted == (12 if damage == "cut length" else 8)
 
 
-def test_a_cut_line_of_json_is_left_out(tmp_path):
+def test_a_truncated_json_line_is_skipped(tmp_path):
     lines = WRITE["otlp-json"]([window(0), window(1)])
     assert load_samples(read(tmp_path, lines[:-30], ["skipped damaged data"])).count == 4
 
 
-def test_the_whole_messages_of_a_cut_gzip_file_count(tmp_path):
+def test_complete_messages_of_a_truncated_gzip_file_are_read(tmp_path):
     parts = [gzip.compress(WRITE["otlp-json"]([window(number)])) for number in (0, 1)]
     expected = ["the compressed data is truncated", "skipped damaged data"]
     result = read(tmp_path, (parts[0] + parts[1])[:-40], expected)
@@ -151,7 +151,7 @@ def test_the_whole_messages_of_a_cut_gzip_file_count(tmp_path):
         (lambda data: gzip.compress(b"no profiles"), 1, "not a protobuf message"),
     ],
 )
-def test_check_unpacks(pack, status, expected, tmp_path):
+def test_check_reads_compressed_files(pack, status, expected, tmp_path):
     path = tmp_path / "packed"
     path.write_bytes(pack(WRITE["otlp"]([window()])))
     done = CliRunner().invoke(check.command, [str(path)])
@@ -172,7 +172,7 @@ def test_check_unpacks(pack, status, expected, tmp_path):
         (b"\x1f\x8b\x08", "the file is empty"),
     ],
 )
-def test_other_files_are_refused_with_a_fix(tmp_path, content, expected):
+def test_files_that_are_not_profiles_are_rejected_with_a_hint(tmp_path, content, expected):
     path = tmp_path / "other"
     path.write_bytes(content)
     with pytest.raises(PayloadError) as refused:
@@ -181,7 +181,7 @@ def test_other_files_are_refused_with_a_fix(tmp_path, content, expected):
     assert refused.value.hint
 
 
-def test_a_damaged_recording_is_refused(tmp_path):
+def test_a_damaged_recording_is_rejected(tmp_path):
     path = tmp_path / "host.raw"
     path.write_bytes(b"PK\x03\x04" + bytes(40))
     with pytest.raises(KProfilerError, match="not a recording"):
@@ -189,7 +189,7 @@ def test_a_damaged_recording_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("size", range(0, 200, 7))
-def test_a_truncated_pprof_file_raises_only_our_error(size):
+def test_a_truncated_pprof_file_raises_only_the_documented_error(size):
     data = gzip.decompress(WRITE["pprof"]([window()]))
     try:
         parse_pprof(data[:size])
@@ -197,7 +197,7 @@ def test_a_truncated_pprof_file_raises_only_our_error(size):
         assert error.message  # noqa: PT017 - any cut is allowed to be whole
 
 
-def test_pprof_values_of_other_types_are_kinds_of_their_own():
+def test_pprof_values_of_other_types_become_separate_kinds():
     off_cpu = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
     stack = Stack.from_frames([frame(KERNEL, "schedule", module=VMLINUX)])
     waits = [WindowSample(stack, 7, "main", 0, None, [START], [5000])]

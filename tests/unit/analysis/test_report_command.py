@@ -132,7 +132,7 @@ def test_samples_are_grouped(profile, by, expected):
     assert seconds == expected
 
 
-def test_spans_have_the_lines_or_functions_that_ran_in_them(profile):
+def test_lines_or_functions_are_listed_per_span(profile):
     lines = report("--by", "span", profile).splitlines()
     assert lines[1].split() == ["ms", "share", "kernel", "samples", "trace", "endpoint", "span"]
     row = ["3,000.0", "50.0%", "100%", "3", "01" * 16, "GET", "/\\x1b", "02" * 8]
@@ -187,20 +187,20 @@ def test_a_selected_side_counts_its_callees_as_self_time(profile):
         (("--from", "1500ms", "-p", "nginx"), 1),
     ],
 )
-def test_times_are_relative_or_by_the_clock(profile, options, samples):
+def test_time_ranges_are_relative_or_absolute(profile, options, samples):
     assert sum(own for own, _ in rows(*options, profile).values()) == samples * SECOND
 
 
 @pytest.mark.parametrize(
     "arguments", [["--from", "noon"], ["--by", "colour"], ["--callers", "a", "--callees", "b"], []]
 )
-def test_wrong_options_are_usage_errors(profile, arguments):
+def test_invalid_options_are_usage_errors(profile, arguments):
     with pytest.raises(SystemExit) as stop:
         main(["report", *arguments, *([profile] if arguments else [])])
     assert stop.value.code == 2
 
 
-def test_attributes_group_and_filter(profile):
+def test_samples_are_grouped_and_filtered_by_attribute(profile):
     by = ("--by", "process.executable.name")
     assert rows(*by, "--attribute", "process.executable.name=ng*", profile) == {
         "nginx": (4 * SECOND, 4 * SECOND)
@@ -239,7 +239,7 @@ def test_a_filter_without_matches_fails_and_lists_possible_values(
     assert fix.startswith(hint)
 
 
-def test_processes_are_selected_by_names_of_threads_and_parts_of_their_name(tmp_path):
+def test_processes_are_selected_by_thread_name_or_part_of_their_name(tmp_path):
     server = Resource({"process.executable.name": "gunicorn (python3.11)", "process.pid": 7})
     threads = [
         WindowSample(READ, tid, name, 0, None, [START])
@@ -260,7 +260,7 @@ def test_processes_are_selected_by_names_of_threads_and_parts_of_their_name(tmp_
         }, name
 
 
-def test_tables_are_sorted_as_wanted_and_lines_by_their_total(tmp_path):
+def test_tables_are_sorted_as_requested_and_lines_by_total(tmp_path):
     def stack(name, line, kernel):
         frames = [Frame(VMLINUX, 1, (Line("vfs_read"),), 0, KERNEL_SIDE)] if kernel else []
         lines = (Line(name, file="/srv/app.py", line=line),) if name else ()
@@ -284,7 +284,7 @@ def test_tables_are_sorted_as_wanted_and_lines_by_their_total(tmp_path):
     assert list(rows("--by", "comm", "--sort", "name", path)) == ["app"]
 
 
-def test_a_selection_is_written_in_every_format_of_record(profile, tmp_path, capfd):
+def test_a_selection_can_be_written_in_every_record_format(profile, tmp_path, capfd):
     report("--function", "vfs_*", "-o", tmp_path / "kept.otlp", profile)
     (window,) = decode_windows((tmp_path / "kept.otlp").read_bytes())
     assert window.sample_count == window.profiles[0].taken == 5
@@ -306,7 +306,7 @@ def test_narrow_terminals_still_show_the_module(profile, monkeypatch):
     assert report("-n", 1, profile).splitlines()[1].split()[-2:] == ["module", "function"]
 
 
-def test_no_name_reaches_the_terminal_unescaped(profile):
+def test_names_reach_the_terminal_only_escaped(profile):
     assert "dd\\x1b[2J (8)" in report("--by", "process", profile)
 
 
@@ -353,7 +353,7 @@ def test_a_closed_pipe_ends_the_command_quietly(profile):
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_a_request_of_another_profiler_gives_the_right_table():
+def test_a_request_from_another_profiler_yields_a_correct_table():
     def samples(*options):
         return {name: (own / TICK, total / TICK) for name, (own, total) in rows(*options).items()}
 
@@ -369,7 +369,7 @@ def test_a_request_of_another_profiler_gives_the_right_table():
     assert {name.split()[0] for name in processes} == {"python3.11", "dd", "kdamond.0"}
 
 
-def test_a_request_of_another_profiler_gives_the_right_page(tmp_path):
+def test_a_request_from_another_profiler_yields_a_correct_page(tmp_path):
     path = tmp_path / "peer.html"
     report("-o", path, PEER)
     result = data(path.read_text())

@@ -84,7 +84,7 @@ TOTALS = (
 )
 
 
-def test_waits_by_cause_leave_out_idle_waits_but_count_them(profile):
+def test_waits_by_cause_omit_idle_waits_but_count_them(profile):
     assert report("--by", "cause", profile).output.splitlines() == [
         "off_cpu: 4 samples, 11.0 ms, 0.0 s from 2020-09-13 12:26:40 UTC, 0 lost",
         TOTALS,
@@ -144,7 +144,7 @@ def test_running_frames_are_not_part_of_causes(profile, tmp_path):
     assert [kind["kind"] for kind in kinds] == ["on_cpu"]
 
 
-def test_idle_waits_alone_are_reported_without_a_table(profile):
+def test_a_recording_with_only_idle_waits_is_reported_without_a_table(profile):
     lines = report("--function", "do_sys_poll", profile).output.splitlines()
     assert lines[0].startswith("off_cpu: 0 samples, 0.0 ms")
     assert lines[1:] == [
@@ -153,7 +153,7 @@ def test_idle_waits_alone_are_reported_without_a_table(profile):
     ]
 
 
-def test_the_totals_are_of_the_processes_that_are_chosen(profile):
+def test_totals_cover_only_the_selected_processes(profile):
     lines = report("--process", "7", profile).output.splitlines()
     assert lines[1] == (
         "all waits: 10,012.0 ms exactly (runnable 4.0, interruptible 10,008.0); "
@@ -168,7 +168,7 @@ def test_the_totals_are_of_the_processes_that_are_chosen(profile):
         )
 
 
-def test_an_estimate_with_lost_samples_has_no_error_bound(profile, tmp_path):
+def test_estimates_with_lost_samples_have_no_error_bound(profile, tmp_path):
     (window,) = read_profiles(profile)
     of_lost = replace(window.profiles[0], taken=9, lost={LossCause.RING_FULL: 4})
     path = tmp_path / "lost.otlp"
@@ -178,7 +178,7 @@ def test_an_estimate_with_lost_samples_has_no_error_bound(profile, tmp_path):
     assert kind["waits"]["standard_error_ns"] is None
 
 
-def test_graphs_leave_out_idle_waits_with_a_note(profile, tmp_path):
+def test_graphs_omit_idle_waits_with_a_note(profile, tmp_path):
     done = report("-o", tmp_path / "page.html", profile)
     assert "1 idle wait left out, 10.0 s; --idle shows them" in done.stderr
     result = data((tmp_path / "page.html").read_text())
@@ -190,7 +190,7 @@ def test_graphs_leave_out_idle_waits_with_a_note(profile, tmp_path):
     assert sum(result["samples"]["count"]) == 10_011 * MS
 
 
-def test_files_of_profiles_keep_everything(profile, tmp_path):
+def test_profile_files_include_idle_waits(profile, tmp_path):
     done = report("-o", tmp_path / "again.otlp", profile)
     assert done.stderr == ""
     windows = [read_profiles(path)[0] for path in (profile, str(tmp_path / "again.otlp"))]
@@ -206,7 +206,7 @@ def test_files_of_profiles_keep_everything(profile, tmp_path):
     assert [one.wait for _, one in windows[1].samples] == [POLL, PIPE, QUEUE]
 
 
-def test_comparisons_and_views_leave_out_idle_waits(profile):
+def test_comparisons_and_views_omit_idle_waits(profile):
     times = ["--time-before", "0s..1s", "--time-after", "0s..1s"]
     runner = CliRunner()
     without = runner.invoke(diff, [profile, "--by", "cause", "--json", *times])
@@ -220,7 +220,7 @@ def test_comparisons_and_views_leave_out_idle_waits(profile):
 
 
 @pytest.mark.parametrize(("idle", "weight_ms"), [(False, 11), (True, 10_011)])
-def test_pages_of_files_and_receivers_leave_out_idle_waits(profile, idle, weight_ms, capsys):
+def test_pages_of_files_and_receivers_omit_idle_waits(profile, idle, weight_ms, capsys):
     none = dict.fromkeys([*Filter.__dataclass_fields__, "start", "end", "sides"], ())
     (shown,) = open_saved([profile], none, idle=idle).answer("")
     assert sum(unpacked(json.loads(shown))["samples"]["count"]) == weight_ms * MS

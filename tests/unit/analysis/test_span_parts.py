@@ -96,7 +96,7 @@ def synchronous(tmp_path):
     )  # fmt: skip
 
 
-def test_parts_of_synchronous_spans_are_their_durations(synchronous):
+def test_parts_of_synchronous_spans_sum_to_their_durations(synchronous):
     assert parts(synchronous) == {
         "user code": 3, "kernel": 3, "wait: sleep": 4, "wait: futex": 6,
     }  # fmt: skip
@@ -120,7 +120,7 @@ def asynchronous(tmp_path):
     )  # fmt: skip
 
 
-def test_parts_of_asynchronous_spans_show_other_work_of_the_thread(asynchronous):
+def test_parts_of_asynchronous_spans_include_other_work_of_the_thread(asynchronous):
     assert parts("--span", A.span_id.hex(), asynchronous) == {
         "user code": 3, "other tasks": 3 + 1 + 4, "event loop waited": 10,
         "other spans of the trace": 2,
@@ -130,19 +130,19 @@ def test_parts_of_asynchronous_spans_show_other_work_of_the_thread(asynchronous)
     }  # fmt: skip
 
 
-def test_a_span_on_two_threads_has_the_time_of_both(asynchronous):
+def test_a_span_on_two_threads_counts_the_time_of_both(asynchronous):
     assert parts("--endpoint", "GET /b", asynchronous) == {
         "user code": 3 + 5 + 1, "kernel": 1, "event loop waited": 10, "other tasks": 4 + 2 + 1,
     }  # fmt: skip
 
 
-def test_samples_of_one_time_may_be_in_a_span_and_in_none(tmp_path):
+def test_simultaneous_samples_may_be_inside_and_outside_a_span(tmp_path):
     same = [(0, link, "user", 1) for link in (None, A)]
     path = write(tmp_path / "same.otlp", *same, (1, A, "user", 1))
     assert parts(path) == {"user code": 2}
 
 
-def test_the_table(synchronous):
+def test_the_span_part_table_is_printed(synchronous):
     done = CliRunner().invoke(command, ["--by", "part", "--thread", "7", synchronous])
     assert done.output.splitlines() == [
         "2 traces, 16.0 ms on threads",
@@ -154,7 +154,7 @@ def test_the_table(synchronous):
     ]
 
 
-def test_without_spans_the_report_explains_it(tmp_path):
+def test_without_spans_the_error_suggests_how_to_record_them(tmp_path):
     path = write(tmp_path / "none.otlp", (0, None, "user", 5))
     done = CliRunner().invoke(command, ["--by", "part", path])
     assert done.exit_code == 1
@@ -162,7 +162,7 @@ def test_without_spans_the_report_explains_it(tmp_path):
     assert "OTEL_KPROFILER_OFF_CPU" in done.exception.hint
 
 
-def test_only_a_table_can_be_made(synchronous, tmp_path):
+def test_span_parts_are_only_available_as_a_table(synchronous, tmp_path):
     done = CliRunner().invoke(command, ["--by", "part", "-o", tmp_path / "x.html", synchronous])
     assert done.exit_code == 2
     assert "omit -o" in done.output

@@ -16,7 +16,7 @@ def test_offsets_are_in_bytes():
     assert types.size("task_struct") == 4096
 
 
-def test_missing_members_are_not_found():
+def test_missing_members_have_no_offset():
     types = KernelTypes(btf(TASK))
     assert types.offset("task_struct", "group") is None
     assert types.offset("task_struct_x", "leader") is None
@@ -24,13 +24,13 @@ def test_missing_members_are_not_found():
 
 
 @pytest.mark.parametrize("data", [b"", b"\x9f\xeb", bytes(64)], ids=["empty", "short", "no magic"])
-def test_other_data_is_refused(data):
+def test_unrecognized_data_is_rejected(data):
     with pytest.raises(ValueError, match="no BTF"):
         KernelTypes(data)
     assert parse_program_btf(data).functions == {}
 
 
-def test_members_behind_the_end_are_not_found():
+def test_members_beyond_the_end_have_no_offset():
     whole = btf(TASK)
     for size in range(24, len(whole)):
         assert KernelTypes(whole[:size]).offset("task_struct", "start") in (None, 160)

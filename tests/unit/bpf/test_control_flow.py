@@ -61,7 +61,7 @@ def loops_without_a_jump(code, start):
 
 
 @pytest.mark.parametrize("name", ["sampler", "iterators"])
-def test_every_loop_ends_with_a_jump(name):
+def test_every_loop_body_ends_with_a_jump(name):
     """Up to 5.10, the verifier refuses loops whose last instruction runs into the first."""
     looked_at = 0
     for function, code, start in functions(PROGRAMS / f"{name}.bpf.o"):
@@ -70,7 +70,7 @@ def test_every_loop_ends_with_a_jump(name):
     assert looked_at >= 2
 
 
-def test_a_loop_that_runs_into_its_beginning_is_noticed():
+def test_a_loop_that_falls_through_to_its_start_is_detected():
     plain, goto, branch, leave = (0xB7, 0, 0, 0), (GOTO, 0, 1, 0), (0x15, 0, -3, 0), (EXIT, 0, 0, 0)
     assert loops_without_a_jump([goto, plain, plain, branch, leave], 0) == [1]
     assert loops_without_a_jump([plain, plain, (0x15, 0, -2, 0), leave], 0) == []
@@ -126,7 +126,7 @@ def read_calls(path):
 
 
 @pytest.mark.parametrize("name", ["sampler", "iterators"])
-def test_functions_that_call_each_other_share_the_stack(name):
+def test_nested_calls_fit_the_bpf_stack_limit(name):
     """From 6.13 on, a kernel may give each function as much; older ones refuse the program."""
     functions_of = read_calls(PROGRAMS / f"{name}.bpf.o")
 

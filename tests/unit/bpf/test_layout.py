@@ -81,7 +81,7 @@ def test_a_record_becomes_a_sample():
     )  # fmt: skip
 
 
-def test_a_thread_context_is_behind_the_stacks():
+def test_a_thread_context_follows_the_stacks():
     head = bytes(range(16)) + bytes(range(8, 16)) + struct.pack("<BBH", 1, 3, 2)
     packed = pack((1,), kernel=8, user=-32768, trace=7, span=8, context=head + b"\0\0")
     sample = parse(packed)
@@ -95,12 +95,12 @@ def test_a_thread_context_without_both_ids_has_no_span(ids):
     assert (sample.link, sample.context) == (None, b"\0\0\1x")
 
 
-def test_a_thread_context_that_is_too_short_is_refused():
+def test_a_truncated_thread_context_is_rejected():
     with pytest.raises(ValueError, match="a thread context of 27 bytes"):
         parse(pack((1,), kernel=8, context=bytes(27)))
 
 
-def test_a_record_of_an_unknown_kind_is_refused():
+def test_a_record_of_an_unknown_kind_is_rejected():
     with pytest.raises(ValueError, match="unknown kind of sample 77"):
         parse(pack(kind=77))
 
@@ -109,12 +109,12 @@ def test_an_unreadable_start_time_is_unknown():
     assert parse(pack(start=0)).start_time_ns is None
 
 
-def test_a_failed_user_stack_leaves_the_kernel_stack():
+def test_a_failed_user_stack_does_not_affect_the_kernel_stack():
     sample = parse(pack((1,), kernel=8, user=-errno.EFAULT))
     assert sample.sides == ((KERNEL_SIDE, words(1), STACK_OK), (USER_SIDE, b"", -errno.EFAULT))
 
 
-def test_a_failed_kernel_stack_leaves_the_user_stack():
+def test_a_failed_kernel_stack_does_not_affect_the_user_stack():
     sample = parse(pack(kernel=-errno.EFAULT, user=16) + USER_STACK)
     assert sample.sides == ((KERNEL_SIDE, b"", -errno.EFAULT), (USER_SIDE, USER_STACK, STACK_OK))
 
@@ -124,7 +124,7 @@ def test_a_failed_kernel_stack_leaves_the_user_stack():
     ("end", "status"),
     [(PythonEnd.COMPLETE, STACK_OK), (PythonEnd.FRAME_LIMIT, STACK_TRUNCATED)],
 )
-def test_python_frames_are_a_side_of_their_own(user, end, status):
+def test_python_frames_form_a_separate_side(user, end, status):
     stack = pack_python_stack(end, [(7, 2, True)], tag=3)
     sizes = {"kernel": 8, "user": len(USER_STACK) if user else -32768, "python": len(stack)}
     sample = parse(pack((1,), **sizes) + b"".join(user) + stack)
@@ -132,7 +132,7 @@ def test_python_frames_are_a_side_of_their_own(user, end, status):
     assert [side.words for side in sample.sides] == [words(1), *user, stack]
 
 
-def test_a_python_stack_that_contradicts_itself_is_refused():
+def test_an_inconsistent_python_stack_is_rejected():
     stack = pack_python_stack(PythonEnd.COMPLETE, [(7, 2, True)])[:-8]
     with pytest.raises(ValueError, match="Python stack of the record at byte 8 is damaged"):
         parse(pack(python=len(stack)) + stack)
@@ -147,7 +147,7 @@ def test_a_user_stack_records_why_it_ends(end):
 
 
 @pytest.mark.parametrize("damage", [b"\0\2", b"\0\0\2", b"\0\0\1\0\2"])
-def test_a_user_stack_that_contradicts_itself_is_refused(damage):
+def test_an_inconsistent_user_stack_is_rejected(damage):
     stack = damage + USER_STACK[len(damage) :]
     with pytest.raises(ValueError, match="user stack of the record at byte 8 is damaged"):
         parse(pack(user=len(stack)) + stack)
@@ -160,7 +160,7 @@ def test_unrequested_sides_and_stacks_at_the_limit_are_marked():
 
 
 @pytest.mark.parametrize(("trace", "span"), [(0, SPAN), (TRACE, 0)])
-def test_an_invalid_span_makes_no_link(trace, span):
+def test_an_invalid_span_yields_no_link(trace, span):
     """A span context with an all-zero id is invalid (OpenTelemetry trace API)."""
     assert parse(pack(trace=trace, span=span)).link is None
 
@@ -170,7 +170,7 @@ def test_an_invalid_span_makes_no_link(trace, span):
     [pack()[:-8], pack((1,)), pack((1,), kernel=16), pack((1,), user=16)],
     ids=["short header", "stack unannounced", "kernel stack cut", "user stack cut"],
 )
-def test_a_record_that_contradicts_itself_is_refused(payload):
+def test_an_inconsistent_record_is_rejected(payload):
     with pytest.raises(ValueError, match="record at byte 8"):
         parse(payload)
 

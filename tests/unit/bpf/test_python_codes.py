@@ -46,25 +46,25 @@ def parse(*records):
     return list(CodeParser().parse(aligned(*records)))
 
 
-def test_a_description_has_its_line_table_from_the_pieces_before():
+def test_a_line_table_is_assembled_from_preceding_pieces():
     assert parse(piece(b"abc"), piece(b"de"), description(table=5)) == [
         PythonCode(ID, 77, 0xC0DE, 0x1, "f.py", "f", 40, 2, b"abcde")
     ]
 
 
-def test_pieces_may_come_in_another_chunk():
+def test_pieces_may_arrive_in_another_chunk():
     parser = CodeParser()
     assert not list(parser.parse(aligned(piece(b"abc"))))
     (code,) = parser.parse(aligned(description(table=3)))
     assert code.line_table == b"abc"
 
 
-def test_the_remains_of_a_failed_description_are_dropped():
+def test_pieces_of_a_failed_description_are_dropped():
     (code,) = parse(piece(b"old", ID + 1), piece(b"new"), description(table=3))
     assert code.line_table == b"new"
 
 
-def test_cpus_describe_side_by_side():
+def test_descriptions_of_several_cpus_may_interleave():
     other = 2 << 27 | 5
     first, second = parse(
         piece(b"aa"), piece(b"bb", other), description(table=2), description(code_id=other, table=2)
@@ -81,18 +81,18 @@ def test_without_all_pieces_there_is_no_line_table():
 @pytest.mark.parametrize(
     ("encoding", "width"), [("latin-1", 1), ("utf-16-le", 2), ("utf-32-le", 4)]
 )
-def test_texts_are_as_wide_as_the_interpreter_has_them(encoding, width):
+def test_strings_are_decoded_at_the_interpreters_character_width(encoding, width):
     (code,) = parse(description(name="ä.f".encode(encoding), widths=(1, width)))
     assert (code.file, code.function) == ("f.py", "ä.f")
 
 
 @pytest.mark.parametrize("width", [0, 1, 2, 3, 4, 7])
-def test_any_bytes_become_a_text(width):
+def test_arbitrary_bytes_decode_to_a_string(width):
     (code,) = parse(description(name=bytes(range(256)) * 2, widths=(width, width)))
     assert isinstance(code.function, str)
 
 
-def test_processes_that_were_seen_come_between_code_objects():
+def test_process_records_are_parsed_between_code_objects():
     seen = in_ring(struct.pack("<QII3Q", 7, 2, 5, 11, 12, 13))
     first, second, third = parse(description(), seen, description())
     assert second == ProcessSeen(tgid=5, image=7, program=(11, 12, 13))
@@ -110,7 +110,7 @@ def test_processes_that_were_seen_come_between_code_objects():
     ],
     ids=["short", "piece cut off", "unknown kind", "description cut off", "too long"],
 )
-def test_a_record_that_contradicts_itself_is_refused(record):
+def test_an_inconsistent_record_is_rejected(record):
     with pytest.raises(ValueError, match="byte"):
         parse(record)
 

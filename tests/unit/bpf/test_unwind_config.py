@@ -66,7 +66,7 @@ def test_python_and_the_compiled_program_agree_on_the_settings(machine):
 
 
 @pytest.mark.parametrize("machine", PROCESSORS)
-def test_the_registers_of_a_walk_are_those_of_the_blocks(machine):
+def test_saved_register_offsets_match_their_block(machine):
     processor = PROCESSORS[machine]
     for block in (processor.interrupt, processor.signal):
         assert isinstance(block, RegisterBlock)
@@ -109,7 +109,7 @@ def test_members_are_found_in_anonymous_and_named_structs():
     assert (named["mm_tree"], named["mm_base"], named["mm_vdso"]) == (64 + 8 + 8, 104, 124)
 
 
-def test_older_kernels_have_a_red_black_tree_and_no_sequence():
+def test_older_kernels_with_a_red_black_tree_are_supported():
     members = [
         ("mm_rb", 8, 0), ("mmap_base", 40, 0), ("context", 56, 10), ("end_code", 72, 0),
     ]  # fmt: skip
@@ -120,7 +120,7 @@ def test_older_kernels_have_a_red_black_tree_and_no_sequence():
 
 
 @pytest.mark.parametrize("name", ["i_mtime", "__i_mtime"])
-def test_older_kernels_have_the_times_of_an_inode_in_structs(name):
+def test_older_kernels_with_inode_times_in_structs_are_supported(name):
     members = [("i_ino", 8, 0), ("i_sb", 16, 0), ("i_generation", 24, 0), ("i_size", 32, 0)]
     time = [("tv_sec", 0, 0), ("tv_nsec", 8, 0)]
     kernel_offsets = find_kernel_offsets(kernel(inode=[*members, (name, 64, 11)], timespec64=time))
@@ -132,11 +132,11 @@ def test_older_kernels_have_the_times_of_an_inode_in_structs(name):
     "changes",
     [{"task_struct": [("stack", 16, 0)]}, {"file": []}, {"vm_area_struct": [("vm_start", 0, 0)]}],
 )
-def test_a_kernel_with_other_structs_is_not_unwound(changes):
+def test_a_kernel_with_different_structs_is_not_supported(changes):
     assert find_kernel_offsets(kernel(**changes)) is None
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\x9f\xeb", bytes(64)])
-def test_data_that_is_not_btf_is_refused(damaged):
+def test_data_that_is_not_btf_is_rejected(damaged):
     with pytest.raises(ValueError, match="no BTF"):
         KernelTypes(damaged)

@@ -81,7 +81,7 @@ def test_settings_are_written_where_the_program_reads_them(tmp_path):
     assert path.read_bytes() == struct.pack("=7Q", *range(10, 17)).ljust(mmap.PAGESIZE, b"\0")
 
 
-def test_the_offset_of_the_clock_is_the_one_set_last(tmp_path):
+def test_the_latest_clock_offset_is_used(tmp_path):
     path = tmp_path / "map"
     lines = [[*range(6), -5, 100], [*range(6), -7, 300], [*range(6), 9, 200]]
     data = b"".join(struct.pack("=8q128x", *line) for line in lines)
@@ -93,13 +93,13 @@ def test_the_offset_of_the_clock_is_the_one_set_last(tmp_path):
         lines.close()
 
 
-def test_the_layout_has_all_offsets_and_the_mask_of_buckets():
+def test_the_layout_has_all_offsets_and_the_bucket_mask():
     offsets = WaitOffsets(*range(1, 15))
     assert offsets.pack(64) == struct.pack("=15Q", *range(1, 15), 63)
 
 
 @pytest.mark.parametrize("places", [16, 4096, 3 * 4096])
-def test_all_places_that_are_taken_are_read(tmp_path, places):
+def test_all_occupied_slots_are_read(tmp_path, places):
     taken = sorted({0, 5, places // 2, places - 1})
     tasks, threads = [0] * places, bytearray(places * THREAD_BYTES)
     for at in taken:
@@ -139,7 +139,7 @@ def test_sums_of_ended_threads_are_between_the_samples():
         parse_records(in_ring(in_phase(THREAD_ENDED) + pack(SLEEPING)[:-8]))
 
 
-def test_begins_and_ends_come_in_order():
+def test_wait_starts_and_ends_are_parsed_in_order():
     result = WaitRecords([], [])
     end = struct.pack("=4Q4I16s", 1000, 20, 10, 99, 2, 3 | WAIT_WOKEN, 8, 9, b"other")
     chunk = in_ring(in_phase(WAIT_BEGUN)) + in_ring(in_phase(WAIT_ENDED) + end)
@@ -165,10 +165,10 @@ def test_begins_and_ends_come_in_order():
         (1600, 0, 1, (0, 0)),
     ],
 )
-def test_the_time_so_far_of_a_wait(since, woken, state, passed):
+def test_elapsed_time_of_an_ongoing_wait_is_computed(since, woken, state, passed):
     thread = SLEEPING._replace(off_since_ns=since, woken_ns=woken, state=state)
     assert thread.passed(1500) == passed
 
 
-def test_a_kernel_without_the_members_is_refused():
+def test_a_kernel_without_the_members_is_rejected():
     assert find_wait_offsets(KernelTypes(object_btf())) is None

@@ -15,7 +15,7 @@ def send(number):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_is_noted_and_announced(number):
+def test_the_first_signal_is_recorded_and_announced(number):
     announced = []
     with EndSignals() as signals:
         signals.listen(lambda: announced.append(True))
@@ -25,7 +25,7 @@ def test_the_first_signal_is_noted_and_announced(number):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_before_sampling_ends_with_a_message_and_the_status_of_shells(number, capsys):
+def test_a_signal_before_sampling_exits_with_a_message_and_the_shell_status(number, capsys):
     with pytest.raises(SystemExit) as ended, EndSignals():
         send(number)
     assert ended.value.code == 128 + number
@@ -34,7 +34,7 @@ def test_a_signal_before_sampling_ends_with_a_message_and_the_status_of_shells(n
     )
 
 
-def test_a_second_signal_ends_at_once():
+def test_a_second_signal_exits_immediately():
     with EndSignals() as signals:
         signals.listen(lambda: None)
         send(signal.SIGINT)
@@ -44,7 +44,7 @@ def test_a_second_signal_ends_at_once():
     assert signals.received is signal.SIGINT
 
 
-def test_handlers_from_before_are_back_afterwards():
+def test_earlier_handlers_are_restored_afterwards():
     before = [signal.getsignal(number) for number in SIGNALS]
     with EndSignals():
         assert [signal.getsignal(number) for number in SIGNALS] != before

@@ -42,7 +42,7 @@ def test_every_command_has_a_page_with_its_options(name):
 
 @pytest.mark.skipif(not shutil.which("groff"), reason="needs groff")
 @pytest.mark.parametrize("path", sorted(man.FOLDER.iterdir()), ids=lambda path: path.stem)
-def test_groff_sets_the_pages_without_a_warning(path):
+def test_groff_formats_the_pages_without_warnings(path):
     done = subprocess.run(
         ["groff", "-man", "-ww", "-Tutf8", path], capture_output=True, text=True, timeout=60
     )
@@ -50,6 +50,6 @@ def test_groff_sets_the_pages_without_a_warning(path):
     assert done.stdout.startswith(f"{path.stem.upper()}(1)")
 
 
-def test_text_is_not_taken_for_requests():
+def test_text_is_not_interpreted_as_roff_requests():
     assert man.escape(".so /etc/passwd \\n") == "\\&.so /etc/passwd \\en"
     assert man.names("-n, --limit COUNT-ER") == r"\fB\-n\fR, \fB\-\-limit\fR COUNT-ER"

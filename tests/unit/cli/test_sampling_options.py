@@ -39,7 +39,7 @@ def test_waits_of_a_command_are_found_by_its_process():
 
 
 @pytest.mark.parametrize("option", ["--wakers", "--no-on-cpu"])
-def test_options_of_waits_alone_are_refused(option, tmp_path):
+def test_wait_options_without_waits_are_rejected(option, tmp_path):
     done = CliRunner().invoke(record, [option, "-o", str(tmp_path / "x.otlp")])
     assert done.exit_code == 2
     assert f"{option} needs --off-cpu" in done.output

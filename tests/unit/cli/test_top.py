@@ -164,7 +164,7 @@ def test_waits_by_cause_exclude_idle_waits_by_default(idle, expected):
     assert {group.key.name: group.own / 1e6 for group in section.groups} == expected
 
 
-def test_only_the_last_seconds_are_shown_and_kept():
+def test_only_the_last_seconds_are_shown_and_retained():
     sliding = filled(*(window(number, reads=number) for number in range(20)))
     shown = sliding.shown()
     assert shown.seconds == 5
@@ -196,7 +196,7 @@ def test_rows_have_shares_and_milliseconds_per_second():
         ("v", "service", "70.0% 100% 70.0 shop"),
     ],
 )
-def test_a_key_for_each_grouping(key, title, row):
+def test_each_grouping_has_a_key(key, title, row):
     state, shown = TopState("cpu" if key == "f" else "function"), filled().shown()
     press(state, shown, key)
     lines = screen(state, shown)
@@ -204,7 +204,7 @@ def test_a_key_for_each_grouping(key, title, row):
     assert " ".join(lines[2].split()).startswith(row)
 
 
-def test_arrows_go_through_all_groupings():
+def test_arrow_keys_cycle_through_all_groupings():
     state, shown = TopState(), filled().shown()
     seen = []
     for _ in GROUPING_KEYS:
@@ -216,7 +216,7 @@ def test_arrows_go_through_all_groupings():
     assert state.level.view.by == "service"
 
 
-def test_order_by_self_and_total():
+def test_rows_are_sorted_by_self_or_total():
     state, shown = TopState(), filled().shown()
     assert names(state, shown)[0] == "vfs_read"
     press(state, shown, "T")
@@ -225,7 +225,7 @@ def test_order_by_self_and_total():
     assert names(state, shown)[0] == "vfs_read"
 
 
-def test_a_frozen_screen_stays_while_samples_come():
+def test_a_frozen_screen_does_not_change_while_samples_arrive():
     sliding, state = filled(), TopState()
     press(state, sliding.shown(), " ")
     before = screen(state, sliding.shown())
@@ -240,7 +240,7 @@ def test_a_frozen_screen_stays_while_samples_come():
     assert "FROZEN" not in screen(state, sliding.shown())[0]
 
 
-def test_a_filter_is_typed_edited_kept_and_removed():
+def test_a_filter_can_be_typed_edited_applied_and_removed():
     state, shown = TopState(), filled().shown()
     everything = names(state, shown)
     press(state, shown, "/", *"SYSx", BACKSPACE)
@@ -341,7 +341,7 @@ def test_an_empty_screen_shows_a_note_and_accepts_all_keys():
         assert screen(state, shown)[2] == "no BPF program ran"
 
 
-def test_losses_are_shown_by_cause_and_stay_on_narrow_screens():
+def test_losses_are_shown_by_cause_even_on_narrow_screens():
     shown = filled(window(0, lost=12)).shown()
     assert "lost 12 ring_full" in screen(TopState(), shown)[0]
     state = TopState()
@@ -380,13 +380,13 @@ def test_names_of_processes_reach_the_terminal_escaped():
     assert "\\u202e" in screen(state, shown)[-1]
 
 
-def test_failed_renewals_are_marked():
+def test_failed_refreshes_are_marked():
     status = Status("clickhouse://db:8123/otel", "", "on_cpu", is_stale=True)
     head, *_ = page(TopState(), filled().shown(), status, Size(80, 24), color=False)
     assert click.unstyle(head).startswith("STALE  clickhouse://db:8123/otel  on_cpu  ")
 
 
-def test_no_color_leaves_bold_and_reverse():
+def test_no_color_keeps_bold_and_reverse():
     state, shown = TopState(), filled(window(0, lost=1)).shown()
     press(state, shown, " ")
     drawn = ["".join(page(state, shown, STATUS, Size(80, 24), color=color)) for color in (0, 1)]
@@ -400,7 +400,7 @@ def test_the_number_of_rows_is_limited():
     assert all(lines[2:4])
 
 
-def test_keys_come_whole_or_in_pieces():
+def test_key_sequences_may_arrive_in_pieces():
     parser = KeyParser()
     data = "p\x1b[A\x1bOBé\r\x7f\x1b[5~\x1b[H\x1b[1;5C\x1b[200~\x0b/".encode()
     expected = ["p", UP, DOWN, "é", ENTER, BACKSPACE, PAGE_UP, HOME, RIGHT, "/"]
@@ -409,7 +409,7 @@ def test_keys_come_whole_or_in_pieces():
     assert not parser.is_waiting
 
 
-def test_a_lone_escape_is_a_key_once_nothing_follows():
+def test_a_lone_escape_is_a_key_if_nothing_follows():
     parser = KeyParser()
     assert parser.feed(b"\x1b") == []
     assert parser.is_waiting

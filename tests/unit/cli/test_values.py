@@ -59,7 +59,7 @@ def run(*words):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_shares_are_between_none_and_all(tmp_path, seed):
+def test_shares_are_between_0_and_100_percent(tmp_path, seed):
     rng = random.Random(seed)
     highest = rng.choice([0, 0, 1, 10**6, 10**15])
     values = [rng.randrange(highest + 1) for _ in range(rng.randrange(1, 12))]
@@ -90,7 +90,7 @@ def test_every_format_shows_values_of_zero(tmp_path, suffix, values):
 
 @pytest.mark.parametrize("command", [["report"], ["diff"], ["view", "--no-browser"]])
 @pytest.mark.parametrize("kind", [KIND, ON_CPU])
-def test_negative_values_are_refused_with_a_fix(tmp_path, command, kind):
+def test_negative_values_are_rejected_with_a_fix(tmp_path, command, kind):
     path = write(tmp_path / "difference.otlp", [5, -10, -1], kind)
     files = [path, path] if command == ["diff"] else [path]
     done = run(*command, *files)

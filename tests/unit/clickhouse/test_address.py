@@ -6,7 +6,7 @@ from otel_kprofiler.clickhouse import parse_address
 from otel_kprofiler.errors import KProfilerError
 
 
-def test_parts_of_an_address():
+def test_addresses_are_parsed():
     address = parse_address(
         "clickhouse://me:p%40ss@db.example:18123/otel?table=mine&service.version=1.2&host.name=a",
         {"CLICKHOUSE_USER": "not me"},
@@ -18,7 +18,7 @@ def test_parts_of_an_address():
     assert address.label == "otel service.version=1.2 host.name=a"
 
 
-def test_defaults_are_those_of_the_exporter_and_the_environment():
+def test_defaults_come_from_the_exporter_and_the_environment():
     result = parse_address("clickhouse://[::1]", {})
     assert (result.host, result.port, result.user, result.password) == ("::1", 8123, "default", "")
     assert (result.database, result.table) == ("default", "otel_profiles")
@@ -56,7 +56,7 @@ def test_secrets_are_not_shown():
         "clickhouse://host/%ff",
     ],
 )
-def test_an_invalid_address_is_refused_with_an_example(address):
+def test_an_invalid_address_is_rejected_with_an_example(address):
     with pytest.raises(KProfilerError, match="is not an address of ClickHouse") as raised:
         parse_address(address, {})
     assert "s3cret" not in str(raised.value)

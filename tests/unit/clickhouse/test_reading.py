@@ -27,28 +27,28 @@ def test_every_filter_and_grouping_reads_the_parts_it_needs():
     assert (need.stacks, need.links, need.times) == (False, False, False)
 
 
-def test_texts_and_names_are_quoted():
+def test_strings_and_identifiers_are_quoted():
     assert literal(r"it's \ ") == r"'it\'s \\ '"
     assert identifier("a`b\\") == r"`a\`b\\`"
 
 
-def test_bytes_that_are_not_utf8_are_those_of_profiles():
+def test_non_utf8_bytes_match_their_escaped_form_in_profiles():
     (condition, *_) = filter_conditions(Filter(services=("caf\udce9",)), "t")
     assert r"'caf\\xe9'" in condition
 
 
-def test_conditions_hold_for_all_that_a_pattern_matches():
+def test_conditions_match_everything_their_pattern_matches():
     (result,) = filter_conditions(Filter(services=("a_%[bc]d*?",)), "t")
     assert r"ServiceName LIKE 'a\\_\\%%d%%'" in result
     assert "ServiceName IN ('a_%[bc]d*?')" in result
 
 
 @pytest.mark.parametrize("function", ["[truncated]", "*", "?ead", "[rw]*"])
-def test_functions_that_may_be_remarks_are_left_to_the_filter(function):
+def test_functions_resembling_status_remarks_are_filtered_client_side(function):
     assert not list(filter_conditions(Filter(functions=("read", function)), "t"))
 
 
-def test_merged_samples_keep_number_sum_and_both_ends():
+def test_merged_samples_keep_count_sum_first_and_last_time():
     assert _spread(ON_CPU, 1, 1, [5, 5]) == ([5], [])
     assert _spread(ON_CPU, 2, 2, [5, 9]) == ([5, 9], [])
     times, values = _spread(ON_CPU, 7, 7, [5, 9])
@@ -57,7 +57,7 @@ def test_merged_samples_keep_number_sum_and_both_ends():
     assert (times, sum(values)) == ([5, 5, 9], 100)
 
 
-def test_negative_durations_are_back_from_the_end():
+def test_negative_durations_count_back_from_the_end():
     moments = [MomentType().convert(text, None, None) for text in ("10s", "-1m", "-0s", "-90")]
     assert [moment.unix_ns(10**12, 2 * 10**12) for moment in moments] == [
         10**12 + 10 * 10**9, 2 * 10**12 - 60 * 10**9, 2 * 10**12, 2 * 10**12 - 90 * 10**9,

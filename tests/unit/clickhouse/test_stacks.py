@@ -20,7 +20,7 @@ def stack(*rows, statuses=()):
     return stacks.get(1, statuses)
 
 
-def test_all_that_vmlinux_calls_is_of_the_kernel():
+def test_everything_called_by_vmlinux_is_on_the_kernel_side():
     result = stack(
         (0x50, "nf_hook", "", 0, "nf_conntrack"),
         (0x60, "count", "", 0, "bpf_prog_0123456789abcdef_count"),
@@ -33,7 +33,7 @@ def test_all_that_vmlinux_calls_is_of_the_kernel():
     assert kinds == [ModuleKind.LOADED, ModuleKind.BPF, ModuleKind.VMLINUX, ModuleKind.USER]
 
 
-def test_addresses_of_the_kernel_without_a_mapping_are_its_own():
+def test_unmapped_kernel_addresses_are_on_the_kernel_side():
     (side,) = stack((1 << 63, "", "", 0, "")).sides
     assert side.kind is KERNEL_SIDE
     assert side.frames[0].unresolved is Unresolved.NOT_KEPT
@@ -41,7 +41,7 @@ def test_addresses_of_the_kernel_without_a_mapping_are_its_own():
     assert side.kind is USER_SIDE
 
 
-def test_sides_of_interpreted_languages_are_found_by_their_files():
+def test_frames_of_interpreted_languages_are_recognized_by_their_files():
     rows = [
         (0, "handle", "/srv/app.py", 3, ""),
         (0, "get", "<frozen importlib>", 3, ""),
@@ -55,7 +55,7 @@ def test_sides_of_interpreted_languages_are_found_by_their_files():
     assert stack(rows[0]).frames[0].side is PYTHON_SIDE
 
 
-def test_functions_at_an_address_are_inlined_and_repeated_functions_are_calls():
+def test_functions_sharing_an_address_are_inlined_and_repeated_ones_are_calls():
     walk = (0x20, "walk", "tree.c", 9, "program")
     visit = (0x20, "visit", "tree.h", 2, "program")
     result = stack(visit, walk, visit, walk, walk, (0x30, "main", "main.c", 1, "program"))
@@ -83,7 +83,7 @@ def test_placeholders_with_a_reason_are_not_names():
     ]  # fmt: skip
 
 
-def test_equal_stacks_are_one_and_outcomes_are_kept():
+def test_equal_stacks_are_merged_and_statuses_kept():
     stacks = Stacks()
     row = [[0x10], ["do_syscall_64"], [""], [0], ["vmlinux"]]
     stacks.add(1, row)

@@ -28,7 +28,7 @@ def server(tmp_path):
 
 
 @pytest.mark.parametrize("is_trusted", [True, False])
-def test_a_password_is_sent_to_verified_servers_only(server, tmp_path, is_trusted):
+def test_the_password_is_sent_only_to_verified_servers(server, tmp_path, is_trusted):
     address = f"clickhouse://reader:s3cret-word@127.0.0.1:{server.port}/otel?secure=true"
     environ = {name: value for name, value in os.environ.items() if "SSL_CERT" not in name}
     done = subprocess.run(

@@ -24,7 +24,7 @@ from otel_kprofiler.config import Duration, parse_duration
         (0, 0),
     ],
 )
-def test_go_syntax(text, ns):
+def test_durations_follow_go_syntax(text, ns):
     assert parse_duration(text) == ns
 
 
@@ -37,5 +37,5 @@ def test_invalid_durations_are_rejected(value):
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_text_reads_back_as_the_same_duration(ns):
+def test_formatted_durations_parse_to_the_same_value(ns):
     assert parse_duration(str(Duration(ns))) == ns

@@ -47,7 +47,7 @@ def test_the_agent_has_the_privileges_of_the_unit_and_no_more(agent):
     assert not security["allowPrivilegeEscalation"]
 
 
-def test_the_agents_probes_ask_its_health_endpoint(agent):
+def test_the_agents_probes_query_its_health_endpoint(agent):
     pod, config = agent
     (container,) = pod["containers"]
     port = int(config.service.health.endpoint.rpartition(":")[2])
@@ -57,7 +57,7 @@ def test_the_agents_probes_ask_its_health_endpoint(agent):
         assert probe["path"] in ("/livez", "/readyz")
 
 
-def test_the_agent_sees_the_hosts_cgroups_and_names_of_pods(agent):
+def test_the_agent_sees_the_hosts_cgroups_and_pod_names(agent):
     """Read-only; in /host, where they do not hide those of the container."""
     pod, _ = agent
     (container,) = pod["containers"]
@@ -115,7 +115,7 @@ def test_the_agent_sends_to_the_gateway(agent):
     assert namespace == daemon["metadata"]["namespace"]
 
 
-def test_the_gateway_knows_the_variables_of_its_configuration():
+def test_the_gateway_gets_the_variables_used_in_its_configuration():
     gateway = read("gateway.yaml")
     (container,) = only(gateway, "Deployment")["spec"]["template"]["spec"]["containers"]
     text = only(gateway, "ConfigMap")["data"]["collector.yaml"]

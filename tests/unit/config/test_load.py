@@ -71,7 +71,7 @@ def test_types_are_not_coerced():
     )
 
 
-def test_variables_have_types_and_appear_as_origins():
+def test_substituted_variables_are_typed_and_shown_as_origins():
     config = load(MINIMAL.replace("debug:\n", "debug: {verbosity: '${V}'}\n"), V="detailed").config
     assert config.exporters["debug"].verbosity == "detailed"
     assert receiver("samples_per_second: ${RATE}") == [
@@ -104,7 +104,7 @@ def test_variables_have_types_and_appear_as_origins():
         (MINIMAL + "x: !!binary aa\n", "is not supported"),
     ],
 )
-def test_mistakes_outside_the_receiver(text, message):
+def test_invalid_keys_outside_the_receiver_are_reported(text, message):
     assert any(message in problem for problem in problems(text))
 
 
@@ -143,7 +143,7 @@ def exporter(block):
     ["127.0.0.1:4317", "[::1]:4317", "http://c:4317", "https://c:4317/", "unix:///run/c.sock",
      "dns:///collector:4317"],
 )  # fmt: skip
-def test_grpc_endpoints(endpoint):
+def test_grpc_endpoints_are_parsed(endpoint):
     result = exporter(f"  otlp_grpc/x: {{endpoint: '{endpoint}'}}\n")["otlp_grpc/x"]
     assert result.endpoint == endpoint
     assert result.tls.insecure is False
@@ -168,7 +168,7 @@ def test_grpc_endpoints(endpoint):
         ("file: {path: x, compression: zstd}", "not available"),
     ],
 )
-def test_exporter_mistakes(block, message):
+def test_invalid_exporter_settings_are_reported(block, message):
     result = problems(MINIMAL.replace("  debug:\n", f"  debug:\n  {block}\n"))
     assert any(message in problem for problem in result), result
     assert not any("s3cret" in problem for problem in result)
@@ -176,7 +176,7 @@ def test_exporter_mistakes(block, message):
 
 @pytest.mark.parametrize("kind", ["otlp_grpc", "otlp_http"])
 @pytest.mark.parametrize("version", ["1", "2", ""])
-def test_the_version_of_the_schema_reaches_the_exporter(kind, version):
+def test_the_schema_version_reaches_the_exporter(kind, version):
     (name, block) = (f"{kind}/x", "endpoint: 'http://127.0.0.1:4318'")
     result = exporter(f"  {name}: {{{block}, development_version: '{version}'}}\n")[name]
     assert result.settings().client.development_version == version
@@ -189,13 +189,13 @@ def test_the_version_of_the_schema_reaches_the_exporter(kind, version):
         *[("[a, b]", ["a", "b"]), ("[1, 2]", [1, 2]), ("[0.5]", [0.5]), ("[true]", [True])],
     ],
 )
-def test_resource_attributes(value, expected):
+def test_resource_attributes_are_parsed(value, expected):
     text = MINIMAL.replace("kprofiler:\n", f"kprofiler: {{resource: {{k: {value}}}}}\n", 1)
     assert load(text).config.receiver.resource == {"k": expected}
 
 
 @pytest.mark.parametrize("value", ["{a: 1}", "[1, a]", "[[1]]", "~"])
-def test_resource_attributes_have_one_message_each(value):
+def test_each_invalid_resource_attribute_gets_one_message(value):
     assert len(receiver(f"resource: {{k: {value}}}")) == 1
 
 
@@ -276,7 +276,7 @@ def test_messages_never_show_secrets_of_addresses_and_headers(block):
         "receivers:\n  kprofiler: {loader: !tr0ub4dor&3 x}\n",
     ],
 )
-def test_messages_show_no_secret_in_a_wrong_place(text):
+def test_messages_never_show_a_misplaced_secret(text):
     """A password as a key, an alias, a tag, or a reference: its length and its place are shown."""
     result = problems(text)
     assert result
@@ -284,7 +284,7 @@ def test_messages_show_no_secret_in_a_wrong_place(text):
     assert any("characters" in problem for problem in result), result
 
 
-def test_a_key_that_is_nearly_right_is_shown():
+def test_a_misspelled_key_is_quoted():
     result = problems(MINIMAL.replace("kprofiler:", "kprofiler: {sampels_per_second: 1}"))
     assert "receivers.kprofiler.sampels_per_second: unknown key" in result[0]
 
@@ -318,6 +318,6 @@ def test_world_readable_secrets_cause_a_warning(tmp_path, line, secret):
 
 
 @pytest.mark.parametrize(("written", "read"), [("off", 0), ("false", 0), ("0", 0), ("9", 9)])
-def test_python_frames_are_a_number_or_off(written, read):
+def test_python_frames_accepts_a_number_or_off(written, read):
     text = MINIMAL.replace("kprofiler:\n", f"kprofiler:\n    python_frames: {written}\n")
     assert load(text).config.receiver.python_frames == read

@@ -62,13 +62,13 @@ def test_all_problems_are_returned_with_their_positions(tmp_path, read):
     assert caught.value.hint
 
 
-def test_a_child_that_dies_is_an_error(tmp_path, monkeypatch):
+def test_the_death_of_the_child_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(KProfilerError, match="failed: status 1"):
         PendingConfig("x", agent_config).get()
 
 
-def test_a_failing_fork_reports_why_and_runs_no_exit_handlers(tmp_path):
+def test_a_failed_fork_reports_its_cause_and_runs_no_exit_handlers(tmp_path):
     (tmp_path / "x").write_text(GOOD)
     code = (
         "import atexit; from otel_kprofiler.config import PendingConfig\n"
@@ -84,7 +84,7 @@ def test_a_failing_fork_reports_why_and_runs_no_exit_handlers(tmp_path):
 
 
 @pytest.mark.parametrize("fork", [False, True])
-def test_the_parent_does_not_load_the_libraries(tmp_path, fork):
+def test_the_parent_does_not_import_the_parsing_libraries(tmp_path, fork):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD)
     code = (

@@ -51,7 +51,7 @@ def load(line):
         ),
     ],
 )
-def test_sampler_settings_of_the_agent(line, expected):
+def test_off_cpu_keys_set_the_agents_sampler(line, expected):
     assert load(line) == expected
 
 
@@ -64,7 +64,7 @@ def test_sampler_settings_of_the_agent(line, expected):
         ("off_cpu: 7", "off_cpu"),
     ],
 )
-def test_mistakes_are_reported(line, message):
+def test_invalid_off_cpu_settings_are_reported(line, message):
     with pytest.raises(ConfigError) as caught:
         load(line)
     (problem,) = caught.value.problems
@@ -75,12 +75,12 @@ def test_mistakes_are_reported(line, message):
     ("text", "expected"),
     [("true", OffCpuConfig(leaves_out="process")), ("false", None), ("", None)],
 )
-def test_services_take_a_word(text, expected):
+def test_services_accept_each_documented_value(text, expected):
     plan = make_plan(read_settings({"OTEL_KPROFILER_OFF_CPU": text}))
     assert plan.sampler.off_cpu == expected
 
 
-def test_services_refuse_other_words():
+def test_services_reject_unknown_values():
     with pytest.raises(ConfigError) as caught:
         read_settings({"OTEL_KPROFILER_OFF_CPU": "sometimes"})
     assert [problem.key for problem in caught.value.problems] == ["OTEL_KPROFILER_OFF_CPU"]

@@ -74,7 +74,7 @@ def test_every_key_is_either_supported_or_unsupported():
 
 
 @pytest.mark.parametrize("key", HONOURED)
-def test_supported_keys_have_their_effect(key):
+def test_supported_keys_take_effect(key):
     value, read, expected = HONOURED[key]
     assert read(load({key: value})) == expected
     assert read(load({"stacks": "kernel"})) != expected, "the test would pass without the key"

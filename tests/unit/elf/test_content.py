@@ -28,7 +28,7 @@ def problem(*args, **options):
     return caught.value.problem
 
 
-def test_plain():
+def test_uncompressed_sections_are_read():
     assert read(TEXT) == TEXT
     assert read(TEXT, kind=SHT_NOBITS) == b""
     assert problem(TEXT, limit=len(TEXT) - 1) is ElfProblem.TOO_LARGE
@@ -36,14 +36,14 @@ def test_plain():
 
 
 @pytest.mark.parametrize("form", PACKED)
-def test_compressed(form):
+def test_compressed_sections_are_unpacked(form):
     assert read(packed(form, PACKED[form]), flags=SHF_COMPRESSED) == TEXT
     large = packed(form, PACKED[form])
     assert problem(large, flags=SHF_COMPRESSED, limit=len(TEXT) - 1) is ElfProblem.TOO_LARGE
 
 
 @pytest.mark.parametrize("form", PACKED)
-def test_damaged(form):
+def test_damaged_sections_are_rejected(form):
     for content in (PACKED[form][:-9], b"", b"\xff" * 40):
         data = packed(form, content)
         assert problem(data, flags=SHF_COMPRESSED) is ElfProblem.DAMAGED_SECTION
@@ -54,5 +54,5 @@ def test_damaged(form):
 
 
 @pytest.mark.parametrize("form", PACKED)
-def test_no_more_is_unpacked_than_the_header_says(form):
+def test_no_more_is_unpacked_than_the_header_declares(form):
     assert read(packed(form, PACKED[form], 5), flags=SHF_COMPRESSED) == TEXT[:5]

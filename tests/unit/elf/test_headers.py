@@ -71,7 +71,7 @@ def test_load_addresses_have_the_order_of_the_program_headers(name):
     ]
 
 
-def test_headers_of_other_machines_are_read_if_asked_for():
+def test_headers_of_other_machines_are_read_on_request():
     elf = Elf()
     assert read_elf(ImageSource(bytes(elf.data)), None).machine == 62
     elf.put("<H", 18, 183)
@@ -81,7 +81,7 @@ def test_headers_of_other_machines_are_read_if_asked_for():
         read_elf(ImageSource(bytes(elf.data)), None)
 
 
-def test_compressed_frames_are_refused():
+def test_compressed_frames_are_rejected():
     elf = Elf("static")
     source = ImageSource(bytes(elf.data))
     sections, count, _ = read_elf(source, "x86_64").section_headers
@@ -96,18 +96,18 @@ def test_compressed_frames_are_refused():
 
 
 @pytest.mark.parametrize("size", [0, 9, 4095, 4096, 4097, 8191, 8192, 20_000])
-def test_the_hash_is_that_of_the_data_model(size):
+def test_the_hash_follows_the_data_model(size):
     data = os.urandom(size)
     text = data[:4096] + data[max(0, size - 4096) :] + struct.pack(">Q", size)
     assert hash_file(ImageSource(data)) == hashlib.sha256(text).hexdigest()[:32]
 
 
-def test_the_published_vector_of_the_hash():
+def test_the_hash_matches_its_published_test_vector():
     data = bytes.fromhex("7f454c460001020304")
     assert hash_file(ImageSource(data)) == "caf6e5907166ac76eef618e5f7f59cd9"
 
 
-def test_a_file_that_became_shorter_is_one_that_changed(tmp_path):
+def test_a_truncated_file_counts_as_changed(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(content("plain.so")[:1000])
     with open(path, "rb") as file:

@@ -23,7 +23,7 @@ from otel_kprofiler.elf import cut_versions, is_mapping_symbol
         (b"plain", b"plain"),
     ],
 )
-def test_only_a_version_at_the_end_is_cut(name, kept):
+def test_only_a_trailing_version_is_removed(name, kept):
     table = b"\0first@V1\0" + name + b"\0last\0"
     cut = cut_versions(table)
     assert len(cut) == len(table)
@@ -34,11 +34,11 @@ def test_only_a_version_at_the_end_is_cut(name, kept):
 
 
 @pytest.mark.parametrize("name", [b"$x", b"$d", b"$x.3", b"$d.realdata", b"__pi_$x", b"$a", b"$t"])
-def test_mapping_symbols(name):
+def test_mapping_symbols_are_recognized(name):
     assert is_mapping_symbol(name)
 
 
 @pytest.mark.parametrize("name", [b"$s4main3runyyF", b"$xyz", b"f$x", b"$", b"$z", b"f"])
-def test_other_names_with_the_character(name):
+def test_other_names_with_a_dollar_sign_are_kept(name):
     """Swift's begin with ``$s``."""
     assert not is_mapping_symbol(name)

@@ -71,7 +71,7 @@ def test_resent_batches_keep_their_profile_ids(grpc_receiver, http_receiver, qui
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-def test_batches_with_an_unreadable_answer_are_delivered_once(
+def test_batches_whose_response_is_unreadable_are_delivered_once(
     grpc_receiver, http_receiver, quick, kind, caplog
 ):
     """The receiver stores the request, but a proxy answers with a page instead."""

@@ -166,7 +166,7 @@ def test_each_exporter_has_its_own_position(open_queue):
     assert check(open_queue(Receiver(), name="b")).carried == 0
 
 
-def test_a_full_spool_drops_the_oldest_and_counts_them(open_queue):
+def test_a_full_spool_drops_and_counts_the_oldest_batches(open_queue):
     receiver = Receiver(up=False)
     queue = open_queue(receiver, max_bytes=4000)
     for number in range(1, 60):
@@ -243,7 +243,7 @@ def test_an_unreadable_batch_is_counted(open_queue, tmp_path):
     assert check(queue)[1:4] == (1, {LossCause.SPOOL_DAMAGED: 2}, 0)
 
 
-def test_a_refused_batch_does_not_block_the_next(open_queue):
+def test_a_rejected_batch_does_not_block_the_next(open_queue):
     receiver = Receiver()
     results = iter([LossCause.REJECTED, LossCause.TOO_LARGE])
     real = receiver.export

@@ -46,13 +46,13 @@ def signal(values):
     return environ(values, "OTEL_EXPORTER_OTLP_PROFILES_")
 
 
-def test_defaults():
+def test_without_variables_defaults_apply():
     assert read_settings({}) == ClientSettings(
         compression="none", retry=RetryPolicy(max_elapsed_time_s=10)
     )
 
 
-def test_general_variables_are_all_read():
+def test_all_general_variables_are_read():
     assert read_settings(environ(GENERAL)) == ClientSettings(
         protocol="http/json",
         endpoint="http://general:1",
@@ -80,7 +80,7 @@ def test_an_empty_variable_is_unset():
     )
 
 
-def test_all_mistakes_are_reported_at_once_without_secrets():
+def test_all_errors_are_reported_together_without_secrets():
     wrong = {
         "PROTOCOL": "http",
         "TIMEOUT": "10s",
@@ -139,7 +139,7 @@ PATH = "/v1development/profiles"
         ),
     ],
 )
-def test_address_and_variables_select_the_exporter(address, variables, kind, form, endpoint):
+def test_the_address_and_variables_select_the_exporter(address, variables, kind, form, endpoint):
     exporter = exporter_from_environment(address, variables)
     assert (type(exporter), exporter.form, exporter.endpoint) == (kind, form, endpoint)
     exporter.shutdown(0)
@@ -151,7 +151,7 @@ def test_the_timeout_covers_all_attempts():
     exporter.shutdown(0)
 
 
-def test_an_unsupported_address_is_refused():
+def test_an_unsupported_address_is_rejected():
     with pytest.raises(ConfigError) as caught:
         exporter_from_environment("collector:4317", {})
     assert "grpc://" in caught.value.hint

@@ -27,14 +27,14 @@ def window(tmp_path, monkeypatch):
     return run("Write a profile", examples("otlp.md"))["window"]
 
 
-def test_every_example_is_here():
+def test_every_documented_example_is_tested():
     assert list(EXAMPLES) == [
         "Send a batch", "Settings from the environment", "Do not wait for receivers",
         "Your own exporter",
     ]  # fmt: skip
 
 
-def test_a_batch_arrives(http_receiver, window, capsys):
+def test_a_batch_is_delivered(http_receiver, window, capsys):
     given = run("Send a batch", endpoint=http_receiver.endpoint, window=window)
     assert capsys.readouterr().out == f"SUCCESS {window.sample_count} {{}} \n"
     assert len(http_receiver.requests) == len(given["encoded"].batches) == 1
@@ -45,7 +45,7 @@ def test_the_environment_selects_the_exporter(http_receiver, capsys):
     assert capsys.readouterr().out == "otlp_http JSON\n"
 
 
-def test_a_queue_delivers(window, capsys):
+def test_a_queue_delivers_its_batches(window, capsys):
     run("Do not wait for receivers", window=window, encode_window=encode_window)
     assert capsys.readouterr().out == f"{window.sample_count} {{}}\n"
     assert check_file("profiles.jsonl") == []

@@ -187,7 +187,7 @@ def test_shutdown_exports_queued_batches(open_queue, batch):
     assert gate.stopped.is_set()
 
 
-def test_shutdown_counts_the_rest_after_its_timeout(open_queue, gate, batch):
+def test_shutdown_counts_undelivered_batches_after_its_timeout(open_queue, gate, batch):
     queue = open_queue(gate)
     for _ in range(10):
         queue.put(batch())

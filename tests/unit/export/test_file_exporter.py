@@ -48,7 +48,9 @@ def open_file(tmp_path):
         exporter.shutdown()
 
 
-def test_json_is_one_request_per_line_visible_at_once(open_file, batch, tmp_path):
+def test_json_is_written_as_one_request_per_line_and_flushed_immediately(
+    open_file, batch, tmp_path
+):
     exporter = open_file()
     for number in range(3):
         payload = b'{"n":\n%d}' % number  # pretty-printed input must not break the lines
@@ -92,7 +94,7 @@ def test_a_truncated_or_foreign_protobuf_file_is_left_alone(open_file, tmp_path,
 
 
 @pytest.mark.parametrize("path", ["missing/out", "directory", "file/out"])
-def test_unwritable_paths_are_refused_at_once(tmp_path, path):
+def test_unwritable_paths_are_rejected_immediately(tmp_path, path):
     (tmp_path / "directory").mkdir()
     (tmp_path / "file").touch()
     with pytest.raises(ExportError) as caught:
@@ -130,7 +132,7 @@ def test_losses_on_a_full_device_are_counted(open_file, batch):
     assert exporter.export(batch()).lost == {LossCause.WRITE_FAILED: 3}
 
 
-def test_standard_output(batch, capfdbinary):
+def test_requests_are_written_to_standard_output(batch, capfdbinary):
     exporter = FileExporter("-")
     exporter.export(batch(b"{}"))
     exporter.shutdown()
@@ -154,7 +156,7 @@ def test_rotation_by_size_keeps_the_newest(open_file, batch, tmp_path):
     assert lines == [b'{"n":%02d}' % number for number in (4, 5, 6, 7, 8)]
 
 
-def test_rotation_by_age_and_age_of_backups(open_file, batch, tmp_path):
+def test_files_are_rotated_by_age_and_old_backups_removed(open_file, batch, tmp_path):
     clock = [1_700_000_000.0]
     rotation = Rotation(max_bytes=0, max_age_s=60, max_backups=0, max_backup_age_s=100)
     exporter = open_file(rotation=rotation, now=lambda: clock[0])
@@ -215,7 +217,7 @@ def test_shutdown_does_not_close_a_file_during_an_export(open_file, batch, tmp_p
     assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
 
 
-def test_a_file_that_was_removed_or_moved_away_is_recreated(open_file, batch, tmp_path):
+def test_a_removed_or_moved_file_is_recreated(open_file, batch, tmp_path):
     exporter = open_file()
     exporter.export(batch(b"1"))
     (tmp_path / "out.jsonl").rename(tmp_path / "moved")
@@ -226,9 +228,7 @@ def test_a_file_that_was_removed_or_moved_away_is_recreated(open_file, batch, tm
     assert (tmp_path / "out.jsonl").read_bytes() == b"3\n"
 
 
-def test_losses_to_a_foreign_file_in_its_place_are_counted_until_it_goes(
-    open_file, batch, tmp_path, caplog
-):
+def test_losses_are_counted_while_a_foreign_file_is_in_place(open_file, batch, tmp_path, caplog):
     exporter = open_file(form=Form.PROTOBUF)
     path = tmp_path / "out.jsonl"
     path.rename(tmp_path / "moved")
@@ -265,7 +265,7 @@ def test_a_new_file_is_private_and_rotation_keeps_permissions(open_file, batch, 
         ),
     ],
 )
-def test_debug_prints_counts(batch, verbosity, line):
+def test_the_debug_exporter_prints_counts(batch, verbosity, line):
     out = io.StringIO()
     exporter = DebugExporter(verbosity=verbosity, out=out)
     assert exporter.export(batch(b"x" * 10, samples=(3, 2))).exported == 5

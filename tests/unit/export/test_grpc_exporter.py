@@ -77,7 +77,7 @@ def test_user_agent_names_the_product_then_the_otlp_exporter(grpc_receiver, expo
     assert " OTel-OTLP-Exporter-Python/" in agent
 
 
-def test_headers_are_sent_with_lower_case_names(grpc_receiver, batch):
+def test_header_names_are_sent_in_lower_case(grpc_receiver, batch):
     endpoint = f"http://{grpc_receiver.endpoint}"
     headers = {"Authorization": "Bearer x", "otlp-profiles-development-version": "1"}
     exporter = OtlpGrpcExporter(endpoint, headers=headers)
@@ -97,7 +97,7 @@ def test_headers_are_sent_with_lower_case_names(grpc_receiver, batch):
         ({"headers": {"OTLP-Profiles-Development-Version": "3"}}, "3"),
     ],
 )
-def test_the_version_of_the_schema_is_sent_once(grpc_receiver, http_receiver, batch, options, sent):
+def test_the_schema_version_is_sent_once(grpc_receiver, http_receiver, batch, options, sent):
     for exporter in (
         OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", **options),
         OtlpHttpExporter(http_receiver.endpoint, proxy_url="", **options),
@@ -111,7 +111,7 @@ def test_the_version_of_the_schema_is_sent_once(grpc_receiver, http_receiver, ba
 
 
 @pytest.mark.parametrize("code", ERRORS, ids=lambda code: code.name)
-def test_exactly_the_retryable_codes_are_retried(grpc_receiver, exporter, batch, code):
+def test_only_retryable_codes_are_retried(grpc_receiver, exporter, batch, code):
     grpc_receiver.answer(refuse(code), b"")
     result = exporter.export(batch())
     if code.name in RETRYABLE:
@@ -176,7 +176,7 @@ def test_a_success_is_delivered_whatever_its_response(
     assert "its answer cannot be read" in record.message
 
 
-def test_unimplemented_names_the_feature_gate_once(grpc_receiver, exporter, batch, caplog):
+def test_unimplemented_mentions_the_feature_gate_once(grpc_receiver, exporter, batch, caplog):
     grpc_receiver.answer(refuse(grpc.StatusCode.UNIMPLEMENTED))
     for _ in range(3):
         assert GATE in exporter.export(batch()).message
@@ -185,7 +185,7 @@ def test_unimplemented_names_the_feature_gate_once(grpc_receiver, exporter, batc
     assert len(grpc_receiver.requests) == 3
 
 
-def test_a_failure_is_logged_when_it_begins_and_when_it_ends(
+def test_an_outage_is_logged_when_it_starts_and_when_it_ends(
     grpc_receiver, exporter, batch, caplog
 ):
     caplog.set_level(logging.INFO)
@@ -262,7 +262,7 @@ def test_a_hanging_receiver_is_abandoned_after_the_timeout(grpc_receiver, batch)
 
 
 @pytest.mark.parametrize("answer", [refuse(grpc.StatusCode.UNAVAILABLE), lambda *_: time.sleep(3)])
-def test_shutdown_ends_a_back_off_and_an_attempt(grpc_receiver, batch, answer):
+def test_shutdown_interrupts_a_backoff_and_an_attempt(grpc_receiver, batch, answer):
     grpc_receiver.answer(answer)
     policy = RetryPolicy(initial_interval_s=60, max_elapsed_time_s=0)
     exporter = OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", retry=policy)
@@ -315,7 +315,7 @@ def test_tls_verifies_the_receiver_and_https_overrides_insecure(
             exporter.shutdown()
 
 
-def test_mutual_tls(certificates, open_grpc_receiver, batch):
+def test_mutual_tls_authenticates_the_client(certificates, open_grpc_receiver, batch):
     once = RetryPolicy(enabled=False)
     ca, pem, key = (str(certificates / name) for name in ("ca.pem", "client.pem", "client.key"))
     with open_grpc_receiver(server_credentials(certificates, mutual=True)) as receiver:

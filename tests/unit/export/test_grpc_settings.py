@@ -32,7 +32,7 @@ def test_retry_info_is_parsed(status_details, messages, delay):
     assert parse_retry_delay(status_details(*messages)) == delay
 
 
-def test_unreadable_details_are_none():
+def test_unreadable_status_details_are_ignored():
     assert parse_retry_delay(b"\x0a\xff") is None
 
 
@@ -51,7 +51,7 @@ def test_unreadable_details_are_none():
         ("dns:///collector:4317", False, "dns:///collector:4317", True),
     ],
 )
-def test_endpoints(endpoint, insecure, target, secure):
+def test_endpoints_are_parsed(endpoint, insecure, target, secure):
     assert parse_endpoint(endpoint, insecure=insecure) == (target, secure)
 
 
@@ -67,7 +67,7 @@ def test_endpoints(endpoint, insecure, target, secure):
         "https://user:1/secret@host",
     ],
 )
-def test_unusable_endpoints_are_refused_with_a_hint_and_without_secrets(endpoint):
+def test_invalid_endpoints_are_rejected_with_a_hint_and_without_secrets(endpoint):
     with pytest.raises(ExportError) as caught:
         OtlpGrpcExporter(endpoint)
     assert caught.value.hint
@@ -84,7 +84,7 @@ def test_unusable_endpoints_are_refused_with_a_hint_and_without_secrets(endpoint
         {"tls": Tls(cert_file="/etc/hostname")},
     ],
 )
-def test_unusable_settings_are_refused_with_a_hint(arguments):
+def test_invalid_settings_are_rejected_with_a_hint(arguments):
     with pytest.raises(ExportError) as caught:
         OtlpGrpcExporter("https://localhost", **arguments)
     assert caught.value.hint

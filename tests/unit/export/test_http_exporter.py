@@ -122,7 +122,7 @@ def test_headers_take_precedence_over_netrc(
 
 
 @pytest.mark.parametrize("status", FAILURES)
-def test_exactly_the_retryable_statuses_are_retried(http_receiver, open_exporter, batch, status):
+def test_only_retryable_statuses_are_retried(http_receiver, open_exporter, batch, status):
     http_receiver.answer((status, {"Location": "/elsewhere"}, b""), (200, {}, b""))
     result = open_exporter().export(batch())
     if status in RETRYABLE:
@@ -191,7 +191,9 @@ def partial(rejected, message):
         ((200, JSON, b'{"partialSuccess":{"rejectedProfiles":2}}'), 0),
     ],
 )
-def test_partial_success_in_both_forms(http_receiver, open_exporter, batch, answer, arrived):
+def test_partial_success_is_parsed_in_both_encodings(
+    http_receiver, open_exporter, batch, answer, arrived
+):
     http_receiver.answer(answer)
     result = open_exporter().export(batch(samples=(10, 100)))
     assert (result.outcome, result.exported) == (SUCCESS, arrived)
@@ -212,7 +214,7 @@ def answer_chunked(handler):
     handler.wfile.write(b"0\r\n\r\n")
 
 
-def test_partial_success_in_chunks_of_gzip(http_receiver, open_exporter, batch):
+def test_partial_success_is_parsed_from_a_chunked_gzip_body(http_receiver, open_exporter, batch):
     http_receiver.answer(answer_chunked)
     result = open_exporter().export(batch(samples=(10, 100)))
     assert (result.exported, result.lost) == (10, {LossCause.REJECTED: 100})
@@ -277,7 +279,7 @@ def test_the_receivers_explanation_is_reported(http_receiver, open_exporter, bat
     assert open_exporter().export(batch()).message == "bad profile"
 
 
-def test_not_found_names_the_feature_gate_once(http_receiver, open_exporter, batch, caplog):
+def test_a_404_mentions_the_feature_gate_once(http_receiver, open_exporter, batch, caplog):
     http_receiver.answer((404, {"Content-Type": "text/plain"}, b"404 page not found"))
     exporter = open_exporter()
     for _ in range(3):
@@ -285,7 +287,7 @@ def test_not_found_names_the_feature_gate_once(http_receiver, open_exporter, bat
     assert [GATE in record.message for record in caplog.records] == [True]
 
 
-def test_the_body_of_a_redirect_is_read_to_the_limit_only(http_receiver, open_exporter, batch):
+def test_the_body_of_a_redirect_is_read_only_up_to_the_limit(http_receiver, open_exporter, batch):
     sent = []
 
     def endless(handler):
@@ -340,7 +342,7 @@ def test_the_timeout_bounds_a_trickling_response(http_receiver, open_exporter, b
     assert (result.lost, result.error_type) == ({LossCause.RETRIES_EXHAUSTED: 3}, "timeout")
 
 
-def test_the_timeout_bounds_the_answer_to_a_delivered_request(
+def test_the_timeout_bounds_the_response_to_a_delivered_request(
     http_receiver, open_exporter, batch, caplog
 ):
     http_receiver.answer(lambda handler: trickle_body(handler, 200))
@@ -444,7 +446,7 @@ def test_a_malformed_proxy_is_reported_without_its_password(open_exporter, batch
 @pytest.mark.parametrize(
     "answer", [(503, {}, b""), (429, {"Retry-After": "99"}, b""), trickle_body]
 )
-def test_shutdown_ends_a_back_off_and_an_attempt(http_receiver, open_exporter, batch, answer):
+def test_shutdown_interrupts_a_backoff_and_an_attempt(http_receiver, open_exporter, batch, answer):
     http_receiver.answer(answer)
     exporter = open_exporter(retry=RetryPolicy(initial_interval_s=60, max_elapsed_time_s=0))
     results = []
@@ -530,7 +532,9 @@ def test_verification_can_be_skipped(certificates, open_http_receiver, open_expo
         assert exporter.export(batch()).outcome is SUCCESS
 
 
-def test_mutual_tls(certificates, open_http_receiver, open_exporter, batch):
+def test_mutual_tls_authenticates_the_client(
+    certificates, open_http_receiver, open_exporter, batch
+):
     ca, pem, key = (str(certificates / name) for name in ("ca.pem", "client.pem", "client.key"))
     with open_http_receiver(server_context(certificates, mutual=True)) as receiver:
         for tls, delivered in [
@@ -550,7 +554,7 @@ def test_mutual_tls(certificates, open_http_receiver, open_exporter, batch):
         ("https://user:pw@host/x?key=1", False, "https://host/x?key=1"),
     ],
 )
-def test_endpoints(endpoint, join, url):
+def test_endpoints_are_parsed(endpoint, join, url):
     assert parse_endpoint(endpoint, join=join)[0] == url
 
 
@@ -570,7 +574,7 @@ def test_endpoints(endpoint, join, url):
         ("http://host", {"tls": Tls(key_file="/etc/hostname")}),
     ],
 )
-def test_unusable_settings_are_refused_with_a_hint_and_without_secrets(endpoint, arguments):
+def test_invalid_settings_are_rejected_with_a_hint_and_without_secrets(endpoint, arguments):
     with pytest.raises(ExportError) as caught:
         OtlpHttpExporter(endpoint, **arguments)
     assert caught.value.hint

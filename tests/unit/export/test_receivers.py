@@ -58,9 +58,7 @@ def refusal(address):
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "http/json"])
-def test_receivers_over_http_are_asked_with_a_valid_empty_request(
-    http_receiver, protocol, monkeypatch
-):
+def test_http_receivers_are_probed_with_a_valid_empty_request(http_receiver, protocol, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     open_receiver(http_receiver.endpoint).shutdown()
     ((path, headers, body),) = http_receiver.requests
@@ -71,7 +69,7 @@ def test_receivers_over_http_are_asked_with_a_valid_empty_request(
     assert {violation.rule for violation in check_payload(body)} == {"no-empty"}
 
 
-def test_receivers_over_grpc_are_asked_with_the_headers_of_requests(grpc_receiver, monkeypatch):
+def test_grpc_receivers_are_probed_with_the_headers_of_requests(grpc_receiver, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic me")
     exporter = open_receiver(grpc_address(grpc_receiver))
     ((request, metadata),) = grpc_receiver.requests
@@ -90,7 +88,7 @@ def test_receivers_over_grpc_are_asked_with_the_headers_of_requests(grpc_receive
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "RESOURCE_EXHAUSTED: no", "try again later"),
     ],
 )
-def test_a_refusal_over_grpc_has_a_fix(grpc_receiver, code, text, fix):
+def test_each_grpc_error_suggests_a_fix(grpc_receiver, code, text, fix):
     grpc_receiver.answer(refuse(code))
     error = refusal(grpc_address(grpc_receiver))
     assert f"cannot send profiles to {grpc_address(grpc_receiver)}: " in error.message
@@ -102,19 +100,19 @@ def test_a_refusal_over_grpc_has_a_fix(grpc_receiver, code, text, fix):
     ("status", "fix"),
     [(404, "profilesSupport"), (401, "credentials"), (503, "try again later"), (500, "start")],
 )
-def test_a_refusal_over_http_has_a_fix(http_receiver, status, fix):
+def test_each_http_error_suggests_a_fix(http_receiver, status, fix):
     http_receiver.answer((status, {"Content-Type": "text/plain"}, b"these words"))
     error = refusal(http_receiver.endpoint)
     assert "these words" in error.message
     assert fix in error.hint
 
 
-def test_a_receiver_that_wants_samples_in_each_request_takes_profiles(grpc_receiver):
+def test_a_receiver_that_rejects_empty_requests_passes_the_probe(grpc_receiver):
     grpc_receiver.answer(refuse(grpc.StatusCode.INVALID_ARGUMENT, "no samples"))
     open_receiver(grpc_address(grpc_receiver)).shutdown()
 
 
-def test_the_other_protocol_is_named_if_the_receiver_speaks_it(grpc_receiver, http_receiver):
+def test_a_receiver_of_the_other_protocol_is_recognized(grpc_receiver, http_receiver):
     error = refusal(f"http://{grpc_receiver.endpoint}")
     assert error.hint == f"it speaks the other protocol: use {grpc_address(grpc_receiver)}"
     error = refusal(http_receiver.endpoint.replace("http://", "grpc://"))
@@ -122,7 +120,7 @@ def test_the_other_protocol_is_named_if_the_receiver_speaks_it(grpc_receiver, ht
 
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
-def test_unreachable_and_silent_servers_are_reported(scheme):
+def test_unreachable_and_unresponsive_servers_are_reported(scheme):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         error = refusal(f"{scheme}://127.0.0.1:{port}")
@@ -132,7 +130,7 @@ def test_unreachable_and_silent_servers_are_reported(scheme):
     assert "[Errno" not in error.message
 
 
-def test_a_name_that_does_not_exist_is_no_traceback():
+def test_an_unresolvable_host_name_is_reported_without_a_traceback():
     assert "start the receiver" in refusal("http://receiver.invalid:4318").hint
 
 
@@ -150,7 +148,7 @@ def send(address, windows, beside="x.html"):
     return sending
 
 
-def test_refused_samples_are_kept_with_the_command_to_send_them(grpc_receiver, tmp_path):
+def test_rejected_samples_are_saved_with_the_command_to_send_them(grpc_receiver, tmp_path):
     grpc_receiver.answer(b"", refuse(grpc.StatusCode.INVALID_ARGUMENT, "I do not like it"), b"")
     address = grpc_address(grpc_receiver)
     sending = send(address, map(window, range(3)))
@@ -168,7 +166,7 @@ def test_refused_samples_are_kept_with_the_command_to_send_them(grpc_receiver, t
     assert sending.kept.total() == 3
 
 
-def test_large_requests_are_divided_and_too_large_samples_are_kept(http_receiver):
+def test_large_requests_are_split_and_oversized_samples_are_saved(http_receiver):
     """The hint names what to change before the samples are sent again."""
     taken = []
     never = ((1_700_000_000 + 1) * SECOND).to_bytes(8, "little")  # start of the second window
@@ -197,7 +195,7 @@ def test_large_requests_are_divided_and_too_large_samples_are_kept(http_receiver
     assert raised.value.hint.endswith(f"then otel-kprofiler send x.unsent.otlp {address}")
 
 
-def test_samples_for_a_vanished_receiver_are_kept_in_its_form(http_receiver, monkeypatch):
+def test_samples_for_a_vanished_receiver_are_saved_in_its_encoding(http_receiver, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
     http_receiver.answer((503, {}, b""))
     sending = send(http_receiver.endpoint, map(window, range(2)), "./x.otlp.jsonl.gz")
@@ -206,7 +204,7 @@ def test_samples_for_a_vanished_receiver_are_kept_in_its_form(http_receiver, mon
     assert starts("x.unsent.otlp.jsonl") == [0, 1]
 
 
-def test_batches_waiting_at_the_end_of_sending_are_kept(http_receiver, capsys):
+def test_batches_waiting_when_sending_stops_are_saved(http_receiver, capsys):
     http_receiver.answer((503, {"Retry-After": "60"}, b""))
     address = http_receiver.endpoint
 
@@ -235,7 +233,7 @@ def test_files_of_earlier_recordings_are_not_replaced(http_receiver, tmp_path):
     assert (tmp_path / "profile.unsent.otlp").read_bytes() == b"mine"
 
 
-def test_samples_that_cannot_be_kept_are_reported(http_receiver):
+def test_samples_that_cannot_be_saved_are_reported(http_receiver):
     http_receiver.answer((400, {}, b""))
     sending = send(http_receiver.endpoint, [window(0)], "missing/x.html")
     with pytest.raises(ExportError) as raised:
@@ -245,13 +243,13 @@ def test_samples_that_cannot_be_kept_are_reported(http_receiver):
     )
 
 
-def test_nothing_is_kept_if_all_arrived(grpc_receiver, tmp_path):
+def test_nothing_is_saved_if_all_samples_were_delivered(grpc_receiver, tmp_path):
     sending = send(grpc_address(grpc_receiver), [window(0)])
     sending.check()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_partial_success_is_reported_in_the_words_of_the_receiver(grpc_receiver, tmp_path):
+def test_partial_success_is_reported_with_the_receivers_message(grpc_receiver, tmp_path):
     from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as pb
 
     response = pb.ExportProfilesServiceResponse()

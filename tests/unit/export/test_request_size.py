@@ -159,7 +159,7 @@ def test_an_http_receivers_limit_is_learned(http_receiver, quick, status, body):
         check_all_arrived(exporter, make(), taken)
 
 
-def test_later_batches_are_made_as_small_as_the_receiver_wants_them(limited, quick):
+def test_later_batches_are_encoded_within_the_receivers_limit(limited, quick):
     server = limited(100_000)
     asked = []
 
@@ -183,7 +183,7 @@ def test_later_batches_are_made_as_small_as_the_receiver_wants_them(limited, qui
     assert sum(stamps(server.taken).values()) == 3 * 2 * 4000
 
 
-def test_later_batches_are_divided_at_once_to_the_size_that_was_taken(http_receiver, quick):
+def test_later_batches_are_split_upfront_to_the_accepted_size(http_receiver, quick):
     """Even below the size in which windows are encoded, and without a limit in the answer."""
     (batch,) = make()
     limit = len(batch.payload) // 6
@@ -216,7 +216,9 @@ def test_larger_requests_are_tried_again_after_a_while(http_receiver, quick, mon
     assert caplog.text.count("takes no request of") == 1
 
 
-def test_a_receiver_that_takes_no_sample_costs_a_request_a_batch(http_receiver, quick, monkeypatch):
+def test_a_receiver_that_accepts_no_sample_costs_one_request_per_batch(
+    http_receiver, quick, monkeypatch
+):
     http_receiver.answer((413, {}, b""))
     with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
         assert exporter.export(*make()).lost == {LossCause.TOO_LARGE: 2 * COUNT}
@@ -230,7 +232,7 @@ def test_a_receiver_that_takes_no_sample_costs_a_request_a_batch(http_receiver, 
         check_all_arrived(exporter, make(3), taken)
 
 
-def test_a_receiver_that_takes_no_more_samples_costs_a_request_a_batch(http_receiver, quick):
+def test_a_receiver_that_stops_accepting_samples_costs_one_request_per_batch(http_receiver, quick):
     http_receiver.answer((200, {}, b""), (413, {}, b""))
     with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
         assert exporter.export(*make()).exported == 2 * COUNT
@@ -241,7 +243,9 @@ def test_a_receiver_that_takes_no_more_samples_costs_a_request_a_batch(http_rece
         assert len(http_receiver.requests) == 1
 
 
-def test_batches_are_divided_again_a_minute_after_none_was_taken(http_receiver, quick, monkeypatch):
+def test_splitting_is_tried_again_a_minute_after_every_part_was_rejected(
+    http_receiver, quick, monkeypatch
+):
     clock = SimpleNamespace(now_s=1000)
     clock.monotonic = lambda: clock.now_s
     monkeypatch.setattr("otel_kprofiler.export.request_size.time", clock)
@@ -254,7 +258,7 @@ def test_batches_are_divided_again_a_minute_after_none_was_taken(http_receiver, 
         check_all_arrived(exporter, make(3), taken)
 
 
-def test_a_large_sample_alone_does_not_keep_later_batches_whole(http_receiver, quick):
+def test_one_oversized_sample_does_not_stop_later_batches_from_being_split(http_receiver, quick):
     taken = limit_http(http_receiver, len(make()[0].payload) // 6)
     start = START + 10**9
     samples = [WindowSample(Stack(()), 1, "x" * 20_000, 0, None, [start])]
@@ -265,7 +269,7 @@ def test_a_large_sample_alone_does_not_keep_later_batches_whole(http_receiver, q
         check_all_arrived(exporter, make(3), taken)
 
 
-def test_a_sample_that_alone_is_too_large_is_counted_under_its_own_cause(limited, quick, caplog):
+def test_an_oversized_sample_is_counted_under_a_separate_cause(limited, quick, caplog):
     (small,) = make()
     (huge,) = make(1, count=2, name="x" * 3000)
     server = limited(len(small.payload) // 5)
@@ -284,7 +288,7 @@ def test_a_sample_that_alone_is_too_large_is_counted_under_its_own_cause(limited
     assert caplog.text.count("a sample alone takes") == 1
 
 
-def test_a_receiver_that_refuses_every_size_is_not_flooded_and_recovers(http_receiver, quick):
+def test_a_receiver_that_rejects_every_size_is_not_flooded_and_recovers(http_receiver, quick):
     (batch,) = make()
     http_receiver.answer((413, {}, b""))
     with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
@@ -318,7 +322,7 @@ TONIC = "decoded message length too large: found 5000 bytes, the limit is: 4096 
         ("UNKNOWN", "Payload Too Large", 0),
     ],
 )  # fmt: skip
-def test_the_texts_of_grpc_libraries(grpc_receiver, quick, code, text, limit):
+def test_size_errors_of_grpc_libraries_are_recognized(grpc_receiver, quick, code, text, limit):
     (batch,) = make()
 
     def refuse(_, context):
@@ -352,7 +356,7 @@ def test_throttling_does_not_depend_on_size(grpc_receiver, quick, status_details
 
 
 @pytest.mark.parametrize("is_spooled", [False, True])
-def test_the_rest_of_a_divided_batch_waits_while_the_receiver_is_down(
+def test_remaining_parts_of_a_batch_wait_while_the_receiver_is_down(
     limited, tmp_path, monkeypatch, is_spooled
 ):
     """With a spool nothing is lost or sent twice; without one the account is exact."""
@@ -390,7 +394,7 @@ def test_the_rest_of_a_divided_batch_waits_while_the_receiver_is_down(
         assert counts.exported > 0
 
 
-def test_the_rest_of_a_divided_batch_is_left_to_the_next_run(limited, tmp_path):
+def test_remaining_parts_of_a_batch_are_left_to_the_next_run(limited, tmp_path):
     (batch,) = make()
     calls = itertools.count(1)
 
@@ -428,7 +432,7 @@ def test_the_rest_of_a_divided_batch_is_left_to_the_next_run(limited, tmp_path):
     assert sum(arrived.values()) == len(arrived) == 2 * 2 * COUNT
 
 
-def test_losses_of_a_divided_batch_are_handed_over(http_receiver, quick):
+def test_losses_of_a_split_batch_are_handed_over(http_receiver, quick):
     """As files of unsent batches need it."""
     lost = []
     (batch,) = make()

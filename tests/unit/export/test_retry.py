@@ -49,13 +49,13 @@ def run(clock, answers, policy, attempt_s=0.0, timeout_s=10.0):
     return outcome, allowances
 
 
-def test_waits_grow_by_the_multiplier_up_to_the_maximum(clock):
+def test_backoff_grows_by_the_multiplier_up_to_the_maximum(clock):
     policy = RetryPolicy(True, 1, 2, 0, 5, 0)
     assert run(clock, [RETRY] * 5 + [DONE], policy)[0] == (DONE, None)
     assert clock.waits == [1, 2, 4, 5, 5]
 
 
-def test_jitter_spreads_waits_over_its_whole_range():
+def test_jitter_spreads_backoff_over_its_whole_range():
     policy = RetryPolicy(initial_interval_s=10, randomization_factor=0.5)
     waits = [policy.interval_s(1) for _ in range(2000)]
     assert 5 <= min(waits) < 5.5
@@ -67,7 +67,7 @@ def test_a_thousand_failures_do_not_overflow():
     assert RetryPolicy(randomization_factor=0).interval_s(10_000) == 30
 
 
-def test_waits_are_at_least_the_receivers_delay(clock):
+def test_backoff_is_at_least_the_receivers_retry_delay(clock):
     policy = RetryPolicy(True, 4, 1, 0, 30, 0)
     answers = [RETRY._replace(delay_s=delay) for delay in (0, 9, 1e12)]
     run(clock, [*answers, DONE], policy)
@@ -83,7 +83,9 @@ def test_total_retry_time_is_bounded(clock):
 
 
 @pytest.mark.parametrize("initial_interval_s", [1, 20])
-def test_no_request_follows_until_a_throttling_receivers_delay_is_over(clock, initial_interval_s):
+def test_no_request_is_sent_until_a_throttling_receivers_delay_has_passed(
+    clock, initial_interval_s
+):
     """Otherwise the next batch would be sent before the delay that the receiver asked for."""
     answer = RETRY._replace(delay_s=60)
     policy = RetryPolicy(initial_interval_s=initial_interval_s, max_elapsed_time_s=10)
@@ -98,12 +100,12 @@ def test_without_retries_there_is_one_attempt(clock):
     assert len(allowances) == 1
 
 
-def test_a_refusal_ends_retries(clock):
+def test_a_permanent_error_ends_retries(clock):
     refused = Answer(Verdict.REFUSED, "INVALID_ARGUMENT", delay_s=1)
     assert run(clock, [RETRY, refused], RetryPolicy())[0] == (refused, LossCause.REJECTED)
 
 
-def test_stop_ends_a_wait_at_once():
+def test_stop_interrupts_a_backoff():
     stop = threading.Event()
     threading.Timer(0.1, stop.set).start()
     started = time.monotonic()

@@ -126,7 +126,7 @@ def test_the_environment_sets_headers_and_compression(http_receiver, tmp_path, m
         gzip.decompress(body)
 
 
-def test_a_request_above_the_limit_of_messages_is_split(grpc_receiver, tmp_path, capsys):
+def test_a_request_above_the_message_limit_is_split(grpc_receiver, tmp_path, capsys):
     big = request(0, Form.PROTOBUF, 130_000)
     assert len(big) > 4 << 20
     (tmp_path / "x.otlp").write_bytes(big)
@@ -137,9 +137,7 @@ def test_a_request_above_the_limit_of_messages_is_split(grpc_receiver, tmp_path,
     assert all(len(body) < 4 << 20 for body, _ in grpc_receiver.requests)
 
 
-def test_a_request_that_the_receiver_refuses_for_its_size_is_divided(
-    http_receiver, tmp_path, capsys
-):
+def test_a_request_rejected_for_its_size_is_split(http_receiver, tmp_path, capsys):
     """Parts are as small as the receiver wants them; what it never takes is kept."""
     taken = []
 
@@ -192,7 +190,7 @@ def test_standard_input_is_sent(http_receiver, monkeypatch, capsys, tmp_path):
         ("x", b"", "the file is empty", "record"),
     ],
 )
-def test_data_that_is_not_otlp_is_refused_before_anything_is_sent(
+def test_data_that_is_not_otlp_is_rejected_before_anything_is_sent(
     *, name, content, message, fix, http_receiver, tmp_path, capsys
 ):
     (tmp_path / "good.otlp").write_bytes(requests(1)[0])
@@ -217,7 +215,7 @@ def test_a_missing_file_and_a_missing_url_are_errors(http_receiver, tmp_path, ca
     assert "grpc://HOST:PORT" in err[1]
 
 
-def test_refused_requests_are_kept_and_can_be_sent_again(grpc_receiver, tmp_path, capsys):
+def test_rejected_requests_are_saved_and_can_be_sent_again(grpc_receiver, tmp_path, capsys):
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(3)))
     address = f"grpc://{grpc_receiver.endpoint}"
     grpc_receiver.answer(b"", b"", refuse(grpc.StatusCode.INVALID_ARGUMENT, "bad time"), b"")
@@ -233,7 +231,7 @@ def test_refused_requests_are_kept_and_can_be_sent_again(grpc_receiver, tmp_path
     assert received(grpc_receiver) == names(1)
 
 
-def test_a_receiver_that_goes_away_is_not_waited_for_again(http_receiver, tmp_path, capsys):
+def test_a_receiver_that_disappears_is_waited_for_only_once(http_receiver, tmp_path, capsys):
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(50)))
     (tmp_path / "y.otlp").write_bytes(prefixed(requests(2)))
     http_receiver.answer((200, {}, b""), (200, {}, b""), (503, {}, b""))
@@ -248,7 +246,7 @@ def test_a_receiver_that_goes_away_is_not_waited_for_again(http_receiver, tmp_pa
     assert sorted(os.listdir()) == ["x.otlp", "x.unsent.otlp", "y.otlp"]
 
 
-def test_a_file_of_which_nothing_was_taken_is_not_copied(http_receiver, tmp_path, capsys):
+def test_a_file_without_accepted_samples_is_not_copied(http_receiver, tmp_path, capsys):
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(2)))
     http_receiver.answer((200, {}, b""), (400, {}, b""))
     address = http_receiver.endpoint
@@ -259,7 +257,7 @@ def test_a_file_of_which_nothing_was_taken_is_not_copied(http_receiver, tmp_path
     assert os.listdir() == ["x.otlp"]
 
 
-def test_partial_success_is_shown_in_the_words_of_the_receiver(http_receiver, tmp_path, capsys):
+def test_partial_success_is_shown_with_the_receivers_message(http_receiver, tmp_path, capsys):
     from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as pb
 
     response = pb.ExportProfilesServiceResponse()
@@ -286,7 +284,7 @@ def test_partial_success_is_shown_in_the_words_of_the_receiver(http_receiver, tm
     assert os.listdir() == ["x.otlp"]
 
 
-def test_damaged_parts_are_left_out_and_reported(http_receiver, tmp_path, capsys):
+def test_damaged_parts_are_skipped_and_reported(http_receiver, tmp_path, capsys):
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(2))[:-5])
     status, _, err = run(capsys, "x.otlp", http_receiver.endpoint)
     assert status == 1
@@ -295,7 +293,7 @@ def test_damaged_parts_are_left_out_and_reported(http_receiver, tmp_path, capsys
     assert received(http_receiver) == names(0)
 
 
-def test_ctrl_c_keeps_unsent_samples(http_receiver, tmp_path, capsys):
+def test_ctrl_c_saves_unsent_samples(http_receiver, tmp_path, capsys):
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(3)))
     answered = threading.Event()
 

@@ -273,7 +273,7 @@ def aside(by_segment, *positions):
 
 @pytest.mark.parametrize("positions", [(0,), (1,), (0, 1), (-1,)])
 @pytest.mark.parametrize("end", [Spool.close, abandon])
-def test_samples_of_segments_kept_aside_are_not_lost(tmp_path, positions, end):
+def test_samples_in_segments_kept_aside_are_not_counted_as_lost(tmp_path, positions, end):
     spool, by_segment = rotated(tmp_path)
     end(spool)
     left = aside(by_segment, *positions)
@@ -284,7 +284,7 @@ def test_samples_of_segments_kept_aside_are_not_lost(tmp_path, positions, end):
         abandon(again)
 
 
-def test_a_kill_after_segments_were_put_aside_changes_no_count(tmp_path):
+def test_a_kill_after_segments_were_kept_aside_changes_no_count(tmp_path):
     spool, by_segment = rotated(tmp_path)
     spool.close()
     middle = list(by_segment)[1]
@@ -328,7 +328,7 @@ def test_delivered_segments_of_another_version_hide_no_damage(tmp_path):
 
 
 @pytest.mark.parametrize("number", [1 << 62, (1 << 63) - 1, (1 << 64) - 1, 10**20 - 1])
-def test_a_file_with_an_impossible_number_is_left_alone(tmp_path, caplog, number):
+def test_a_file_with_an_impossible_number_is_not_touched(tmp_path, caplog, number):
     spool, stored = fill(tmp_path, 2)
     spool.close()
     planted = tmp_path / f"{number:020}.spool"
@@ -341,7 +341,7 @@ def test_a_file_with_an_impossible_number_is_left_alone(tmp_path, caplog, number
     assert planted.exists()
 
 
-def test_a_spool_without_numbers_is_refused_with_the_file(tmp_path):
+def test_a_spool_with_exhausted_numbers_is_rejected_naming_the_file(tmp_path):
     (tmp_path / f"{(1 << 62) - 1:020}.spool").touch(0o600)
     with pytest.raises(ExportError, match=r"no number is left after 04611686018427387903\.spool"):
         Spool(str(tmp_path))
@@ -414,7 +414,7 @@ HEAD = {
 }
 
 
-def test_the_head_of_a_batch_is_read():
+def test_the_header_of_a_batch_is_read():
     head = json.dumps(HEAD).encode()
     number, before, put_unix_ns, batch, rest = unpack_batch(
         struct.pack("<QI", 7, len(head)) + head + b"p"
@@ -433,7 +433,7 @@ def test_the_head_of_a_batch_is_read():
         {"rest": 1},
     ],
 )  # fmt: skip
-def test_a_batch_with_an_invalid_head_is_refused(wrong):
+def test_a_batch_with_an_invalid_header_is_rejected(wrong):
     head = json.dumps({**HEAD, **wrong}).encode()
     with pytest.raises(ValueError, match="not"):
         unpack_batch(struct.pack("<QI", 7, len(head)) + head)
@@ -478,7 +478,7 @@ def test_a_removed_directory_is_recreated(tmp_path, caplog):
     again.close()
 
 
-def test_another_spool_at_the_same_path_is_left_alone(tmp_path):
+def test_a_different_spool_at_the_same_path_is_not_touched(tmp_path):
     spool, _ = fill(tmp_path / "spool", 1)
     fill(tmp_path / "other", 2)[0].close()
     (tmp_path / "spool").rename(tmp_path / "away")
@@ -493,7 +493,7 @@ def test_another_spool_at_the_same_path_is_left_alone(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
 @pytest.mark.parametrize(("owner", "mode"), [(65534, 0o700), (0, 0o770), (0, 0o1703)])
-def test_a_directory_that_others_can_write_is_refused(tmp_path, owner, mode):
+def test_a_directory_writable_by_others_is_rejected(tmp_path, owner, mode):
     tmp_path.chmod(mode)
     os.chown(tmp_path, owner, owner)
     with pytest.raises(ExportError, match="is not safe") as caught:
@@ -502,7 +502,7 @@ def test_a_directory_that_others_can_write_is_refused(tmp_path, owner, mode):
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory", "foreign"])
-def test_segments_that_are_links_or_files_of_others_are_left_alone(tmp_path, kind, caplog):
+def test_symlinked_segments_and_segments_of_other_users_are_not_touched(tmp_path, kind, caplog):
     directory = tmp_path / "spool"
     spool, stored = fill(directory, 3, max_bytes=2000)
     spool.close()
@@ -584,7 +584,7 @@ def test_batches_age_while_the_spool_is_closed(tmp_path, monkeypatch):
     spool.close()
 
 
-def test_a_second_writer_is_refused(tmp_path):
+def test_a_second_writer_is_rejected(tmp_path):
     spool = Spool(str(tmp_path))
     with pytest.raises(ExportError, match="is in use"):
         Spool(str(tmp_path))
@@ -650,7 +650,7 @@ def test_damage_is_counted_once_across_restarts(tmp_path):
         abandon(again)
 
 
-def test_the_rest_of_a_window_is_counted_once_after_a_kill(tmp_path):
+def test_the_undelivered_part_of_a_window_is_counted_once_after_a_kill(tmp_path):
     rest = SampleCounts({"on_cpu": 7})
     spool = Spool(str(tmp_path))
     for batch, after in ((numbered(1), numbered(2).sample_counts), (numbered(2), None)):
@@ -667,7 +667,7 @@ def test_the_rest_of_a_window_is_counted_once_after_a_kill(tmp_path):
     assert again.earlier_lost == {"on_cpu": {LossCause.SPOOL_DAMAGED: 7}}
 
 
-def test_losses_are_stated_to_all_later_runs(tmp_path):
+def test_losses_are_reported_by_all_later_runs(tmp_path):
     spool, stored = fill(tmp_path, 3)
     spool.settle(stored[0].number, stored[0].samples, {"on_cpu": {LossCause.REJECTED: 1}})
     spool.settle(stored[1].number, stored[1].samples, {"on_cpu": {LossCause.REJECTED: 2}})
@@ -691,7 +691,7 @@ def test_parts_of_a_batch_are_counted_with_it(tmp_path):
     abandon(again)
 
 
-def test_files_of_others_are_left_alone(tmp_path):
+def test_unrelated_files_are_not_touched(tmp_path):
     (tmp_path / "notes.spool").write_bytes(MAGIC)
     Spool(str(tmp_path)).close()
     assert (tmp_path / "notes.spool").read_bytes() == MAGIC

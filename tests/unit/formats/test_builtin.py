@@ -31,7 +31,7 @@ def built_in(windows):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_the_attribute_is_a_text_or_an_array_and_comes_back(built_in, form):
+def test_the_attribute_is_a_string_or_an_array_and_survives_a_round_trip(built_in, form):
     (batch,) = encode_window(built_in, form=form).batches
     assert check_payload(batch.payload) == []
     (window,) = decode_windows(batch.payload)
@@ -42,7 +42,7 @@ def test_the_attribute_is_a_text_or_an_array_and_comes_back(built_in, form):
     assert {frame.module.name for frame in results[:3]} == {"vmlinux"}
 
 
-def test_reports_show_them_in_brackets(built_in):
+def test_reports_show_builtin_modules_in_brackets(built_in):
     rows = {row.function: row.module for row in function_rows([built_in])}
     assert rows["ext4_write"] == "vmlinux [ext4]"
     assert rows["cpdma_start"] == "vmlinux [ti_cpsw] [ti_davinci_emac]"

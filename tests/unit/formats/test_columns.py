@@ -42,18 +42,18 @@ def test_samples_are_in_the_order_of_their_bins():
 
 
 @pytest.mark.parametrize(("seconds", "width"), [(1, 10), (16, 20), (600, 500), (86_400, 57_000)])
-def test_the_time_axis_has_few_bins_however_long_it_is(seconds, width):
+def test_the_number_of_time_bins_is_bounded(seconds, width):
     data = columns([window(0, seconds, [seconds - 0.001])])
     assert data["bin_ms"] in (width, width + 1000)
     assert column(data, "bin") == [data["bins"] - 1]
     assert data["bins"] <= 1500
 
 
-def test_samples_outside_of_their_window_are_at_its_ends():
+def test_samples_outside_their_window_are_clamped_to_it():
     assert column(columns([window(1, 2, [0, 3])]), "bin") == [0, 99]
 
 
-def test_samples_of_two_rates_count_the_time_that_they_stand_for():
+def test_samples_of_two_rates_are_weighted_by_their_period():
     data = columns([window(0, 1, [0]), window(1, 2, [1], period_ns=20_000_000)])
     assert data["kinds"] == [
         {"name": "on_cpu", "unit": "nanoseconds", "period_ns": 0, "measure": "cpu"}
@@ -72,7 +72,7 @@ def test_title_and_summary_show_host_kernel_command_and_time():
     assert (columns([])["title"], columns([])["summary"]) == ("Profile", "no samples")
 
 
-def test_numbers_are_packed_in_the_least_space():
+def test_numbers_are_packed_into_the_smallest_type():
     for numbers, code in (
         ([], "B"), ([0, 255], "B"), ([256], "H"), ([65_536], "I"), ([-1, 3], "i"), ([1 << 40], "d"),
     ):  # fmt: skip

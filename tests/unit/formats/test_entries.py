@@ -24,14 +24,14 @@ def unnamed(address, offset):
     return Frame(LIBRARY, address, (), offset, USER_SIDE, Unresolved.NO_NAME)
 
 
-def test_function_without_a_name_shows_where_it_starts():
+def test_a_nameless_function_shows_its_start():
     (entry,) = frame_entries(unnamed(0x1234, 0x34))
     assert (entry.name, entry.module, entry.reason) == (
         "fun_1200", "libx.so", "the file has no name for the function",
     )  # fmt: skip
 
 
-def test_functions_without_a_name_are_rows_of_their_own():
+def test_nameless_functions_have_separate_rows():
     stacks = [Stack.from_frames([unnamed(0x1200 + at, at % 0x100)]) for at in (1, 2, 0x101)]
     samples = [WindowSample(stack, 1, "t", 0, None, [1], []) for stack in stacks]
     profile = Profile(ON_CPU, 1, [ResourceSamples(Resource({}, ""), samples)], 3, {})

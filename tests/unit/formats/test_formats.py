@@ -50,7 +50,7 @@ def test_speedscope_follows_its_schema(windows):
 
 
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
-def test_names_that_are_not_unicode_are_escaped_in_every_format(row, hostile):
+def test_non_unicode_names_are_escaped_in_every_format(row, hostile):
     """A process may be called what it likes: ``\\xff`` alone is not UTF-8."""
     written = row.write(hostile)
     if isinstance(written, bytes):
@@ -61,7 +61,7 @@ def test_names_that_are_not_unicode_are_escaped_in_every_format(row, hostile):
     assert written.encode()
 
 
-def test_titles_that_are_not_unicode_are_escaped(hostile):
+def test_non_unicode_titles_are_escaped(hostile):
     assert html(hostile, title="\udcff").encode()
     assert speedscope(hostile, name="\udcff").encode()
 
@@ -142,7 +142,7 @@ def test_pprof_opens_in_its_tool(windows, tmp_path, tool):
     assert "ext4_read" not in focused
 
 
-def test_every_format_adds_up_the_values_of_samples(off_cpu):
+def test_every_format_sums_sample_values(off_cpu):
     """Three waits of 70, 20 and 10 ns, in two stacks."""
     assert folded(off_cpu) == "dd;do_syscall_64_[k] 10\ndd;do_syscall_64_[k];vfs_read_[k] 90\n"
     rows = {row.function: row for row in function_rows(off_cpu)}

@@ -12,7 +12,7 @@ from tests.page import data
 VIEWER = Path(__file__).parents[3] / "viewer"
 
 
-def test_columns_point_into_each_other_and_keep_every_sample(windows):
+def test_columns_are_consistent_and_hold_every_sample(windows):
     result = data(html(windows))
     samples, nodes, frames = result["samples"], result["nodes"], result["frames"]
     assert sum(samples["count"]) == 10
@@ -32,7 +32,7 @@ def test_equal_samples_are_one_entry(windows):
     assert len(data(html(windows))["samples"]["count"]) == 4
 
 
-def test_no_text_can_leave_its_place(windows):
+def test_text_cannot_break_out_of_its_context(windows):
     text = html(windows, title="</title><script>{{PROFILE}}")
     assert "</title><script>" not in text
     assert text.count("</script>") == 2
@@ -57,13 +57,13 @@ def test_the_page_was_built_from_these_sources():
     assert f"viewer {digest.hexdigest()}" in asset, "run `make viewer`"
 
 
-def test_the_page_refers_to_nothing_outside():
+def test_the_page_has_no_external_references():
     asset = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text()
     addresses = set(re.findall(r"https?://[^\s\"'`<>)]+", asset))
     assert {address for address in addresses if "www.w3.org" not in address} == set()
 
 
-def test_only_the_scripts_and_styles_of_the_page_are_allowed():
+def test_the_content_policy_allows_only_the_pages_scripts_and_styles():
     asset = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text()
     for name, element in (("style", "<style>"), ("script", "<script>")):
         text = asset.partition(element)[2].partition(f"</{name}>")[0]

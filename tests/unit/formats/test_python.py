@@ -60,7 +60,7 @@ WHOLE = stack_of(python("View.get", 42, 40), UNKNOWN, python("<module>", 7, 1), 
 
 
 @pytest.mark.parametrize("form", Form)
-def test_functions_lines_and_start_lines_come_back_from_otlp(form):
+def test_functions_lines_and_start_lines_survive_an_otlp_round_trip(form):
     (sample,) = sent(WHOLE, form=form).profiles[0].resources[0].samples
     kernel, own = sample.stack.sides
     assert kernel.kind is KERNEL_SIDE
@@ -68,7 +68,7 @@ def test_functions_lines_and_start_lines_come_back_from_otlp(form):
     assert own.frames == WHOLE.sides[1].frames
 
 
-def test_functions_of_one_name_are_distinguished_by_their_start():
+def test_functions_with_equal_names_are_distinguished_by_start_line():
     stacks = [stack_of(python("get", 9, start)) for start in (1, 5, 9)]
     samples = sent(*stacks).profiles[0].resources[0].samples
     assert [sample.stack.frames[1].lines[0].start_line for sample in samples] == [1, 5, 9]
@@ -83,7 +83,7 @@ def test_functions_of_one_name_are_distinguished_by_their_start():
     (UNKNOWN, "[python]"),
     (Frame(None, 5, (Line("f", "", "a.c", 3),), 0, KERNEL_SIDE), "f"),
 ])  # fmt: skip
-def test_a_frame_reads_as_function_and_line(frame, label):
+def test_a_frame_is_shown_as_function_and_line(frame, label):
     (entry,) = frame_entries(frame)
     assert entry.label == label
 
@@ -127,7 +127,7 @@ def strings(profile):
 
 
 @pytest.mark.parametrize("place", ["function", "file"])
-def test_no_name_breaks_out_of_a_format(place):
+def test_names_cannot_break_out_of_a_format(place):
     """Names are what a process has in its memory; other names of it are dealt with alike."""
     names = {"function": (HOSTILE, "a.py"), "file": ("f", HOSTILE)}[place]
     windows = [sent(stack_of(python(names[0], 3, 1, names[1])))]

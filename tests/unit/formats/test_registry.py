@@ -57,7 +57,7 @@ def test_a_format_is_added_by_its_row_alone(tmp_path, recording, words):
     assert (tmp_path / words[1]).read_text() == "worker"
 
 
-def test_the_next_step_is_that_of_the_format_whatever_the_suffix(tmp_path, recording):
+def test_the_next_step_depends_on_the_format_not_the_suffix(tmp_path, recording):
     words = ["record", "--replay", recording, "-o", "x.html", "--format", "table"]
     done = subprocess.run(
         [sys.executable, "-m", "otel_kprofiler", *words],
@@ -66,7 +66,7 @@ def test_the_next_step_is_that_of_the_format_whatever_the_suffix(tmp_path, recor
     assert done.stderr.endswith(" · next: less -S x.html\n"), done.stderr
 
 
-def test_a_suffix_stands_for_one_format():
+def test_suffixes_are_unambiguous():
     suffixes = [row.suffix for row in FORMATS]
     assert not [(a, b) for a in suffixes for b in suffixes if a is not b and a.endswith(b)]
     assert len({row.name for row in FORMATS}) == len(FORMATS)

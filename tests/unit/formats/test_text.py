@@ -18,7 +18,7 @@ def test_folded_has_one_line_per_stack_root_first_with_marks(windows):
     ]
 
 
-def test_no_name_moves_the_cursor_or_hides_a_line(hostile):
+def test_names_cannot_move_the_cursor_or_hide_a_line(hostile):
     for text in (folded(hostile, threads=True), table(hostile, width=200)):
         assert all(line.isprintable() for line in text.splitlines())
         assert "\\x1b[2J" in text
@@ -47,7 +47,7 @@ def test_functions_count_recursion_once_and_name_gaps_by_their_reason(windows):
 
 
 @pytest.mark.parametrize("width", [40, 80, 133])
-def test_table_fits_the_width_and_cuts_names_only(windows, width):
+def test_the_table_fits_the_width_by_truncating_only_names(windows, width):
     text = table(windows, width=width)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width

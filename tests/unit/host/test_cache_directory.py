@@ -20,7 +20,7 @@ def cache(tmp_path):
     directory.close()
 
 
-def test_the_files_not_used_for_longest_are_removed(cache):
+def test_least_recently_used_files_are_removed(cache):
     for index in range(8):
         put(cache, f"file{index}", 20_480)
         os.utime(f"{cache.path}/file{index}", (0, index))
@@ -29,7 +29,7 @@ def test_the_files_not_used_for_longest_are_removed(cache):
     assert sorted(os.listdir(cache.path)) == ["file0", "file5", "file6", "file7"]
 
 
-def test_a_file_is_replaced_and_read(cache):
+def test_a_replaced_file_is_read_back(cache):
     put(cache, "a", 10)
     kept = cache.open("a")
     put(cache, "a", 20)
@@ -44,7 +44,7 @@ def test_a_file_is_replaced_and_read(cache):
     os.close(fd)
 
 
-def test_a_file_that_was_not_finished_is_not_there(cache):
+def test_an_abandoned_file_leaves_nothing_behind(cache):
     file = cache.create("a")
     os.write(file.fd, b"part")
     file.abandon()
@@ -83,7 +83,7 @@ def test_files_and_directories_of_others_are_not_trusted(cache, tmp_path):
         CacheDirectory(str(other), 1)
 
 
-def test_a_directory_that_others_can_write_is_refused(tmp_path):
+def test_a_directory_writable_by_others_is_rejected(tmp_path):
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)
     with pytest.raises(PermissionError):
@@ -91,7 +91,7 @@ def test_a_directory_that_others_can_write_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a\n", "x" * 300])
-def test_names_that_lead_elsewhere_are_refused(name, cache):
+def test_names_that_escape_the_directory_are_rejected(name, cache):
     with pytest.raises(ValueError, match="not the name of a cached file"):
         cache.open(name)
 
@@ -106,5 +106,5 @@ def test_names_that_lead_elsewhere_are_refused(name, cache):
         ({}, 7, None),
     ],
 )
-def test_the_place_of_caches(environ, user, path):
+def test_the_cache_directory_is_chosen_by_the_environment(environ, user, path):
     assert find_cache_path(environ, user) == path

@@ -118,16 +118,16 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("path", CONTAINERS)
-def test_a_path_of_a_container(path):
+def test_container_paths_are_recognized(path):
     assert parse_cgroup_path(path) == CgroupNames(container=ID)._replace(**CONTAINERS[path])
 
 
 @pytest.mark.parametrize("path", OTHERS)
-def test_a_path_without_a_container(path):
+def test_paths_without_a_container_are_recognized(path):
     assert parse_cgroup_path(path) == CgroupNames()._replace(**OTHERS[path])
 
 
-def test_the_id_of_fargate_has_a_number():
+def test_fargate_container_ids_with_a_suffix_are_recognized():
     assert parse_cgroup_path(f"/ecs/{TASK}/{TASK}-1234567890").container == f"{TASK}-1234567890"
 
 
@@ -157,6 +157,6 @@ def test_the_most_specific_hierarchy_is_used(text, expected):
     assert parse_cgroup(text.encode()) == CgroupNames()._replace(**expected)
 
 
-def test_the_path_of_version_2():
+def test_the_cgroup_v2_path_is_parsed():
     assert parse_unified_path(b"3:cpu:/a\n0::/b:c (deleted)\n") == "/b:c"
     assert parse_unified_path(b"3:cpu:/a\n") == ""

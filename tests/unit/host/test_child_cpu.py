@@ -14,7 +14,7 @@ from tests.interpreters import ROOT, VERSIONS, environment, find_missing, find_p
 MIB = 1 << 20
 
 
-def test_more_input_may_take_more_time_up_to_a_limit():
+def test_larger_input_is_granted_more_cpu_time_up_to_a_limit():
     rate = CpuRate(least_s=3, per_mib_s=0.25, most_s=60)
     assert [rate.grant(size * MIB).seconds for size in (0, 1, 4, 100, 1000)] == [3, 4, 4, 28, 60]
     assert CpuRate(least_s=0, per_mib_s=0, most_s=10).grant(0).seconds == 1  # 0 would be no limit
@@ -22,7 +22,7 @@ def test_more_input_may_take_more_time_up_to_a_limit():
 
 
 @pytest.mark.system
-def test_a_child_ends_at_its_limit_and_the_reason_names_time_and_size():
+def test_a_child_is_killed_at_its_limit_and_the_reason_names_time_and_size():
     grant = CpuGrant(1, 5 * MIB - 1)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         limit_cpu(child.pid, grant)
@@ -35,7 +35,7 @@ def test_a_child_ends_at_its_limit_and_the_reason_names_time_and_size():
 
 
 @pytest.mark.system
-def test_a_child_that_has_ended_is_no_error():
+def test_an_exited_child_is_not_an_error():
     child = subprocess.Popen(["true"])
     child.wait()
     limit_cpu(child.pid, CpuGrant(1, 0))

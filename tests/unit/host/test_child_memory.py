@@ -62,13 +62,13 @@ def tree(tmp_path, version):
     return write
 
 
-def test_the_limit_of_the_own_cgroup_counts_without_the_page_cache(tree, version):
+def test_usage_in_the_current_cgroup_excludes_the_page_cache(tree, version):
     files = tree("/unit", {"unit": (256 * MIB, 100 * MIB, 30 * MIB)})
     path = f"/{MOUNT[version]}/unit/{NAMES[version][0]}"
     assert find_memory_left(files) == MemoryLeft(186 * MIB, path, 256 * MIB)
 
 
-def test_the_cgroup_that_leaves_least_counts(tree, version):
+def test_the_cgroup_with_the_least_memory_left_is_decisive(tree, version):
     limits = {
         "a/b": (256 * MIB, 50 * MIB, 0),
         "a": (400 * MIB, 390 * MIB, 0),
@@ -101,7 +101,7 @@ def test_memory_high_counts_as_a_limit(tree, version):
     )
 
 
-def test_a_child_gets_half_of_the_memory_left_by_limits_of_other_children(tree):
+def test_a_child_is_granted_half_the_memory_left_by_other_grants(tree):
     files = tree("/u", {"u": (256 * MIB, 56 * MIB, 0)})
     child = subprocess.Popen(["sleep", "60"])
     try:
@@ -126,7 +126,7 @@ def test_a_child_gets_half_of_the_memory_left_by_limits_of_other_children(tree):
 TAKE = "import sys; sys.stdin.read(1); bytearray(200 << 20); print('taken')"
 
 
-def test_a_child_cannot_take_more_than_its_grant():
+def test_a_child_cannot_allocate_more_than_its_grant():
     for most, output in ((100 * MIB, b""), (300 * MIB, b"taken\n")):
         child = subprocess.Popen(
             [sys.executable, "-c", TAKE],

@@ -47,13 +47,13 @@ def test_containers_have_names_and_cgroups(host):
     assert pod.names == ("cart", "shop-7f-x", "shop-7f-x/cart")
 
 
-def test_a_path_of_another_cgroup_namespace_is_not_one_of_this(tmp_path):
+def test_paths_of_another_cgroup_namespace_are_not_resolved_here(tmp_path):
     (tmp_path / "proc/40").mkdir(parents=True)
     (tmp_path / "proc/40/cgroup").write_text(f"0::/../docker-{DOCKER}.scope\n")
     assert find_containers(Access(str(tmp_path))) == [Container(DOCKER, (), "", (40,))]
 
 
-def test_a_container_is_called_by_name_or_beginning_of_its_id(host):
+def test_a_container_is_selected_by_name_or_id_prefix(host):
     docker, _, pod = find_containers(host)
     assert docker.is_called("web")
     assert docker.is_called("aaaa")
@@ -62,7 +62,7 @@ def test_a_container_is_called_by_name_or_beginning_of_its_id(host):
     assert pod.is_called("shop-7f-x/cart")
 
 
-def test_mounts_of_a_type_are_found():
+def test_mounts_of_a_type_are_listed():
     mounts = (
         b"30 24 0:26 / /proc rw - proc proc rw\n"
         b"31 24 0:27 / /c/cpu rw shared:9 - cgroup cgroup rw,cpu\n"
@@ -73,7 +73,7 @@ def test_mounts_of_a_type_are_found():
     assert parse_mount_points(mounts, "tmpfs") == []
 
 
-def test_a_line_of_stat_with_parentheses_in_the_name():
+def test_a_stat_line_with_parentheses_in_the_name_is_parsed():
     line = b"7 (a) (b) Z 3 " + b" ".join(b"%d" % number for number in range(5, 60))
     expected = ProcessStat(
         3, has_ended=True, start_ticks=22, name=b"a) (b", stack_start=28, cpu_ticks=14 + 15
@@ -83,7 +83,7 @@ def test_a_line_of_stat_with_parentheses_in_the_name():
         parse_stat(b"7 (a) S 3")
 
 
-def test_descendants_are_children_of_children():
+def test_descendants_include_grandchildren():
     processes = {
         pid: ProcessStat(parent, False, 0)
         for pid, parent in {1: 0, 2: 1, 3: 2, 4: 2, 5: 4, 6: 1, 7: 7}.items()

@@ -77,7 +77,7 @@ def bad(host, **options):
     }
 
 
-def test_a_good_host_has_no_problems_and_each_finding_has_an_observation():
+def test_a_supported_host_has_no_problems_and_each_finding_has_an_observation():
     result = findings(FakeHost(), try_sampler=lambda: "2 samples")
     assert not bad(FakeHost())
     assert all(finding.observed for finding in result.values())
@@ -108,7 +108,7 @@ def test_a_good_host_has_no_problems_and_each_finding_has_an_observation():
         ({"/proc/kallsyms": FileNotFoundError(2, "no")}, "kernel symbols", Level.WARN),
     ],
 )  # fmt: skip
-def test_each_problem_has_its_own_finding(changes, check, level):
+def test_each_problem_causes_exactly_its_finding(changes, check, level):
     assert bad(FakeHost(**changes)) == {check: level}
 
 
@@ -123,7 +123,7 @@ def test_cap_sys_admin_implies_bpf_and_perfmon_but_not_syslog():
     assert bad(FakeHost(ADMIN, **{"/proc/kallsyms": hidden})) == {"kernel symbols": Level.WARN}
 
 
-def test_any_one_loader_is_enough_but_none_fails():
+def test_any_single_loader_suffices_but_none_is_a_failure():
     neither = {"libbpf.so.1": False, "python3-bpfcc": False}
     assert bad(FakeHost(), loaders=neither) == {"loader": Level.FAIL}
     assert not bad(FakeHost(), loaders=neither | {"python3-bpfcc": True})
@@ -184,14 +184,14 @@ LIMITS = "Max open files            {:<20} {:<20} files\n"
         (64, 100, Level.WARN, "sudo prlimit --pid $$ --nofile=272:272, and "),
     ],
 )
-def test_few_open_files_are_a_limit(soft, hard, level, fix):
+def test_a_low_open_file_limit_is_reported_as_a_limitation(soft, hard, level, fix):
     result = findings(FakeHost(**{"/proc/self/limits": LIMITS.format(soft, hard)}))["open files"]
     assert result.level is level
     assert result.observed.startswith(str(soft))
     assert result.fix.startswith(fix)
 
 
-def test_too_few_open_files_are_the_cause_of_a_sampler_that_does_not_start():
+def test_too_low_an_open_file_limit_explains_a_sampler_that_cannot_start():
     def explode():
         raise HostError("setting up the sampler: too many open files", hint="ulimit")
 
@@ -219,7 +219,7 @@ def test_the_verdict_names_each_cause_once():
     assert list(conclude(failed[2:])) == ["does not work: sampler", "  sampler: x"]
 
 
-def test_a_python_of_its_own_may_have_file_capabilities(monkeypatch, tmp_path):
+def test_a_dedicated_python_may_be_given_file_capabilities(monkeypatch, tmp_path):
     own, link = tmp_path / "my python", tmp_path / "link"
     own.touch()
     link.symlink_to(own)
@@ -266,7 +266,7 @@ def test_capabilities_kept_while_sampling_are_listed_with_their_purpose():
 
 
 @pytest.mark.parametrize(("release", "is_told"), [("5.10.0-46-amd64", True), ("5.11.0", False)])
-def test_a_refusal_by_an_old_kernel_may_be_for_locked_memory(release, is_told):
+def test_an_error_from_an_old_kernel_may_be_due_to_locked_memory(release, is_told):
     host = FakeHost(**{"/proc/sys/kernel/osrelease": release})
     error = get_privilege_error("loading the BPF program", host)
     assert "although no capability is missing" in str(error)

@@ -56,12 +56,12 @@ def test_the_event_of_a_briefly_offline_cpu_is_replaced(online):
     assert host.was_closed == ["event 2"]
 
 
-def test_only_wanted_cpus_have_events(online):
+def test_only_selected_cpus_have_events(online):
     host = make(online, {1, 7})
     assert host.update() == ([1], [], {})
 
 
-def test_a_refusal_is_reported_once_until_the_event_can_be_opened(online):
+def test_an_open_error_is_reported_once_until_the_event_can_be_opened(online):
     host = make(online)
     host.errors = {1: errno.EMFILE}
     changes = host.update()
@@ -74,7 +74,7 @@ def test_a_refusal_is_reported_once_until_the_event_can_be_opened(online):
     assert list(host.update().refused) == [1]
 
 
-def test_a_cpu_that_goes_offline_while_its_event_opens_is_not_a_refusal(online):
+def test_a_cpu_going_offline_while_its_event_is_opened_is_not_an_error(online):
     host = make(online)
     host.errors = {2: errno.ENODEV}
     assert host.update() == ([0, 1], [], {})

@@ -30,7 +30,7 @@ def serve(queue, cpu_ns=0):
     return turn.owner, turn.item
 
 
-def test_owners_take_turns_however_much_each_wants(queue):
+def test_owners_take_turns_however_much_each_queues(queue):
     for number in range(4):
         queue.put("noisy", number)
     queue.put("good", 0)
@@ -41,7 +41,7 @@ def test_owners_take_turns_however_much_each_wants(queue):
     assert queue.take() is None
 
 
-def test_one_owner_is_served_in_order(queue):
+def test_work_of_one_owner_is_served_in_order(queue):
     for number in range(3):
         queue.put("only", number)
     assert [serve(queue)[1] for _ in range(3)] == [0, 1, 2]
@@ -94,7 +94,7 @@ def test_costly_work_of_one_owner_does_not_delay_others(queue, clock):
     assert serve(queue) == ("good", 1)
 
 
-def test_the_reserve_is_part_of_the_share(queue, clock):
+def test_the_reserve_counts_towards_the_share(queue, clock):
     """Many owners, each with one costly piece of work, cannot exceed the share."""
     spent, start_ns = 0, clock.ns
     for owner in range(4000):
@@ -127,7 +127,7 @@ def grouped(clock):
     return FairQueue(SHARE, clock, lambda owner: owner[0])
 
 
-def test_many_owners_of_a_group_take_no_turns_of_another(grouped):
+def test_many_owners_in_a_group_do_not_take_turns_of_another_group(grouped):
     for number in range(100):
         grouped.put(("storm", number), number)
     serve(grouped)
@@ -139,7 +139,7 @@ def test_many_owners_of_a_group_take_no_turns_of_another(grouped):
     assert owners.count("storm") == 3
 
 
-def test_an_owner_begins_at_the_cost_of_its_own_group(grouped):
+def test_a_new_owner_starts_at_the_cost_of_its_group(grouped):
     grouped.put(("many", "costly"), 0)
     grouped.done(grouped.take(), 2000 * TURN_NS)
     for number in range(50):
@@ -152,7 +152,7 @@ def test_an_owner_begins_at_the_cost_of_its_own_group(grouped):
     assert [serve(grouped)[0][1] for _ in range(2)] == ["busy", "new"]
 
 
-def test_costs_of_a_group_are_those_of_its_owners(grouped, clock):
+def test_the_cost_of_a_group_is_the_sum_of_its_owners(grouped, clock):
     for number in range(10):
         grouped.put(("costly", number), 0)
         grouped.put(("cheap", number), 0)
@@ -173,7 +173,7 @@ def test_the_group_with_most_work_loses_its_newest(grouped):
     assert len(grouped) == 4
 
 
-def test_groups_are_forgotten(grouped):
+def test_the_number_of_remembered_groups_is_bounded(grouped):
     for number in range(3 * MAX_OWNERS):
         grouped.put((number, 0), 0)
         serve(grouped)
@@ -187,7 +187,7 @@ def test_processes_are_grouped_by_user():
     assert find_user("code") == "code", "no process"
 
 
-def test_owners_are_forgotten(queue):
+def test_the_number_of_remembered_owners_is_bounded(queue):
     for owner in range(3 * MAX_OWNERS):
         queue.put(owner, 0)
         serve(queue)
@@ -196,7 +196,7 @@ def test_owners_are_forgotten(queue):
     assert sum(map(len, queue._costs.values())) <= MAX_OWNERS
 
 
-def test_without_limit_all_work_is_taken(queue):
+def test_without_a_limit_all_work_is_accepted(queue):
     for number in range(3):
         queue.put("only", number)
     serve(queue, 9 * SECOND_NS)

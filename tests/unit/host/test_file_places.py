@@ -10,7 +10,7 @@ def inode(path):
     return os.stat(path).st_ino
 
 
-def test_a_file_is_found_where_another_was(tmp_path):
+def test_a_file_is_searched_in_directories_of_earlier_files(tmp_path):
     other, file = tmp_path / "other", tmp_path / "file"
     file.touch()
     places = FilePlaces()
@@ -30,11 +30,11 @@ def test_a_changed_directory_is_read_again(tmp_path):
     assert [*places.find(inode(tmp_path / "second"))] == [str(tmp_path / "second")]
 
 
-def test_missing_directories_have_nothing(tmp_path):
+def test_missing_directories_contain_no_files(tmp_path):
     assert [*FilePlaces([str(tmp_path / "missing"), ""]).find(1)] == []
 
 
-def test_the_directories_with_the_latest_finds_are_kept(tmp_path):
+def test_the_most_recently_matched_directories_are_kept(tmp_path):
     files = []
     places = FilePlaces()
     for number in range(MAX_DIRECTORIES + 1):
@@ -49,7 +49,7 @@ def test_the_directories_with_the_latest_finds_are_kept(tmp_path):
         assert [*places.find(inode(file))] == [str(file)]
 
 
-def test_a_directory_that_does_not_answer_holds_up_one_thread(tmp_path, monkeypatch):
+def test_an_unresponsive_directory_blocks_only_one_thread(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.touch()
     places, answer = FilePlaces([str(tmp_path)]), threading.Event()

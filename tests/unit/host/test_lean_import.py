@@ -57,14 +57,14 @@ def test_a_module_is_found_as_an_attribute_without_the_rest(package):
     assert f"{package}.heavy" not in sys.modules
 
 
-def test_an_imported_package_is_left_as_it_is(package):
+def test_an_already_imported_package_is_left_unchanged(package):
     __import__(package)
     whole = sys.modules[package]
     assert import_module_alone(f"{package}.wanted") is whole.wanted
     assert sys.modules[package] is whole
 
 
-def test_a_package_that_fails_fails_at_each_use(package, tmp_path):
+def test_a_package_that_fails_to_import_fails_at_each_use(package, tmp_path):
     (tmp_path / package / "heavy.py").write_text("raise ImportError('no libheavy')")
     assert import_module_alone(f"{package}.wanted").VALUE == 7
     for _ in range(2):
@@ -72,7 +72,7 @@ def test_a_package_that_fails_fails_at_each_use(package, tmp_path):
             sys.modules[package].Heavy  # noqa: B018
 
 
-def test_threads_that_ask_at_the_same_time_get_the_same(package, tmp_path):
+def test_concurrent_imports_return_the_same_module(package, tmp_path):
     (tmp_path / package / "heavy.py").write_text("import time\ntime.sleep(0.1)\nHeavy = object()\n")
     import_module_alone(f"{package}.wanted")
     results = []

@@ -44,14 +44,14 @@ def failure(run, code, limits=LIMITS):
     return caught.value.problem, str(caught.value)
 
 
-def test_the_file_is_the_input_of_a_child(run, tmp_path):
+def test_a_child_reads_the_file_as_standard_input(run, tmp_path):
     assert run("print(os.pread(0, 100, 0).decode())") == b"content\n"
     with open(tmp_path / "output", "w+b") as output:
         run("print('result')", output=output.fileno())
         assert os.pread(output.fileno(), 100, 0) == b"result\n"
 
 
-def test_the_cause_of_a_failure_is_what_a_child_reports(run):
+def test_a_failure_carries_the_cause_reported_by_the_child(run):
     assert failure(run, "sys.exit('damaged')") == (ChildProblem.FAILED, "damaged")
 
 
@@ -59,13 +59,13 @@ def test_a_child_without_a_report_is_described_by_its_status(run):
     assert failure(run, "os._exit(3)") == (ChildProblem.FAILED, "status 3")
 
 
-def test_a_child_takes_no_more_memory_than_it_was_granted(run):
+def test_a_child_is_limited_to_its_granted_memory(run):
     code = "print(len(bytearray(60 << 20)))"
     assert failure(run, code, LIMITS._replace(memory_bytes=40 * MIB))[0] is ChildProblem.MEMORY
     assert run(code, LIMITS._replace(memory_bytes=160 * MIB)) == b"62914560\n"
 
 
-def test_a_child_is_not_started_with_too_little_memory(run):
+def test_no_child_is_started_with_too_little_memory(run):
     limits = LIMITS._replace(memory_bytes=MIB, least_bytes=2 * MIB)
     with pytest.raises(ChildFailed) as caught:
         run("sys.exit('started')", limits)
@@ -73,13 +73,13 @@ def test_a_child_is_not_started_with_too_little_memory(run):
     assert caught.value.grant.count_bytes == MIB
 
 
-def test_a_child_takes_no_more_cpu_time_than_its_input_may(run):
+def test_the_cpu_time_of_a_child_is_limited_by_its_input_size(run):
     cpu = CpuRate(least_s=1, per_mib_s=0, most_s=1).grant(0)
     expected = (ChildProblem.CPU_TIME, "took more than 1 s of CPU for 0 MiB")
     assert failure(run, "\nwhile True: pass", LIMITS._replace(cpu=cpu)) == expected
 
 
-def test_a_child_that_takes_too_long_is_ended(run):
+def test_a_child_that_takes_too_long_is_terminated(run):
     limits = LIMITS._replace(wall_s=0.1)
     assert failure(run, "import time; time.sleep(1000)", limits) == (
         ChildProblem.TIME,
@@ -93,7 +93,7 @@ def test_a_missing_program_is_named(run):
     assert caught.value.problem is ChildProblem.NO_PROCESS
 
 
-def test_stopping_ends_children_and_starts_no_more(run):
+def test_stopping_kills_children_and_starts_no_more(run):
     failures = []
     work = threading.Thread(
         target=lambda: failures.append(failure(run, "import time; time.sleep(1000)"))

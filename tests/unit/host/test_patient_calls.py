@@ -21,13 +21,13 @@ def calls():
     assert join_all(calls.stop())
 
 
-def test_a_call_returns_when_the_function_has(calls):
+def test_a_call_returns_when_its_function_returns(calls):
     read = []
     assert calls.call(HERE, lambda: read.append(threading.current_thread().name))
     assert read == ["kprofiler-test"]
 
 
-def test_a_function_that_computes_is_waited_for(calls):
+def test_a_function_using_cpu_is_waited_for(calls):
     read = []
 
     def compute():
@@ -40,14 +40,14 @@ def test_a_function_that_computes_is_waited_for(calls):
     assert read == [1]
 
 
-def test_a_function_that_fails_ends_no_other(calls, caplog):
+def test_a_failing_function_does_not_affect_others(calls, caplog):
     assert calls.call(HERE, lambda: 1 // 0)
     assert "ZeroDivisionError" in caplog.text
     assert calls.call(HERE, lambda: None)
 
 
 @pytest.mark.parametrize("kind", ["lookup", "open", "read"])
-def test_a_device_that_does_not_answer_delays_no_other(fuse, tmp_path, calls, kind):
+def test_an_unresponsive_device_does_not_delay_others(fuse, tmp_path, calls, kind):
     read = []
     if kind != "lookup":
         os.stat(fuse.point / "file")
@@ -86,7 +86,7 @@ def test_a_device_that_is_slow_is_waited_for(fuse):
     assert join_all(calls.stop())
 
 
-def test_who_is_left_behind_is_reported(fuse):
+def test_abandoned_threads_are_reported(fuse):
     left, threads = [], []
     fuse.freeze("open")
 
@@ -101,7 +101,7 @@ def test_who_is_left_behind_is_reported(fuse):
     assert join_all(calls.stop())
 
 
-def test_a_function_may_hang_elsewhere_than_on_its_device(fuse, calls):
+def test_the_device_of_a_hang_is_determined_separately(fuse, calls):
     fuse.freeze("open")
     assert not calls.call(HERE, (fuse.point / "file").read_bytes, lambda: "elsewhere")
     assert calls.has_left("elsewhere")
@@ -110,7 +110,9 @@ def test_a_function_may_hang_elsewhere_than_on_its_device(fuse, calls):
     fuse.thaw()
 
 
-def test_without_more_threads_functions_are_called_by_who_asks(calls, monkeypatch, caplog):
+def test_functions_run_in_the_calling_thread_if_no_thread_can_be_started(
+    calls, monkeypatch, caplog
+):
     def refuse(_):
         raise RuntimeError("can't start new thread")
 
@@ -121,7 +123,7 @@ def test_without_more_threads_functions_are_called_by_who_asks(calls, monkeypatc
     assert "can't start new thread" in caplog.text
 
 
-def test_after_the_end_functions_are_called_by_who_asks():
+def test_functions_run_in_the_calling_thread_after_shutdown():
     calls = PatientCalls("kprofiler-test")
     assert join_all(calls.stop())
     called = []

@@ -32,7 +32,7 @@ def start():
         child.wait()
 
 
-def test_a_child_whose_file_system_does_not_answer_is_left_behind(fuse, start):
+def test_a_child_blocked_by_its_file_system_is_abandoned(fuse, start):
     children = PatientChildren(patience_s=1, retry_s=0)
     fuse.freeze("read")
     child = start("open(sys.argv[1], 'rb').read()", fuse.point / "file")
@@ -45,7 +45,7 @@ def test_a_child_whose_file_system_does_not_answer_is_left_behind(fuse, start):
     children.check(THERE)
 
 
-def test_a_device_that_hung_is_tried_again_later(fuse, start):
+def test_a_hung_device_is_retried_later(fuse, start):
     children = PatientChildren(patience_s=0.1, retry_s=1000)
     fuse.freeze("read")
     with pytest.raises(DeviceHangs):
@@ -75,7 +75,7 @@ def test_a_child_that_takes_too_long_is_killed(start):
     children.check(HERE)
 
 
-def test_a_child_that_takes_long_to_end_leaves_its_device_to_others(start):
+def test_a_child_slow_to_exit_does_not_block_its_device(start):
     """Its output stays open in a process that it started, which ends once nobody reads that."""
     children = PatientChildren(patience_s=0.5, retry_s=1000)
     ends = "signal.signal(signal.SIGPIPE, signal.SIG_DFL)"
@@ -91,7 +91,7 @@ def test_a_child_that_takes_long_to_end_leaves_its_device_to_others(start):
 BURNS = "import time\nwhile time.process_time() < 0.3: pass"
 
 
-def test_the_cpu_time_of_children_counts_for_the_thread_that_waits(start):
+def test_cpu_time_of_children_is_charged_to_the_waiting_thread(start):
     children, other_ns = PatientChildren(), []
     began_ns = children_time_ns()
     children.wait(start(BURNS), HERE, LONG_S)

@@ -6,7 +6,7 @@ from otel_kprofiler.host import RefusedFiles, identify_content
 from otel_kprofiler.host.refused_files import MAX_REFUSED, REFUSAL_S
 
 
-def test_a_file_is_refused_for_an_hour():
+def test_a_rejected_file_is_not_retried_for_an_hour():
     now_s = 5.0
     refused = RefusedFiles(lambda: now_s)
     refused.add("file", "slow")
@@ -18,7 +18,7 @@ def test_a_file_is_refused_for_an_hour():
     assert refused.find("file") == "slow again"
 
 
-def test_the_oldest_refusals_are_forgotten():
+def test_the_oldest_rejections_are_evicted():
     refused = RefusedFiles(lambda: 0.0)
     for number in range(MAX_REFUSED):
         refused.add(number, "slow")
@@ -30,7 +30,7 @@ def test_the_oldest_refusals_are_forgotten():
     assert len(refused._reasons) == MAX_REFUSED
 
 
-def test_a_file_that_changes_is_another(tmp_path):
+def test_a_changed_file_has_a_new_identity(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"before")
     with open(path, "rb") as file, open(path, "rb") as same:

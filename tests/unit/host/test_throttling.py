@@ -30,7 +30,7 @@ class Limit:
         (250, 250, 251), (251, 300, 501), (997, 1000, 1001), (997, 1001, None), (1000, 1000, 1001),
     ],
 )  # fmt: skip
-def test_a_limit_that_allows_no_sample_more_per_tick_suspends(rate, limit, least):
+def test_a_limit_that_suspends_sampling_is_reported(rate, limit, least):
     warning = find_throttling(Limit(limit), rate, 250)
     assert bool(warning) == (least is not None)
     if least:

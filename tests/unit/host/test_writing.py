@@ -121,7 +121,7 @@ def test_a_link_that_appears_meanwhile_is_not_followed(theirs, tmp_path):
 
 
 @as_root
-def test_an_unprivileged_user_follows_the_links_that_the_kernel_lets_follow(tmp_path):
+def test_an_unprivileged_user_follows_links_permitted_by_the_kernel(tmp_path):
     shared = tmp_path / "group writable"
     shared.mkdir()
     shared.chmod(0o775)

@@ -63,13 +63,13 @@ def test_finds_the_interpreters_of_this_machine(minor):
             assert str(interpreter.version) == python.version
 
 
-def test_other_files_have_none():
+def test_files_that_are_not_interpreters_yield_none():
     assert read("/bin/sh") is None
     assert find_interpreter(ImageSource(b"")) is None
     assert find_interpreter(ImageSource(b"\x7fELF" + bytes(100))) is None
 
 
-def test_the_file_has_the_addresses_of_the_running_interpreter(own_file):
+def test_addresses_in_the_file_match_the_running_interpreter(own_file):
     interpreter = find_interpreter(ImageSource(own_file))
     own = open_own()
     assert own.interpreter == interpreter
@@ -87,7 +87,7 @@ def renamed(content, old, new):
     return content.replace(old, new)
 
 
-def test_files_without_the_symbols_are_refused(own_file):
+def test_files_without_the_symbols_are_rejected(own_file):
     content = renamed(own_file, b"\0PyCode_Type\0", b"\0XyCode_Type\0")
     assert refusal(content) is Refusal.NO_SYMBOLS
     content = renamed(own_file, b"\0_PyEval_EvalFrameDefault\0", b"\0_XyEval_EvalFrameDefault\0")
@@ -95,24 +95,24 @@ def test_files_without_the_symbols_are_refused(own_file):
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="_PyRuntime itself has the version")
-def test_files_without_a_version_are_refused(own_file):
+def test_files_without_a_version_are_rejected(own_file):
     content = renamed(own_file, b"\0Py_Version\0", b"\0Xy_Version\0")
     assert refusal(content) is Refusal.UNKNOWN_VERSION
 
 
-def test_debug_builds_are_refused(own_file):
+def test_debug_builds_are_rejected(own_file):
     content = renamed(own_file, b"\0PyImport_ImportModule\0", b"\0_Py_NegativeRefcount\0\0")
     assert refusal(content) is Refusal.DEBUG_BUILD
 
 
-def test_files_for_other_machines_are_none_of_ours(own_file):
+def test_files_for_other_machines_yield_none(own_file):
     assert find_interpreter(ImageSource(own_file), "aarch64") is None
     content = bytearray(own_file)
     content[18:20] = (183).to_bytes(2, "little")
     assert refusal(content, "aarch64") is Refusal.OTHER_MACHINE
 
 
-def test_damaged_files_are_refused_or_none(own_file):
+def test_damaged_files_are_rejected_or_yield_none(own_file):
     """Whatever bytes of headers and symbol tables are changed."""
     source = ImageSource(own_file)
     elf = read_elf(source)
@@ -133,7 +133,7 @@ def test_damaged_files_are_refused_or_none(own_file):
             find_interpreter(ImageSource(own_file[:end]))
 
 
-def test_symbols_are_found_by_name(own_file):
+def test_symbols_are_looked_up_by_name(own_file):
     source = ImageSource(own_file)
     elf = read_elf(source)
     sections = read_sections(source, elf)

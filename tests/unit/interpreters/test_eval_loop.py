@@ -53,7 +53,7 @@ def expected_part(path, name):
 
 
 @pytest.mark.system
-def test_the_part_that_runs_rarely_is_found_without_its_symbol(tmp_path):
+def test_the_cold_part_is_located_without_its_symbol(tmp_path):
     path = build(tmp_path, RARE)
     parts = expected_part(path, "loop"), expected_part(path, "loop.cold")
     subprocess.run(["strip", path], check=True)
@@ -61,13 +61,13 @@ def test_the_part_that_runs_rarely_is_found_without_its_symbol(tmp_path):
 
 
 @pytest.mark.system
-def test_a_loop_in_one_piece_is_that_alone(tmp_path):
+def test_a_loop_without_a_cold_part_is_one_range(tmp_path):
     path = build(tmp_path, "if (code[i] == 5) sum++;")
     assert find(path)[0] == (expected_part(path, "loop"),)
 
 
 @pytest.mark.system
-def test_damaged_unwind_information_gives_the_function_alone(tmp_path):
+def test_damaged_unwind_information_yields_only_the_function(tmp_path):
     path = build(tmp_path, RARE)
     result, symbol = find(path)
     assert len(result) == 2

@@ -52,7 +52,7 @@ COMPILED = {
     ("column", "name"),
     list(enumerate(("3.11.7", "3.12.1", "3.13.0", "3.14.10", "3.15.2"))),
 )
-def test_the_layout_of_each_version_is_that_of_its_headers(column, name):
+def test_the_layout_of_each_version_matches_its_headers(column, name):
     runtime = captured(name) if name in CAPTURED else b"\0" * 1024
     layout = make_layout(version(name), bytes(runtime))
     assert {key: getattr(layout, key) for key in COMPILED} == {
@@ -61,7 +61,7 @@ def test_the_layout_of_each_version_is_that_of_its_headers(column, name):
     assert len(layout.pack()) == 8 * len(layout)
 
 
-def test_releases_of_a_version_have_one_layout():
+def test_all_releases_of_a_version_share_one_layout():
     first, last = (make_layout(version(one), bytes(captured(one))) for one in CAPTURED[:2])
     assert first == last
 
@@ -73,23 +73,23 @@ def refusal(name, runtime):
 
 
 @pytest.mark.parametrize("name", ["2.7.18", "3.10.13", "3.16.0", "4.11.0"])
-def test_other_versions_are_refused(name):
+def test_unsupported_versions_are_rejected(name):
     assert refusal(name, captured("3.14.10")) is Refusal.UNKNOWN_VERSION
 
 
-def test_versions_before_their_release_are_refused():
+def test_prereleases_are_rejected():
     assert refusal(Version(3, 14, 0, 0xB), captured("3.14.10")) is Refusal.UNKNOWN_VERSION
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_free_threaded_builds_are_refused(name):
+def test_free_threaded_builds_are_rejected(name):
     data = captured(name)
     struct.pack_into("<Q", data, 16, 1)
     assert refusal(name, data) is Refusal.FREE_THREADED
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_offsets_of_another_version_or_build_are_refused(name):
+def test_offsets_of_another_version_or_build_are_rejected(name):
     assert refusal(name, bytes(1024)) is Refusal.OTHER_LAYOUT
     assert refusal(name, captured(name)[:100]) is Refusal.OTHER_LAYOUT
     other = next(one for one in CAPTURED if one[:4] != name[:4])
@@ -104,7 +104,7 @@ def test_offsets_of_another_version_or_build_are_refused(name):
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_any_word_may_be_damaged(name):
+def test_any_damaged_word_is_unused_or_rejected(name):
     """Each either is not used, or leads to a refusal."""
     right = make_layout(version(name), bytes(captured(name)))
     for at in range(0, 1024, 8):

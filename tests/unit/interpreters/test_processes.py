@@ -97,9 +97,7 @@ def test_a_process_is_registered_when_it_maps_an_interpreter(processes, journal,
     assert processes.counts().processes == 1
 
 
-def test_a_process_that_is_sampled_is_registered_as_the_program_that_it_ran(
-    processes, journal, own
-):
+def test_a_sampled_process_is_registered_for_the_program_it_ran(processes, journal, own):
     processes.inspect(ProcessSeen(os.getpid(), 7))
     assert journal.all == [(os.getpid(), own.interpreter.layout, own.process, 7)]
     processes.inspect(ProcessSeen(os.getpid(), 8))
@@ -116,9 +114,7 @@ def sleeping():
         run.kill()
 
 
-def test_a_process_that_runs_something_else_or_has_ended_is_released(
-    processes, journal, own, sleeping
-):
+def test_a_process_that_execs_or_exits_is_released(processes, journal, own, sleeping):
     for pid in (PAST_ALL_PIDS, sleeping):
         processes.apply(mapped(pid, own))
         assert list(journal.now) == [pid]
@@ -126,7 +122,7 @@ def test_a_process_that_runs_something_else_or_has_ended_is_released(
         assert journal.now == {}
 
 
-def test_a_program_without_an_interpreter_is_passed_over(processes, journal, sleeping):
+def test_a_program_without_an_interpreter_is_skipped(processes, journal, sleeping):
     wait_until_loaded(sleeping)
     code = list(parse_mappings(read_maps(Access(), sleeping), only_code=True))
     file = next(one for one in code if one.path.endswith("/sleep"))
@@ -147,7 +143,7 @@ def test_a_program_without_an_interpreter_is_passed_over(processes, journal, sle
     assert journal.passed_over == [program]
 
 
-def test_an_interpreter_is_not_passed_over(processes, journal, own):
+def test_a_program_with_an_interpreter_is_not_skipped(processes, journal, own):
     code = own_code(own)
     pages = (code.end - code.start) // mmap.PAGESIZE
     processes.inspect(ProcessSeen(os.getpid(), 7, Program(code.device, code.inode, pages)))
@@ -161,14 +157,14 @@ def wait_until_loaded(pid):
         time.sleep(0.01)
 
 
-def test_processes_that_have_ended_are_found(processes, journal, own, sleeping):
+def test_exited_processes_are_detected(processes, journal, own, sleeping):
     for pid in (PAST_ALL_PIDS, sleeping):
         processes.apply(mapped(pid, own))
     processes.release_ended()
     assert list(journal.now) == [sleeping]
 
 
-def test_children_inherit_until_they_execute(processes, journal, own):
+def test_children_inherit_registration_until_they_exec(processes, journal, own):
     processes.apply(mapped(5, own))
     processes.apply(Started(1, process(6), 5))
     processes.apply(Started(1, process(7), 6))
@@ -180,7 +176,7 @@ def test_children_inherit_until_they_execute(processes, journal, own):
     assert list(journal.now) == [6]
 
 
-def test_another_program_is_registered_anew(processes, journal, own):
+def test_a_new_program_is_registered_again(processes, journal, own):
     processes.apply(mapped(5, own, 0x7F0000000000))
     before = journal.now[5]
     processes.apply(Exec(1, process(5), "python3"))
@@ -189,7 +185,7 @@ def test_another_program_is_registered_anew(processes, journal, own):
     assert journal.now[5] != before
 
 
-def test_an_interpreter_that_is_unmapped_is_released(processes, journal, own):
+def test_an_unmapped_interpreter_is_released(processes, journal, own):
     event = mapped(5, own)
     processes.apply(event)
     processes.apply(Unmapped(1, process(5), CODE))
@@ -208,7 +204,7 @@ def test_processes_without_room_are_counted(own):
     assert processes.counts().without_room == 1
 
 
-def test_files_that_cannot_be_opened_are_counted_if_named_python(processes, own):
+def test_unopenable_files_are_counted_if_named_python(processes, own):
     gone = CODE._replace(path="/gone/python3.12")
     processes.apply(Mapped(1, process(5), gone, None))
     processes.apply(Mapped(1, process(5), gone._replace(path="/gone/libc.so"), None))

@@ -15,7 +15,7 @@ _PROVE = "from otel_kprofiler.interpreters import open_own; print(open_own().int
 
 @pytest.mark.system
 @pytest.mark.parametrize("minor", VERSIONS)
-def test_every_interpreter_here_is_proved(minor):
+def test_every_installed_interpreter_is_verified(minor):
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
     for python in find_pythons():
@@ -43,7 +43,7 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("shift", [-8, -4, -1, 1, 4, 8])
-def test_a_wrong_offset_is_noticed(shift):
+def test_a_wrong_offset_is_detected(shift):
     own = open_own()
     layout = own.interpreter.layout
     for name, value in layout._asdict().items():
@@ -55,7 +55,7 @@ def test_a_wrong_offset_is_noticed(shift):
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="has no such members")
 @pytest.mark.parametrize("name", ["cframe_frame", "frame_entry", "code_stack_words"])
-def test_offsets_that_only_older_versions_have_are_proved(name):
+def test_offsets_present_only_in_older_versions_are_verified(name):
     own = open_own()
     layout = own.interpreter.layout
     with pytest.raises(InterpreterRefused):
@@ -63,7 +63,7 @@ def test_offsets_that_only_older_versions_have_are_proved(name):
 
 
 @pytest.mark.parametrize("address", [0, 8, 1 << 46, (1 << 64) - 8])
-def test_addresses_without_memory_are_refused(address):
+def test_unmapped_addresses_are_rejected(address):
     own = open_own()
     for name in ("runtime_at", "code_type"):
         with pytest.raises(InterpreterRefused) as refused:
@@ -92,19 +92,19 @@ def threads_that_come_and_go():
             starter.join()
 
 
-def test_threads_may_start_and_end_meanwhile():
+def test_threads_may_start_and_exit_during_verification():
     with threads_that_come_and_go():
         for _ in range(200):
             open_own()
 
 
-def test_the_proof_leaves_no_thread():
+def test_verification_leaves_no_thread_behind():
     before = threading.enumerate()
     open_own()
     assert threading.enumerate() == before
 
 
-def test_functions_may_be_traced_meanwhile():
+def test_functions_may_be_traced_during_verification():
     sys.setprofile(lambda *_: None)
     try:
         open_own()

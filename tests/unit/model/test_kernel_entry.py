@@ -54,7 +54,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_innermost_entry_counts(case):
+def test_the_innermost_kernel_entry_is_used(case):
     expected, *names = CASES[case]
     user = frames(USER_SIDE, "main", "read")
     assert find_entry(Stack.from_frames(frames(KERNEL_SIDE, *names))) == expected

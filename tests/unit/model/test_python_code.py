@@ -17,7 +17,7 @@ def test_a_description_is_found_by_its_id():
     assert list(codes) == [code(1)]
 
 
-def test_each_description_makes_a_new_version():
+def test_each_added_description_increments_the_version():
     codes = KnownCodes()
     versions = [codes.version]
     for number in (1, 2):
@@ -26,7 +26,7 @@ def test_each_description_makes_a_new_version():
     assert versions == sorted(set(versions))
 
 
-def test_the_oldest_are_evicted_and_the_owner_is_notified():
+def test_the_oldest_descriptions_are_evicted_and_the_owner_is_notified():
     dropped = []
     codes = KnownCodes(max_bytes=10 * code(1).size_bytes, on_dropped=dropped.append)
     for number in range(100):
@@ -37,7 +37,7 @@ def test_the_oldest_are_evicted_and_the_owner_is_notified():
     assert codes.dropped == 90
 
 
-def test_a_description_that_comes_again_replaces_the_first():
+def test_a_repeated_description_replaces_the_first():
     codes = KnownCodes()
     codes.add(code(1, bytes(1000)))
     codes.add(code(1))
@@ -46,7 +46,7 @@ def test_a_description_that_comes_again_replaces_the_first():
 
 
 @pytest.mark.parametrize("table", [bytes(5000), bytes(1 << 20)])
-def test_one_that_exceeds_the_limit_is_dropped_at_once(table):
+def test_a_description_above_the_limit_is_dropped_immediately(table):
     dropped = []
     codes = KnownCodes(max_bytes=5000, on_dropped=dropped.append)
     codes.add(code(1, table))
@@ -55,7 +55,7 @@ def test_one_that_exceeds_the_limit_is_dropped_at_once(table):
     assert dropped == [code(1, table)]
 
 
-def test_the_owner_may_ask_during_the_callback():
+def test_the_owner_may_look_up_during_the_callback():
     codes = KnownCodes(max_bytes=1, on_dropped=lambda value: codes.get(value.id) or list(codes))
     codes.add(code(1))
     assert codes.dropped == 1

@@ -24,7 +24,7 @@ FRAMES = [
 RAW = pack_user_stack(StackEnd.NO_RULE, FRAMES, (LIBC, VDSO))
 
 
-def test_a_stack_is_read_as_it_was_written():
+def test_a_stack_survives_a_round_trip():
     stack = parse_user_stack(RAW)
     assert stack.end is StackEnd.NO_RULE
     assert stack.mappings == (LIBC, VDSO)
@@ -37,23 +37,23 @@ def test_callers_are_looked_up_one_byte_before_their_return_address():
     ]  # fmt: skip
 
 
-def test_no_bytes_are_a_stack_without_frames():
+def test_an_empty_buffer_is_a_stack_without_frames():
     assert parse_user_stack(b"").addresses == ()
     assert not find_user_addresses(b"")
 
 
-def test_the_size_is_known_from_the_head():
+def test_the_header_gives_the_size():
     assert user_stack_bytes(b"junk" + RAW + b"more", 4) == len(RAW)
     assert not user_stack_bytes(b"\1\2\3", 0)
 
 
-def test_a_mapping_that_is_not_there_is_none():
+def test_a_missing_mapping_is_none():
     raw = pack_user_stack(StackEnd.COMPLETE, [(1, 3, FrameSource.TABLE)], (LIBC,))
     assert parse_user_stack(raw).places == (None,)
 
 
 @pytest.mark.parametrize("damaged", [RAW[:-1], RAW + b"\0", RAW[:5], bytes(len(RAW))])
-def test_a_damaged_stack_is_refused(damaged):
+def test_a_damaged_stack_is_rejected(damaged):
     for parse in (parse_user_stack, find_user_addresses):
         with pytest.raises(ValueError, match="damaged"):
             parse(damaged)

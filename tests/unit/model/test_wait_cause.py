@@ -61,12 +61,12 @@ def captured(name):
 
 
 @pytest.mark.parametrize(("name", "cause"), EXPECTED, ids=[name for name, _ in EXPECTED])
-def test_captured_waits_have_their_cause(name, cause):
+def test_captured_waits_get_the_right_cause(name, cause):
     assert find_cause(WaitState.INTERRUPTIBLE, captured(name)).label == cause
 
 
 @pytest.mark.parametrize("name", [name for name, _ in EXPECTED])
-def test_frames_of_the_program_that_looks_do_not_matter(name):
+def test_frames_of_the_sampling_program_are_ignored(name):
     above = [
         "bpf_prog_0123456789abcdef_on_switch",
         "bpf_trace_run4",
@@ -81,7 +81,7 @@ def test_frames_of_the_program_that_looks_do_not_matter(name):
 
 
 @pytest.mark.parametrize(("name", "cause"), EXPECTED, ids=[name for name, _ in EXPECTED])
-def test_stacks_of_threads_that_sleep_already_have_their_cause(name, cause):
+def test_stacks_of_already_sleeping_threads_get_the_right_cause(name, cause):
     """The kernel leaves out the functions of its section .sched.text, such as those of locks."""
     kernel = [one for one in captured(name) if not SCHEDULER.fullmatch(one)]
     result = find_cause(WaitState.INTERRUPTIBLE, kernel, in_iowait=cause == "disk")
@@ -96,7 +96,7 @@ def test_every_capture_is_tested():
     assert tested == {path.stem for path in WAITS.glob("*.txt")}
 
 
-def test_idle_causes():
+def test_causes_marked_as_idle():
     assert {cause.label for cause in WaitCause if cause.is_idle} == {
         "epoll", "io_uring", "kernel_thread", "poll", "pool", "signal", "sleep", "socket_accept",
         "terminal",
@@ -118,7 +118,7 @@ def test_the_state_decides_before_the_stack(state, flags, cause):
     assert find_cause(state, captured("page_fault"), **flags) is cause
 
 
-def test_preempted_threads_want_a_cpu():
+def test_preempted_threads_wait_for_a_cpu():
     assert find_cause(WaitState.RUNNABLE, captured("preempted")) is WaitCause.RUN_QUEUE
 
 
@@ -146,7 +146,7 @@ def test_since_6_18_throttled_threads_are_identified_by_their_stack():
         ([], "other"),
     ],
 )  # fmt: skip
-def test_order_of_proofs(kernel, cause):
+def test_the_innermost_evidence_decides_the_cause(kernel, cause):
     assert find_cause(WaitState.INTERRUPTIBLE, kernel).label == cause
 
 
@@ -155,11 +155,11 @@ def test_kernel_threads_that_wait_uninterruptibly_are_not_idle():
     assert find_cause(WaitState.UNINTERRUPTIBLE, kernel) is WaitCause.OTHER
 
 
-def test_hidden_symbols_leave_the_flag_of_block_io():
+def test_without_symbols_the_block_io_flag_decides():
     assert find_cause(WaitState.UNINTERRUPTIBLE, [], in_iowait=True) is WaitCause.DISK
 
 
-def test_a_futex_is_the_gil_only_if_it_is_proved():
+def test_a_futex_wait_is_the_gil_only_with_proof():
     assert find_cause(WaitState.INTERRUPTIBLE, FUTEX, TAKE_GIL) is WaitCause.GIL
     lock = ("pthread_cond_timedwait", "PyThread_acquire_lock_timed", "lock_PyThread_acquire_lock")
     assert find_cause(WaitState.INTERRUPTIBLE, FUTEX, lock) is WaitCause.FUTEX
@@ -170,7 +170,7 @@ def frames(side, names):
     return Side(side, tuple(Frame(None, 1, (Line(name),), 0, side) for name in names))
 
 
-def test_resolved_stacks():
+def test_causes_are_derived_from_resolved_stacks():
     stack = Stack((frames(KERNEL_SIDE, FUTEX), frames(USER_SIDE, TAKE_GIL)))
     assert find_stack_cause(WaitState.INTERRUPTIBLE, stack) is WaitCause.GIL
     without_names = Side(USER_SIDE, RawFrames(USER_SIDE, [1, 2], Unresolved.USER_ADDRESS))
@@ -207,7 +207,7 @@ WAITING = native(None, "", "pthread_cond_timedwait")
         ([native(INTERPRETER, "")], WaitCause.FUTEX),
     ],
 )
-def test_an_unnamed_function_between_others_takes_the_gil(sides, cause):
+def test_an_unnamed_function_may_be_the_one_that_takes_the_gil(sides, cause):
     sides = [side if isinstance(side, Side) else Side(USER_SIDE, side) for side in sides]
     stack = Stack((frames(KERNEL_SIDE, FUTEX), Side(USER_SIDE, WAITING), *sides))
     assert find_stack_cause(WaitState.INTERRUPTIBLE, stack) is cause

@@ -57,7 +57,7 @@ def names(stack):
          "schedule", "do_nanosleep"],
     ],
 )  # fmt: skip
-def test_the_same_wait_is_one_stack_however_it_was_taken(above):
+def test_equal_waits_have_one_stack_however_it_was_captured(above):
     stacks = WaitStacks(SCHEDULER)
     late = stacks.cut(Stack((kernel(ROOT),)))
     assert stacks.cut(Stack((kernel([*above, *ROOT]),))) is late
@@ -65,12 +65,12 @@ def test_the_same_wait_is_one_stack_however_it_was_taken(above):
     assert stacks.cut(late) is late
 
 
-def test_without_the_markers_the_names_decide():
+def test_without_markers_function_names_decide():
     stack = WaitStacks().cut(Stack((kernel(["bpf_prog_1", "__schedule", "schedule", *ROOT]),)))
     assert names(stack) == ROOT
 
 
-def test_a_stack_of_the_scheduler_alone_keeps_its_root():
+def test_a_stack_of_scheduler_frames_only_keeps_its_root():
     stack = WaitStacks(SCHEDULER).cut(Stack((kernel(["__schedule", "schedule"]),)))
     assert names(stack) == ["schedule"]
 
@@ -124,7 +124,7 @@ GET = ("Queue.get", "/usr/lib/python3.11/queue.py")
         (user("Unsafe_Park", "java.util.concurrent.FutureTask.get()"), WaitCause.FUTEX),
     ],
 )  # fmt: skip
-def test_threads_of_pools_without_work_are_idle(side, cause):
+def test_pool_threads_without_work_are_idle(side, cause):
     stack_cause = find_stack_cause(WaitState.INTERRUPTIBLE, Stack((FUTEX, side)))
     assert stack_cause is cause
     assert stack_cause.is_idle is (cause is WaitCause.POOL)

@@ -76,7 +76,7 @@ def test_the_three_file_forms_are_detected(window, payload, line, tmp_path):
         assert check_file(str(path)) == []
 
 
-def test_several_messages_are_several_windows(window, payload, line):
+def test_each_message_becomes_a_window(window, payload, line):
     later = other_window(window)
     later_payload = encode_window(later).batches[0].payload
     later_line = encode_window(later, form=Form.JSON).batches[0].payload + b"\n"
@@ -86,7 +86,7 @@ def test_several_messages_are_several_windows(window, payload, line):
         assert [w.sample_count for w in windows] == [window.sample_count] * 2
 
 
-def test_a_truncated_end_is_ignored_by_read_and_reported_by_check(payload, line):
+def test_a_truncated_tail_is_ignored_by_read_and_reported_by_check(payload, line):
     for data in (prefixed(payload, payload)[:-3], prefixed(payload) + b"\0\0", line + line[:-9]):
         (read,) = decode_windows(data)
         assert read.sample_count
@@ -96,18 +96,18 @@ def test_a_truncated_end_is_ignored_by_read_and_reported_by_check(payload, line)
 @pytest.mark.parametrize(
     "data", [b"\x0a\xff", b"{", b"[]", b"\x0b", b"\x0c\n", b"hello, world", b'{"a":\n1']
 )
-def test_other_data_is_refused(data):
+def test_unrecognized_data_is_rejected(data):
     with pytest.raises(PayloadError):
         decode_windows(data)
     assert "parsable" in {item.rule for item in check_payload(data)}
 
 
-def test_empty_data_decodes_to_no_windows_and_fails_the_check():
+def test_empty_data_decodes_to_no_windows_and_fails_validation():
     assert decode_windows(b"") == []
     assert [item.rule for item in check_payload(b"")] == ["parsable"]
 
 
-def test_the_layout_before_1_43_is_refused(payload):
+def test_the_layout_before_1_43_is_rejected(payload):
     message = ExportProfilesServiceRequest.FromString(payload)
     sample = message.resource_profiles[0].scope_profiles[0].profiles[0].samples[0]
     old = b"\x08\x01\x1a\x02\x01\x02"  # stack_index 1, attribute_indices in field 3
@@ -128,7 +128,7 @@ def test_json_of_other_producers_is_read(window, payload):
     )
 
 
-def test_frames_of_other_profilers_are_read(payload):
+def test_frames_from_other_profilers_are_read(payload):
     """A relative BPF address without mapping, an interpreter's frame, a user mapping."""
     message = ExportProfilesServiceRequest.FromString(payload)
     dictionary = message.dictionary

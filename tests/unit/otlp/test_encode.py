@@ -143,7 +143,7 @@ def test_stacks_are_leaf_first_with_inlined_functions_innermost_first(window):
     assert reading[3].address == 0x7F1234567890
 
 
-def test_mappings_have_module_range_and_ids(window):
+def test_mappings_have_module_address_range_and_ids(window):
     reader = Reader(encoded(window).payload)
     results = {
         reader.strings[m.filename_strindex]: (m.memory_limit, reader.attributes(m))
@@ -159,7 +159,7 @@ def test_mappings_have_module_range_and_ids(window):
     }
 
 
-def test_an_address_outside_the_range_gets_a_mapping_without_range(window):
+def test_an_address_outside_the_range_gets_a_mapping_without_a_range(window):
     module = window.profiles[0].resources[0].samples[0].stack.frames[0].module
     module = replace(module, ranges=(AddressRange(module.base, module.base + 0x100, ".text"),))
     near, far = (Frame(module, address, (Line("f"),), 0, KERNEL_SIDE) for address in (0xFF, 0x100))
@@ -249,7 +249,7 @@ UNNAMED = {"unnamed_frames": UnnamedFrames.NAMES}
 
 
 @pytest.mark.parametrize("form", Form)
-def test_frames_without_a_name_get_one_on_request(window, form):
+def test_nameless_frames_get_a_placeholder_on_request(window, form):
     raw = Side(USER_SIDE, RawFrames(USER_SIDE, [0x7F00AA, 0x7F00BB], Unresolved.USER_ADDRESS))
     gap = Frame(
         Module("/lib/libz.so.1", ModuleKind.USER, None, FileId("9" * 32), 0), 0x99, (), 0,
@@ -275,7 +275,7 @@ def test_frames_without_a_name_get_one_on_request(window, form):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_names_that_are_none_are_read_as_reasons(window, form):
+def test_placeholder_names_are_read_back_as_reasons(window, form):
     with_names, without = (
         decode_windows(encode_window(window, form=form, **options).batches[0].payload)
         for options in (UNNAMED, {})
@@ -291,7 +291,7 @@ def test_names_that_are_none_are_read_as_reasons(window, form):
     assert frames(with_names) == frames(without)
 
 
-def test_a_name_in_two_modules_is_one_function_at_two_locations(window):
+def test_equal_names_in_two_modules_are_one_function_at_two_locations(window):
     reader = Reader(encoded(window).payload)
     named = [e for e in reader.dictionary.location_table if reader.names(e) == ["vfs_read"]]
     assert len({location.lines[0].function_index for location in named}) == 1
@@ -520,7 +520,7 @@ def test_importing_the_package_loads_no_protobuf():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_older_layout_of_the_messages_is_refused():
+def test_an_older_message_layout_is_rejected():
     def fields(**numbers):
         return {name: SimpleNamespace(number=number) for name, number in numbers.items()}
 

@@ -31,7 +31,7 @@ def nested(data, fields):
     [((), 1), ((1,), 2), ((1, 2), 2), ((1, 2, 2), 2), ((2,), 4), ((1, 1), 1), ((1, 1, 1, 2, 5), 1)],
     ids=str,
 )
-def test_empty_messages_are_refused_at_every_depth(fields, inner):
+def test_empty_messages_are_rejected_at_every_depth(fields, inner):
     data = nested(bytes([inner << 3 | 2, 0]) * COUNT, fields)
     ExportProfilesServiceRequest.FromString(data)
     with pytest.raises(PayloadError, match="has more than"):
@@ -39,7 +39,7 @@ def test_empty_messages_are_refused_at_every_depth(fields, inner):
 
 
 @pytest.mark.parametrize("field", [b"\x1b\x1c", b"\x1b\n\0\x1c", b"\x18" + b"\xff" * 9 + b"\x7f"])
-def test_unknown_fields_that_the_decoder_skips_hide_no_messages(field):
+def test_messages_cannot_hide_in_unknown_fields_skipped_by_the_decoder(field):
     """Groups, and a number above 64 bits."""
     data = field + b"\n\0" * COUNT
     assert len(ExportProfilesServiceRequest.FromString(data).resource_profiles) == COUNT
@@ -47,7 +47,7 @@ def test_unknown_fields_that_the_decoder_skips_hide_no_messages(field):
         refuse_many_messages(data)
 
 
-def test_empty_objects_of_json_are_refused():
+def test_empty_json_objects_are_rejected():
     data = json.dumps({"resourceProfiles": [{}] * COUNT}).encode()
     with pytest.raises(PayloadError, match="has more than"):
         refuse_many_messages(data)
@@ -62,7 +62,7 @@ def count_by_protobuf(message):
     return total
 
 
-def test_messages_are_counted_as_protobuf_does():
+def test_messages_are_counted_like_protobuf_counts_them():
     rng = random.Random(1)
     request = ExportProfilesServiceRequest()
     for _ in range(5):

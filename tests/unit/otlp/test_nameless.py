@@ -116,7 +116,7 @@ def json_again(data):
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def test_reasons_and_their_strings_go_with_the_last_location_that_has_them(window):
+def test_reasons_and_their_strings_are_removed_with_their_last_location(window):
     data = encode_window(window).batches[0].payload
     assert data.count(b"no_name") == data.count(b"otel_kprofiler.unresolved") == 1
     named = name_locations(data, name_all).data
@@ -155,7 +155,7 @@ def peer_message():
     return message
 
 
-def test_locations_of_a_payload_of_another_producer():
+def test_locations_from_another_producer_are_named():
     seen = []
 
     def find(wanted):
@@ -195,7 +195,7 @@ def test_unknown_fields_are_preserved(window):
     assert again["dictionary"]["locationTable"][1]["new"] == 5
 
 
-def test_json_with_names_as_protobuf_has_them():
+def test_json_is_given_the_same_names_as_protobuf():
     """Some producers write them; the tables grow where they are."""
     tree = MessageToDict(peer_message(), preserving_proto_field_name=True)
     for profile in tree["resource_profiles"][0]["scope_profiles"][0]["profiles"]:
@@ -206,7 +206,7 @@ def test_json_with_names_as_protobuf_has_them():
     assert "stringTable" not in json.loads(named.data)["dictionary"]
 
 
-def test_locations_that_differ_by_their_reason_only_stay_different():
+def test_locations_that_differ_only_by_their_reason_stay_separate():
     message = peer_message()
     dictionary = message.dictionary
     dictionary.string_table.append("otel_kprofiler.unresolved")
@@ -219,7 +219,7 @@ def test_locations_that_differ_by_their_reason_only_stay_different():
 
 
 @pytest.mark.parametrize("index", [2, -1])
-def test_an_index_outside_of_its_table_is_an_error(index):
+def test_an_index_outside_its_table_is_an_error(index):
     message = peer_message()
     message.dictionary.location_table[1].mapping_index = index
     with pytest.raises(PayloadError, match="outside of its table"):

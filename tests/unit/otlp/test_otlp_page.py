@@ -37,7 +37,7 @@ def run(heading):
     return given
 
 
-def test_every_example_is_here():
+def test_every_documented_example_is_tested():
     assert list(EXAMPLES) == [
         "Write a profile", "Read profiles", "Check payloads", "Split what others made", "Add names",
     ]  # fmt: skip
@@ -48,7 +48,7 @@ def test_a_written_profile_can_be_read(shop, capsys):
     assert capsys.readouterr().out == "on_cpu shop price 3\n"
 
 
-def test_only_the_wrong_message_violates_a_rule(capsys):
+def test_only_the_invalid_message_violates_a_rule(capsys):
     given = run("Check payloads")
     assert capsys.readouterr().out == given["RULES"][given["wrong"].rule] + "\n"
 
@@ -58,7 +58,7 @@ def test_a_small_message_is_one_batch(capsys):
     assert capsys.readouterr().out == "1 {}\n"
 
 
-def test_locations_get_names(shop, capsys):
+def test_locations_are_given_names(shop, capsys):
     module = Module("libshop.so", ModuleKind.USER, None, FileId("ab" * 16), 0)
     stack = Stack.from_frames([Frame(module, 0x10, (), 0, USER_SIDE)])
     samples = [ResourceSamples(Resource({}), [WindowSample(stack, 1, "t", 0, None, [5])])]

@@ -74,7 +74,7 @@ def test_a_valid_payload_violates_no_rule(window, form, attributes):
     ("rule", "mutate"),
     [(rule, mutate) for rule, functions in MUTATIONS.items() for mutate in functions],
 )
-def test_a_mutation_of_the_text_is_caught_by_its_rule_alone(window, rule, mutate):
+def test_a_mutation_of_the_payload_text_is_caught_only_by_its_rule(window, rule, mutate):
     text = encode_window(window, form=Form.JSON).batches[0].payload.decode()
     mutated = mutate(text)
     assert mutated != text

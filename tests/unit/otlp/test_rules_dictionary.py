@@ -350,7 +350,7 @@ def name_with_module(m):
     ("rule", "mutate"),
     [(rule, mutate) for rule, functions in MUTATIONS.items() for mutate in functions],
 )
-def test_a_mutation_is_caught_by_its_rule_alone(mutable, rule, mutate):
+def test_a_mutation_is_caught_only_by_its_rule(mutable, rule, mutate):
     mutate(mutable)
     assert mutable.broken_rules() == {rule}
 

@@ -284,7 +284,7 @@ def stack_root_first(m):
     ("rule", "mutate"),
     [(rule, mutate) for rule, functions in MUTATIONS.items() for mutate in functions],
 )
-def test_a_mutation_is_caught_by_its_rule_alone(mutable, rule, mutate):
+def test_a_mutation_is_caught_only_by_its_rule(mutable, rule, mutate):
     mutate(mutable)
     assert mutable.broken_rules() == {rule}
 

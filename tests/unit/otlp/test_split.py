@@ -75,7 +75,7 @@ def contents(payloads):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limit", [None, 1 << 20])
-def test_a_message_that_is_small_enough_stays_as_it_is(form, limit):
+def test_a_message_within_the_limit_is_unchanged(form, limit):
     original = message(window([sample(1), sample(2)]))
     before = original.SerializeToString(deterministic=True)
     (batch,), too_large = encode_message(original, form, limit)
@@ -90,7 +90,7 @@ def test_a_message_that_is_small_enough_stays_as_it_is(form, limit):
 @pytest.mark.parametrize("attributes", list(AttributeForm))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limit", [2_000, 7_000])
-def test_parts_are_valid_within_the_limit_and_have_all_samples_once(form, limit, attributes):
+def test_parts_are_valid_and_within_the_limit_and_hold_each_sample_once(form, limit, attributes):
     whole = window([sample(number) for number in range(60)], processes=3)
     original = message(whole, attributes)
     expected = contents([original.SerializeToString()])
@@ -111,7 +111,7 @@ def test_parts_are_valid_within_the_limit_and_have_all_samples_once(form, limit,
     assert len(set(ids)) == len(ids)
 
 
-def test_a_sample_that_is_too_large_is_divided_by_its_times():
+def test_a_sample_above_the_limit_is_split_by_its_timestamps():
     original = message(window([sample(1, times=1000)]))
     batches, too_large = encode_message(original, Form.PROTOBUF, 2000)
     assert not too_large
@@ -119,7 +119,7 @@ def test_a_sample_that_is_too_large_is_divided_by_its_times():
     assert len(contents([batch.payload for batch in batches])) == 1000
 
 
-def test_a_sample_that_is_too_large_alone_is_counted():
+def test_an_indivisible_sample_above_the_limit_is_counted():
     huge = sample(1, times=3)._replace(thread_name="x" * 3000)
     batches, too_large = encode_message(message(window([huge, sample(2)])), Form.PROTOBUF, 2000)
     assert sum(too_large.values()) == 3
@@ -127,7 +127,7 @@ def test_a_sample_that_is_too_large_alone_is_counted():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_references_in_attributes_of_resources_are_resolved(form):
+def test_string_references_in_resource_attributes_are_resolved(form):
     """The Collector's file exporter writes them, and most receivers show them as empty."""
     original = message(window([sample(1)]), AttributeForm.REFERENCES)
     attributes = original.resource_profiles[0].resource.attributes
@@ -145,7 +145,7 @@ def test_references_in_attributes_of_resources_are_resolved(form):
     assert check_payload(batch.payload) == []
 
 
-def test_unknown_fields_of_newer_producers_stay():
+def test_unknown_fields_of_newer_producers_are_preserved():
     original = message(window([sample(number) for number in range(50)]))
     profile = original.resource_profiles[0].scope_profiles[0].profiles[0]
     profile.MergeFromString(bytes.fromhex("fa3e") + b"\x03new")
@@ -162,14 +162,14 @@ def test_ids_in_json_are_hexadecimal():
 
 
 @pytest.mark.parametrize("limit", [None, 100])
-def test_an_index_outside_of_its_table_is_an_error(limit):
+def test_an_index_outside_its_table_is_an_error(limit):
     original = message(window([sample(1), sample(2)]), AttributeForm.REFERENCES)
     original.resource_profiles[0].resource.attributes[0].key_strindex = 999
     with pytest.raises(PayloadError, match="outside of its table"):
         encode_message(original, Form.PROTOBUF, limit)
 
 
-def test_samples_that_carry_the_account_alone_are_none():
+def test_samples_that_only_carry_the_account_are_not_counted():
     resources = [ResourceSamples(Resource({"process.pid": 1}), [])]
     totals = StreamTotals("stream", 0, 5, {LossCause.RING_FULL: 5})
     profile = Profile(ON_CPU, 10, resources, 5, {LossCause.RING_FULL: 5}, totals)
@@ -199,7 +199,9 @@ def divided(batch, limit):
 @pytest.mark.parametrize("attributes", list(AttributeForm))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limit", [1, 3_000, 9_000])
-def test_a_divided_batch_has_all_samples_once_and_its_account_in_each_part(form, limit, attributes):
+def test_a_divided_batch_holds_each_sample_once_and_its_account_in_each_part(
+    form, limit, attributes
+):
     (batch,) = encode_window(two_kinds(), form=form, attributes=attributes).batches
     parts = divided(batch, limit)
     if limit == 1:
@@ -222,7 +224,7 @@ def test_a_divided_batch_has_all_samples_once_and_its_account_in_each_part(form,
         assert len(kinds) == len(set(kinds))
 
 
-def test_a_batch_is_divided_alike_each_time():
+def test_dividing_a_batch_is_deterministic():
     (batch,) = encode_window(two_kinds()).batches
     first, second = (
         [part.payload for part in divide_batch(batch, len(batch.payload) // 2)] for _ in range(2)

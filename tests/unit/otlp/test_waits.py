@@ -59,14 +59,14 @@ def received(window, **options):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_details_of_a_wait_come_back(form):
+def test_wait_details_survive_a_round_trip(form):
     samples = [sample(wait, number) for number, wait in enumerate(WAITS)]
     _, (result,) = received(window(ResourceSamples(resource(7), samples)), form=form)
     assert [one.wait for _, one in result.samples] == WAITS
     assert [one.labels for _, one in result.samples] == [()] * len(WAITS)
 
 
-def test_causes_of_later_versions_are_other_causes():
+def test_unknown_causes_of_later_versions_are_read_as_other():
     (batch,) = encode_window(window(ResourceSamples(resource(7), [sample(WAITS[2])]))).batches
     later = batch.payload.replace(b"\x04pipe", b"\x04tape")
     ((_, result),) = decode_windows(later)[0].samples
@@ -74,7 +74,7 @@ def test_causes_of_later_versions_are_other_causes():
 
 
 @pytest.mark.parametrize("form", Form)
-def test_totals_come_back_also_of_processes_without_samples(form):
+def test_totals_survive_a_round_trip_even_for_processes_without_samples(form):
     on_cpu = WindowSample(READ, 7, "cat", 0, None, [START])
     quiet = TOTALS._replace(switches=0, below_ns=0)
     groups = [
@@ -92,7 +92,7 @@ def test_totals_come_back_also_of_processes_without_samples(form):
     assert profile.waits == WaitTotals((10, 8_000_000_000, 0, 0, 2), 17, 3)
 
 
-def test_a_window_in_parts_has_its_totals_once():
+def test_a_window_split_into_parts_has_its_totals_once():
     samples = [sample(WAITS[1 + number % 2], number, (5, 6, 7)) for number in range(400)]
     samples = [one._replace(tid=number) for number, one in enumerate(samples)]
     groups = [
@@ -112,6 +112,6 @@ def test_totals_of_equal_resources_add_up():
     assert group.waits == TOTALS.plus(TOTALS)
 
 
-def test_sums_of_totals():
+def test_totals_are_summed():
     assert NO_WAITS.plus(TOTALS) == TOTALS
     assert TOTALS.total_ns == 4_000_000_006

@@ -12,19 +12,19 @@ from otel_kprofiler.otlp.wire import MASK_64, read_fields, read_varint, varint
 @example(127, b"")
 @example(128, b"")
 @example(MASK_64, b"\x80")
-def test_a_number_is_read_as_it_was_written(number, rest):
+def test_a_varint_survives_a_round_trip(number, rest):
     written = varint(number)
     assert read_varint(written + rest, 0) == (number, len(written))
 
 
 @pytest.mark.parametrize("high", [1, 2, 127])
-def test_bits_above_the_64th_are_dropped_as_protobuf_does(high):
+def test_bits_above_the_64th_are_dropped_like_in_protobuf(high):
     message = b"\xff" * 9 + bytes([high])
     assert read_varint(message, 0) == _DecodeVarint(message, 0)
 
 
 @pytest.mark.parametrize("message", [b"", b"\x80", b"\x80" * 9, b"\x80" * 10 + b"\1"])
-def test_a_number_without_an_end_is_refused(message):
+def test_an_unterminated_varint_is_rejected(message):
     with pytest.raises(ValueError, match=r"truncated|too long"):
         read_varint(message, 0)
 
@@ -33,12 +33,12 @@ def test_a_number_without_an_end_is_refused(message):
     "message",
     [b"\x0a\x02a", b"\x0a", b"\x09\0\0\0", b"\x0b\x0c", b"\x0d\0", b"\x0e", b"\x0f"],
 )
-def test_a_field_that_is_cut_off_or_a_group_is_refused(message):
+def test_truncated_fields_and_groups_are_rejected(message):
     with pytest.raises(ValueError, match="truncated"):
         list(read_fields(message))
 
 
-def test_fields_are_numbers_and_bytes():
+def test_varint_and_length_delimited_fields_are_read():
     message = b"\x08\x96\x01\x12\x02hi\x19\1\0\0\0\0\0\0\0\x25\2\0\0\0"
     assert list(read_fields(message)) == [
         (1, 150), (2, b"hi"), (3, bytes([1, *[0] * 7])), (4, bytes([2, 0, 0, 0])),

@@ -137,7 +137,7 @@ def statuses(stack):
     return {side.kind: side.status for side in stack.sides}
 
 
-def test_new_stacks_of_a_noisy_process_are_cut_to_the_kernels(parts):
+def test_new_stacks_of_a_noisy_process_are_reduced_to_kernel_frames(parts):
     for number in range(200):
         stack, _ = parts.add(sample(NOISY, number))
     assert statuses(stack) == {KERNEL_SIDE: STACK_OK, USER_SIDE: STACK_OVER_BUDGET}
@@ -149,7 +149,7 @@ def test_new_stacks_of_a_noisy_process_are_cut_to_the_kernels(parts):
     assert statuses(good) == {KERNEL_SIDE: STACK_OK, USER_SIDE: STACK_OK}
 
 
-def test_known_stacks_of_a_noisy_process_stay_whole(parts):
+def test_known_stacks_of_a_noisy_process_stay_complete(parts):
     first, _ = parts.add(sample(NOISY, 0))
     for number in range(200):
         parts.add(sample(NOISY, number))
@@ -159,7 +159,7 @@ def test_known_stacks_of_a_noisy_process_stay_whole(parts):
     assert parts.budgets.coarse["stack"] == before
 
 
-def test_budgets_refill(parts):
+def test_budgets_refill_over_time(parts):
     for number in range(200):
         parts.add(sample(NOISY, number))
     assert parts.budgets.coarse["stack"]
@@ -168,7 +168,7 @@ def test_budgets_refill(parts):
     assert statuses(stack)[USER_SIDE] == STACK_OK
 
 
-def test_the_long_term_cost_of_a_process_is_its_share(parts):
+def test_a_processs_long_term_cost_is_limited_to_its_share(parts):
     start_ns, spent_ns, number = parts.time.ns, 0, 0
     while parts.time.ns < start_ns + 1000 * SECOND_NS:
         before_ns = parts.time.ns
@@ -191,7 +191,7 @@ def test_a_process_that_renames_itself_gets_the_name_of_its_executable(parts):
     assert [one[1:] for one in by_process[f"exe-{GOOD}-0"]] == [(GOOD + 1, "good thread", (), 1)]
 
 
-def test_attributes_of_thread_contexts_cost_by_their_size(parts):
+def test_thread_context_attributes_are_charged_by_size(parts):
     attributes = b"\1" + bytes([0, 250]) + bytes(250) + bytes([1, 250])
     count = SECOND_NS // GROUP_NS
     for number in range(count):
@@ -203,7 +203,7 @@ def test_attributes_of_thread_contexts_cost_by_their_size(parts):
     assert coarse[3] == COARSE_LABELS
 
 
-def test_a_process_that_executes_programs_all_the_time_keeps_one(parts):
+def test_a_process_that_execs_constantly_keeps_one_resource(parts):
     for number in range(200):
         _, resource = parts.add(sample(NOISY, exec_id=number))
     assert parts.budgets.coarse["resource"] > 50
@@ -220,7 +220,7 @@ def storm(parts, count=1000, first=1000, age_ns=1):
     ]
 
 
-def test_short_lived_processes_have_a_budget_together(parts):
+def test_short_lived_processes_share_a_budget(parts):
     began_ns = parts.time.ns
     resources = storm(parts)
     spent_ns = parts.time.ns - began_ns
@@ -235,7 +235,7 @@ def test_short_lived_processes_have_a_budget_together(parts):
 
 
 @pytest.mark.parametrize("other", [{"age_ns": 2 * YOUNG_NS}, {"owner": 1001}], ids=str)
-def test_short_lived_processes_take_no_budget_of_others(parts, other):
+def test_short_lived_processes_do_not_use_the_budget_of_others(parts, other):
     if "age_ns" in other:
         parts.add(sample(GOOD))
     storm(parts)
@@ -246,18 +246,18 @@ def test_short_lived_processes_take_no_budget_of_others(parts, other):
     assert good[3] == ()
 
 
-def test_old_processes_of_the_root_cgroup_have_budgets_of_their_own(parts):
+def test_long_lived_processes_in_the_root_cgroup_have_separate_budgets(parts):
     for tgid in range(1000, 3000):
         taken = sample(tgid, number=tgid, exec_id=tgid, age_ns=2 * YOUNG_NS)
         assert parts.add(taken._replace(cgroup_id=ROOT_CGROUP_ID))[1] is not SHARED
     assert not parts.budgets.coarse.total()
 
 
-def test_processes_that_wait_until_they_are_old_share_a_budget(parts):
+def test_processes_first_sampled_when_old_share_a_budget(parts):
     assert SHARED in storm(parts, 2000, age_ns=2 * YOUNG_NS)
 
 
-def test_without_limits_all_is_as_it_is():
+def test_without_limits_nothing_is_reduced():
     parts = Parts()
     parts.budgets = ProcessBudgets(
         parts.stacks, parts.resources, is_limiting=False, now_ns=parts.time
@@ -269,7 +269,7 @@ def test_without_limits_all_is_as_it_is():
     assert not any(parts.budgets.coarse.values())
 
 
-def test_processes_are_forgotten(parts):
+def test_the_number_of_remembered_processes_is_bounded(parts):
     for tgid in range(2 * MAX_PROCESSES):
         parts.budgets.admit(sample(tgid, owner=tgid), Resource({}))
     assert len(parts.budgets._shares) == len(parts.budgets._groups) == MAX_PROCESSES
@@ -288,7 +288,7 @@ def test_receivers_see_which_samples_are_coarse(parts):
     assert STACK_OVER_BUDGET in {statuses(one.stack)[USER_SIDE] for one in coarse}
 
 
-def test_no_thread_is_named_in_a_resource_that_processes_share(parts):
+def test_a_resource_shared_by_processes_names_no_thread(parts):
     """Nor if the budget suffices again between the Resource and the group of the same sample."""
     parts.budgets.resolve(sample(NOISY))
     while (resolved := parts.budgets.resolve(sample(NOISY, exec_id=1, owner=2000)))[

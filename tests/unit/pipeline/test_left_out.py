@@ -25,11 +25,11 @@ RESTORE = "user stacks in files that were deleted (CAP_CHECKPOINT_RESTORE missin
         ),
     ],
 )
-def test_each_part_that_is_left_out_has_its_reason(stacks, user_symbols, missing, expected):
+def test_each_omitted_part_has_a_reason(stacks, user_symbols, missing, expected):
     assert describe_left_out(SamplerConfig(stacks=stacks), user_symbols, missing) == expected
 
 
-def test_rates_and_sides_are_named():
+def test_the_summary_names_rates_and_stack_sides():
     both = SamplerConfig(samples_per_second=19, stacks="both", off_cpu=OffCpuConfig())
     assert describe_sampling(both) == (
         "19 samples per second on each, kernel and user stacks, 20 waits per second on each"

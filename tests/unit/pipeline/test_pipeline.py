@@ -127,7 +127,7 @@ def counts(windows):
     return [window.sample_count for window in windows]
 
 
-def test_a_sample_belongs_to_the_window_of_its_time(parts):
+def test_a_sample_belongs_to_the_window_of_its_timestamp(parts):
     pipeline, sampler, _symbols, windows, time = parts
     start = time.boot
     sampler.ready = [raw(start + SECOND + 5), raw(start + 5), raw(start + SECOND - 1, cpu=1)]
@@ -138,7 +138,7 @@ def test_a_sample_belongs_to_the_window_of_its_time(parts):
     assert windows[0].end_unix_ns == windows[1].start_unix_ns
 
 
-def test_a_window_stays_open_until_all_of_its_samples_are_drained(parts):
+def test_a_window_stays_open_until_all_its_samples_are_drained(parts):
     pipeline, sampler, _symbols, windows, time = parts
     start = time.boot
     sampler.complete = start + SECOND - 10
@@ -150,7 +150,7 @@ def test_a_window_stays_open_until_all_of_its_samples_are_drained(parts):
     assert counts(windows) == [1]
 
 
-def test_a_finished_window_closes_at_once_unless_it_waits_for_symbols(parts):
+def test_a_finished_window_closes_immediately_unless_it_waits_for_symbols(parts):
     pipeline, sampler, symbols, windows, time = parts
     symbols.watermark = time.boot
     sampler.ready = [raw(time.boot + 1)]
@@ -183,7 +183,7 @@ def test_an_idle_pipeline_sleeps_until_the_first_sample_or_the_end_of_the_window
     assert counts(windows) == [4]
 
 
-def test_a_pipeline_sleeps_after_a_sample_that_comes_alone(parts):
+def test_a_pipeline_sleeps_after_a_single_sample(parts):
     pipeline, sampler, _symbols, windows, time = parts
     sampler.first_after_s = 0.1
     for _ in range(2):
@@ -212,7 +212,7 @@ def test_an_idle_pipeline_does_not_sleep_while_a_window_or_a_sample_waits_for_sy
     assert counts(windows) == [1]
 
 
-def test_samples_wait_for_symbols_of_their_time_but_not_forever(parts):
+def test_samples_wait_for_the_symbols_of_their_time_but_not_forever(parts):
     pipeline, sampler, symbols, windows, time = parts
     start = time.boot
     symbols.watermark = start
@@ -325,7 +325,7 @@ def test_an_interrupted_step_loses_no_sample(parts):
     assert windows[-1].profiles[0].totals.samples == 10
 
 
-def test_stopping_ends_in_time_and_counts_dropped_samples(parts):
+def test_stopping_meets_its_deadline_and_counts_dropped_samples(parts):
     pipeline, sampler, symbols, windows, time = parts
     resolve = symbols.resolve
 
@@ -343,7 +343,7 @@ def test_stopping_ends_in_time_and_counts_dropped_samples(parts):
     assert pipeline.account().gaps() == []
 
 
-def test_a_step_leaves_its_backlog_when_a_stop_is_requested(parts):
+def test_a_step_abandons_its_backlog_when_a_stop_is_requested(parts):
     pipeline, sampler, symbols, windows, time = parts
     resolve = symbols.resolve
 
@@ -363,7 +363,7 @@ def test_a_step_leaves_its_backlog_when_a_stop_is_requested(parts):
     assert pipeline.account().gaps() == []
 
 
-def test_a_full_window_ends_before_the_next_sample_and_loses_none(parts):
+def test_a_full_window_closes_before_the_next_sample_and_loses_none(parts):
     """Even if samples have equal times, or several windows are pending at the end."""
     pipeline, sampler, _symbols, windows, time = parts
     pipeline.change_windows(time.boot, WindowSchedule(5 * SECOND, max_samples=4))

@@ -109,7 +109,7 @@ def functions(stack):
     return [frame.function for frame in stack.frames]
 
 
-def test_equal_addresses_of_two_processes_get_the_names_of_their_own_process(recording):
+def test_equal_addresses_are_resolved_separately_in_each_process(recording):
     names = Names()
     first, other, again, reused = play(recording, resolvers={USER_SIDE: names})
     assert functions(first) == ["work", "loop of 7 since 1", "loop of 7 since 1"]
@@ -124,7 +124,7 @@ def test_equal_addresses_of_two_processes_get_the_names_of_their_own_process(rec
     assert names.closed
 
 
-def test_answers_hold_at_the_time_of_the_sample(recording):
+def test_addresses_are_resolved_as_of_the_samples_time(recording):
     before, _, after, _ = play(recording, resolvers={USER_SIDE: Names(known_from_ns=115)})
     assert functions(before) == ["work", "", ""]
     assert before.frames[1].unresolved is Unresolved.NOT_YET_KNOWN

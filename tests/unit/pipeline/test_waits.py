@@ -126,7 +126,7 @@ def off_cpu(window):
     return profile
 
 
-def test_samples_have_the_cause_of_their_stack_and_state(parts):
+def test_samples_get_their_cause_from_stack_and_state(parts):
     pipeline, source, symbols, windows, _ = parts
     symbols.add(1, PIPE)
     symbols.add(2, UNKNOWN)
@@ -159,7 +159,7 @@ def test_samples_have_the_cause_of_their_stack_and_state(parts):
     ]
 
 
-def test_causes_are_found_when_a_window_is_closed(parts):
+def test_causes_are_determined_when_a_window_closes(parts):
     pipeline, source, symbols, windows, _ = parts
     symbols.add(1, ("unknown",), is_provisional=True)
     source.ready = [raw(source, 1, sleep())]
@@ -170,7 +170,7 @@ def test_causes_are_found_when_a_window_is_closed(parts):
     assert sample.wait.cause is WaitCause.PIPE
 
 
-def test_totals_are_those_of_each_window_and_their_sum_of_the_whole(parts):
+def test_totals_are_per_window_and_sum_to_the_whole(parts):
     pipeline, source, symbols, windows, whole = parts
     symbols.add(1, PIPE)
     sampled, ended = ProcessKey(5, 3), ProcessKey(6, 4)

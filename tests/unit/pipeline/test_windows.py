@@ -60,7 +60,7 @@ def test_equal_samples_share_one_entry_with_all_timestamps():
     assert window.sample_count == window.profiles[0].taken == 4
 
 
-def test_timestamps_lie_inside_the_half_open_interval():
+def test_timestamps_are_within_the_half_open_interval():
     windows, resource = builder(start=100), Resource({})
     windows.add(raw(100), stack_of(), resource)
     windows.add(raw(5 * SECOND + 99), stack_of(), resource)
@@ -82,7 +82,7 @@ def lengths_s(closed):
     return [(window.end_unix_ns - window.start_unix_ns) / SECOND for window in closed]
 
 
-def test_windows_are_short_until_the_first_with_samples():
+def test_windows_are_short_until_one_has_samples():
     windows = builder(schedule=WindowSchedule(5 * SECOND, first_ns=SECOND))
     closed = [windows.close()]
     windows.add(raw(SECOND + 1), stack_of(), Resource({}))
@@ -97,7 +97,7 @@ def test_empty_windows_at_the_start_grow_up_to_the_interval():
     assert lengths_s([windows.close() for _ in range(5)]) == [1, 2, 4, 5, 5]
 
 
-def test_a_clock_that_steps_back_never_moves_a_window_back():
+def test_a_backward_clock_step_never_moves_a_window_back():
     source = FakeTime()
     clock = Clock(source)
     windows = WindowBuilder(clock, WindowSchedule(SECOND), start_boot_ns=0, period_ns=1)
@@ -109,7 +109,7 @@ def test_a_clock_that_steps_back_never_moves_a_window_back():
     assert second.end_unix_ns > second.start_unix_ns
 
 
-def test_frames_of_unknown_modules_are_resolved_again_at_the_end():
+def test_frames_of_unknown_modules_are_resolved_again_when_the_window_closes():
     windows, resource = builder(), Resource({})
     known, unknown = stack_of(), stack_of(is_provisional=True)
     windows.add(raw(1), known, resource)
@@ -134,7 +134,7 @@ def test_the_gate_waits_for_the_slowest_stream_but_not_forever():
     assert gate.passed_ns(samples_ns=800, symbols_ns=5000, now_ns=1000) == 800
 
 
-def test_the_gate_releases_in_the_order_of_time():
+def test_the_gate_releases_samples_in_time_order():
     gate = EventTimeGate()
     gate.push([raw(30), raw(10)])
     gate.push([raw(20), raw(40)])
@@ -144,7 +144,7 @@ def test_the_gate_releases_in_the_order_of_time():
     assert not gate.counts
 
 
-def test_a_change_ends_a_window_and_applies_from_then_on():
+def test_a_change_closes_the_window_and_applies_to_the_next():
     windows = builder()
     windows.change(2 * SECOND, WindowSchedule(3 * SECOND), 5_000_000)
     windows.change(4 * SECOND, WindowSchedule(7 * SECOND), 1_000_000)
@@ -154,7 +154,7 @@ def test_a_change_ends_a_window_and_applies_from_then_on():
     assert [window.profiles[0].period_ns for window in closed] == [10_000_000, 5_000_000, 1_000_000]
 
 
-def test_a_change_after_the_end_of_a_window_waits_for_the_next():
+def test_a_change_dated_after_the_windows_end_waits_for_the_next():
     windows = builder()
     windows.change(6 * SECOND, WindowSchedule(5 * SECOND), 1)
     closed = [windows.close(counts=COUNTS) for _ in range(3)]
@@ -162,7 +162,7 @@ def test_a_change_after_the_end_of_a_window_waits_for_the_next():
     assert closed[1].end_unix_ns - closed[1].start_unix_ns == SECOND
 
 
-def test_a_thread_name_that_is_not_utf_8_shows_its_bytes():
+def test_non_utf8_thread_names_show_escaped_bytes():
     windows = builder()
     windows.add(raw(1, comm=b"\xffx"), stack_of(), Resource({}))
     (group,) = windows.close(2).profiles[0].resources

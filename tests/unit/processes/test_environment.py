@@ -50,17 +50,17 @@ def environ(**variables):
         (b"OTEL_SERVICE_NAME=\xff\0", {"service.name": "\\xff"}),
     ],
 )
-def test_the_service_is_named_as_the_sdks_name_it(text, expected):
+def test_the_service_is_named_like_the_sdks_name_it(text, expected):
     assert parse_environment(text) == expected
 
 
 @given(st.binary())
-def test_any_environment_can_be_read(rest):
+def test_arbitrary_environment_bytes_are_parsed(rest):
     environment = parse_environment(b"OTEL_RESOURCE_ATTRIBUTES=" + rest)
     assert all(key.startswith(("service.", "deployment.")) for key in environment)
 
 
-def test_the_environment_of_a_running_process():
+def test_the_environment_of_a_running_process_is_read():
     program = "import sys; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

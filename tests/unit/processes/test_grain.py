@@ -88,7 +88,7 @@ def labels_of(payload):
     ],
 )
 @pytest.mark.parametrize("max_bytes", [None, 60_000], ids=["one request", "many requests"])
-def test_all_samples_of_500_processes_arrive_in_profiles_with_different_labels(
+def test_profiles_of_500_processes_have_distinct_labels_and_all_samples(
     of_processes, grain, resources, max_bytes
 ):
     merged = merge_resources(of_processes, grain, HOST.keys())
@@ -144,7 +144,7 @@ OF_CONTAINER = {
         (Grain.HOST, {*COMMON}),
     ],
 )
-def test_a_coarser_resource_has_fewer_attributes_and_no_others(grain, kept):
+def test_a_coarser_resource_has_a_subset_of_the_attributes(grain, kept):
     assert grain.select(PROCESS, COMMON) == {key: PROCESS[key] for key in kept}
 
 
@@ -157,16 +157,16 @@ def test_a_coarser_resource_has_fewer_attributes_and_no_others(grain, kept):
         ({NAME: "a:b", PATH: "/opt/a:b"}, "a:b"),
     ],
 )
-def test_kernel_threads_that_are_numbered_are_one_executable(attributes, name):
+def test_numbered_kernel_threads_are_merged_into_one_executable(attributes, name):
     assert Grain.EXECUTABLE.select(attributes, ())[NAME] == name
 
 
-def test_executables_that_are_kernel_threads_stay_marked():
+def test_merged_kernel_threads_stay_marked():
     thread = {NAME: "kworker/0:1H", "otel_kprofiler.kernel_thread": "kworker"}
     assert Grain.EXECUTABLE.select(thread, ()) == {**thread, NAME: "kworker"}
 
 
-def test_values_that_python_takes_for_equal_stay_apart():
+def test_values_that_python_considers_equal_stay_distinct():
     window = Window(
         START,
         START + 10,
@@ -190,7 +190,7 @@ def test_values_that_python_takes_for_equal_stay_apart():
     assert profile.sample_count == 5
 
 
-def test_the_same_resource_stands_for_a_process_in_profiles_of_all_kinds(of_processes):
+def test_a_process_has_one_resource_across_profile_kinds(of_processes):
     on_cpu, off_cpu = merge_resources(of_processes, Grain.HOST, HOST.keys()).profiles
     assert on_cpu.resources[0].resource is off_cpu.resources[0].resource
 
@@ -206,5 +206,5 @@ def test_exact_times_off_the_cpu_add_up():
     assert [group.waits for group in profile.resources] == [waits.plus(waits)]
 
 
-def test_the_finest_grain_leaves_windows_alone(of_processes):
+def test_the_finest_grain_leaves_windows_unchanged(of_processes):
     assert merge_resources(of_processes, Grain.PROCESS, ()) is of_processes

@@ -78,7 +78,7 @@ def test_the_kubelets_mount_names_the_container_of_the_same_pod_only(host):
     assert "k8s.container.name" not in places.read(6)
 
 
-def test_a_unit_and_that_of_a_user(host):
+def test_system_and_user_units_are_identified(host):
     host("/proc/5/cgroup", "0::/system.slice/nginx.service\n")
     host("/proc/6/cgroup", "0::/user.slice/user-7.slice/user@7.service/app.slice/a.service\n")
     places = host.places()
@@ -112,7 +112,7 @@ def test_an_exited_process_is_found_by_its_cgroup(host):
     assert places.find(0) == {}
 
 
-def test_cgroups_are_not_looked_for_all_the_time(host):
+def test_cgroup_lookups_are_rate_limited(host):
     host.link(INITIAL)
     cgroups(host, "/")
     places = host.places()
@@ -133,7 +133,7 @@ def test_in_a_namespace_other_containers_are_found_by_their_relative_path(host):
     assert places.read(6) == {}  # of the host's systemd, or of another container's
 
 
-def test_in_a_namespace_mounts_identify_our_container(host):
+def test_in_a_namespace_mounts_identify_the_agents_container(host):
     host.link("cgroup:[4026532999]")
     host("/proc/5/cgroup", "0::/\n")
     host("/proc/6/cgroup", "0::/../..\n")
@@ -151,7 +151,7 @@ def test_in_a_namespace_of_a_pod_its_mounts_identify_the_pod(host):
     assert host.places().read(5) == {"k8s.pod.uid": UID, "k8s.container.name": "cart"}
 
 
-def test_in_a_namespace_the_hosts_hierarchy_identifies_most(host):
+def test_in_a_namespace_the_hosts_hierarchy_identifies_containers_and_pods(host):
     host.link("cgroup:[4026532999]")
     host("/proc/2/stat", KTHREAD)
     host("/proc/2/cgroup", "0::/../../..\n")
@@ -160,7 +160,7 @@ def test_in_a_namespace_the_hosts_hierarchy_identifies_most(host):
     assert host.places().read(5, own) == {"container.id": ID, "k8s.pod.uid": UID}
 
 
-def test_in_a_namespace_a_part_of_the_hierarchy_does_not_identify_units(host):
+def test_in_a_namespace_a_partial_hierarchy_does_not_identify_units(host):
     host.link("cgroup:[4026532999]")
     host("/proc/2/stat", KTHREAD)
     host("/proc/2/cgroup", "0::/../..\n")

@@ -54,7 +54,7 @@ SECRET = "hunter2"
         ("python-config", "python-config hunter2", ""),
     ],
 )
-def test_a_program_is_named_by_its_script_alone(executable, command, name):
+def test_a_program_is_named_after_its_script_only(executable, command, name):
     """Never by other arguments."""
     arguments = [
         word.replace("_", " ").encode() if ":_" in word else word.encode()
@@ -76,5 +76,5 @@ def test_a_program_is_named_by_its_script_alone(executable, command, name):
         ({}, "thread"),
     ],
 )
-def test_a_process_is_shown_by_its_program_before_its_executable(attributes, name):
+def test_a_process_is_labelled_by_its_program_then_its_executable(attributes, name):
     assert process_name(Resource(attributes), "thread") == name

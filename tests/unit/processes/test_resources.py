@@ -81,7 +81,7 @@ def test_a_process_has_its_executable_container_and_creation_time(proc):
     assert attributes["host.name"] == "h"
 
 
-def test_two_users_of_a_pid_never_share_a_resource(proc):
+def test_processes_that_reuse_a_pid_never_share_a_resource(proc):
     proc(5, 300)
     result = resources(proc)
     old = result.get(raw(5, 100 * TICK_NS, comm=b"gone"))
@@ -98,7 +98,7 @@ def program(exec_id, stack_start, comm=b"main", owner=0, tgid=5):
     return sample._replace(exec_id=exec_id, stack_start=stack_start, owner=owner)
 
 
-def test_each_program_that_a_process_executes_has_a_resource(proc):
+def test_each_program_executed_by_a_process_has_a_resource(proc):
     result = resources(proc)
     proc(5, 300, exe="/bin/first", stack=0x7000)
     first = result.get(program(1, 0x7000))
@@ -111,7 +111,7 @@ def test_each_program_that_a_process_executes_has_a_resource(proc):
     assert result.get_of(ProcessKey(5, 300 * TICK_NS)) is second
 
 
-def test_a_program_that_is_gone_before_it_is_read_has_the_name_of_its_thread(proc):
+def test_a_program_that_exits_before_it_is_read_is_named_after_its_thread(proc):
     proc(5, 300, exe="/bin/second", stack=0x9000)
     attributes = resources(proc).get(program(1, 0x7000, b"first")).attributes
     assert attributes["process.executable.name"] == "first"
@@ -156,7 +156,7 @@ def test_a_process_that_drops_its_rights_has_another_owner(proc):
     assert owners == ["root", "web", "web"]
 
 
-def test_a_resource_that_was_set_follows_the_owner_alone(proc):
+def test_a_fixed_resource_changes_only_with_its_owner(proc):
     users(proc.root)
     result = resources(proc)
     for attributes in ({"service.name": "a", "process.owner": "root"}, {"service.name": "a"}):
@@ -201,7 +201,7 @@ def test_a_kernel_thread_is_named_after_its_thread(proc):
         ("md-raid+1", "md-raid+1"),
     ],
 )
-def test_a_kernel_thread_without_samples_has_its_name_in_proc(proc, comm, name):
+def test_a_kernel_thread_without_samples_is_named_from_proc(proc, comm, name):
     proc(12, 3, exe="", comm=comm, flags=0x208040)
     result = resources(proc)
     resource = result.get_of(ProcessKey(12, 3 * TICK_NS))
@@ -220,7 +220,7 @@ def test_processes_that_ended_without_a_sample_share_a_resource(proc):
     assert result.get_of(ProcessKey(97, TICK_NS), has_ended=True) is sampled
 
 
-def test_processes_that_are_not_read_share_a_resource_by_user_and_program(proc):
+def test_unread_processes_share_a_resource_by_user_and_program(proc):
     proc(97, 1, comm="main", stack=0x7000)
     resolver = resources(proc)
     parent = raw(97, TICK_NS, comm=b"main")._replace(owner=1000, stack_start=0x7000)
@@ -249,7 +249,7 @@ def renew_until(resolver, resource, expected):
     return resource
 
 
-def test_a_shared_resource_is_renewed_when_its_container_and_its_names_become_known(proc):
+def test_a_shared_resource_is_renewed_when_its_container_and_names_become_known(proc):
     root = Path(proc.root)
     (root / "proc/self/ns").mkdir(parents=True)
     (root / "proc/self/ns/cgroup").symlink_to("cgroup:[4026531835]")
@@ -281,7 +281,7 @@ def test_the_number_of_shared_resources_is_limited(proc):
     assert len(resolver._shared) <= 256
 
 
-def test_a_process_without_samples_that_cannot_be_read_has_no_name(proc):
+def test_an_unreadable_process_without_samples_has_no_name(proc):
     proc(99, 8)
     attributes = resources(proc).get_of(ProcessKey(99, 7 * TICK_NS)).attributes
     assert attributes["process.pid"] == 99
@@ -333,7 +333,7 @@ def test_a_user_without_a_name_has_a_number(proc):
         (b"", ""),
     ],
 )
-def test_names_of_users(text, expected):
+def test_user_names_are_read_from_passwd(text, expected):
     assert parse_user_name(text, 33) == expected
 
 
@@ -374,7 +374,7 @@ def test_a_forgotten_process_is_read_again(proc):
         (("executable",), "server"),
     ],
 )
-def test_a_service_is_named_after_what_is_configured(sources, expected):
+def test_services_are_named_from_the_configured_sources(sources, expected):
     attributes = {
         "process.executable.name": "server",
         "systemd.unit.name": "user@1.service",
@@ -391,7 +391,7 @@ def test_sessions_are_not_services_and_kernel_threads_are_in_brackets():
     assert find_service_name(thread, SERVICE_SOURCES) == "[kworker]"
 
 
-def test_a_configured_name_goes_before_all_sources(proc):
+def test_a_configured_name_takes_precedence_over_all_sources(proc):
     proc(5, 300, cgroup="0::/system.slice/web.service\n")
     sample = raw(5, 300 * TICK_NS)
     result = resources(proc, service_sources=("unit",))
@@ -430,14 +430,14 @@ def test_the_number_of_resources_is_bounded(proc):
     assert new == [1, 2, 3, 1]
 
 
-def test_resources_known_in_advance_are_not_looked_up(proc):
+def test_preset_resources_are_not_looked_up(proc):
     proc(5, 300)
     known = {ProcessKey(5, 300 * TICK_NS): {"process.pid": 5, "host.name": "elsewhere"}}
     result = resources(proc, attributes_of=known)
     assert result.get(raw(5, 300 * TICK_NS)).attributes == known[ProcessKey(5, 300 * TICK_NS)]
 
 
-def test_the_own_process_matches_proc():
+def test_the_current_process_matches_proc():
     with open("/proc/self/stat", "rb") as file:
         ticks = parse_stat(file.read()).start_ticks
     sample = raw(os.getpid(), ticks * TICK_NS + 1)

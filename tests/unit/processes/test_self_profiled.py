@@ -28,13 +28,13 @@ def process(tmp_path, *links):
     return Access(str(tmp_path))
 
 
-def test_a_process_with_bpf_maps_is_believed(tmp_path):
+def test_a_process_with_bpf_maps_is_trusted_to_profile_itself(tmp_path):
     files = process(tmp_path, "/dev/null", "socket:[1]", "anon_inode:bpf-map")
     assert profiles_itself(files, 7, {TARGET: "self"})
     assert not profiles_itself(files, 7, {})
 
 
-def test_a_process_that_only_claims_to_profile_itself_does_not(tmp_path):
+def test_a_process_that_only_claims_to_profile_itself_is_not_trusted(tmp_path):
     files = process(tmp_path, "/dev/null", "anon_inode:[perf_event]")
     assert not profiles_itself(files, 7, {TARGET: "self"})
 
@@ -44,7 +44,7 @@ def group(resource, count):
     return ResourceSamples(resource, [WindowSample(Stack(()), 1, "a", 0, None, times)])
 
 
-def test_only_on_cpu_samples_are_left_out_and_each_is_counted():
+def test_only_on_cpu_samples_are_omitted_and_each_is_counted():
     other, own = Resource({"process.pid": 1}), Resource({"process.pid": 2, SELF_PROFILED: True})
     until_now = Resource({"process.pid": 3})
     totals = StreamTotals("s", 100, 200, {LossCause.RING_FULL: 5, LossCause.SELF_PROFILED: 30})
@@ -67,7 +67,7 @@ def test_only_on_cpu_samples_are_left_out_and_each_is_counted():
     assert off_cpu.resources == groups
 
 
-def test_a_window_without_such_processes_stays_as_it_is():
+def test_a_window_without_self_profiled_processes_is_unchanged():
     window = Window(START, START + 10, [Profile(ON_CPU, 1, [group(Resource({}), 2)])])
     same, left = leave_out_self_profiled(window)
     assert not left

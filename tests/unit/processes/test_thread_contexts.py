@@ -34,7 +34,7 @@ def decode(*entries, names=NAMES, flags=1, has_span=True):
     return dict(decode_context(bytes((flags,)) + b"".join(entries), names, has_span=has_span))
 
 
-def test_attributes_get_the_names_of_their_numbers():
+def test_attribute_indices_are_resolved_to_names():
     labels = decode(entry(1, b"GET"), entry(0, "/käse".encode()))
     assert labels == {"method": "GET", "route": "/käse", "trace_flags": "01"}
 
@@ -43,26 +43,26 @@ def test_samples_without_a_span_have_no_trace_flags():
     assert decode(entry(1, b"GET"), has_span=False) == {"method": "GET"}
 
 
-def test_the_last_of_equal_keys_counts():
+def test_the_last_of_duplicate_keys_wins():
     assert decode(entry(1, b"GET"), entry(1, b"PUT"))["method"] == "PUT"
 
 
-def test_numbers_without_a_name_are_passed_over():
+def test_indices_without_a_name_are_skipped():
     assert decode(entry(3, b"?"), entry(255, b"?"), entry(2, b"me")) == {
         "user": "me", "trace_flags": "01",
     }  # fmt: skip
 
 
-def test_an_entry_that_is_cut_off_ends_the_reading():
+def test_a_truncated_entry_ends_parsing():
     assert decode(entry(0, b"/"), b"\1\4GET") == {"route": "/", "trace_flags": "01"}
     assert decode(entry(0, b"/"), b"\1") == {"route": "/", "trace_flags": "01"}
 
 
-def test_bytes_that_are_not_text_are_replaced():
+def test_bytes_that_are_not_utf8_are_replaced():
     assert decode(entry(0, b"\xff/"))["route"] == "\ufffd/"
 
 
-def test_attributes_have_the_limits_of_labels():
+def test_attributes_share_the_limits_of_labels():
     names = tuple(map(str, range(20)))
     labels = decode(*[entry(number, b"x" * 255) for number in range(20)], names=names)
     assert len(labels) == MAX_LABELS + 1
@@ -73,7 +73,7 @@ def test_attributes_have_the_limits_of_labels():
     assert again["3"] == "new"
 
 
-def test_the_name_of_the_local_root_is_kept_beside_the_labels():
+def test_the_local_root_name_is_kept_beside_the_labels():
     names = (*map(str, range(20)), LOCAL_ROOT)
     entries = [entry(number, b"x") for number in range(20)]
     labels = decode(*entries, entry(20, b"GET /"), names=read_key_map(schema(names)))
@@ -83,7 +83,7 @@ def test_the_name_of_the_local_root_is_kept_beside_the_labels():
 
 @given(st.binary(min_size=1, max_size=700), st.booleans())
 @example(b"\0" * 700, True)
-def test_any_bytes_are_decoded_within_the_limits(context, has_span):
+def test_arbitrary_bytes_are_decoded_within_the_limits(context, has_span):
     labels = decode_context(context, ("a", "b", "") * 80, has_span=has_span)
     assert len(labels) <= 3
     assert list(labels) == sorted(labels)
@@ -104,7 +104,7 @@ def test_reserved_and_invalid_names_are_skipped():
     assert labels == ("", "", "", "", "", "n" * 100)
 
 
-def test_a_key_map_has_as_many_names_as_there_are_numbers():
+def test_a_key_map_has_at_most_as_many_names_as_indices():
     labels = read_key_map({SCHEMA: "tls_v1", KEY_MAP: tuple(map(str, range(300)))})
     assert labels == tuple(map(str, range(256)))
     assert read_key_map({SCHEMA: "tls_v1", KEY_MAP: "route"}) == ()
@@ -123,10 +123,10 @@ def test_the_variable_follows_from_the_version_and_the_layout():
 
 
 @pytest.mark.parametrize("name", V8_LAYOUT)
-def test_another_layout_of_v8_is_not_read(name):
+def test_a_different_v8_layout_is_not_read(name):
     assert find_variable({**NODEJS, name: 4}) is None
 
 
 @pytest.mark.parametrize("offset", [-1, 1 << 20, "24"])
-def test_an_offset_outside_the_limits_is_not_read(offset):
+def test_an_out_of_range_offset_is_not_read(offset):
     assert find_variable({**NODEJS, WRAP_OFFSET: offset}) is None

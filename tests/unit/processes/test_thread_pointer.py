@@ -81,32 +81,32 @@ def image_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "local" in name or "initial" in name])
-def test_a_static_model_is_an_offset_from_the_thread_pointer(image_of, name):
+def test_static_tls_is_an_offset_from_the_thread_pointer(image_of, name):
     place = image_of(name).find()
     assert place == ContextPlace(place.offset)
     assert -4096 < place.offset <= -8
 
 
 @pytest.mark.parametrize("name", ["descriptor", "descriptor_symbolic"])
-def test_descriptors_of_libraries_that_the_program_needs_are_static(image_of, name):
+def test_tls_descriptors_of_needed_libraries_are_static(image_of, name):
     place = image_of(name).find()
     assert place == ContextPlace(place.offset)
     assert -4096 < place.offset <= -8
 
 
 @pytest.mark.parametrize("name", ["general_dynamic", "general_dynamic_symbolic", "sysv_hash"])
-def test_general_dynamic_is_an_offset_in_a_module(image_of, name):
+def test_general_dynamic_tls_is_an_offset_in_a_module(image_of, name):
     assert image_of(name).find() == ContextPlace(0, 1, **DYNAMIC)
 
 
-def test_a_library_that_is_opened_has_a_module_of_its_own(image_of):
+def test_a_dlopened_library_has_a_separate_tls_module(image_of):
     offset = 1 << 20
     place = image_of("opened_general_dynamic").find()
     assert place in [ContextPlace(at, place.module, **DYNAMIC) for at in (0, offset)]
     assert image_of("opened_descriptor").find() == place._replace(generation=place.module)
 
 
-def test_a_program_without_the_variable_has_no_place(tmp_path):
+def test_a_program_without_the_variable_has_no_tls_location(tmp_path):
     process = subprocess.Popen([shutil.which("cat")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with process:
         process.stdin.write(b"x")
@@ -117,7 +117,7 @@ def test_a_program_without_the_variable_has_no_place(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["descriptor", "general_dynamic", "initial_exec"])
-def test_words_that_the_linker_has_not_resolved_yield_no_place(image_of, name):
+def test_words_not_resolved_by_the_linker_yield_no_tls_location(image_of, name):
     image = image_of(name)
     (library,) = [part for part in image.objects if "libcontext" in part.path]
 
@@ -155,7 +155,7 @@ def test_damaged_memory_is_not_an_error(image_of, name):
 
 
 @pytest.mark.parametrize("limit", ["_MAX_LOOK_S", "_MAX_CPU_S"])
-def test_a_search_that_takes_too_long_ends_no_registration(tmp_path, monkeypatch, limit):
+def test_a_slow_search_does_not_end_a_registration(tmp_path, monkeypatch, limit):
     registered = {}
 
     class Reader:
@@ -181,6 +181,6 @@ def test_a_search_that_takes_too_long_ends_no_registration(tmp_path, monkeypatch
             assert list(registered) == [program.pid]
 
 
-def test_an_address_of_headers_that_is_missing_is_0():
+def test_a_missing_program_header_address_is_0():
     assert parse_headers_address(b"") == 0
     assert parse_headers_address(bytes(ctypes.c_uint64(3)) + b"\1") == 0

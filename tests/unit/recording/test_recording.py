@@ -97,7 +97,7 @@ def test_replayed_files_are_those_of_the_recorded_host(recorded):
     recording.close()
 
 
-def test_missing_and_unreadable_files_are_so_in_the_replay_too(recorded):
+def test_missing_and_unreadable_files_are_so_in_a_replay(recorded):
     recording = Recording(recorded)
     with pytest.raises(FileNotFoundError):
         recording.files.read_bytes("/proc/modules")
@@ -118,7 +118,7 @@ def test_events_and_resources_survive_a_round_trip(recorded):
     recording.close()
 
 
-def test_totals_of_waits_come_once_after_all_samples(tmp_path, tree):
+def test_wait_totals_are_replayed_once_after_all_samples(tmp_path, tree):
     waits = {
         ProcessKey(3, 1): WaitTotals((1, 2, 3, 4, 5), 6, 7),
         ProcessKey(4, None): WaitTotals((0, 9, 0, 0, 0), 1),
@@ -145,7 +145,7 @@ def test_totals_of_waits_come_once_after_all_samples(tmp_path, tree):
     "row",
     [[1, 2, [1, 2, 3, 4], 5, 6], [1, 2, [1, 2, 3, 4, -5], 5, 6], [1, 2, 3], 7, [1, 2, 3, 4, 5]],
 )
-def test_damaged_totals_of_waits_are_refused(recorded, tmp_path, row):
+def test_damaged_wait_totals_are_rejected(recorded, tmp_path, row):
     damaged = str(tmp_path / "damaged.kprofile")
     with zipfile.ZipFile(recorded) as source, zipfile.ZipFile(damaged, "w") as target:
         for name in source.namelist():

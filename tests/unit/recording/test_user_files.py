@@ -34,6 +34,6 @@ def test_packed_files_are_parsed():
         [1, 2, 3, "a", None, "b", 7, False],
     ],
 )
-def test_damaged_rows_are_refused(row):
+def test_damaged_rows_are_rejected(row):
     with pytest.raises((TypeError, ValueError)):
         parse_user_files([row])

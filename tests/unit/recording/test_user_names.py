@@ -54,7 +54,7 @@ def recorded():
     return json.loads(json.dumps(collector.rows()))
 
 
-def test_names_and_reasons_are_those_of_the_recording():
+def test_names_and_reasons_are_replayed_from_the_recording():
     known = KnownFiles()
     known.add(KEY, DETAILS)
     names = RecordedNames(known, parse_user_names(recorded()), {})
@@ -64,7 +64,7 @@ def test_names_and_reasons_are_those_of_the_recording():
         assert (frame.address - start if start else 0) == frame.offset
 
 
-def test_an_unrecorded_name_is_an_address():
+def test_an_address_without_a_recorded_name_stays_an_address():
     known = KnownFiles()
     names = RecordedNames(known, parse_user_names(recorded()), {})
     assert names.name(KEY, 0x1010).unresolved is Unresolved.USER_ADDRESS
@@ -82,7 +82,7 @@ def test_an_unrecorded_name_is_an_address():
         lambda row: row.__setitem__(5, [["f", "", "", "x"]]),
     ],
 )
-def test_damaged_rows_are_refused(damage):
+def test_damaged_rows_are_rejected(damage):
     rows = recorded()
     damage(rows[0])
     with pytest.raises((ValueError, TypeError, KeyError)):
@@ -105,7 +105,7 @@ def recorded_code(*given):
     return json.loads(json.dumps(collector.rows()))
 
 
-def test_code_without_a_file_has_the_names_of_its_time():
+def test_code_without_a_file_has_the_names_valid_at_that_time():
     given = [(5, NO_NAME), (10, made("old")), (12, PENDING), (20, made("old")), (18, made("old")),
              (30, made("new")), (40, made("old"))]  # fmt: skip
     names = RecordedNames(KnownFiles(), {}, parse_code_names(recorded_code(*given)))
@@ -116,7 +116,7 @@ def test_code_without_a_file_has_the_names_of_its_time():
     assert names.name_code(PROCESS, 0x7005, 10) == NO_NAME
 
 
-def test_code_that_never_had_a_name_is_not_kept():
+def test_code_that_never_had_a_name_is_not_recorded():
     assert recorded_code((5, NO_NAME), (6, PENDING)) == []
 
 
@@ -131,7 +131,7 @@ def test_code_that_never_had_a_name_is_not_kept():
         lambda row: row[5][0].__setitem__(4, []),
     ],
 )
-def test_damaged_rows_of_code_are_refused(damage):
+def test_damaged_code_rows_are_rejected(damage):
     rows = recorded_code((5, made("a")))
     damage(rows[0])
     with pytest.raises((ValueError, TypeError, KeyError)):

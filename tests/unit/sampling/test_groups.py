@@ -80,7 +80,7 @@ def pids(follower, **more):
         ({"units": ("ssh",), "pods": (UID,)}, [POD]),
     ],
 )
-def test_the_uppermost_cgroups_of_what_is_named(host, groups, expected):
+def test_the_topmost_cgroups_of_the_targets_are_selected(host, groups, expected):
     made = {
         path: host.cgroup(path)
         for path in (
@@ -97,7 +97,7 @@ def test_the_uppermost_cgroups_of_what_is_named(host, groups, expected):
     assert set(cgroups(follower)) == ({made[path] for path in expected} or set(NOTHING))
 
 
-def test_targets_that_come_and_go_are_followed_once_a_second(host):
+def test_appearing_and_disappearing_targets_are_followed_once_a_second(host):
     follower = host.follow(units=("a",))
     follower.look()
     assert cgroups(follower) == NOTHING
@@ -114,7 +114,7 @@ def test_targets_that_come_and_go_are_followed_once_a_second(host):
     assert cgroups(follower) == NOTHING
 
 
-def test_a_name_that_is_written_after_the_start_is_found(host):
+def test_a_name_published_after_the_start_is_matched(host):
     follower = host.follow(containers=("web",))
     made = host.cgroup(f"docker/{ID}")
     follower.look()
@@ -125,7 +125,7 @@ def test_a_name_that_is_written_after_the_start_is_found(host):
     assert cgroups(follower) == (made,)
 
 
-def test_containers_of_version_1_are_followed_by_process(host):
+def test_cgroup_v1_containers_are_followed_by_process(host):
     host.mounts(V1)
     host("/proc/5/cgroup", f"2:cpu:/docker/{ID}\n0::/\n")
     host("/proc/6/cgroup", f"2:cpu:/docker/{OTHER}\n0::/\n")
@@ -142,7 +142,7 @@ def test_containers_of_version_1_are_followed_by_process(host):
     assert pids(follower, target_pids=(6,)) == (1 << 22 | 1,)  # none
 
 
-def test_a_hybrid_host_filters_by_cgroup_if_all_are_in_version_2(host):
+def test_a_hybrid_host_filters_by_cgroup_if_all_targets_are_in_cgroup_v2(host):
     host.mounts(V1)
     made = host.cgroup(f"docker/{ID}")
     host("/proc/5/cgroup", f"2:cpu:/docker/{ID}\n0::/docker/{ID}/below\n")
@@ -155,7 +155,7 @@ def test_a_hybrid_host_filters_by_cgroup_if_all_are_in_version_2(host):
     assert pids(follower) == (5, 6)
 
 
-def test_without_the_filter_by_cgroup_processes_are_followed(host):
+def test_without_the_cgroup_filter_processes_are_followed(host):
     """Other loaders cannot; cgroups below the 15th level are not seen by the program."""
     host("/proc/5/cgroup", "0::/a.service\n")
     host.cgroup("a.service")
@@ -170,7 +170,7 @@ def test_without_the_filter_by_cgroup_processes_are_followed(host):
     assert pids(follower) == (6,)
 
 
-def test_processes_without_any_of_it_are_not_sampled(host):
+def test_without_matching_processes_nothing_is_sampled(host):
     follower = host.follow(loader="bcc", units=("a",))
     follower.look()
     assert pids(follower) == (1 << 22 | 1,)

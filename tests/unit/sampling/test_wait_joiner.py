@@ -50,7 +50,7 @@ def thread(since, *, woken=0, flags=WAIT_HAS_BEGUN, threshold=100, state=1, tid=
     return WaitThread(tid, 3, since, woken, (0,) * 5, 0, 0, 5, tid, state, epoch, threshold, flags)
 
 
-def test_a_long_wait_stands_for_itself():
+def test_a_long_wait_has_its_exact_duration():
     joiner, waker = WaitJoiner(), Waker(8, 9, b"other")
     (sample,) = joiner.join([begin(1000), end(1000, 500, waker=waker, cpu=3)])
     assert sample.value == sample.wait.duration_ns == 500
@@ -62,12 +62,12 @@ def test_a_long_wait_stands_for_itself():
     assert joiner.added == 0
 
 
-def test_a_short_wait_stands_for_others():
+def test_a_short_wait_is_weighted_for_others():
     (one,) = WaitJoiner().join([begin(1000), end(1000, 20)])
     assert (one.value, one.wait.duration_ns) == (100, 20)
 
 
-def test_sleep_and_run_queue_share_the_weight():
+def test_sleep_and_run_queue_time_share_the_weight():
     joiner = WaitJoiner()
     asleep, runnable = joiner.join([begin(1000), end(1000, 20, 10, flags=BOTH | WAIT_IN_IOWAIT)])
     assert (asleep.wait.state, runnable.wait.state) == (SLEEPING, WaitState.RUNNABLE)
@@ -78,13 +78,13 @@ def test_sleep_and_run_queue_share_the_weight():
     assert joiner.added == 1
 
 
-def test_a_preemption_has_no_sleep():
+def test_a_preemption_has_no_sleep_part():
     flags = BOTH | WAIT_IS_THROTTLED
     (one,) = WaitJoiner().join([begin(1), end(1, 0, 150, state=WaitState.RUNNABLE, flags=flags)])
     assert (one.value, one.wait.state, one.wait.is_throttled) == (150, WaitState.RUNNABLE, True)
 
 
-def test_a_wait_that_is_not_kept_is_dropped():
+def test_a_wait_not_marked_as_kept_is_dropped():
     joiner = WaitJoiner()
     assert joiner.join([begin(1000), end(1000, 20, flags=WAIT_HAS_BEGUN)]) == []
     (one,) = joiner.join([end(1000, 20, flags=WAIT_KEPT, stack=b"late    ")])
@@ -92,7 +92,7 @@ def test_a_wait_that_is_not_kept_is_dropped():
     assert one.wait.start_ns == BOOT + 1000
 
 
-def test_a_begin_is_that_of_its_own_wait():
+def test_a_wait_end_is_joined_only_with_its_start():
     """The end of the one before was lost, or the other thread's."""
     joiner = WaitJoiner()
     (one,) = joiner.join([begin(1000), end(5000, 200, flags=WAIT_KEPT)])
@@ -102,7 +102,7 @@ def test_a_begin_is_that_of_its_own_wait():
     assert one.stacks == (b"12345678",)
 
 
-def test_ongoing_waits_are_reported_once():
+def test_an_ongoing_wait_is_reported_once():
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
     (first,) = joiner.sample_lasting([thread(1000)], 1300, 77, 1)
@@ -126,13 +126,13 @@ def test_ongoing_waits_are_reported_once():
         thread(1000, tid=8),
     ],
 )
-def test_other_waits_are_not_reported(asleep):
+def test_waits_without_a_matching_start_are_not_reported(asleep):
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
     assert joiner.sample_lasting([asleep], 1300, 77, 1) == []
 
 
-def test_threads_that_ended_are_forgotten():
+def test_exited_threads_are_forgotten():
     joiner = WaitJoiner()
     joiner.join([begin(1000), begin(1000, tid=8)])
     joiner.forget([thread(1000)])
@@ -143,7 +143,7 @@ def test_threads_that_ended_are_forgotten():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_course_of_waits_is_reported_exactly(seed):
+def test_any_sequence_of_waits_is_reported_exactly(seed):
     """Against a plain account of each wait: its duration, or the threshold if it is shorter."""
     rng = random.Random(seed)
     joiner, now = WaitJoiner(), 1000
@@ -196,7 +196,7 @@ def test_any_course_of_waits_is_reported_exactly(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_parts_of_waits_that_go_on_fit_the_budget_and_sum_up_to_all(seed):
+def test_parts_of_ongoing_waits_fit_the_budget_and_sum_to_the_total(seed):
     """500 threads sleep all the time, and 50 parts are wanted in each round."""
     joiner, rounds, rng = WaitJoiner(random.Random(seed)), 60, random.Random(seed)
     joiner.join([begin(1000, tid=tid) for tid in range(500)])
@@ -215,7 +215,7 @@ def test_parts_of_waits_that_go_on_fit_the_budget_and_sum_up_to_all(seed):
     assert sum(one.value for one in samples) == pytest.approx(500 * (now - 1000), abs=4 * error)
 
 
-def test_the_rest_of_a_wait_makes_up_for_a_threshold_that_rose():
+def test_the_last_part_of_a_wait_compensates_for_a_raised_threshold():
     """A part of it was sampled; then the program took it with the chance 500 / 2000."""
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
@@ -242,7 +242,7 @@ def test_the_threshold_follows_the_rate():
     assert control.threshold_ns == MAX_THRESHOLD_NS
 
 
-def test_the_threshold_follows_those_that_the_program_raised():
+def test_the_threshold_follows_raises_by_the_bpf_program():
     control = ThresholdControl(1000, 0, 20)
     for threshold in (FIRST, 100 * FIRST, 1000 * FIRST):
         control.note(threshold)
@@ -253,14 +253,14 @@ def test_the_threshold_follows_those_that_the_program_raised():
 @pytest.mark.parametrize(
     ("rate", "first"), [(0, 10**7), (5, 10**7), (200, 10**6), (10_000, 20_000)]
 )
-def test_the_first_threshold_is_shorter_if_more_samples_are_wanted(rate, first):
+def test_the_initial_threshold_is_shorter_for_higher_rates(rate, first):
     for least, wanted in ((1000, first), (10**8, 10**8)):
         threshold = ThresholdControl(least, 0, rate).threshold_ns
         assert threshold % WAIT_UNIT_NS == 0
         assert 0 <= threshold - wanted < WAIT_UNIT_NS
 
 
-def test_the_threshold_settles():
+def test_the_threshold_converges():
     """Waits of many durations: as many are sampled as are wanted."""
     rng, control, taken = random.Random(3), ThresholdControl(1, 0, 20), 0
     for second in range(1, 30):
@@ -272,13 +272,13 @@ def test_the_threshold_settles():
     assert taken - before == pytest.approx(40, rel=0.7)
 
 
-def test_waits_of_threads_that_are_left_out_become_no_samples():
+def test_waits_of_excluded_threads_become_no_samples():
     joiner = WaitJoiner(is_left_out=lambda sample: sample.tid == begin(0)[0].tid)
     assert joiner.join([begin(1000), end(1000, 20)]) == []
     assert joiner.added == -1, "the program has counted it"
 
 
-def test_the_profilers_threads_are_left_out_by_process_or_by_thread():
+def test_the_profilers_threads_are_excluded_by_process_or_thread():
     with_thread = OwnThreads("threads")
     done = threading.Event()
     thread = threading.Thread(target=done.wait, name="kprofiler-test")

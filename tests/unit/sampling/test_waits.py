@@ -29,7 +29,7 @@ def test_each_reading_returns_new_changes_only():
     assert more == {KEY: WaitTotals((0, 7, 0, 0, 0), 2)}
 
 
-def test_an_ongoing_wait_counts_with_its_time_so_far():
+def test_an_ongoing_wait_counts_its_elapsed_time():
     sums = WaitSums()
     asleep = thread(since=50)
     assert sums.read([asleep], 100, 1)[KEY].by_state == (0, 50, 0, 0, 0)
@@ -41,12 +41,12 @@ def test_an_ongoing_wait_counts_with_its_time_so_far():
     }
 
 
-def test_waits_of_another_epoch_do_not_count():
+def test_waits_of_another_epoch_are_ignored():
     assert WaitSums().read([thread(since=50, epoch=1)], 100, 2) == {}
     assert WaitSums().read([thread(since=50, epoch=1)], 100, 0) == {}
 
 
-def test_nothing_is_taken_back_and_the_sum_is_the_time_that_passed():
+def test_sums_never_decrease_and_equal_elapsed_time():
     """The wake-up is written after the reading, but its time is earlier."""
     sums = WaitSums()
     assert sums.read([thread(since=50)], 100, 1)[KEY].by_state == (0, 50, 0, 0, 0)
@@ -56,7 +56,7 @@ def test_nothing_is_taken_back_and_the_sum_is_the_time_that_passed():
     }
 
 
-def test_a_thread_that_ends_leaves_the_rest():
+def test_the_remaining_time_of_an_exited_thread_is_counted():
     sums = WaitSums()
     sums.read([thread(since=50)], 100, 1)
     sums.add_ended([thread(by_state=(1, 80, 0, 0, 0), waits=1)])
@@ -67,7 +67,7 @@ def test_a_thread_that_ends_leaves_the_rest():
     }, "another thread of the first process lives"
 
 
-def test_readings_add_up_to_the_sums_of_the_threads():
+def test_readings_sum_to_the_threads_totals():
     """In any order of readings, ends and waits, against the sums of all threads."""
     rng = random.Random(7)
     sums, reported, expected = WaitSums(), Counter(), Counter()
@@ -116,7 +116,7 @@ class Files:
         (None, 16_384),
     ],
 )
-def test_there_is_room_for_four_times_as_many_threads(text, room):
+def test_the_map_has_room_for_four_times_as_many_threads(text, room):
     entries = wait_map_entries(object(), Files(text), 4)
     assert entries == {"buckets": room // 16, "threads": room, "wait_lines": 4}
 
@@ -132,6 +132,6 @@ def test_hosts_that_cannot_follow_waits_get_the_reason():
         plan_waits(OFF, no_types, "libbpf")
 
 
-def test_a_held_command_is_given_as_a_target():
+def test_a_held_command_is_passed_as_a_target():
     with pytest.raises(ValueError, match="target_pids"):
         SamplerConfig(off_cpu=OffCpuConfig(), child_pid=5)

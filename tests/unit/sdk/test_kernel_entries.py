@@ -43,12 +43,12 @@ WINDOW = window_of(
 )
 
 
-def test_samples_in_the_kernel_have_its_entry():
+def test_kernel_samples_have_their_kernel_entry():
     labels = [one.labels for _, one in name_entries(WINDOW).samples]
     assert labels == [(("tenant", "a"), (KEY, "read")), ((KEY, "page fault"),), (), ()]
 
 
-def test_receivers_get_it_as_an_attribute():
+def test_receivers_get_the_kernel_entry_as_an_attribute():
     (batch,) = encode_window(name_entries(WINDOW), form=Form.JSON).batches
     dictionary = json.loads(batch.payload)["dictionary"]
     strings = dictionary["stringTable"]

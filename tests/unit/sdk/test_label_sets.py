@@ -43,7 +43,7 @@ def test_labels_nest_and_end_with_their_block():
     assert current() is None
 
 
-def test_equal_labels_have_one_number_whatever_their_order():
+def test_equal_labels_have_one_number_in_any_order():
     with labels(a=1, b=2):
         first = otel_context.get_value(KEY)
     with labels(b="2"), labels(a="1"):
@@ -62,13 +62,13 @@ def test_equal_labels_have_one_number_whatever_their_order():
         ({f"{number}": number for number in range(17)}, "17 labels are more than 16"),
     ],
 )
-def test_an_invalid_label_is_refused(given, message):
+def test_an_invalid_label_is_rejected(given, message):
     with pytest.raises(ValueError, match=message), labels(given):
         pytest.fail("it was accepted")
     assert current() is None
 
 
-def test_long_values_are_cut_and_labels_from_outside_beyond_the_limit_left_out():
+def test_long_values_are_truncated_and_excess_external_labels_dropped():
     outer = {f"outer{number:02}": number for number in range(10)}
     inner = {f"inner{number}": "x" * 300 for number in range(8)}
     with labels(outer), labels(inner):
@@ -87,7 +87,7 @@ def test_labels_decorate_functions():
     assert [find(), find(), current()] == [{"job": "report"}, {"job": "report"}, None]
 
 
-def test_sets_that_were_set_least_recently_are_forgotten():
+def test_least_recently_set_label_sets_are_evicted():
     sets = LabelSets(limit=3)
     numbers = [sets.number((("n", f"{number}"),)) for number in range(3)]
     assert sets.number((("n", "0"),)) == numbers[0]
@@ -101,7 +101,7 @@ def test_sets_that_were_set_least_recently_are_forgotten():
     assert sets.find(again) == (("n", "1"),)
 
 
-def test_threads_that_set_labels_get_numbers_of_their_own_labels():
+def test_concurrent_threads_get_the_numbers_of_their_labels():
     sets, wrong = LabelSets(limit=50), []
 
     def use(first):
@@ -121,7 +121,7 @@ def test_threads_that_set_labels_get_numbers_of_their_own_labels():
     assert len(sets._numbers) <= len(sets)
 
 
-def test_a_window_has_a_limited_number_of_sets():
+def test_a_window_has_a_limited_number_of_label_sets():
     sets = LabelSets()
     counts = LabelCounts(sets, max_sets=2)
     results = [counts.find(sets.number((("n", name),))) for name in ("a", "b", "rare")]

@@ -102,7 +102,7 @@ def ids(span):
     return context.trace_id, context.span_id
 
 
-def test_offsets_in_this_interpreter_are_found_reliably():
+def test_offsets_in_the_running_interpreter_are_determined_reliably():
     assert find_context_offset() == find_context_offset() is not None
     assert find_entered_offset() == find_entered_offset() is not None
     assert find_owner_offset() == find_owner_offset() is not None
@@ -139,7 +139,7 @@ def test_unexpected_integer_layouts_disable_links(monkeypatch):
     links.stop()
 
 
-def test_a_foreign_runtime_context_is_left_alone(slots, monkeypatch, caplog):
+def test_a_foreign_runtime_context_is_not_touched(slots, monkeypatch, caplog):
     class Other(ContextVarsRuntimeContext):
         """A runtime context that behaves differently."""
 
@@ -154,7 +154,7 @@ def test_a_foreign_runtime_context_is_left_alone(slots, monkeypatch, caplog):
     links.stop()
 
 
-def test_a_python_without_the_gil_has_no_links(slots, monkeypatch, caplog):
+def test_free_threaded_python_has_no_links(slots, monkeypatch, caplog):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     links = SpanLinks(slots)
     links.start()
@@ -192,7 +192,7 @@ def test_nested_and_manually_activated_spans_are_linked(slots, links):
     assert seen(slots) is None
 
 
-def test_a_variable_that_is_set_without_the_hooks_leaves_no_link(slots, links):
+def test_setting_the_context_variable_directly_clears_the_link(slots, links):
     variable = otel_context._RUNTIME_CONTEXT._current_context
     with TRACER.start_as_current_span("hooked") as span:
         other = trace.set_span_in_context(TRACER.start_span("copied"))

@@ -89,7 +89,7 @@ def seen(names, spans):
     names.look([SimpleNamespace(link=link_of(span)) for span in spans])
 
 
-def test_spans_of_any_depth_have_the_name_of_their_topmost_span(roots, tracer):
+def test_spans_of_any_depth_get_the_name_of_their_local_root(roots, tracer):
     top = tracer.start_span("top")
     span = top
     for _ in range(5):
@@ -100,14 +100,14 @@ def test_spans_of_any_depth_have_the_name_of_their_topmost_span(roots, tracer):
     assert name_of(roots, top) == "top"
 
 
-def test_a_remote_parent_begins_a_local_root(roots, tracer):
+def test_a_span_with_a_remote_parent_is_a_local_root(roots, tracer):
     remote = SpanContext(7, 8, is_remote=True, trace_flags=TraceFlags(1))
     top = child_of(tracer, NonRecordingSpan(remote), "GET")
     assert name_of(roots, child_of(tracer, top)) == "GET"
     assert roots.find(7, 8) is None
 
 
-def test_a_route_that_is_set_late_counts_for_all_samples(roots, tracer):
+def test_a_route_set_late_applies_to_all_samples(roots, tracer):
     top = tracer.start_span("GET")
     child = child_of(tracer, top)
     assert name_of(roots, child) == "GET"
@@ -130,7 +130,7 @@ def test_a_route_that_is_set_late_counts_for_all_samples(roots, tracer):
         ({"http.route": "/" + "a" * 300, "http.request.method": "GET"}, "GET /" + "a" * 195),
     ],
 )
-def test_names_are_those_of_requests_if_they_have_a_route(roots, tracer, attributes, expected):
+def test_requests_with_a_route_are_named_by_method_and_route(roots, tracer, attributes, expected):
     span = tracer.start_span("name", attributes=attributes)
     assert name_of(roots, span) == expected
     span.end()
@@ -138,7 +138,7 @@ def test_names_are_those_of_requests_if_they_have_a_route(roots, tracer, attribu
     assert len(expected) <= MAX_NAME_CHARS
 
 
-def test_ended_spans_are_known_until_what_was_sampled_before_is_drained(roots, tracer, now):
+def test_ended_spans_are_kept_until_earlier_samples_are_drained(roots, tracer, now):
     top = tracer.start_span("top")
     child = child_of(tracer, top)
     child.end()
@@ -159,7 +159,7 @@ def test_ended_spans_are_not_kept_without_a_profiler(roots, tracer):
     assert roots.failures == 0
 
 
-def test_the_oldest_spans_are_forgotten_and_counted(roots, tracer):
+def test_the_oldest_spans_are_evicted_and_counted(roots, tracer):
     spans = [tracer.start_span(f"{number}") for number in range(100)]
     assert len(roots) <= 64
     assert roots.forgotten == 100 - len(roots)
@@ -175,7 +175,7 @@ def test_the_oldest_spans_are_forgotten_and_counted(roots, tracer):
     assert roots.failures == 0
 
 
-def test_spans_that_are_never_ended_are_not_kept_alive(roots, tracer):
+def test_spans_never_ended_are_not_kept_alive(roots, tracer):
     span = tracer.start_span("lost")
     context = span.get_span_context()
     del span
@@ -185,7 +185,7 @@ def test_spans_that_are_never_ended_are_not_kept_alive(roots, tracer):
     assert result.get_name() == ""
 
 
-def test_children_of_spans_from_before_the_processor_have_the_root_if_it_is_their_parent(roots):
+def test_children_of_spans_older_than_the_processor_get_their_root_if_it_is_their_parent(roots):
     class Processor(LocalRootSpanProcessor):
         on_start = roots.start
         on_end = roots.end
@@ -204,7 +204,7 @@ def test_children_of_spans_from_before_the_processor_have_the_root_if_it_is_thei
     assert name_of(roots, late) == "early"
 
 
-def test_a_span_of_another_trace_with_an_equal_id_is_not_taken_for_the_parent(roots, tracer):
+def test_a_span_of_another_trace_with_an_equal_id_is_not_mistaken_for_the_parent(roots, tracer):
     top = tracer.start_span("top")
     context = top.get_span_context()
     stranger = SpanContext(context.trace_id ^ 1, context.span_id, is_remote=False)
@@ -241,7 +241,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("at", ["context", "attributes"])
-def test_exceptions_of_spans_are_counted_and_do_not_reach_the_service(roots, at):
+def test_exceptions_raised_by_spans_are_counted_and_do_not_reach_the_service(roots, at):
     span = Broken(at)
     roots.start(span)
     names = RootNames(roots)
@@ -253,7 +253,7 @@ def test_exceptions_of_spans_are_counted_and_do_not_reach_the_service(roots, at)
     assert names.as_dict()["unnamed"]["unknown_span"] == 2
 
 
-def test_samples_have_the_name_that_is_known_when_the_window_is_closed(roots, tracer, now):
+def test_samples_get_the_name_known_when_the_window_closes(roots, tracer, now):
     names = RootNames(roots)
     top = tracer.start_span("GET")
     child = child_of(tracer, top)
@@ -287,7 +287,7 @@ def test_a_window_has_a_limited_number_of_names(roots, tracer):
     assert names.unnamed == {"unknown_span": 0, "too_many_names": 2}
 
 
-def test_samples_have_the_wanted_baggage_of_their_local_root(roots, tracer):
+def test_samples_carry_the_selected_baggage_of_their_local_root(roots, tracer):
     names = RootNames(roots, max_names=0, baggage_keys=("tenant", "region"))
     names.start()
     context = baggage.set_baggage("tenant", "a" * 300)
@@ -313,7 +313,7 @@ def test_samples_have_the_wanted_baggage_of_their_local_root(roots, tracer):
     assert not roots.baggage_keys
 
 
-def test_keys_that_cannot_be_labels_are_refused():
+def test_keys_that_cannot_be_labels_are_rejected():
     with pytest.raises(ValueError, match=r"thread.id of their own"):
         KernelProfiler(baggage_keys=["thread.id"])
     with pytest.raises(ValueError, match="17 baggage_keys are more than 16"):
@@ -344,7 +344,7 @@ def test_the_processor_is_added_to_the_global_provider_once(monkeypatch):
 
 
 @pytest.mark.system
-def test_a_forked_child_knows_the_spans_that_it_is_in(roots, tracer):
+def test_a_forked_child_knows_its_active_spans(roots, tracer):
     top = tracer.start_span("top")
     inner = child_of(tracer, top)
     elsewhere = tracer.start_span("of another thread")
@@ -364,7 +364,7 @@ def test_a_forked_child_knows_the_spans_that_it_is_in(roots, tracer):
     assert name_of(roots, elsewhere) == "of another thread"
 
 
-def test_threads_that_start_and_end_spans_lose_none(roots, tracer):
+def test_concurrent_threads_lose_no_span(roots, tracer):
     wrong = []
 
     def serve(number):

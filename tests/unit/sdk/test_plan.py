@@ -48,12 +48,12 @@ def test_the_defaults_equal_those_of_the_schema():
         ("TARGET_CONTAINERS", "3f2a3f2a3f2a"),
     ],
 )
-def test_keys_that_mean_nothing_in_a_service_are_refused(variable, value):
+def test_keys_without_effect_in_a_service_are_rejected(variable, value):
     with pytest.raises(ConfigError, match="only for the agent"):
         make_plan(read_settings({f"OTEL_KPROFILER_{variable}": value}))
 
 
-def test_waits_are_sampled_if_the_service_enables_it():
+def test_waits_are_sampled_if_the_service_enables_them():
     assert KernelProfiler()._plan.sampler.off_cpu is None
     assert KernelProfiler(off_cpu=True)._plan == make_plan(
         read_settings({"OTEL_KPROFILER_OFF_CPU": "true"})

@@ -76,7 +76,7 @@ def test_the_header_has_the_layout_of_version_2():
     assert ctypes.string_at(pointer, len(payload)) == payload
 
 
-def test_an_update_stays_in_place_and_has_a_later_time():
+def test_an_update_is_made_in_place_with_a_later_timestamp():
     publish_process_context({"service.name": "a"})
     address, first = own_header()
     publish_process_context({"service.name": "b", "list": ["x"], "mixed": [1, "x"]})
@@ -411,7 +411,7 @@ def test_a_process_with_unresponsive_memory_delays_nothing(process, tmp_path, ca
     os.close(os.open(directory / "mem", os.O_RDWR))
 
 
-def test_a_process_whose_memory_hangs_takes_no_context_of_others(process, tmp_path):
+def test_a_process_with_hanging_memory_does_not_cost_others_their_contexts(process, tmp_path):
     keys = [ProcessKey(pid, 300 * TICK_NS) for pid in (5, 6, 7)]
     hanging, *_ = [process(pid=key.tgid) for key in keys]
     content = (hanging / "mem").read_bytes()
@@ -461,7 +461,7 @@ def test_a_context_with_too_many_values_is_truncated(process, resources):
     ]  # fmt: skip
 
 
-def test_contexts_of_all_processes_have_a_common_limit(process):
+def test_contexts_of_all_processes_share_one_limit(process):
     payload = encode_process_context(ProcessContext({"service.name": "x" * 16000}, {}))
     keys = [ProcessKey(pid, 300 * TICK_NS) for pid in range(1, 1201)]
     for key in keys:
@@ -474,7 +474,9 @@ def test_contexts_of_all_processes_have_a_common_limit(process):
     assert 0 < len(published) * len(payload) <= 16 * 1024 * 1024
 
 
-def test_without_another_thread_there_are_no_contexts_and_one_warning(process, monkeypatch, caplog):
+def test_if_no_thread_can_be_started_there_are_no_contexts_and_one_warning(
+    process, monkeypatch, caplog
+):
     process()
 
     def refuse(thread):

@@ -162,7 +162,7 @@ def test_the_global_provider_can_be_set_only_once(monkeypatch, caplog):
 
 @pytest.mark.system
 @pytest.mark.parametrize("first", ["traces", "metrics", "nothing"])
-def test_the_resource_is_that_of_the_other_signals(first):
+def test_the_resource_equals_that_of_other_signals(first):
     code = """
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -206,7 +206,7 @@ def test_an_explicit_resource_is_used_unchanged():
         ({"OTEL_PROFILES_EXPORTER": "otlp_proto_http"}, ["otlp_http"]),
     ],
 )
-def test_exporter_names_are_those_of_other_signals(environ, names, monkeypatch):
+def test_exporter_names_equal_those_of_other_signals(environ, names, monkeypatch):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     exporters = [factory() for factory in find_exporters(environ)]
@@ -221,7 +221,7 @@ def test_a_missing_exporter_is_reported_with_the_installed_exporters():
     assert "otlp_proto_grpc" in raised.value.hint
 
 
-def test_all_mistakes_in_environment_settings_are_reported_at_once():
+def test_all_invalid_environment_settings_are_reported_together():
     settings = read_settings(
         {
             "OTEL_KPROFILER_SAMPLES_PER_SECOND": "99",
@@ -282,7 +282,7 @@ def test_unknown_variables_cause_one_warning_and_change_nothing(caplog):
     assert "OTEL_KPROFILER_TRACERS: interpreted languages" in record.message
 
 
-def test_mistakes_in_declarative_configuration_cause_one_warning(caplog):
+def test_invalid_declarative_configuration_causes_one_warning(caplog):
     profiler = KernelProfiler.from_options(
         {"stacks": "x", "taget": "self"}, environ={"OTEL_PROFILES_EXPORTER": "otpl"}
     )

@@ -71,7 +71,7 @@ def test_spans_of_nested_contexts_threads_and_tasks_are_found(path):
     assert wrong == []
 
 
-def test_contexts_of_any_shape_are_read(path):
+def test_context_maps_of_any_shape_are_read(path):
     """Random numbers of variables and keys, in random order, with deletions."""
     chance = random.Random(7)
     variables = [contextvars.ContextVar(f"v{number}") for number in range(2000)]
@@ -135,7 +135,7 @@ def test_variables_whose_hashes_are_equal_are_distinguished(path, others):
     assert after[0] == after[1] != 0
 
 
-def test_attributes_are_found_wherever_an_instance_keeps_them(path):
+def test_attributes_are_read_wherever_an_instance_stores_them(path):
     for change in (
         lambda _: None,
         vars,
@@ -170,7 +170,7 @@ def test_threads_without_a_state_have_no_span(path):
         assert SpanReader(path).find_span_context(1) == 0
 
 
-def test_memory_that_is_not_there_costs_only_the_span(path):
+def test_unmapped_memory_costs_only_the_span(path):
     def read(address, size):
         nonlocal left
         left -= 1
@@ -200,7 +200,7 @@ def other_paths(path):
             yield path._replace(classes=tuple(classes))
 
 
-def test_the_proof_refuses_any_other_path(path):
+def test_verification_rejects_any_other_path(path):
     span_path._prove(SpanReader(path), VARIABLE)
     for other in other_paths(path):
         if other.values_style > VALUES_INLINE:  # read as the last of them

@@ -63,7 +63,7 @@ def test_a_recording_contains_the_uevent_datagrams(recording):
     file.close()
 
 
-def test_readings_survive_a_round_trip(modules):
+def test_full_reads_survive_a_round_trip(modules):
     """All modules of a boot, including padding and ends of functions."""
     for symbols in modules.snapshot.loaded():
         if symbols.table is None:
@@ -78,7 +78,7 @@ def test_readings_survive_a_round_trip(modules):
 
 
 @pytest.mark.parametrize("row", [None, {}, [], {"new": {"1": []}}, {"new": {}, "modules": [3]}])
-def test_damaged_readings_are_rejected(row):
+def test_damaged_full_reads_are_rejected(row):
     with pytest.raises((AttributeError, KeyError, TypeError, ValueError)):
         ReadingUnpacker().unpack(json.loads(json.dumps(row)))
 

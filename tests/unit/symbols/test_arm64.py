@@ -28,7 +28,7 @@ def kernel():
     )
 
 
-def test_code_of_the_kernel_has_names_and_addresses_from_the_start_of_the_image(kernel, lines):
+def test_kernel_code_has_names_and_addresses_relative_to_the_image_start(kernel, lines):
     places = {name: address for address, _, name, module in lines if not module}
     assert "_text" not in places
     (text,) = kernel.module("vmlinux").ranges
@@ -41,7 +41,7 @@ def test_code_of_the_kernel_has_names_and_addresses_from_the_start_of_the_image(
     assert not kernel.snapshot.frame(places["_etext"]).lines
 
 
-def test_every_function_has_its_name_and_no_mapping_symbol_is_one(kernel, lines):
+def test_every_function_is_named_and_mapping_symbols_are_skipped(kernel, lines):
     functions = {}
     for address, _, name, module in lines:
         if module:
@@ -83,7 +83,7 @@ def test_data_in_code_has_no_name(tmp_path):
     }  # fmt: skip
 
 
-def test_a_preamble_belongs_to_the_function_behind_it(tmp_path):
+def test_a_preamble_belongs_to_the_function_after_it(tmp_path):
     kernel = from_lines(
         tmp_path,
         (0, "T", "_text"), (0, "T", "f"), (0x30, "t", "__cfi_g"), (0x40, "t", "g"),
@@ -93,7 +93,7 @@ def test_a_preamble_belongs_to_the_function_behind_it(tmp_path):
     assert name(kernel, 0x80) == "__cfi_check"
 
 
-def test_a_long_function_keeps_its_name_up_to_the_next_in_its_section(tmp_path):
+def test_a_long_function_extends_to_the_next_one_in_its_section(tmp_path):
     kernel = from_lines(
         tmp_path,
         (0, "T", "_text"), (0, "T", "long"), (0x5_0000, "t", "next"),

@@ -80,7 +80,7 @@ def assert_same(symbolizer, expected):
     assert symbolizer.find("ext4_", prefix=True) == expected.find("ext4_", prefix=True) != ()
 
 
-def test_a_copy_can_be_read_from_a_pipe(tmp_path, copies, modules):
+def test_copies_can_be_read_from_a_pipe(tmp_path, copies, modules):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     data = lzma.decompress(copies["kallsyms"].read_bytes())
@@ -147,7 +147,7 @@ def test_an_impossible_size_in_an_archive_is_an_error_without_a_traceback(tmp_pa
         KernelSymbolizer.from_files(**{**copies, "sys_module": archive})
 
 
-def test_streams_of_xz_may_follow_each_other(tmp_path, copies, modules):
+def test_concatenated_xz_streams_are_read(tmp_path, copies, modules):
     whole = lzma.decompress(copies["kallsyms"].read_bytes())
     parts = lzma.compress(whole[:1000]), bytes(8), lzma.compress(whole[1000:])
     copy = tmp_path / "kallsyms.xz"
@@ -184,7 +184,7 @@ CAPTURED, RECORDED = EXAMPLES["Captured files and recorded events"]
 (RESOLVER,) = EXAMPLES["Resolvers of your own"]
 
 
-def test_the_example_of_a_resolver_names_one_process_only():
+def test_the_resolver_example_names_only_its_process():
     def sample(tgid):
         frames = ((0x5000, None, FrameSource.REGISTERS), (0x6001, None, FrameSource.FRAME_POINTER))
         stacks = (pack_user_stack(StackEnd.COMPLETE, frames),)
@@ -200,7 +200,7 @@ def test_the_example_of_a_resolver_names_one_process_only():
     assert [frame.address for frame in other.frames] == [0x5000, 0x6000]
 
 
-def test_the_example_of_captured_files_works(modules_folder, monkeypatch, capsys):
+def test_the_captured_files_example_works(modules_folder, monkeypatch, capsys):
     monkeypatch.chdir(modules_folder)
     results = {}
     exec(CAPTURED, results)
@@ -219,7 +219,7 @@ def ksymbol(time_ns, start, length, name, *, removed=False):
     return struct.pack("=IHH", 17, 0, 8 + len(body)) + body
 
 
-def test_the_example_of_recorded_events_works(modules_folder, monkeypatch, capsys):
+def test_the_recorded_events_example_works(modules_folder, monkeypatch, capsys):
     """Two consecutive programs at one address, each explained at its own time."""
     monkeypatch.chdir(modules_folder)
     address = 0xFFFF_FFFF_C900_1000

@@ -135,7 +135,7 @@ def test_preambles_and_long_functions_are_named_as_in_running_code(tmp_path):
     }  # fmt: skip
 
 
-def test_the_file_id_is_that_of_the_running_module(module):
+def test_the_file_id_equals_that_of_the_running_module(module):
     symbols = ElfSymbols(str(module))
     assert (symbols.name, symbols.build_id) == ("snd_test", BUILD_ID)
     assert symbols.file_id == make_file_id(BUILD_ID)
@@ -152,7 +152,7 @@ def test_the_file_id_is_that_of_the_running_module(module):
         ("debug", bytes),
     ],
 )
-def test_compressed_modules_give_the_same_symbols(tmp_path, suffix, pack):
+def test_compressed_modules_yield_the_same_symbols(tmp_path, suffix, pack):
     path = tmp_path / f"snd-test.ko.{suffix}"
     path.write_bytes(pack(MODULE))
     symbols = ElfSymbols(str(path))
@@ -253,7 +253,7 @@ def test_sizes_bound_the_functions_of_a_running_module(host, module):
     assert {frame.module.build_id for frame in behind} == {BUILD_ID}
 
 
-def test_a_file_of_another_kernel_gives_no_sizes(host, tmp_path):
+def test_a_file_of_another_kernel_yields_no_sizes(host, tmp_path):
     other = tmp_path / "other.ko"
     other.write_bytes(MODULE.replace(NOTE[-4:], b"abcd"))
     with pytest.raises(KProfilerError, match=r"other\.ko belongs to no loaded module"):

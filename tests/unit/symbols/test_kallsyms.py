@@ -89,7 +89,7 @@ def test_a_symbol_names_at_most_64_kib():
     assert named(table, 0x1_0000) is None
 
 
-def test_names_of_any_length_survive():
+def test_names_of_any_length_are_preserved():
     names = ["x" * length for length in (1, 127, 254, 255, 256, 511, 3000)]
     table = core(*((at * 16, "t", name + "_" * at) for at, name in enumerate(names)))
     for at, name in enumerate(names):
@@ -231,7 +231,7 @@ def test_a_module_with_truncated_lines_has_no_names():
     assert parse_kallsyms([data[:-1]]).blocks.keys() == {"m"}
 
 
-def test_tables_do_not_depend_on_the_size_of_pieces(clones_folder):
+def test_tables_do_not_depend_on_the_chunk_size(clones_folder):
     data = lzma.decompress((clones_folder / "kallsyms.xz").read_bytes())
     whole = parse_kallsyms([data])
     for size in (1000, 4071, 65_536):
@@ -247,7 +247,7 @@ def test_tables_do_not_depend_on_the_size_of_pieces(clones_folder):
             ]
 
 
-def test_hidden_addresses_are_detected_in_the_first_piece():
+def test_hidden_addresses_are_detected_in_the_first_chunk():
     piece = b"0000000000000000 A percpu\n" + b"0000000000000000 T f\n" * 1000
     pieces = iter([piece, b"never read\n"])
     assert parse_kallsyms(pieces).hidden
@@ -291,7 +291,7 @@ def test_every_boundary_of_the_linker_scripts_is_a_marker(boundaries):
     assert [name for name in boundaries if not is_marker(name)] == []
 
 
-def test_no_function_is_taken_for_a_marker(clones_lines):
+def test_no_function_is_mistaken_for_a_marker(clones_lines):
     functions = {name[6:] for _, _, name, _ in clones_lines if name.startswith("__pfx_")}
     functions |= {"__unwind_start", "text_poke", "get_text", "__stop_tty", "__key_link_begin"}
     assert len(functions) > 1000

@@ -129,7 +129,7 @@ def test_stack_and_frame_objects_are_shared_while_symbols_are_unchanged(host):
     assert other.frames[0] is one.frames[0]
 
 
-def test_incomplete_words_are_dropped(host):
+def test_trailing_bytes_of_a_torn_stack_are_dropped(host):
     torn = sample(BASE + 0x110)._replace(stacks=(struct.pack("Q", BASE + 0x110) + b"\xff" * 5,))
     assert len(resolver(KernelSymbolizer.live(host)).resolve(torn).frames) == 1
 
@@ -149,7 +149,7 @@ def test_samples_are_resolved_with_the_symbols_of_their_time(tmp_path):
     assert symbolizer.module("vmlinux") is vmlinux, "an unchanged module stays the same object"
 
 
-def test_the_number_of_kept_snapshots_is_bounded(tmp_path):
+def test_the_number_of_retained_snapshots_is_bounded(tmp_path):
     symbolizer = KernelSymbolizer.live(make_host(tmp_path))
     for now in range(100):
         make_host(tmp_path, KALLSYMS.replace("first", f"first_{now}"))

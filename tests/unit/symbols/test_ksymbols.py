@@ -153,7 +153,7 @@ def test_a_new_symbol_ends_those_it_overlaps():
     assert name_at(result, A + 32) == "two"
 
 
-def test_a_reading_ends_missing_symbols_and_adds_new_symbols():
+def test_a_full_read_removes_missing_symbols_and_adds_new_ones():
     page = symbol(A + 8192, "kprobe_insn_page", 4096, OOL)
     result = table(
         (0, ALL_READ, symbol(A, "gone"), symbol(A + 64, "kept"), page),
@@ -169,7 +169,7 @@ def test_a_reading_ends_missing_symbols_and_adds_new_symbols():
     assert [c.symbol.name for c in result.live()] == ["bpf_prog_kept"]
 
 
-def test_a_slow_reading_does_not_undo_changes_made_during_it():
+def test_a_slow_read_does_not_undo_concurrent_changes():
     """The time of a reading is its start; later changes may be in it or not."""
     result = table(
         (0, ALL_READ, symbol(A, "a"), symbol(A + 64, "b")),
@@ -180,7 +180,7 @@ def test_a_slow_reading_does_not_undo_changes_made_during_it():
     assert [c.symbol.name for c in result.live()] == ["bpf_prog_b", "bpf_prog_c"]
 
 
-def test_a_late_reading_does_not_displace_newer_symbols_at_a_reused_address():
+def test_a_late_read_does_not_displace_newer_symbols_at_a_reused_address():
     result = table(
         (0, ALL_READ, symbol(A, "a")),
         (150, REMOVED, symbol(A, "a")),
@@ -193,7 +193,7 @@ def test_a_late_reading_does_not_displace_newer_symbols_at_a_reused_address():
     assert name_at(result, A + 640, 169) == "unseen"
 
 
-def test_history_stays_sorted_when_a_reading_ends_symbols_late():
+def test_history_stays_sorted_when_a_read_removes_symbols_late():
     """A look-up scans the history backwards only to its time."""
     page = symbol(A + 8192, "kprobe_insn_page", 4096, OOL)
     result = table(
@@ -218,7 +218,7 @@ def lost(since_ns, until_ns):
     return KsymbolChange(since_ns, KsymbolAction.LOST, until_ns=until_ns)
 
 
-def test_nothing_is_guessed_between_a_loss_and_the_next_reading():
+def test_nothing_is_guessed_between_a_loss_and_the_next_full_read():
     """Neither the old nor the new program is shown, unless its load time is known."""
     result = table((0, ALL_READ, symbol(A, "old"), symbol(A + 64, "kept"), symbol(A + 128, "left")))
     result.apply(lost(100, 120))
@@ -243,7 +243,7 @@ def test_a_reloaded_program_is_distinguished_from_its_predecessor():
     assert [name_at(result, A, time_ns) for time_ns in (99, 149, 150)] == ["a", "?", "a"]
 
 
-def test_trampolines_stay_uncertain_until_a_full_reading():
+def test_trampolines_stay_uncertain_until_a_full_read():
     page = symbol(A + 8192, "ftrace_trampoline", 4096, OOL)
     result = table((0, ALL_READ, page))
     result.apply(lost(100, 120))
@@ -253,7 +253,7 @@ def test_trampolines_stay_uncertain_until_a_full_reading():
     assert name_at(result, A + 8192, 250) == "ftrace_trampoline"
 
 
-def test_a_reading_from_before_the_loss_was_noticed_does_not_end_uncertainty():
+def test_a_read_started_before_the_loss_was_noticed_does_not_end_uncertainty():
     result = table((0, ALL_READ, symbol(A, "a")))
     result.apply(lost(100, 220))
     result.apply(KsymbolChange(200, PROGRAMS_READ, (symbol(A, "a"),)))
@@ -329,7 +329,7 @@ def test_history_is_bounded_in_number_and_time():
     assert name_at(result, A, step_ns * last) is None, "too old to keep"
 
 
-def test_frames_have_the_kind_of_their_code(live):
+def test_frames_have_the_kind_of_their_symbol(live):
     symbolizer, source = live
     name = "bpf_prog_2222222222222222_new"
     program = BpfProgram(7, "kprobe", "2" * 16, 5, "vfs_read")

@@ -15,7 +15,7 @@ PLACES = 6
 RESOLVERS = 2
 
 
-def test_lookups_during_loads_and_unloads_are_right(tmp_path):
+def test_lookups_during_loads_and_unloads_are_correct(tmp_path):
     """Modules with alternating names use each place; the oracle is the loader's log."""
     host = Host(tmp_path)
     watch = ModuleWatch(host.files, lambda: host.events)

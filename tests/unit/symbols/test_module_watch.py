@@ -73,7 +73,7 @@ def test_a_forked_child_finds_the_modules_that_changed_meanwhile(host, symbolize
         child.close()
 
 
-def test_code_that_ran_before_the_announcement_belongs_to_the_module(host, symbolizer):
+def test_code_run_before_the_announcement_belongs_to_the_module(host, symbolizer):
     """Init code and the functions it calls, since the last reading in which they were free."""
     between_ns = boot_ns()
     host.load("fresh")
@@ -85,7 +85,7 @@ def test_code_that_ran_before_the_announcement_belongs_to_the_module(host, symbo
     assert frame(symbolizer, INIT + 0x10).unresolved is Unresolved.UNMAPPED
 
 
-def test_a_reload_at_the_same_address_is_another_module(host, symbolizer):
+def test_a_reload_at_the_same_address_is_a_new_module(host, symbolizer):
     host.load("fresh")
     settle(symbolizer)
     first_ns = boot_ns()
@@ -193,7 +193,7 @@ def test_a_failing_watch_restarts_and_misses_nothing(host, symbolizer, caplog):
     assert symbolizer.watch.counts.restarts == 1
 
 
-def test_a_burst_of_announcements_is_handled_together(host, symbolizer):
+def test_a_burst_of_announcements_is_handled_in_one_pass(host, symbolizer):
     readings = symbolizer.watch.counts.readings
     opened = host.kallsyms_opened
     for number in range(50):
@@ -233,7 +233,7 @@ def test_pending_names_are_reported_and_read_later(host, symbolizer):
     wait_for_name(symbolizer, TEXT + 0x14, "fresh_a")
 
 
-def test_the_search_for_a_module_without_names_ends(host, symbolizer):
+def test_the_search_for_a_nameless_module_stops(host, symbolizer):
     host.load("fresh", announce=False)
     (host.root / "proc/kallsyms").write_text(CORE)
     opened = host.kallsyms_opened

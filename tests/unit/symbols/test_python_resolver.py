@@ -84,7 +84,7 @@ def test_an_unknown_instruction_has_no_line(codes, resolver, instruction):
     assert frame.lines == (Line("handler", "", __file__, 0, FIRST),)
 
 
-def test_equal_lines_are_one_frame_in_all_processes(codes, resolver):
+def test_equal_lines_share_one_frame_across_processes(codes, resolver):
     """The instruction within a line and the process do not change the frame."""
     codes.add(describe(1))
     codes.add(describe(2, process=8, address=0x2000, file=str(Path(__file__))))
@@ -94,7 +94,7 @@ def test_equal_lines_are_one_frame_in_all_processes(codes, resolver):
     assert len({id(frame) for frame in side.frames}) == 1
 
 
-def test_a_frame_without_description_is_provisional_until_it_comes(codes, stacks):
+def test_a_frame_is_provisional_until_its_description_arrives(codes, stacks):
     codes.add(describe(1))
     taken = sample(raw((1, 0), (2, 0)))
     before = stacks.resolve(taken)
@@ -110,14 +110,14 @@ def test_a_frame_without_description_is_provisional_until_it_comes(codes, stacks
     assert stacks.resolve(taken) is after
 
 
-def test_a_frame_that_cannot_be_described_waits_for_nothing(codes, stacks):
+def test_a_frame_that_cannot_be_described_is_final_immediately(codes, stacks):
     codes.add(describe(1))
     stack = stacks.resolve(sample(raw((NO_CODE, 5), (1, 0))))
     assert stack.frames[0].unresolved is Unresolved.CODE_UNKNOWN
     assert not stack.is_provisional
 
 
-def test_a_description_that_makes_room_never_takes_a_name_away(stacks, resolver, codes):
+def test_evicting_descriptions_never_removes_a_resolved_name(stacks, resolver, codes):
     codes.add(describe(1))
     taken = sample(raw((1, 0), (2, 0)))
     before = stacks.resolve(taken)
@@ -137,7 +137,7 @@ def test_a_description_without_lines_still_names_the_function(codes, resolver):
 @pytest.mark.parametrize(
     ("shape", "most_mib"), [((20_000, 240, 0), 18), ((200, 1, 4000), 7)], ids=["names", "tables"]
 )
-def test_code_objects_of_any_number_take_little_memory(codes, resolver, shape, most_mib):
+def test_any_number_of_code_objects_takes_little_memory(codes, resolver, shape, most_mib):
     """Names as long and wide as descriptions have them, and tables with a run for two bytes."""
     count, text, table_bytes = shape
     table = bytes((0x80 | 11 << 3, 0)) * (table_bytes // 2)

@@ -64,7 +64,7 @@ def test_a_chain_asks_the_next_resolver_for_unnamed_addresses():
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_without_a_name_a_chain_returns_the_most_complete_answer(swapped):
+def test_without_a_name_a_chain_returns_the_most_complete_result(swapped):
     nothing = Table({}, reason=Unresolved.UNMAPPED)
     in_file = Table({}, FILE)
     bounds = Table({}, FILE, Unresolved.NO_NAME)
@@ -75,7 +75,7 @@ def test_without_a_name_a_chain_returns_the_most_complete_answer(swapped):
     assert answer.unresolved is Unresolved.UNMAPPED, "the first of equals"
 
 
-def test_a_chain_finds_each_place_once():
+def test_a_chain_finds_each_address_once():
     chain = ChainResolver(Table({1: "f", 2: "f"}), Table({2: "f", 3: "f"}))
     assert [answer.address for answer in chain.find("f")] == [1, 2, 3]
     assert chain.find("g") == []
@@ -86,14 +86,14 @@ def test_an_empty_chain_resolves_nothing():
     assert answer.unresolved is Unresolved.UNMAPPED
 
 
-def test_closing_closes_all_parts():
+def test_closing_a_chain_closes_its_resolvers():
     parts = [Table({}), Table({}), Table({})]
     made = ChainResolver(CachedResolver(parts[0]), PidFilter(parts[1], ()))
     Symbolizer(kernel=parts[2], user=made).close()
     assert [part.closed for part in parts] == [1, 1, 1]
 
 
-def test_a_cache_asks_once():
+def test_a_cache_calls_its_resolver_once():
     table = Table({1: "one"})
     cache = CachedResolver(table)
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_a_cache_asks_once():
     assert functions(cache.find("one")) == ["one"]
 
 
-def test_a_cache_forgets_the_oldest():
+def test_a_cache_evicts_the_oldest_entry():
     table = Table({at: str(at) for at in range(10)})
     cache = CachedResolver(table, entries=4)
     assert functions(cache.resolve(range(10))) == [str(at) for at in range(10)]
@@ -112,7 +112,7 @@ def test_a_cache_forgets_the_oldest():
     assert table.asked == [([5], None)]
 
 
-def test_kept_answers_hold_for_their_state_only():
+def test_cached_results_are_valid_only_for_their_state():
     table, state = Table({1: "old"}), {7: 0}
     cache = CachedResolver(table, state=state.get)
     assert functions(cache.resolve([1], 7)) == ["old"]
@@ -122,7 +122,7 @@ def test_kept_answers_hold_for_their_state_only():
     assert functions(cache.resolve([1], 7)) == ["new"]
 
 
-def test_a_filter_leaves_processes_out():
+def test_a_filter_excludes_processes():
     table, pids = Table({1: "one"}), {7}
     only = PidFilter(table, pids)
     assert functions(only.resolve([1], 7)) == functions(only.resolve([1])) == ["one"]
@@ -133,7 +133,7 @@ def test_a_filter_leaves_processes_out():
     assert functions(only.resolve([1], 8)) == ["one"]
 
 
-def test_the_kernel_answers_as_its_symbolizer_does(modules):
+def test_the_kernel_resolver_agrees_with_its_symbolizer(modules):
     resolver = KernelResolver(modules)
     (match,) = modules.find("__connect")
     (result,) = resolver.find("__connect")
@@ -149,7 +149,7 @@ def test_the_kernel_answers_as_its_symbolizer_does(modules):
     assert user.frame.side is USER_SIDE
 
 
-def test_kernel_and_user_addresses_in_any_order(modules):
+def test_kernel_and_user_addresses_may_be_mixed(modules):
     (match,) = modules.find("__connect")
     user = Table({1: "one", 2: "two"})
     symbolizer = Symbolizer(kernel=KernelResolver(modules), user=user)
@@ -161,7 +161,7 @@ def test_kernel_and_user_addresses_in_any_order(modules):
     assert symbolizer.find("__connect", 7) == []
 
 
-def test_a_symbolizer_without_resolvers_answers_unmapped():
+def test_a_symbolizer_without_resolvers_returns_unmapped():
     answers = Symbolizer().resolve([1, 1 << 63])
     assert [answer.unresolved for answer in answers] == [Unresolved.UNMAPPED] * 2
     assert Symbolizer().find("f") == []

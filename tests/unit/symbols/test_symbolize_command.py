@@ -97,7 +97,7 @@ def symbolize(capsysbinary, monkeypatch):
         ("bad_face_dead", None), ("-123456789", None), ("", None), ("main", None), ("1f_0", None),
     ],
 )  # fmt: skip
-def test_words_that_are_addresses(word, address):
+def test_address_arguments_are_parsed(word, address):
     assert parse_address(word) == address
 
 
@@ -144,7 +144,7 @@ def test_a_missing_symbol_or_file_is_reported(symbolize, program):
     assert symbolize("--elf", __file__, "main")[0] == 1
 
 
-def test_debug_files_are_found_where_they_are_said_to_be(symbolize, split):
+def test_debug_files_are_searched_in_the_given_directories(symbolize, split):
     path, folder, whole = split
     address = whole["hidden"][0]
     assert symbolize("--elf", path, f"{address:#x}")[0] == 1
@@ -213,13 +213,13 @@ def test_a_missing_process_is_an_error(symbolize):
         ("--pid", "1", "--payload", "a", "-o", "b"), ("--pid", "1", "--kallsyms", "a", "1"),
     ],
 )  # fmt: skip
-def test_options_that_do_not_go_together_are_refused(symbolize, words):
+def test_incompatible_options_are_rejected(symbolize, words):
     status, output, errors = symbolize(*words)
     assert (status, output) == (2, "")
     assert "Error: " in errors
 
 
-def test_servers_have_to_be_given(symbolize, program, monkeypatch):
+def test_debuginfod_requires_configured_servers(symbolize, program, monkeypatch):
     monkeypatch.delenv("DEBUGINFOD_URLS", raising=False)
     status, _, errors = symbolize("--elf", program, "--debuginfod", "main")
     assert (status, "DEBUGINFOD_URLS" in errors) == (2, True)
@@ -245,7 +245,7 @@ def frames_of(payload):
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_a_payload_gets_the_names_of_local_files(symbolize, tmp_path, programs, form):
+def test_a_payload_is_symbolized_from_local_files(symbolize, tmp_path, programs, form):
     program, unmarked, (stripped, debug, whole) = programs
     elsewhere = user_module(stripped, name="not-here", file_id=FileId("ab" * 16))
     frames = (
@@ -304,7 +304,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
         pass
 
 
-def test_names_of_files_that_are_not_here_come_from_servers(symbolize, tmp_path, server, split):
+def test_symbols_of_missing_files_come_from_servers(symbolize, tmp_path, server, split):
     stripped, _, whole = split
     elsewhere = user_module(stripped, name="not-here", file_id=FileId("ab" * 16))
     frames = (Frame(elsewhere, whole["hidden"][0], (), 0, USER_SIDE),)
@@ -316,7 +316,7 @@ def test_names_of_files_that_are_not_here_come_from_servers(symbolize, tmp_path,
     assert [frame.function for frame in frames_of(output.read_bytes())] == ["hidden"]
 
 
-def test_a_payload_without_known_files_is_reported(symbolize, tmp_path):
+def test_a_payload_whose_files_are_all_missing_is_reported(symbolize, tmp_path):
     module = Module("gone.so", ModuleKind.USER, BuildId("ab" * 20), FileId("cd" * 16), 0)
     kernel = Module("ext4", ModuleKind.LOADED, BuildId("ef" * 20), FileId("cd" * 16), 1 << 63)
     frames = (
@@ -335,7 +335,7 @@ def test_a_payload_without_known_files_is_reported(symbolize, tmp_path):
     assert (status, "cannot read" in errors) == (3, True)
 
 
-def test_installed_files_are_found_by_name_and_proven_by_identity(tmp_path, program, unmarked):
+def test_installed_files_are_located_by_name_and_verified_by_id(tmp_path, program, unmarked):
     """Among files of one name, the build id decides, or else the hash."""
     for folder, path in (("a", unmarked), ("b/c", program)):
         (tmp_path / folder).mkdir(parents=True)

@@ -46,7 +46,7 @@ def addresses(lines):
     return [line.split()[0] for line in lines]
 
 
-def test_a_name_with_an_offset_is_the_address(symbolize):
+def test_a_name_with_an_offset_resolves_to_its_address(symbolize):
     status, (line,), _ = symbolize("vfs_read+0x10")
     assert status == 0
     assert line.startswith("0xffffffff81000110  vfs_read+0x10  vmlinux+0x110  ")
@@ -64,7 +64,7 @@ def test_functions_of_the_same_name_are_distinguished_by_offset_and_size(symboli
     assert addresses(symbolize("twice+0x20")[1]) == ["0xffffffff81000520"]
 
 
-def test_parts_of_functions_are_found_by_the_name_that_is_shown(symbolize):
+def test_function_parts_are_found_by_their_displayed_name(symbolize):
     status, lines, _ = symbolize("part")
     assert status == 0
     assert [line.split()[1] for line in lines] == ["part.isra.0", "part.cold"]
@@ -88,14 +88,14 @@ def test_an_offset_beyond_the_end_is_reported(symbolize):
         ("VFS_*", []),
     ],
 )
-def test_patterns_show_all_that_match(symbolize, pattern, names):
+def test_patterns_list_all_matches(symbolize, pattern, names):
     status, lines, errors = symbolize(pattern)
     assert [line.split()[1] for line in lines] == names
     assert status == (not names)
     assert (f"{pattern}: no such symbol" in errors) is (not names)
 
 
-def test_a_pattern_of_all_shows_each_symbol_once(symbolize):
+def test_a_match_all_pattern_lists_each_symbol_once(symbolize):
     lines = symbolize("*")[1]
     assert len(lines) == len(set(lines)) == len(KALLSYMS.splitlines())
 
@@ -109,7 +109,7 @@ def test_missing_symbols_are_reported(symbolize):
 
 
 @pytest.mark.parametrize("options", [[], ["--explain"], ["--json"]])
-def test_its_output_can_be_read_again(symbolize, options):
+def test_output_can_be_used_as_input(symbolize, options):
     _, names, _ = symbolize(*options, "*")
     _, printed, _ = symbolize(*options, "-", stdin="\n".join(names) + "\n")
     assert len(printed) >= len(names)
@@ -124,7 +124,7 @@ def test_its_output_can_be_read_again(symbolize, options):
             assert set(symbolize(*words)[1]) == set(named)
 
 
-def test_traces_of_the_kernel_are_read():
+def test_kernel_stack_traces_are_parsed():
     trace = """\
  vfs_read+0x10/0x360
  ? twice+0x4/0x10
@@ -135,14 +135,14 @@ def test_traces_of_the_kernel_are_read():
     ]  # fmt: skip
 
 
-def test_other_lines_are_words(symbolize):
+def test_unrecognized_lines_are_split_into_words(symbolize):
     lines = ["ffffffff81000100 vfs_*\n", "  0x10\n", "\n", "{not json\n", '{"address": 5}\n']
     assert list(read_words(lines)) == [
         "ffffffff81000100", "vfs_*", "0x10", "{not", "json", '{"address":', "5}"
     ]  # fmt: skip
 
 
-def test_words_are_parsed():
+def test_names_with_offsets_are_parsed():
     assert parse_place("a+0x10") == Place("a", 16)
     assert parse_place("operator+=(int)+0Xff/0x100") == Place("operator+=(int)", 255, 256)
     for word in ("a", "a+", "a+10", "a+0x", "+0x1", "a+0xg"):

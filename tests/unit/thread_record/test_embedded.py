@@ -90,7 +90,7 @@ def test_a_disabled_sdk_publishes_nothing():
     )
 
 
-def test_the_log_says_once_why_spans_are_not_published():
+def test_the_log_explains_once_why_spans_are_not_published():
     log = run(
         """
         sys.modules["otel_kprofiler.thread_record._record"] = None

@@ -33,7 +33,7 @@ ROOT = Path(otel_kprofiler.__file__).parents[1]
         "ends", "c_fork", "subinterpreters", "start_in_a_subinterpreter",
     ],
 )  # fmt: skip
-def test_the_record_is_that_of_the_current_span_at_each_step(name):
+def test_the_record_always_matches_the_current_span(name):
     if name == "eager" and sys.version_info < (3, 12):
         pytest.skip("eager tasks need Python 3.12")
     if name == "c_code" and shutil.which("gcc") is None:
@@ -51,7 +51,7 @@ def test_the_record_is_that_of_the_current_span_at_each_step(name):
         assert 0 < linked <= checked
 
 
-def test_the_library_is_what_its_source_compiles_to(tmp_path):
+def test_the_library_build_is_reproducible(tmp_path):
     version = (
         shutil.which("gcc-12")
         and subprocess.check_output(["gcc-12", "-dumpfullversion"], text=True).strip()
@@ -64,7 +64,7 @@ def test_the_library_is_what_its_source_compiles_to(tmp_path):
     assert (tmp_path / LIBRARY.name).read_bytes() == LIBRARY.read_bytes()
 
 
-def test_the_library_needs_no_other_and_exports_the_variable():
+def test_the_library_has_no_dependencies_and_exports_the_variable():
     if shutil.which("readelf") is None:
         pytest.skip("needs readelf")
     text = subprocess.check_output(["readelf", "-dW", "-r", "--dyn-syms", LIBRARY], text=True)
@@ -101,7 +101,7 @@ def app(environ, start_response):
 """
 
 
-def test_workers_of_gunicorn_that_share_a_preloaded_application_publish_their_spans(tmp_path):
+def test_gunicorn_workers_with_a_preloaded_application_publish_their_spans(tmp_path):
     tmp_path.joinpath("service.py").write_text(APPLICATION)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

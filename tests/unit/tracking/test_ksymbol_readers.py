@@ -85,7 +85,7 @@ def test_the_best_permitted_method_is_used(host, walk, iterator, method):
     assert method.value in finding.observed
 
 
-def test_a_full_reading_has_programs_with_lengths_and_other_symbols_of_kallsyms(host):
+def test_a_full_read_has_programs_with_lengths_and_other_kallsyms_symbols(host):
     reader = BaselineReader(host())
     action, symbols = reader.read_all(lambda: True)
     assert action is KsymbolAction.ALL_READ
@@ -94,7 +94,7 @@ def test_a_full_reading_has_programs_with_lengths_and_other_symbols_of_kallsyms(
     assert reader.kallsyms_reads == 1
 
 
-def test_kallsyms_alone_gives_all_symbols_without_lengths(host):
+def test_kallsyms_alone_yields_all_symbols_without_lengths(host):
     reader = BaselineReader(host(PermissionError(), PermissionError()))
     symbols = reader.read_all(lambda: True).symbols
     assert [(s.name, s.length) for s in symbols] == [
@@ -103,7 +103,7 @@ def test_kallsyms_alone_gives_all_symbols_without_lengths(host):
 
 
 @pytest.mark.parametrize("lines", [LINES, re.sub(rb"[0-9a-f]{16}", b"0" * 16, LINES)])
-def test_a_hidden_or_interrupted_kallsyms_is_not_a_full_reading(host, lines):
+def test_a_hidden_or_truncated_kallsyms_is_not_a_full_read(host, lines):
     """Otherwise all missing symbols would count as unloaded."""
     reader = BaselineReader(host(lines=lines))
     hidden = lines is not LINES

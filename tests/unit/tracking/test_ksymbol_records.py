@@ -56,7 +56,7 @@ def test_captured_records_of_program_loads_and_unloads_are_parsed():
             for r in loaded] == records[5:]  # fmt: skip
 
 
-def test_functions_get_the_id_of_their_program():
+def test_program_functions_get_the_id_of_their_program():
     changes = make_changes(captured("programs"))
     assert [(c.action.value, c.symbols[0].name[26:], c.symbols[0].program_id) for c in changes] == [
         ("added", "kprof_ks", 3), ("added", "kprof_ks_sub", 4), ("added", "F", 4),
@@ -99,7 +99,7 @@ def test_interleaved_records_of_two_loads_keep_their_programs():
 
 
 @pytest.mark.parametrize("others", [0, 1, 5])
-def test_the_time_is_found_when_other_events_are_open_on_the_cpu(others):
+def test_the_time_is_parsed_when_other_events_are_open_on_the_cpu(others):
     """The kernel then leaves a gap after the time, with stale bytes of the ring."""
     rest = b"\xaa" * 8 * others
 

@@ -48,7 +48,7 @@ DATA = struct.pack("=IIQQQIIQQII", 5, 6, 0x1000, 0x2000, 7, 0, 0, 0, 0, 3, 2)
 TIME = struct.pack("=Q", 77)
 
 
-def test_records_are_read_as_the_kernel_writes_them():
+def test_records_written_by_the_kernel_are_parsed():
     data = b"".join([
         record(7, struct.pack("=IIIIQ", 5, 4, 6, 4, 70) + TIME),
         record(4, struct.pack("=IIIIQ", 5, 4, 6, 4, 71) + TIME),
@@ -87,12 +87,12 @@ def test_records_are_read_as_the_kernel_writes_them():
 
 @settings(max_examples=400)
 @given(st.binary(max_size=200), st.sampled_from([2, 3, 4, 7, 10]), st.integers(0, 0xFFFF))
-def test_any_bytes_are_records_or_damaged(body, kind, misc):
+def test_arbitrary_bytes_parse_as_records_or_damage(body, kind, misc):
     parse_process_records(body)
     parse_process_records(record(kind, body, misc) + body)
 
 
-def test_the_life_of_a_process():
+def test_a_process_is_followed_from_start_to_exit():
     table = ProcessTable()
     key = ProcessKey(5, 10)
     assert apply_all(
@@ -105,7 +105,7 @@ def test_the_life_of_a_process():
     ]  # fmt: skip
 
 
-def test_a_child_has_the_mappings_of_its_parent_and_then_its_own():
+def test_a_child_inherits_mappings_and_then_changes_independently():
     table = ProcessTable()
     apply_all(table, begun(1, 5), mapped(2, 5, 0, 4), begun(3, 6, 5), mapped(4, 6, 8, 9))
     apply_all(table, mapped(5, 5, 16, 17))
@@ -121,7 +121,7 @@ def test_a_thread_that_executes_a_program_ends_the_others():
     assert apply_all(table, ended(5, 5)) == [Exited(5, ProcessKey(5, 1))]
 
 
-def test_a_mapping_ends_the_mappings_that_it_covers():
+def test_a_mapping_replaces_the_mappings_it_covers():
     table = ProcessTable()
     key = ProcessKey(5, 1)
     apply_all(table, begun(1, 5), mapped(2, 5, 10, 40, offset=100))
@@ -134,7 +134,7 @@ def test_a_mapping_ends_the_mappings_that_it_covers():
     assert not apply_all(table, mapped(4, 5, 20, 30, path="/other"))
 
 
-def test_merged_mappings_are_not_unmapped():
+def test_merged_mappings_are_not_reported_as_unmapped():
     table = ProcessTable()
     apply_all(table, begun(1, 5), mapped(2, 5, 20, 30, offset=10), mapped(2, 5, 0, 5, path=""))
     joined = [mapped(3, 5, 10, 30), mapped(3, 5, 0, 8, path="")]
@@ -146,7 +146,7 @@ def reading(time_ns, pid, start, *mappings, threads=None):
     return Reading(time_ns, ProcessKey(pid, start), frozenset(threads or [pid]), mappings)
 
 
-def test_a_reading_returns_the_changes():
+def test_a_full_read_returns_the_changes():
     table = ProcessTable(same_start_ns=5)
     old, new = ProcessKey(5, 10), ProcessKey(5, 30)
     assert apply_all(table, reading(20, 5, 10, mapping(0, 4), threads=[5, 6])) == [
@@ -160,13 +160,13 @@ def test_a_reading_returns_the_changes():
     assert apply_all(table, Census(40, frozenset([7]))) == [Exited(40, new)]
 
 
-def test_a_process_that_began_is_that_of_a_reading_a_little_earlier():
+def test_a_start_event_matches_the_same_process_in_a_slightly_earlier_read():
     table = ProcessTable(same_start_ns=5)
     assert len(apply_all(table, begun(12, 5), reading(20, 5, 10))) == 1
     assert len(apply_all(table, begun(112, 5), reading(120, 5, 110))) == 2
 
 
-def test_only_wanted_processes_and_their_children_count():
+def test_only_selected_processes_and_their_children_are_followed():
     changes = [begun(1, 5), begun(2, 6, 5), begun(3, 7), mapped(4, 7, 0, 4), begun(5, 8, 6)]
     for children, pids in ((False, [5]), (True, [5, 6, 8])):
         table = ProcessTable([5], children=children)
@@ -176,7 +176,7 @@ def test_only_wanted_processes_and_their_children_count():
         assert not table.wants(5)
 
 
-def test_the_pid_of_a_child_that_could_not_be_read_is_free_for_others():
+def test_the_pid_of_an_unreadable_child_can_be_reused():
     table = ProcessTable([5], children=True)
     apply_all(table, begun(1, 5), begun(2, 6, 5))
     table.wanted.add(7)

@@ -32,7 +32,7 @@ def test_finds_the_same_tables_as_pyelftools(name):
     assert frames.data()[tables.frames.size :].strip(b"\0") == b""
 
 
-def test_a_file_without_a_search_table_has_frames_to_make_it_of():
+def test_a_search_table_can_be_built_from_frames():
     data = content("static")
     assert find(data) is None
     source = ImageSource(data)
@@ -44,7 +44,7 @@ def test_a_file_without_a_search_table_has_frames_to_make_it_of():
 
 
 @pytest.mark.parametrize("name", ["plain.so", "personality.so"])
-def test_a_search_table_that_is_made_equals_that_of_the_linker(name):
+def test_a_built_search_table_equals_the_linkers(name):
     data = content(name)
     source, tables = ImageSource(data), find(data)
     frames = find_section(source, read_elf(source, "x86_64"), b".eh_frame")
@@ -62,7 +62,7 @@ def test_a_search_table_that_is_made_equals_that_of_the_linker(name):
         (18, b"\xb7\0"),  # arm64
     ],
 )
-def test_files_for_other_machines_are_refused(at, value):
+def test_files_for_other_machines_are_rejected(at, value):
     elf = Elf()
     elf.data[at : at + len(value)] = value
     assert refusal(elf.data) is Refusal.NOT_ELF
@@ -74,29 +74,29 @@ def test_a_short_file_is_not_elf():
 
 
 @pytest.mark.parametrize(("at", "form", "value"), [(0x36, "<H", 57), (0x38, "<H", 0xFFFF)])
-def test_damaged_headers(at, form, value):
+def test_damaged_headers_are_rejected(at, form, value):
     assert refusal(Elf().put(form, at, value).data) is Refusal.DAMAGED_HEADERS
 
 
-def test_program_headers_outside_of_the_file():
+def test_program_headers_outside_the_file_are_rejected():
     assert refusal(Elf().put("<Q", 0x20, 1 << 63).data) is Refusal.OUT_OF_BOUNDS
 
 
 @pytest.mark.parametrize(("field", "value"), [(8, 1 << 20), (32, 1 << 40), (16, (1 << 64) - 16)])
-def test_a_segment_that_exceeds_the_file(field, value):
+def test_a_segment_that_exceeds_the_file_is_rejected(field, value):
     elf = Elf()
     elf.put("<Q", elf.program_header(PT_LOAD, 1) + field, value)
     assert refusal(elf.data) is Refusal.DAMAGED_HEADERS
 
 
-def test_segments_that_overlap():
+def test_overlapping_segments_are_rejected():
     elf = Elf()
     elf.put("<Q", elf.program_header(PT_LOAD, 2) + 16, 0x100)
     assert refusal(elf.data) is Refusal.DAMAGED_HEADERS
 
 
 @pytest.mark.parametrize("encodings", ["011b033a", "0103033b", "011b0b3b", "021b033b", "00000000"])
-def test_other_encodings_are_refused(encodings):
+def test_unsupported_encodings_are_rejected(encodings):
     elf = Elf()
     at = elf.search_at()
     elf.data[at : at + 4] = bytes.fromhex(encodings)
@@ -119,19 +119,19 @@ def test_a_header_of_four_bytes_has_no_search_table():
     assert find(elf.data) is None
 
 
-def test_more_pairs_than_the_header_has_room_for():
+def test_more_pairs_than_fit_into_the_header_are_rejected():
     elf = Elf()
     elf.put("<I", elf.search_at() + 8, 1000)
     assert refusal(elf.data) is Refusal.OUT_OF_BOUNDS
 
 
-def test_more_pairs_than_the_program_searches():
+def test_more_pairs_than_the_program_can_search_are_rejected():
     elf = Elf()
     elf.put("<I", elf.search_at() + 8, MAX_ENTRIES + 1)
     assert refusal(elf.data) is Refusal.TOO_LARGE
 
 
-def test_pairs_that_are_not_sorted():
+def test_unsorted_pairs_are_rejected():
     elf = Elf()
     at = elf.search_at() + 12
     first, second = elf.data[at : at + 8], elf.data[at + 8 : at + 16]
@@ -140,7 +140,7 @@ def test_pairs_that_are_not_sorted():
 
 
 @pytest.mark.parametrize("distance", [-(1 << 31), -0x300, 0x7FFFFFFF, 0x4000])
-def test_a_pair_that_points_outside_of_the_frames(distance):
+def test_a_pair_that_points_outside_the_frames_is_rejected(distance):
     elf = Elf()
     elf.put("<i", elf.search_at() + 16, distance)
     assert refusal(elf.data) is Refusal.OUT_OF_BOUNDS
@@ -161,7 +161,7 @@ def test_the_last_entry_may_not_exceed_its_segment():
     assert refusal(elf.data) is Refusal.ENCODING
 
 
-def test_too_many_texts():
+def test_too_many_text_segments_are_rejected():
     elf = read_elf(ImageSource(content("plain.so")), "x86_64")
     check_texts(elf.texts * 4)
     with pytest.raises(TableRefused) as caught:
@@ -172,7 +172,7 @@ def test_too_many_texts():
     assert caught.value.refusal is Refusal.NO_TEXT
 
 
-def test_the_image_has_the_layout_of_the_program():
+def test_the_image_has_the_layout_the_program_expects():
     data = content("personality.so")
     source, tables = ImageSource(data), find(data)
     elf = read_elf(source, "x86_64")

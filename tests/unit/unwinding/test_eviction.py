@@ -45,7 +45,7 @@ STEPS = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
-def test_slots_and_bytes_are_never_given_twice(steps):
+def test_slots_and_bytes_are_never_allocated_twice(steps):
     """Claims overlap as those of several threads do; each goes through its steps in turn."""
     space, kernel, now_ns = TableSpace(SLOTS, LIMITS), Kernel(), 100
     claimed, ready = [], []  # victims not removed yet; removed
@@ -90,7 +90,7 @@ def test_slots_and_bytes_are_never_given_twice(steps):
         assert len(set(slots)) == len(slots)
 
 
-def test_a_table_in_use_stays():
+def test_a_table_in_use_is_not_evicted():
     space = TableSpace(1, LIMITS)
     space.add(space.claim(10, [0], 100), key(1), 100)
     with pytest.raises(TableRefused) as caught:

@@ -59,7 +59,7 @@ SAVED, RETURN = ("OFFSET", -16), ("OFFSET", -8)
 UNKNOWN, OUTERMOST = ("VAL_EXPRESSION", []), ("UNDEFINED", None)
 
 
-def test_rows_follow_the_size_of_the_frame():
+def test_unwind_rows_follow_the_frame_size():
     assert rows() == [
         (0, (RSP, 8), None, RETURN),
         (1, (RSP, 16), SAVED, RETURN),
@@ -69,7 +69,7 @@ def test_rows_follow_the_size_of_the_frame():
     ]
 
 
-def test_distances_and_sizes_of_all_lengths():
+def test_distances_and_sizes_of_every_varint_length_are_decoded():
     sizes = ((1, 0), (300, 8), (70_000, 1 << 20), (70_001, 0))
     made = rows(Made(b"main.large", PUSH + bytes(30), sizes))
     assert [(at, cfa[1]) for at, cfa, *_ in made] == [
@@ -77,23 +77,23 @@ def test_distances_and_sizes_of_all_lengths():
     ]  # fmt: skip
 
 
-def test_a_frame_that_does_not_begin_with_a_push_has_not_saved_rbp():
+def test_a_function_that_does_not_start_with_a_push_has_not_saved_rbp():
     (_, _, first, _), (_, _, second, _) = rows(Made(b"main.asm", bytes(32), ((4, 0), (32, 24))))
     assert first == second == ("UNDEFINED", None)
 
 
-def test_functions_with_equal_sizes_differ_by_their_push():
+def test_functions_with_equal_frame_sizes_differ_by_their_push():
     without_push = Made(b"main.asm", bytes(64), ORDINARY.sizes)
     assert [row[2] for row in rows(without_push)] == [("UNDEFINED", None)] * 5
     assert rows(without_push, ORDINARY) == rows()
     assert rows(without_push, ORDINARY._replace(flags=2)) == rows(ORDINARY._replace(flags=2))
 
 
-def test_a_function_without_frame_leaves_rbp_alone():
+def test_a_function_without_a_frame_preserves_rbp():
     assert rows(Made(b"main.leaf", bytes(32), ((32, 0),))) == [(0, (RSP, 8), None, RETURN)]
 
 
-def test_the_outermost_functions():
+def test_outermost_functions_end_the_stack():
     ((_, _, _, ra),) = rows(Made(b"runtime.mstart", bytes(32), ((32, 0),), flags=5))
     assert ra == OUTERMOST
 
@@ -106,7 +106,7 @@ def switching(name):
     return rows(Made(name, code, ((1, 0), (37, 8), (38, 0)), flags=6))
 
 
-def test_systemstack_is_found_by_its_frame_pointer_on_the_stack_it_left():
+def test_systemstack_is_unwound_by_the_frame_pointer_of_the_stack_it_left():
     *before, on_other, back = switching(b"runtime.systemstack")
     assert before == [(0, (RSP, 8), None, RETURN), (1, (RSP, 16), SAVED, RETURN)]
     assert (on_other[0], on_other[1], on_other[3]) == (18, (0x76, 16), RETURN)  # breg6 16
@@ -119,14 +119,14 @@ def test_functions_called_by_mcall_do_not_return_to_it():
     ]  # fmt: skip
 
 
-def test_other_functions_that_change_stacks_are_unknown_from_there_on():
+def test_after_other_stack_switches_the_rows_are_unknown():
     assert switching(b"runtime.other")[-1][0] == 18
     assert switching(b"runtime.other")[-1][3] == UNKNOWN
     ((_, _, _, ra),) = rows(Made(b"gogo", bytes(32), ((32, 0),), flags=6))
     assert ra == UNKNOWN
 
 
-def test_calls_of_the_vdso_are_found_by_r12():
+def test_vdso_calls_are_unwound_through_r12():
     code = PUSH + bytes(4) + b"\x49\x89\xe4" + bytes(9) + b"\x4c\x89\xe4" + bytes(10)
     sizes = ((1, 0), (8, 8), (30, 24), (31, 8), (32, 0), (33, 24))
     made = rows(Made(b"runtime.nanotime1", code, sizes, flags=6))
@@ -137,7 +137,7 @@ def test_calls_of_the_vdso_are_found_by_r12():
     assert made[-1][3] == UNKNOWN
 
 
-def test_functions_that_signal_handlers_call_have_interrupted_their_callers():
+def test_async_preempt_is_marked_as_a_signal_frame():
     file, table, segments = go_file(
         [*[ORDINARY] * 10, ORDINARY._replace(name=b"runtime.asyncPreempt")]
     )
@@ -155,7 +155,7 @@ def test_functions_with_unknown_frames_have_no_entry():
     assert len(make_tables(file, table, TEXT, segments, ADDRESS).pairs) == 10
 
 
-def test_the_code_decides_where_the_table_is_right():
+def test_a_wrong_text_start_is_corrected_from_the_code_or_rejected():
     assert rows(text=0) == rows()  # .text
     file, table, segments = go_file([ORDINARY] * 10, text=0)
     module = struct.pack("<Q", table.address) + bytes(21 * 8) + struct.pack("<Q", TEXT)
@@ -166,12 +166,12 @@ def test_the_code_decides_where_the_table_is_right():
         make_tables(file, table, TEXT - 32, segments, ADDRESS)
 
 
-def test_tables_of_other_versions_are_refused():
+def test_tables_of_unsupported_versions_are_rejected():
     with pytest.raises(ValueError, match="another kind"):
         rows(magic=0xFFFFFFFB)
 
 
-def test_pairs_of_c_code_are_kept_and_sorted():
+def test_pairs_for_c_code_are_kept_and_sorted():
     file, table, segments = go_file([ORDINARY] * 3)
     maker = make_tables(file, table, TEXT, segments, ADDRESS)
     packed = pack_tables(maker, struct.pack("<ii", TEXT + 40 - ADDRESS, 7), ADDRESS)
@@ -186,7 +186,7 @@ def test_pairs_of_c_code_are_kept_and_sorted():
 @pytest.mark.system
 @pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
 @pytest.mark.parametrize("flags", [(), ("-ldflags=-s",), ("-buildmode=pie",)])
-def test_tables_equal_those_for_debuggers(tmp_path, flags):
+def test_rows_equal_those_in_debug_frame(tmp_path, flags):
     """The compiler writes the same sizes a second time, as ``.debug_frame``."""
     plain, path = tmp_path / "plain", tmp_path / "program"
     kept = [flag for flag in flags if flag != "-ldflags=-s"]
@@ -233,7 +233,7 @@ def _compare(known, made):
 
 
 @pytest.mark.system
-def test_a_damaged_table_is_refused_with_its_reason_and_read_once(tmp_path, monkeypatch):
+def test_a_damaged_table_is_rejected_with_its_reason_and_read_once(tmp_path, monkeypatch):
     file, table, segments = go_file([ORDINARY] * 3)
     path = tmp_path / "file"
     path.write_bytes(file[: table.offset] + bytes(table.size))
@@ -265,7 +265,7 @@ NO_PUSH = Made(b"main.leaf", bytes(64), ((64, 0),))
     ],
     ids=["all push", "most push", "one pushes, which is not among the first looked at"],
 )
-def test_some_functions_show_where_the_code_is(functions, most, monkeypatch):
+def test_a_few_functions_suffice_to_locate_the_code(functions, most, monkeypatch):
     monkeypatch.setattr(go_frames, "_CHECKED", 10)
     file, table_at, segments = go_file(functions)
     table = Table(file[table_at.offset :])

@@ -55,7 +55,7 @@ def test_entries_are_sorted_by_function():
         (0x04, "<QQ", False),
     ],
 )
-def test_encodings_of_compilers(encoding, form, relative):
+def test_pointer_encodings_used_by_compilers_are_read(encoding, form, relative):
     frames = cie(data=bytes([encoding]))
     frames += fde(frames, 0x3000, form=form, relative=relative)
     ((start, at),) = struct.iter_unpack("<ii", make_pairs(frames, 0x1000, 0x1000))
@@ -68,7 +68,7 @@ def test_personality_and_language_data_come_before_the_encoding():
     assert len(make_pairs(frames, 0x1000, 0x1000)) == 8
 
 
-def test_terminators_between_the_entries_of_two_objects():
+def test_terminators_between_two_objects_entries_are_skipped():
     frames = cie()
     frames += fde(frames, 0x3000) + bytes(4)
     frames += fde(frames, 0x4000) + bytes(4)
@@ -91,12 +91,12 @@ def test_terminators_between_the_entries_of_two_objects():
         entry(b"\1zR") + entry(bytes(12), back=16),  # a cut CIE
     ],
 )
-def test_damaged_frames_are_refused(frames):
+def test_damaged_frames_are_rejected(frames):
     with pytest.raises(ValueError):
         make_pairs(frames, 0x1000, 0x1000)
 
 
-def test_functions_beyond_the_reach_of_a_pair():
+def test_functions_beyond_the_range_of_a_pair_are_rejected():
     frames = cie(data=b"\x00")
     frames += fde(frames, 1 << 40, form="<QQ", relative=False)
     with pytest.raises(ValueError, match="far"):
@@ -111,7 +111,7 @@ def in_process(tmp_path, frames, children=None, **limits):
         return index_frames(file.fileno(), section, children=children or Children(), **limits)
 
 
-def test_a_process_of_its_own_makes_the_same(tmp_path):
+def test_a_child_process_builds_the_same_table(tmp_path):
     frames = cie()
     for number in range(2000):
         frames += fde(frames, 0x300000 - 16 * number)
@@ -120,7 +120,7 @@ def test_a_process_of_its_own_makes_the_same(tmp_path):
     assert (tables.entries, tables.origin, tables.search_offset) == (2000, 0x1000, None)
 
 
-def test_the_reason_of_a_refusal_comes_back(tmp_path):
+def test_the_reason_for_a_rejection_is_returned(tmp_path):
     with pytest.raises(TableRefused, match="far from") as caught:
         in_process(
             tmp_path, cie(data=b"\0") + fde(cie(data=b"\0"), 1 << 40, form="<QQ", relative=False)
@@ -128,19 +128,19 @@ def test_the_reason_of_a_refusal_comes_back(tmp_path):
     assert caught.value.refusal is Refusal.NOT_INDEXED
 
 
-def test_frames_without_entries(tmp_path):
+def test_a_section_without_entries_is_rejected(tmp_path):
     with pytest.raises(TableRefused) as caught:
         in_process(tmp_path, bytes(4))
     assert caught.value.refusal is Refusal.NO_FRAMES
 
 
-def test_a_process_that_takes_too_long_is_ended(tmp_path):
+def test_a_child_that_takes_too_long_is_killed(tmp_path):
     with pytest.raises(TableRefused, match="took over") as caught:
         in_process(tmp_path, cie() + bytes(1 << 20), timeout_s=0.0)
     assert caught.value.refusal is Refusal.NOT_INDEXED
 
 
-def test_a_process_that_takes_more_cpu_time_than_its_input_may_is_refused(tmp_path, monkeypatch):
+def test_exceeding_the_cpu_limit_for_the_input_is_a_rejection(tmp_path, monkeypatch):
     script = tmp_path / "endless.py"
     script.write_text("while True: pass")
     monkeypatch.setattr(frame_index, "__file__", str(script))
@@ -149,7 +149,7 @@ def test_a_process_that_takes_more_cpu_time_than_its_input_may_is_refused(tmp_pa
     assert caught.value.refusal is Refusal.SLOW
 
 
-def test_frames_that_were_refused_start_no_process_until_they_change(tmp_path, monkeypatch):
+def test_rejected_frames_start_no_child_until_they_change(tmp_path, monkeypatch):
     children, path = Children(), tmp_path / "frames"
     path.write_bytes(cie() + bytes(1 << 20))
     with open(path, "rb+") as file:
@@ -169,7 +169,7 @@ def test_frames_that_were_refused_start_no_process_until_they_change(tmp_path, m
         assert index().entries == 1
 
 
-def test_stopping_ends_a_process_that_works(tmp_path):
+def test_stopping_kills_a_working_child(tmp_path):
     children, caught = Children(), []
     slow = cie() * (MAX_FRAMES_BYTES // 2 // len(cie()))  # a second, at least
 

@@ -50,7 +50,7 @@ def test_files_are_opened_before_others_are_loaded(requests):
     taken.item.code.close()
 
 
-def test_files_are_opened_while_loading_has_used_up_its_time(requests, clock):
+def test_files_are_opened_even_if_loading_has_used_up_its_time_share(requests, clock):
     requests.put_opened(opened(1))
     taken = requests.take()
     taken.item.code.close()
@@ -64,7 +64,7 @@ def test_files_are_opened_while_loading_has_used_up_its_time(requests, clock):
     later.item.code.close()
 
 
-def test_one_worker_is_kept_for_files_to_be_opened(requests):
+def test_one_worker_is_reserved_for_opening_files(requests):
     for inode in range(3):
         requests.put_opened(opened(inode))
     taken = [requests.take(), requests.take()]
@@ -100,14 +100,14 @@ def test_closing_wakes_workers_and_closes_files_opened_later(requests):
     assert not is_open(late.code.file.fd)
 
 
-def test_each_process_has_its_turn_to_have_files_opened(requests):
+def test_processes_take_turns_in_having_files_opened(requests):
     for inode in range(1, 100):
         requests.put(request(inode))
     requests.put(request(100, tgid=2))
     assert [requests.take().item.key.inode for _ in range(3)] == [1, 100, 2]
 
 
-def test_each_process_has_its_turn_to_have_tables_loaded(requests):
+def test_processes_take_turns_in_having_tables_loaded(requests):
     for inode in range(1, 9):
         requests.put_opened(opened(inode))
     requests.put_opened(opened(9, tgid=2))

@@ -55,7 +55,7 @@ def has_tcp_diag(connection):
 
 @pytest.mark.parametrize(("listening", "address"), ADDRESSES)
 @pytest.mark.parametrize("source", ["sock_diag", "/proc/net/tcp"])
-def test_the_user_of_a_peer_is_identified(listening, address, source, monkeypatch):
+def test_the_user_of_a_local_peer_is_identified(listening, address, source, monkeypatch):
     user = NOBODY if os.getuid() == 0 else os.getuid()
     with connected(listening, address, user) as (connection, client):
         if source == "sock_diag":
@@ -70,13 +70,13 @@ def test_the_user_of_a_peer_is_identified(listening, address, source, monkeypatc
         assert peers.find_peer_user(connection) is None
 
 
-def test_a_kernel_without_tcp_diag_is_asked_by_its_table(monkeypatch):
+def test_without_tcp_diag_the_proc_table_is_read(monkeypatch):
     monkeypatch.setattr(peers, "_ask_kernel", lambda local, remote: None)
     with connected("127.0.0.1", "127.0.0.1", os.getuid()) as (connection, _):
         assert peers.find_peer_user(connection) == os.getuid()
 
 
-def test_a_listening_socket_is_no_peer():
+def test_a_listening_socket_is_not_a_peer():
     """The kernel answers with it if there is no connection to it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         local = peers._parse(server.getsockname())

@@ -122,7 +122,7 @@ def message(body):
 
 @pytest.mark.parametrize("form", [Form.PROTOBUF, Form.JSON])
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_our_exporters_deliver_all(store, intake, receivers, form, compression):
+def test_our_exporters_deliver_all_samples(store, intake, receivers, form, compression):
     endpoint = f"http://127.0.0.1:{receivers[1].port}"
     exporters = [OtlpHttpExporter(endpoint, form=form, compression=compression, proxy_url="")]
     if form is Form.PROTOBUF:
@@ -145,7 +145,7 @@ def test_an_empty_request_is_accepted(receivers):
     assert json.loads(post(receivers, b"{}", **JSON)[2]) == {}
 
 
-def test_other_signals_get_the_reason(receivers):
+def test_requests_for_other_signals_get_the_reason(receivers):
     error = refused(
         receivers, b"", method="/opentelemetry.proto.collector.trace.v1.TraceService/Export"
     )
@@ -159,7 +159,7 @@ VERSION = "otlp-profiles-development-version"
 
 
 @pytest.mark.parametrize("values", [["2"], ["0"], ["01"], [""], ["1, 1"], ["1", "1"], ["x" * 99]])
-def test_other_versions_of_the_schema_are_refused_before_decoding(intake, receivers, values):
+def test_other_schema_versions_are_rejected_before_decoding(intake, receivers, values):
     """A body that cannot be decoded shows the order."""
     metadata = [(VERSION, value) for value in values]
     error = refused(receivers, b"\xff", metadata=metadata)
@@ -178,7 +178,7 @@ def test_other_versions_of_the_schema_are_refused_before_decoding(intake, receiv
     assert (intake.counts.requests, intake.counts.refused) == (0, 2)
 
 
-def test_version_1_of_the_schema_is_accepted(intake, receivers):
+def test_schema_version_1_is_accepted(intake, receivers):
     assert call(receivers, payload(), metadata=[(VERSION, "1")]) == b""
     assert post(receivers, payload(), **PROTOBUF, **{VERSION: "1"})[0] == 200
     assert intake.counts.requests == 2
@@ -187,7 +187,7 @@ def test_version_1_of_the_schema_is_accepted(intake, receivers):
 @pytest.mark.parametrize(
     "body", [b"\xff" * 50, b"\x0a\xff", b"{" * 10_000, b"GET / HTTP/1.1", b"\0" * 9]
 )
-def test_data_that_is_not_a_profile_is_refused(intake, receivers, body):
+def test_data_that_is_not_a_profile_is_rejected(intake, receivers, body):
     assert refused(receivers, body).code() is grpc.StatusCode.INVALID_ARGUMENT
     assert post(receivers, body)[0] == 400
     status, headers, answered = post(receivers, body, **JSON)
@@ -196,7 +196,7 @@ def test_data_that_is_not_a_profile_is_refused(intake, receivers, body):
     assert (intake.counts.refused, intake.counts.requests) == (3, 0)
 
 
-def test_of_a_damaged_request_the_rest_counts(store, receivers):
+def test_the_intact_part_of_a_damaged_request_is_accepted(store, receivers):
     request = ExportProfilesServiceRequest.FromString(payload())
     good = request.resource_profiles[0].scope_profiles[0].profiles[0]
     for number in (10**6, -5):
@@ -245,13 +245,13 @@ def test_requests_are_limited_before_and_after_unpacking(intake, receivers):
         (403, PROTOBUF | {"Sec-Fetch-Site": "same-origin"}, b""),
     ],
 )
-def test_unusable_requests_are_refused(intake, receivers, status, headers, body):
+def test_invalid_requests_are_rejected(intake, receivers, status, headers, body):
     assert post(receivers, body, **headers)[0] == status
     assert intake.counts.requests == 0
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "OPTIONS", "HEAD"])
-def test_only_posts_are_answered(receivers, method):
+def test_only_post_is_allowed(receivers, method):
     status, headers, _ = post(receivers, None, method=method, **PROTOBUF)
     assert (status, headers["Allow"]) == (405, "POST")
     assert not [name for name in headers if name.lower().startswith("access-control")]
@@ -270,7 +270,7 @@ def test_only_posts_are_answered(receivers, method):
         b"POST\r\n\r\n",
     ],
 )
-def test_hostile_requests_are_refused_without_a_traceback(receivers, capfd, caplog, request_):
+def test_hostile_requests_are_rejected_without_a_traceback(receivers, capfd, caplog, request_):
     with (
         socket.create_connection(("127.0.0.1", receivers[1].port), timeout=20) as client,
         contextlib.suppress(ConnectionError),
@@ -284,7 +284,7 @@ def test_hostile_requests_are_refused_without_a_traceback(receivers, capfd, capl
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_client_that_resets_its_connection_ends_nothing(receivers):
+def test_a_client_that_resets_its_connection_affects_no_other(receivers):
     for port in (receiver.port for receiver in receivers):
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\nx")
@@ -343,7 +343,7 @@ NESTING, OUTER = (5, 1), {"resource": (2, 1, 1, 1), "dictionary": (2, 6, 2)}
 
 @pytest.mark.parametrize("levels", [70, 2000])
 @pytest.mark.parametrize("place", OUTER)
-def test_values_that_are_nested_deeply_are_refused(receivers, intake, place, levels):
+def test_deeply_nested_values_are_rejected(receivers, intake, place, levels):
     value = b""
     for number in (*NESTING * levels, *OUTER[place]):
         value = field(number, value)
@@ -358,7 +358,7 @@ def test_values_that_are_nested_deeply_are_refused(receivers, intake, place, lev
     assert intake.counts.kept == 3
 
 
-def test_data_behind_the_end_of_gzip_are_refused_and_not_dropped(receivers, intake):
+def test_trailing_data_after_gzip_is_rejected_not_dropped(receivers, intake):
     body = gzip.compress(payload()) + gzip.compress(payload())
     assert post(receivers, body, **PROTOBUF, **{"Content-Encoding": "gzip"})[0] == 400
     assert intake.counts.requests == 0
@@ -420,7 +420,7 @@ def is_taken(receivers):
 
 @pytest.mark.parametrize("part", [b"", b"\0\0\x7f\0\0xxxx"], ids=["silent", "part of a message"])
 @pytest.mark.parametrize("count", [THREADS, 2 * MOST_CALLS])
-def test_calls_whose_message_never_comes_block_no_others(receivers, clients, count, part):
+def test_calls_whose_message_never_arrives_do_not_block_others(receivers, clients, count, part):
     for _ in range(count):
         clients(http2.call(1, part))
     assert is_taken(receivers)
@@ -435,7 +435,7 @@ def count_connections(port):
     return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
 
 
-def test_connections_are_limited_and_end_if_nothing_comes(receivers, clients):
+def test_connections_are_limited_and_closed_when_idle(receivers, clients):
     port = receivers[0].port
     for _ in range(600):
         with contextlib.suppress(ConnectionError):
@@ -457,7 +457,7 @@ def read_all(client):
             pass
 
 
-def test_calls_that_are_reset_at_once_leave_no_memory_behind(receivers, clients):
+def test_calls_reset_immediately_leak_no_memory(receivers, clients):
     assert is_taken(receivers)
     before = resident_bytes(os.getpid())
     for _ in range(4):
@@ -472,7 +472,7 @@ def test_calls_that_are_reset_at_once_leave_no_memory_behind(receivers, clients)
     assert resident_bytes(os.getpid()) - before < 30 << 20
 
 
-def test_calls_above_the_limit_learn_when_to_retry(receivers, intake, monkeypatch):
+def test_calls_above_the_limit_get_a_retry_delay(receivers, intake, monkeypatch):
     """Without the time a sender must drop the request."""
     monkeypatch.setattr("otel_kprofiler.viewing.grpc_receiver.MOST_CALLS", 4)
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.5)

@@ -77,7 +77,7 @@ def test_responses_are_compressed_if_the_client_accepts_it(server):
 
 
 @pytest.mark.parametrize("path", ["/", "/profile.json", "/other", "/profile.json?from=x"])
-def test_every_answer_forbids_scripts_of_others_and_guesses(server, path):
+def test_every_response_forbids_foreign_scripts_and_mime_sniffing(server, path):
     _, headers, _ = ask(server, path)
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
@@ -92,14 +92,14 @@ def test_every_answer_forbids_scripts_of_others_and_guesses(server, path):
     "host",
     ["localhost", "localhost:1", "LOCALHOST", "127.0.0.1:8080", "[::1]:9", "192.0.2.7"],
 )
-def test_own_names_and_addresses_are_answered(server, host):
+def test_requests_for_local_names_and_addresses_are_answered(server, host):
     assert ask(server, "/profile.json", Host=host)[0] == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "", "[", "a@b"]
 )
-def test_names_of_others_that_lead_here_are_refused(server, asked, host):
+def test_foreign_names_that_resolve_here_are_rejected(server, asked, host):
     for path in ("/", "/profile.json"):
         assert ask(server, path, Host=host)[0] == 403
     assert asked == []
@@ -113,7 +113,7 @@ def test_this_hosts_name_is_served_only_when_listening_on_all_addresses():
     assert server.address.startswith(f"http://{name}:")
 
 
-def test_a_request_without_host_is_refused(server, asked):
+def test_a_request_without_host_is_rejected(server, asked):
     with socket.create_connection(("127.0.0.1", port(server)), timeout=20) as client:
         client.sendall(b"GET /profile.json HTTP/1.0\r\n\r\n")
         assert client.makefile("rb").readline().split()[1] == b"403"
@@ -121,7 +121,7 @@ def test_a_request_without_host_is_refused(server, asked):
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "new-word"])
-def test_other_pages_cannot_ask(server, asked, site):
+def test_pages_of_other_sites_cannot_request_data(server, asked, site):
     for path, mode, kind in (
         ("/profile.json", "cors", "empty"),
         ("/profile.json", "no-cors", "script"),
@@ -138,7 +138,7 @@ def test_other_pages_cannot_ask(server, asked, site):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD", "CONNECT", "X<y>"])
-def test_other_methods_are_refused(server, asked, method):
+def test_other_methods_are_rejected(server, asked, method):
     status, headers, body = ask(server, "/profile.json", method)
     assert (status, headers["Allow"]) == (405, "GET")
     assert b"<" not in body
@@ -156,12 +156,12 @@ def test_other_methods_are_refused(server, asked, method):
         ("resource=unknown", "there is no resource unknown"),
     ],
 )
-def test_a_query_that_cannot_be_answered_gets_the_reason(server, query, problem):
+def test_an_unanswerable_query_gets_the_reason(server, query, problem):
     status, _, body = ask(server, f"/profile.json?{query}")
     assert (status, json.loads(body)) == (400, {"error": problem})
 
 
-def test_an_error_of_the_server_is_reported_with_its_fix(server):
+def test_a_server_error_is_reported_with_its_fix(server):
     status, _, body = ask(server, "/profile.json?resource=broken")
     assert status == 500
     assert json.loads(body) == {"error": "the disk is broken (fix: buy another)"}
@@ -180,7 +180,7 @@ def test_an_error_of_the_server_is_reported_with_its_fix(server):
         b"POST / HTTP/1.1\r\nContent-Length: 999999999999\r\n\r\n",
     ],
 )
-def test_hostile_requests_are_refused_without_a_traceback(server, capfd, caplog, request_):
+def test_hostile_requests_are_rejected_without_a_traceback(server, capfd, caplog, request_):
     with (
         socket.create_connection(("127.0.0.1", port(server)), timeout=20) as client,
         contextlib.suppress(OSError),
@@ -227,7 +227,7 @@ def test_other_users_of_this_host_read_nothing(host):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
-def test_the_user_who_became_root_reads_the_page(monkeypatch):
+def test_the_user_who_ran_sudo_can_read_the_page(monkeypatch):
     monkeypatch.setenv("SUDO_UID", str(NOBODY))
     with contextlib.closing(PageServer("127.0.0.1:0", "<p>", answer)) as server:
         assert ask_as(NOBODY, server, "127.0.0.1", "/") == 200

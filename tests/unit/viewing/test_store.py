@@ -98,7 +98,7 @@ def store(tmp_path):
         yield store
 
 
-def test_all_samples_are_shown_as_they_came(store):
+def test_all_samples_are_returned_unchanged(store):
     assert store.add(WINDOWS) == (8, 0, 0)
     data = answer(store, Query(), NOW)
     assert shown(data) == expected(WINDOWS, data)
@@ -135,7 +135,7 @@ def test_a_range_includes_its_start_but_not_its_end(store, query, start, end):
     assert shown(data) == expected(WINDOWS, data, start, end)
 
 
-def test_causes_of_waits_are_kept(store):
+def test_wait_causes_are_stored(store):
     waits = [
         sample(READ, [NOW - SECOND], values=[7_000], cause=WaitCause.PIPE),
         sample(READ, [NOW - SECOND], values=[9_000], cause=WaitCause.RUN_QUEUE),
@@ -147,7 +147,7 @@ def test_causes_of_waits_are_kept(store):
         assert shown(data) == expected(windows, data)
 
 
-def test_samples_of_a_resource(store):
+def test_samples_can_be_selected_by_resource(store):
     store.add(WINDOWS)
     choices = {one["id"]: one["samples"] for one in answer(store, Query(), NOW)["resources"]}
     assert choices == {
@@ -196,7 +196,7 @@ def test_losses_are_counted_once_for_each_window(store):
     assert answer(store, Query(last_s=0.5), NOW)["summary"] == "no samples"
 
 
-def test_kinds_of_several_periods_count_time(store):
+def test_kinds_with_several_periods_are_weighted_by_time(store):
     parts = [
         window([ResourceSamples(resource(7), [sample(READ, [NOW - at])])], period=period)
         for at, period in ((1, 10**7), (2, 10**6))
@@ -207,7 +207,7 @@ def test_kinds_of_several_periods_count_time(store):
     assert sum(data["samples"]["count"]) == 10**7 + 10**6
 
 
-def test_expired_samples_are_removed_with_rows_used_by_no_other(tmp_path):
+def test_expired_samples_are_removed_with_rows_only_they_used(tmp_path):
     now = [NOW]
     with SampleStore(str(tmp_path / "x.db"), keep_s=3600, now_ns=lambda: now[0]) as store:
         store.add(WINDOWS)
@@ -232,7 +232,7 @@ def test_expired_samples_are_removed_with_rows_used_by_no_other(tmp_path):
     }  # fmt: skip
 
 
-def test_samples_outside_of_the_kept_time_are_not_added(store):
+def test_samples_outside_the_retention_time_are_not_added(store):
     times = [1, NOW - 3600 * SECOND - 1, NOW - 3600 * SECOND, NOW + 3600 * SECOND, 2**64 - 1]
     assert store.add([window([ResourceSamples(resource(7), [sample(READ, times)])])]) == (1, 4, 0)
     assert answer(store, Query(), NOW)["samples"]["count"] == [1]
@@ -267,7 +267,7 @@ def test_hostile_numbers_and_names_are_not_an_error(store):
     assert max(data["samples"]["cpu"]) < 2**31
 
 
-def test_a_store_of_its_own_is_private_and_removed(monkeypatch, tmp_path):
+def test_a_temporary_store_is_private_and_removed(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     with SampleStore(now_ns=lambda: NOW) as store:
@@ -295,7 +295,7 @@ def test_directories_of_killed_processes_are_removed(monkeypatch, tmp_path):
             assert set(os.listdir(tmp_path)) == kept | named
 
 
-def test_a_named_store_is_kept_for_its_owner_and_opened_again(tmp_path):
+def test_a_named_store_is_kept_for_its_owner_and_can_be_reopened(tmp_path):
     path = str(tmp_path / "x.db")
     for run in range(2):
         with SampleStore(path, now_ns=lambda: NOW) as store:
@@ -307,7 +307,7 @@ def test_a_named_store_is_kept_for_its_owner_and_opened_again(tmp_path):
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
-def test_files_of_others_are_refused_and_left_as_they_are(tmp_path):
+def test_foreign_files_are_rejected_and_left_unchanged(tmp_path):
     text, other = tmp_path / "text", tmp_path / "other.db"
     text.write_text("not a database\n" * 1000)
     database = sqlite3.connect(other)
@@ -323,7 +323,7 @@ def test_files_of_others_are_refused_and_left_as_they_are(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["other.db", "text"]
 
 
-def test_answers_are_of_one_state_while_samples_come(store):
+def test_responses_are_consistent_while_samples_arrive(store):
     store.add(WINDOWS)
     pieces = StoreAnswers(store.path, title="x", now_ns=lambda: NOW)
     try:
@@ -346,7 +346,7 @@ def test_a_full_disk_is_reported(store):
     assert shown(data) == expected(WINDOWS, data)
 
 
-def test_the_page_of_a_store_is_that_of_a_file(store):
+def test_the_page_of_a_store_equals_that_of_a_file(store):
 
     store.add(WINDOWS)
     of_file = page.unpacked(columns(WINDOWS))

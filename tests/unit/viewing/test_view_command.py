@@ -84,7 +84,7 @@ def profile(tmp_path):
     return write(tmp_path / "profile.otlp", times, START)
 
 
-def test_a_file_is_shown_as_its_html_shows_it(profile, tmp_path):
+def test_a_file_is_shown_like_its_html_export(profile, tmp_path):
     with view("--no-browser", profile) as (command, address):
         shown = get(address).decode()
         data = page.unpacked(json.loads(get(address, "profile.json")))
@@ -99,7 +99,7 @@ def test_a_file_is_shown_as_its_html_shows_it(profile, tmp_path):
     assert data["title"] == "profile.otlp · web-1"
 
 
-def test_filters_are_those_of_report(profile):
+def test_filters_equal_those_of_report(profile):
     with view("--process", "nginx", "--from", "1s", profile) as (_, address):
         data = page.unpacked(json.loads(get(address, "profile.json")))
     assert sum(data["samples"]["count"]) == 2
@@ -141,7 +141,7 @@ def test_received_samples_are_shown_and_counted(recent, tmp_path):
         )
 
 
-def test_memory_of_hostile_requests_is_given_back(recent):
+def test_memory_used_by_hostile_requests_is_released(recent):
     """A header of 4 kB that others repeat by one byte each (RFC 7541) leaves memory in pieces."""
     with listen() as (command, address):
         said = command.stderr.readline().decode()
@@ -166,7 +166,7 @@ def test_memory_of_hostile_requests_is_given_back(recent):
         assert get(address, "profile.json")
 
 
-def test_filters_choose_the_received_samples_to_keep(recent):
+def test_filters_select_which_received_samples_to_keep(recent):
     with listen("--process", "nginx") as (command, address):
         send(command, recent)
         data = page.unpacked(json.loads(get(address, "profile.json")))
@@ -210,13 +210,13 @@ def test_no_file_is_left_behind(monkeypatch, tmp_path):
         (["x.otlp", "--keep", "1h"], "--keep has no effect with SOURCEs"),
     ],
 )
-def test_contradictions_are_usage_errors(words, problem):
+def test_contradictory_options_are_usage_errors(words, problem):
     done = subprocess.run([*VIEW, *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert problem in done.stderr
 
 
-def test_other_hosts_are_let_in_only_by_name():
+def test_listening_for_other_hosts_causes_a_warning():
     assert list(describe_endpoint("gRPC", "127.0.0.1", 7)) == [
         "receiving OTLP profiles over gRPC at 127.0.0.1:7"
     ]
@@ -228,14 +228,14 @@ def test_other_hosts_are_let_in_only_by_name():
 @pytest.mark.parametrize(
     ("number", "status"), [("SIGINT", 0), ("SIGTERM", 128 + 15), ("SIGHUP", 128 + 1)]
 )
-def test_signals_end_it(profile, number, status):
+def test_signals_end_view(profile, number, status):
     with view(profile) as (command, _):
         command.send_signal(getattr(signal, number))
         assert command.wait(20) == status
         assert command.stderr.read() == b""
 
 
-def test_errors_are_those_of_report(tmp_path):
+def test_errors_equal_those_of_report(tmp_path):
     for words in (["missing.otlp"], [str(tmp_path)]):
         command = "view", *words
         said = [
@@ -256,6 +256,6 @@ def test_errors_are_those_of_report(tmp_path):
         ({}, 1000, False),
     ],
 )
-def test_a_browser_opens_only_in_front_of_the_user(monkeypatch, environ, user, expected):
+def test_a_browser_opens_only_for_a_user_with_a_display(monkeypatch, environ, user, expected):
     monkeypatch.setattr(os, "geteuid", lambda: user)
     assert has_browser(environ) is expected

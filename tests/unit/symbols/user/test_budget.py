@@ -73,7 +73,7 @@ def test_dwarf_is_converted_within_the_limits(tmp_path, kind):
         assert report["counts"]["lines_refused"] == {"cpu_time": count}
 
 
-def test_lines_of_go_are_within_the_limit(tmp_path):
+def test_go_lines_are_read_within_the_limit(tmp_path):
     """They are kept while the names are, and leave with them."""
     report = read(tmp_path, go_lines(), LIMIT_MIB, FILES, "lines")
     counts = report["counts"]
@@ -87,7 +87,7 @@ def test_lines_of_go_are_within_the_limit(tmp_path):
     assert report["good"] == [["good_000000"]], report
 
 
-def test_a_refusal_names_the_size_and_the_key(tmp_path):
+def test_a_rejection_names_the_size_and_the_configuration_key(tmp_path):
     report = read(tmp_path, KINDS["symbols-that-fit"](), 8, 1)
     assert report["counts"]["refused"] == 1
     (reason,) = report["reasons"]
@@ -108,7 +108,7 @@ def test_held_memory_is_limited_and_released():
 
 
 @pytest.mark.system
-def test_a_reader_that_is_left_behind_delays_no_other_and_what_it_holds_counts():
+def test_an_abandoned_reader_delays_no_other_and_its_memory_still_counts():
     budget = ReadingBudget(100)
     is_reading, go_on = threading.Event(), threading.Event()
 

@@ -47,7 +47,7 @@ def names(table, function, step=0):
     return result and result.name
 
 
-def test_symbols_have_their_range(program):
+def test_symbols_have_an_address_range(program):
     table = functions_of(program)
     for name in ("main", "hidden", "_start"):
         start, size, *_ = symbols_of(program)[name]
@@ -58,7 +58,7 @@ def test_symbols_have_their_range(program):
         assert behind is None or behind.start >= start + size
 
 
-def test_a_global_name_is_preferred_then_the_shortest(program):
+def test_global_names_are_preferred_then_the_shortest(program):
     table = functions_of(program)
     start, size, *_ = symbols_of(program)["shown"]
     assert table.names_at(start) == ("shown", "same_longer", "weak_one")
@@ -81,7 +81,7 @@ def test_the_cold_part_of_a_function_has_its_own_name(program):
     assert names(functions_of(program), result) == "shown.cold"
 
 
-def test_labels_of_assemblers_are_left_out(assembly):
+def test_assembler_labels_are_left_out(assembly):
     table, symbols = functions_of(assembly), symbols_of(assembly)
     sized = symbols["sized"][0]
     inner = symbols["inner_function"][0]
@@ -119,7 +119,7 @@ def test_dynamic_symbols_without_a_size_are_certain_only_with_unwind_information
     assert table.lookup(start + 1) is None
 
 
-def test_functions_of_stripped_files_have_bounds_and_no_neighbours_name(program, folder):
+def test_functions_of_stripped_files_have_bounds_and_never_a_neighbours_name(program, folder):
     stripped = os.path.join(folder, "stripped")
     tool("strip", "-o", stripped, program)
     table, symbols = functions_of(stripped), symbols_of(program)
@@ -159,7 +159,7 @@ def test_stubs_are_named_after_their_targets(folder, options):
     )  # fmt: skip
 
 
-def test_stubs_of_lazily_bound_functions_with_branch_tracking(folder):
+def test_plt_stubs_are_named_with_branch_tracking(folder):
     path = build(folder, "lazy", "-Wl,-z,lazy,-z,ibtplt", "-fcf-protection")
     table = functions_of(path)
     results = {one.name: one.start for one in table.find("abort@plt")}
@@ -167,7 +167,7 @@ def test_stubs_of_lazily_bound_functions_with_branch_tracking(folder):
     assert results
 
 
-def test_stubs_of_functions_that_are_chosen_at_start(folder):
+def test_ifunc_stubs_are_named_after_their_targets(folder):
     path = build(folder, "static", "-static")
     table, symbols = functions_of(path), symbols_of(path)
     stubs = [one for one in table.find("", prefix=True) if one.name.endswith("@plt")]
@@ -177,7 +177,7 @@ def test_stubs_of_functions_that_are_chosen_at_start(folder):
     assert symbols["strlen"][2] == "IFUNC"
 
 
-def test_versions_are_cut_off_names(folder):
+def test_symbol_versions_are_removed_from_names(folder):
     script = folder / "versions"
     script.write_text("V1 {};\nV2 { global: two; };\n")
     source = """
@@ -196,7 +196,7 @@ def test_versions_are_cut_off_names(folder):
     }
 
 
-def test_the_small_debug_file_inside_of_a_file(program, folder):
+def test_minidebuginfo_is_read(program, folder):
     """As Fedora packages programs: .gnu_debugdata has the names that .dynsym has not."""
     small, packed, stripped = (os.path.join(folder, name) for name in ("mini", "mini.xz", "fedora"))
     tool("objcopy", "-S", "--keep-symbol=hidden", "--keep-symbol=main", program, small)
@@ -235,7 +235,7 @@ def partial(program, folder, kept, packed=()):
     return path
 
 
-def test_each_source_fills_the_holes_of_those_before_it(program, folder):
+def test_each_source_fills_the_gaps_of_earlier_sources(program, folder):
     path = partial(program, folder, ["main"], ["hidden"])
     starts = {name: symbols_of(program)[name][0] for name in ("main", "hidden", "shown")}
     alone = functions_of(path)
@@ -249,13 +249,13 @@ def test_each_source_fills_the_holes_of_those_before_it(program, folder):
     }
 
 
-def test_no_debug_file_is_looked_for_if_all_functions_have_names(program):
+def test_no_debug_file_is_searched_if_all_functions_have_names(program):
     with open(program, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         read_functions(source, read_elf(source, None), lambda: pytest.fail("it was looked for"))
 
 
-def test_a_damaged_source_takes_no_names_from_those_before_it(program, folder):
+def test_a_damaged_source_does_not_affect_names_of_earlier_sources(program, folder):
     packed, path = os.path.join(folder, "later.xz"), os.path.join(folder, "later")
     with open(packed, "wb") as file:
         file.write(b"no xz")
@@ -268,7 +268,7 @@ def test_a_damaged_source_takes_no_names_from_those_before_it(program, folder):
 
 
 @pytest.mark.parametrize("damage", [b"no xz", lzma.compress(b"no ELF file"), b""])
-def test_a_damaged_small_debug_file(program, folder, damage):
+def test_damaged_minidebuginfo_is_rejected(program, folder, damage):
     packed, path = os.path.join(folder, "bad.xz"), os.path.join(folder, "bad")
     with open(packed, "wb") as file:
         file.write(damage or lzma.compress(os.urandom(4096))[:-50])
@@ -277,7 +277,7 @@ def test_a_damaged_small_debug_file(program, folder, damage):
         functions_of(path)
 
 
-def test_a_small_debug_file_is_not_unpacked_beyond_its_limit(program, folder, monkeypatch):
+def test_minidebuginfo_is_not_unpacked_beyond_its_limit(program, folder, monkeypatch):
     packed, path = os.path.join(folder, "bomb.xz"), os.path.join(folder, "bomb")
     with open(packed, "wb") as file:
         file.write(lzma.compress(bytes(2 << 20)))
@@ -287,21 +287,21 @@ def test_a_small_debug_file_is_not_unpacked_beyond_its_limit(program, folder, mo
         functions_of(path)
 
 
-def test_a_file_over_the_limit_is_refused(program):
+def test_a_file_above_the_limit_is_rejected(program):
     assert len(functions_of(program, max_bytes=1 << 16))
     with pytest.raises(ElfError) as caught:
         functions_of(program, max_bytes=200)
     assert caught.value.problem is ElfProblem.TOO_LARGE
 
 
-def test_a_file_with_other_addresses_than_offsets(folder):
+def test_a_file_whose_addresses_differ_from_offsets_is_resolved(folder):
     path = build(folder, "moved", "-no-pie", "-Wl,-Ttext=0x10000000")
     start, size, *_ = symbols_of(path)["shown"]
     assert start >= 0x10000000
     assert functions_of(path).lookup(start + size - 1) == Function(start, start + size, "shown")
 
 
-def test_a_static_file_without_a_search_table_has_bounds(folder):
+def test_a_static_file_without_a_search_table_has_function_bounds(folder):
     path = build(folder, "no-search", "-static", "-Wl,--no-eh-frame-hdr")
     bare = os.path.join(folder, "no-search-stripped")
     tool("strip", "-o", bare, path)
@@ -309,7 +309,7 @@ def test_a_static_file_without_a_search_table_has_bounds(folder):
     assert functions_of(bare).lookup(start + 1) == Function(start, start + size, "")
 
 
-def test_object_files_are_refused(folder):
+def test_object_files_are_rejected(folder):
     path = os.path.join(folder, "object.o")
     subprocess.run(["gcc", "-c", "-x", "c", "-o", path, "-"], input=b"int a;", check=True)
     with pytest.raises(ElfError) as caught:

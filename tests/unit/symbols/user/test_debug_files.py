@@ -75,7 +75,9 @@ def test_the_link_is_read_as_written_by_objcopy(without_id):
     assert without_id.want("/bin/p").build_id is None
 
 
-def test_by_build_id_in_the_process_then_here(with_id, tmp_path):
+def test_debug_files_are_searched_by_build_id_in_the_process_root_then_on_the_host(
+    with_id, tmp_path
+):
     wanted = with_id.want("/bin/p", "/proc/7/root")
     finder = BuildIdDirectories(Access(str(tmp_path)), ["/opt/debug", "/usr/lib/debug"])
     assert paths(finder, wanted) == []
@@ -88,7 +90,7 @@ def test_by_build_id_in_the_process_then_here(with_id, tmp_path):
     ]  # fmt: skip
 
 
-def test_by_name_and_checksum(without_id, tmp_path):
+def test_debug_files_are_searched_by_name_and_checksum(without_id, tmp_path):
     places = ["/bin/program.debug", "/bin/.debug/program.debug", "/usr/lib/debug/bin/program.debug"]
     for place in places:
         without_id.put(tmp_path, f"/proc/7/root{place}")
@@ -101,7 +103,7 @@ def test_by_name_and_checksum(without_id, tmp_path):
     assert len(paths(finder, wanted)) == 2, "another checksum"
 
 
-def test_a_name_needs_the_build_id_if_there_is_one(with_id, without_id, tmp_path):
+def test_a_file_searched_by_name_must_match_an_existing_build_id(with_id, without_id, tmp_path):
     finder = DebugLinkDirectories(Access(str(tmp_path)))
     with_id.put(tmp_path, "/bin/program.debug")
     wanted = with_id.want("/bin/p")
@@ -111,7 +113,7 @@ def test_a_name_needs_the_build_id_if_there_is_one(with_id, without_id, tmp_path
     assert paths(finder, wanted) == []
 
 
-def test_files_that_are_not_debug_files_are_left_alone(with_id, tmp_path):
+def test_files_that_are_not_debug_files_are_ignored(with_id, tmp_path):
     wanted = with_id.want("/bin/p")
     target = f"{tmp_path}{id_path(wanted.build_id)}"
     finder = BuildIdDirectories(Access(str(tmp_path)))
@@ -141,7 +143,7 @@ def test_every_descriptor_is_closed(with_id, tmp_path):
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_names_of_the_debug_file_are_those_of_the_program(with_id, without_id, tmp_path):
+def test_symbols_of_the_debug_file_equal_those_of_the_program(with_id, without_id, tmp_path):
     for program, finder in (
         (with_id, BuildIdDirectories(Access(str(tmp_path)))),
         (without_id, DebugLinkDirectories(Access(str(tmp_path)))),
@@ -162,7 +164,7 @@ def test_names_of_the_debug_file_are_those_of_the_program(with_id, without_id, t
     b"", b"\0\0\0\0\0\0\0\0", b"abc\0", b"abc\0\1\2\3", b"../x\0\0\0\0\1\2\3\4",
     b"..\0\0\1\2\3\4", b".\0\0\0\1\2\3\4", b"/etc/passwd\0\1\2\3\4",
 ])  # fmt: skip
-def test_damaged_links(content):
+def test_damaged_debug_links_are_ignored(content):
     assert parse_debug_link(content) is None
 
 
@@ -179,7 +181,7 @@ def test_checksums_of_huge_files_are_not_computed(without_id, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("absolute", [True, False])
-def test_the_common_file_of_dwz(with_id, tmp_path, absolute):
+def test_the_common_dwz_file_is_located(with_id, tmp_path, absolute):
     common = Program(tmp_path, "-DCOMMON=1", "-Wl,--build-id=0x" + "ab" * 20)
     name = "/usr/lib/debug/.dwz/common" if absolute else "../../.dwz/common"
     link = tmp_path / "link"

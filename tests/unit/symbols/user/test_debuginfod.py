@@ -164,7 +164,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_server_is_left_alone_and_the_next_one_asked(name, made, serve, cache):
+def test_a_hostile_server_is_skipped_and_the_next_one_queried(name, made, serve, cache):
     build_id, _, debug = made
     now = [0.0]
     hostile = serve(lambda handler: HOSTILE[name](handler, debug))
@@ -188,7 +188,7 @@ def test_a_hostile_server_is_left_alone_and_the_next_one_asked(name, made, serve
     assert read(both.fetch(build_id)) == debug
 
 
-def test_the_file_of_another_build_id_is_refused(made, serve, cache):
+def test_a_file_with_a_different_build_id_is_rejected(made, serve, cache):
     server = serve(lambda handler: handler.reply(200, made[2]))
     assert Debuginfod([server.address], cache, LIMITS).fetch(OTHER) is None
     assert os.listdir(cache.path) == []
@@ -201,7 +201,7 @@ def test_an_unrequested_content_encoding_is_unpacked(made, serve, cache):
     assert read(Debuginfod([server.address], cache, LIMITS).fetch(made[0])) == made[2]
 
 
-def test_a_bomb_is_unpacked_to_the_limit_only(made, serve, cache):
+def test_a_decompression_bomb_is_unpacked_only_up_to_the_limit(made, serve, cache):
     bomb = gzip.compress(bytes(100 << 20))
     server = serve(lambda handler: handler.reply(200, bomb, Content_Encoding="gzip"))
     assert Debuginfod([server.address], cache, LIMITS).fetch(made[0]) is None
@@ -220,7 +220,7 @@ def test_redirects_are_followed(made, serve, cache):
 
 
 @pytest.mark.parametrize("status", [200, 302, 404, 500])
-def test_no_more_is_read_than_is_wanted(status, made, serve, cache):
+def test_no_more_than_needed_is_read(status, made, serve, cache):
     sent = []
 
     def answer(handler):
@@ -256,7 +256,7 @@ def test_damaged_files_in_the_cache_are_replaced(made, serve, cache):
 
 
 @pytest.mark.parametrize("build_id", [None, "", "..", "../../etc/passwd", "ABCD", "a" * 300])
-def test_only_build_ids_are_asked_for(build_id, serve, cache):
+def test_only_build_ids_are_requested(build_id, serve, cache):
     server = serve(lambda handler: handler.reply(200, b""))
     assert list(Debuginfod([server.address], cache, LIMITS).find(wanted(build_id))) == []
     assert server.asked == []
@@ -271,7 +271,7 @@ def test_a_full_disk_is_not_a_failure_of_the_server(made, serve, cache, monkeypa
     assert read(finder.fetch(made[0])) == made[2]
 
 
-def test_servers_are_those_of_the_environment(cache, caplog):
+def test_servers_are_read_from_the_environment(cache, caplog):
     environ = {"DEBUGINFOD_URLS": "https://a.example  ima:enforcing http://b.example/x ftp://c"}
     servers = find_servers(environ)
     assert servers == ("https://a.example", "http://b.example/x", "ftp://c")

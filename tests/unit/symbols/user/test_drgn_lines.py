@@ -90,7 +90,7 @@ def places(table, address):
 
 
 @pytest.mark.parametrize("name", ["split", "split4", "packed", "shared"])
-def test_lines_are_those_of_whole_dwarf(name, folder, opened, keep):
+def test_lines_equal_those_of_full_dwarf(name, folder, opened, keep):
     alternate = opened(folder / "common") if name == "shared" else None
     source = opened(folder / name)
     table = keep(LineTables(SymbolicLines(None)).open(source, str(folder / name), alternate))
@@ -111,7 +111,7 @@ def test_lines_are_those_of_whole_dwarf(name, folder, opened, keep):
     assert inlined > 20
 
 
-def test_whole_files_are_not_given_to_drgn(folder, opened):
+def test_files_with_complete_dwarf_are_not_passed_to_drgn(folder, opened):
     table = LineTables(SymbolicLines(None)).open(opened(folder / "whole"), "")
     assert isinstance(table, SymCache)
     assert not table.is_partial
@@ -146,7 +146,7 @@ def test_the_agent_does_not_wait_for_drgn(may_block, folder, tmp_path, monkeypat
     assert opened == [path] * may_block
 
 
-def test_without_drgn_the_rest_is_shown(folder, opened, monkeypatch):
+def test_without_drgn_all_other_lines_are_shown(folder, opened, monkeypatch):
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: name != "drgn" or None)
     table = LineTables(SymbolicLines(None)).open(opened(folder / "shared"), "")
     assert isinstance(table, SymCache)
@@ -161,12 +161,12 @@ def test_without_drgn_the_rest_is_shown(folder, opened, monkeypatch):
 @pytest.mark.parametrize(
     "answer", ["", "{", "1", "null", "[1]", "[[1]]", '[["f", "", null]]', '["abcd"]', "[" * 99_999]
 )
-def test_other_answers_of_a_worker_are_refused(answer):
+def test_malformed_worker_responses_are_rejected(answer):
     with pytest.raises(ValueError):
         module.parse_answer(answer)
 
 
-def test_an_answer_is_read():
+def test_a_worker_response_is_parsed():
     answer = '[["leaf", "a.c", 7], ["_Z3fooi.cold", "", 0]]'
     assert module.parse_answer(answer) == (
         Line("leaf", "", "a.c", 7),
@@ -174,7 +174,7 @@ def test_an_answer_is_read():
     )
 
 
-def test_a_worker_that_ends_is_replaced(folder, opened, keep):
+def test_a_worker_that_exits_is_replaced(folder, opened, keep):
     limits = WorkerLimits(idle_s=0.2, answer_s=1.0)
     table = keep(DrgnLines(opened(folder / "split"), str(folder / "split"), limits=limits))
     start, size = text_range(folder / "split")
@@ -196,14 +196,14 @@ def test_a_worker_that_ends_is_replaced(folder, opened, keep):
     assert table.lookup(address) == ()
 
 
-def test_a_worker_ends_with_the_last_reference(folder, opened):
+def test_a_worker_exits_with_its_last_reference(folder, opened):
     table = DrgnLines(opened(folder / "split"), str(folder / "split"))
     child = table._worker._child
     del table
     assert child.wait(10) == -signal.SIGKILL
 
 
-def test_files_without_dwarf_are_refused(folder, opened, tmp_path):
+def test_files_without_dwarf_are_rejected(folder, opened, tmp_path):
     stripped = tmp_path / "stripped"
     run("strip", "-o", str(stripped), str(folder / "whole"))
     for path in (stripped, folder / "code.c", "/dev/null"):

@@ -51,13 +51,13 @@ def test_functions_are_found_by_either_name(name, found):
     assert [function.start // 16 for function in symbols(*CXX).find(name)] == found
 
 
-def test_a_linkers_name_comes_first():
+def test_an_exact_linkage_name_is_matched_first():
     file = symbols("add", "_Z3addi", *RUST)
     assert [function.name for function in file.find("add")] == ["add"]
     assert [function.name for function in file.find("foo::bar")] == [RUST[1]]
     assert [function.name for function in file.find(demangle(RUST[0]))] == [RUST[0]]
 
 
-def test_a_search_compares_so_many_names():
+def test_a_search_compares_a_limited_number_of_names():
     file = symbols(*["_RNvC1a3bar"] * (MAX_CANDIDATES + 1))
     assert len(file.find(demangle("_RNvC1a3bar"))) == MAX_CANDIDATES

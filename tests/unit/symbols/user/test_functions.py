@@ -15,26 +15,26 @@ from otel_kprofiler.symbols.user.functions import (
 )
 
 
-def test_an_empty_table_has_nothing():
+def test_an_empty_table_resolves_nothing():
     table = FunctionTable.of([])
     assert (len(table), table.lookup(0), table.find("a"), table.names_at(0)) == (0, None, (), ())
 
 
-def test_a_long_name_is_cut_off():
+def test_a_long_name_is_truncated():
     (result,) = FunctionTable.of([Function(0, 1, "x" * (MAX_NAME_BYTES + 9))]).find(
         "x", prefix=True
     )
     assert result.name == "x" * MAX_NAME_BYTES
 
 
-def test_a_name_that_is_not_utf_8_is_shown_with_its_bytes():
+def test_non_utf8_names_show_escaped_bytes():
     names = NamedCode(array("I", [0]), array("I", [1]), array("I", [0]), b"a\xff\0", b"\0")
     table = FunctionTable(0x1000, names)
     assert table.lookup(0x1000) == Function(0x1000, 0x1001, "a\\xff")
     assert table.find("a\udcff") == table.find("a", prefix=True) == (table.lookup(0x1000),)
 
 
-def test_the_end_of_one_name_is_found_as_a_name_only_where_a_function_has_it():
+def test_a_shared_suffix_is_found_as_a_name_only_if_a_function_has_it():
     names = NamedCode(
         array("I", [0, 8]), array("I", [4, 4]), array("I", [0, 3]), b"foobar\0", b"\0\0"
     )
@@ -49,7 +49,7 @@ def test_functions_far_above_the_first_are_left_out():
     assert table.lookup(5 + MAX_SPAN_BYTES) is None
 
 
-def test_functions_inside_of_each_other_are_followed_to_a_depth():
+def test_nested_functions_are_followed_to_a_limited_depth():
     rows = [Function(i, 1000 - i, f"f{i}") for i in range(100)]
     for depth in (MAX_DEPTH + 1, len(rows)):
         table = FunctionTable.of(rows[:depth])
@@ -67,7 +67,7 @@ def test_functions_inside_of_each_other_are_followed_to_a_depth():
         ("__write rewrite:2", "__write rewrite"),
     ],
 )
-def test_the_name_that_a_library_exports_comes_before_its_own(names, ranked):
+def test_exported_names_are_preferred_over_internal_names(names, ranked):
     rows = [name.partition(":") for name in names.split()]
     text = "\0".join(name for name, *_ in rows).encode() + b"\0"
     places = array("I", [text.index(name.encode() + b"\0") for name, *_ in rows])
@@ -79,14 +79,14 @@ def test_the_name_that_a_library_exports_comes_before_its_own(names, ranked):
     assert table.lookup(20).name == ranked.split()[0]
 
 
-def test_of_many_names_of_one_function_some_are_compared():
+def test_only_some_of_many_aliases_are_compared():
     rows = [Function(8, 16, f"name{i:04}") for i in range(3 * MAX_RANKED)]
     table = FunctionTable.of(rows)
     assert table.names_at(8) == tuple(row.name for row in rows[:MAX_RANKED])
     assert table.lookup(8) == rows[0]
 
 
-def test_one_of_too_many_names_that_reaches_furthest_is_found():
+def test_the_furthest_reaching_of_too_many_functions_is_found():
     count = MAX_RANKED + 1
     starts, places = array("I", [8] * count), array("I", [0] * count)
     sizes = array("I", [4] * MAX_RANKED + [9])
@@ -95,7 +95,7 @@ def test_one_of_too_many_names_that_reaches_furthest_is_found():
     assert table.lookup(14) == Function(8, 17, "a")
 
 
-def test_the_size_in_memory_is_thirteen_bytes_and_the_name():
+def test_a_function_takes_thirteen_bytes_plus_its_name():
     rows = [Function(16 * i, 16 * i + 9, f"name{i:06}") for i in range(10_000)]
     assert FunctionTable.of(rows).nbytes < 10_000 * (13 + 11) + 1000
     bare = [row._replace(name="") for row in rows]

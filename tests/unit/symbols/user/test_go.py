@@ -56,7 +56,7 @@ def test_tables_of_all_versions_are_read(version):
     st.lists(st.tuples(st.integers(1, 1 << 20), st.integers(0, 1 << 30)), min_size=1, max_size=20),
     st.randoms(use_true_random=False),
 )
-def test_a_place_has_the_value_that_was_written(steps, random):
+def test_an_address_resolves_to_the_encoded_value(steps, random):
     data = pc_table(steps)
     table, place = PcTable(data), 0
     wanted = []
@@ -72,7 +72,7 @@ def test_a_place_has_the_value_that_was_written(steps, random):
 
 @settings(max_examples=600, deadline=10_000)
 @given(st.sampled_from(list(MAGIC)), st.data())
-def test_a_damaged_table_is_refused_or_keeps_its_promises(version, data):
+def test_a_damaged_table_is_rejected_or_keeps_its_invariants(version, data):
     table = bytearray(make_table(version, FUNCTIONS))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(table) - 8))
@@ -92,7 +92,7 @@ def test_a_damaged_table_is_refused_or_keeps_its_promises(version, data):
 
 
 @pytest.mark.parametrize("change", [b"\xf2\xff\xff\xff", b"\xfb\xff\xff\xff", b"\xff\xff\xff\xf1"])
-def test_a_table_of_another_version_is_refused(change):
+def test_a_table_of_an_unsupported_version_is_rejected(change):
     with pytest.raises(ElfError) as caught:
         open_table(change + make_table(20, FUNCTIONS)[4:], 20)
     assert caught.value.problem is ElfProblem.NO_SECTION
@@ -142,7 +142,7 @@ def random_addresses(table, count):
     return [made.randrange(symbols.values[0], symbols.values[-1]) for _ in range(count)]
 
 
-def test_functions_are_those_of_go_tool_nm(variants):
+def test_functions_equal_those_of_go_tool_nm(variants):
     for path, truth in variants:
         lines, functions = opened(path)
         expected = {}
@@ -164,7 +164,7 @@ def generic(name):
     return name.removesuffix(".abi0").partition("[")[0].replace("·", ".")
 
 
-def test_lines_are_those_of_go_tool_addr2line(variants):
+def test_lines_equal_those_of_go_tool_addr2line(variants):
     for path, truth in variants:
         lines, _ = opened(path)
         addresses = random_addresses(lines, 1000)
@@ -182,7 +182,7 @@ def test_lines_are_those_of_go_tool_addr2line(variants):
         lines.close()
 
 
-def test_inlined_calls_are_those_of_debug_information(variants):
+def test_inlined_calls_equal_those_in_dwarf(variants):
     if not shutil.which("llvm-symbolizer"):
         pytest.skip("llvm-symbolizer is not installed")
     for path, truth in variants:
@@ -215,7 +215,7 @@ def split(rows):
     return [list(part) for is_part, part in groupby(rows, key=bool) if is_part]
 
 
-def test_a_closed_table_knows_nothing(program):
+def test_a_closed_table_resolves_nothing(program):
     lines, functions = opened(program)
     (outer,) = functions.find("main.outer")
     assert lines.lookup(outer.start)
@@ -224,7 +224,7 @@ def test_a_closed_table_knows_nothing(program):
     assert lines.lookup(outer.start) == ()
 
 
-def test_the_cache_of_look_ups_has_one_limit_for_all_files(monkeypatch):
+def test_the_lookup_cache_has_one_limit_for_all_files(monkeypatch):
     kept = KeptValues(100_000)
     monkeypatch.setattr(go, "_KEPT", kept)
     most = 0

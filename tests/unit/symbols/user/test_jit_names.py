@@ -75,7 +75,7 @@ def test_a_name_is_pending_until_the_map_is_read_up_to_the_sample(host):
     assert host.ask(ONE, address=0x99) is Unresolved.NO_FILE
 
 
-def test_a_later_process_with_the_pid_has_its_own_map(host):
+def test_a_later_process_with_the_same_pid_has_its_own_map(host):
     host.ask(ONE), host.ask(TWO)
     host.maps[ONE].functions[0x10] = MadeFunction(0x10, 0x20, "old")
     host.read()
@@ -92,7 +92,7 @@ def test_a_large_map_is_read_in_parts(host):
     assert host.ask(ONE) is Unresolved.NO_FILE
 
 
-def test_a_process_without_a_map_is_looked_at_again_later(host):
+def test_a_process_without_a_map_is_checked_again_later(host):
     host.ask(ONE)
     host.maps[ONE].exists = False
     host.read()
@@ -106,7 +106,7 @@ def test_a_process_without_a_map_is_looked_at_again_later(host):
     assert host.ask(ONE) == "hot"
 
 
-def test_the_maps_used_longest_ago_are_forgotten(host, monkeypatch):
+def test_the_least_recently_used_maps_are_evicted(host, monkeypatch):
     monkeypatch.setattr(module, "MAX_BYTES", 250)
     for number in range(3):
         host.ask(ProcessKey(number, 1))
@@ -115,7 +115,7 @@ def test_the_maps_used_longest_ago_are_forgotten(host, monkeypatch):
     assert closed == [True, False, False]
 
 
-def test_processes_are_bounded(host, monkeypatch):
+def test_the_number_of_processes_is_bounded(host, monkeypatch):
     monkeypatch.setattr(module, "MAX_PROCESSES", 10)
     for number in range(100):
         host.ask(ProcessKey(number, 1))

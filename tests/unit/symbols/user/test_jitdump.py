@@ -90,7 +90,7 @@ def name_at(dump, address, at_ns):
     return result and result.name
 
 
-def test_a_name_is_given_from_its_record_on():
+def test_a_name_applies_from_the_time_of_its_record():
     with written(header(), load(5, 0x100, 0x10, b"first")) as (dump, path):
         assert not dump.update(10)
         assert dump.lookup(0x10F, 7)[:3] == (0x100, 0x110, "first")
@@ -107,7 +107,7 @@ def test_a_name_is_given_from_its_record_on():
         assert dump.counts()[1:4] == (0, 0, 0)
 
 
-def test_lines_are_those_of_the_place():
+def test_lines_are_looked_up_by_address():
     records = (
         header(),
         lines(0x100, (0x104, 7, b"/a.js"), (0x108, 7, b"\xff"), (0x10C, 9, b"\xff"),
@@ -125,7 +125,7 @@ def test_lines_are_those_of_the_place():
 
 
 @pytest.mark.parametrize("file", [b"/tmp/a b/h.js", b"h.js"])
-def test_names_of_files_that_v8_has_freed_are_those_of_its_functions(file):
+def test_file_names_freed_by_v8_are_taken_from_function_names(file):
     freed = (b"\xfa\0\0x" * 9)[: len(file)]
     entries = [(0x140 + at, 1 + at, freed) for at in range(9)]
     body = lines(0x100, *entries)[16:]
@@ -142,13 +142,13 @@ def test_names_of_files_that_v8_has_freed_are_those_of_its_functions(file):
     [lines(0x100, (0x100, 7, b"a"), (0x121, 8, b"a")), record(2, 1, b"short"),
      record(2, 1, struct.pack("=QQ", 0x100, 9) + b"x" * 20)],
 )  # fmt: skip
-def test_a_function_with_damaged_lines_has_a_name(damaged):
+def test_a_function_with_damaged_lines_keeps_its_name(damaged):
     with written(header(), damaged, load(1, 0x100, 0x20, b"one")) as (dump, _):
         dump.update(10)
         assert dump.lookup(0x100, 10)[2:] == ("one", "", 0)
 
 
-def test_lines_of_v8_have_no_elf_header_in_front():
+def test_line_tables_of_v8_are_not_offset_by_an_elf_header():
     records = (header(padding=V8), lines(0x100, (0x140, 7, b"a"), (0x150, 8, b"a")))
     with written(*records, load(1, 0x100, 0x20, b"one")) as (dump, _):
         dump.update(10)
@@ -227,7 +227,7 @@ class ShiftedClock(Access):
         return super().read_bytes(path)
 
 
-def test_the_clock_of_the_time_namespace_counts():
+def test_timestamps_are_adjusted_for_the_time_namespace():
     with written(header(), load(3, 1, 1, b"a"), files=ShiftedClock()) as (dump, _):
         dump.update(10 * SECOND)
         at = 5 * SECOND - 100 + 3
@@ -235,7 +235,7 @@ def test_the_clock_of_the_time_namespace_counts():
 
 
 @pytest.mark.parametrize(("flags", "time_ns"), [(1, 5), (0, 1 << 63), (0, 1000)])
-def test_without_a_known_time_the_time_of_reading_counts(flags, time_ns):
+def test_without_a_usable_timestamp_the_read_time_is_used(flags, time_ns):
     records = (header(flags=flags), load(time_ns, 0x100, 0x10, b"old"))
     with written(*records) as (dump, path):
         dump.update(10)
@@ -246,14 +246,14 @@ def test_without_a_known_time_the_time_of_reading_counts(flags, time_ns):
         ]  # fmt: skip
 
 
-def test_records_of_child_processes_do_not_count():
+def test_records_of_child_processes_are_ignored():
     records = (load(1, 1, 1, b"mine"), load(2, 1, 1, b"its", pid=PID + 1), move(3, 1, 5, 1, pid=1))
     with written(header(), *records) as (dump, _):
         dump.update(10)
         assert name_at(dump, 1, 10) == "mine"
 
 
-def test_a_record_is_read_when_it_is_whole():
+def test_a_record_is_read_once_it_is_complete():
     whole = load(1, 0x100, 0x10, b"name", code=bytes(50))
     with written(header()[:20]) as (dump, path):
         assert not dump.update(5)
@@ -268,7 +268,7 @@ def test_a_record_is_read_when_it_is_whole():
         assert dump.counts()[1:4] == (0, 0, 0)
 
 
-def test_records_larger_than_a_piece_are_read():
+def test_records_larger_than_a_chunk_are_read():
     large = load(1, 0x100, 0x10, b"large", code=bytes(3 * MAX_UPDATE_BYTES))
     with written(header(), load(1, 1, 1, b"a"), large, load(2, 2, 1, b"b")) as (dump, _):
         updates = 1
@@ -293,7 +293,7 @@ def test_a_damaged_record_is_counted(damaged):
         assert dump.counts().damaged == 1
 
 
-def test_behind_a_record_without_size_nothing_is_read():
+def test_nothing_is_read_after_a_record_of_size_zero():
     with written(header(), load(1, 1, 1, b"a"), bytes(16), load(1, 2, 1, b"b")) as (dump, _):
         assert not dump.update(10)
         assert (name_at(dump, 1, 10), name_at(dump, 2, 10)) == ("a", None)
@@ -301,7 +301,7 @@ def test_behind_a_record_without_size_nothing_is_read():
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_dump_that_is_written_anew_is_read_anew(replace):
+def test_a_rewritten_dump_is_read_again(replace):
     with written(header(), load(1, 1, 1, b"old"), load(1, 2, 1, b"gone")) as (dump, path):
         dump.update(10)
         if replace:
@@ -348,7 +348,7 @@ def write_of_another_format(path):
     [write_for_all, write_of_another_process, write_of_another_format]
     + [write_of_another_user] * (os.geteuid() == 0),
 )  # fmt: skip
-def test_a_dump_that_others_could_have_written_is_not_read(change):
+def test_a_dump_another_user_could_have_written_is_not_read(change):
     with written(header(), load(1, 1, 1, b"a")) as (dump, path):
         change(path)
         with pytest.raises(OSError):
@@ -394,7 +394,7 @@ def test_a_perf_map_names_code_that_the_jitdump_lacks():
 
 
 @pytest.mark.parametrize("then", ["nothing", "a file", "other permissions"])
-def test_a_name_ends_with_the_memory_of_its_code(then):
+def test_a_name_ends_when_its_code_is_unmapped(then):
     path = Path(f"/tmp/perf-{PID}.map")
     if path.exists():
         pytest.skip("this process has a perf map")
@@ -436,7 +436,7 @@ RANGES = st.lists(st.integers(0, 40), max_size=8, unique=True).map(
 
 
 @given(RANGES, RANGES)
-def test_remaining_memory_equals_brute_force(ranges, others):
+def test_tracked_mappings_equal_brute_force(ranges, others):
     def points(some):
         return {at for start, end in some for at in range(start, end)}
 
@@ -477,7 +477,7 @@ def test_a_file_that_appears_later_is_read_too():
     ),
     st.integers(0, 400),
 )  # fmt: skip
-def test_any_bytes_are_records_or_none(parts, cut):
+def test_arbitrary_bytes_parse_as_records_or_are_skipped(parts, cut):
     text = b"".join([header(), *parts])
     parser = JitDumpParser(PID)
     at = 0

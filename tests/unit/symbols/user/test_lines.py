@@ -104,7 +104,7 @@ def symbolize(path, addresses):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_lines_and_inlined_functions_are_those_of_llvm(name, build, cache, opened):
+def test_lines_and_inlined_functions_equal_those_of_llvm(name, build, cache, opened):
     path = build(name)
     table = SymbolicLines(cache).open(opened(path))
     addresses = code_addresses(path, ADDRESSES)
@@ -126,7 +126,7 @@ def test_lines_and_inlined_functions_are_those_of_llvm(name, build, cache, opene
     assert stale <= 0.005 * len(addresses)
 
 
-def test_names_for_people_and_for_the_linker(build, cache, opened):
+def test_demangled_and_linkage_names_are_returned(build, cache, opened):
     path = build("pie")
     table = SymbolicLines(cache).open(opened(path))
     rows = [line.split() for line in run("nm", "--defined-only", path).splitlines()]
@@ -140,7 +140,7 @@ def test_names_for_people_and_for_the_linker(build, cache, opened):
     assert table.lookup(0) == table.lookup(1 << 40) == table.lookup((1 << 64) - 1) == ()
 
 
-def test_a_stripped_file_has_no_lines_and_its_debug_file_has(build, cache, opened, tmp_path):
+def test_a_stripped_file_has_no_lines_but_its_debug_file_does(build, cache, opened, tmp_path):
     path, debug = str(tmp_path / "program"), str(tmp_path / "program.debug")
     run("objcopy", "--only-keep-debug", build("dwarf4"), debug)
     run("objcopy", "--strip-all", build("dwarf4"), path)
@@ -152,7 +152,7 @@ def test_a_stripped_file_has_no_lines_and_its_debug_file_has(build, cache, opene
         assert stripped.lookup(address) == ()
 
 
-def test_converted_lines_are_kept_for_the_next_run(build, cache, opened, monkeypatch, tmp_path):
+def test_converted_lines_are_cached_for_the_next_run(build, cache, opened, monkeypatch, tmp_path):
     source = opened(build("pie"))
     first = SymbolicLines(cache).open(source)
     (name,) = os.listdir(cache.path)
@@ -170,7 +170,7 @@ def test_converted_lines_are_kept_for_the_next_run(build, cache, opened, monkeyp
         assert os.stat(Path(cache.path, name)).st_size > 10_000
 
 
-def test_lines_need_no_cache_and_no_file(build, opened, tmp_path):
+def test_lines_are_read_without_a_cache_from_a_deleted_file(build, opened, tmp_path):
     path = tmp_path / "deleted"
     path.write_bytes(Path(build("pie")).read_bytes())
     source = opened(path)
@@ -192,7 +192,7 @@ def test_lines_need_no_cache_and_no_file(build, opened, tmp_path):
         (ConversionLimits(wall_s=0.01), "took over 0.01 s"),
     ],
 )
-def test_a_conversion_ends_at_its_limits(limits, cause, build, cache, opened):
+def test_a_conversion_stops_at_its_limits(limits, cause, build, cache, opened):
     started = time.monotonic()
     with pytest.raises(LinesError, match=cause):
         SymbolicLines(cache, limits).open(opened(build("pie")))
@@ -200,7 +200,7 @@ def test_a_conversion_ends_at_its_limits(limits, cause, build, cache, opened):
     assert os.listdir(cache.path) == []
 
 
-def test_dwarf_that_takes_long_for_its_size_is_refused(cache, opened, tmp_path):
+def test_dwarf_that_takes_too_long_for_its_size_is_rejected(cache, opened, tmp_path):
     """A list of ranges that all functions share is read once for each of them."""
     path = tmp_path / "ranges"
     path.write_bytes(hostile_dwarf.ranges())
@@ -212,7 +212,7 @@ def test_dwarf_that_takes_long_for_its_size_is_refused(cache, opened, tmp_path):
     assert os.listdir(cache.path) == []
 
 
-def test_dwarf_that_was_refused_costs_no_more_until_it_changes(
+def test_rejected_dwarf_is_not_converted_again_until_it_changes(
     build, cache, opened, tmp_path, monkeypatch
 ):
     path = tmp_path / "ranges"
@@ -229,7 +229,7 @@ def test_dwarf_that_was_refused_costs_no_more_until_it_changes(
     assert any(map(lines.open(opened(path)).lookup, code_addresses(build("pie"), 20)))
 
 
-def test_a_frozen_file_delays_no_other(build, opened, tmp_path, monkeypatch):
+def test_a_frozen_file_does_not_delay_others(build, opened, tmp_path, monkeypatch):
     """The headers are in the page cache, so that the child is the first to wait."""
     content = Path(build("pie")).read_bytes()
     with mounted(tmp_path / "fuse", {"file": content}) as fuse, open(fuse.point / "file") as file:
@@ -250,7 +250,7 @@ def test_a_frozen_file_delays_no_other(build, opened, tmp_path, monkeypatch):
         fuse.thaw()
 
 
-def test_dwarf_counts_unpacked_for_the_limit_on_cpu_time(build, opened, tmp_path):
+def test_the_cpu_limit_is_based_on_the_unpacked_size_of_dwarf(build, opened, tmp_path):
     count = module.count_dwarf_bytes
     plain = count(opened(build("pie")))
     assert plain > 10_000
@@ -265,14 +265,14 @@ def test_dwarf_counts_unpacked_for_the_limit_on_cpu_time(build, opened, tmp_path
     assert 256 << 20 <= count(opened(large)) < 257 << 20
 
 
-def test_lines_that_cannot_be_kept_are_not_put_into_a_temporary_file(build, cache, opened):
+def test_lines_that_cannot_be_cached_are_not_written_to_a_temporary_file(build, cache, opened):
     """Such a file may be one in memory, for as long as the lines are used."""
     os.rmdir(cache.path)
     with pytest.raises(LinesError, match=rf"cannot be kept in {cache.path}: No such file"):
         SymbolicLines(cache).open(opened(build("pie")))
 
 
-def test_files_that_are_not_elf_are_refused(cache, opened):
+def test_files_that_are_not_elf_are_rejected(cache, opened):
     for content in (SOURCE, "/dev/null"):
         with pytest.raises(LinesError, match="cannot be converted"):
             SymbolicLines(cache).open(opened(content))
@@ -295,12 +295,12 @@ print("symbolic" in sys.modules)
 """
 
 
-def test_the_library_is_not_loaded_into_this_process(build):
+def test_the_library_is_not_loaded_into_the_calling_process(build):
     assert run(sys.executable, "-c", CONVERT, build("pie")) == "False\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a directory of another user")
-def test_the_library_is_loaded_before_the_right_to_read_it_is_given_up(build):
+def test_the_library_is_loaded_before_privileges_to_read_it_are_dropped(build):
     """By root, from the closed home directory of a user."""
     with tempfile.TemporaryDirectory(dir="/tmp") as home:
         os.chmod(home, 0o755)
@@ -310,7 +310,7 @@ def test_the_library_is_loaded_before_the_right_to_read_it_is_given_up(build):
         assert run(*words, "-c", CONVERT, build("pie")) == "False\n"
 
 
-def test_names_that_are_kept_of_all_files_take_little_memory(cache, opened, tmp_path):
+def test_names_cached_across_files_take_little_memory(cache, opened, tmp_path):
     count, longest = 300, 8000
     path = tmp_path / "program"
     functions = b"".join(hostile_dwarf.function(at, at) for at in range(count))
@@ -331,7 +331,7 @@ def test_names_that_are_kept_of_all_files_take_little_memory(cache, opened, tmp_
     assert kept_bytes < 6 << 20  # of 14 million characters
 
 
-def test_damaged_symcaches_answer_or_are_refused(build, cache, opened):
+def test_damaged_symcaches_resolve_or_are_rejected(build, cache, opened):
     SymbolicLines(cache).open(opened(build("pie")))
     (name,) = os.listdir(cache.path)
     content = Path(cache.path, name).read_bytes()[24:]

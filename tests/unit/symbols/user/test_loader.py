@@ -95,7 +95,7 @@ def test_a_file_is_pending_until_it_is_read(make):
     assert loader.counts()[:6] == (1, 0, 0, 0, 0, 0)
 
 
-def test_equal_files_are_read_once(make):
+def test_identical_files_are_read_once(make):
     contents = []
 
     def read(_details, content):
@@ -110,7 +110,7 @@ def test_equal_files_are_read_once(make):
     assert contents == [b"same"]
 
 
-def test_files_without_build_id_are_not_taken_for_equal(make):
+def test_files_without_build_id_are_not_assumed_identical(make):
     """Their hash covers the first and the last 4 KiB only."""
     loader = make()
     for number, content in enumerate((b"one", b"two")):
@@ -119,7 +119,7 @@ def test_files_without_build_id_are_not_taken_for_equal(make):
     assert [function(loader, number) for number in range(2)] == ["one_10", "two_10"]
 
 
-def test_a_file_that_was_written_meanwhile_has_no_names(make, tmp_path):
+def test_a_file_modified_while_it_is_read_has_no_names(make, tmp_path):
     path = tmp_path / "lib.so"
     path.write_text("before")
     loader = make(lambda _details, content: Names(os.pread(content.fd, 100, 0).decode()))
@@ -147,7 +147,7 @@ def test_a_descriptor_is_read_after_its_owner_closed_it(make, tmp_path):
     assert function(loader, 1) == "deleted_10"
 
 
-def test_damage_is_the_files_own(make, caplog):
+def test_a_damaged_file_does_not_affect_others(make, caplog):
     def read(_details, content):
         if content == b"bad":
             raise SymbolsRefused("its section headers are damaged")
@@ -166,7 +166,7 @@ def test_damage_is_the_files_own(make, caplog):
     assert "lib1.so failed" in caplog.text
 
 
-def test_tables_not_used_lately_are_evicted_first(make):
+def test_least_recently_used_tables_are_evicted_first(make):
     loader = make(max_bytes=350)
     for number in range(3):
         loader.add(key(number), details(number), b"f")
@@ -183,7 +183,7 @@ def test_tables_not_used_lately_are_evicted_first(make):
     assert (loader.counts().gone, loader.counts().refused, loader.counts().pending) == (1, 0, 0)
 
 
-def test_a_file_that_is_gone_is_read_when_it_can_be_opened_again(make):
+def test_a_missing_file_is_read_once_it_can_be_opened_again(make):
     now_s, running = 0, {}
     loader = make(reopen=running.get, max_bytes=200, now_ns=lambda: now_s * 1_000_000_000)
     for number in range(3):
@@ -200,7 +200,7 @@ def test_a_file_that_is_gone_is_read_when_it_can_be_opened_again(make):
     assert function(loader, lost) == "again_10"
 
 
-def test_a_file_that_found_no_place_in_the_queue_is_read_later(make, monkeypatch):
+def test_a_file_dropped_by_a_full_queue_is_read_later(make, monkeypatch):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 1)
     now_s, go_on = 0, threading.Event()
 
@@ -253,7 +253,7 @@ class Stalled:
         return self.again
 
 
-def test_lines_that_a_file_system_did_not_give_are_read_later(make):
+def test_lines_an_unresponsive_file_system_withheld_are_read_later(make):
     stalled = Stalled(make)
     stalled.add(1)
     version = stalled.loader.version
@@ -270,7 +270,7 @@ def test_lines_that_a_file_system_did_not_give_are_read_later(make):
     assert stalled.loader.counts().bytes == Names.nbytes
 
 
-def test_a_file_system_that_never_answers_has_its_files_read_less_and_less(make):
+def test_files_of_a_file_system_that_never_responds_are_retried_ever_less_often(make):
     stalled = Stalled(make)
     stalled.add(1)
     for _ in range(1000):
@@ -283,7 +283,7 @@ def test_a_file_system_that_never_answers_has_its_files_read_less_and_less(make)
 @pytest.mark.parametrize(
     ("again", "counted"), [(None, (1, 0)), (OSError(5, "Input/output error"), (0, 1))]
 )
-def test_a_file_that_fails_again_and_again_counts_once(make, again, counted):
+def test_a_file_that_fails_repeatedly_is_counted_once(make, again, counted):
     stalled = Stalled(make)
     stalled.again = again
     for number in (1, 2):
@@ -301,7 +301,7 @@ def test_a_file_that_fails_again_and_again_counts_once(make, again, counted):
 
 
 @pytest.mark.parametrize("again", [None, OSError(5, "Input/output error")])
-def test_functions_stay_when_a_file_cannot_be_read_for_its_lines(make, again):
+def test_functions_are_kept_if_a_file_cannot_be_read_for_its_lines(make, again):
     stalled = Stalled(make)
     stalled.add(1)
     stalled.again, stalled.answers, stalled.now_s = again, True, 31
@@ -348,7 +348,7 @@ def test_an_evicted_file_that_is_needed_is_opened_again(make, tmp_path):
     assert function(loader, 0) == "again_10"
 
 
-def test_tables_that_do_not_fit_together_are_read_less_and_less(make, tmp_path):
+def test_tables_that_evict_each_other_are_reloaded_ever_less_often(make, tmp_path):
     path = tmp_path / "lib.so"
     path.write_text("again")
     now_s = 0.0
@@ -376,7 +376,7 @@ def test_tables_that_do_not_fit_together_are_read_less_and_less(make, tmp_path):
     assert function(loader, last) == "f_10"
 
 
-def test_a_table_that_would_evict_most_others_is_refused(make, caplog):
+def test_a_table_that_would_evict_most_others_is_rejected(make, caplog):
     caplog.set_level("INFO")
     loader = make(max_bytes=199)
     loader.add(key(1), details(1), b"large")
@@ -434,7 +434,7 @@ class MadeCode:
         pass
 
 
-def test_code_without_files_keeps_its_turn_where_files_are_dropped(make, monkeypatch):
+def test_code_without_a_file_keeps_its_turn_when_files_are_dropped(make, monkeypatch):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 1)
     go_on, code = threading.Event(), MadeCode()
     loader = make(read_after(go_on), code=code)
@@ -445,7 +445,7 @@ def test_code_without_files_keeps_its_turn_where_files_are_dropped(make, monkeyp
     assert code.was_read.wait(30)
 
 
-def test_each_process_has_its_turn_to_have_files_read(make):
+def test_processes_take_turns_in_having_files_read(make):
     go_on, order = threading.Event(), []
 
     def read(file, _content):
@@ -463,7 +463,7 @@ def test_each_process_has_its_turn_to_have_files_read(make):
 
 
 @pytest.mark.system
-def test_a_process_whose_file_took_a_child_long_waits_for_the_files_of_others(make):
+def test_a_process_with_a_slow_file_waits_for_files_of_others(make):
     go_on, order, children = threading.Event(), [], PatientChildren()
     burns = "import time\nwhile time.process_time() < 0.2: pass"
 
@@ -485,7 +485,7 @@ def test_a_process_whose_file_took_a_child_long_waits_for_the_files_of_others(ma
     assert order == [details(number).path for number in (0, 11, 12, 13, 1, 2, 3)]
 
 
-def test_a_process_with_many_files_takes_no_place_of_others(make, monkeypatch):
+def test_a_process_with_many_files_does_not_crowd_out_others(make, monkeypatch):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 4)
     go_on = threading.Event()
     loader = make(read_after(go_on))
@@ -498,7 +498,7 @@ def test_a_process_with_many_files_takes_no_place_of_others(make, monkeypatch):
     assert loader.counts().dropped in {6, 7}
 
 
-def test_many_processes_with_a_file_each_take_no_place_of_another_users(make, monkeypatch):
+def test_many_processes_of_one_user_do_not_crowd_out_another_users(make, monkeypatch):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 4)
     go_on = threading.Event()
     loader = make(read_after(go_on))
@@ -511,7 +511,7 @@ def test_many_processes_with_a_file_each_take_no_place_of_another_users(make, mo
     assert loader.counts().dropped in {6, 7}
 
 
-def test_reading_is_limited_to_its_share_until_the_end(make):
+def test_reading_stays_within_its_cpu_share_until_shutdown(make):
     spent_ns = 0
 
     def read(_details, _content):
@@ -529,7 +529,7 @@ def test_reading_is_limited_to_its_share_until_the_end(make):
     assert loader.counts()[:6] == (60, 0, 0, 0, 0, 0)
 
 
-def test_closing_keeps_no_descriptor(make, tmp_path):
+def test_closing_closes_every_descriptor(make, tmp_path):
     go_on = threading.Event()
 
     def read(_details, _content):
@@ -597,7 +597,7 @@ def test_large_tables_are_evicted_for_readers_and_small_tables_stay(make):
 
 
 @pytest.mark.system
-def test_evicted_files_of_a_device_that_hangs_delay_no_others(make, tmp_path):
+def test_evicted_files_on_a_hanging_device_do_not_delay_others(make, tmp_path):
     """More files than threads that may be left behind."""
     count = 34
     files = {f"f{number}": b"content" for number in range(count)}

@@ -39,7 +39,7 @@ def name_at(perf_map, address, at_ns):
     return result and result.name
 
 
-def test_lines_of_all_writers_are_read():
+def test_maps_of_all_known_writers_are_parsed():
     text = (
         b"18c4000 300 Builtin:DeoptimizationEntry_Eager\n"
         b"7F3736FC5B80 168 JS:^hot /a b/j.js:1:13\r\n"
@@ -61,7 +61,7 @@ def test_lines_of_all_writers_are_read():
     [b"10 5", b"10 5  ", b"x 5 name", b"10 -5 name", b"1_0 5 name", b"ffffffffffffffff 2 name",
      b"10 ffffffff name", b"11112222333344445 1 name", b"\0"],
 )  # fmt: skip
-def test_a_damaged_line_is_counted(line):
+def test_a_malformed_line_is_counted(line):
     codes, damaged = parse_perf_map(b"10 5 a\n" + line + b"\n20 5 b\n\n20 0 nothing\n")
     assert [code.name for code in codes] == [b"a", b"b"]
     assert damaged == 1
@@ -69,7 +69,7 @@ def test_a_damaged_line_is_counted(line):
 
 @settings(max_examples=300)
 @given(st.binary(max_size=200) | st.text("0123af x\n", max_size=200).map(str.encode))
-def test_any_text_gives_functions(text):
+def test_arbitrary_text_parses_without_an_error(text):
     codes, damaged = parse_perf_map(text)
     assert len(codes) + damaged <= text.count(b"\n") + 1
     table = JitTable()
@@ -85,7 +85,7 @@ CODES = st.builds(
 
 @settings(max_examples=300)
 @given(st.lists(st.lists(CODES, max_size=6), min_size=1, max_size=6), st.integers(0, 60))
-def test_no_name_is_wrong_at_any_time(tmp_path_factory, rounds, address):
+def test_names_are_never_wrong_at_any_time(tmp_path_factory, rounds, address):
     """Functions are written at times 1, 2, …; the map is read after each round."""
     root = tmp_path_factory.mktemp("root")
     (root / "tmp").mkdir()
@@ -147,7 +147,7 @@ def test_appended_lines_are_read_and_the_newer_name_wins(path, opened):
 
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("rest", [b"", b"900 1 more\n" * 50])
-def test_a_map_that_is_written_anew_is_read_anew(path, opened, replace, rest):
+def test_a_rewritten_map_is_read_again(path, opened, replace, rest):
     path.write_bytes(b"100 10 old\n200 10 same\n300 10 gone\n")
     opened.update(10)
     if replace:
@@ -159,7 +159,7 @@ def test_a_map_that_is_written_anew_is_read_anew(path, opened, replace, rest):
     assert [name_at(opened, 0x300, at) for at in (10, 15, 20)] == ["gone", None, None]
 
 
-def test_the_host_is_looked_at_second(path, opened, tmp_path):
+def test_the_host_is_searched_after_the_container(path, opened, tmp_path):
     (tmp_path / "tmp" / path.name).write_bytes(b"100 10 host\n")
     opened.update(10)
     assert name_at(opened, 0x100, 0) == "host"
@@ -194,14 +194,14 @@ def write_before_the_process(path):
     [write_link, write_for_all, write_before_the_process, os.mkfifo, os.mkdir, lambda path: None]
     + [write_of_another_user] * (os.geteuid() == 0),
 )  # fmt: skip
-def test_a_map_that_others_could_have_made_is_not_read(path, opened, write):
+def test_a_map_another_user_could_have_written_is_not_read(path, opened, write):
     write(path)
     with pytest.raises(OSError):
         opened.update(10)
     assert opened.lookup(1, 0) is None
 
 
-def test_a_link_in_place_of_the_directory_is_not_followed(path, opened):
+def test_a_symlink_in_place_of_the_directory_is_not_followed(path, opened):
     path.write_bytes(b"1 1 a\n")
     moved = path.parent.with_name("moved")
     path.parent.rename(moved)
@@ -210,7 +210,7 @@ def test_a_link_in_place_of_the_directory_is_not_followed(path, opened):
         opened.update(10)
 
 
-def test_the_map_of_an_earlier_process_with_the_pid_is_not_read(path, tmp_path):
+def test_the_map_of_an_earlier_process_with_the_same_pid_is_not_read(path, tmp_path):
     path.write_bytes(b"1 1 a\n")
     for start_time_ns in (None, ME.start_time_ns - TICK_NS, ME.start_time_ns + TICK_NS):
         with pytest.raises(OSError):
@@ -236,12 +236,12 @@ def test_memory_and_time_are_bounded(path, opened):
     assert name_at(opened, 5, updates) == "last"
 
 
-def test_a_long_name_is_cut_off():
+def test_a_long_name_is_truncated():
     (code,) = parse_perf_map(b"1 1 " + b"n" * 10_000 + b"\n").codes
     assert len(code.name) == MAX_NAME_BYTES
 
 
-def test_short_lines_take_little_memory_while_they_are_read(path, opened):
+def test_many_short_lines_are_parsed_in_little_memory(path, opened):
     path.write_bytes(b"0 1 a\n" * (2 * MAX_UPDATE_BYTES))
     tracemalloc.start()
     try:

@@ -84,7 +84,7 @@ def resolve(known):
     return resolve_side
 
 
-def test_addresses_are_those_of_the_elf_file(resolve):
+def test_frame_addresses_are_elf_virtual_addresses(resolve):
     side = resolve(
         raw(
             (0x30000, LIBC, REGISTERS),
@@ -102,7 +102,7 @@ def test_addresses_are_those_of_the_elf_file(resolve):
     assert (side.kind, side.status, side.is_provisional) == (USER_SIDE, STACK_OK, False)
 
 
-def test_modules_are_segments_in_whole_pages(resolve):
+def test_modules_are_page_aligned_segments(resolve):
     first, second = resolve(raw((0x1900, PROGRAM, REGISTERS), (0x8010, PROGRAM, TABLE))).frames
     extents = [
         (frame.module.extent[:2], frame.module.file_offset, frame.module.kind)
@@ -114,7 +114,7 @@ def test_modules_are_segments_in_whole_pages(resolve):
     ]
 
 
-def test_a_place_that_no_segment_loads_is_an_offset_in_the_file(resolve):
+def test_an_address_outside_all_segments_is_shown_as_a_file_offset(resolve):
     (frame,) = resolve(raw((0x7000, PROGRAM, REGISTERS))).frames
     assert (frame.address, frame.module.name, frame.module.extent[:2]) == (
         0x7000,
@@ -123,7 +123,7 @@ def test_a_place_that_no_segment_loads_is_an_offset_in_the_file(resolve):
     )
 
 
-def test_frames_are_the_same_in_all_processes(resolve):
+def test_frames_are_shared_by_all_processes(resolve):
     other = {**BIAS, LIBC: 0x7F77_0000_0000}
     frames = (0x30000, LIBC, REGISTERS), (0x30020, LIBC, TABLE)
     first = resolve(raw(*frames)).frames
@@ -133,14 +133,14 @@ def test_frames_are_the_same_in_all_processes(resolve):
     assert resolve(raw((0x30000, LIBC, REGISTERS))) is resolve(raw((0x30000, LIBC, REGISTERS)))
 
 
-def test_frames_without_proof_are_marked(resolve):
+def test_unproven_frames_are_marked(resolve):
     side = resolve(
         raw((0x30000, LIBC, REGISTERS), (0x30020, LIBC, GUESS), (0x1900, PROGRAM, POINTER))
     )
     assert [frame.found_by for frame in side.frames] == ["", "guess", "frame_pointer"]
 
 
-def test_moved_text_is_marked_and_found_like_other_text(resolve):
+def test_moved_text_is_marked_and_resolved_like_other_text(resolve):
     moved = resolve(
         raw((0x30000, LIBC, REGISTERS | IN_MOVED_TEXT), (0x30020, LIBC, GUESS | IN_MOVED_TEXT))
     )
@@ -200,7 +200,7 @@ def test_modules_are_named_after_the_path_of_their_file(known, resolve, path, de
     assert frame.module.name == name
 
 
-def test_a_file_that_is_not_elf_has_offsets(known, resolve):
+def test_addresses_in_a_file_that_is_not_elf_are_offsets(known, resolve):
     known.add(UNKNOWN, FileDetails("/tmp/perf.jit", None, FileId("3" * 32)))
     (frame,) = resolve(raw((0x10, UNKNOWN, REGISTERS))).frames
     assert (frame.module.name, frame.address, frame.module.ranges) == ("perf.jit", 0x10, ())
@@ -217,7 +217,7 @@ def test_memory_is_bounded(monkeypatch, known):
         assert sum(map(len, resolver._words.values())) + len(resolver._mapped) <= 60
 
 
-def test_frames_of_one_mapping_are_bounded(monkeypatch, known):
+def test_the_number_of_frames_of_a_mapping_is_bounded(monkeypatch, known):
     """A process that runs all over a large library has one mapping and many frames."""
     monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
     resolver = UserResolver(known)
@@ -228,7 +228,7 @@ def test_frames_of_one_mapping_are_bounded(monkeypatch, known):
     assert sum(0x30000 <= one.address < 0x30000 + 1000 for one in alive) <= 60
 
 
-def test_frames_in_use_stay_while_processes_come_and_go(monkeypatch, known):
+def test_frames_in_use_are_kept_while_processes_start_and_exit(monkeypatch, known):
     """Each start of a program has other addresses, and the same frames."""
     monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
     resolver = UserResolver(known)
@@ -241,7 +241,7 @@ def test_frames_in_use_stay_while_processes_come_and_go(monkeypatch, known):
         assert sum(map(len, resolver._words.values())) <= 50
 
 
-def test_names_that_were_given_up_are_asked_for_again(monkeypatch, known):
+def test_abandoned_name_lookups_are_requested_again(monkeypatch, known):
     monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
     names = Names()
     dropped = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
@@ -256,7 +256,7 @@ def test_names_that_were_given_up_are_asked_for_again(monkeypatch, known):
     assert resolver.resolve(stack, None).frames[0].function == "read"
 
 
-def test_functions_get_source_lines_when_their_file_system_answers():
+def test_functions_get_source_lines_once_their_file_system_responds():
     names, files = Names(), KnownFiles()
     files.add(LIBC, DETAILS[LIBC])
     stack = raw((0x30000, LIBC, REGISTERS), (0x31000, LIBC, REGISTERS))
@@ -279,7 +279,7 @@ def test_functions_get_source_lines_when_their_file_system_answers():
     assert not side.is_provisional
 
 
-def test_functions_without_source_lines_stay_while_processes_come_and_go(monkeypatch, known):
+def test_functions_without_source_lines_are_kept_while_processes_start_and_exit(monkeypatch, known):
     """A file may be evicted before its lines are read."""
     monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
     names = Names()
@@ -320,7 +320,7 @@ def test_frames_of_an_evicted_file_have_names_once_it_is_read_again():
     assert not resolved.of(SAMPLE).is_provisional
 
 
-def test_symbols_of_frames_in_use_are_asked_for_while_processes_come_and_go(monkeypatch, known):
+def test_symbols_of_frames_in_use_are_requested_while_processes_start_and_exit(monkeypatch, known):
     """Those not asked for are the first to be evicted."""
     monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
     asked = []
@@ -401,7 +401,7 @@ def test_each_process_names_its_own_code(known):
     assert answer.of(other) is unnamed
 
 
-def test_code_is_provisional_while_its_names_are_read(known):
+def test_frames_are_provisional_while_their_names_are_read(known):
     names = Names()
     names.files[LIBC] = {0x3000F: READ}
     pending = NamedAddress((), 0, Unresolved.SYMBOLS_PENDING)
