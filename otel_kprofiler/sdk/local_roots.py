@@ -89,9 +89,11 @@ def describe(span: Any) -> str:
 
 
 class LocalRoots(ForkAware):
-    """Local roots of active and recently ended spans. Thread-safe, without locks.
+    """Local roots of active and recently ended spans. Thread-safe.
 
-    Each method consists of a few operations on dictionaries with integer keys, each of them atomic.
+    It has no lock: each operation on a dictionary with integer keys is atomic, and what another
+    thread may change between two of them is checked again. Encoding a name may take a lock of the
+    encoder.
 
     Args:
         limit: maximum number of active spans, and of ended spans; beyond it, the oldest are
@@ -123,21 +125,29 @@ class LocalRoots(ForkAware):
         The name is the root's at the latest start of one of its spans.
 
         Args:
-            encode: encodes a name.
+            encode: encodes a name; exceptions are counted as failures.
             encoded: receives each result by the span's id; it is removed with the span.
         """
         self._encode, self._encoded = encode, encoded
         for span_id, root in tuple(self._active.items()):
-            self._keep_encoded(encode, span_id, root)
+            try:
+                self._keep_encoded(encode, span_id, root)
+            except Exception:  # noqa: BLE001 - counted; the other spans are published
+                self.failures += 1
 
     def _keep_encoded(self, encode: Callable[[str], bytes], span_id: int, root: LocalRoot) -> None:
         name = root.get_name()
         if name != root.encoded[0]:
             root.encoded = name, encode(name)
             root_id = root.context[_SPAN_ID]
-            if root_id in self._encoded:
-                self._encoded[root_id] = root.encoded[1]
-        self._encoded[span_id] = root.encoded[1]
+            if root_id in self._active:
+                self._store(root_id, root.encoded[1])
+        self._store(span_id, root.encoded[1])
+
+    def _store(self, span_id: int, name: bytes) -> None:
+        self._encoded[span_id] = name
+        if span_id not in self._active:  # it ended meanwhile, in another thread
+            self._encoded.pop(span_id, None)
 
     def __len__(self) -> int:
         return len(self._active)
@@ -159,10 +169,10 @@ class LocalRoots(ForkAware):
                     if active_root is None:
                         return
                 active[context[_SPAN_ID]] = root = active_root
-            if self._encode is not None:
-                self._keep_encoded(self._encode, context[_SPAN_ID], root)
             if len(active) > self._limit:
                 self._forget_oldest(active)
+            if self._encode is not None:  # the last step, since it may raise
+                self._keep_encoded(self._encode, context[_SPAN_ID], root)
         except Exception:  # noqa: BLE001 - counted; the service continues
             self.failures += 1
 

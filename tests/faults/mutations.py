@@ -314,6 +314,8 @@ MUTATIONS = [
     Mutation("imports that the loader made read-only", "otel_kprofiler/thread_record/imports.c", "	if (is_readonly && mprotect(page, PAGE, PROT_READ | PROT_WRITE))\n", "	if (is_readonly)\n", f"{RECORDS}[c_code]"),
     Mutation("attributes that a record has no room for", RECORD, "	if (own.attributes_size + size <= MAX_ATTRIBUTES) {\n", "	if (size <= MAX_ATTRIBUTES) {\n", f"{RECORDS}[endpoints]"),
     Mutation("more endpoints than are kept encoded", "otel_kprofiler/sdk/thread_contexts.py", "                self._endpoints.clear()\n", "                pass\n", f"{RECORDS}[endpoints]"),
+    Mutation("spans that raise when their names are encoded", "otel_kprofiler/sdk/local_roots.py", "            if len(active) > self._limit:\n                self._forget_oldest(active)\n            if self._encode", "            if self._encode", "tests/unit/sdk/test_local_roots.py::test_spans_that_raise_are_limited_and_hinder_no_others"),
+    Mutation("a span that ends while its encoded name is stored", "otel_kprofiler/sdk/local_roots.py", "another thread\n            self._encoded.pop(span_id, None)\n", "another thread\n            pass\n", "tests/unit/sdk/test_local_roots.py::test_no_name_of_a_span_remains_that_ends_while_it_is_stored"),
     Mutation("code of another interpreter inside a span", RECORD, "	return PyInterpreterState_Get() == interpreter;\n", "	return 1;\n", f"{RECORDS}[subinterpreters]"),
     Mutation("thread contexts that are started in another interpreter", "otel_kprofiler/sdk/thread_contexts.py", "        refuse_subinterpreters()\n", "", f"{RECORDS}[start_in_a_subinterpreter]"),
     Mutation("hooks of thread contexts that fail half way", RECORD, "	Py_CLEAR(variable);\n", "", f"{RECORDS}[begin_after_a_failure]"),

@@ -227,13 +227,13 @@ class Broken:
 
     parent = None
 
-    def __init__(self, at):
-        self.at = at
+    def __init__(self, at, span_id=6):
+        self.at, self.span_id = at, span_id
 
     def get_span_context(self):
         if self.at == "context":
             raise RuntimeError("broken")
-        return SpanContext(5, 6, is_remote=False)
+        return SpanContext(5, self.span_id, is_remote=False)
 
     @property
     def attributes(self):
@@ -251,6 +251,49 @@ def test_exceptions_raised_by_spans_are_counted_and_do_not_reach_the_service(roo
     roots.end(span)
     assert roots.failures == 2
     assert names.as_dict()["unnamed"]["unknown_span"] == 2
+
+
+def test_spans_that_raise_are_limited_and_hinder_no_others(roots, tracer):
+    broken = [Broken("attributes", span_id) for span_id in range(1, 1001)]
+    roots.start(broken[0])
+    span, encoded = tracer.start_span("span"), {}
+    roots.follow(str.encode, encoded)
+    assert encoded == {span.get_span_context().span_id: b"span"}
+    for other in broken[1:]:
+        roots.start(other)
+    assert len(roots) <= 64
+    assert roots.failures == 1000
+    assert not encoded  # the span is among those that were forgotten
+
+
+class Slow(dict):
+    """Encoded names; while each is stored, another thread ends a span."""
+
+    ending = None
+
+    def __setitem__(self, span_id, name):
+        if self.ending is not None:
+            thread = threading.Thread(target=self.ending.end)
+            self.ending = None
+            thread.start()
+            thread.join()
+        super().__setitem__(span_id, name)
+
+
+def test_no_name_of_a_span_remains_that_ends_while_it_is_stored(roots, tracer):
+    encoded = Slow()
+    encoded.ending = early = tracer.start_span("early")
+    roots.follow(str.encode, encoded)
+    assert not early.is_recording()
+    assert not encoded
+    encoded.ending = None
+    top = tracer.start_span("top")
+    top.set_attribute("http.route", "/a")
+    encoded.ending = top  # while the name is stored that its child finds
+    child = child_of(tracer, top)
+    assert encoded == {child.get_span_context().span_id: b"/a"}
+    child.end()
+    assert not encoded
 
 
 def test_samples_get_the_name_known_when_the_window_closes(roots, tracer, now):
