@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from ipaddress import ip_address
@@ -82,7 +81,7 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection; at the limit, close the oldest that has no response yet."""
+        """Serve a connection; at the limit, close the oldest whose request was not read yet."""
         with self._changed:
             if len(self._open) >= MAX_CONNECTIONS:
                 idle = (request for request in self._open if request not in self._answering)
@@ -98,21 +97,20 @@ class HttpServer(ThreadingHTTPServer):
             self._warn("connection refused: %d are open", MAX_CONNECTIONS)
             self.shutdown_request(request)
 
-    @contextlib.contextmanager
-    def answering(self, request: socket.socket) -> Iterator[None]:
-        """Keep a connection open while its response is being made, however many clients connect."""
+    def keep(self, request: socket.socket) -> None:
+        """Keep a connection open whose request was read, however many clients connect.
+
+        It ends with its response, or at its deadline, because clients may read slowly.
+        """
         with self._changed:
-            self._answering.add(request)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._answering.discard(request)
+            if request in self._open:
+                self._answering.add(request)
 
     def shutdown_request(self, request: Any) -> None:
         """Forget a connection; called regardless of how it ends."""
         with self._changed:
             self._open.pop(request, None)
+            self._answering.discard(request)
             self._changed.notify_all()
         super().shutdown_request(request)
 
@@ -155,13 +153,19 @@ class HttpHandler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def parse_request(self) -> bool:
-        """Parse the request line and the headers; responds with 431 if they are too large."""
+        """Parse the request line and the headers; responds with 431 if they are too large.
+
+        A handler that reads a body must call :meth:`HttpServer.keep` after that.
+        """
         whole = self.rfile
         self.rfile = _Headers(whole)  # type: ignore[assignment] # the header parser reads lines
         try:
-            return super().parse_request()
+            is_parsed = super().parse_request()
         finally:
             self.rfile = whole
+        if is_parsed and "Content-Length" not in self.headers:
+            self.server.keep(self.connection)
+        return is_parsed
 
     def is_named(self, *names: str) -> bool:
         """Returns whether ``Host`` is an address, ``localhost``, the endpoint's host or in names.

@@ -209,8 +209,7 @@ class _Handler(HttpHandler):
     def do_POST(self) -> None:  # noqa: N802 - name of http.server
         try:
             unpack = self._receive()
-            with self.server.answering(self.connection):
-                response = self.server.intake.take(unpack)
+            response = self.server.intake.take(unpack)
         except _Refused as error:
             self.send_error(error.status, str(error))
         except PayloadError as error:
@@ -235,6 +234,7 @@ class _Handler(HttpHandler):
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             raise _Refused(HTTPStatus.BAD_REQUEST, "the end of the request is missing")
+        self.server.keep(self.connection)
         if "Origin" in headers or "Sec-Fetch-Site" in headers:
             raise _Refused(HTTPStatus.FORBIDDEN, "browsers cannot send profiles")
         if self.path != PATH:

@@ -159,9 +159,7 @@ class _Handler(HttpHandler):
         elif url.path == f"/{DATA}":
             try:
                 query = parse_query(url.query)
-                with self.server.answering(self.connection):
-                    pieces = self.server.answer(query)
-                self._send("application/json", pieces)
+                self._send("application/json", self.server.answer(query))
             except QueryError as error:
                 self.send_error(HTTPStatus.BAD_REQUEST, error.message)
             except KProfilerError as error:
@@ -189,8 +187,7 @@ class _Handler(HttpHandler):
     def _send(self, media_type: str, pieces: Iterable[bytes], status: int = HTTPStatus.OK) -> None:
         headers = getattr(self, "headers", {})  # none if the request could not be parsed
         is_packed = "gzip" in headers.get("Accept-Encoding", "")
-        with self.server.answering(self.connection):
-            body = pack(pieces) if is_packed else b"".join(pieces)
+        body = pack(pieces) if is_packed else b"".join(pieces)
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)

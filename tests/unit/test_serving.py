@@ -82,6 +82,51 @@ def test_slow_clients_do_not_end_requests_in_progress(kind):
     assert statuses == [200]
 
 
+def test_slow_clients_end_no_answer_that_is_read_slowly():
+    body = b" " * (32 << 20)  # more than the kernel holds for a connection
+    with (
+        contextlib.closing(PageServer("127.0.0.1:0", "<p>", lambda _: [body])) as server,
+        contextlib.ExitStack() as slow,
+    ):
+        port = find_port(server)
+        reader = slow.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+        reader.sendall(b"GET /profile.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = reader.makefile("rb")
+        assert answer.readline().split()[1] == b"200"
+        for _ in range(3 * MAX_CONNECTIONS):
+            client = slow.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            client.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+        assert status(port, b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n") == 405
+        assert answer.read().endswith(body)
+
+
+def test_a_health_check_that_takes_long_is_answered_among_slow_clients():
+    begun, go_on, statuses = threading.Event(), threading.Event(), []
+
+    def probe():
+        begun.set()
+        assert go_on.wait(60)
+        return []
+
+    request = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with (
+        contextlib.closing(HealthServer("127.0.0.1:0", {"/readyz": probe, "/": list})) as server,
+        contextlib.ExitStack() as slow,
+    ):
+        waiting = threading.Thread(target=lambda: statuses.append(status(server.port, request)))
+        waiting.start()
+        assert begun.wait(60)
+        for _ in range(2 * MAX_CONNECTIONS):
+            client = slow.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=20)
+            )
+            client.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+        assert status(server.port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n") == 200
+        go_on.set()
+        waiting.join(60)
+    assert statuses == [200]
+
+
 def ask_health(request, endpoint="127.0.0.1:0"):
     """The status of a health server's answer."""
     with contextlib.closing(HealthServer(endpoint, {"/livez": list})) as server:
