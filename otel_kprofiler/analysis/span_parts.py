@@ -7,8 +7,8 @@ The samples show all of these: a thread that leaves a span for a while, as event
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, starmap
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -35,6 +35,7 @@ _TIME: Final = attrgetter("time")
 
 _Span = tuple[bytes, bytes]
 """Trace id and span id."""
+_NO_SPAN: Final[_Span] = (b"", b"")
 
 
 class SpanParts(NamedTuple):
@@ -79,8 +80,8 @@ def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
         every: all samples of the same threads and times.
     """
     links = every.tables.links
-    spans: set[_Span] = {link[:2] for link in map(links.__getitem__, set(chosen.links)) if link}
-    return _add_up(_timelines(every, spans), spans)
+    names = {link[:2]: "" for link in map(links.__getitem__, set(chosen.links)) if link}
+    return _add_up(every, names)[""]
 
 
 def find_endpoint_parts(samples: Samples, limit: int = 20) -> list[EndpointParts]:
@@ -97,40 +98,64 @@ def find_endpoint_parts(samples: Samples, limit: int = 20) -> list[EndpointParts
     counts: Counter[int] = Counter()
     for link, count in zip(samples.links, samples.counts(), strict=True):
         counts[link] += count
-    spans: defaultdict[str, set[_Span]] = defaultdict(set)
+    names: dict[_Span, str] = {}
     totals: Counter[str] = Counter()
     for link, name in enumerate(endpoints(links)):
         if (span := links[link]) and counts[link]:
-            spans[name].add(span[:2])
+            names[span[:2]] = name
             totals[name] += counts[link]
-    if not spans:
+    if not names:
         return []
-    every = {span for some in spans.values() for span in some}
-    timelines = _timelines(samples, every)
-    names = [name for name, _ in totals.most_common() if name][:limit]
-    return [
-        EndpointParts("", _add_up(timelines, every)),
-        *(EndpointParts(name, _add_up(timelines, spans[name])) for name in names),
-    ]
+    parts = _add_up(samples, names)
+    largest = [name for name, _ in totals.most_common() if name][:limit]
+    return [EndpointParts(name, parts[name]) for name in ("", *largest)]
 
 
-def _timelines(samples: Samples, spans: set[_Span]) -> list[list[_Event]]:
+def _timelines(samples: Samples, spans: Collection[_Span]) -> list[list[_Event]]:
     """Returns the samples of each thread that was in one of the spans, in the order of time."""
     return [_complete(sorted(events, key=_TIME)) for events in _find_threads(samples, spans)]
 
 
-def _add_up(timelines: Iterable[list[_Event]], spans: Collection[_Span]) -> SpanParts:
-    traces = [
-        trace_and_parts for events in timelines for trace_and_parts in _find_parts(events, spans)
-    ]
-    parts = merge_groups(parts for _, parts in traces)
-    return SpanParts(len({trace for trace, _ in traces}), [part for part in parts if part.own])
+class _Sums:
+    """Adds up the time of spans that have a name in common."""
+
+    def __init__(self) -> None:
+        self._traces: set[bytes] = set()
+        self._parts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+
+    def add(self, trace: bytes, parts: Iterable[tuple[str, int, int]]) -> None:
+        """Add parts of a trace: names, weights and numbers of samples."""
+        self._traces.add(trace)
+        for part, weight, count in parts:
+            sums = self._parts[part]
+            sums[0] += weight
+            sums[1] += count
+
+    def result(self) -> SpanParts:
+        parts = merge_groups(
+            [starmap(_part, ((part, *sums) for part, sums in self._parts.items()))]
+        )
+        return SpanParts(len(self._traces), [part for part in parts if part.own])
+
+
+def _add_up(samples: Samples, names: Mapping[_Span, str]) -> defaultdict[str, SpanParts]:
+    """Returns the parts of the spans of each name, and of all spans under the empty name."""
+    sums: defaultdict[str, _Sums] = defaultdict(_Sums)
+    for events in _timelines(samples, names):
+        for name, trace, parts in _find_parts(events, names):
+            sums[name].add(trace, parts)
+    results = {name: of_name.result() for name, of_name in sums.items()}
+    return defaultdict(_Sums().result, results)
 
 
 def _find_parts(
-    events: Sequence[_Event], spans: Collection[_Span]
-) -> Iterator[tuple[bytes, list[Group]]]:
-    """Yields the groups of a thread's samples, from the first to the last sample of each trace."""
+    events: Sequence[_Event], names: Mapping[_Span, str]
+) -> Iterator[tuple[str, bytes, list[tuple[str, int, int]]]]:
+    """Yields names, traces, and their parts of a thread's samples.
+
+    The samples are those from the first to the last of the trace with that name; the cost does not
+    depend on the number of names.
+    """
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     for at, event in enumerate(events):
         if event.span:
@@ -139,28 +164,33 @@ def _find_parts(
     loops = [0, *accumulate(event.weight * event.is_loop for event in events)]
     loop_counts = [0, *accumulate(event.is_loop for event in events)]
     for trace, in_trace in places.items():
-        wanted = [at for at in in_trace if events[at].span in spans]
-        if not wanted:
-            continue
-        start, end = wanted[0], wanted[-1] + 1
-        inside = [events[at] for at in in_trace if start <= at < end]
-        in_spans = sum(event.weight for event in inside)
-        loop, loop_count = loops[end] - loops[start], loop_counts[end] - loop_counts[start]
-        others, other_count = (
-            weights[end] - weights[start] - loop - in_spans,
-            end - start - loop_count,
-        )
-        yield (
-            trace,
-            [
-                *(
-                    _part(event.part if event.span in spans else OTHER_SPANS, event.weight, 1)
-                    for event in inside
-                ),
-                _part(EVENT_LOOP, loop, loop_count),
-                _part(OTHER_TASKS, others, other_count - len(inside)),
-            ],
-        )
+        wanted: defaultdict[str, list[int]] = defaultdict(list)  # by name: indices of `in_trace`
+        for index, at in enumerate(in_trace):
+            name = names.get(events[at].span or _NO_SPAN)
+            if name is not None:
+                wanted[""].append(index)
+                if name:
+                    wanted[name].append(index)
+        in_spans = [0, *accumulate(events[at].weight for at in in_trace)]
+        for name, indices in wanted.items():
+            first, last = indices[0], indices[-1] + 1
+            start, end = in_trace[first], in_trace[last - 1] + 1
+            chosen = [events[in_trace[index]] for index in indices]
+            inside, inside_count = in_spans[last] - in_spans[first], last - first
+            loop, loop_count = loops[end] - loops[start], loop_counts[end] - loop_counts[start]
+            weight = sum(event.weight for event in chosen)
+            rest = weights[end] - weights[start] - loop - inside
+            rest_count = end - start - loop_count - inside_count
+            yield (
+                name,
+                trace,
+                [
+                    *((event.part, event.weight, 1) for event in chosen),
+                    (OTHER_SPANS, inside - weight, inside_count - len(chosen)),
+                    (EVENT_LOOP, loop, loop_count),
+                    (OTHER_TASKS, rest, rest_count),
+                ],
+            )
 
 
 def _part(name: str, weight: int, count: int) -> Group:
