@@ -122,6 +122,26 @@ def test_many_threads_leave_room_for_the_graph(browser, tmp_path):
         assert browser.evaluate(room) > 0.4 * height
 
 
+def test_columns_of_time_are_made_for_rows_that_are_shown_alone(browser, tmp_path):
+    path = tmp_path / "x.html"
+    waits = [waited(100 + tid, WaitCause.PIPE, tid=tid) for tid in range(1, 31)]
+    path.write_text(html([recording([ran(5)], waits)]))
+    browser.open(path.as_uri(), width=1500, height=900)
+    counted = """(() => {
+      const Plain = Float64Array;
+      let made = 0;
+      window.Float64Array = class extends Plain {
+        constructor(...size) { super(...size); made += 1; }
+      };
+      const { tracks } = viewer;
+      const filter = { kind: tracks.profile.kinds.length - 1, cpu: null, only: null,
+        threads: new Uint8Array(100).fill(1) };
+      try { tracks.load(tracks.profile, filter, 100); } finally { window.Float64Array = Plain; }
+      return made;
+    })()"""
+    assert browser.evaluate(counted) == 8 * len(STATES)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390])
 def test_axe_reports_no_violations(browser, tmp_path, scheme, width):

@@ -154,6 +154,32 @@ def test_a_recording_without_waits_offers_no_wall_clock_view(browser, tmp_path):
     assert not browser.evaluate("document.querySelector('#legend .wait').checkVisibility()")
 
 
+@pytest.mark.parametrize(
+    ("others", "parts"), [([], ["other", "off_cpu"]), ([ON_CPU], ["on_cpu", "off_cpu"])]
+)
+def test_wall_clock_time_has_the_time_on_cpus_that_our_sampler_took(
+    browser, tmp_path, others, parts
+):
+    other, waits = RECORDING.profiles
+    kinds = [ON_CPU._replace(name="other"), *others]
+    profiles = [*(Profile(kind, 10 * MS, other.resources) for kind in kinds), waits]
+    path = tmp_path / "x.html"
+    path.write_text(html([replace(RECORDING, profiles=profiles)]))
+    browser.open(path.as_uri())
+    assert browser.evaluate(f"{KIND}.title") == " + ".join(parts)
+
+
+def test_several_kinds_of_time_on_cpus_of_others_have_no_wall_clock_time(browser, tmp_path):
+    other, waits = RECORDING.profiles
+    kinds = [ON_CPU._replace(name=name) for name in ("first", "second")]
+    profiles = [*(Profile(kind, 10 * MS, other.resources) for kind in kinds), waits]
+    path = tmp_path / "x.html"
+    path.write_text(html([replace(RECORDING, profiles=profiles)]))
+    browser.open(path.as_uri())
+    options = browser.evaluate(f"[...{KIND}.options].map(({{ value }}) => value)")
+    assert "wall" not in options
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_reports_no_violations(browser, tmp_path, scheme):
     if not AXE.exists():

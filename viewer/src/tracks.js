@@ -43,45 +43,62 @@ export class Tracks {
     const focused = element.contains(document.activeElement) && this.#rowOf(document.activeElement)?.value;
     const rows = [...this.#sum(profile, filter).values()].sort((a, b) => b.all - a.all);
     this.#rows = rows.slice(0, most());
+    this.#fill(profile, filter);
     for (const row of this.#rows) this.#add(row);
     const rest = rows.length - this.#rows.length;
     element.replaceChildren(...this.#rows.map(({ item }) => item), ...(rest ? [this.#rest(rest)] : []));
     this.#rows.find(({ value }) => value === focused)?.item.firstChild.focus();
   }
 
-  // Time of each thread by state: in all, and in each column. A wait ends at the time of its sample.
-  #sum(profile, filter) {
-    const { samples: { thread, kind, node, bin }, recorded, strings, bins } = profile;
-    const [onCpu] = profile.kinds[filter.kind].parts ?? [filter.kind];
+  // Visits the samples: visit(thread, nanoseconds, cause of the wait or null on CPUs, bin).
+  #each(profile, filter, visit) {
+    const { samples: { thread, kind, node, bin }, recorded, strings, bins, kinds: all } = profile;
+    const [onCpu] = all[filter.kind].parts ?? [filter.kind];
     const { frames: { name, kind: kinds }, nodes: { frame } } = recorded;
-    const binNs = profile.bin_ms * 1e6;
-    const { kinds: all } = profile;
     const factor = all[filter.kind].parts ? 1 : nsOf(all[filter.kind]);
-    const starts = [0]; // of the intervals on the axis
-    for (const { bins: length } of profile.parts) starts.push(starts.at(-1) + length);
-    const found = new Map();
     profile.each(filter, [0, bins], (i, _, counted) => {
-      const value = counted * factor;
-      if (!found.has(thread[i])) {
-        found.set(thread[i], {
-          at: thread[i], value: threadValue(profile, thread[i]), all: 0, ran: 0, waits: new Map(),
-          cells: Array.from({ length: GROUPS.length + 1 }, () => new Float64Array(this.columns)),
-        });
-      }
-      const row = found.get(thread[i]);
-      row.all += value;
-      const end = bin[i] + 1;
-      if (kind[i] === onCpu) {
-        row.ran += value;
-        this.#spread(row.cells[0], end - 1, end, value);
-        return;
-      }
       const of = frame[node[i]];
       const cause = kinds[of] === WAIT ? strings[name[of]] : "wait: other";
-      row.waits.set(cause, (row.waits.get(cause) ?? 0) + value);
-      this.#spread(row.cells[1 + groupOf(cause)], Math.max(starts.findLast((start) => start < end), end - Math.max(1, value / binNs)), end, value);
+      visit(thread[i], counted * factor, kind[i] === onCpu ? null : cause, bin[i]);
+    });
+  }
+
+  // Time of each thread by state.
+  #sum(profile, filter) {
+    const found = new Map();
+    this.#each(profile, filter, (at, value, cause) => {
+      if (!found.has(at)) {
+        found.set(at, { at, value: threadValue(profile, at), all: 0, ran: 0, waits: new Map() });
+      }
+      const row = found.get(at);
+      row.all += value;
+      if (cause === null) row.ran += value;
+      else row.waits.set(cause, (row.waits.get(cause) ?? 0) + value);
     });
     return found;
+  }
+
+  // Adds to each row that is shown its time by state and column: threads are many, and columns are
+  // large. A wait ends at the time of its sample.
+  #fill(profile, filter) {
+    const starts = [0]; // of the intervals on the axis
+    for (const { bins } of profile.parts) starts.push(starts.at(-1) + bins);
+    const shown = [];
+    for (const row of this.#rows) {
+      row.cells = Array.from({ length: GROUPS.length + 1 }, () => new Float64Array(this.columns));
+      shown[row.at] = row.cells;
+    }
+    const binNs = profile.bin_ms * 1e6;
+    this.#each(profile, filter, (at, value, cause, bin) => {
+      if (!shown[at]) return;
+      const end = bin + 1;
+      if (cause === null) {
+        this.#spread(shown[at][0], bin, end, value);
+        return;
+      }
+      const start = Math.max(starts.findLast((one) => one < end), end - Math.max(1, value / binNs));
+      this.#spread(shown[at][1 + groupOf(cause)], start, end, value);
+    });
   }
 
   // Adds a value to the columns between two bins.
