@@ -42,21 +42,23 @@ static void *find_replacement(const struct import *import, const char *name)
 /* Writes a word that the loader may have made read-only (RELRO). */
 static void write_word(void **word, void *value, const struct dl_phdr_info *object)
 {
-	void *page = (void *)((uintptr_t)word & ~(PAGE - 1));
+	uintptr_t page = (uintptr_t)word & ~(PAGE - 1);
 	int is_readonly = 0;
 
 	for (int at = 0; at < object->dlpi_phnum; at++) {
 		const ElfW(Phdr) *header = &object->dlpi_phdr[at];
 		uintptr_t start = object->dlpi_addr + header->p_vaddr;
+		uintptr_t end = start + header->p_memsz;
 
+		/* The loader rounds both down: a page that ends behind RELRO stays writable. */
 		if (header->p_type == PT_GNU_RELRO)
-			is_readonly = (uintptr_t)word - start < header->p_memsz;
+			is_readonly = page >= (start & ~(PAGE - 1)) && page < (end & ~(PAGE - 1));
 	}
-	if (is_readonly && mprotect(page, PAGE, PROT_READ | PROT_WRITE))
+	if (is_readonly && mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE))
 		return; /* a security module forbids it: what this library does goes unnoticed */
 	__atomic_store_n(word, value, __ATOMIC_RELEASE);
 	if (is_readonly)
-		mprotect(page, PAGE, PROT_READ);
+		mprotect((void *)page, PAGE, PROT_READ);
 }
 
 /* glibc has addresses in the dynamic section of a loaded library, musl offsets. */
