@@ -75,7 +75,7 @@ from otel_kprofiler.host.maps import (
     read_maps,
 )
 from otel_kprofiler.host.open_files import find_open_files_error
-from otel_kprofiler.host.patient_calls import PatientCalls
+from otel_kprofiler.host.patient_calls import MAX_LEFT, PATIENCE_S, PatientCalls
 from otel_kprofiler.host.patient_children import DEVICE_RETRY_S
 from otel_kprofiler.host.perf import (
     COUNT_SW_CPU_CLOCK,
@@ -123,7 +123,9 @@ __all__ = [
     "DISABLED",
     "ENABLE_ON_EXEC",
     "INHERIT",
+    "MAX_LEFT",
     "OLDEST_KERNEL",
+    "PATIENCE_S",
     "PURPOSES",
     "SAMPLING",
     "TICK_NS",

@@ -27,7 +27,6 @@ from otel_kprofiler.host import (
     TICK_NS,
     Access,
     HostFiles,
-    PatientCalls,
     ProcessStat,
     parse_mappings,
     read_maps,
@@ -35,6 +34,7 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.model import Attributes, AttributeValue, LabelSet, ProcessKey
 from otel_kprofiler.otlp import PROGRAM, ProcessContext, decode_process_context
+from otel_kprofiler.processes.hanging_processes import HangingProcesses
 from otel_kprofiler.processes.programs import read_program
 from otel_kprofiler.processes.self_profiled import SELF_PROFILED, TARGET, profiles_itself
 from otel_kprofiler.processes.service_variables import read_environment
@@ -213,7 +213,7 @@ class ProcessContexts:
     """Reads the contexts and environments of sampled processes. Thread-safe.
 
     A process's memory may be on a hung file system, so dedicated threads read it, and callers wait
-    only briefly. If a thread hangs, other threads continue to read the other processes.
+    only briefly: see :class:`HangingProcesses`.
 
     Args:
         files: files of the host.
@@ -244,7 +244,7 @@ class ProcessContexts:
         self._late = False
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._calls = PatientCalls(_THREAD)
+        self._calls = HangingProcesses(files, _THREAD)
         self._threads: PublishedThreads | None = None
 
     def follow_threads(self, reader: ContextReader) -> None:
@@ -325,10 +325,8 @@ class ProcessContexts:
     def _run(self) -> None:
         while keys := self._next():
             for key in keys:
-                if not self._calls.has_left(key):
-                    self._calls.call(key, partial(self._renew, key))
-                elif self._has_ended(key):
-                    self._gone.add(key)
+                if not self._calls.call(key, partial(self._renew, key)) and self._has_ended(key):
+                    self._forget(key)
                     self._keep(key, None)
             with self._changed:
                 self._busy = False
@@ -340,12 +338,15 @@ class ProcessContexts:
         try:
             claims = self._read_claims(key)
         except (FileNotFoundError, ProcessLookupError):
-            self._gone.add(key)
-            if self._threads:
-                self._threads.release(key)
+            self._forget(key)
         except OSError:
             pass  # not permitted
         self._keep(key, claims)
+
+    def _forget(self, key: ProcessKey) -> None:
+        self._gone.add(key)
+        if self._threads:
+            self._threads.release(key)
 
     def _has_ended(self, key: ProcessKey) -> bool:
         try:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -413,6 +414,7 @@ def test_a_process_with_unresponsive_memory_delays_nothing(process, tmp_path, ca
 
 def test_a_process_with_hanging_memory_does_not_cost_others_their_contexts(process, tmp_path):
     keys = [ProcessKey(pid, 300 * TICK_NS) for pid in (5, 6, 7)]
+    released = []
     hanging, *_ = [process(pid=key.tgid) for key in keys]
     content = (hanging / "mem").read_bytes()
     (hanging / "mem").unlink()
@@ -420,6 +422,7 @@ def test_a_process_with_hanging_memory_does_not_cost_others_their_contexts(proce
         (hanging / "mem").symlink_to(fuse.point / "mem")
         fuse.freeze("read")
         contexts = ProcessContexts(Access(process.root), first_look_s=0, answer_timeout_s=30)
+        contexts.follow_threads(SimpleNamespace(release=released.append))
         contexts.expect(keys[0])
         assert contexts.look(keys[:1]) == {}
         for key in keys[1:]:
@@ -431,10 +434,12 @@ def test_a_process_with_hanging_memory_does_not_cost_others_their_contexts(proce
             assert time.monotonic() < until
         fuse.freeze("read")
         assert list(contexts.look(keys)) == keys
-        assert contexts._calls.has_left(keys[0])
+        assert keys[0] in contexts._calls._users
         stat = (hanging / "stat").read_text()
         (hanging / "stat").write_text(stat.replace("300", "400"))
+        contexts._threads._registered[keys[0].tgid] = keys[0]
         assert list(contexts.look(keys)) == keys, "it was forgotten in the window of its end"
+        assert released == [keys[0].tgid]
         assert list(contexts.look(keys)) == keys[1:]
         contexts.close()
         fuse.thaw()
