@@ -81,7 +81,7 @@ class MeteredChild(subprocess.Popen[bytes]):
     """A child process whose CPU time is read before it is reaped.
 
     Attributes:
-        cpu_ns: CPU time of all its threads once it has ended, in nanoseconds.
+        cpu_ns: CPU time of all its threads, in nanoseconds, once it has ended or was left behind.
     """
 
     cpu_ns = 0
@@ -98,6 +98,12 @@ class MeteredChild(subprocess.Popen[bytes]):
                 # SIGCHLD: its CPU time is lost.
                 return super().wait(timeout)
         return super().wait()
+
+    def read_cpu_time(self) -> None:
+        """Read the CPU time of a child that is left behind."""
+        if self.returncode is None:
+            with suppress(OSError):  # another thread has reaped it
+                self.cpu_ns = time.clock_gettime_ns((~self.pid << 3) | _PROCESS_CLOCK)
 
     def _has_ended(self, timeout: float | None) -> bool:
         """Wait for the end without reaping; Python may be built without ``os.pidfd_open``."""

@@ -104,6 +104,7 @@ class PatientChildren:
         return True
 
     def _leave(self, child: MeteredChild, device: int | None) -> None:
+        child.read_cpu_time()
         until_s = 0.0 if device is None else time.monotonic() + self._retry_s
         with self._lock:
             self._left.append((device, until_s, child))

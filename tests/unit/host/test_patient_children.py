@@ -105,3 +105,16 @@ def test_cpu_time_of_children_is_charged_to_the_waiting_thread(start):
     thread.start()
     thread.join()
     assert other_ns == [0]
+
+
+def test_the_cpu_time_of_a_child_that_is_left_behind_counts(start):
+    """Its output stays open in a process that it started, which ends once nobody reads that."""
+    waits = "signal.signal(signal.SIGPIPE, signal.SIG_DFL); os.fork()"
+    writes = "while True: print('.', flush=True); time.sleep(0.05)"
+    child = start(f"import os, signal; {BURNS}\n{waits}\n{writes}")
+    assert child.stdout.readline()
+    began_ns = children_time_ns()
+    with pytest.raises(subprocess.TimeoutExpired):
+        PatientChildren(patience_s=0.5).wait(child, HERE, 0.1)
+    assert child.returncode is None, "it has ended in time"
+    assert children_time_ns() - began_ns >= 0.3e9
