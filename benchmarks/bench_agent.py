@@ -1,4 +1,4 @@
-"""The whole agent under a mixed load: CPU, memory, start, and what goes over the wire."""
+"""The whole agent under a mixed load: CPU, memory, start-up time, and bytes on the wire."""
 
 import contextlib
 import gzip

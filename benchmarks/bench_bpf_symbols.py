@@ -1,4 +1,4 @@
-"""BPF symbols: reading what is there by each method, and keeping up with loads and unloads."""
+"""BPF symbols: reading all symbols by each method, and keeping up with loads and unloads."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Measures what the agent's defaults cost beside ``stacks: kernel``, and at five times the rate.
+"""Measures the cost of the agent's defaults against ``stacks: kernel``, and at five times the rate.
 
 All agents run at the same time under the same load, so that their ratios do not depend on it.
 """

@@ -1,4 +1,4 @@
-"""Embedding: what a service pays for profiling itself."""
+"""Embedding: the cost to a service of profiling itself."""
 
 import contextlib
 import gc

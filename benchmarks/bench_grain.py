@@ -1,4 +1,4 @@
-"""Grain of Resources: series, bytes and time of a host with 500 processes, for each grain."""
+"""Resource grain: series, bytes and time for a host with 500 processes, at each grain."""
 
 from __future__ import annotations
 

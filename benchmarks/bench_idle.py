@@ -1,8 +1,8 @@
-"""CPU time and wake-ups of the agent when nothing is to be sampled, by thread.
+"""CPU time and wake-ups of an agent with nothing to sample, by thread.
 
 The first cases sample one process that sleeps, and one that wakes now and then like those of an
-idle host, so that they need no quiet machine. The last one has the defaults, and is of use on an
-idle host alone: other work adds its samples.
+idle host, so that they need no quiet machine. The last one uses the defaults and is meaningful
+only on an idle host: other work adds samples.
 """
 
 import contextlib

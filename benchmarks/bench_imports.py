@@ -1,4 +1,4 @@
-"""Memory of each import, in the order in which the agent comes to need them."""
+"""Memory of each import, in the order in which the agent needs them."""
 
 import subprocess
 import sys

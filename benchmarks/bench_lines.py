@@ -1,4 +1,4 @@
-"""Names for people, source lines and inlined functions, beside other tools."""
+"""Demangled names, source lines and inlined functions, compared with other tools."""
 
 import contextlib
 import itertools

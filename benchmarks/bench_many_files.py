@@ -1,4 +1,4 @@
-"""User stacks of very many binaries, and of more than the memory for tables holds."""
+"""User stacks across very many binaries, including more than fit into the table memory."""
 
 import contextlib
 import shutil

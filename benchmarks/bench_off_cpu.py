@@ -1,4 +1,4 @@
-"""Off-CPU time: what following every context switch costs, with totals alone and with samples."""
+"""Off-CPU time: the cost of following every context switch, with totals only and with samples."""
 
 import contextlib
 import ctypes

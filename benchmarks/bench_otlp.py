@@ -1,4 +1,4 @@
-"""Encoding: time per sample, wire bytes per sample, checking and decoding."""
+"""Encoding: time per sample, wire bytes per sample, validation and decoding."""
 
 from __future__ import annotations
 

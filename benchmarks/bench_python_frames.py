@@ -1,4 +1,4 @@
-"""Frames of CPython: what reading them costs in the interrupt, and the bytes of descriptions."""
+"""CPython frames: the cost of reading them in the interrupt, and the bytes of descriptions."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""Kernel symbols: load beside a bare read of the file, size, look-ups, memory."""
+"""Kernel symbols: load time against a bare read of the file, size, lookups, memory."""
 
 import gc
 import lzma

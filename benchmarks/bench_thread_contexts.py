@@ -1,4 +1,4 @@
-"""Thread contexts: what reading one adds to a sample, and publishing one to a change of span."""
+"""Thread contexts: the time that reading adds to a sample, and publishing to a span change."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Measures what a user without capabilities could record, beside ``record``.
+"""Measures what a user without capabilities could record, compared with ``record``.
 
-With ``perf_event_paranoid`` at 2 the kernel samples a user's processes in user mode alone, with the
-chain of frame pointers.
+With ``perf_event_paranoid`` at 2 the kernel samples a user's processes in user mode only, with
+frame-pointer call chains.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Unwind tables: cost of a file, and a storm of new binaries while samples are taken."""
+"""Unwind tables: cost per file, and a storm of new binaries during sampling."""
 
 import contextlib
 import mmap

@@ -1,4 +1,4 @@
-"""User stacks: what they cost in the interrupt, how many are whole, and ticks missed by them."""
+"""User stacks: their cost in the interrupt, how many are complete, and the ticks they miss."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""Functions of user files: until they can be looked up, each look-up, memory; beside libraries."""
+"""Functions of user files: time to load, time per lookup, memory; compared with libraries."""
 
 import gc
 import importlib

@@ -1,4 +1,4 @@
-"""Share of user frames with a name, in a mixed load and in a service under gunicorn."""
+"""Share of named user frames, in a mixed load and in a service under gunicorn."""
 
 import contextlib
 import http.client

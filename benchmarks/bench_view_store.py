@@ -1,8 +1,8 @@
-"""The store of `view`: an hour of 99 samples per second on two CPUs, of 20,000 distinct stacks.
+"""The `view` store: an hour at 99 samples per second on two CPUs, with 20,000 distinct stacks.
 
-Beside it the table of samples alone, in SQLite and in DuckDB if that is installed: what adding them
-in parts of five seconds costs, and reading a minute and the hour, in groups of equal samples. Each
-is measured in a process of its own, whose memory counts.
+Compared with a bare table of samples in SQLite, and in DuckDB if installed: the cost of adding
+five-second batches, and of reading a minute and the hour grouped by equal samples. Each runs in a
+separate process, whose memory is measured.
 """
 
 from __future__ import annotations

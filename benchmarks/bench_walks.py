@@ -1,4 +1,4 @@
-"""One walk of a user stack: per sample and frame, beside the kernel's own by frame pointers."""
+"""One user stack walk: cost per sample and frame, against the kernel's frame-pointer walk."""
 
 import contextlib
 import statistics

@@ -1,7 +1,7 @@
-"""``python -m benchmarks.compare BASE [TOPIC ...]``: this checkout beside another commit.
+"""``python -m benchmarks.compare BASE [TOPIC ...]``: compares this checkout with another commit.
 
-Compares what both make of one recording, then measures each topic alternately on both, so that the
-machine's other work falls on both alike.
+Compares the output of both for one recording, then measures each topic on them alternately, so that
+other load on the machine affects both alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Judges stacks of other profilers: functions by unwind table, and whether a stack is complete.
+"""Checks stacks of other profilers: finds functions by unwind table, and complete stacks.
 
 Independent of the package's own unwinding: pyelftools finds the segments, and only the search table
 of ``.eh_frame_hdr`` and single entries of ``.eh_frame`` are read here.

@@ -1,9 +1,9 @@
-"""``make fleet HOSTS=200``: replay windows as many hosts against a real Collector, and measure it.
+"""``make fleet HOSTS=200``: replays windows of many hosts to a real Collector and measures it.
 
 Each host is a queue and a gRPC exporter as the agent has them, with the agent's schedule of
 windows, its jitter and its retries. All start at the same instant, the worst case. The Collector
 limits its memory, merges requests, and sends them on to a receiver in this process that counts
-samples. With ``--restart`` it ends in the middle, and starts again after so many seconds.
+samples. With ``--restart`` it stops halfway and starts again after the given number of seconds.
 """
 
 from __future__ import annotations

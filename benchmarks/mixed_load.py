@@ -1,4 +1,4 @@
-"""A mixed load: compute, pipes, short processes, file reads and writes; ends by itself.
+"""A mixed load: compute, pipes, short-lived processes, file reads and writes; for a fixed time.
 
 ``python -m benchmarks.mixed_load SECONDS``. Needs nothing but the Python that runs it, so that
 every machine has the same load; about one CPU's worth of work per part.

@@ -1,12 +1,12 @@
-"""``python -m benchmarks.peer PROGRAM``: this agent beside opentelemetry-ebpf-profiler.
+"""``python -m benchmarks.peer PROGRAM``: compares this agent with opentelemetry-ebpf-profiler.
 
-Both sample the same load at the same time and send to a receiver here, so that whatever disturbs
-disturbs both. The program is built from a clone of that project::
+Both sample the same load at the same time and send to a receiver in this process, so that other
+load affects both. The program is built from a clone of that project::
 
     go build -o ebpf-profiler .
 
 It needs tracefs (``mount -t tracefs tracefs /sys/kernel/tracing``), and CAP_SYS_RESOURCE to raise
-a limit that kernels from 5.11 on do not look at: where the host withholds it, let
+a limit that kernels from 5.11 on ignore: where the host withholds it, let
 ``MaximizeMemlock`` in ``rlimit/rlimit.go`` return a function that does nothing.
 """
 

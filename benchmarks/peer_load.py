@@ -1,4 +1,4 @@
-"""A load of many kinds of user code: ``python -m benchmarks.peer_load SECONDS``; ends by itself.
+"""A load of many kinds of user code: ``python -m benchmarks.peer_load SECONDS``.
 
 C++ with threads, an interpreter, a shell, a compiler, a JIT compiler and cryptography, all of them
 built without frame pointers. What is not installed is left out.

@@ -1,4 +1,4 @@
-"""Twenty Python processes that run functions of their own in deep stacks; they end by themselves.
+"""Twenty Python processes that each run distinct functions in deep stacks for a fixed time.
 
 ``python -m benchmarks.python_load SECONDS``.
 """

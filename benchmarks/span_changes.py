@@ -1,6 +1,6 @@
-"""Measures changes of context in this process, before its spans are published and after.
+"""Measures context changes in this process, before and after its spans are published.
 
-Usage: python -m benchmarks.span_changes; a JSON object of nanoseconds by kind of change.
+Usage: python -m benchmarks.span_changes; prints a JSON object of nanoseconds by kind of change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The account that the agent prints at its end, as tests compare it."""
+"""The account that the agent prints on exit, in the form tests compare."""
 
 import json
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Reads the type information of the compiled sampler, and makes such of other structs."""
+"""Reads the type information of the compiled sampler, and builds BTF for other structs."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Where tests keep what they fetched and built: outside the checkout."""
+"""The directory, outside the checkout, where tests cache downloads and builds."""
 
 import os
 from pathlib import Path

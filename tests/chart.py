@@ -1,7 +1,7 @@
 """Writes ``values.schema.json`` of the Helm chart, with the agent's schema for ``config``.
 
-Helm checks values with it before anything reaches a cluster, so that a wrong key of the agent is
-refused by ``helm install``, not by agents that do not start.
+Helm validates values with it before anything reaches a cluster, so that ``helm install`` rejects an
+invalid agent key, instead of agents failing to start.
 """
 
 import json

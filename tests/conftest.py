@@ -1,4 +1,4 @@
-"""For all tests: no module leaves descriptors open; no example of hypothesis has a time limit."""
+"""For all tests: no module leaves descriptors open; hypothesis examples have no time limit."""
 
 import contextlib
 import gc

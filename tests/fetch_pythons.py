@@ -1,7 +1,7 @@
-"""Gets interpreters that Debian has not: python-build-standalone's, as a Go module.
+"""Fetches interpreters that Debian does not package: python-build-standalone's, as a Go module.
 
-Usage: python -m tests.fetch_pythons; prints their directories. The module proxy of Go has them on
-machines that reach no other place of downloads; the go command checks what it gets.
+Usage: python -m tests.fetch_pythons; prints their directories. Go's module proxy has them for
+machines that reach no other download site; the go command verifies checksums.
 """
 # ruff: noqa: T201 - a command talks to its user
 

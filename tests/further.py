@@ -1,4 +1,4 @@
-"""Cases of an expensive test beyond those of the default run."""
+"""Further cases of an expensive test, beyond the default run."""
 
 import pytest
 

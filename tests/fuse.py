@@ -1,7 +1,7 @@
-"""A FUSE file system of regular files that freezes, or answers late, on demand.
+"""A FUSE file system of regular files that freezes or responds late on demand.
 
 It runs in a process with nothing but ``/dev/fuse`` and mount(2): the kernel aborts its requests
-when it ends, so that no test leaves a process that cannot be killed. Structures and numbers are
+when it exits, so that no test leaves an unkillable process. Structures and numbers are
 those of ``include/uapi/linux/fuse.h``, protocol 7.31.
 """
 

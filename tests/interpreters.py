@@ -1,4 +1,4 @@
-"""CPython interpreters of this machine, of all versions, for tests of what is read of them."""
+"""CPython interpreters installed on this machine, in all versions, for tests that read them."""
 
 import contextlib
 import functools

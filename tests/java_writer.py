@@ -1,4 +1,4 @@
-"""A Java program that publishes its spans by ``ddprof``, from dd-java-agent of Maven Central."""
+"""A Java program that publishes its spans through ``ddprof`` (dd-java-agent, Maven Central)."""
 
 import hashlib
 import shutil

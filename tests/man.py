@@ -1,4 +1,4 @@
-"""Manual pages of all commands, made of their help. ``python -m tests.man`` writes docs/man."""
+"""Manual pages of all commands, from their help. ``python -m tests.man`` writes docs/man."""
 
 import re
 import sys

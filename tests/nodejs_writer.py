@@ -1,4 +1,4 @@
-"""A program for Node.js 24 that publishes its spans by ``@datadog/pprof``, installed with npm."""
+"""A Node.js 24 program that publishes its spans through ``@datadog/pprof``, installed with npm."""
 
 import shutil
 import subprocess

@@ -1,7 +1,7 @@
-"""A Python with this package that every user can run.
+"""A Python with this package that any user can run.
 
 A clone in a home directory, its environment, or an interpreter there (pyenv's) is closed to other
-users, and to root without capabilities. For tests that run code as these, it is copied.
+users, and to root without capabilities. For tests that run code as such a user, it is copied.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A service of threads, tasks and executors that publishes its spans and notes when it is in which.
+"""A service of threads, tasks and executors that publishes its spans and logs when each is active.
 
-Usage: python -m tests.published_spans FILE; ends, and writes the notes, when its input ends.
+Usage: python -m tests.published_spans FILE; writes the log and exits at the end of its input.
 """
 
 import asyncio

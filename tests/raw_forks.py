@@ -1,4 +1,4 @@
-"""C's ``fork()``, as servers in C call it: no fork hook of Python runs in the child."""
+"""C's ``fork()``, as called by servers written in C: no Python fork hook runs in the child."""
 
 import ctypes
 import inspect

@@ -1,4 +1,4 @@
-"""Records of the ring, as the sampler writes them."""
+"""Ring-buffer records in the form the sampler writes them."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Servers on loopback, whose requests each test answers itself; ports and certificates for them."""
+"""Servers on loopback with scripted responses, and ports and certificates for them."""
 
 from __future__ import annotations
 

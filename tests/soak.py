@@ -1,4 +1,4 @@
-"""The agent under load for minutes, with a fault each minute: does it grow, does it lose count?
+"""The agent under load for minutes, with a fault each minute: checks its memory and its account.
 
 Run by ``make soak MINUTES=30``; not collected by pytest. Two agents run side by side, one before a
 receiver of this script and one before a real Collector if one has been built (see

@@ -1,6 +1,6 @@
-"""An OTLP receiver on loopback that refuses and drops what Pyroscope and Parca do.
+"""An OTLP receiver on loopback that rejects and drops what Pyroscope and Parca do.
 
-It refuses attributes of resources and scopes without key or value. Like Pyroscope it takes the
+It rejects resource and scope attributes without key or value. Like Pyroscope it accepts the
 rest, but keeps one of several profiles with equal labels and times, drops frames without a
 function, and has no name for what has no ``service.name``; each of these is a complaint.
 """

@@ -1,4 +1,4 @@
-"""Native programs that publish thread contexts, and their samples beside what they log."""
+"""Native programs that publish thread contexts, and their samples compared with their logs."""
 
 import bisect
 import os

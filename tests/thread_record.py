@@ -1,4 +1,4 @@
-"""Reads the thread context of the calling thread, by the specification alone."""
+"""Reads the calling thread's context, following only the specification."""
 
 import ctypes
 import importlib.util

@@ -1,4 +1,4 @@
-"""Generated profiles of a busy host: deep stacks that share their callers, over time and CPUs."""
+"""Generated profiles of a busy host: deep stacks with shared callers, spread over time and CPUs."""
 
 import random
 from array import array

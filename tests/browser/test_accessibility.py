@@ -1,4 +1,4 @@
-"""The page has no accessibility fault that axe-core detects, in both themes and each tab."""
+"""axe-core detects no accessibility violation on the page, in both themes and every tab."""
 
 from pathlib import Path
 

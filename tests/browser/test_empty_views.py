@@ -1,4 +1,4 @@
-"""Views without samples: the page says why, and leads back to some by button and key."""
+"""Views without samples: the page explains why, and offers a way back by button and key."""
 
 from dataclasses import replace
 

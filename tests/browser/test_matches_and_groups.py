@@ -1,4 +1,4 @@
-"""Matches of a search among dimmed frames, and narrow frames that stand together as "n more"."""
+"""Search matches among dimmed frames, and narrow frames grouped as "n more"."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Details of a frame on the page: the tooltip, shares and bars of tables, files and lines."""
+"""Frame details on the page: tooltip, shares and bars in tables, files and lines."""
 
 import pytest
 

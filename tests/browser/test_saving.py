@@ -1,4 +1,4 @@
-"""Copies of a stack, and files of the view: CSV, SVG and PNG."""
+"""Copying a stack, and saving the view as CSV, SVG and PNG."""
 
 import csv
 import io

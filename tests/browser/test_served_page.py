@@ -1,4 +1,4 @@
-"""The page as a server gives it: it fetches its data, and keeps its view when new data comes."""
+"""The page as served: it fetches its data, and keeps its view when new data arrives."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""The strip of the page with what the time of spans went to."""
+"""The span strip of the page, which shows how spans spent their time."""
 
 import pytest
 from click.testing import CliRunner

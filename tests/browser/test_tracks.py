@@ -1,4 +1,4 @@
-"""Rows of threads in the page: what each ran and waited for over time."""
+"""Thread rows on the page: when each thread ran, and what it waited for."""
 
 import pytest
 

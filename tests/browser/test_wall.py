@@ -1,4 +1,4 @@
-"""Wall-clock time in the page: what ran and what waited in one graph, waits by cause."""
+"""Wall-clock time on the page: running and waiting in one graph, waits by cause."""
 
 from dataclasses import replace
 

@@ -1,8 +1,8 @@
-"""ClickHouse's engine (chDB) behind as much of its HTTP interface as its clients need.
+"""ClickHouse's engine (chDB) behind the part of ClickHouse's HTTP interface that its clients use.
 
 ``python -m tests.collector.clickhouse_server DIRECTORY`` prints its port, and serves until it is
-killed. Clients are clickhouse-go, which the Collector's exporter uses and which wants the blocks of
-a newer protocol, and clickhouse-connect.
+killed. Its clients are clickhouse-go, which the Collector's exporter uses and which requires blocks
+of a newer protocol, and clickhouse-connect.
 """
 
 import base64

@@ -1,6 +1,6 @@
-"""Go programs that tests run: the Collector, tools from the module proxy, and small ones from here.
+"""Go programs that tests run: the Collector, tools from the module proxy, and small local programs.
 
-Each is built once, and kept in the cache.
+Each is built once and cached.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""Debian roots, made once from this system's mirror, in a network of their own or the host's."""
+"""Debian roots, built once from this system's mirror, in a new network namespace or the host's."""
 
 import fcntl
 import hashlib

@@ -1,4 +1,4 @@
-"""The agent beside a real Collector: every sample that the kernel took arrives, once."""
+"""The agent with a real Collector: every sample taken by the kernel arrives exactly once."""
 
 import json
 import signal

@@ -1,6 +1,6 @@
-"""Profiles through the shipped gateway into ClickHouse, and back by ``clickhouse://``.
+"""Profiles through the shipped gateway into ClickHouse, and back through ``clickhouse://``.
 
-The engine is chDB, ClickHouse's own in a library, behind a small HTTP server
+The engine is chDB, ClickHouse's engine as a library, behind a small HTTP server
 (:mod:`tests.collector.clickhouse_server`).
 """
 

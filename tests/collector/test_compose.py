@@ -1,7 +1,7 @@
 """The demo of examples/compose: Docker Compose accepts it, and its parts work together.
 
 No images are needed: the page, the Collector, ClickHouse's engine and the agent run here with the
-commands and files that Compose resolves, under other addresses.
+commands and files that Compose resolves, at different addresses.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The Debian package under systemd as PID 1, which systemd-nspawn boots: ``make test-packages``.
 
-What test_debian_package.py cannot see without: maintainer scripts that start and stop the agent,
-the whole sandbox of the unit, its notifications and reload.
+Covers what test_debian_package.py cannot without systemd: maintainer scripts that start and stop
+the agent, the unit's full sandbox, its notifications and reload.
 """
 
 import os

@@ -1,9 +1,9 @@
 """The Debian package on a clean Debian root: installed, run, upgraded, removed and purged.
 
-The root has the packages of Essential and the dependencies that the package names, no more; it is
-made once by mmdebstrap from this system's mirror and cached. There is no systemd in it, so the
-unit's command runs under the user and capabilities of the installed unit by setpriv. The
-network is a namespace of its own, where the agent's and the Collector's default ports are free.
+The root has only the Essential packages and the package's declared dependencies; it is
+built once by mmdebstrap from this system's mirror and cached. There is no systemd in it, so the
+unit's command runs under the user and capabilities of the installed unit by setpriv. It has
+a separate network namespace, where the agent's and the Collector's default ports are free.
 
 ``KPROFILER_DEB_TWICE=1`` builds the package twice and compares the bytes.
 """

@@ -1,4 +1,4 @@
-"""Exported samples arrive in a real Collector's file, sample by sample."""
+"""Exported samples arrive in a real Collector's file, compared sample by sample."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The load generator with a few hosts and a Collector that goes away: every sample is counted."""
+"""The load generator with a few hosts and a Collector that restarts: every sample is counted."""
 
 import argparse
 

@@ -1,6 +1,6 @@
-"""The image of config/kubernetes, built by buildah and run with what the DaemonSet allows it.
+"""The image of config/kubernetes, built by buildah and run with the DaemonSet's privileges.
 
-No registry is needed: the Containerfile starts from a root of this release that mmdebstrap makes.
+No registry is needed: the Containerfile starts from a root of this release built by mmdebstrap.
 No container runtime is needed: setpriv and mounts do what it would set, except for seccomp.
 """
 

@@ -1,7 +1,7 @@
-"""The manifests of config/kubernetes, judged by Kubernetes' own code and run with a Collector.
+"""The manifests of config/kubernetes, validated by Kubernetes' own code and run with a Collector.
 
-The API server of the gateway's test is a stand-in that serves the objects of a cluster: what is
-tested is that agents send what the processor finds pods by.
+The API server of the gateway's test is a stand-in that serves the objects of a cluster: the test
+is that agents send the attributes by which the processor identifies pods.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Alert rules and dashboards of config/, with a real Prometheus and ClickHouse's engine.
 
-The agent's own code sends its metrics to Prometheus; each series that an alert or a panel asks for
-has to be there under that name and with those labels.
+The agent's own code sends its metrics to Prometheus; each series that an alert or a panel queries
+must exist with that name and those labels.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""Output of the processors and exporters of real Collectors for our requests, as the next receiver
-sees it: every sample, with names and values as sent."""
+"""Our requests after the processors and exporters of real Collectors, as the next receiver sees
+them: every sample, with names and values as sent."""
 
 import pytest
 

@@ -1,8 +1,8 @@
 """The README's two commands on minimal Debians and Ubuntu: in any order, twice, as root and a user.
 
-The root is one that mmdebstrap made, with apt and the host's network. Each clone is in a home
-directory that only its owner may enter. The user may call sudo, and has other interpreters first on
-the PATH. The test command is stopped short: of all tests it runs two files.
+The root is built by mmdebstrap, with apt and the host's network. Each clone is in a home
+directory that only its owner may enter. The user may call sudo and has other interpreters first on
+the PATH. The test command is shortened: it runs only two test files.
 """
 
 import os

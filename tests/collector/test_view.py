@@ -1,4 +1,4 @@
-"""``view --listen`` behind a real Collector: it shows what `report` says of the Collector's file.
+"""``view --listen`` behind a real Collector: it shows what `report` prints for its file.
 
 ``KPROFILER_VIEW_S=600`` runs the agent for ten minutes instead of some seconds, and compares
 minutes instead of windows of five seconds (``make test-view MINUTES=10``).

@@ -1,5 +1,5 @@
-"""``diff`` of recordings of one load, whose system calls have known shares of its CPU time.
+"""``diff`` on recordings of a load whose system calls have known shares of its CPU time.
 
-``python -m tests.diffs [PAIRS] [SECONDS]`` prints a table of pairs of runs: equal ones, and some in
-which one share is larger.
+``python -m tests.diffs [PAIRS] [SECONDS]`` prints a table of pairs of runs: equal pairs, and
+pairs in which one share is larger.
 """

@@ -1,9 +1,9 @@
-"""``diff`` of equal runs, and of runs with a planted difference, as a table.
+"""Tabulates ``diff`` on equal runs, and on runs with a planted difference.
 
 usage: python -m tests.diffs [--rate HZ] [--keep DIRECTORY] [PAIRS] [SECONDS]
 
-The runs that are compared run at the same time: what else the machine does preempts and interrupts
-them, which is a difference, too, if it happens to one of them alone.
+The compared runs run at the same time: preemption and interrupts by other work would appear as a
+difference if only one of them were affected.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The documentation site: every page is in its navigation, and every link leads somewhere."""
+"""The documentation site: every page is in its navigation, and every link resolves."""
 
 import importlib.util
 import inspect

@@ -1,4 +1,4 @@
-"""Workflow files and templates of the forge: valid, and with targets and extras that exist."""
+"""GitHub workflows and templates are valid, and name existing targets and extras."""
 
 import importlib.util
 import re

@@ -1,11 +1,11 @@
-"""Kill agents at random instants and account for their samples from the received data alone.
+"""Kills agents at random instants and accounts for their samples from the received data alone.
 
 Run ``python tests/faults/kills.py [KILLS] [SEED]`` as root. Agents that share a spool follow one
 another. Each is killed at a random instant of its start or run, while the receiver answers at
-random: it accepts, refuses for now or for good, hangs, and loses answers. A last agent delivers the
-rest. What its last request states as taken must be what arrived, by ``profile_id``, plus what it
-states as lost. Half of the kills are with ``fsync: always``, half with ``never``. Exits 1 if a
-sample is in neither count, or in both.
+random: it accepts, rejects temporarily or permanently, hangs, and loses responses. A final agent
+delivers the rest. The samples its last request reports as taken must equal those that arrived, by
+``profile_id``, plus those it reports as lost. Half of the kills use ``fsync: always``, half
+``never``. Exits 1 if a sample is in neither count, or in both.
 """
 
 # ruff: noqa: T201, E402 - a command talks to its user

@@ -1,7 +1,7 @@
 """The agent while its receiver fails and while it is killed: the account stays exact.
 
-The received samples are compared with those that the eBPF program counted, by the account in the
-data and by the one that the agent prints.
+The received samples are compared with those counted by the eBPF program, using the account in the
+data and the one the agent prints.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A durable queue on full, read-only, hanging and damaged disks, with its own file system."""
+"""A durable queue on full, read-only, hanging and damaged disks, on a dedicated file system."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Frozen agents, and agents that receive foreign signals.
+"""Frozen agents, and agents that receive unrelated signals.
 
 The sampler continues in the kernel meanwhile, so a freeze overflows the ring buffer of an agent
 with many samples. By default one such agent and one whose ring buffer suffices are frozen for

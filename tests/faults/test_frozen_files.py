@@ -1,4 +1,4 @@
-"""File systems that do not answer: a process runs a program whose file cannot be read."""
+"""Unresponsive file systems: a process runs a program whose file cannot be read."""
 
 import shutil
 import signal

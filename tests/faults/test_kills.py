@@ -1,4 +1,4 @@
-"""Killed agents and cut spools; ``make test-kills KILLS=200`` runs many."""
+"""Killed agents and truncated spools; ``make test-kills KILLS=200`` runs more of them."""
 
 import os
 

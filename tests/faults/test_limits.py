@@ -1,4 +1,4 @@
-"""The agent's resource limits on a running host: the rate drops, and the data says so."""
+"""The agent's resource limits on a running host: the rate drops, and the data records it."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""An agent in a cgroup with the memory of its unit, beside programs with hostile debug sections."""
+"""An agent under its memory limit, with programs that have hostile debug sections."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""One process that makes all of its samples differ takes no samples of others."""
+"""A process whose samples all differ does not cost other processes samples."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""TLS that fails: what is reported, and that renewed files are used without a restart."""
+"""TLS failures: they are reported, and renewed files are used without a restart."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A child process with little memory and time, for input that is made to take much of both."""
+"""A child process with little memory and time, for input crafted to take much of both."""
 
 import os
 import resource

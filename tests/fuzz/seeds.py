@@ -1,4 +1,4 @@
-"""Small real inputs that hostile ones are made of."""
+"""Small real inputs from which hostile ones are derived."""
 
 import struct
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files of others that shrink, grow and change while they are read."""
+"""Other users' files that shrink, grow and change while they are read."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Configurations that somebody else made: every problem in bounded time, never a traceback."""
+"""Untrusted configurations: every problem is reported in bounded time, without a traceback."""
 
 import contextlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Hostile DWARF: a file has lines or a clear error, in bounded time and memory."""
+"""Hostile DWARF: each file yields lines or a clear error, in bounded time and memory."""
 
 import os
 import random

@@ -1,7 +1,7 @@
 """Hostile bytes and truncated files for every parser of kernel symbols.
 
-Each parser answers in bounded time, counts what it skips, and never gives a wrong table. The
-seeds are real lines; examples that once broke something are kept as explicit ones.
+Each parser finishes in bounded time, counts what it skips, and never returns a wrong table. The
+seeds are real lines; earlier failures are kept as explicit examples.
 """
 
 import lzma

@@ -1,4 +1,4 @@
-"""Hostile names of functions: any text has a result, in bounded time."""
+"""Hostile function names: any string is demangled or returned unchanged, in bounded time."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""OTLP profiles that were made to be expensive, and damaged ones: refused, or read at low cost."""
+"""Expensive and damaged OTLP profiles: rejected, or read at low cost."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Damaged files of pprof: an error of ours, or samples that can be reported."""
+"""Damaged pprof files: they raise the documented error, or yield samples that can be reported."""
 
 import gzip
 

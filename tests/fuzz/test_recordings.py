@@ -1,4 +1,4 @@
-"""Recordings that somebody else made: read at low cost, or refused with a reason."""
+"""Untrusted recordings: read at low cost, or rejected with a reason."""
 
 import contextlib
 import copy

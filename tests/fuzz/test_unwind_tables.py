@@ -1,4 +1,4 @@
-"""Hostile ELF files: refused with a reason, or copied into an image that the program can trust."""
+"""Hostile ELF files: rejected with a reason, or copied into an image the program can trust."""
 
 import struct
 from contextlib import suppress

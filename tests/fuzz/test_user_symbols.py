@@ -1,4 +1,4 @@
-"""Hostile user files: refused with a reason, or a table that keeps its promises."""
+"""Hostile user files: rejected with a reason, or read into a consistent table."""
 
 import functools
 import lzma

@@ -1,4 +1,4 @@
-"""Breaks the package on purpose, one rule at a time, and expects a kernel test to notice.
+"""Breaks the package on purpose, one rule at a time, and expects a kernel test to fail.
 
     python tests/kernels/mutations.py            # all of them, one boot each
     python tests/kernels/mutations.py --list

@@ -1,4 +1,4 @@
-"""Modules are loaded, unloaded and reloaded while being sampled; names are right at any time."""
+"""Modules are loaded, unloaded and reloaded while being sampled; names are always correct."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""Symbols of many modules against their files, and of code without a file."""
+"""Symbols of many modules compared with their files, and of code without a file."""
 
 import platform
 import subprocess

@@ -1,4 +1,4 @@
-"""Fixtures: both loaders, and a file for profiles of services."""
+"""Fixtures: both loaders, and a file that receives profiles of services."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A program with thirty functions, one of which makes the kernel work."""
+"""A program with thirty functions, exactly one of which causes kernel time."""
 
 import os
 

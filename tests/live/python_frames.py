@@ -1,4 +1,4 @@
-"""The frames of this process's own threads, sampled while they run what a test knows."""
+"""Frames of this process's threads, sampled while they run functions known to a test."""
 
 import contextlib
 import os

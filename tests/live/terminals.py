@@ -1,4 +1,4 @@
-"""A terminal whose screen tests read, and a program that runs on it."""
+"""A terminal whose screen tests can read, and a program that runs on it."""
 
 import contextlib
 import fcntl

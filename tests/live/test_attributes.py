@@ -1,4 +1,4 @@
-"""Receivers that are as strict as Pyroscope and Parca accept what we send, and drop none of it."""
+"""Receivers as strict as Pyroscope and Parca accept every request, and drop nothing."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Debug files of programs in containers are those of the container's root, and of the program."""
+"""Debug files of containerized programs come from the container's root and match the program."""
 
 import os
 import subprocess

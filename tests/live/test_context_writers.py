@@ -1,4 +1,4 @@
-"""Samples have the spans that writers of other projects publish, and no other."""
+"""Samples have the spans published by other projects' writers, and no others."""
 
 import os
 

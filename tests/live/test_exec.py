@@ -1,4 +1,4 @@
-"""A process that executes another program, or drops its rights: its samples are of what it was."""
+"""Samples of a process that execs or drops privileges describe it at the time of the sample."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The first stacks of programs that run already are whole: their unwind tables come before."""
+"""The first stacks of already running programs are complete: their unwind tables are preloaded."""
 
 import os
 import shutil

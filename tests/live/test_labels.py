@@ -1,4 +1,4 @@
-"""Samples carry the labels that are set in the context that they were taken in."""
+"""Samples carry the labels set in the context in which they were taken."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Opens files that real processes have mapped, whatever became of their paths."""
+"""Opens files mapped by real processes, whatever has become of their paths."""
 
 import os
 import shutil

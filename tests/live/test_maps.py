@@ -1,4 +1,4 @@
-"""Mappings of real processes: by address, and all of them."""
+"""Mappings of real processes: looked up by address, and listed."""
 
 import ctypes
 import errno

@@ -1,4 +1,4 @@
-"""Missed samples, which the kernel does not take, are counted exactly."""
+"""Samples missed by the kernel are counted exactly."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Text that a process has moved to anonymous memory has the names and the tables of its file."""
+"""Text moved to anonymous memory is resolved and unwound with its file's symbols and tables."""
 
 import shutil
 import subprocess

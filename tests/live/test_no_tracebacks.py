@@ -1,4 +1,4 @@
-"""Every command reports a bad output or file in two lines."""
+"""Every command reports an unusable output or file in two lines."""
 
 import json
 import os

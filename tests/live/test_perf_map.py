@@ -1,4 +1,4 @@
-"""Perf maps and jitdumps of JIT compilers that are installed here."""
+"""Perf maps and jitdumps written by the JIT compilers installed on this machine."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""The stream of process events, against programs that say what they do."""
+"""The stream of process events, compared with programs that log what they do."""
 
 import contextlib
 import os

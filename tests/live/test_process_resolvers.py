@@ -1,4 +1,4 @@
-"""User code of real processes and files: right at the time of the question, and never another's."""
+"""User code of real processes and files: resolved as of the lookup, never from another process."""
 
 import ctypes
 import mmap

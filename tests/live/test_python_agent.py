@@ -1,4 +1,4 @@
-"""Python frames of other processes, sampled by a user who may load programs and nothing else."""
+"""Python frames of other processes, sampled by a user whose only privilege is loading programs."""
 
 import json
 import os

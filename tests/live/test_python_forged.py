@@ -1,4 +1,4 @@
-"""A process whose objects are not what an interpreter has, and change while they are read."""
+"""A process with forged interpreter objects that change while they are read."""
 
 import array
 import ctypes

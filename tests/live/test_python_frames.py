@@ -1,4 +1,4 @@
-"""Frames of CPython that the program reads in this process, against what it runs."""
+"""CPython frames read by the BPF program in this process, compared with the running functions."""
 
 import os
 import subprocess

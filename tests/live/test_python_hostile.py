@@ -1,4 +1,4 @@
-"""A process whose interpreter's memory is whatever it likes, and changes while it is sampled."""
+"""A process that fills its interpreter's memory with arbitrary data while it is sampled."""
 
 import ctypes
 import os

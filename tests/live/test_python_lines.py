@@ -1,4 +1,4 @@
-"""Lines of Python that make the kernel work: found by ``record`` and by a service itself."""
+"""Python lines that cause kernel time, located by ``record`` and by profiled services."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""CPython processes of this machine are found, with the addresses that they say themselves."""
+"""CPython processes on this machine are found, with the addresses they report themselves."""
 
 import contextlib
 import mmap

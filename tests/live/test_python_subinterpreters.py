@@ -1,4 +1,4 @@
-"""Python frames of processes with subinterpreters: those of the interpreter that a thread runs."""
+"""Python frames of processes with subinterpreters: those of each thread's current interpreter."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Python frames of each sample are exactly what ran at that instant, in every interpreter here."""
+"""The Python frames of each sample match the code running at that instant, in every interpreter."""
 
 import platform
 import shutil

@@ -1,4 +1,4 @@
-"""Children of C's ``fork()``, in which no fork hook of Python runs, and what they call first."""
+"""Children of C's ``fork()``, in which no Python fork hook runs, and their first calls."""
 
 import pytest
 from services import problems, run

@@ -1,4 +1,4 @@
-"""``record -- COMMAND``: how it ends, what it says, and what it leaves."""
+"""``record -- COMMAND``: how it ends, what it prints, and what it leaves behind."""
 
 import os
 import signal

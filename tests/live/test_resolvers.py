@@ -1,4 +1,4 @@
-"""Resolvers of users, on the running kernel."""
+"""User-supplied resolvers, on the running kernel."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Process ids that are given again at once: no sample has names of the process before it."""
+"""Immediately reused pids: no sample is named after the previous process."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Links of services in short, against what these know of their spans; `make test-span-truth`."""
+"""Span links of services, compared with the services' logs; `make test-span-truth` runs longer."""
 
 import os
 import subprocess

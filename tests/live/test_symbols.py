@@ -1,4 +1,4 @@
-"""Symbols of the running kernel, compared with a simple parse."""
+"""Symbols of the running kernel, compared with a simple parser."""
 
 import os
 import time

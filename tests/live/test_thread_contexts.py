@@ -1,4 +1,4 @@
-"""Samples of native programs have the span that their thread publishes, and no other."""
+"""Samples of native programs have the span published by their thread, and no other."""
 
 import bisect
 import contextlib

@@ -1,4 +1,4 @@
-"""The capabilities that the shipped unit gives for user stacks: each is needed, and is enough."""
+"""The shipped unit's capabilities for user stacks: each is necessary, and together they suffice."""
 
 import json
 import os

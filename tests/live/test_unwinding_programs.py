@@ -1,6 +1,6 @@
 """User stacks of real programs, frame by frame against an independent unwinder.
 
-``make test-unwinding-truth`` compares more of them.
+``make test-unwinding-truth`` compares more programs.
 """
 
 import platform

@@ -1,4 +1,4 @@
-"""Loads the tables of real files into real maps, and takes them out again."""
+"""Loads the tables of real files into real maps, and evicts them."""
 
 import os
 import select

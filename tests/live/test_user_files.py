@@ -1,4 +1,4 @@
-"""User stacks of real processes as files and addresses that join with the files' symbols."""
+"""User stacks of real processes as files and addresses that match the files' symbols."""
 
 import os
 import signal

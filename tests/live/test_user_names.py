@@ -1,4 +1,4 @@
-"""Names of user frames while files come, change and go."""
+"""Names of user frames while files appear, change and disappear."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Samples of waits fit their budget, and leave room to samples of what runs."""
+"""Wait samples stay within their budget, and leave room for on-CPU samples."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Sampled waits against exact totals, and against what programs know of their waits."""
+"""Sampled waits, compared with exact totals and with the programs' own records."""
 
 import bisect
 import contextlib

@@ -1,4 +1,4 @@
-"""Exact totals of off-CPU time, against the kernel's own account and against the clock."""
+"""Exact totals of off-CPU time, compared with the kernel's account and the clock."""
 
 import contextlib
 import os

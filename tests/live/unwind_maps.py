@@ -1,4 +1,4 @@
-"""The unwinder's maps without its program, and requests for what real processes have mapped."""
+"""The unwinder's maps without its program, and requests for files mapped by real processes."""
 
 import ctypes
 import mmap

@@ -1,4 +1,4 @@
-"""Groups of samples against sums made sample by sample."""
+"""Groups of samples, compared with sums over single samples."""
 
 from collections import Counter
 

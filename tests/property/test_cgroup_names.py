@@ -1,4 +1,4 @@
-"""Paths of cgroups: any bytes are read, and no id is taken from what is not a container."""
+"""Cgroup paths: arbitrary bytes are parsed, and no id is read from a non-container."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Chances of differences against sums and integrals made term by term."""
+"""Significance of differences, compared with sums and integrals computed term by term."""
 
 from math import comb, sqrt
 

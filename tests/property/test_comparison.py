@@ -1,4 +1,4 @@
-"""Comparisons of profiles of known difference: of samples in bursts, and of independent ones."""
+"""Comparisons of profiles with a known difference, of bursty and of independent samples."""
 
 from functools import cache
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""Export accounting against brute force: any choice of a receiver, any order of events."""
+"""Export accounting, compared with brute force: any receiver behaviour, any order of events."""
 
 import tempfile
 import threading

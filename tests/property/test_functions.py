@@ -1,4 +1,4 @@
-"""Tables of functions answer as a search through all of them does."""
+"""Lookups in function tables equal a linear search."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""No name reaches a terminal as more than printable text, and programs get each as it is."""
+"""Names reach terminals only as printable text, and machine-readable formats unchanged."""
 
 import gzip
 import json

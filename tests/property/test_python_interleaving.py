@@ -1,4 +1,4 @@
-"""Python frames among native ones: generated calls between C and Python, as both report them."""
+"""Python frames interleaved with native ones: generated calls between C and Python."""
 
 from dataclasses import replace
 from itertools import pairwise

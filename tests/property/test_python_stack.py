@@ -1,4 +1,4 @@
-"""The Python side of a sample: what is packed comes back, and nothing else is accepted."""
+"""The Python side of a sample survives a round trip, and malformed bytes are rejected."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Any samples in any parts: the store of `view` shows what a list of them has."""
+"""Any samples in any batches: the `view` store returns what a list of them holds."""
 
 import tempfile
 from functools import partial

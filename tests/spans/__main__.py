@@ -1,4 +1,4 @@
-"""Samples of services against what these services know of their spans, as a table.
+"""Tabulates samples of services against the services' own span logs.
 
 usage: python -m tests.spans [--source interpreter|hooks|record] [SECONDS] [SCENARIO…]
 """

@@ -1,4 +1,4 @@
-"""Scenarios of Python itself: threads, contexts, generators, asyncio."""
+"""Scenarios in plain Python: threads, contexts, generators, asyncio."""
 
 import asyncio
 import concurrent.futures

@@ -1,4 +1,4 @@
-"""Child processes: multiprocessing in each way, and Celery's workers. Each samples itself."""
+"""Child processes: multiprocessing by each start method, Celery workers; each samples itself."""
 
 import contextlib
 import multiprocessing

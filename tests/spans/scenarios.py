@@ -1,4 +1,4 @@
-"""All scenarios by name: functions of a truth to note in, and of the seconds to go on."""
+"""All scenarios by name: functions that take a truth log and a duration in seconds."""
 
 from tests.spans import asgi, interpreter, processes, wsgi
 

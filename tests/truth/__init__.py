@@ -1,1 +1,1 @@
-"""Stacks of the kernel program against another implementation, on the same registers and memory."""
+"""Stacks of the BPF program, compared with another unwinder on the same registers and memory."""

@@ -1,7 +1,7 @@
 """Compares stacks of many programs with the reference, and prints a table.
 
 Usage: python -m tests.truth [--stacks N] [NAME…]; exits with 1 if a frame is wrong, or too many
-stacks are cut off.
+stacks are truncated.
 """
 # ruff: noqa: T201 - a command talks to its user
 

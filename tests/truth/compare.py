@@ -1,4 +1,4 @@
-"""Compares what the kernel program found with the reference."""
+"""Compares the BPF program's stacks with the reference."""
 
 from __future__ import annotations
 

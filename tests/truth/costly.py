@@ -1,8 +1,8 @@
 """A program whose stacks are as expensive to unwind as tables allow, forever.
 
-Each frame lies in another file than the one before: its mapping is found in the process's tree, its
-rule by a binary search in a large table that is not in the processor's caches, and the entry's CIE
-is never that of the last. Between calls, the leaf reads more memory than caches hold.
+Each frame is in a different file from its caller's: its mapping is looked up in the process's tree,
+its rule by a binary search in a large table outside the processor's caches, and the entry's CIE
+differs from the last. Between calls, the leaf reads more memory than caches hold.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stacks as the kernel program unwinds them, with the registers and memory they came from."""
+"""Stacks unwound by the BPF program, with the registers and memory they came from."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Names of frames against programs that say which function they run.
+"""Frame names, compared with programs that log which function they run.
 
-``python -m tests.truth.naming [SECONDS]`` runs every workload for long, and prints a table.
+``python -m tests.truth.naming [SECONDS]`` runs every workload for longer, and prints a table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kernel program's unwinder as native code, for processors that this machine is not."""
+"""The BPF program's unwinder as native code, for other processor architectures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs whose stacks are compared: real ones, and some that are compiled for it."""
+"""Programs whose stacks are compared: real ones, and some compiled for the comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks that a kernel on another machine has unwound, with the registers and memory of each."""
+"""Stacks unwound by a kernel on another machine, with the registers and memory of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An independent unwinder: pyelftools decodes the tables, all registers are followed.
+"""An independent unwinder: pyelftools decodes the tables, and all registers are tracked.
 
 It works on a copy of a thread's registers and of some of its stack, and shares no code with the
 kernel program or its loader.

@@ -1,4 +1,4 @@
-"""Compiles kernel programs of tests, and copies sources to be broken on purpose."""
+"""Compiles BPF programs for tests, and copies sources for mutation."""
 
 import shutil
 import subprocess

@@ -1,7 +1,7 @@
 """Unit tests run in their own process alone, unless they are marked ``system``.
 
 An audit hook (PEP 578) sees what Python code starts and opens, and the bpf(2) call of the package
-is replaced: a test without the marker that uses the system fails, whatever becomes of the error.
+is replaced: a test without the marker that uses the system fails, even if it catches the error.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The account: exact for each kind of samples; the sums are made from the kinds."""
+"""The account: exact for each sample kind, with totals summed over kinds."""
 
 import json
 

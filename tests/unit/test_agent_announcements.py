@@ -1,4 +1,4 @@
-"""Lines of the agent about itself, without a running one."""
+"""The agent's log lines about itself, without running it."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Measures that keep the agent small."""
+"""Measures that keep the agent's memory small."""
 
 import subprocess
 import sys

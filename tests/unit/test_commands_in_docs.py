@@ -1,4 +1,4 @@
-"""Commands that the pages show exist, with the options that they show."""
+"""Commands and options shown on the pages exist."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Nothing is imported from a working directory that others may write to."""
+"""Nothing is imported from a working directory writable by others."""
 
 import os
 import subprocess

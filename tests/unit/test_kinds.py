@@ -1,4 +1,4 @@
-"""A kind of samples is added by its row alone: from a recording to every report and account."""
+"""Adding a row adds a sample kind: from a recording to every report and account."""
 
 import gzip
 import json

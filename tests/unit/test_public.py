@@ -1,4 +1,4 @@
-"""The Python that every user can run, made where the checkout and its interpreter are closed."""
+"""The Python that any user can run, built if the checkout or its interpreter is inaccessible."""
 
 import os
 import re

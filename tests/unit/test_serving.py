@@ -1,4 +1,4 @@
-"""Attacks that all servers withstand: headers without an end, and names that lead here."""
+"""Attacks that all servers withstand: endless headers, and DNS rebinding."""
 
 import contextlib
 import socket

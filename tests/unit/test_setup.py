@@ -1,4 +1,4 @@
-"""Set-up of a clone: the interpreter that it chooses, and what becomes of an environment.
+"""Setting up a clone: the chosen interpreter, and the handling of an existing environment.
 
 Interpreters, environments and pip are real; the package is a small one, without dependencies.
 Root hides the system's interpreter in a mount namespace.

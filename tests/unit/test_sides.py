@@ -1,4 +1,4 @@
-"""A side is added by its row alone: from OTLP and back to every report."""
+"""Adding a row adds a stack side: through OTLP and into every report."""
 
 import gzip
 import json

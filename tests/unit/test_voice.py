@@ -1,4 +1,4 @@
-"""The counter of words that the house style avoids, and the state of the checkout."""
+"""The counter of phrases the house style avoids, run on samples and on the checkout."""
 
 import pytest
 

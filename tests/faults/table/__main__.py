@@ -1,4 +1,4 @@
-"""Run the scenarios and write the table; see the package."""
+"""Runs the scenarios and writes the table; see the package."""
 
 # ruff: noqa: T201 - a command talks to its user
 

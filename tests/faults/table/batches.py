@@ -1,4 +1,4 @@
-"""Run scenarios side by side with an agent that nothing happens to, and a control program."""
+"""Runs scenarios beside an undisturbed agent and a control program."""
 
 from __future__ import annotations
 

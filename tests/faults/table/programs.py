@@ -1,4 +1,4 @@
-"""Programs beside an agent, of another user, which end with the scenario."""
+"""Programs of another user that run beside an agent and end with the scenario."""
 
 from __future__ import annotations
 

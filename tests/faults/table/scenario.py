@@ -1,4 +1,4 @@
-"""Scenarios: what is done to an agent, and with which configuration."""
+"""Scenarios: the fault an agent meets, and its configuration."""
 
 from __future__ import annotations
 

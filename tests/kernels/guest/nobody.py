@@ -1,4 +1,4 @@
-"""Runs a function as an unprivileged user who has some capabilities."""
+"""Runs a function as an unprivileged user with some capabilities."""
 
 from __future__ import annotations
 

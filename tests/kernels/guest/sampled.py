@@ -1,4 +1,4 @@
-"""Taking samples with the product's sampler."""
+"""Takes samples with the package's sampler."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Debian's archive, by apt: that of this machine, or another release's, which is not installed.
+"""Debian's archive, accessed with apt: this machine's release, or another one.
 
-Signatures are checked by apt in either case. For another release apt gets configuration, lists and
-an empty package database of its own in the cache, so that this machine's are left alone.
+apt verifies signatures in either case. For another release, apt uses a separate configuration,
+lists and an empty package database in the cache, so that this machine's are not touched.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one error of the harness: what is wrong and how to fix it."""
+"""The harness's only error type: the problem and its fix."""
 
 
 class MatrixError(Exception):

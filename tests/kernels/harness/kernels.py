@@ -1,7 +1,7 @@
-"""The kernels of the matrix, and how their files get onto this machine.
+"""The kernels of the matrix, and how their files are obtained.
 
-Packages are downloaded and unpacked, never installed: no root is needed, and the machine's own
-kernel is left alone. The newest version that apt knows is taken.
+Packages are downloaded and unpacked, never installed: no root is needed, and the machine's
+kernel is not touched. The newest version known to apt is used.
 """
 # ruff: noqa: T201 - a command talks to its user
 

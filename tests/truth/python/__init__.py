@@ -1,1 +1,1 @@
-"""Python stacks of the kernel program against programs that say at each instant what they run."""
+"""Python stacks of the BPF program, compared with programs that log what runs at each instant."""

@@ -1,4 +1,4 @@
-"""Compares Python stacks of every interpreter of this machine with what ran, and prints a table.
+"""Compares Python stacks of every installed interpreter with the code that ran; prints a table.
 
 Usage: python -m tests.truth.python [--samples N] [VERSION…]; exits with 1 if one is wrong, or more
 than 2 % are absent.

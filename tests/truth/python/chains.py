@@ -1,6 +1,6 @@
 """Generated call chains whose stacks are known: each function is called at one place only.
 
-A function stores a mark when it begins and another one when it ends, so a mark shows which
+A function stores one mark on entry and another on return, so a mark shows which
 functions may be on top. Runs in every version of CPython that is tested; imports nothing else.
 """
 

@@ -1,4 +1,4 @@
-"""Makes, runs and frees functions all the time, so that code objects get addresses of earlier ones.
+"""Creates, runs and frees functions continuously, so that code objects reuse earlier addresses.
 
 Usage: python churn.py; like program.py. Two threads give each function another name; the functions
 of two others differ in their lines alone, whose tables have addresses of earlier ones, too.

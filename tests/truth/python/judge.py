@@ -1,4 +1,4 @@
-"""Compares stacks with what ran."""
+"""Compares stacks with the code that ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples programs with the product's sampler, and compares."""
+"""Samples programs with the package's sampler, and compares their stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples programs that others have started, as whoever runs this; prints what came of it.
+"""Samples programs started by other users, as the calling user; prints the results.
 
 Usage: python -m tests.truth.python.nobody OBJECT SAMPLES; standard input has a line of JSON for
 each program: its pid, marks by thread, seed, ways of calling, and the functions below its chains.

@@ -1,4 +1,4 @@
-"""Jumps and stack of the compiled programs, as older kernels judge them than this one may be."""
+"""Jumps and stack use of the compiled programs, checked by the rules of older verifiers."""
 
 import struct
 

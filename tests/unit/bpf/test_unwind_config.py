@@ -1,4 +1,4 @@
-"""Configuration of the user unwinder for kernel and processor."""
+"""The user unwinder's configuration for kernel and processor."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Threads off the CPU, as the programs keep them."""
+"""Off-CPU threads, in the form the BPF programs store them."""
 
 import mmap
 import struct

@@ -1,4 +1,4 @@
-"""Options of commands that sample: what the sampler learns about waits."""
+"""Options of sampling commands: the sampler's settings for waits."""
 
 import pytest
 from click.testing import CliRunner

@@ -1,4 +1,4 @@
-"""The state and the page of `top`: what keys show of recorded samples."""
+"""The state and screen of `top`: the effect of keys on recorded samples."""
 
 from dataclasses import replace
 

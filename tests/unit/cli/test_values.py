@@ -1,4 +1,4 @@
-"""Values of zero have shares of zero, and negative ones are refused, in every report."""
+"""Zero values have zero shares, and negative ones are rejected, in every report."""
 
 import gzip
 import random

@@ -1,4 +1,4 @@
-"""Addresses of tables, and what of them may be shown."""
+"""Table addresses, and which parts of them may be shown."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Queries of ClickHouse as SQL; the engine's answers are in tests/collector."""
+"""ClickHouse queries as SQL; tests/collector runs them on the engine."""
 
 import subprocess
 import sys

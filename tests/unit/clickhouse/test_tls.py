@@ -1,4 +1,4 @@
-"""TLS to a server: only to one whose certificate is verified, by any means of the system."""
+"""TLS connections go only to servers with a verified certificate."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Loading a configuration: defaults, and every mistake with its position."""
+"""Loading a configuration: defaults, and every error with its position."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The key `off_cpu`: what it sets, its short form, and what is refused."""
+"""The key `off_cpu`: its settings, its short form, and rejected values."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Names of symbol tables are cut and classified by their form."""
+"""Symbol names are shortened and classified by their form."""
 
 import pytest
 

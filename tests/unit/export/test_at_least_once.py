@@ -1,4 +1,4 @@
-"""Deliveries and account when answers are lost or are not OTLP."""
+"""Delivery and accounting when responses are lost or are not OTLP."""
 
 import gzip
 

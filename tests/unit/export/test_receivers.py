@@ -1,4 +1,4 @@
-"""Sending by commands: receivers are asked first, and what they do not take is kept."""
+"""Sending by commands: receivers are probed first, and samples they do not accept are saved."""
 
 import socket
 import time

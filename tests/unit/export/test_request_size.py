@@ -1,4 +1,4 @@
-"""Receivers that take only small requests: batches are divided, and later ones are made small."""
+"""Receivers that accept only small requests: batches are split, and later ones encoded smaller."""
 
 import contextlib
 import gzip

@@ -1,4 +1,4 @@
-"""The data of the page: its time axis, what counts mean, what it says of the recording."""
+"""The page's data: its time axis, its counts, and its summary of the recording."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Output formats are rows: one more is known to the command line by its row alone."""
+"""Output formats are rows: adding a row is enough for the command line to offer a format."""
 
 import re
 import subprocess

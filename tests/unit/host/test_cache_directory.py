@@ -1,4 +1,4 @@
-"""A directory of files that can be made again."""
+"""A directory of files that can be recreated."""
 
 import os
 

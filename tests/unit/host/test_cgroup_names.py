@@ -1,4 +1,4 @@
-"""Paths of cgroups, in each form that runtimes and systemd make."""
+"""Cgroup paths, in every form created by runtimes and systemd."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Memory of children by the limits of cgroups of both versions."""
+"""Memory granted to children, by the limits of cgroups v1 and v2."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Containers with the names that their runtimes give them, and cgroups."""
+"""Containers with the names given by their runtimes, and their cgroups."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The doctor reports what it observed, what is required, and a fix that fits the cause."""
+"""The doctor reports its observation, the requirement, and a fix that fits the cause."""
 
 import io
 import os

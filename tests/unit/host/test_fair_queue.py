@@ -1,4 +1,4 @@
-"""Turns of processes that cause work, and the CPU time that these share."""
+"""Fair queuing: processes that cause work take turns and share CPU time."""
 
 import os
 from collections import Counter

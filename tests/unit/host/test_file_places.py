@@ -1,4 +1,4 @@
-"""Files are found by inode number in directories that had others."""
+"""Files are found by inode number in directories of earlier files."""
 
 import os
 import threading

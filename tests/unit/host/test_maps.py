@@ -1,4 +1,4 @@
-"""Mappings of processes, from texts as the kernel writes them."""
+"""Process mappings, parsed from /proc text."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Reads that do not return, and others that go on."""
+"""Hanging reads do not delay others."""
 
 import os
 import threading

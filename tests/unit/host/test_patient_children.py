@@ -1,4 +1,4 @@
-"""Children that read files of a file system that hangs."""
+"""Children that read files on a hanging file system."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Files that cost a child process CPU time and gave nothing."""
+"""Files that cost a child process CPU time without a result."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A limit of the kernel that suspends the sampler is reported, with one that suffices."""
+"""A kernel limit that suspends the sampler is reported with a sufficient value."""
 
 import logging
 

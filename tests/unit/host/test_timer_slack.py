@@ -1,4 +1,4 @@
-"""Timer slack of this thread and of those that it starts, as shown by the kernel."""
+"""Timer slack of the calling thread and the threads it starts, as shown by the kernel."""
 
 import ctypes
 import threading

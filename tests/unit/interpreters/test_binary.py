@@ -1,4 +1,4 @@
-"""CPython in files: those of this machine, and damaged ones."""
+"""CPython binaries: those installed on this machine, and damaged ones."""
 
 import contextlib
 import json

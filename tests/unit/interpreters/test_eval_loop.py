@@ -1,4 +1,4 @@
-"""The evaluation loop in files: whole, and with a part that the compiler has moved elsewhere."""
+"""The evaluation loop in binaries: in one piece, and with a cold part moved by the compiler."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Layouts of CPython, from tables and from what builds say of themselves."""
+"""CPython layouts, from tables and from the offsets that builds export."""
 
 import contextlib
 import struct

@@ -1,4 +1,4 @@
-"""The proof of a layout: in every interpreter of this machine, and that it notices wrong ones."""
+"""Layout verification succeeds in every installed interpreter, and detects wrong layouts."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""Descriptions of code objects: bounded, and reported when they are to be dropped."""
+"""Descriptions of code objects: bounded in memory, and reported on eviction."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Causes of waits, on stacks of Linux 6.18 as perf took them when known programs went to sleep."""
+"""Wait causes, on Linux 6.18 stacks captured by perf when known programs went to sleep."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Stacks of waits: where they end, and whether they are of idle pools."""
+"""Wait stacks: where they end, and which belong to idle pools."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Requests of too many messages are refused before they are decoded."""
+"""Requests with too many messages are rejected before they are decoded."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Names added to payloads: in each form, of our own and of other producers, with nothing lost."""
+"""Names are added to payloads in each encoding, from this and other producers, without loss."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Messages of any producer, encoded again as receivers take them."""
+"""Messages from any producer, re-encoded in a form receivers accept."""
 
 import json
 

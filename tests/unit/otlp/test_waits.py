@@ -1,4 +1,4 @@
-"""Waits on the wire: their samples, the totals of processes, and the threshold."""
+"""Waits on the wire: samples, process totals, and the threshold."""
 
 import pytest
 

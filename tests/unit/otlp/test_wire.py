@@ -1,4 +1,4 @@
-"""Protobuf's wire format: what is written is read, and damage is an error."""
+"""Protobuf's wire format survives a round trip, and damage is an error."""
 
 import pytest
 from google.protobuf.internal.decoder import _DecodeVarint

@@ -1,4 +1,4 @@
-"""A process above its budget has coarser samples; those of others stay as they are."""
+"""A process above its budget gets coarser samples; those of others are unchanged."""
 
 import struct
 

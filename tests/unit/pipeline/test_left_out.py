@@ -1,4 +1,4 @@
-"""The line that says what the settings and missing capabilities leave out."""
+"""The line that lists what settings and missing capabilities omit."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Resolvers of users take part in the composition: nothing else has to know of them."""
+"""User-supplied resolvers are composed with the built-in ones, without other changes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Waits on their way: causes in windows, and exact totals beside the samples."""
+"""Waits in the pipeline: causes in windows, and exact totals beside the samples."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Names of services in environments."""
+"""Service names from process environments."""
 
 import os
 import subprocess

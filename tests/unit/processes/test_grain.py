@@ -1,4 +1,4 @@
-"""Grain of Resources: what is merged, and that no sample changes or is lost by it."""
+"""Resource grain: processes are merged without changing or losing a sample."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Containers, pods and units of processes, also those that a cgroup namespace hides."""
+"""Containers, pods and units of processes, including those hidden by a cgroup namespace."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Programs of interpreters, by their command lines."""
+"""Programs run by interpreters, derived from command lines."""
 
 import pytest
 

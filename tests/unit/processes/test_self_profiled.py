@@ -1,4 +1,4 @@
-"""Processes that profile themselves: who is believed, and what is left out and counted."""
+"""Processes that profile themselves: which are trusted, and which samples are omitted."""
 
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import (

@@ -1,4 +1,4 @@
-"""Thread contexts: the names that a process publishes for them, and what samples get of them."""
+"""Thread contexts: the names a process publishes for them, and the attributes of samples."""
 
 import pytest
 from hypothesis import example, given

@@ -1,4 +1,4 @@
-"""Where threads have ``otel_thread_ctx_v1``, in the memory of real programs."""
+"""The location of ``otel_thread_ctx_v1`` in the memory of real programs."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""Recordings return what was recorded, and nothing of the replaying host."""
+"""Recordings return what was recorded, and nothing from the replaying host."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""The cgroups and processes that are sampled for containers, pods and units."""
+"""The cgroups and processes sampled for containers, pods and units."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Samples of waits out of begins and ends."""
+"""Wait samples, joined from start and end records."""
 
 import os
 import random

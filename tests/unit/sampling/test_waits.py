@@ -1,4 +1,4 @@
-"""Totals of waits by process, out of sums that grow in the kernel."""
+"""Wait totals by process, from cumulative sums in the kernel."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""docs/embedding.md has every setting, and its examples are valid."""
+"""docs/embedding.md documents every setting, and its examples are valid."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""How the kernel was entered, on the samples of a service."""
+"""Kernel entries on the samples of a service."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Local roots of spans: what is noted, for how long, and which names samples get."""
+"""Local roots of spans: what is stored, for how long, and which names samples get."""
 
 import gc
 import os

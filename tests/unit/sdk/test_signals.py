@@ -1,4 +1,4 @@
-"""SIGTERM during and after the export at exit, which must be complete, and end by the signal."""
+"""SIGTERM during and after the export at exit: it takes effect once the export is complete."""
 
 import signal
 import subprocess

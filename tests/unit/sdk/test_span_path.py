@@ -1,4 +1,4 @@
-"""The way to a thread's current span: what is read in memory is what the interpreter says."""
+"""The path to a thread's current span: memory reads agree with the interpreter."""
 
 import asyncio
 import contextvars

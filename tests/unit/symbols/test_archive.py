@@ -1,4 +1,4 @@
-"""Module readings survive a recording."""
+"""Module reads survive a recording."""
 
 import json
 

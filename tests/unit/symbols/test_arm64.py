@@ -1,4 +1,4 @@
-"""Symbols of a kernel for arm64: its boundaries, its mapping symbols."""
+"""Symbols of an arm64 kernel: boundaries and mapping symbols."""
 
 import lzma
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Owners of addresses over time: a module's removal is known to be between two readings."""
+"""Owners of addresses over time: a module's removal is bounded by two reads."""
 
 import lzma
 import random

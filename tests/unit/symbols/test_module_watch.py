@@ -1,4 +1,4 @@
-"""Module tracking: announcements and readings become snapshots over time."""
+"""Module tracking: announcements and reads become snapshots over time."""
 
 import errno
 import logging

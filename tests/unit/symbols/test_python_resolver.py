@@ -1,4 +1,4 @@
-"""Python stacks: functions and lines by descriptions, which may come later."""
+"""Python stacks: functions and lines from descriptions, which may arrive later."""
 
 import tracemalloc
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Resolvers made of others, of the kernel's captured symbols, and one that a tool wrote itself."""
+"""Composed resolvers, resolvers of captured kernel symbols, and a custom one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Names with offsets, patterns, and what ``symbolize`` has printed, as its words."""
+"""Arguments of ``symbolize``: names with offsets, patterns, and its own output."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Python's thread contexts: at each step the record is that of the current span."""
+"""Python's thread contexts: the record always matches the current span."""
 
 import contextlib
 import http.client

@@ -1,4 +1,4 @@
-"""How loaded programs are read as the kernel permits fewer and fewer methods."""
+"""Reading loaded programs with each set of methods the kernel permits."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The table of processes, by records and readings."""
+"""The process table, maintained from records and full reads."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Files with a table as Go's linker writes it, for tests."""
+"""Files with tables in the format of Go's linker, for tests."""
 
 import struct
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The unwinder's code for arm64, run on this machine, with what a kernel of arm64 has recorded."""
+"""The unwinder's arm64 code, run on this machine on stacks recorded by an arm64 kernel."""
 
 import lzma
 import shutil

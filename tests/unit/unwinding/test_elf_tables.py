@@ -1,4 +1,4 @@
-"""Finds the tables of ELF files, and refuses those that the program could not use."""
+"""Finds the tables of ELF files, and rejects those the BPF program could not use."""
 
 import struct
 from io import BytesIO

@@ -1,4 +1,4 @@
-"""Slots and bytes for tables, against a plain model."""
+"""Allocation of slots and bytes for tables, compared with a simple model."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Makes unwind tables of Go's own."""
+"""Builds unwind tables from Go's."""
 
 import bisect
 import functools

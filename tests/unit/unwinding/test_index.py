@@ -1,4 +1,4 @@
-"""Makes search tables, in a process with limits."""
+"""Builds search tables in a child process with limits."""
 
 import functools
 import struct

@@ -1,4 +1,4 @@
-"""The order in which requests for files are dealt with, and what stays open meanwhile."""
+"""The order in which file requests are handled, and which files stay open meanwhile."""
 
 import os
 import threading

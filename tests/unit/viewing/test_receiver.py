@@ -1,4 +1,4 @@
-"""The receivers of `view`, with our exporters as clients and with what no exporter would send."""
+"""The receivers of `view`, with our exporters and with hostile clients."""
 
 import contextlib
 import gzip

@@ -1,4 +1,4 @@
-"""The server of the page: whom it answers, and what."""
+"""The page's server: which clients it serves, and with what."""
 
 import contextlib
 import gzip

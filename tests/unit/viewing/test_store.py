@@ -1,4 +1,4 @@
-"""The store of samples, against the same samples in a list."""
+"""The sample store, compared with the same samples in a list."""
 
 import os
 import random

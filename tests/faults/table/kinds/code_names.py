@@ -1,4 +1,4 @@
-"""Names of code that programs write themselves: perf maps and jitdumps."""
+"""Code names written by the programs themselves: perf maps and jitdumps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to receivers that break, and names and certificates that are wrong."""
+"""Broken connections to receivers, and invalid host names and certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ELF files that are made to take memory or time, in processes that run code in them."""
+"""ELF files crafted to take memory or time, in processes that run code from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other users' connections to the health endpoint, and outputs that nobody reads."""
+"""Other users' connections to the health endpoint, and unread outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes that root makes to the whole host: CPUs, clocks, kernel settings, other tools."""
+"""Host-wide changes by root: CPUs, clocks, kernel settings, other tools."""
 
 from __future__ import annotations
 

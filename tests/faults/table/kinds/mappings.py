@@ -1,4 +1,4 @@
-"""Mappings, stacks and code in memory that other users' processes make."""
+"""Mappings, stacks and generated code in other users' processes."""
 
 from __future__ import annotations
 

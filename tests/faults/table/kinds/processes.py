@@ -1,4 +1,4 @@
-"""Processes and threads of other users that keep the kernel and the agent busy."""
+"""Other users' processes and threads that keep the kernel and the agent busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of receivers over HTTP and gRPC."""
+"""Receiver responses over HTTP and gRPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations that change, or are broken, while the agent runs."""
+"""Configurations that are changed or broken while the agent runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments of a spool that are damaged between two runs."""
+"""Spool segments damaged between two runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads of other users that wait and wake, with off-CPU samples on."""
+"""Other users' threads that wait and wake, with off-CPU sampling enabled."""
 
 from __future__ import annotations
 

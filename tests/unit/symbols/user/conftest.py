@@ -1,4 +1,4 @@
-"""Files that tests read symbols of."""
+"""Files whose symbols tests read."""
 
 import os
 

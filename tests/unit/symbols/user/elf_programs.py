@@ -1,4 +1,4 @@
-"""Small programs for tests of user symbols, built by gcc, with what is unusual in real ones."""
+"""Small programs for tests of user symbols, built by gcc, with rare features of real ones."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""ELF files whose DWARF is made to take much memory or time to convert; some MB each."""
+"""ELF files whose DWARF is crafted to take much memory or time to convert; some MB each."""
 
 import struct
 import zlib

@@ -1,4 +1,4 @@
-"""ELF files that are made to take much memory to read; some MB each."""
+"""ELF files crafted to take much memory to read; some MB each."""
 
 import lzma
 import struct

@@ -1,4 +1,4 @@
-"""Reads files as the agent does: what a child process of a test runs, for memory of its own.
+"""Reads files as the agent does, in a test's child process, so that its memory can be measured.
 
 Arguments: a good file and a hostile one, a limit in MiB, how often the hostile one is read, and
 what is read (names, lines).

@@ -1,4 +1,4 @@
-"""Memory that files of others can take while their symbols are read."""
+"""Memory that other users' files can take while their symbols are read."""
 
 import json
 import os

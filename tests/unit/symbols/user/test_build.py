@@ -1,4 +1,4 @@
-"""The functions of compiled programs, against binutils."""
+"""The functions of compiled programs, compared with binutils."""
 
 import lzma
 import os

@@ -1,4 +1,4 @@
-"""Debug files are found where debuggers look, and only those of the file."""
+"""Debug files are found where debuggers search, and only if they match the file."""
 
 import os
 import struct

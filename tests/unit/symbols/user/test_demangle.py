@@ -1,4 +1,4 @@
-"""Names for people of C++ and Rust functions, beside those that other demanglers give."""
+"""Demangled names of C++ and Rust functions, compared with other demanglers."""
 
 import subprocess
 import time

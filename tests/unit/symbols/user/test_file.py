@@ -1,4 +1,4 @@
-"""Names of a file's functions, by the linker's name and by the readable one."""
+"""Functions of a file, found by linkage name and by demangled name."""
 
 import pytest
 

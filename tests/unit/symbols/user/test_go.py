@@ -1,4 +1,4 @@
-"""Functions and lines of Go programs, against Go's own tools and runtime."""
+"""Functions and lines of Go programs, compared with Go's tools and runtime."""
 
 import os
 import random

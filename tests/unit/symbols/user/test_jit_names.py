@@ -1,4 +1,4 @@
-"""Names of code without files: asked for by one thread, read by another."""
+"""Names of code without files: requested by one thread, read by another."""
 
 import pytest
 

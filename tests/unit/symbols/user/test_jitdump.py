@@ -1,4 +1,4 @@
-"""Functions of JIT compilers: jitdumps, and what they say about addresses at a time."""
+"""JIT-compiled functions: jitdumps, and the names they give addresses over time."""
 
 import ctypes
 import mmap

@@ -1,4 +1,4 @@
-"""Source lines and inlined functions, beside those that llvm-symbolizer gives."""
+"""Source lines and inlined functions, compared with llvm-symbolizer."""
 
 import os
 import posixpath

@@ -1,4 +1,4 @@
-"""Functions of JIT compilers: perf maps, and what they say about addresses at a time."""
+"""JIT-compiled functions: perf maps, and the names they give addresses over time."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""User stacks as files and addresses in them, while the files become known."""
+"""User stacks as files and addresses in them, while file details are still arriving."""
 
 import gc
 
