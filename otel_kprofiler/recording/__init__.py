@@ -1,4 +1,4 @@
-"""Raw recordings and their replay."""
+"""Writes, reads and replays raw recordings."""
 
 from otel_kprofiler.recording.facts import RecordingFacts
 from otel_kprofiler.recording.ksymbols import EventSink, RecordedKsymbols, ReplayedKsymbols

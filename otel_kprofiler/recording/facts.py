@@ -22,13 +22,13 @@ class RecordingFacts(NamedTuple):
 
     Attributes:
         offset_ns: Unix time minus boot time on the recorded host.
-        period_ns: sampling period of a CPU.
+        period_ns: sampling period on each CPU.
         stack_limit: size in bytes from which a stack counts as truncated.
         until_ns: boot time at which sampling stopped.
-        counts: the sampler's counters at that time, by kind.
+        counts: the sampler's counters when sampling stopped, by kind.
         since_ns: boot time at which sampling started; 0 if unknown.
-        waits: exact time off the CPU of each process during sampling; empty if not counted.
-        wait_threshold_ns: last threshold of waits: longer waits were all sampled; 0 if unknown.
+        waits: exact off-CPU time of each process during sampling; empty if not counted.
+        wait_threshold_ns: last wait threshold, above which all waits were sampled; 0 if unknown.
     """
 
     offset_ns: int

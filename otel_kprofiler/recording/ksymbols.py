@@ -1,7 +1,7 @@
 """Records and replays ksymbol changes (BPF programs and other code outside modules).
 
-Two streams of JSON payloads: ``code`` has the changes of one poll as
-``[time_ns, action, [symbol, …], until_ns]``, ``code_details`` the details of one symbol as
+Uses two streams of JSON payloads: ``code`` has the changes of a poll as
+``[time_ns, action, [symbol, …], until_ns]``, ``code_details`` has the details of a symbol as
 ``[symbol, program, [[offset, file, line], …]]``. A symbol is
 ``[start, length, name, kind, since_ns, program_id]``, a program the fields of ``BpfProgram``.
 """
@@ -28,7 +28,7 @@ _CHANGES: Final = "code"
 _DETAILS: Final = "code_details"
 
 EventSink = Callable[[str, int, bytes], None]
-"""Takes stream, boot time and payload of an event, like ``RecordingWriter.add_event``."""
+"""Receives stream, boot time and payload of an event, like ``RecordingWriter.add_event``."""
 
 
 class _Source(Protocol):
@@ -39,11 +39,11 @@ class _Source(Protocol):
 
 
 class RecordedKsymbols:
-    """Passes changes on and records them; not thread-safe.
+    """Forwards and records changes; not thread-safe.
 
     Args:
         source: the running kernel.
-        sink: where to record.
+        sink: records the events.
     """
 
     def __init__(self, source: _Source, sink: EventSink) -> None:
@@ -52,7 +52,7 @@ class RecordedKsymbols:
         self._complete_until_ns = 0
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Changes since the last call."""
+        """Returns changes since the last call."""
         batch = self._source.poll(now_ns)
         self._complete_until_ns = batch.complete_until_ns
         if batch.changes:
@@ -64,7 +64,7 @@ class RecordedKsymbols:
         return batch
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """Details of a BPF program's function."""
+        """Returns details of a BPF program's function."""
         details = self._source.describe(symbol)
         if details is not None:
             row = (_pack(symbol), *details)
@@ -72,7 +72,7 @@ class RecordedKsymbols:
         return details
 
     def count_lost(self) -> Mapping[str, int]:
-        """Records lost so far, by cause."""
+        """Returns the number of records lost so far, by cause."""
         return self._source.count_lost()
 
     def close(self) -> None:
@@ -92,15 +92,15 @@ class ReplayedKsymbols:
         self._details = dict(details)
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Changes up to a recorded boot time that have not been returned yet."""
+        """Returns changes up to a recorded boot time that have not been returned yet."""
         return KsymbolBatch(*self._changes.poll(now_ns))
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """The recorded details of a function."""
+        """Returns the recorded details of a function."""
         return self._details.get(symbol)
 
     def count_lost(self) -> Mapping[str, int]:
-        """Always empty: nothing is lost from a recording."""
+        """Returns no losses, because nothing is lost from a recording."""
         return {}
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Records and replays the loading and unloading of modules.
 
-Two streams: ``uevents`` has the kernel's datagrams about modules, with the boot time of their
-receipt; ``modules`` the readings of one poll as a JSON list.
+Uses two streams: ``uevents`` has the kernel's module datagrams with the boot time of receipt;
+``modules`` has the readings of a poll as a JSON list.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _UEVENTS: Final = "uevents"
 
 
 class RecordedModules:
-    """Passes readings of modules on and records them; not thread-safe.
+    """Forwards and records readings of modules; not thread-safe.
 
     Args:
         watch: the running kernel.
-        sink: where to record.
+        sink: records the events.
     """
 
     def __init__(self, watch: ModuleWatch, sink: EventSink) -> None:
@@ -36,7 +36,7 @@ class RecordedModules:
         self._watch.begin(snapshot)
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Readings since the last call."""
+        """Returns readings since the last call."""
         readings, complete_ns = self._watch.poll(now_ns)
         for time_ns, datagram in self._watch.take_datagrams():
             self._sink(_UEVENTS, time_ns, datagram)
@@ -64,7 +64,7 @@ class ReplayedModules:
         """Do nothing: every reading has all modules."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Readings up to a recorded boot time that have not been returned yet."""
+        """Returns readings up to a recorded boot time that have not been returned yet."""
         return self._readings.poll(now_ns)
 
     def close(self) -> None:

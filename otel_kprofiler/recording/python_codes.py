@@ -1,4 +1,4 @@
-"""Code objects in recordings: functions and lines of Python frames for replays."""
+"""Stores code objects in recordings: functions and lines of Python frames for replays."""
 
 from __future__ import annotations
 

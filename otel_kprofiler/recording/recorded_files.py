@@ -1,4 +1,4 @@
-"""The host's files in a recording."""
+"""Serves the host's files from a recording."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class RecordedFiles:
         return fd
 
     def read_bytes(self, path: str) -> bytes:
-        """Whole content of a file."""
+        """Returns the whole content of a file."""
         try:
             return self._archive.read("files" + path)
         except KeyError:
             raise self._absent(path) from None
 
     def list_dir(self, path: str) -> list[str]:
-        """Names in a directory, sorted."""
+        """Returns the sorted names in a directory."""
         children = self._children.get(path.rstrip("/"))
         if children is None:
             raise self._absent(path)

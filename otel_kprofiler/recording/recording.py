@@ -6,7 +6,7 @@ A recording is a zip archive::
     samples/000000 …        blocks of ring records: <u64 complete_until_ns> <u32 length> <bytes>
     events/NAME/000000 …    streams that change symbols: <u64 time_ns> <u32 length> <bytes>
     resources.json          attributes of the processes, if they were collected
-    user_files.json         files that user stacks lie in, if they were collected
+    user_files.json         files that user stacks refer to, if they were collected
     python_codes/000000 …   code objects of Python frames: blocks without a time
     user_names.json         names of user frames, if there are any
     code_names.json         names of code without files, in the same form
@@ -73,7 +73,7 @@ SYMBOL_FILES: Final = (
     "/proc/version",
     "/sys/kernel/notes",
 )
-"""Files that kernel symbols come from, except the modules' directories."""
+"""Source files of kernel symbols, except the modules' directories."""
 _MODULE_TREES: Final = ("sections", "notes")
 _MODULE_FILES: Final = ("coresize", "initstate", "srcversion")
 _HEADER: Final = "recording.json"
@@ -85,7 +85,7 @@ _T = TypeVar("_T")
 
 
 class RecordingWriter:
-    """Writes a recording; the file appears at ``path`` when :meth:`finish` returns.
+    """Writes a recording; the file appears at ``path`` once :meth:`finish` returns.
 
     Only the owner may read the file, because it contains kernel addresses. Not thread-safe.
     Raises ``OSError`` if the file cannot be written.
@@ -106,7 +106,7 @@ class RecordingWriter:
         self._errors: dict[str, int] = {}
 
     def capture(self, files: HostFiles) -> None:
-        """Copy the files that kernel symbols come from; call once, while sampling."""
+        """Copy the source files of kernel symbols; call once, while sampling."""
         for path in SYMBOL_FILES:
             self._copy(files, path)
         with suppress(OSError):
@@ -120,11 +120,11 @@ class RecordingWriter:
                     self._copy(files, f"/sys/module/{module}/{tree}/{name}")
 
     def add_records(self, data: bytes, complete_until_ns: int) -> None:
-        """Append the records of one drain; a ``raw_sink`` for :class:`EbpfSampler`."""
+        """Append the records of a drain; a ``raw_sink`` for :class:`EbpfSampler`."""
         self._append("samples", complete_until_ns, data)
 
     def add_event(self, stream: str, time_ns: int, payload: bytes) -> None:
-        """Append to a stream of symbol changes, such as module uevents."""
+        """Append an event to a stream of symbol changes, such as module uevents."""
         self._append(f"events/{stream}", time_ns, payload)
 
     def add_resources(self, resources: Mapping[ProcessKey, Attributes]) -> None:
@@ -133,7 +133,7 @@ class RecordingWriter:
         self._write_json("resources.json", rows)
 
     def add_user_files(self, files: KnownFiles) -> None:
-        """Add the files that user stacks lie in; call once."""
+        """Add the files that user-stack addresses map to; call once."""
         self._write_json(USER_FILES, pack_user_files(files))
 
     def add_python_codes(self, codes: Iterable[PythonCode]) -> None:
@@ -142,12 +142,12 @@ class RecordingWriter:
             self._append(PYTHON_CODES, 0, pack_python_code(code))
 
     def add_user_names(self, names: UserNameCollector, code: CodeNameCollector) -> None:
-        """Add the names of user frames, in files and without; call once."""
+        """Add the names of user frames, for code with and without files; call once."""
         self._write_json(USER_NAMES, names.rows())
         self._write_json(CODE_NAMES, code.rows())
 
     def finish(self, facts: RecordingFacts) -> None:
-        """Write the rest and give the file its name."""
+        """Write the rest and rename the file to ``path``."""
         for stream in tuple(self._pending):
             self._flush(stream)
         self._write_json("errors.json", self._errors)
@@ -210,7 +210,7 @@ class RecordingWriter:
             return []
 
     def _note(self, path: str, error: OSError) -> None:
-        """Record why a file could not be read; a missing one needs no entry."""
+        """Record why a file could not be read; a missing file needs no entry."""
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             self._errors[path] = error.errno or errno.EIO
 
@@ -225,13 +225,13 @@ class Recording:
         facts: settings and counters of the sampler.
         files: the recorded host's files.
         resources: attributes of processes; empty if they were not recorded.
-        user_files: files that user stacks lie in; empty if they were not recorded.
+        user_files: files that user-stack addresses map to; empty if they were not recorded.
         user_names: names of user frames; empty if they were not recorded.
         python_codes: code objects of Python frames; empty if they were not recorded.
 
     Raises:
         OSError: the file cannot be read.
-        KProfilerError: it is not a recording, is damaged, or has an unknown version.
+        KProfilerError: the file is not a recording, is damaged, or has an unknown version.
     """
 
     def __init__(self, path: str) -> None:
@@ -307,7 +307,7 @@ class EventReader(Generic[_T]):
     Args:
         recording: the recording.
         stream: name of the stream.
-        parse: converts the JSON value of one event to items.
+        parse: converts an event's JSON value to items.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class EventReader(Generic[_T]):
         self._complete_ns = 0
 
     def poll(self, now_ns: int = END_NS) -> tuple[list[_T], int]:
-        """Returns new items up to a recorded boot time, and the time up to which they are complete.
+        """Returns new items up to a recorded boot time, and the time until which they are complete.
 
         Raises:
             KProfilerError: the recording is damaged.

@@ -1,4 +1,4 @@
-"""A sampler that replays a recording."""
+"""Replays a recording through the sampler interface."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from otel_kprofiler.sampling import SamplerCounts, WaitJoiner
 class ReplaySampler:
     """Returns the samples of a recording, one recorded drain per call, without delay.
 
-    It is also the clock of the recorded host, set to the time up to which samples were returned,
-    so that ``Clock(sampler)`` converts times as on the recorded host.
+    Also serves as the clock of the recorded host, set to the time up to which samples were
+    returned, so that ``Clock(sampler)`` converts times as on the recorded host.
 
     Args:
         recording: the recording; the caller closes it.
@@ -31,7 +31,7 @@ class ReplaySampler:
 
     @property
     def period_ns(self) -> int:
-        """Sampling period of a CPU."""
+        """Returns the sampling period on each CPU."""
         return self._facts.period_ns
 
     def start(self) -> None:
@@ -48,7 +48,7 @@ class ReplaySampler:
         """Do nothing: no wait blocks."""
 
     def drain(self) -> list[RawSample]:
-        """Samples of the next recorded drain; sets :attr:`exhausted` if there is none."""
+        """Returns samples of the next recorded drain; sets :attr:`exhausted` if there is none."""
         block = next(self._blocks, None)
         if block is None:
             self.exhausted = True
@@ -62,7 +62,7 @@ class ReplaySampler:
         return samples
 
     def _find_start(self, recording: Recording) -> int:
-        """Returns the time of the first sample, for recordings without the start of sampling."""
+        """Returns the time of the first sample, for recordings that lack the start of sampling."""
         _, data = next(recording.blocks(), (0, b""))
         records = WaitRecords([], [])
         samples = self._parse(data, records) + [record.sample for record in records.waits]
@@ -75,13 +75,13 @@ class ReplaySampler:
             raise KProfilerError(f"the recording is damaged: {error}") from error
 
     def complete_until_ns(self) -> int:
-        """Recorded boot time before which every sample has been returned."""
+        """Returns the recorded boot time before which every sample has been returned."""
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns the totals of the recording after the last sample; nothing before.
+        """Returns the recording's totals after the last sample, and no totals before.
 
-        The recording lists all running processes; others have exited.
+        The recording lists all running processes; all others have exited.
         """
         if not self.exhausted or self._has_read_waits:
             return {}
@@ -93,19 +93,19 @@ class ReplaySampler:
 
     @property
     def wait_threshold_ns(self) -> int:
-        """Returns the last threshold of waits: longer waits were all sampled; 0 if unknown."""
+        """Returns the last wait threshold, above which all waits were sampled; 0 if unknown."""
         return self._facts.wait_threshold_ns
 
     def boot_ns(self) -> int:
-        """The recorded host's boot time."""
+        """Returns the recorded host's boot time."""
         return self._complete_until_ns
 
     def unix_ns(self) -> int:
-        """The recorded host's Unix time."""
+        """Returns the recorded host's Unix time."""
         return self._complete_until_ns + self._facts.offset_ns
 
     def counts(self) -> Mapping[str, SamplerCounts]:
-        """The recorded sampler's counters, with the numbers of samples returned so far."""
+        """Returns the recorded sampler's counters, with the number of samples returned so far."""
         kinds = {}
         for kind, counts in self._facts.counts.items():
             received, taken = self._received[kind], counts.taken

@@ -1,4 +1,4 @@
-"""Files of user stacks in recordings."""
+"""Stores the files of user stacks in recordings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME: Final = "user_files.json"
 
 
 def pack_user_files(files: KnownFiles) -> list[list[object]]:
-    """Returns rows of the files, for JSON."""
+    """Returns a JSON row for each file."""
     return [[*key, *details] for key, details in files.all().items()]
 
 

@@ -1,4 +1,4 @@
-"""Names of user frames in recordings: replays need no files of the recorded host."""
+"""Stores names of user frames in recordings, so that replays need no files of the recorded host."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ _REASONS: Final = {reason.name: reason for reason in Unresolved}
 
 
 class NamedRun(NamedTuple):
-    """The name at an address from one sample to another, in ns of boot time."""
+    """The name at an address between two samples, in nanoseconds of boot time."""
 
     since_ns: int
     until_ns: int
     named: NamedAddress
 
     def distance(self, at_ns: int) -> tuple[int, int]:
-        """Returns the distance of a time from the run, and the run's length, for comparison."""
+        """Returns a time's distance from the run, and the run's length, for comparison."""
         away = max(self.since_ns - at_ns, at_ns - self.until_ns, 0)
         return away, self.until_ns - self.since_ns
 
 
 class CodeNameCollector:
-    """Collects names of code without files when they are resolved; not thread-safe."""
+    """Collects names of code without files as they are resolved; not thread-safe."""
 
     def __init__(self) -> None:
         self._runs: dict[CodePlace, list[NamedRun]] = {}
 
     def add(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:
-        """Add the name at an address of a process at a boot time."""
+        """Add the name at an address in a process at a boot time."""
         if named.unresolved is Unresolved.SYMBOLS_PENDING:
             return  # resolved again
         runs = self._runs.setdefault((process, address), [])
@@ -70,7 +70,7 @@ class CodeNameCollector:
             runs.append(NamedRun(at_ns, at_ns, named))
 
     def rows(self) -> list[list[object]]:
-        """Returns rows for JSON; none for addresses that never had a name."""
+        """Returns JSON rows, without addresses that never had a name."""
         return [
             [*process, address, [[since, until, *_pack(named)] for since, until, named in runs]]
             for (process, address), runs in self._runs.items()
@@ -102,7 +102,7 @@ class UserNameCollector:
             self._named[module.build_id, module.file_id, frame.address] = named
 
     def rows(self) -> list[list[object]]:
-        """Rows for JSON."""
+        """Returns JSON rows."""
         return [
             [build_id, file_id, address, *_pack(named)]
             for (build_id, file_id, address), named in self._named.items()
@@ -110,12 +110,12 @@ class UserNameCollector:
 
 
 class RecordedNames:
-    """Names of user frames from a recording; satisfies ``UserNames``.
+    """Serves names of user frames from a recording; satisfies ``UserNames``.
 
     Args:
         files: the files of the recording.
         named: names of addresses in files, by build id, hash and address.
-        code: names of addresses of processes, in the order of their samples.
+        code: names of addresses in processes, in sample order.
     """
 
     version = 0
@@ -141,7 +141,7 @@ class RecordedNames:
         return self._named.get((details.build_id, details.file_id, address), _UNKNOWN)
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Returns the recorded name of an address at a time, or at the nearest one."""
+        """Returns the recorded name of an address at a time, or at the nearest recorded time."""
         runs = self._code.get((process, address))
         return min(runs, key=lambda run: run.distance(at_ns)).named if runs else _NO_FILE
 
@@ -170,7 +170,7 @@ def parse_user_names(rows: Iterable[Any]) -> dict[Place, NamedAddress]:
 
 
 def parse_code_names(rows: Iterable[Any]) -> dict[CodePlace, list[NamedRun]]:
-    """Unpacks :meth:`CodeNameCollector.rows`; raises as :func:`parse_user_names` does."""
+    """Unpacks :meth:`CodeNameCollector.rows`; raises like :func:`parse_user_names`."""
     code = {}
     for *key, address, runs in rows:
         code[parse_process_key(key), checked_number(address)] = [
@@ -181,7 +181,7 @@ def parse_code_names(rows: Iterable[Any]) -> dict[CodePlace, list[NamedRun]]:
 
 
 def parse_process_key(row: Iterable[Any]) -> ProcessKey:
-    """A process key from its JSON array; raises as :func:`parse_user_names` does."""
+    """Parses a process key from its JSON array; raises like :func:`parse_user_names`."""
     tgid, start_ns, exec_id, owner = row
     return ProcessKey(
         checked_number(tgid),

@@ -1,4 +1,4 @@
-"""The eBPF sampler and its raw samples."""
+"""Samples with eBPF programs, and yields raw samples."""
 
 from otel_kprofiler.sampling.archive import DAMAGED, MAX_JSON_BYTES, Archive
 from otel_kprofiler.sampling.command import HeldCommand

@@ -13,9 +13,9 @@ from typing import Any, Final
 from otel_kprofiler.errors import KProfilerError
 
 MAX_ENTRY_BYTES: Final = 256 * 1024 * 1024
-"""Limit on an unpacked entry. Blocks of samples are flushed at 1 MiB; kallsyms has some 20 MiB."""
+"""Maximum size of an unpacked entry. Sample blocks are flushed at 1 MiB; kallsyms has 20 MiB."""
 MAX_JSON_BYTES: Final = 32 * 1024 * 1024
-"""Limit on the text of a JSON value, which takes up to twenty times as much memory."""
+"""Maximum size of a serialized JSON value, which takes up to twenty times as much memory."""
 MAX_NAME_CHARS: Final = 512
 MAX_NAME_PARTS: Final = 16
 
@@ -29,14 +29,14 @@ _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Archive:
-    """Entries of a zip archive.
+    """Reads entries of a zip archive.
 
     Args:
         path: the file.
 
     Raises:
         OSError: the file cannot be read.
-        KProfilerError: it is not a zip archive, or is a zip bomb.
+        KProfilerError: the file is not a zip archive, or is a zip bomb.
     """
 
     def __init__(self, path: str) -> None:
@@ -68,11 +68,11 @@ class Archive:
                 raise self._damaged(f"{name!r} is not compressed with deflate")
 
     def names(self, prefix: str = "") -> list[str]:
-        """Returns the names of entries with a prefix, in archive order."""
+        """Returns the names of entries with this prefix, in archive order."""
         return [name for name in self._zip.namelist() if name.startswith(prefix)]
 
     def read(self, name: str, most: int = MAX_ENTRY_BYTES) -> bytes:
-        """Read an entry; raises ``KeyError`` if it is missing, or ``KProfilerError``."""
+        """Read an entry. Raises ``KeyError`` if it is missing, ``KProfilerError`` if damaged."""
         size = self._zip.getinfo(name).file_size
         if size > most:
             raise self._damaged(f"{name!r} has {size} bytes, more than {most}")
@@ -82,7 +82,7 @@ class Archive:
             raise self._damaged(f"{name!r}: {error}") from error
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON entry; raises as :meth:`read`, and ``ValueError`` on invalid JSON."""
+        """Read a JSON entry; raises like :meth:`read`, and ``ValueError`` on invalid JSON."""
         content = self.read(name, MAX_JSON_BYTES)
         try:
             return json.loads(content)

@@ -100,22 +100,22 @@ _log = logging.getLogger(__name__)
 
 
 class Attachment:
-    """The loaded program and its maps; the constructor opens all of them, or raises.
+    """A loaded program and its maps; the constructor opens all of them, or raises.
 
     Attributes:
-        lines: counters of the program.
-        ring: reader of its records.
+        lines: the program's counters.
+        ring: reader of the program's records.
         waiter: waits for records.
-        events: perf events that run the program.
+        events: perf events that trigger the program.
         target_slots: maximum number of target processes.
-        spans: slots in which threads publish their span; None if not configured.
+        spans: slots in which threads publish their spans; None if not configured.
         follows_spans: whether the current span is read from the interpreter instead.
         stack_limit: size in bytes from which a stack counts as truncated.
         tables: unwind tables of user files; None if unwinding does not use them.
         python: processes whose Python frames are read; None if disabled.
         python_problem: why Python frames are not read although configured.
         contexts: processes whose thread contexts are read.
-        waits: the programs that follow threads off the CPU; None if not configured.
+        waits: programs that follow off-CPU threads; None if not configured.
     """
 
     def __init__(
@@ -192,12 +192,12 @@ class Attachment:
             self._close = undo.pop_all().close
 
     def configure(self, config: SamplerConfig, regular_since_ns: int) -> None:
-        """Configure the program's filters; takes effect at its next run.
+        """Configure the program's filters; takes effect the next time it runs.
 
         Args:
             config: what to sample.
-            regular_since_ns: boot time from which it runs once per period on each CPU, unless the
-                kernel skips runs.
+            regular_since_ns: boot time from which the program runs once per period on each CPU,
+                unless the kernel skips runs.
         """
         packed = self._pack_config(config, regular_since_ns=regular_since_ns)
         try:
@@ -237,8 +237,8 @@ def _follow_spans(program: LoadedObject, config: SamplerConfig, loader: str) -> 
 def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
     """Compute the size of the ring.
 
-    Room for four drain intervals with stacks of 64 frames, twice as much with waits; at least 256
-    KiB (1 MiB with waits), at most the limit. Waits may use three quarters.
+    The ring holds four drain intervals of 64-frame stacks, or eight with waits; its size is at
+    least 256 KiB (1 MiB with waits), and at most the limit. Waits may use three quarters of it.
     """
     record = RECORD_OVERHEAD + RECORD_HEADER_BYTES + 8 * _PLANNED_FRAMES
     rate = config.samples_per_second * (len(config.pin_cpu_ids) or cpus)
@@ -261,7 +261,7 @@ def _check_release(release: KernelRelease) -> None:
 
 
 class _Choice(NamedTuple):
-    """A program of the object, and its requirements."""
+    """A program in the object file, and its requirements."""
 
     name: str
     unwinding: UnwindPlan | None
@@ -271,7 +271,8 @@ class _Choice(NamedTuple):
 class _Plans(NamedTuple):
     """Plans for unwinding, Python frames (``problem``: why not), waits, and task identity.
 
-    ``thread_pointer`` is its offset in a task, for thread contexts; 0 if these are not read.
+    ``thread_pointer`` is the offset of the thread pointer in a task, for reading thread contexts; 0
+    if they are not read.
     """
 
     unwinding: UnwindPlan | None
@@ -283,7 +284,7 @@ class _Plans(NamedTuple):
 
 
 def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
-    # Megabytes, walked in 20 ms: only once, and only if needed.
+    # Megabytes, parsed in 20 ms: only once, and only if needed.
     read_types = functools.cache(lambda: KernelTypes(files.read_bytes(VMLINUX_BTF)))
     return _Plans(
         plan_unwinding(config, read_types, loader),

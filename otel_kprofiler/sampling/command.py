@@ -17,15 +17,15 @@ from otel_kprofiler.host import Access, find_descendants, read_processes
 
 _GATE: Final = 3
 # posix_spawn returns after the exec of the shell. So the next exec, at which the sampler's event
-# starts to count, is that of the command.
+# starts counting, is that of the command.
 _HOLD: Final = f'read -r _ <&{_GATE} || exit 125; exec "$@" {_GATE}<&-'
 _NOT_FOUND: Final = 127
 _NOT_EXECUTABLE: Final = 126
-"""Exit statuses of shells for commands that cannot be run."""
+"""Shells' exit statuses for commands that cannot be run."""
 
 
 class CommandError(KProfilerError):
-    """The command cannot be run; the message and the exit status are those of shells."""
+    """The command cannot be run; message and exit status are the same as in shells."""
 
     def __init__(self, message: str, exit_status: int, hint: str) -> None:
         super().__init__(message, hint=hint)
@@ -33,14 +33,14 @@ class CommandError(KProfilerError):
 
 
 class HeldCommand:
-    """Starts a command that waits for :meth:`release`; a context manager.
+    """Starts a command that waits for :meth:`release`; use as a context manager.
 
     Args:
-        arguments: program and arguments; the program is searched in ``PATH``.
-        stdout: descriptor for the standard output of the command; None for that of this process.
+        arguments: program and arguments; the program is looked up in ``PATH``.
+        stdout: descriptor for the command's standard output; None to inherit this process's.
 
     Attributes:
-        pid: for :attr:`SamplerConfig.child_pid`.
+        pid: process id, for :attr:`SamplerConfig.child_pid`.
         is_ended: whether :meth:`terminate` ended it.
 
     Raises:
@@ -88,10 +88,10 @@ class HeldCommand:
         return self._wait(os.WNOHANG)
 
     def terminate(self, number: signal.Signals | None) -> None:
-        """Send a signal to the command and all its descendants, unless it has ended.
+        """Send a signal to the command and all its descendants, unless the command has ended.
 
         Args:
-            number: the signal; None if the terminal has sent it already.
+            number: signal number; None if the terminal has already sent the signal.
         """
         if self.poll() is not None:
             return
@@ -104,7 +104,7 @@ class HeldCommand:
             self._send(number)
 
     def kill_after(self, grace_s: float) -> bool:
-        """Kill processes that outlive :meth:`terminate` for a time; returns whether any did."""
+        """Kill processes still running a time after :meth:`terminate`; returns whether any were."""
         until = time.monotonic() + grace_s
         while self._find_running() and time.monotonic() < until:
             poller = select.poll()
@@ -116,7 +116,7 @@ class HeldCommand:
         return running
 
     def close(self) -> None:
-        """End the command if it was not released; otherwise wait for it."""
+        """Terminate the command if it was not released; otherwise wait for it."""
         self._close_gate()  # the shell reads end of file and exits
         self._wait(0)
         while self._ending:
@@ -148,7 +148,7 @@ class HeldCommand:
 
 
 def _find_program(name: str) -> str:
-    """Find the path of a program, searched as shells do."""
+    """Find the path of a program as shells do."""
     if "/" not in name:
         program = shutil.which(name)
         if program is None:

@@ -1,4 +1,4 @@
-"""The perf events that drive the sampling program."""
+"""Perf events that trigger the sampling program."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _PATIENCE_NS: Final = 50_000_000
 
 
 class Events(Protocol):
-    """A set of events that run a program."""
+    """A set of events that trigger a program."""
 
     def open(self) -> None:
-        """Open, attach and enable. Raises ``HostError``."""
+        """Open, attach and enable the events. Raises ``HostError``."""
 
     def follow(self) -> None:
         """Adapt to CPU hotplug."""
@@ -50,23 +50,23 @@ class Events(Protocol):
         """Disable the events; after it returns, the program no longer runs."""
 
     def close(self) -> None:
-        """Close only the descriptors, so that it may be called in a forked child."""
+        """Close only the descriptors, so that a forked child may call this."""
 
 
 class NoEvents:
-    """No events: nothing is sampled on the CPUs."""
+    """Opens no events: nothing is sampled on the CPUs."""
 
     def open(self) -> None:
-        """Nothing to open."""
+        """Does nothing: there are no events."""
 
     def follow(self) -> None:
-        """Nothing to adapt."""
+        """Does nothing: there are no events."""
 
     def disable(self) -> None:
-        """Nothing runs."""
+        """Does nothing: there are no events."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing: there are no events."""
 
 
 class _CpuEvent(NamedTuple):
@@ -76,13 +76,13 @@ class _CpuEvent(NamedTuple):
 
 
 class CpuEvents(EventPerCpu[_CpuEvent]):
-    """One cpu-clock event on each online CPU.
+    """A cpu-clock event on each online CPU.
 
-    A CPU that went offline and came back between two checks shows in its event: neither has the
-    program run there, nor has the event's clock advanced.
+    The event of a CPU that went offline and came back between two checks reveals this: neither did
+    the program run there, nor did the event's clock advance.
 
     Args:
-        files: the host.
+        files: files of the host.
         program_fd: the program to run.
         period_ns: interval between two samples.
         cpus: restrict to these; empty: all.
@@ -120,9 +120,9 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
         self._warn_of_throttling()
 
     def follow(self) -> None:
-        """Open events on new CPUs; close those of offline CPUs and dead events.
+        """Open events on new CPUs; close dead events and those on offline CPUs.
 
-        Logs a warning when the kernel begins to suspend events.
+        Logs a warning when the kernel starts to suspend events.
         """
         self._warn_of_throttling()
         try:
@@ -131,7 +131,7 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
             _LOG.warning("CPUs that come and go are not followed: %s", describe_error(error))
             return
         for cpu in changes.closed:
-            _LOG.info("CPU %d is not sampled any more", cpu)
+            _LOG.info("CPU %d is no longer sampled", cpu)
         for cpu in changes.opened:
             _LOG.info("CPU %d is sampled from now on", cpu)
         for cpu, refusal in changes.refused.items():
@@ -143,12 +143,12 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
             disable_event(event.fd)
 
     def pause(self) -> None:
-        """Stop until :meth:`resume`, also on CPUs that come online meanwhile."""
+        """Stop sampling until :meth:`resume`, including on CPUs that come online in between."""
         self._paused = True
         self.disable()
 
     def resume(self) -> None:
-        """Resume after :meth:`pause`, where the period of each CPU was interrupted."""
+        """Resume sampling after :meth:`pause`, where each CPU's period was interrupted."""
         self._paused = False
         for event in self._events.values():
             enable_event(event.fd)
@@ -160,22 +160,22 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
             raise _none_online(wanted)
 
     def select(self, cpus: Iterable[int]) -> None:
-        """Restrict to other CPUs, without interrupting those already sampled."""
+        """Restrict sampling to these CPUs, without interrupting those already sampled."""
         self._wanted = frozenset(cpus)
         self.follow()
 
     def set_period(self, period_ns: int) -> None:
         """Change the interval between two samples.
 
-        The kernel starts a new period at once, so each CPU is changed just after a sample. Takes as
-        long as the old period.
+        The kernel starts a new period immediately, so each CPU is changed just after a sample.
+        Takes as long as the old period.
         """
         for cpu in self._just_sampled(tuple(self._events)):
             set_period(self._events[cpu].fd, period_ns)
         self._attributes = self._attributes._replace(sample_period=period_ns)
 
     def between_samples(self, action: Callable[[], None]) -> None:
-        """Run a function during which the kernel would skip a sample on this thread's CPU.
+        """Run a function just after a sample; during it, the kernel would skip samples on this CPU.
 
         The kernel runs no BPF program on a CPU that is inside bpf(2). Takes up to a period.
         """
@@ -203,7 +203,7 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
         self._throttling = warning
 
     def _just_sampled(self, cpus: Iterable[int]) -> Iterator[int]:
-        """Yields each CPU just after a sample; finally those without a sample in time."""
+        """Yields each CPU just after a sample; lastly, CPUs without a sample in time."""
         waiting = {cpu: self._runs(cpu) for cpu in cpus}
         patience = 0 if self._paused else 2 * self._attributes.sample_period + _PATIENCE_NS
         looked = time.monotonic_ns()
@@ -213,7 +213,7 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
             last_look, looked = looked, time.monotonic_ns()
             for cpu, runs in tuple(waiting.items()):
                 waiting[cpu] = self._runs(cpu)
-                # A thread that was preempted cannot know how long ago the sample was.
+                # A preempted thread cannot know how long ago the sample was.
                 if waiting[cpu] != runs and time.monotonic_ns() - last_look < _FRESH_NS:
                     del waiting[cpu]
                     yield cpu
@@ -228,7 +228,7 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
         os.close(event.fd)
 
     def _is_dead(self, cpu: int) -> bool:
-        """Check an event if it is suspicious; reading a live event interrupts its CPU."""
+        """Check a suspicious event only, because reading a live event interrupts its CPU."""
         if self._paused:
             return False
         event = self._events[cpu]
@@ -239,9 +239,9 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
 
 
 class ChildEvents:
-    """One event on a process, inherited by its descendants, counting from its next exec.
+    """An event on a process, inherited by its descendants, that counts from its next exec on.
 
-    A child starts with a full period, so processes that live shorter than that are
+    A child starts with a full period, so processes that live less than a period are
     underrepresented.
     """
 
@@ -264,7 +264,7 @@ class ChildEvents:
             raise _open_error(error, self._files, f"process {self._pid}") from error
 
     def follow(self) -> None:
-        """Nothing to do: the event moves with its process."""
+        """Does nothing: the event moves with its process."""
 
     def disable(self) -> None:
         """Stop sampling the process and its children."""

@@ -1,4 +1,4 @@
-"""Follows processes and all their descendants until the last has ended."""
+"""Follows processes and all their descendants until the last of them has ended."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from otel_kprofiler.host import HostFiles, find_descendants, read_process, read_
 
 _SCAN_INTERVAL_S: Final = 1.0
 _MOST: Final = 1000
-"""Limit on processes followed by id; the BPF program finds others by their ancestors."""
+"""Maximum processes followed by id; the BPF program finds others by their ancestors."""
 
 
 class ProcessFollower:
     """Finds the descendants of processes, even if their parents end first.
 
-    The BPF program finds descendants by their ancestors; this class adds those that may lose theirs
-    to the targets. A process that starts and loses its parent within a second may be missed.
+    The BPF program finds descendants by their ancestors; this class adds processes that may lose
+    their ancestors to the targets. A process that starts and loses its parent within a second may
+    be missed.
 
     Args:
         files: this host's.
@@ -40,7 +41,7 @@ class ProcessFollower:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Returns the processes that ran at the last scan."""
+        """Returns the processes that were running at the last scan."""
         return tuple(self._started)
 
     def look(self) -> bool:

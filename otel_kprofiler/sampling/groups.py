@@ -1,7 +1,7 @@
 """Restricts sampling to containers, pods and units as they come and go.
 
-Where possible, the kernel filters by cgroup of version 2, so that each process is sampled from its
-first instruction on. Otherwise it filters by process; processes are looked up once a second.
+Where possible, the kernel program filters by cgroup v2, so that each process is sampled from its
+first instruction on. Otherwise, it filters by process; processes are looked up once a second.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from otel_kprofiler.text import describe_count
 
 _INTERVAL_S: Final = 1.0
 _SHARE: Final = 400
-"""Limit on the cost of look-ups: a quarter of a per cent of a core."""
+"""Limit on the cost of lookups: a quarter of a percent of a core."""
 _SHORTEST_ID: Final = 4
 _NO_CGROUP: Final = (1, 0)
-"""Level and id of no cgroup: nothing is sampled."""
+"""Level and id that match no cgroup, so that nothing is sampled."""
 _NO_PID: Final = 1 << 22 | 1  # above PID_MAX_LIMIT, include/linux/threads.h
-_MOST: Final = SLOTS // 2 - 1  # room for old and new ones
+_MOST: Final = SLOTS // 2 - 1  # room for old and new entries
 
 _Found = TypeVar("_Found", int, tuple[int, int])
 
@@ -48,12 +48,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The groups to sample: processes in any of them.
+    """The groups to sample; selects processes in any of them.
 
     Attributes:
-        containers: names, or at least four first digits of ids.
+        containers: names, or at least the first four digits of ids.
         pods: UIDs, names, or ``NAMESPACE/NAME``.
-        units: of the system manager; ``.service`` may be omitted.
+        units: units of the system service manager; ``.service`` may be omitted.
     """
 
     containers: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class GroupFollower:
     Args:
         files: the host's files.
         groups: groups to sample; at least one.
-        loader: library that loads the program, ``auto``, ``libbpf`` or ``bcc``.
+        loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
         monotonic: the clock, in seconds.
     """
 
@@ -96,7 +96,7 @@ class GroupFollower:
         self._has_btf = _has_btf(files)
         self._found: list[Cgroup] = []
         self._cgroups: tuple[tuple[int, int], ...] = ()
-        self._pids: tuple[int, ...] | None = None  # of processes outside of the cgroup filter
+        self._pids: tuple[int, ...] | None = None  # of processes outside the cgroup filter
         self._said_limit = False
 
     def look(self) -> bool:
@@ -111,12 +111,12 @@ class GroupFollower:
         return previous != (self._cgroups, self._pids)
 
     def find(self) -> tuple[Sequence[Cgroup], Sequence[int]]:
-        """Returns the groups' cgroups, or processes if the kernel cannot filter by cgroup."""
+        """Returns the groups' cgroups, or their processes if the kernel cannot filter by cgroup."""
         self._look()
         return self._found, self._pids or ()
 
     def apply(self, config: SamplerConfig) -> SamplerConfig:
-        """Restrict a sampler's configuration to the groups; ``target_pids`` apply, too."""
+        """Restrict a sampler's configuration to the groups; ``target_pids`` still apply."""
         if self._pids is None:
             return replace(config, target_cgroups=self._cgroups or (_NO_CGROUP,))
         wanted = config.target_pids
@@ -155,7 +155,7 @@ class GroupFollower:
         self._cgroups = self._limit(sorted((cgroup.level, cgroup.id) for cgroup in cgroups))
 
     def _find_root(self) -> Cgroup | None:
-        """Returns the root of the hierarchy, if the kernel can filter by all cgroups in it."""
+        """Returns the root of the hierarchy, if the kernel can filter by all its cgroups."""
         try:
             root = find_cgroup_root(self._files) if self._by_cgroup else None
         except OSError:
@@ -163,7 +163,7 @@ class GroupFollower:
         return root if root is not None and not root.level else None
 
     def _has_version_1(self) -> bool:
-        """Returns whether processes can be in containers outside of version 2."""
+        """Returns whether processes can be in containers outside cgroup v2."""
         try:
             mounts = self._files.read_bytes("/proc/self/mountinfo")
         except OSError:
@@ -186,7 +186,7 @@ class GroupFollower:
         self._names = names
 
     def _find_pids(self, outside_of: tuple[str, ...]) -> list[int]:
-        """Returns processes of the groups, except those in or below these cgroups."""
+        """Returns the groups' processes, except those in or below these cgroups."""
         pids = []
         for entry in self._files.list_dir("/proc"):
             if not entry.isdecimal():

@@ -1,4 +1,4 @@
-"""Settings of the off-CPU sampler."""
+"""Defines the settings of the off-CPU sampler."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from otel_kprofiler.bpf import WAIT_UNIT_NS
 MAX_WAITS_PER_SECOND: Final = 10_000
 USUAL_WAITS_PER_SECOND: Final = 20
 MAX_THRESHOLD_NS: Final = ((1 << 32) - 1) * WAIT_UNIT_NS
-"""The longest threshold, 18 minutes: the BPF program stores it in 32 bits."""
+"""Maximum threshold, 18 minutes, because the BPF program stores it in 32 bits."""
 _MAX_MIN_DURATION_NS: Final = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffCpuConfig:
-    """Settings of the sampling of waits, besides their exact totals.
+    """Settings for sampling waits; exact totals are always counted.
 
     Attributes:
         samples_per_second: average rate of sampled waits on each CPU, 0 to 10000; determines the
-            threshold from which on each wait is sampled. 0: totals only.
+            threshold from which every wait is sampled. 0 for totals only.
         min_duration_ns: shorter waits are never sampled, 0 to 4.29 s; the totals count them.
         wakers: also record which thread ended a wait.
         causes: determine causes of waits from stacks.
-        leaves_out: threads whose waits are neither sampled nor counted: all of this ``process``, a
-            profiler; only those of its ``threads`` that profile, in a service; empty: none.
+        leaves_out: threads whose waits are neither sampled nor counted: all threads of this
+            ``process`` (a profiler), only its profiling ``threads`` (in a service), or none if
+            empty.
     """
 
     samples_per_second: int = USUAL_WAITS_PER_SECOND

@@ -50,22 +50,22 @@ if TYPE_CHECKING:
 
 _FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 _FOLLOW_PERIODS: Final = 3
-# Other CPUs see a store to in_flight with a small delay.
+# Other CPUs see a store to in_flight after a small delay.
 _STORE_DELAY_NS: Final = 20_000
 _IN_FLIGHT_TRIES: Final = 16
 _NEVER_NS: Final = 1 << 63
 _CUT_TRIES: Final = 64
-"""Enough for 64 CPUs at 10 kHz, where a record is in flight 90 % of the time."""
+"""Sufficient for 64 CPUs at 10 kHz, where a record is in flight 90 % of the time."""
 
 RawSink = Callable[[bytes, int], None]
-"""Takes the raw records of a drain, and its ``complete_until_ns``."""
+"""Receives the raw records of a drain and its ``complete_until_ns``."""
 
 
 class EbpfSampler(ForkAware):
     """Samples all CPUs (or one command) of this host; see :class:`Sampler`.
 
-    Needs CAP_BPF and CAP_PERFMON. Nothing stays in the kernel, however the process ends. In a
-    forked child the sampler is closed; the parent continues.
+    Needs CAP_BPF and CAP_PERFMON. Nothing remains in the kernel, however the process ends. In a
+    forked child, the sampler is closed; the parent continues.
 
     Args:
         config: what to sample.
@@ -73,12 +73,12 @@ class EbpfSampler(ForkAware):
         loader: loads the program; default: :func:`get_loader`.
         time_source: the clocks of this host.
         raw_sink: receives the raw records of each drain, for recordings.
-        user_files: notified of the files of user stacks.
+        user_files: receives the files of user stacks.
         python_codes: receives descriptions of the code objects of Python frames.
 
     Attributes:
         config: what to sample.
-        busy_ns: nanoseconds that the program took for on-CPU samples, as of the last :meth:`drain`.
+        busy_ns: nanoseconds that the program spent on on-CPU samples, as of the last :meth:`drain`.
         stack_limit: size in bytes from which a stack counts as truncated; 0 before the start.
         user_files: the files of user stacks.
         python_codes: the code objects of Python frames.
@@ -118,7 +118,7 @@ class EbpfSampler(ForkAware):
 
     @property
     def period_ns(self) -> int:
-        """Returns the sampling period of a CPU in nanoseconds."""
+        """Returns the sampling period on each CPU in nanoseconds."""
         return self.config.period_ns
 
     @property
@@ -175,16 +175,17 @@ class EbpfSampler(ForkAware):
     def reconfigure(self, config: SamplerConfig) -> int:
         """Change rate, CPUs and filters without a gap longer than a period on any CPU.
 
-        Settings of the load stay: ``max_frames``, user unwinding, the size of the ring, ranges,
-        spans, and the loader. A sampler that started with only kernel stacks unwinds user stacks by
-        frame pointers.
+        Settings fixed at load time stay: ``max_frames``, user unwinding, ring size, ranges, spans,
+        and the loader. A sampler that started with only kernel stacks unwinds user stacks by frame
+        pointers.
 
         Returns:
             Boot time from which the new period applies to every CPU.
 
         Raises:
             HostError: a CPU does not exist, or there are too many targets; nothing has changed.
-            SamplerError: the kernel refused (before 5.19 without CAP_BPF); nothing has changed.
+            SamplerError: the kernel refused the change (before 5.19 without CAP_BPF); nothing has
+                changed.
         """
         attached, old = self._attachment(), self.config
         events = self._cpu_events() if old.on_cpu else None
@@ -231,7 +232,7 @@ class EbpfSampler(ForkAware):
         return changed_ns
 
     def retarget(self, pids: tuple[int, ...]) -> None:
-        """Replace the sampled processes; old and new set must be non-empty and not too large."""
+        """Replace the sampled processes; old and new sets must be non-empty and not too large."""
         self.config = replace(self.config, target_pids=pids[: self._attachment().target_slots])
         self._attachment().retarget(self.config)
 
@@ -257,9 +258,9 @@ class EbpfSampler(ForkAware):
         self._attachment().waiter.wait(timeout_s)
 
     def wait_first(self, timeout_s: float) -> bool:
-        """Block until a sample is in the ring, :meth:`wake`, or the timeout; does nothing else.
+        """Block until a sample is in the ring, :meth:`wake` is called, or the timeout expires.
 
-        Returns at once if waits are followed, because some end without a record.
+        Returns immediately if waits are followed, because some end without a record.
         """
         attached = self._attachment()
         return attached.waits is not None or attached.waiter.wait_first(timeout_s)
@@ -273,7 +274,7 @@ class EbpfSampler(ForkAware):
         """Returns all samples in the ring."""
         attached = self._attachment()
         with self._lock:
-            # The order matters: a record in neither of them is newer than the horizon.
+            # The order matters: a record in neither is newer than the horizon.
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
             counts, wait_counts, position = _snapshot(attached)
@@ -318,13 +319,13 @@ class EbpfSampler(ForkAware):
 
     @property
     def wait_counts(self) -> WaitCounts | None:
-        """Returns gaps in the totals of waits; None if waits are not followed."""
+        """Returns counts of gaps in the wait totals; None if waits are not followed."""
         waits = self._attachment().waits
         return waits.counts() if waits else None
 
     @property
     def wait_threshold_ns(self) -> int:
-        """Returns the duration from which on each wait is sampled; 0 if none is sampled."""
+        """Returns the minimum duration at which every wait is sampled; 0 if none is sampled."""
         waits = self._attachment().waits
         return waits.threshold_ns if waits else 0
 
@@ -333,7 +334,7 @@ class EbpfSampler(ForkAware):
         return self._counts
 
     def stop(self) -> None:
-        """Disable the events; after it returns, no samples are taken."""
+        """Disable the events; no samples are taken after this returns."""
         self._next_follow_ns = 1 << 63  # prevent new events
         attached = self._attachment()
         attached.events.disable()
@@ -365,7 +366,7 @@ class EbpfSampler(ForkAware):
         self.close()
 
     def _locked(self) -> list[SpanSlots | ThreadContexts | PythonMaps | TableStore]:
-        """Returns the parts with locks, in locking order."""
+        """Returns the components with locks, in locking order."""
         if (a := self._attached) is None:
             return []
         return [part for part in (a.spans, a.contexts, a.python, a.tables) if part is not None]
@@ -392,7 +393,7 @@ def _choose_off_cpu(old: OffCpuConfig | None, new: OffCpuConfig | None) -> OffCp
 def _snapshot(attached: Attachment) -> tuple[ProgramCounts, WaitCounts, int]:
     """Returns the counters, and the ring position up to which they count records.
 
-    They are consistent if the counters did not change while the position was read. If samples
+    Both are consistent if the counters did not change while the position was read. If samples
     come too fast for that, the counters may be a few records ahead.
     """
     waits = attached.waits

@@ -1,4 +1,4 @@
-"""Identifies the profiler's threads, whose waits are left out."""
+"""Identifies the profiler's threads, whose waits are excluded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OWN_NAME: Final = "kprofiler-"
 
 
 class OwnThreads:
-    """Threads of this process that are left out; not thread-safe.
+    """Threads of this process to exclude; not thread-safe.
 
     Args:
         leaves_out: as in :class:`OffCpuConfig`.
@@ -23,7 +23,7 @@ class OwnThreads:
         self._tids: set[int | None] = set()
 
     def update(self) -> None:
-        """Update the set of threads; ended threads stay, because records of them may follow."""
+        """Update the set of threads; ended threads stay, because records about them may follow."""
         if self._leaves_out == "threads":
             self._tids |= {
                 thread.native_id
@@ -32,7 +32,7 @@ class OwnThreads:
             }
 
     def has(self, tgid: int, tid: int) -> bool:
-        """Returns whether a thread is left out."""
+        """Returns whether a thread is excluded."""
         if tgid != self._pid or not self._leaves_out:
             return False
         return self._leaves_out == "process" or tid in self._tids

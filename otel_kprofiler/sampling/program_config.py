@@ -1,4 +1,4 @@
-"""Converts the sampler's settings to those of the BPF program."""
+"""Converts the sampler's settings to the BPF program's."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def pack_config(
 
     Args:
         config: what to sample.
-        offsets: of fields of the kernel's tasks; None if unknown.
-        thread_pointer: offset of the user's thread pointer in a task; 0: no thread contexts.
+        offsets: field offsets in the kernel's tasks; None if unknown.
+        thread_pointer: offset of the user thread pointer in a task; 0 disables thread contexts.
         wakeup_bytes: fill mark of the ring at which the reader is woken.
-        stack_limit: bytes of one side of a stack.
+        stack_limit: maximum size of a stack side in bytes.
         regular_since_ns: see :meth:`Attachment.configure`.
 
     Raises:
@@ -79,5 +79,5 @@ def pack_config(
 
 
 def _kernel_device(device: int) -> int:
-    """``st_dev`` in the kernel's internal encoding (MKDEV of include/linux/kdev_t.h)."""
+    """Returns ``st_dev`` in the kernel's internal encoding (MKDEV of include/linux/kdev_t.h)."""
     return os.major(device) << 20 | os.minor(device)

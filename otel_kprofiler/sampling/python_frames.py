@@ -41,7 +41,7 @@ def plan_python(
 def describe_problem(
     planned: PythonOffsets | None, loaded: PythonOffsets | None, problem: str | None
 ) -> str | None:
-    """Log and return why Python frames are missing although configured; None if they are not."""
+    """Log and return why configured Python frames are missing; None if they are not missing."""
     if planned and not loaded:
         problem = "this kernel does not accept the program"
     if problem:
@@ -65,5 +65,5 @@ def open_python(
 
 
 def python_ring_bytes(config: SamplerConfig) -> int:
-    """Returns the size of the ring of descriptions: some 350 between two drains."""
+    """Returns the size of the ring for descriptions: about 350 between two drains."""
     return min(_RING_BYTES << config.map_scale_factor, config.max_ring_bytes)

@@ -14,9 +14,9 @@ class RecordWaiter:
 
     Args:
         ring: the ring.
-        ring_fd: descriptor of its map.
-        lines: show records in flight.
-        flag: makes the program wake the reader at the next record.
+        ring_fd: descriptor of the ring's map.
+        lines: counters that show records in flight.
+        flag: makes the program wake the reader on the next record.
     """
 
     def __init__(self, ring: RingReader, ring_fd: int, lines: CpuLines, flag: ReaderFlag) -> None:
@@ -32,7 +32,7 @@ class RecordWaiter:
             raise
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until the ring passes its fill mark, :meth:`wake`, or the timeout.
+        """Block until the fill mark is passed, :meth:`wake` is called, or the timeout expires.
 
         Returns:
             Whether :meth:`wake` was called.
@@ -46,7 +46,7 @@ class RecordWaiter:
         return woken
 
     def wait_first(self, timeout_s: float) -> bool:
-        """Block until a record is in the ring, :meth:`wake`, or the timeout.
+        """Block until a record is in the ring, :meth:`wake` is called, or the timeout expires.
 
         Returns:
             Whether a record is ready, and :meth:`wake` was not called.

@@ -1,4 +1,4 @@
-"""The interface, settings and counters of samplers."""
+"""Defines the interface, settings and counters of samplers."""
 
 from __future__ import annotations
 
@@ -34,50 +34,51 @@ class SamplerConfig:
 
     Attributes:
         samples_per_second: rate on each CPU, 1 to 10000.
-        stacks: sides to collect. With one side, samples without a frame on it are dropped.
-        max_frames: limit for each side, 1 to 127.
+        stacks: sides to collect. With a single side, samples without a frame on that side are
+            dropped.
+        max_frames: maximum frames per side, 1 to 127.
         user_unwinding: how user stacks are unwound: ``auto`` by the unwind tables of the files
             where supported, else as ``frame_pointers``, which needs code with frame pointers.
-        max_unwind_work: limit on the unwinding of a user stack in the interrupt; 1000 units take at
-            most 25 µs, a cached frame costs 15.
+        max_unwind_work: limit on the work of unwinding a user stack in the interrupt; 1000 units
+            take at most 25 µs, and a cached frame costs 15 units.
         max_tables_bytes: limit on the kernel memory for unwind tables.
-        max_table_bytes: limit for the table of a file; larger tables are not used.
-        max_preload_s: time limit for loading tables of running programs before the first sample. 0:
-            tables are loaded on demand, too late for the first sample that needs them.
+        max_table_bytes: limit on a file's table; larger tables are not used.
+        max_preload_s: time limit for loading tables of running programs before the first sample. 0
+            to load tables only on demand, too late for the first sample that needs them.
         python_frames: limit on Python frames of registered processes (:class:`PythonMaps`), 0 to
             127; 0: none are read.
-        pin_cpu_ids: CPUs to sample; empty: all.
+        pin_cpu_ids: CPUs to sample; empty for all.
         send_idle_frames: also sample the idle task itself.
-        target_pids: processes to sample (thread group ids); empty: all.
-        target_comms: names of threads, or of processes (of their main threads), to sample; only
-            their first 15 bytes count. Empty: all. Those of processes need BTF.
-        target_cgroups: cgroups of version 2 to sample, with descendants: depth below the root, 1 to
-            15, and id (the inode number). Empty: all. Needs libbpf.
-        min_process_age_ns: skip younger processes. Without BTF the age is unknown and no process
+        target_pids: processes to sample (thread group ids); empty for all.
+        target_comms: names of threads, or of processes (of their main threads), to sample; only the
+            first 15 bytes count. Empty for all. Process names need BTF.
+        target_cgroups: v2 cgroups to sample, with their descendants: depth below the root, 1 to 15,
+            and id (the inode number). Empty for all. Needs libbpf.
+        min_process_age_ns: skip younger processes. Without BTF, the age is unknown, and no process
             is skipped.
-        max_ring_bytes: upper limit of the ring size, regardless of other settings.
+        max_ring_bytes: maximum ring size, regardless of other settings.
         map_scale_factor: the computed ring size is multiplied by 2 to the power of this.
         drain_interval_s: intended interval between calls of ``drain``.
         interrupt_ranges: half-open address ranges of interrupt entry code
             (``__irqentry_text_start`` and so on). A sample of the idle task with a frame in such a
             range belongs to an interrupt and is kept. Without ranges, all samples of the idle task
             are dropped.
-        span_layout: layout of span contexts of this process; None: no links.
+        span_layout: layout of this process's span contexts; None for no links.
         span_path: location of the current span of this process's threads, if the loader supports
-            the program that reads it; otherwise threads publish their span.
+            the program that reads it; otherwise, threads publish their spans.
         span_slots: number of threads that can publish a span.
         target_namespace: device and inode of the pid namespace of ``target_pids`` and of the ids
-            in samples (see ``stat`` of ``/proc/self/ns/pid``); None for the initial one.
+            in samples (see ``stat`` of ``/proc/self/ns/pid``); None for the initial namespace.
             Processes of other namespaces keep their initial ids.
         target_descendants: also sample the descendants of ``target_pids``. Orphaned processes are
             no longer followed. Needs BTF.
         child_pid: follow this process from its next exec on, and all its descendants, instead of
             all CPUs (see :class:`HeldCommand`).
-        check_kernel: reject kernels that are too old instead of trying.
+        check_kernel: reject kernels that are too old, instead of trying to load the program.
         verifier_log_level: log level of the kernel's verifier, 0 to 2; its output is logged at
             level INFO.
         on_cpu: take on-CPU samples.
-        off_cpu: how waits are sampled; None: waits are not followed.
+        off_cpu: how waits are sampled; None to not follow waits.
     """
 
     samples_per_second: int = 19
@@ -135,19 +136,19 @@ class SamplerConfig:
 
     @property
     def period_ns(self) -> int:
-        """Sampling period of a CPU in nanoseconds."""
+        """Returns the sampling period on each CPU in nanoseconds."""
         return _NS_PER_S // self.samples_per_second
 
 
 class SamplerCounts(NamedTuple):
-    """Cumulative counts of one kind of samples, from the start to the last ``drain``.
+    """Cumulative counts of a sample kind, from the start to the last ``drain``.
 
     Attributes:
         taken: samples that passed all filters, counted by the kernel program.
         lost: samples that could not be delivered, by cause, counted by the kernel program.
-        received: samples returned by ``drain``: taken = received + the sum of lost.
-        filtered: dropped samples by filter: ``idle`` (the idle task itself), ``target``,
-            ``age``, ``empty`` (no frame on the only side collected).
+        received: samples returned by ``drain``; taken = received + sum of lost.
+        filtered: samples dropped, by filter: ``idle`` (the idle task itself), ``target``,
+            ``age``, ``empty`` (no frame on the only collected side).
         missed: samples that the kernel skipped: periods of a busy CPU in which the program did not
             run, because the CPU ran another BPF program or bpf(2), had interrupts off, or was
             preempted by its hypervisor. Not in ``taken``; 0 if a command is followed.
@@ -171,13 +172,13 @@ class Sampler(Protocol):
         """Returns the sampling period of a CPU in nanoseconds, for kinds with a period."""
 
     def start(self) -> None:
-        """Start sampling. Raises ``HostError`` or ``SamplerError``; then nothing stays open."""
+        """Start sampling. Raises ``HostError`` or ``SamplerError``, leaving nothing open."""
 
     def wait(self, timeout_s: float) -> None:
-        """Block until the fill mark is passed, :meth:`wake` is called, or ``timeout_s``."""
+        """Block until the fill mark is passed, :meth:`wake` is called, or the timeout expires."""
 
     def wait_first(self, timeout_s: float) -> bool:
-        """Block until a sample is ready, :meth:`wake` is called, or ``timeout_s``.
+        """Block until a sample is ready, :meth:`wake` is called, or ``timeout_s`` expires.
 
         Returns:
             Whether waiting for more samples is useful: False after :meth:`wake` or the timeout.
@@ -193,10 +194,10 @@ class Sampler(Protocol):
         """Returns the boot time before which :meth:`drain` has returned every sample."""
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns each process's time off the CPU since the previous call.
+        """Returns each process's off-CPU time since the previous call.
 
-        Exact, including the elapsed part of unfinished waits. Processes without waits are left out;
-        empty if waits are not followed. Call it once for each window.
+        The totals are exact, and include the elapsed part of ongoing waits. Processes without waits
+        are absent; empty if waits are not followed. Call once per window.
         """
 
     @property
@@ -204,7 +205,7 @@ class Sampler(Protocol):
         """Returns the duration from which on each wait is sampled; 0 if none is sampled."""
 
     def counts(self) -> Mapping[str, SamplerCounts]:
-        """Returns the counters of each kind as of the last :meth:`drain`, by the kind's name.
+        """Returns the counters by kind name, as of the last :meth:`drain`.
 
         Thread-safe, also after :meth:`close`.
         """

@@ -12,7 +12,7 @@ from otel_kprofiler.sampling.sampler import SamplerConfig
 
 INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 SLOTS: Final = 1024
-"""Minimum capacity for targets of each sort, so that they can be changed."""
+"""Minimum capacity for each type of target, so that targets can be changed."""
 _CGROUPS_SINCE: Final = (5, 15)  # bpf_get_current_ancestor_cgroup_id for tracing programs
 _PRESENT: Final = b"\1"
 
@@ -33,10 +33,10 @@ class TargetMaps:
 
         Args:
             config: what to sample.
-            between: called when new targets are in the maps, and old ones still are.
+            between: called while both new and old targets are in the maps.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: the kernel refused an update.
         """
         wanted = _find_keys(config)
         for name, key in wanted - self._present:
@@ -59,7 +59,7 @@ def target_map_entries(config: SamplerConfig) -> dict[str, int]:
 
 
 def _find_keys(config: SamplerConfig) -> frozenset[tuple[str, bytes]]:
-    """Returns names of maps, and the keys that they must contain."""
+    """Returns map names, and the keys that the maps must contain."""
     pids = [pid.to_bytes(4, "little") for pid in config.target_pids]
     keys = {("targets", pid) for pid in pids}
     namespace = config.target_namespace

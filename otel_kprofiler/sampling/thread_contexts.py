@@ -15,7 +15,7 @@ from otel_kprofiler.bpf import (
 
 
 def plan_contexts(read_types: Callable[[], KernelTypes], loader: str) -> int:
-    """Returns the offset of the user's thread pointer in a task; 0 if contexts cannot be read."""
+    """Returns the offset of the user thread pointer in a task; 0 if contexts cannot be read."""
     if loader != "libbpf" or platform.machine() != "x86_64":
         return 0
     try:
@@ -30,7 +30,7 @@ def context_map_entries(thread_pointer: int) -> dict[str, int]:
 
 
 def open_contexts(thread_pointer: int, program: LoadedObject) -> ThreadContexts:
-    """Open the map of processes; none is registered if thread contexts cannot be read."""
+    """Open the map of processes; registers none if thread contexts cannot be read."""
     if not thread_pointer:
         return ThreadContexts(None)
     return ThreadContexts(program.map_fd("thread_contexts"), program.map_fd("context_slots"))

@@ -1,4 +1,4 @@
-"""Selects the program that takes user stacks, and opens its unwind tables."""
+"""Selects the program that collects user stacks, and opens its unwind tables."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
 
 FRAME_POINTERS: Final = "kprofiler_sample"
-"""Name of the program that takes user stacks by frame pointers, or none."""
+"""Name of the program that collects user stacks by frame pointers, or none at all."""
 BY_TABLES: Final = ("kprofiler_unwind", "kprofiler_unwind_5_10")
-"""Programs that unwind user stacks, newest required kernel first."""
+"""Programs that unwind user stacks, the newest required kernel first."""
 LIST_FILES: Final = "kprofiler_list_files"
 """Name of the program that lists files mapped as code."""
 
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnwindPlan(NamedTuple):
-    """Plan for unwinding on this host; and whether its kernel can list mapped files."""
+    """Plan for unwinding on this host, and whether its kernel can list mapped files."""
 
     processor: Processor
     kernel: KernelOffsets
@@ -58,7 +58,7 @@ class UnwindPlan(NamedTuple):
 def plan_unwinding(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> UnwindPlan | None:
-    """Plan unwinding with tables; None without user stacks or support on this host."""
+    """Plan unwinding with tables; None without user stacks, or without support on this host."""
     if config.stacks == "kernel" or config.user_unwinding == "frame_pointers":
         return None
     processor = PROCESSORS.get(platform.machine())
@@ -82,14 +82,14 @@ def plan_unwinding(
 
 
 def unwind_choices(plan: UnwindPlan | None) -> Sequence[UnwindPlan | None]:
-    """Returns a plan and less demanding alternatives, should the kernel reject its programs."""
+    """Returns a plan and less demanding alternatives, in case the kernel rejects its programs."""
     if plan is None:
         return (None,)
     return (plan, plan._replace(lists_files=False), None) if plan.lists_files else (plan, None)
 
 
 def say_frame_pointers(reason: str) -> None:
-    """Warn that user stacks will be short."""
+    """Warn that user stacks will be truncated."""
     _log.warning(
         "user stacks follow frame pointers, up to the first return address that no call precedes: "
         "%s; most stacks of code without frame pointers are cut off",
@@ -122,7 +122,7 @@ def open_tables(
     Raises:
         OSError: a map cannot be written or mapped.
     """
-    # Not needed without user stacks.
+    # Only needed for user stacks.
     from otel_kprofiler.unwinding import Limits, MapSizes, TableMaps, TableStore  # noqa: PLC0415
 
     packed = pack_unwind_config(

@@ -1,4 +1,4 @@
-"""Attaches the programs that follow threads off the CPU, and reads their totals."""
+"""Attaches the programs that follow off-CPU threads, and reads their totals."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _SWITCH: Final = "kprofiler_switch"
 _WAKING: Final = "kprofiler_waking"
 _WAITING: Final = "kprofiler_waiting"
 _BEGINS_PER_SAMPLE: Final = 6
-"""Limit on reported begins per CPU, on average: most waits turn out short."""
+"""Maximum average rate of reported wait starts per CPU; most waits turn out to be short."""
 
 # include/uapi/linux/bpf.h
 _RAW_TRACEPOINT_OPEN: Final = 17
 _LASTING_SHARE: Final = 0.5
-"""Samples of unfinished waits, as a share of those of ended waits."""
+"""Samples of ongoing waits, as a fraction of the samples of ended waits."""
 _LOADAVG: Final = "/proc/loadavg"
 _MIN_THREADS: Final = 16_384
 _MAX_THREADS: Final = 1 << 20
@@ -103,16 +103,16 @@ def wait_map_entries(
 
 
 def wait_constants(offsets: WaitOffsets | None, entries: Mapping[str, int]) -> dict[str, bytes]:
-    """Returns constants of the programs, for maps of these sizes."""
+    """Returns the BPF programs' constants for the given map sizes."""
     return {} if offsets is None else {WAIT_LAYOUT: offsets.pack(entries["buckets"])}
 
 
 def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
-    """Returns names of the programs to load, none if waits are not configured.
+    """Returns the names of the programs to load; empty if waits are not configured.
 
     Args:
         config: what to sample.
-        on_cpu: the program for on-CPU samples, which determines how stacks are taken.
+        on_cpu: the program for on-CPU samples, which determines how stacks are collected.
     """
     if config.off_cpu is None:
         return ()
@@ -126,10 +126,10 @@ class WaitFollower:
 
     Args:
         program: the loaded object.
-        names: names of its programs for waits.
-        offsets: of the running kernel.
-        config: settings of waits.
-        entries: sizes of the maps.
+        names: names of the object's programs for waits.
+        offsets: offsets of the running kernel.
+        config: settings for waits.
+        entries: map sizes.
 
     Raises:
         OSError: the kernel refused to attach a program or to map memory; nothing stays attached.
@@ -177,7 +177,7 @@ class WaitFollower:
 
     @property
     def threshold_ns(self) -> int:
-        """Returns the duration from which on all waits were sampled in the last two readings.
+        """Returns the minimum duration at which all waits were sampled in the last two readings.
 
         0 if none is sampled.
         """
@@ -195,11 +195,11 @@ class WaitFollower:
 
     @property
     def added(self) -> int:
-        """Returns the number of samples beyond those that the program counted."""
+        """Returns the number of samples beyond those counted by the program."""
         return self._joiner.added
 
     def receive(self, records: WaitRecords, now_ns: int) -> list[RawSample]:
-        """Returns samples completed by records, and those of :meth:`read`.
+        """Returns samples completed by these records, and the samples from :meth:`read`.
 
         Args:
             records: records since the last call.
@@ -222,7 +222,7 @@ class WaitFollower:
         return samples + lasting
 
     def read(self, now_ns: int, boot_ns: int) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns the growth of the totals since the last call, and samples unfinished waits.
+        """Returns the growth of the totals since the last call, and samples ongoing waits.
 
         Args:
             now_ns: time of ``CLOCK_MONOTONIC``.
@@ -242,7 +242,7 @@ class WaitFollower:
         return (thread for thread in threads if not self._own.has(thread.tgid, thread.tid))
 
     def configure(self, config: OffCpuConfig) -> None:
-        """Change settings of waits, except whether any is sampled."""
+        """Change the settings for waits, except whether any is sampled."""
         self._wanted = config
         self._control = ThresholdControl(
             config.min_duration_ns, time.monotonic_ns(), config.samples_per_second
@@ -282,7 +282,7 @@ class WaitFollower:
         self._links[name] = attach(self._program.program_fd(name))
 
     def _look_at_waiting(self, now_ns: int) -> None:
-        """Let runnable threads report when they became runnable, and long waits their begin."""
+        """Let runnable threads report when they became runnable, and long waits their start."""
         if _WAITING not in self._links:
             return
         self._next_look_ns = now_ns + _NS_PER_S
@@ -299,7 +299,7 @@ class WaitFollower:
             tasks.read(1)  # runs the program for all threads; it writes nothing
 
     def detach(self) -> None:
-        """Detach the programs; their counts stay."""
+        """Detach the programs; their counts remain."""
         try:
             self._look_at_waiting(time.monotonic_ns())
         finally:
@@ -310,7 +310,7 @@ class WaitFollower:
             os.close(self._links.popitem()[1])
 
     def close(self) -> None:
-        """Detach and unmap."""
+        """Detach the programs and unmap their memory."""
         self._close()
 
     def _configure(self) -> None:
@@ -338,7 +338,7 @@ def open_waits(
     files: HostFiles,
     entries: Mapping[str, int],
 ) -> Iterator[WaitFollower | None]:
-    """Attach the loaded programs while a context lasts; None without offsets.
+    """Attach the loaded programs for the duration of a context; None without offsets.
 
     Raises:
         HostError: this process may not attach them.

@@ -1,4 +1,4 @@
-"""Joins records of begins and ends to samples of waits."""
+"""Joins records of wait starts and ends into samples of waits."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ FIRST_THRESHOLD_NS: Final = 10_000_000
 
 @dataclass(slots=True)
 class _Pending:
-    """An unfinished wait, and the part of it sampled so far."""
+    """An ongoing wait, and the part of it sampled so far."""
 
     begin: RawSample
     asleep_ns: int = 0
     runnable_ns: int = 0
 
     def pass_to(self, thread: WaitThread, now_ns: int) -> tuple[int, int]:
-        """Count all until a time as sampled; returns the added time, in its state and runnable."""
+        """Count all time so far as sampled; returns the time added, in its state and runnable."""
         asleep, runnable = thread.passed(now_ns)
         if thread.state == WaitState.RUNNABLE:
             asleep, runnable = 0, asleep
@@ -48,19 +48,19 @@ class _Pending:
 
 
 class WaitJoiner:
-    """Joins begins and ends. Not thread-safe.
+    """Joins wait starts and ends. Not thread-safe.
 
     The program samples a wait of duration d with probability p = min(1, d / threshold). The sample
     has the value d / p = max(d, threshold) nanoseconds, so that the sum over samples estimates the
-    time of all waits that are not too short to be sampled. A wait whose thread slept and then
-    waited for a CPU becomes two samples, which share the value.
+    total time of all waits long enough to be sampled. A wait whose thread slept and then waited for
+    a CPU becomes two samples, which share the value.
 
     Args:
         rng: source of randomness.
-        is_left_out: whether the thread of a record is left out.
+        is_left_out: returns whether the thread of a record is excluded.
 
     Attributes:
-        added: samples beyond one for each record of a sampled wait; negative if more were left out.
+        added: samples beyond one per record of a sampled wait; negative if more were excluded.
         lasting_threshold_ns: threshold of the last :meth:`sample_lasting`.
     """
 
@@ -101,7 +101,7 @@ class WaitJoiner:
             self._pending.pop((thread.tgid, thread.tid), None)
 
     def clear(self) -> None:
-        """Drop all unfinished waits."""
+        """Drop all ongoing waits."""
         self._pending.clear()
 
     def sample_lasting(
@@ -112,17 +112,17 @@ class WaitJoiner:
         epoch: int,
         most: float = math.inf,
     ) -> list[RawSample]:
-        """Sample the time since the last call of unfinished waits.
+        """Sample the time of ongoing waits since the last call.
 
-        Only waits beyond the threshold whose begin was received. If that gives too many samples,
-        each part is sampled with a probability proportional to its duration, like waits:
-        :attr:`lasting_threshold_ns` is the duration from which on it is always sampled.
+        Includes only waits beyond the threshold whose start was received. If that gives too many
+        samples, each part is sampled with a probability proportional to its duration, like waits:
+        :attr:`lasting_threshold_ns` is the minimum duration at which a part is always sampled.
 
         Args:
-            threads: their current state.
-            now_ns: time of their clock before they were read.
-            boot_ns: time of ``CLOCK_BOOTTIME``, which the samples get.
-            epoch: waits of another epoch may have ended.
+            threads: the current states of threads.
+            now_ns: time of the threads' clock before the states were read.
+            boot_ns: time of ``CLOCK_BOOTTIME``, used for the samples.
+            epoch: current epoch; waits of a different epoch may have ended.
             most: average number of sampled parts; above 0.
         """
         parts = [
@@ -144,7 +144,7 @@ class WaitJoiner:
         return samples
 
     def _find_lasting(self, thread: WaitThread, now_ns: int, epoch: int) -> _Pending | None:
-        """Returns the unfinished wait of a thread if it is beyond the threshold."""
+        """Returns the ongoing wait of a thread if it exceeds the threshold."""
         since = thread.off_since_ns
         if (
             not thread.flags & WAIT_HAS_BEGUN
@@ -160,7 +160,7 @@ class WaitJoiner:
 def _share(
     begin: RawSample, thread: WaitThread, passed: tuple[int, int], weight_ns: int, boot_ns: int
 ) -> list[RawSample]:
-    """Divide the weight between the samples of sleep and runnable time."""
+    """Divide the weight between the samples for sleep and runnable time."""
     is_throttled = bool(thread.flags & WAIT_IS_THROTTLED)
     samples, rest = [], weight_ns
     for state, part in zip((WaitState(thread.state), WaitState.RUNNABLE), passed, strict=True):
@@ -175,7 +175,7 @@ def _share(
 
 
 def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[RawSample]:
-    """Returns the samples of a sampled wait: of its sleep, and of its runnable time."""
+    """Returns the samples of a sampled wait: for its sleep, and for its runnable time."""
     duration = end.asleep_ns + end.runnable_ns
     asleep, runnable = end.asleep_ns, end.runnable_ns
     source, start_ns = sample, sample.time_ns - duration
@@ -183,7 +183,7 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
         source, start_ns = pending.begin, pending.begin.time_ns
         sampled = pending.asleep_ns + pending.runnable_ns
         asleep = max(0, asleep - pending.asleep_ns)
-        # The final state may differ from that at the reading; the sum does not change.
+        # The final state may differ from the state read before; the sum does not change.
         runnable = max(0, min(duration - sampled - asleep, duration - sampled))
     rest = asleep + runnable
     weight = rest * max(duration, end.threshold_ns) // duration if duration else 0
@@ -213,14 +213,14 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
 
 
 class ThresholdControl:
-    """Chooses the threshold for a rate of samples. Not thread-safe.
+    """Chooses the threshold for a target sample rate. Not thread-safe.
 
     Within a second, the program itself raises the threshold where a CPU exceeds the rate
     (``fits_budget`` in ``wait.bpf.h``); the samples show by how much.
 
     Args:
-        least_ns: the lowest threshold.
-        now_ns: the time.
+        least_ns: the minimum threshold.
+        now_ns: the current time.
         per_second: the rate on each CPU, from which the first threshold follows.
 
     Attributes:
@@ -242,10 +242,10 @@ class ThresholdControl:
         self._sum_ns += threshold_ns
 
     def update(self, now_ns: int, taken: int, per_second: int) -> bool:
-        """Adapt the threshold once a second; returns whether it changed.
+        """Adjust the threshold once a second; returns whether it changed.
 
         Args:
-            now_ns: the time.
+            now_ns: the current time.
             taken: waits sampled since the start.
             per_second: the rate on all CPUs, at least 1.
         """

@@ -8,11 +8,11 @@ from otel_kprofiler.bpf import WaitThread
 from otel_kprofiler.model import ProcessKey, WaitTotals
 
 _Reported = tuple[int, tuple[int, ...], int, int]
-"""State of a thread: the round, its sums by state, number of waits, and time in short waits."""
+"""State of a thread: round, sums by state, number of waits, and time in short waits."""
 
 
 class WaitSums:
-    """Converts cumulative sums of threads to increments of processes."""
+    """Converts threads' cumulative sums to processes' increments."""
 
     def __init__(self) -> None:
         self._round = 0
@@ -20,7 +20,7 @@ class WaitSums:
         self._ready: dict[ProcessKey, WaitTotals] = {}
 
     def add_ended(self, threads: Iterable[WaitThread]) -> None:
-        """Add final sums of ended threads."""
+        """Add the final sums of ended threads."""
         for thread in threads:
             self._add(thread, thread.by_state, self._reported.pop(thread.id, None))
 
@@ -30,10 +30,10 @@ class WaitSums:
         """Returns the totals of each process since the last call.
 
         Args:
-            threads: live threads; one that just ended may be missing, or follow in
+            threads: live threads; a thread that just ended may be missing, or follow in
                 :meth:`add_ended`.
-            now_ns: time of their clock before they were read.
-            epoch: waits of another epoch may have ended.
+            now_ns: time of the threads' clock before they were read.
+            epoch: current epoch; waits of a different epoch may have ended.
         """
         self._round += 1
         living = set[ProcessKey]()
@@ -48,7 +48,7 @@ class WaitSums:
                 by_state = tuple(sums)
             by_state = self._add(thread, by_state, self._reported.get(thread.id))
             self._reported[thread.id] = self._round, by_state, thread.waits, thread.below_ns
-        # A thread that ended after the last records were read is in the next.
+        # A thread that ended after the last records were read is in the next records.
         old = [
             thread_id
             for thread_id, reported in self._reported.items()
@@ -80,9 +80,9 @@ class WaitSums:
 
 
 def _keep_reported(by_state: tuple[int, ...], reported: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns sums that are nowhere below the reported ones.
+    """Returns sums of which none is below the reported sum.
 
-    Reported sleep may turn out to be runnable time; then the sum of sleep is smaller.
+    Reported sleep may turn out to be runnable time, which reduces the sum of sleep.
     """
     kept = list(map(max, by_state, reported))
     excess = sum(kept) - sum(by_state)

@@ -1,6 +1,6 @@
-"""The library that publishes the current span of each thread; ``record.c`` has its source.
+"""Loads the library that publishes the current span of each thread; its source is ``record.c``.
 
-``build.sh`` compiles it, and the result is committed, as the eBPF objects are.
+``build.sh`` compiles it, and the result is committed, like the eBPF objects.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def load() -> ModuleType:
     """Load the library.
 
     Raises:
-        ImportError: it is not for this processor or interpreter.
+        ImportError: the library does not support this processor or interpreter.
     """
     from otel_kprofiler.thread_record import _record  # type: ignore[attr-defined]  # noqa: PLC0415
 

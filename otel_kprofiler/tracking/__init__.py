@@ -1,6 +1,6 @@
-"""Tracks what is loaded while samples are taken: modules, BPF programs and other kernel symbols.
+"""Tracks code loaded during sampling: modules, BPF programs and other kernel symbols.
 
-:class:`ProcessEvents` reports what processes execute and map.
+:class:`ProcessEvents` reports the programs that processes execute and the code they map.
 """
 
 from otel_kprofiler.tracking.kallsyms import IteratedKallsyms, find_hidden_symbols

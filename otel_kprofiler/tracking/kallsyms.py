@@ -1,4 +1,4 @@
-"""``/proc/kallsyms`` with addresses, for processes to which the kernel hides them.
+"""Reads ``/proc/kallsyms`` with addresses in processes from which the kernel hides them.
 
 The iterator ``ksym`` (kernel 6.0, Documentation/bpf/bpf_iterators.rst) passes every symbol with
 its address to a BPF program. It needs CAP_BPF, CAP_PERFMON and BTF, and ignores
@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 
 
 class IteratedKallsyms:
-    """The files of this host, with :data:`PROC_KALLSYMS` from the iterator if it is hidden.
+    """Serves this host's files, with :data:`PROC_KALLSYMS` from the iterator if it is hidden.
 
     Satisfies ``HostFiles``. The first read of kallsyms decides whether to use the iterator.
 
     Args:
-        files: the host.
+        files: files of the host.
 
     Attributes:
         is_used: whether the iterator is used.
@@ -57,12 +57,12 @@ class IteratedKallsyms:
         return descriptor
 
     def read_bytes(self, path: str) -> bytes:
-        """Whole content of a file."""
+        """Returns the whole content of a file."""
         text = self._read(path)
         return self._files.read_bytes(path) if text is None else text
 
     def _read(self, path: str) -> bytes | None:
-        """The iterator's output; None if the file itself should be read."""
+        """Returns the iterator's output; None if the file itself should be read."""
         if path != PROC_KALLSYMS:
             return None
         if self._visibility is None:
@@ -92,8 +92,8 @@ def read_kallsyms() -> bytes:
 def clean_symbols(text: bytes) -> bytes:
     """Remove the iterator program's own symbol and the repeated last line.
 
-    At the end, the kernel calls the program once more for the last symbol, possibly with the
-    name of another block (kernel/kallsyms.c, ``bpf_iter_ksym_seq_stop``).
+    At the end, the kernel calls the program again for the last symbol, possibly with the name of
+    another block (kernel/kallsyms.c, ``bpf_iter_ksym_seq_stop``).
     """
     lines = text.splitlines(keepends=True)
     if len(lines) > 1 and lines[-1].split()[:3] == lines[-2].split()[:3]:
@@ -102,7 +102,7 @@ def clean_symbols(text: bytes) -> bytes:
 
 
 def find_hidden_symbols(files: HostFiles) -> Finding | None:
-    """The finding of ``doctor`` about the iterator; None if it is not needed."""
+    """Returns the ``doctor`` finding on the iterator; None if the iterator is not needed."""
     kallsyms = IteratedKallsyms(files)
     if read_symbols_visibility(files) is SymbolsVisibility.VISIBLE:
         return None

@@ -1,4 +1,4 @@
-"""Ways to read the kernel code loaded outside modules, best first."""
+"""Methods to read the kernel code loaded outside modules, best first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReadMethod(enum.Enum):
-    """A way to read the loaded BPF programs; the value is the text for users."""
+    """A method to read the loaded BPF programs; the value is shown to users."""
 
     WALK = "read with bpf(2)"
     ITERATOR = "read with the iterator bpf_prog"
@@ -35,21 +35,21 @@ class ReadMethod(enum.Enum):
 
 
 class Reading(NamedTuple):
-    """Symbols read: all, or only BPF programs."""
+    """The symbols read: all, or only BPF programs."""
 
     action: KsymbolAction
     symbols: tuple[Ksymbol, ...]
 
 
 class BaselineReader:
-    """Reads loaded symbols with the best method this process may use; not thread-safe.
+    """Reads loaded symbols with the best method available to this process; not thread-safe.
 
     Args:
         files: the host.
 
     Attributes:
         method: how programs are read.
-        refused: why better methods are not used, one sentence each.
+        refused: why better methods are not used, a sentence for each.
         kallsyms_reads: how often kallsyms was read.
     """
 
@@ -83,7 +83,8 @@ class BaselineReader:
         """Reads all symbols, including trampolines and pages; None if hidden or interrupted.
 
         Args:
-            keep_on: polled while reading, which may take seconds; reading stops if it is false.
+            keep_on: polled while reading, which may take seconds; reading stops when it returns
+                False.
         """
         programs = self.read_programs()
         try:
@@ -114,7 +115,7 @@ class BaselineReader:
 
 
 def parse_ksymbol_lines(text: bytes) -> list[Ksymbol]:
-    """Parses symbols outside modules in complete kallsyms lines; skips hidden ones."""
+    """Parses symbols outside modules in complete kallsyms lines; skips hidden symbols."""
     return [
         Ksymbol(
             int(address, 16), 0, name.decode("utf-8", "backslashreplace"),
@@ -126,7 +127,7 @@ def parse_ksymbol_lines(text: bytes) -> list[Ksymbol]:
 
 
 def find_ksymbol_method(files: HostFiles) -> Finding:
-    """The finding of ``doctor`` about the symbols of BPF programs."""
+    """Returns the ``doctor`` finding on the symbols of BPF programs."""
     check, required = "BPF symbols", "names and lengths of BPF programs, read with bpf(2)"
     reader = BaselineReader(files)
     reading = reader.read_programs()
@@ -137,7 +138,7 @@ def find_ksymbol_method(files: HostFiles) -> Finding:
         return Finding(check, Level.OK, observed, required)
     if reader.method is ReadMethod.ITERATOR:
         observed += "; source lines and types of programs are not available"
-    # Root has the right to the first method; for the second, these are enough.
+    # Root may use the first method; these suffice for the second.
     capabilities = read_capabilities(files)
     missing = capabilities.missing(["CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"])
     fix = get_capability_fix(missing, capabilities) if missing else ""

@@ -45,7 +45,7 @@ class KsymbolRecord(NamedTuple):
 
 
 class ProgramRecord(NamedTuple):
-    """A BPF program was loaded or unloaded (``event``); comes after its functions' records."""
+    """A BPF program was loaded or unloaded (``event``); follows its functions' records."""
 
     time_ns: int
     event: int
@@ -64,7 +64,7 @@ PerfRecord = KsymbolRecord | ProgramRecord | LostRecord
 
 
 class PerfRecords(NamedTuple):
-    """Records in order; ``damaged`` if parsing stopped at invalid bytes."""
+    """Records in stream order; ``damaged`` if parsing stopped at invalid bytes."""
 
     records: list[PerfRecord]
     damaged: bool
@@ -121,9 +121,9 @@ def _parse_record(kind: int, body: bytes, *, timed: bool) -> PerfRecord | None:
 
 
 def make_changes(records: Iterable[PerfRecord]) -> list[KsymbolChange]:
-    """Turn records of one CPU, in order, into changes."""
+    """Convert one CPU's records, in order, to changes."""
     changes: list[KsymbolChange] = []
-    added: list[KsymbolRecord] = []  # functions whose program record is still to come
+    added: list[KsymbolRecord] = []  # functions whose program record is yet to follow
     for record in records:
         if isinstance(record, KsymbolRecord):
             if record.name.startswith(PROGRAM_PREFIX) and not record.removed:
@@ -147,7 +147,7 @@ def _make_change(record: KsymbolRecord, program_id: int) -> KsymbolChange:
 
 
 class PerfChunk(NamedTuple):
-    """Content of a ring; ``was_full`` if another record may not have fit."""
+    """Content of a ring; ``was_full`` if a further record might not have fit."""
 
     data: bytes
     was_full: bool
@@ -163,7 +163,7 @@ class PerfMemory:
         self.data = memoryview(self._mapped)[mmap.PAGESIZE :]
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the memory."""
         self.control.release()
         self.data.release()
         self._mapped.close()
@@ -174,8 +174,8 @@ class PerfRing:
 
     Args:
         memory: the mapped ring.
-        size: bytes of data, a power of two.
-        largest: no record has more bytes.
+        size: size of the data in bytes, a power of two.
+        largest: maximum size of a record in bytes.
     """
 
     def __init__(self, memory: PerfMemory, size: int, largest: int = 1024) -> None:

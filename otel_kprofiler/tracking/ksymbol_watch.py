@@ -28,11 +28,11 @@ from otel_kprofiler.tracking.program_details import describe
 from otel_kprofiler.tracking.record_events import KSYMBOLS, RecordEvents, RecordLoss
 
 QUEUE_BYTES: Final = 8 << 20
-"""Limit on data queued for ``poll``; more is dropped, and everything is read again."""
+"""Limit on data queued for ``poll``; beyond it, data is dropped and everything is reread."""
 SETTLE_NS: Final = 5_000_000
 """Delay of records: the time is taken before writing, and a virtual CPU may pause in between."""
 FOLLOW_INTERVAL_S: Final = 5.0
-"""Interval between checks for new CPUs; a new CPU makes all symbols be read again."""
+"""Interval between checks for new CPUs; all symbols are reread after a new CPU."""
 READ_INTERVAL_S: Final = 0.2
 ALL_INTERVAL_S: Final = 10.0
 """Minimum interval between two readings of kallsyms."""
@@ -66,7 +66,7 @@ class KsymbolCounts(NamedTuple):
 
 
 class KsymbolWatch(ForkAware):
-    """Source of ksymbol changes on this host, until closed.
+    """Reports ksymbol changes on this host until closed.
 
     To miss nothing, open it before kallsyms is read; the first ``poll`` starts its thread.
     ``poll`` and ``close`` belong to one thread; ``describe`` and ``counts`` are thread-safe. A
@@ -122,11 +122,11 @@ class KsymbolWatch(ForkAware):
 
     @property
     def method(self) -> ReadMethod:
-        """Returns how the programs loaded at the start are read."""
+        """Returns the method used to read the programs loaded at the start."""
         return self._baseline.method
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Empty the rings and return the changes since the last call, in order of time.
+        """Empty the rings and return the changes since the last call, in time order.
 
         Args:
             now_ns: the current boot time.
@@ -152,11 +152,11 @@ class KsymbolWatch(ForkAware):
         return KsymbolBatch(sorted([*reported, *released], key=_TIME), complete_ns)
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """Type, attachment and source lines of a function's program, as far as readable."""
+        """Returns type, attachment and source lines of a function's program, as far as readable."""
         return describe(symbol)
 
     def counts(self) -> KsymbolCounts:
-        """The counters."""
+        """Returns the counters."""
         with self._lock:
             lost = dict(self._lost)
         return KsymbolCounts(
@@ -165,7 +165,7 @@ class KsymbolWatch(ForkAware):
         )  # fmt: skip
 
     def count_lost(self) -> Mapping[str, int]:
-        """Lost records on all CPUs, by cause; a loss of unknown size counts as one."""
+        """Returns lost records on all CPUs, by cause; a loss of unknown size counts as one."""
         lost = Counter[str]()
         for (cause, _), count in self.counts().lost.items():
             lost[cause.value] += count
@@ -229,7 +229,7 @@ class KsymbolWatch(ForkAware):
         return changes
 
     def _run(self) -> None:
-        """The thread: wakes for half-full rings, losses and CPU hotplug."""
+        """Run the thread, which wakes for half-full rings, losses and CPU hotplug."""
         follow_at, read_at, all_at = time.monotonic() + FOLLOW_INTERVAL_S, 0.0, 0.0
         while not self._closed:
             due = [follow_at, *[read_at] * self._read_wanted, *[all_at] * self._all_wanted]

@@ -1,4 +1,4 @@
-"""Uevents of modules.
+"""Parses uevents of modules.
 
 A kernel datagram is ``ACTION@DEVPATH`` followed by ``KEY=VALUE`` variables, each terminated by a
 zero byte (lib/kobject_uevent.c). The kernel sends ``add@/module/NAME`` after a module's init
@@ -16,7 +16,7 @@ _FOLDER: Final = "/module/"
 
 
 class ModuleAction(enum.Enum):
-    """The event of a module; the value is the kernel's word."""
+    """A module event; the value is the kernel's keyword."""
 
     ADDED = "add"
     REMOVED = "remove"
@@ -56,14 +56,14 @@ class ModuleEvents(Protocol):
         """Returns whether a datagram is ready."""
 
     def receive(self) -> list[bytes]:
-        """All datagrams that are ready; raises ``OSError`` if any were lost."""
+        """Returns all pending datagrams; raises ``OSError`` if any were lost."""
 
     def close(self) -> None:
         """Release all resources."""
 
 
 class NoEvents:
-    """Stands in where the kernel's announcements are not available."""
+    """Replaces the kernel's announcements where they are not available."""
 
     def __init__(self) -> None:
         self._woken = threading.Event()
@@ -78,11 +78,11 @@ class NoEvents:
         self._woken.set()
 
     def is_waiting(self) -> bool:
-        """Never."""
+        """Returns False."""
         return False
 
     def receive(self) -> list[bytes]:
-        """Nothing."""
+        """Returns no datagrams."""
         return []
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 
 A thread, started by the first poll, sleeps until the kernel announces a module. It then reads the
 sections and build ids of new modules, which suffice for file id and RVA, and then their names.
-``poll`` also checks the list of modules: one whose init function is still running has not been
-announced, and never is if that fails.
+``poll`` also checks the list of modules: a module whose init function is still running has not been
+announced, and never will be if that function fails.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ModuleWatch(ForkAware):
         self._keep_datagrams = keep_datagrams
         self._share = CpuShare(names_share)
         self._now = now_ns or SystemTime().boot_ns
-        self._lock = ProcessLock()  # for all up to the next comment
+        self._lock = ProcessLock()  # guards the attributes up to the next comment
         # Everything announced up to _heard_ns has been received.
         self._complete_ns = self._looked_ns = self._heard_ns = self._now()
         self._events = self._open()
@@ -147,7 +147,7 @@ class ModuleWatch(ForkAware):
         self._events.wake()
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Readings since the last call, and the boot time up to which they are complete."""
+        """Returns readings since the last call, and the boot time up to which they are complete."""
         if self._thread.ident is None and not self._closed:
             self._thread.start()
         with self._lock:
@@ -162,7 +162,7 @@ class ModuleWatch(ForkAware):
             return readings, self._complete_ns
 
     def take_datagrams(self) -> list[tuple[int, bytes]]:
-        """Datagrams since the last call, with the boot times of their receipt."""
+        """Returns datagrams since the last call, with their boot times of receipt."""
         with self._lock:
             taken, self._datagrams = self._datagrams, []
         return taken
@@ -214,7 +214,7 @@ class ModuleWatch(ForkAware):
         return True
 
     def _read_list(self) -> list[ProcModule]:
-        """The loaded modules, oldest first. Raises ``OSError``."""
+        """Returns the loaded modules, oldest first. Raises ``OSError``."""
         try:
             lines, _ = parse_modules(self._files.read_bytes(PROC_MODULES))
         except FileNotFoundError:  # a kernel without modules
@@ -228,7 +228,7 @@ class ModuleWatch(ForkAware):
         while not self._closed:
             try:
                 self._serve()
-            except Exception:  # noqa: BLE001 - counted and logged; without it nothing is followed
+            except Exception:  # noqa: BLE001 - counted and logged; otherwise, tracking would stop
                 _log.exception("module tracking failed and restarts; all modules are read again")
                 self._count(restarts=1)
                 with self._lock:
@@ -409,11 +409,11 @@ class ModuleWatch(ForkAware):
         self._count(names_read=1)
         self._publish(modules, {}, self._looked_ns, self._looked_ns)
         if any(module.attempts == 0 for module in modules.values()):
-            self._names_ns = self._now()  # the module was found while names were read
+            self._names_ns = self._now()  # the module was detected while names were being read
         self._share.spend(time.thread_time_ns() - began_cpu_ns)
 
     def _collect(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Kallsyms lines of some modules; handles announcements while it reads."""
+        """Collects kallsyms lines of some modules; handles announcements while reading."""
         collector = LineCollector(names, until_bpf=self._until_bpf)
         try:
             descriptor = self._files.open_fd(PROC_KALLSYMS)

@@ -1,6 +1,6 @@
-"""A stream of process events in order of time: start, exec, mapped code, exit.
+"""A stream of process events in time order: start, exec, mapped code, exit.
 
-Perf events on every CPU receive a record for each; running processes are read from ``/proc``.
+Perf events on every CPU receive a record of each; running processes are read from ``/proc``.
 Example::
 
     from otel_kprofiler.tracking import Mapped, ProcessEvents
@@ -59,9 +59,9 @@ SETTLE_NS: Final = 5_000_000
 INTERVAL_S: Final = 0.1
 FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 MAX_PENDING: Final = 100_000
-"""Limit of records waiting to be sorted, about 30 MB; more count as lost."""
+"""Maximum records waiting to be sorted, about 30 MB; further records count as lost."""
 MAX_READ_AGAIN: Final = 3
-"""Limit of readings of a process that changes during each of them."""
+"""Maximum readings of a process that changes during each reading."""
 SAME_START_NS: Final = 50_000_000 + TICK_NS
 _TIME: Final = attrgetter("time_ns")
 
@@ -69,7 +69,7 @@ _Pending = TaskRecord | ExecRecord | MapRecord | Reading | Absent | Census | Los
 
 
 class ProcessEvents(ForkAware):
-    """A stream of process events, until closed. Belongs to one thread.
+    """Streams process events until closed. Belongs to one thread.
 
     Every process that exists when the stream is opened is reported as ``Started`` and ``Mapped``;
     later changes are reported once, in order. Events are delayed by some milliseconds, so that
@@ -80,14 +80,15 @@ class ProcessEvents(ForkAware):
 
     Args:
         pids: only these processes; empty for all.
-        children: also the children of ``pids``, and theirs.
+        children: also report all descendants of ``pids``.
         files: files of the host.
         ring_bytes: size of the kernel's buffer per CPU, a power of two of pages; None for 512 KiB,
             which any user may lock, and less with more than 16 CPUs.
 
     Raises:
-        HostError: the kernel refuses the events, which need CAP_PERFMON. Reading the mappings of
-            other users' processes needs CAP_SYS_PTRACE; without it, their events lack them.
+        HostError: the kernel refuses the events, which need CAP_PERFMON. Reading other users'
+            mappings needs CAP_SYS_PTRACE; without it, events for their existing mappings are
+            missing.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class ProcessEvents(ForkAware):
         self._take_census()
 
     def poll(self) -> list[ProcessEvent]:
-        """Returns the events since the last call, in order of time; never waits.
+        """Returns the events since the last call, in time order; never waits.
 
         Raises:
             OSError: processes had to be read again, and ``/proc`` cannot be read.
@@ -133,8 +134,8 @@ class ProcessEvents(ForkAware):
         """Yields events until the stream is closed.
 
         Args:
-            interval_s: how often the kernel's buffers are emptied, in seconds; also earlier when
-                one is half full.
+            interval_s: interval in seconds at which the kernel's buffers are emptied; earlier if a
+                buffer is half full.
         """
         while not self._closed:
             yield from self.poll()
@@ -150,18 +151,18 @@ class ProcessEvents(ForkAware):
         return self._table.mappings(pid)
 
     def add(self, pid: int) -> None:
-        """Start reporting a process; no effect if all are reported."""
+        """Start reporting a process; has no effect if all processes are reported."""
         if not self._table.takes_all:
             self._table.wanted.add(pid)
             self._read_wanted([pid])
 
     def discard(self, pid: int) -> None:
-        """Stop reporting a process; no effect if all are reported."""
+        """Stop reporting a process; has no effect if all processes are reported."""
         if not self._table.takes_all:
             self._table.discard(pid)
 
     def refresh(self, pid: int) -> None:
-        """Read the maps of a process again: the next polls report unmapped code."""
+        """Reread a process's maps, so that the next polls report unmapped code."""
         if self._table.wants(pid):
             self._read_until_quiet([pid])
 
@@ -177,7 +178,7 @@ class ProcessEvents(ForkAware):
             self._events.close()
 
     def after_fork_in_child(self) -> None:
-        """Close the events, which are the parent's."""
+        """Close the events, which belong to the parent."""
         self.close()
 
     def __enter__(self) -> Self:
@@ -211,7 +212,7 @@ class ProcessEvents(ForkAware):
         self._lost_since_ns = min(self._lost_since_ns or since_ns, since_ns)
 
     def _release(self, until_ns: int) -> list[ProcessEvent]:
-        self._pending.sort(key=_TIME)  # stable: records of one CPU stay in their order
+        self._pending.sort(key=_TIME)  # stable: each CPU's records stay in order
         events: list[ProcessEvent] = []
         count = 0
         for count, record in enumerate(self._pending, 1):
@@ -241,7 +242,7 @@ class ProcessEvents(ForkAware):
         self._read_until_quiet(sorted(pids))
 
     def _read_until_quiet(self, pids: Iterable[int]) -> None:
-        """Read processes, and read those again that changed meanwhile.
+        """Read processes; reread those that changed meanwhile.
 
         A reading is consistent only if no record shows a change during it.
         """
@@ -267,7 +268,7 @@ class ProcessEvents(ForkAware):
         self._pending += [reading for reading, _ in readings if reading.process.tgid in changed]
 
     def _read(self, pid: int) -> tuple[Reading, int] | None:
-        """Reads a process; returns also the time when reading ended. None if it does not exist."""
+        """Reads a process; also returns the time when reading ended. None if it does not exist."""
         time_ns = _now_ns()
         try:
             stat = parse_stat(self._files.read_bytes(f"/proc/{pid}/stat"))
@@ -278,7 +279,7 @@ class ProcessEvents(ForkAware):
         except (OSError, ValueError):
             return None
         mappings: tuple[MemoryMapping, ...] = ()
-        with suppress(OSError):  # of another user, or it has exited; then its record follows
+        with suppress(OSError):  # another user's process, or it has exited and its record follows
             mappings = tuple(
                 mapping if is_file_or_vdso(os.fsencode(mapping.path)) else mapping._replace(path="")
                 for mapping in parse_mappings(read_maps(self._files, pid))

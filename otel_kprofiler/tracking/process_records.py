@@ -20,7 +20,7 @@ _FLAGS: Final = 1 << 8 | 1 << 9 | 1 << 13 | 1 << 23 | 1 << 24
 PROCESSES: Final = WantedRecords("processes", _FLAGS, 4096 + 256, 1 << 34)
 
 _LOST, _COMM, _EXIT, _FORK, _MMAP2 = 2, 3, 4, 7, 10
-_IS_EXEC: Final = 1 << 13  # of the field misc
+_IS_EXEC: Final = 1 << 13  # bits of the field misc
 _HAS_BUILD_ID: Final = 1 << 14
 _DELETED: Final = b" (deleted)"
 
@@ -67,7 +67,7 @@ ProcessRecord = TaskRecord | ExecRecord | MapRecord | LostRecord
 
 
 class ProcessRecords(NamedTuple):
-    """Records in order; ``damaged`` if parsing stopped at invalid bytes."""
+    """Records in stream order; ``damaged`` if parsing stopped at invalid bytes."""
 
     records: list[ProcessRecord]
     damaged: bool
@@ -138,7 +138,7 @@ def _parse_mmap(body: bytes, misc: int) -> MapRecord | None:
 
 
 def is_file_or_vdso(shown: bytes) -> bool:
-    """Returns whether records and maps name a mapping alike: anonymous memory differs."""
+    """Returns whether records and maps name a mapping alike; they differ for anonymous memory."""
     return shown == VDSO_NAME.encode() or (shown.startswith(b"/") and not shown.startswith(b"//"))
 
 
@@ -152,7 +152,7 @@ def _time(body: bytes) -> int:
 
 
 def _cut(body: bytes, at: int) -> bytes:
-    """Cuts a zero-terminated text from a record that ends with its time."""
+    """Extracts a zero-terminated string from a record that ends with its time."""
     return body[at : max(len(body) - _TIME.size, at)].partition(b"\0")[0]
 
 

@@ -1,6 +1,6 @@
 """Tracks programs and mappings of processes from kernel records and readings of ``/proc``.
 
-Has no I/O: takes records and readings in order of time, and returns events.
+Performs no I/O: consumes records and readings in time order, and returns events.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ class Started(NamedTuple):
 
     Attributes:
         time_ns: boot time.
-        process: pid and start time. The start time of a forked process is ``time_ns``, some
-            milliseconds after that in ``/proc``; the start time of a running process is that of
-            ``/proc``.
-        parent: pid of the parent; None if the process was already running.
+        process: pid and start time. A forked process's start time is ``time_ns``, some milliseconds
+            later than in ``/proc``; a running process's start time is from ``/proc``.
+        parent: parent's pid; None if the process was already running.
     """
 
     time_ns: int
@@ -32,12 +31,12 @@ class Started(NamedTuple):
 
 
 class Exec(NamedTuple):
-    """A process executed a program: all its earlier mappings are gone.
+    """A process executed a program, and all its earlier mappings are gone.
 
     Attributes:
         time_ns: boot time.
         process: which.
-        name: its new name in the kernel: the first 15 bytes of the program's name.
+        name: new name in the kernel: the first 15 bytes of the program's name.
     """
 
     time_ns: int
@@ -46,7 +45,7 @@ class Exec(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """A process has mapped code: a file, or executable memory (without a path).
+    """A process mapped code: a file, or executable memory (without a path).
 
     If the kernel merges adjacent mappings, this is the merged mapping, which replaces those inside
     it.
@@ -54,9 +53,9 @@ class Mapped(NamedTuple):
     Attributes:
         time_ns: boot time.
         process: which.
-        mapping: device and inode are 0 where the kernel gives the build id instead.
-        build_id: build id of the file, from kernel 5.12 on; None without one, or if it was already
-            mapped.
+        mapping: the mapping; device and inode are 0 if the kernel reports the build id instead.
+        build_id: build id of the file, from kernel 5.12 on; None if it has none, or if it was
+            already mapped.
     """
 
     time_ns: int
@@ -69,12 +68,12 @@ class Unmapped(NamedTuple):
     """Code is no longer mapped.
 
     The kernel does not report unmapping. It is detected when other code is mapped at the address,
-    or by reading the maps again (``refresh``); until then the mapping counts as present.
+    or by rereading the maps (``refresh``); until then, the mapping counts as present.
 
     Attributes:
-        time_ns: boot time of the detection; the mapping may have gone long before.
+        time_ns: boot time of detection; the mapping may have disappeared long before.
         process: which.
-        mapping: the mapping that is gone; remaining parts are reported as ``Mapped``.
+        mapping: the unmapped mapping; remaining parts are reported as ``Mapped``.
     """
 
     time_ns: int
@@ -92,7 +91,7 @@ class Exited(NamedTuple):
 class Lost(NamedTuple):
     """Events may be missing between two boot times.
 
-    All processes are then read again. Changes follow as events with the time of that reading; an
+    All processes are then reread. Changes follow as events with the time of that reading; an
     executed program is reported as changed mappings.
     """
 
@@ -104,13 +103,13 @@ ProcessEvent = Started | Exec | Mapped | Unmapped | Exited | Lost
 
 
 class Reading(NamedTuple):
-    """Reading of a process from ``/proc``.
+    """A process as read from ``/proc``.
 
     Attributes:
-        time_ns: boot time before it was read.
+        time_ns: boot time before reading.
         process: pid and start time.
-        threads: ids of its threads.
-        mappings: its mappings with code.
+        threads: thread ids.
+        mappings: code mappings.
     """
 
     time_ns: int
@@ -127,9 +126,10 @@ class Census(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """A process that could no longer be read at a boot time.
+    """A process that was no longer readable at a boot time.
 
-    If it exited before the stream started, no record reports the exit, and its pid may be reused.
+    If the process exited before the stream started, no record reports its exit, and its pid may be
+    reused.
     """
 
     time_ns: int
@@ -148,12 +148,12 @@ class _Process:
 
 
 class ProcessTable:
-    """Table of the processes of a stream. Not thread-safe.
+    """Tracks a stream's processes. Not thread-safe.
 
     Args:
         pids: the wanted processes; empty for all.
         children: whether to include their children.
-        same_start_ns: limit of the delay of a start time in records after that in ``/proc``.
+        same_start_ns: maximum delay of a start time in records relative to ``/proc``.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class ProcessTable:
         events = []
         if tracked is not None:
             if time_ns <= (tracked.key.start_time_ns or 0) + self._same_start_ns:
-                return []  # it was read before its record arrived
+                return []  # the process was read before its record arrived
             events = self._forget(pid, time_ns)
         process = ProcessKey(pid, time_ns)
         self._processes[pid] = _Process(process, [tid], self.mappings(parent_pid))
@@ -242,7 +242,7 @@ class ProcessTable:
         process = self._processes.get(record.pid)
         if process is None:
             return []
-        process.threads = {record.pid}  # the kernel has ended the others
+        process.threads = {record.pid}  # the kernel has ended the other threads
         process.mappings = ()
         return [Exec(record.time_ns, process.key, record.name)]
 
@@ -300,14 +300,14 @@ class ProcessTable:
 
 
 def is_same(first: MemoryMapping, other: MemoryMapping) -> bool:
-    """Returns whether two mappings are equal in the fields that records and maps share."""
+    """Returns whether two mappings agree in the fields common to records and maps."""
     return (first.start, first.end, first.file_offset, first.path) == (
         other.start, other.end, other.file_offset, other.path,
     )  # fmt: skip
 
 
 def _continues(shorter: MemoryMapping, longer: MemoryMapping) -> bool:
-    """Returns whether a mapping is part of a longer one of its file, as after a merge."""
+    """Returns whether a mapping is part of a longer mapping of the same file, as after a merge."""
     is_inside = longer.start <= shorter.start and shorter.end <= longer.end
     shift = (
         shorter.file_offset - shorter.start == longer.file_offset - longer.start or not shorter.path
@@ -316,7 +316,7 @@ def _continues(shorter: MemoryMapping, longer: MemoryMapping) -> bool:
 
 
 def _cut_out(mapping: MemoryMapping, hole: MemoryMapping) -> list[MemoryMapping]:
-    """Returns the remains of a mapping around another one."""
+    """Returns the parts of a mapping around a hole."""
     parts = []
     if mapping.start < hole.start:
         parts.append(mapping._replace(end=hole.start))

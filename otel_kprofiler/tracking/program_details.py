@@ -1,4 +1,4 @@
-"""Details of a BPF program: type, load time, attachment, source lines.
+"""Reads a BPF program's type, load time, attachment and source lines.
 
 Formats: include/uapi/linux/bpf.h (``struct bpf_link_info``, ``enum bpf_prog_type``).
 """
@@ -59,7 +59,7 @@ def describe(symbol: Ksymbol) -> KsymbolDetails | None:
 
 
 def _find_place(program: int) -> str:
-    """Returns the tracepoint or function that a program is attached to; empty if unknown."""
+    """Returns the tracepoint or function to which a program is attached; empty if unknown."""
     for info in _links():
         kind, _, owner, _, *words = _LINK_INFO.unpack(info[: _LINK_INFO.size])
         if owner != program:

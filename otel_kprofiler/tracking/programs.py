@@ -190,7 +190,7 @@ class _Arrays:
         self._info = _ProgramInfo()
 
     def read(self, fd: int) -> tuple[ProgramFacts, int]:
-        """Read a program's facts and the capacity that it needs."""
+        """Read a program's facts and the capacity it needs."""
         info, capacity = self._info, self.capacity
         ctypes.memmove(ctypes.addressof(info), self._question, len(self._question))
         read_info(fd, info)
@@ -235,7 +235,7 @@ def _find_facts(number: int, arrays: _Arrays) -> ProgramFacts | None:
 
 
 def iterate_ids(command: int = _PROG_GET_NEXT_ID) -> Iterator[int]:
-    """Ids of all programs (or other objects), ascending.
+    """Yields the ids of all programs (or other objects), ascending.
 
     Raises ``OSError``: ``EPERM`` without CAP_SYS_ADMIN.
     """
@@ -257,7 +257,7 @@ def read_info(fd: int, info: Any) -> None:
 
 @contextmanager
 def open_program(number: int) -> Iterator[int | None]:
-    """A descriptor of a program; None if it was unloaded. Raises ``OSError``."""
+    """Opens a descriptor of a program; None if it was unloaded. Raises ``OSError``."""
     try:
         fd = bpf_call(_PROG_GET_FD_BY_ID, _IdAttributes(number))
     except FileNotFoundError:
@@ -270,7 +270,7 @@ def open_program(number: int) -> Iterator[int | None]:
 
 
 def find_btf(number: int) -> bytes | None:
-    """BTF data by its id; None if it was unloaded or access was refused."""
+    """Returns BTF data by its id; None if it was unloaded or access was denied."""
     try:
         fd = bpf_call(_BTF_GET_FD_BY_ID, _IdAttributes(number))
     except OSError:
@@ -292,14 +292,14 @@ def _read_btf(fd: int, data: ctypes.Array[ctypes.c_char] | None) -> int:
 
 
 def read_source_lines(number: int, start: int, length: int) -> tuple[tuple[int, str, int], ...]:
-    """Source lines of a program's function: (offset in bytes, file, line), ascending.
+    """Returns a function's source lines: (offset in bytes, file, line), ascending.
 
     Empty if the program was unloaded, or was compiled without line information.
 
     Args:
         number: id of the program.
         start: address of the function.
-        length: its length in bytes.
+        length: length of the function in bytes.
     """
     with open_program(number) as fd:
         if fd is None:

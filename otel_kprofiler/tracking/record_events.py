@@ -1,6 +1,6 @@
-"""Perf events for records that the kernel writes when something happens, one per CPU.
+"""Per-CPU perf events for the records that the kernel writes on events such as loads.
 
-The kernel writes a record only to events of the current CPU, so every CPU needs one.
+The kernel writes a record only to the current CPU's events, so every CPU needs an event.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class RecordLoss(enum.Enum):
     RING_FULL = "ring_full"
     QUEUE_FULL = "queue_full"
     CPU_CAME = "cpu_came"
-    """A CPU came online; records from before its event was opened are missing."""
+    """A CPU came online; records written before its event was opened are missing."""
     DAMAGED = "damaged"
 
 
 class WantedRecords(NamedTuple):
-    """The kinds of records to ask for.
+    """The kinds of records to request.
 
     Attributes:
         name: name in errors: "… cannot be followed".
         flags: bits of ``struct perf_event_attr``.
-        largest_bytes: largest size of a record.
-        extra_flags: bits to leave out on older kernels that reject them.
+        largest_bytes: maximum size of a record in bytes.
+        extra_flags: bits to omit on older kernels that reject them.
     """
 
     name: str
@@ -74,7 +74,7 @@ KSYMBOLS: Final = WantedRecords("BPF symbols", 1 << 29 | 1 << 30, 1024)  # ksymb
 
 
 LossSink = Callable[[RecordLoss, int, int], None]
-"""Called with the cause, the CPU, and the number of records (0 if unknown)."""
+"""Receives the cause, the CPU, and the number of records (0 if unknown)."""
 
 
 class _CpuEvent:
@@ -90,7 +90,7 @@ class _CpuEvent:
         self.lost_by_records = 0
 
     def read(self) -> tuple[int, int, int]:
-        """Count, nanoseconds enabled, records lost so far (0 if the kernel does not report it)."""
+        """Returns count, nanoseconds enabled, and records lost so far (0 if not reported)."""
         data = os.read(self.fd, _READING.size)
         count, clock, lost = _READING.unpack(data.ljust(_READING.size, b"\0"))
         return count, clock, lost
@@ -107,13 +107,13 @@ class _LockLimitError(OSError):
 
 
 class RecordEvents(EventPerCpu[_CpuEvent]):
-    """One event per CPU; the constructor opens all of them, or raises and leaves none open.
+    """An event per CPU; the constructor opens all of them, or raises and leaves none open.
 
     Args:
         files: the host.
         wanted: the records, and their name in errors.
-        ring_bytes: size of each ring, None to choose; halved as long as the kernel refuses to
-            lock the memory.
+        ring_bytes: size of each ring; None to choose it. The size is halved while the kernel
+            refuses to lock the memory.
         lose: called when records are lost.
 
     Attributes:
@@ -148,7 +148,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
             ) from error
 
     def take(self) -> Iterator[tuple[int, bytes]]:
-        """Empty the rings, yielding data by CPU; detects lost records."""
+        """Empty the rings, yielding their data by CPU; detects lost records."""
         for cpu, event in self._events.items():
             data, was_full = event.ring.take()
             if was_full:
@@ -166,7 +166,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
         self._count(cpu, event, event.lost_by_records)
 
     def follow(self) -> None:
-        """Adapt to CPUs that came or went offline. The caller must have emptied the rings."""
+        """Adapt to CPUs that came online or went offline; the rings must have been emptied."""
         try:
             changes = self.update()
         except OSError as error:
@@ -226,7 +226,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
                 raise _LockLimitError(
                     "this user has locked as much memory for perf events as it may"
                 ) from error
-            self._ring_bytes //= 2  # the limit on locked memory is reached
+            self._ring_bytes //= 2  # locked-memory limit reached
             return self._open_event(cpu)
         largest = self._wanted_records.largest_bytes
         return _CpuEvent(fd, PerfRing(memory, self._ring_bytes, largest))

@@ -1,4 +1,4 @@
-"""Outcomes of the requests for unwind tables."""
+"""Counts the outcomes of requests for unwind tables."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class TableCounts(NamedTuple):
 
     Attributes:
         requested: requests since the start: loaded + refused + pending.
-        loaded: requests answered with a table.
+        loaded: requests for which a table was loaded.
         refused: requests refused, by reason.
-        pending: requests not answered yet.
+        pending: requests not yet completed.
         evicted: tables removed to free space.
-        tables: tables in the kernel now.
+        tables: tables currently in the kernel.
         bytes: size of these tables.
-        cpu_ns: CPU time of this process's threads for requests.
+        cpu_ns: CPU time that this process's threads spent on requests.
     """
 
     requested: int
@@ -32,6 +32,6 @@ class TableCounts(NamedTuple):
     cpu_ns: int
 
     def as_dict(self) -> dict[str, object]:
-        """Returns plain values, for JSON."""
+        """Returns plain values for JSON."""
         refused = {reason.name.lower(): count for reason, count in self.refused.items()}
         return {**self._asdict(), "refused": refused}

@@ -10,13 +10,13 @@ from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 
 
 class Limits(NamedTuple):
-    """Limits of kernel memory for tables.
+    """Limits on kernel memory for tables.
 
     Attributes:
-        total_bytes: limit of all tables.
-        file_bytes: limit of a table.
+        total_bytes: limit for all tables.
+        file_bytes: limit for a single table.
         idle_ns: time without a sample after which a table may be evicted. If the tables in use do
-            not all fit, some stay and the others are unavailable: tables do not thrash.
+            not all fit, some stay and the others are unavailable, so that tables do not thrash.
     """
 
     total_bytes: int = 64 << 20
@@ -28,10 +28,10 @@ class Table(NamedTuple):
     """A loaded table.
 
     Attributes:
-        key: its file.
-        slot: its slot in the map of the program.
-        size: size of its map in bytes.
-        loaded_ns: boot time at which it was loaded; 0 if no sample has asked for it.
+        key: file of the table.
+        slot: slot of the table in the program's map.
+        size: size of the table's map in bytes.
+        loaded_ns: boot time of loading; 0 if no sample has requested the table.
     """
 
     key: FileKey
@@ -44,7 +44,7 @@ class Claim(NamedTuple):
     """Space reserved for a table.
 
     Attributes:
-        slot: slot of the table; may be that of a victim.
+        slot: slot of the table; may be a victim's slot.
         size: size in bytes.
         victims: tables to remove first.
     """
@@ -55,29 +55,29 @@ class Claim(NamedTuple):
 
 
 class TableSpace:
-    """Slots and bytes; not thread-safe.
+    """Manages slots and bytes; not thread-safe.
 
-    A claim takes its bytes and slot at once. Removing victims takes milliseconds; until then the
-    tables in the kernel may exceed the limit by the victims.
+    A claim reserves its bytes and slot immediately. Removing victims takes milliseconds; until
+    then, the tables in the kernel may exceed the limit by the victims' size.
     """
 
     def __init__(self, slots: int, limits: Limits) -> None:
         self._limits = limits
         self._free = list(range(slots - 1, -1, -1))
-        self._leaving = 0  # bytes of victims not removed yet
+        self._leaving = 0  # bytes of victims not yet removed
         self.bytes = 0
-        """Bytes taken by tables, including tables being loaded or removed."""
+        """Bytes used by tables, including tables being loaded or removed."""
         self.tables: dict[FileKey, Table] = {}
 
     def claim(
         self, size: int, last_uses_ns: Sequence[int], now_ns: int, *, evicts: bool = True
     ) -> Claim:
-        """Claim space for a table; it ends with :meth:`removed` and :meth:`add` or :meth:`cancel`.
+        """Claim space for a table, until :meth:`removed` and :meth:`add` or :meth:`cancel`.
 
         Args:
-            size: bytes of the new table.
-            last_uses_ns: boot time of the last sample per slot.
-            now_ns: boot time.
+            size: size of the new table in bytes.
+            last_uses_ns: boot time of the last sample for each slot.
+            now_ns: current boot time.
             evicts: whether to evict other tables.
 
         Raises:
@@ -109,14 +109,14 @@ class TableSpace:
         return Claim(self._free.pop() if self._free else victims[0].slot, size, tuple(victims))
 
     def removed(self, claim: Claim) -> None:
-        """Note that the victims of a claim are removed."""
+        """Record that the victims of a claim have been removed."""
         self._free += [table.slot for table in claim.victims if table.slot != claim.slot]
         size = sum(table.size for table in claim.victims)
         self._leaving -= size
         self.bytes -= size
 
     def add(self, claim: Claim, key: FileKey, loaded_ns: int) -> None:
-        """Add the loaded table of a claim; with time 0, it is evicted first until it is used."""
+        """Add the loaded table of a claim; at time 0, it is evicted first until it is used."""
         self.tables[key] = Table(key, claim.slot, claim.size, loaded_ns)
 
     def cancel(self, claim: Claim) -> None:

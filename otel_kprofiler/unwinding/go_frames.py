@@ -1,16 +1,16 @@
 """Converts Go's ``.gopclntab`` to ``.eh_frame`` with a search table, for x86-64.
 
-Go's compiler writes no ``.eh_frame``, and frame pointers skip the caller of a function without a
-frame, or in its prologue. The runtime unwinds by ``.gopclntab``, which has the frame size at every
-instruction. Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` of Go 1.21 to
-1.26.
+Go's compiler writes no ``.eh_frame``, and frame pointers skip the caller of a function that has no
+frame or is in its prologue. The Go runtime unwinds with ``.gopclntab``, which has the frame size at
+every instruction. Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` of Go 1.21
+to 1.26.
 
-A script of its own, as :mod:`otel_kprofiler.unwinding.indexing` is:
+Runs as a standalone script, from :mod:`otel_kprofiler.unwinding.indexing`:
 
     go_frames.py ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT… < file > number of pairs, pairs, frames
 
-ADDRESS is the address of the frames, ORIGIN the base of the pairs. The others are parts of the
-file, as offset:size:address: existing PAIRS, ``.gopclntab``, ``.text``, and the loaded segments.
+ADDRESS is the address of the frames, ORIGIN the base of the pairs. The rest are parts of the file,
+as offset:size:address: existing PAIRS, ``.gopclntab``, ``.text``, and the loaded segments.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _CIE: Final = struct.pack("<II24s", 28, 0, b"\1zR\0" + _REST)
 _SIGNAL_CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRS\0" + _REST)
 _ADVANCES: Final = (b"", *(bytes([0x40 | distance]) for distance in range(1, 64)))
 _CFA_OFFSET: Final = b"\x0e"  # def_cfa_offset
-_CODES: Final[dict[int, bytes]] = {}  # by size of the frame
+_CODES: Final[dict[int, bytes]] = {}  # by frame size
 _SAVED: Final = b"\x86\2"  # offset rbp 2: at CFA - 16
 _NOT_SAVED: Final = b"\xc6"  # restore rbp
 _LOST: Final = b"\7\6"  # undefined rbp
 _OUTERMOST: Final = b"\7\x10"  # undefined rip
-_UNKNOWN: Final = b"\x16\x10\0"  # val_expression rip, of no operations
+_UNKNOWN: Final = b"\x16\x10\0"  # val_expression rip, without operations
 _ON_OTHER_STACK: Final = b"\x0f\2\x76\x10"  # def_cfa_expression: breg6 16
 
 _BY_R12: Final = b"\x0f\2\x7c"  # def_cfa_expression: breg12, of a byte
@@ -71,15 +71,15 @@ _LOADS: Final = tuple(
     for base in (0, 1, 2, 3, 5, 6, 7)
 )
 _INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic")
-"""Functions that appear to be called by the instruction that a signal interrupted."""
+"""Functions that appear to be called by an instruction interrupted by a signal."""
 _SPARE_BYTES: Final = 4096
-"""Limit of the result's length in multiples of the table; usual is a fifth."""
+"""Maximum size of the result as a multiple of the table's; usually it is a fifth."""
 _CHECKED, _FIT = 200, 0.9
-"""Number of functions to check for a first push, and the share that must have it."""
+"""Number of functions to check for an initial push, and the fraction that must have it."""
 
 File = bytes | mmap.mmap
 Sizes = Sequence[tuple[int, int]]
-"""Frame sizes of a function, each with its end offset."""
+"""Frame sizes in a function, each with its end offset."""
 Rows = list[tuple[int, bytes]]
 """CFA instructions by offset."""
 _Shape = tuple[int, int, bool, bytes]
@@ -88,7 +88,7 @@ _Shape = tuple[int, int, bool, bytes]
 
 
 class Segment(NamedTuple):
-    """A part of the file, with its address."""
+    """A part of the file and its address."""
 
     offset: int
     size: int
@@ -96,7 +96,7 @@ class Segment(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A row of the table: start in the code, number of its name, place of its frame's sizes."""
+    """A row of the table: start in the code, name number, location of its frame sizes."""
 
     start: int
     name: int
@@ -105,7 +105,7 @@ class Function(NamedTuple):
 
 
 class Table:
-    """``.gopclntab``. Raises ``ValueError`` if it is of another version, or damaged."""
+    """Parses ``.gopclntab``. Raises ``ValueError`` if it is damaged or its version unsupported."""
 
     def __init__(self, data: bytes) -> None:
         if len(data) < _HEADER.size:
@@ -128,17 +128,17 @@ class Table:
             yield Function._make(_FUNCTION.unpack_from(data, row))
 
     def number(self, name: bytes) -> int:
-        """Returns the number of a function name; -1 if there is none."""
+        """Returns the number of a function name; -1 if not found."""
         at = self._data.find(b"\0" + name + b"\0", self.names_at)
         return at + 1 - self.names_at if at >= 0 else -1
 
     def sizes(self, at: int) -> Sizes:
-        """Frame sizes of a function. Raises ``IndexError`` or ``ValueError`` if damaged."""
+        """Returns a function's frame sizes. Raises ``IndexError`` or ``ValueError`` if damaged."""
         data = self._data
         sizes: list[tuple[int, int]] = []
         at, size, end = at + self._sizes_at, -1, 0
         while True:
-            # Most numbers have one byte; a call takes as long as all the rest.
+            # Most numbers have one byte; a call would take as long as all the rest.
             change, at = (data[at], at + 1) if data[at] < _LONG else parse_number(data, at)
             if not change and sizes:
                 return sizes
@@ -161,7 +161,7 @@ def parse_number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def pack_number(value: int) -> bytes:
-    """Packs the number of a name."""
+    """Packs a name's number."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -174,8 +174,8 @@ def make_rows(sizes: Sizes, saves: bool) -> Rows:
     """Makes the rows of the table.
 
     Args:
-        sizes: sizes of the frame.
-        saves: whether the caller's rbp is saved at the top of each frame; otherwise its place is
+        sizes: frame sizes.
+        saves: whether the caller's rbp is saved at the top of each frame; otherwise its location is
             unknown.
     """
     rows, at, now = [(0, b"" if saves else _LOST)], 0, 0
@@ -191,7 +191,7 @@ def make_rows(sizes: Sizes, saves: bool) -> Rows:
 
 
 def make_program(rows: Rows) -> bytes:
-    """Makes the CFA program of rows, padded for an entry with DW_CFA_nop."""
+    """Makes a CFA program from rows, padded with DW_CFA_nop for an entry."""
     out, now = [], 0
     for at, code in rows:
         distance = at - now
@@ -211,9 +211,9 @@ def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
     """Makes the rows of a function that switches to the stack of ``m.g0``.
 
     Args:
-        code: code of the function.
+        code: the function's code.
         rows: rows without the switch.
-        behind: rule behind the switch.
+        behind: rule after the switch.
     """
     at = _find_load(code, 0)
     if at < 0:
@@ -234,10 +234,10 @@ def _find_load(code: bytes, start: int) -> int:
 
 
 def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
-    """Makes the rows of a function that calls the vDSO on another stack, with its rsp in r12.
+    """Makes the rows of a function that calls the vDSO on another stack, keeping its rsp in r12.
 
     Args:
-        sizes: sizes of its frame.
+        sizes: the function's frame sizes.
         rows: rows without the call.
         left: end of the instruction that saves rsp.
         back: end of the instruction that restores rsp.
@@ -256,7 +256,7 @@ def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
 
 
 class Code:
-    """The file's bytes by address."""
+    """Reads the file's bytes by address."""
 
     def __init__(self, file: File, segments: Iterable[Segment]) -> None:
         self._file, self._segments = file, list(segments)
@@ -271,7 +271,7 @@ class Code:
         return b""
 
     def find_texts(self, table: int) -> Iterator[int]:
-        """Yields candidates for ``text``: words of each ``moduledata`` that points to the table."""
+        """Yields candidates for ``text``: words of each ``moduledata`` pointing to the table."""
         wanted = _TEXT.pack(table)
         for segment in self._segments:
             at, end = segment.offset, segment.offset + segment.size
@@ -294,22 +294,22 @@ class FrameMaker:
 
     def __init__(self, table: Table, code: Code, text: int, address: int) -> None:
         self._table, self._code, self._text, self._address = table, code, text, address
-        self._shapes: dict[int, _Shape] = {}  # by the place of sizes, which many functions share
+        self._shapes: dict[int, _Shape] = {}  # by location of the sizes, often shared
         self._injected = {table.number(name) for name in _INJECTED} - {-1}
         self._handler = table.number(b"runtime.sigtramp")  # the stack continues above it
         self._switches = {
-            table.number(b"runtime.mcall"): _OUTERMOST,  # what it calls does not return to it
+            table.number(b"runtime.mcall"): _OUTERMOST,  # its callee does not return to it
             table.number(b"runtime.systemstack"): _ON_OTHER_STACK,
         }
         self.frames = bytearray(_CIE + _SIGNAL_CIE)
         self.pairs: list[tuple[int, int]] = []
 
     def add(self, function: Function) -> None:
-        """Add an entry; raises as :class:`Table` does."""
+        """Add an entry; raises like :class:`Table`."""
         start, name, place, flags = function
         start += self._text
         if not place:
-            return  # of another language
+            return  # not Go code
         size, push, saves, program = self._shapes.get(place) or self._add_shape(place)
         if not program:
             return  # it pops its return address
@@ -350,19 +350,19 @@ class FrameMaker:
 def find_text(table: Table, address: int, code: Code, start: int) -> int:
     """Finds the base address of functions.
 
-    Go stores it in ``moduledata``, before 1.26 in the table, too. A file that is relocated on load
-    may have neither, and C code may precede it. So candidates are checked against the code.
+    Go stores the base in ``moduledata`` and, before 1.26, in the table. A file relocated on load
+    may have neither, and C code may precede it, so candidates are checked against the code.
 
     Args:
-        table: of the file.
-        address: of the table.
+        table: the file's table.
+        address: address of the table.
         code: the file.
         start: address of ``.text``.
 
     Raises:
         ValueError: no candidate has code that fits the table.
     """
-    # Most functions have one.
+    # Most functions push rbp.
     pushes = _find_pushes(table, max(1, table.count // (2 * _CHECKED))) or _find_pushes(table, 1)
     for text in itertools.chain((table.text, start), code.find_texts(address)):
         if sum(code.read(text + at, 1) == _PUSH for at in pushes) > _FIT * len(pushes):
@@ -409,7 +409,7 @@ def make_tables(
 
 
 def pack_tables(maker: FrameMaker, pairs: bytes, origin: int) -> bytes:
-    """Packs the tables. Raises ``ValueError`` if a function is out of reach."""
+    """Packs the tables. Raises ``ValueError`` if a function is out of range."""
     try:
         made = [(start - origin, entry - origin) for start, entry in maker.pairs]
         made += _PAIR.iter_unpack(pairs)
@@ -424,7 +424,7 @@ def main() -> None:
     """Read the file from standard input, write its tables to standard output.
 
     Raises:
-        SystemExit: the table is damaged or unknown; with the reason, for standard error.
+        SystemExit: the table is damaged or unknown; carries the reason for standard error.
     """
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
@@ -432,7 +432,7 @@ def main() -> None:
     address, origin = map(int, sys.argv[1:3])
     parts = [Segment(*map(int, word.split(":"))) for word in sys.argv[3:]]
     pairs, table, text, *segments = parts
-    gc.disable()  # there are no cycles to find among many objects
+    gc.disable()  # the many objects contain no cycles to collect
     try:
         with mmap.mmap(0, 0, prot=mmap.PROT_READ) as file:
             maker = make_tables(file, table, text.address, segments, address)

@@ -1,4 +1,4 @@
-"""Content of an inner map: tables of a file in the format of the BPF program.
+"""Writes the content of an inner map: a file's tables in the BPF program's format.
 
 ======================  ================  ====================================================
 At                      Bytes             What
@@ -34,12 +34,12 @@ _MASK: Final = (1 << 64) - 1
 
 
 def image_pages(tables: Tables) -> int:
-    """Returns the number of pages that the tables take."""
+    """Returns the number of pages that the tables need."""
     return -(-(_frames_at(tables) + tables.frames_bytes + _WINDOW_BYTES) // PAGE_BYTES)
 
 
 def check_texts(texts: tuple[Segment, ...]) -> None:
-    """Raise :class:`TableRefused` if a header cannot hold these segments."""
+    """Raise :class:`TableRefused` if the header has no room for these segments."""
     if not texts:
         raise TableRefused(Refusal.NO_TEXT)
     if len(texts) > MAX_TEXTS:
@@ -49,17 +49,17 @@ def check_texts(texts: tuple[Segment, ...]) -> None:
 def write_image(
     target: memoryview, source: Source, tables: Tables, elf: ElfFile, serial: int
 ) -> None:
-    """Fill an inner map, which must be zeroed.
+    """Fill an inner map, which must contain only zeros.
 
     Args:
-        target: memory of the map, of :func:`image_pages` pages.
+        target: the map's memory, :func:`image_pages` pages.
         source: the file.
-        tables: places of its tables.
-        elf: its headers.
-        serial: serial number of the table, 32 bits.
+        tables: locations of the file's tables.
+        elf: the file's ELF headers.
+        serial: 32-bit serial number of the table.
 
     Raises:
-        ElfError: the file became shorter, or cannot be read.
+        ElfError: the file was truncated, or cannot be read.
     """
     frames_at, frames = _frames_at(tables), tables.frames
     _HEADER.pack_into(

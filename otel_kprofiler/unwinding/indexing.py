@@ -1,4 +1,4 @@
-"""Makes missing unwind tables of files, in processes with limits of time and memory."""
+"""Makes files' missing unwind tables, in processes with limited time and memory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from otel_kprofiler.unwinding.table import ENTRY_BYTES, MAX_ENTRIES, Tables, che
 MAX_FRAMES_BYTES: Final = 64 << 20
 MAX_GO_BYTES: Final = 256 << 20
 TIMEOUT_S: Final = 30.0
-"""Limit of wall-clock time on a busy machine, besides the limit of CPU time."""
+"""Wall-clock limit on a busy machine, in addition to the CPU time limit."""
 FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
-"""For ``.eh_frame``: ten times what those of compilers take."""
+"""For ``.eh_frame``: ten times what compilers' tables need."""
 GO_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=20)
-"""For ``.gopclntab``: six times what those of the linker take."""
+"""For ``.gopclntab``: six times what the linker's tables need."""
 _REFUSALS: Final = {
     ChildProblem.UNANSWERED: Refusal.UNREADABLE,
     ChildProblem.NO_PROCESS: Refusal.FAILED,
@@ -48,16 +48,16 @@ class Children(LimitedChildren):
     def run_script(
         self, script: str, fd: int, arguments: Iterable[object], limits: ChildLimits
     ) -> bytes:
-        """Run a Python script that imports nothing of this package. Returns its output.
+        """Run a Python script that does not import this package. Returns its output.
 
         Args:
-            script: its path.
-            fd: the file, its input.
+            script: path of the script.
+            fd: the file, passed as standard input.
             arguments: arguments of the script.
-            limits: what it may take.
+            limits: resource limits of the process.
 
         Raises:
-            TableRefused: it failed, took too long, or was stopped.
+            TableRefused: the script failed, took too long, or was stopped.
         """
         command = [sys.executable, "-I", "-S", script, *map(str, arguments)]
         try:
@@ -68,14 +68,14 @@ class Children(LimitedChildren):
 
     @contextmanager
     def trying_once(self, fd: int, section: str) -> Iterator[None]:
-        """Refuse at once what was refused in the last hour, unless the file has changed.
+        """Refuse immediately what was refused in the last hour, unless the file has changed.
 
         Args:
             fd: the file.
-            section: name of the section that is read.
+            section: name of the section to read.
 
         Raises:
-            TableRefused: it was refused before.
+            TableRefused: the section was refused before.
         """
         key = section, identify_content(fd)
         if (reason := self._refused.find(key)) is not None:
@@ -95,7 +95,7 @@ def index_frames(
 
     Args:
         fd: the file, open for reading.
-        frames: place of the section.
+        frames: location of the section.
         timeout_s: time after which the process is killed, in seconds.
         children: runs the process.
 
@@ -106,7 +106,7 @@ def index_frames(
         raise TableRefused(Refusal.TOO_LARGE, f".eh_frame of {frames.size} bytes")
     with children.trying_once(fd, ".eh_frame"):
         arguments = (frames.offset, frames.size, frames.address)
-        # its output is at most half as long as the section
+        # the output is at most half the size of the section
         limits = ChildLimits(frame_index.MEMORY_BYTES, FRAMES_CPU.grant(frames.size), timeout_s)
         pairs = children.run_script(frame_index.__file__, fd, arguments, limits)
         entries = len(pairs) // ENTRY_BYTES
@@ -130,9 +130,9 @@ def index_go(
     Args:
         fd: the file, open for reading.
         elf: its headers.
-        table: its ``.gopclntab``.
-        text: its ``.text``.
-        others: existing tables of the file, of C code.
+        table: the file's ``.gopclntab``.
+        text: the file's ``.text``.
+        others: the file's existing tables, for C code.
         children: runs the process.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Turns a request into tables that can be copied into a map."""
+"""Turns a request into tables ready to be copied into a map."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoadableTables:
-    """Checked tables of an open file."""
+    """Verified tables of an open file."""
 
     def __init__(
         self, source: Source, tables: Tables, elf: ElfFile, opened: OpenedFile | None
@@ -62,7 +62,7 @@ class LoadableTables:
         self.pages = image_pages(tables)
 
     def fill(self, target: memoryview, serial: int) -> None:
-        """Copy the tables. Raises :class:`TableRefused` if the file changed meanwhile."""
+        """Copy the tables. Raises :class:`TableRefused` if the file has changed."""
         with refusing():
             write_image(target, self._source, self._tables, self._elf, serial)
         if self._opened is not None:
@@ -70,10 +70,10 @@ class LoadableTables:
 
 
 class Code(NamedTuple):
-    """The executable file of a request, with its ELF headers.
+    """The requested file, with its ELF headers.
 
     Attributes:
-        source: its content.
+        source: the file's content.
         elf: its headers.
         file: the opened file; None for the vDSO.
     """
@@ -91,11 +91,11 @@ class Code(NamedTuple):
 def open_code(
     request: FileRequest, files: ReferableFiles, known_files: KnownFiles, places: FilePlaces
 ) -> Code:
-    """Open the file of a request, and remember its details.
+    """Open the requested file, and record its details.
 
     Raises:
-        TableRefused: it could not be opened, or is not an ELF file. Its details are kept if it
-            could be read.
+        TableRefused: the file could not be opened, or is not an ELF file. Its details are kept if
+            it could be read.
     """
     with refusing():
         if request.key == VDSO:
@@ -132,13 +132,13 @@ def _read_headers(request: FileRequest, opened: OpenedFile, known_files: KnownFi
         known_files.add(request.key, details)
         raise
     details = details._replace(build_id=elf.build_id, texts=elf.texts)
-    _check_unchanged(opened)  # or the build id may be that of what has been written since
+    _check_unchanged(opened)  # otherwise, the build id may belong to content written since
     known_files.add(request.key, details, opened.content, request.tgid)
     return Code(source, elf, opened)
 
 
 def find_loadable(code: Code, index: Index) -> LoadableTables:
-    """Finds the tables of opened code, which must stay open while they are used.
+    """Finds the tables of opened code, which must stay open while the tables are in use.
 
     Raises:
         TableRefused: the tables are not usable.
@@ -161,7 +161,7 @@ def _find(source: Source, elf: ElfFile, opened: OpenedFile | None, index: Index)
         frames = find_section(source, elf, _FRAMES)
         if opened is None:
             raise TableRefused(Refusal.NO_FRAMES)
-        source.read(frames.offset, 0)  # raises if it is not in the file
+        source.read(frames.offset, 0)  # raises if the section is not in the file
         tables = index(functools.partial(index_frames, opened.fd, frames))
     return LoadableTables(source, tables, elf, opened)
 
@@ -169,7 +169,7 @@ def _find(source: Source, elf: ElfFile, opened: OpenedFile | None, index: Index)
 def _find_go(
     source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
 ) -> Tables | None:
-    """Makes tables of Go code, with those of C code; None without usable ones."""
+    """Makes tables for Go code, including those of C code; None if there are no usable tables."""
     for name in _GO_TABLES:
         try:
             table, text = find_section(source, elf, name), find_section(source, elf, _TEXT)

@@ -1,4 +1,4 @@
-"""Maps shared by the BPF program and the table store."""
+"""Accesses the maps shared by the BPF program and the table store."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _WORD_BYTES: Final = 8
 
 
 class FileState(enum.IntEnum):
-    """The state of a file in the map ``files``."""
+    """State of a file in the map ``files``."""
 
     PENDING = 0
-    """Requested; walks of stacks stop there."""
+    """Requested; stack walks stop there."""
     LOADED = 1
     NO_TABLE = 2
-    """The file has no unwind tables; verified frame pointers are tried."""
+    """The file has no unwind tables; the program tries verified frame pointers."""
     UNAVAILABLE = 3
-    """The file has tables that cannot be used; a frame pointer would be a guess."""
+    """The file has unusable tables; a frame pointer would be a guess."""
 
 
 class MapSizes(NamedTuple):
-    """Entries of the maps.
+    """Sizes of the maps.
 
     Attributes:
-        files: limit of files in the map.
-        slots: limit of loaded tables.
-        ring_bytes: size of the ring of requests.
+        files: maximum files in the map.
+        slots: maximum loaded tables.
+        ring_bytes: size of the request ring in bytes.
     """
 
     files: int
@@ -52,12 +52,12 @@ class MapSizes(NamedTuple):
 
 
 class TableMaps:
-    """Access to the maps; methods are atomic with respect to each other.
+    """Accesses the maps; methods are atomic with respect to each other.
 
     Args:
-        map_fd: returns the descriptor of a map by name. The loaded object owns these; duplicates
-            are kept, since a thread that hangs in a file system may outlive the object.
-        sizes: sizes that the object was loaded with.
+        map_fd: returns the descriptor of a map by name. The loaded object owns the descriptors;
+            this keeps duplicates, since a thread hung in a file system may outlive the object.
+        sizes: sizes with which the object was loaded.
 
     Raises:
         OSError: a map could not be mapped into memory.
@@ -74,10 +74,10 @@ class TableMaps:
     def create(self, pages: int, fill: Callable[[memoryview], None]) -> int:
         """Create and fill an inner map; returns a descriptor, which the caller closes.
 
-        Its memory is mapped only while it is filled, so it does not count as this process's.
+        The map's memory is mapped only while being filled, so it does not count as this process's.
 
         Raises:
-            OSError: no right, or no memory.
+            OSError: missing rights, or out of memory.
         """
         fd = create_inner_map(pages, "unwind_table")
         try:
@@ -91,12 +91,12 @@ class TableMaps:
         return fd
 
     def publish_table(self, slot: int, fd: int) -> None:
-        """Put a table into a free slot. Waits until no program sees its former content."""
+        """Put a table into a free slot. Waits until no program sees the slot's former content."""
         self._used.words[slot] = 0
         update_map(self._tables, slot.to_bytes(4, "little"), fd.to_bytes(4, "little"))
 
     def remove_table(self, slot: int) -> None:
-        """Empty a slot after :meth:`forget_file`. Waits as :meth:`publish_table`."""
+        """Empty a slot after :meth:`forget_file`. Waits like :meth:`publish_table`."""
         delete_from_map(self._tables, slot.to_bytes(4, "little"))
 
     def set_file(self, key: FileKey, state: FileState, slot: int = 0, serial: int = 0) -> None:
@@ -104,12 +104,12 @@ class TableMaps:
         update_map(self._files, key.pack(), _STATE.pack(state, slot, serial, 0))
 
     def forget_file(self, key: FileKey) -> None:
-        """Forget a file: the program requests it again on its next sample."""
+        """Forget a file, which the program requests again on the file's next sample."""
         with suppress(FileNotFoundError):
             delete_from_map(self._files, key.pack())
 
     def announce(self) -> None:
-        """Invalidate the program's cache of mappings; for one thread at a time."""
+        """Invalidate the program's cache of mappings; call from one thread at a time."""
         self._epoch.words[0] += 1
 
     def last_uses_ns(self) -> list[int]:
@@ -117,7 +117,7 @@ class TableMaps:
         return self._used.words.tolist()
 
     def close(self) -> None:
-        """Unmap and close."""
+        """Unmap memory and close descriptors."""
         self.ring.close()
         self._used.close()
         self._epoch.close()
@@ -139,5 +139,5 @@ class _Words:
 
 
 def is_out_of_memory(error: OSError) -> bool:
-    """Returns whether the kernel had no memory for a map, or refused it."""
+    """Returns whether the kernel ran out of memory for a map, or refused it."""
     return error.errno in (errno.ENOMEM, errno.E2BIG, errno.EPERM, errno.EMFILE, errno.ENFILE)

@@ -12,11 +12,11 @@ from otel_kprofiler.host import FileProblem, MappedFileError
 
 
 class Refusal(enum.Enum):
-    """Closed list of reasons; the value is the text for users."""
+    """Closed list of reasons; the value is shown to users."""
 
     GONE = "the process had ended, or unmapped the file, before it could be opened"
     FORBIDDEN = "this process may not open the file"
-    NOT_SAME = "what could be opened is another file than the one that is mapped"
+    NOT_SAME = "the file that could be opened is not the mapped file"
     CHANGED = "the file changed while it was read"
     UNREADABLE = "the file could not be read"
     NOT_ELF = "not an ELF file for 64-bit code of this machine"
@@ -26,22 +26,22 @@ class Refusal(enum.Enum):
     NO_FRAMES = "the file has no .eh_frame"
     COMPRESSED = ".eh_frame is compressed or not in the file"
     ENCODING = "the pointers of .eh_frame_hdr are not encoded as linkers write them"
-    OUT_OF_BOUNDS = "the tables point outside of the file, or of .eh_frame"
+    OUT_OF_BOUNDS = "the tables point outside the file or .eh_frame"
     NOT_SORTED = "the search table is not sorted"
     TOO_LARGE = "the tables are larger than the limit for one file"
     NOT_INDEXED = "no search table could be made from .eh_frame"
     SLOW = "making the search table took more CPU time than the size of its input allows"
-    MEMORY_IN_USE = "tables that are in use fill the memory allowed for them"
+    MEMORY_IN_USE = "tables in use fill the memory allowed for tables"
     FAILED = "reading the file failed as the log describes"
     NO_MEMORY = "the kernel had no memory for the tables"
 
 
 class TableRefused(Exception):  # noqa: N818 - an outcome, which the store counts
-    """Raised for tables that must not be used.
+    """Tables must not be used.
 
     Args:
-        refusal: why.
-        detail: what exactly, for a log.
+        refusal: the reason.
+        detail: specifics, for the log.
     """
 
     def __init__(self, refusal: Refusal, detail: str = "") -> None:
@@ -72,7 +72,7 @@ _FILE_REFUSALS: Final[Mapping[FileProblem, Refusal]] = {
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Convert errors of opening a file or parsing ELF to :class:`TableRefused`."""
+    """Convert errors from opening a file or parsing ELF to :class:`TableRefused`."""
     try:
         yield
     except ElfError as error:

@@ -1,4 +1,4 @@
-"""Requests of the BPF program for the unwind tables of a file in a stack."""
+"""Parses the BPF program's requests for unwind tables."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Distributes requests to workers, round-robin by process.
 
-Files are opened at once, because processes exit; tables are loaded as the CPU share allows.
+Files are opened immediately, because processes exit; tables are loaded as the CPU share allows.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from otel_kprofiler.host import FairQueue, FileRequest, Turn, find_user
 from otel_kprofiler.unwinding.loading import Code
 
 MAX_OPEN: Final = 64
-"""Limit of files kept open until their tables are loaded; further files are opened again."""
+"""Maximum files kept open until their tables are loaded; further files are reopened."""
 
 
 class Opened(NamedTuple):
-    """A request whose file was opened.
+    """A request whose file has been opened.
 
     Attributes:
         request: the request.
-        code: the open file; None if it must be opened again.
+        code: the open file; None if it must be reopened.
     """
 
     request: FileRequest
@@ -29,13 +29,13 @@ class Opened(NamedTuple):
 
 
 class RequestQueue:
-    """Requests and opened files; thread-safe.
+    """A queue of requests and opened files; thread-safe.
 
     Args:
         open_share: long-term share of one CPU for opening files.
         load_share: long-term share of one CPU for loading tables.
-        loaders: limit of concurrent loads; other workers open files.
-        now_ns: returns the time.
+        loaders: maximum concurrent loads; other workers open files.
+        now_ns: returns the current time.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RequestQueue:
             self._changed.notify()
 
     def take(self) -> Turn[FileRequest] | Turn[Opened] | None:
-        """Waits for the next turn; the caller then owns its file. None after :meth:`stop`."""
+        """Waits for the next task, whose file the caller then owns; None after :meth:`stop`."""
         with self._changed:
             while not self._stopping:
                 if (unopened := self._unopened.take()) is not None:
@@ -82,7 +82,7 @@ class RequestQueue:
             return None
 
     def done(self, taken: Turn[FileRequest] | Turn[Opened], cpu_ns: int) -> None:
-        """Ends the turn of a request; charges its CPU time."""
+        """Ends a request's turn, and charges its CPU time."""
         with self._changed:
             if isinstance(taken.item, Opened):
                 self._loading -= 1
@@ -98,7 +98,7 @@ class RequestQueue:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the files after all workers have ended; also in a forked child."""
+        """Close the files after all workers have ended; may be called in a forked child."""
         for opened in self._opened.clear():
             if opened.code is not None:
                 opened.code.close()

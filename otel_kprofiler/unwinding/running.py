@@ -1,4 +1,4 @@
-"""Lists the files mapped as code, to load their tables before the first sample.
+"""Lists files mapped as code, to load their tables before the first sample.
 
 A BPF iterator lists them (mapped_files.bpf.h), with the same keys as requests.
 """
@@ -17,7 +17,7 @@ from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.request import parse_rows
 
 _MOST_LINKS: Final = 16
-"""Up to this number, each process is iterated over; above it, all of the host."""
+"""Up to this number, iterates over each process; above it, over all processes of the host."""
 _READ_BYTES: Final = 256 * 1024
 
 
@@ -31,7 +31,7 @@ def list_running(
 ) -> list[FileRequest]:
     """Returns a request for each file that processes have mapped as code.
 
-    Sorted by the CPU time of their processes, then by the number of processes.
+    Sorts files by the CPU time of their processes, then by the number of processes.
 
     Args:
         program_fd: the loaded program ``kprofiler_list_files``.
@@ -66,7 +66,7 @@ def _read_rows(program_fd: int, pids: Collection[int], until_s: float) -> Iterat
                 with suppress(ProcessLookupError):  # it has exited
                     yield from _iterate(program_fd, pid, until_s)
         except OSError:
-            pass  # before 6.1, iterators cannot be limited to a process
+            pass  # before 6.1, iterators cannot be restricted to a process
         else:
             return
     yield from _iterate(program_fd, 0, until_s)

@@ -1,4 +1,4 @@
-"""Answers the BPF program's requests for the unwind tables of files.
+"""Serves the BPF program's requests for files' unwind tables.
 
 One thread takes requests from their ring; a few others open files, and load and publish tables.
 Publishing waits for an RCU grace period, about 15 ms; several threads share a grace period.
@@ -48,14 +48,15 @@ from otel_kprofiler.unwinding.requests import Opened, RequestQueue
 from otel_kprofiler.unwinding.table import Tables
 
 HOLD_NS: Final = 30_000_000_000
-"""Time until a file is tried again after a temporary failure."""
+"""Time until a file is retried after a temporary failure."""
 OPEN_SHARE: Final = 0.05
 """Long-term share of one CPU for opening files and reading their headers, after a burst of a
 second."""
 CPU_SHARE: Final = 0.05
 """Long-term share of one CPU for loading tables.
 
-Making tables in child processes has a separate, equal share, so a large Go program delays nobody.
+Making tables in child processes has a separate, equal share, so that a large Go program does not
+delay other files.
 """
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
@@ -87,9 +88,9 @@ class TableStore:
     Args:
         maps: maps of the loaded program; closed with the store.
         files: this host's.
-        limits: limits of memory for tables.
-        now_ns: boot time, the clock of the program.
-        known_files: where details of the files are kept.
+        limits: memory limits for tables.
+        now_ns: returns the boot time, the program's clock.
+        known_files: receives the details of files.
     """
 
     def __init__(
@@ -164,12 +165,12 @@ class TableStore:
             self._wait_early(0, until_s)
 
     def _wait_early(self, most: int, until_s: float) -> bool:
-        """Wait until at most ``most`` early requests are pending; False on timeout."""
+        """Wait until at most ``most`` early requests are pending; returns False on timeout."""
         left_s = until_s - time.monotonic()
         return self._answered.wait_for(lambda: len(self._early) <= most, left_s)
 
     def _end(self, key: FileKey) -> bool:
-        """Note an answered request; returns whether it was early. The lock must be held."""
+        """Record a completed request; returns whether it was early. The lock must be held."""
         is_early = key in self._early
         self._pending.discard(key)
         self._early.discard(key)
@@ -196,7 +197,7 @@ class TableStore:
         In a forked child, which has no such threads, it only releases inherited resources.
         """
         if os.getpid() == self._pid and not self._stop_threads():
-            # A running thread would use descriptors that were reused.
+            # A running thread would use reused descriptors.
             return
         self._requests.close()
         self._maps.close()
@@ -204,7 +205,7 @@ class TableStore:
         os.close(self._wake_fd)
 
     def before_fork(self) -> None:
-        """Finish work that a child would inherit half done: open files, maps, views of the ring."""
+        """Finish work that a child would inherit half-done: open files, maps, views of the ring."""
         self._gate.before_fork()
 
     def after_fork(self) -> None:
@@ -234,7 +235,7 @@ class TableStore:
                 os.eventfd_read(self._wake_fd)
 
     def _find_wait_s(self) -> float | None:
-        """Returns the seconds until other work than taking requests is due; None if never."""
+        """Returns the seconds until work other than taking requests is due; None if never."""
         with self._lock:
             if self._postponed:
                 return _POLL_S
@@ -288,7 +289,7 @@ class TableStore:
         except TableRefused as error:
             _log.debug("no unwind tables for %s: %s", self._name(request.key), error)
             self._refuse(request.key, error.refusal)
-        except Exception:  # noqa: BLE001 - no file is a reason to stop answering
+        except Exception:  # noqa: BLE001 - no file may stop the service
             _log.exception("reading the unwind tables of %s failed", self._name(request.key))
             self._refuse(request.key, Refusal.FAILED)
         return True
@@ -309,7 +310,7 @@ class TableStore:
         return details.path if details else f"inode {key.inode} of device {key.device:#x}"
 
     def _load_tables(self, key: FileKey, loadable: LoadableTables) -> None:
-        """Make space, fill a map, and publish it."""
+        """Make space, fill a map and publish it."""
         claim = self._claim(loadable.pages * PAGE_BYTES, evicts=key not in self._early)
         with self._lock:
             self._serial += 1
@@ -335,7 +336,7 @@ class TableStore:
             raise
 
     def _claim(self, size: int, *, evicts: bool) -> Claim:
-        """Make space for a table; removes others if need be."""
+        """Make space for a table; removes other tables if needed."""
         with self._lock:
             claim = self._space.claim(
                 size, self._maps.last_uses_ns(), self._now_ns(), evicts=evicts
@@ -379,7 +380,7 @@ class TableStore:
         os.eventfd_write(self._wake_fd, 1)
 
     def _is_always_gone(self, key: FileKey) -> bool:
-        """Returns whether a file is never found, as on some overlay file systems."""
+        """Returns whether a file can never be opened, as on some overlay file systems."""
         self._gone[key] = self._gone.pop(key, 0) + 1
         if len(self._gone) > _MAX_GONE:
             del self._gone[next(iter(self._gone))]
@@ -412,14 +413,14 @@ class TableStore:
                 self._turn_ns += cpu_ns
 
     def _end_turn(self, request: FileRequest) -> None:
-        """Give the turn of making tables to the next process."""
+        """Pass the turn to make tables to the next process."""
         with self._lock:
             if self._turn is not None and self._turn.item is request:
                 self._postponed.done(self._turn, self._turn_ns)
                 self._turn, self._turn_ns = None, 0
 
     def _resume(self) -> None:
-        """Queue the postponed request of the next turn again."""
+        """Requeue the postponed request of the next turn."""
         with self._lock:
             if self._turn is not None:
                 return

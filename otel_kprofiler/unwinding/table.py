@@ -1,4 +1,4 @@
-"""Finds and checks the tables that the BPF program reads: the search table and .eh_frame.
+"""Finds and verifies the tables that the BPF program reads: the search table and .eh_frame.
 
 ``.eh_frame_hdr`` is a header of 12 bytes and a table of pairs (start of a function, its entry in
 ``.eh_frame``), sorted, each a signed 32-bit distance from the address of ``.eh_frame_hdr`` (Linux
@@ -21,7 +21,7 @@ ENTRY_BYTES: Final = 8
 MAX_ENTRIES: Final = 1 << 22
 """Rounds of the program's binary search; the largest browsers have about 600,000 entries."""
 MAX_FRAMES_BYTES: Final = 0x0FFF0000
-"""Limit of bytes of ``.eh_frame``: the program has 28 bits for positions."""
+"""Maximum size of ``.eh_frame`` in bytes: the program has 28 bits for positions."""
 
 # DW_EH_PE_*: the encodings of all current linkers.
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
@@ -35,15 +35,15 @@ _CHUNK_BYTES: Final = 64 * 1024  # pairs per step, so that the check needs littl
 
 
 class Tables(NamedTuple):
-    """Places of the two tables.
+    """Locations of the two tables.
 
     Attributes:
         origin: base address (SVMA) of the pairs.
         search_offset: offset of the pairs in the file; None if they are in ``made``.
         entries: number of pairs.
         frames: ``.eh_frame`` up to the end of the last entry in the pairs.
-        made: pairs made from ``.eh_frame`` of a file without a search table.
-        made_frames: made entries, which follow those of the file.
+        made: pairs made from the ``.eh_frame`` of a file without a search table.
+        made_frames: made entries, which follow the file's entries.
     """
 
     origin: int
@@ -55,17 +55,17 @@ class Tables(NamedTuple):
 
     @property
     def search_bytes(self) -> int:
-        """Length of the search table."""
+        """Returns the size of the search table in bytes."""
         return self.entries * ENTRY_BYTES
 
     @property
     def made_at(self) -> int:
-        """Distance of ``made_frames`` from the start of all entries."""
+        """Returns the offset of ``made_frames`` from the start of all entries."""
         return (self.frames.size + _ALIGNMENT - 1) & -_ALIGNMENT
 
     @property
     def frames_bytes(self) -> int:
-        """Length of all entries."""
+        """Returns the size of all entries in bytes."""
         return self.made_at + len(self.made_frames) if self.made_frames else self.frames.size
 
 
@@ -74,7 +74,7 @@ def find_tables(source: Source, elf: ElfFile) -> Tables | None:
 
     Raises:
         TableRefused: the tables are not usable.
-        ElfError: they are not in the file.
+        ElfError: the tables are not in the file.
     """
     if elf.search is None:
         return None
@@ -122,7 +122,7 @@ def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
 
 
 def _has_pairs(head: bytes) -> bool:
-    """Returns whether a header has pairs; refuses encodings that linkers do not write."""
+    """Returns whether a header has pairs; rejects encodings that linkers do not write."""
     if head.startswith(_ENCODINGS) and len(head) == _HEADER.size:
         return True
     if len(head) < len(_ENCODINGS) or head[0] != _ENCODINGS[0] or _OMITTED not in head[2:4]:

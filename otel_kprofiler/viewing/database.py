@@ -1,4 +1,4 @@
-"""The SQLite file of the store of ``view``: its place, its lock and its schema."""
+"""The SQLite file of the ``view`` store: location, lock and schema."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def open_reader(path: str) -> sqlite3.Connection:
 
 
 def make_directory() -> str:
-    """Makes a private directory of this user, on a disk if there is a choice."""
+    """Makes a private directory for this user, on a disk if possible."""
     place = None if "TMPDIR" in os.environ else "/var/tmp"  # noqa: S108 - mkdtemp is safe
     _remove_abandoned(place or tempfile.gettempdir())
     return tempfile.mkdtemp(prefix=_PREFIX, dir=place)
 
 
 def _remove_abandoned(place: str) -> None:
-    """Remove directories of this user whose process was killed: nobody holds their locks."""
+    """Remove this user's directories whose process was killed, as shown by their released locks."""
     with suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX) and _is_abandoned(entry):
@@ -75,7 +75,7 @@ def _remove_abandoned(place: str) -> None:
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    """Returns whether no process uses a directory of ours; spares processes that just start."""
+    """Returns whether no process uses one of our directories; spares starting processes."""
     try:
         status = entry.stat(follow_symlinks=False)
         if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
@@ -99,14 +99,14 @@ def lock(path: str) -> int:
     except OSError as error:
         raise KProfilerError(
             f"cannot open {path}: {describe_error(error)}",
-            hint="name a file in a directory that this user can write",
+            hint="name a file in a directory writable by this user",
         ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(fd)
         raise KProfilerError(
-            f"{path} is in use by another `view`", hint="end that one, or name another file"
+            f"{path} is in use by another `view`", hint="end that process, or name another file"
         ) from error
     return fd
 
@@ -120,7 +120,7 @@ def open_writer(path: str, synchronous: str) -> sqlite3.Connection:
 
     Args:
         path: the file, which is locked.
-        synchronous: durability of transactions, for ``PRAGMA synchronous``.
+        synchronous: transaction durability, for ``PRAGMA synchronous``.
 
     Raises:
         KProfilerError: the file is not a store.
@@ -131,7 +131,7 @@ def open_writer(path: str, synchronous: str) -> sqlite3.Connection:
         names = ("application_id", "user_version")
         versions = tuple(database.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
         if not is_new and versions != (_APPLICATION, _VERSION):
-            raise sqlite3.DatabaseError("it is another database, or of another version")
+            raise sqlite3.DatabaseError("it is a different database, or has another version")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(f"PRAGMA synchronous = {synchronous}")
         database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
@@ -141,6 +141,6 @@ def open_writer(path: str, synchronous: str) -> sqlite3.Connection:
     except sqlite3.Error as error:
         database.close()
         raise KProfilerError(
-            f"cannot open {path}: {error}", hint="name a file that `view` has made, or a new one"
+            f"cannot open {path}: {error}", hint="name a file created by `view`, or a new file"
         ) from error
     return database

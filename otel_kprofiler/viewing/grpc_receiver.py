@@ -1,8 +1,8 @@
-"""Receives OTLP profiles over gRPC, from any number of clients that send slowly or nothing.
+"""Receives OTLP profiles over gRPC, even with many clients that send slowly or not at all.
 
-gRPC gives a call a thread before its message has come. So as not to be blocked by calls whose
-message never comes, no call waits long for its message while others wait for a thread. Senders
-repeat cancelled calls.
+gRPC assigns a thread to a call before its message has arrived. To avoid being blocked by calls
+whose message never arrives, no call waits long for its message while others wait for a thread.
+Senders retry cancelled calls.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from otel_kprofiler.viewing.receiver import (
 )
 
 THREADS: Final = 8
-"""Calls whose messages are received or decoded at a time."""
+"""Maximum calls whose messages are received or decoded at a time."""
 MOST_CALLS: Final = 32
-"""Most calls that run or wait; others are refused, with the time to try again."""
+"""Maximum calls running or waiting; others are rejected with a retry delay."""
 
 _SERVICE: Final = DESCRIPTOR.services_by_name["ProfilesService"].full_name
 _METHOD: Final = f"/{_SERVICE}/Export"
 _STOP_S: Final = 2.0
 _PATIENCE_S: Final = 0.5
-"""How long a call waits for its message while others wait for a thread."""
+"""Maximum time that a call waits for its message while others wait for a thread."""
 # https://github.com/grpc/grpc/blob/master/include/grpc/impl/channel_arg_names.h
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_BYTES),
@@ -48,24 +48,24 @@ _OPTIONS: Final = (
     ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.max_connection_idle_ms", 10_000),
     ("grpc.max_concurrent_streams", 16),
-    # Calls that clients reset at once keep their memory until they are looked at.
+    # Calls that clients reset immediately keep their memory until they are handled.
     ("grpc.server.max_pending_requests", 64),
     ("grpc.server.max_pending_requests_hard_limit", 128),
 )
 
 
 class GrpcReceiver:
-    """Receives over gRPC, in plain text, until it is closed.
+    """Receives over plaintext gRPC until closed.
 
     Args:
         endpoint: ``host:port`` to listen on, port 0 for a free one.
-        intake: takes what is received.
+        intake: processes the requests.
 
     Attributes:
-        port: that it listens on.
+        port: port that it listens on.
 
     Raises:
-        HostError: the endpoint cannot be listened on.
+        HostError: the receiver cannot listen on the endpoint.
     """
 
     def __init__(self, endpoint: str, intake: Intake) -> None:
@@ -88,7 +88,7 @@ class GrpcReceiver:
             self._methods.cancel_slow()
 
     def close(self) -> None:
-        """Stop listening, once the calls that run have ended."""
+        """Stop listening once running calls have ended."""
         self._server.stop(_STOP_S).wait()
         self._threads.shutdown()
         self._closed.set()
@@ -96,7 +96,7 @@ class GrpcReceiver:
 
 
 class _Methods(grpc.GenericRpcHandler):
-    """``ProfilesService/Export``, and the reason for everything else."""
+    """Implements ``ProfilesService/Export``; rejects other methods with the reason."""
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
@@ -110,11 +110,11 @@ class _Methods(grpc.GenericRpcHandler):
         with self._lock:
             is_busy = self._calls >= MOST_CALLS
             self._calls += not is_busy
-        # The call as a stream: its function gets to run before the message has come.
+        # Handles the call as a stream, so that its function runs before the message has arrived.
         return grpc.stream_unary_rpc_method_handler(_refuse_busy if is_busy else self._export)
 
     def cancel_slow(self) -> None:
-        """Cancel calls that have waited long for their message, if others wait for a thread."""
+        """Cancel calls that have waited too long for their message, if others wait for a thread."""
         end = time.monotonic() - _PATIENCE_S
         with self._lock:
             if self._calls <= THREADS:
@@ -178,6 +178,6 @@ def _refuse_busy(_messages: Iterator[bytes], context: grpc.ServicerContext) -> N
     _abort_for_now(context, "too many calls wait")
 
 
-# Refusing a call must not need one of the threads that calls wait for.
+# Rejecting a call must not need a thread that calls wait for.
 _refuse.experimental_thread_pool = ThreadPoolExecutor(1)  # type: ignore[attr-defined]
 _refuse_busy.experimental_thread_pool = _refuse.experimental_thread_pool  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ _NETLINK_SOCK_DIAG: Final = 4  # include/uapi/linux/netlink.h
 _SOCK_DIAG_BY_FAMILY: Final = 20  # include/uapi/linux/sock_diag.h
 _NLM_F_REQUEST: Final = 1
 _NO_COOKIE: Final = b"\xff" * 8  # INET_DIAG_NOCOOKIE
-_LOOPBACK_INDEX: Final = 1  # LOOPBACK_IFINDEX; also matches sockets of no device
+_LOOPBACK_INDEX: Final = 1  # LOOPBACK_IFINDEX; also matches sockets not bound to a device
 _HEADER: Final = struct.Struct("=IHHII")
 _OPTIONS: Final = struct.Struct("=BBBxI")
 """The start of inet_diag_req_v2: family, protocol, extensions, states."""
@@ -45,7 +45,7 @@ def find_trusted_users() -> frozenset[int]:
 
 
 class _End(NamedTuple):
-    """An end of a connection; IPv4 addresses that are mapped to IPv6 stand as IPv4."""
+    """An end of a connection; IPv4-mapped IPv6 addresses are stored as IPv4."""
 
     address: IPv4Address | IPv6Address
     port: int
@@ -57,10 +57,10 @@ class _Socket(NamedTuple):
 
 
 def find_peer_user(connection: socket.socket) -> int | None:
-    """Returns the user of the process at the other end; None if it is not on this host.
+    """Returns the user of the process at the other end; None if the process is not on this host.
 
     Args:
-        connection: of TCP, between loopback addresses.
+        connection: a TCP connection between loopback addresses.
 
     Raises:
         OSError: the kernel's table of connections cannot be read.
@@ -68,7 +68,7 @@ def find_peer_user(connection: socket.socket) -> int | None:
     here, peer = _parse(connection.getsockname()), _parse(connection.getpeername())
     try:
         holder = _ask_kernel(peer, here)
-        # A kernel without tcp_diag does not even find this end.
+        # A kernel without tcp_diag finds not even this end.
         has_answered = holder or _ask_kernel(here, peer)
     except OSError:
         has_answered = None
@@ -88,7 +88,7 @@ def _ask_kernel(local: _End, remote: _End) -> _Socket | None:
     pyroute2's ``DiagSocket`` is not used, because it can only list all sockets.
 
     Raises:
-        OSError: the kernel does not answer such requests, or forbids them.
+        OSError: the kernel does not support such requests, or forbids them.
     """
     family = socket.AF_INET if local.address.version == 4 else socket.AF_INET6
     addresses = local.address.packed, remote.address.packed
@@ -111,12 +111,12 @@ def _ask_kernel(local: _End, remote: _End) -> _Socket | None:
         _parse((str(ip_address(address[:size])), port))
         for address, port in zip(packed, (local_port, remote_port), strict=True)
     ]
-    # Without such a connection the kernel answers with a listening socket.
+    # If there is no such connection, the kernel returns a listening socket.
     return _Socket(user, inode) if ends == [local, remote] else None
 
 
 def _search_table(local: _End, remote: _End) -> _Socket | None:
-    """Look up a connection in /proc/net/tcp, in which the kernel lists all of them."""
+    """Look up a connection in /proc/net/tcp, which lists all connections."""
     ends = local, remote
     if local.address.version == 4:
         mapped = [_End(ip_address(f"::ffff:{end.address}"), end.port) for end in ends]
@@ -135,7 +135,7 @@ def _search(path: str, local: _End, remote: _End) -> _Socket | None:
 
 
 def _format(end: _End) -> str:
-    """An address and port as tables in /proc/net have them: words in the order of this machine."""
+    """Formats address and port like the tables in /proc/net: words in native byte order."""
     packed = end.address.packed
     words = struct.unpack(f"={len(packed) // 4}I", packed)
     return "".join(f"{word:08X}" for word in words) + f":{end.port:04X}"

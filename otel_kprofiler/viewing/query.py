@@ -1,4 +1,4 @@
-"""Answers queries of the page from the store: samples of a time range as columns."""
+"""Answers the page's queries from the store: samples in a time range, as columns."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ _LOST: Final = "SELECT total(lost) FROM losses WHERE end_ns > :start AND start_n
 
 
 class StoreAnswers:
-    """Answers queries of the page, one at a time.
+    """Answers the page's queries, one at a time.
 
     Args:
-        path: the store; others may write it meanwhile.
+        path: the store; other processes may write to it concurrently.
         title: heading of the page.
-        now_ns: Unix time in nanoseconds.
+        now_ns: returns Unix time in nanoseconds.
 
     Attributes:
-        is_live: whether new samples may come.
+        is_live: whether new samples may arrive.
     """
 
     def __init__(self, path: str, *, title: str, now_ns: Callable[[], int] = time.time_ns) -> None:
@@ -67,7 +67,7 @@ class StoreAnswers:
             self._database.close()
 
     def __call__(self, query: Query) -> Iterator[bytes]:
-        """Yields the data in pieces of JSON.
+        """Yields the data as pieces of JSON.
 
         Raises:
             QueryError: the resource does not exist.
@@ -103,7 +103,7 @@ class StoreAnswers:
 
 
 class _Span(NamedTuple):
-    """A time range, and the width of its bins, which start at multiples of it."""
+    """A time range and its bin width; bins start at multiples of the width."""
 
     start_ns: int
     end_ns: int
@@ -142,10 +142,10 @@ class _Content:
     Args:
         database: the store, in a transaction.
         span: the range.
-        resource: id of a resource, to select its samples; empty for all.
+        resource: id of a resource whose samples to select; empty for all.
 
     Raises:
-        QueryError: there is no such resource.
+        QueryError: the resource does not exist.
     """
 
     def __init__(self, database: sqlite3.Connection, span: _Span, resource: str) -> None:
@@ -198,7 +198,7 @@ class _Content:
         )
 
     def resources(self) -> list[dict[str, Any]]:
-        """Returns the resources in this range, those with most samples first."""
+        """Returns the resources in this range, in descending order of samples."""
         attributes = sorted(self._attributes.items(), key=lambda pair: (-pair[1], pair[0]))
         choices = [
             {"id": f"{name}={value}", "name": f"{name} {value}", "samples": count}
@@ -208,7 +208,7 @@ class _Content:
         return choices[:_MOST_RESOURCES]
 
     def columns(self) -> dict[str, Any]:
-        """Returns samples as columns, and the tables that they index."""
+        """Returns samples as columns, and the tables to which the columns refer."""
         processes: dict[tuple[str, int | None], int] = {}
         threads = []
         for number in self._chosen:
@@ -230,7 +230,7 @@ class _Content:
         return _Thread(*self._database.execute(query, (number,)).fetchone())
 
     def _read_attributes(self) -> dict[int, list[tuple[str, str]]]:
-        """Attributes of resources by their numbers."""
+        """Reads the attributes of resources, by resource number."""
         query = "SELECT name, value FROM attributes WHERE resource = ?"
         resources = {thread.resource for thread in self._threads.values()}
         return {
@@ -241,7 +241,7 @@ class _Content:
     def _read_kinds(
         self, wanted: set[int]
     ) -> tuple[dict[int, tuple[ProfileKind, int]], dict[ProfileKind, set[int]]]:
-        """Kinds and periods by their numbers, and all periods of each kind."""
+        """Reads kinds and periods by their numbers, and all periods of each kind."""
         numbers: dict[int, tuple[ProfileKind, int]] = {}
         periods: dict[ProfileKind, set[int]] = {}
         for number, *texts, period_ns in self._database.execute("SELECT * FROM kinds ORDER BY id"):
@@ -252,7 +252,7 @@ class _Content:
         return numbers, periods
 
     def _read_columns(self) -> dict[str, Sequence[int]]:
-        """Reads samples, with node numbers of the store; equal samples of a bin are merged."""
+        """Reads samples, with the store's node numbers; merges equal samples in a bin."""
         order = list(self._periods)
         kinds, factors = {}, {}
         for number, (kind, period_ns) in self._kinds.items():
@@ -297,11 +297,11 @@ class _Content:
         }
 
     def _read_nodes(self) -> tuple[dict[str, Sequence[int]], list[FrameRow]]:
-        """Reads columns of nodes and their frames; renumbers the nodes of samples."""
+        """Reads columns of nodes and their frames; renumbers the samples' nodes."""
         ids, parents, of_frame = array("Q"), array("i"), array("I")
         frames: dict[int, int] = {}
         for number, parent, frame in self._database.execute(_NODES, self._values):
-            # A parent is older than its nodes, so it was read before.
+            # A parent is older than its children, so it has been read before.
             parents.append(bisect_left(ids, parent) if parent else -1)
             of_frame.append(frames.setdefault(frame, len(frames)))
             ids.append(number)

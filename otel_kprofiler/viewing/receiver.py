@@ -1,7 +1,7 @@
-"""Receives OTLP profiles of any sender over HTTP, and decodes them for the store of ``view``.
+"""Receives OTLP profiles from any sender over HTTP, and decodes them for the ``view`` store.
 
-Requests are decoded one at a time. Those that would wait for longer are refused with the time after
-which to try again; senders that follow the OTLP specification do so.
+Requests are decoded one at a time. Requests that would wait too long are rejected with a retry
+delay, which senders that follow the OTLP specification respect.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from otel_kprofiler.viewing.store import Added
 
 PATH: Final = "/v1development/profiles"
 MAX_BYTES: Final = 8 << 20
-"""Largest request, unpacked; senders keep below the 4 MiB that gRPC allows by default."""
+"""Maximum size of an uncompressed request; senders stay below gRPC's default of 4 MiB."""
 
 ONLY_PROFILES: Final = "only profiles are received here"
 _WAIT_S: Final = 5.0
@@ -54,14 +54,14 @@ _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib: gzip's head
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of what was received.
+    """Counts of received requests and samples.
 
     Attributes:
-        requests: accepted, at least in part.
-        refused: not accepted.
+        requests: requests accepted, at least in part.
+        refused: requests not accepted.
         kept: samples that were added.
-        outdated: samples that were too old to be added.
-        repeated: samples that had been received before.
+        outdated: samples too old to be added.
+        repeated: samples already received before.
     """
 
     requests: int = 0
@@ -72,10 +72,10 @@ class Counts:
 
 
 def find_version_problem(values: Sequence[str]) -> str:
-    """Why the schema of a request is not known here; empty if it is.
+    """Returns why the schema version of a request is unsupported; empty if it is supported.
 
     Args:
-        values: all values of its header ``otlp-profiles-development-version``.
+        values: all values of the request's header ``otlp-profiles-development-version``.
     """
     if list(values) in ([], [DEVELOPMENT_VERSION]):
         return ""
@@ -85,17 +85,17 @@ def find_version_problem(values: Sequence[str]) -> str:
 
 
 class OverloadedError(KProfilerError):
-    """A request cannot be taken now."""
+    """The request cannot be accepted now."""
 
 
 class Intake:
-    """Decodes requests and passes on their samples, one request at a time.
+    """Decodes requests one at a time, and passes on their samples.
 
     Args:
-        add: takes the samples of a request.
+        add: receives the samples of a request.
 
     Attributes:
-        counts: of all requests so far.
+        counts: counts of all requests so far.
     """
 
     def __init__(self, add: Callable[[Sequence[Window]], Added]) -> None:
@@ -109,11 +109,12 @@ class Intake:
         """Add the samples of a request.
 
         Args:
-            read: returns the request; unpacks it only when its turn has come.
-            is_wanted: whether the sender still waits; otherwise it sends the request again.
+            read: returns the request; decompresses it only when its turn has come.
+            is_wanted: returns whether the sender is still waiting; if not, it will resend the
+                request.
 
         Raises:
-            PayloadError: nothing of it can be read.
+            PayloadError: no part of the request can be read.
             OverloadedError: try again later.
         """
         if not self._lock.acquire(timeout=_WAIT_S):
@@ -148,7 +149,7 @@ class Intake:
 def _response(
     windows: Sequence[Window], problems: Sequence[PayloadError], added: Added
 ) -> ExportProfilesServiceResponse:
-    """Success, or what of it is none."""
+    """Returns full or partial success."""
     said = [problem.message for problem in problems[:1]]
     rejected = sum(
         problem.count for problem in problems if isinstance(problem, DamagedProfilesError)
@@ -166,7 +167,7 @@ def _response(
 
 
 def cannot_listen(endpoint: str, option: str) -> HostError:
-    """The error for an endpoint that is taken, or not of this host."""
+    """Returns the error for an endpoint that is in use, or not on this host."""
     return HostError(
         f"cannot listen on {endpoint} for profiles",
         hint=f"stop what listens there, such as a Collector, or choose another with {option}",
@@ -174,7 +175,7 @@ def cannot_listen(endpoint: str, option: str) -> HostError:
 
 
 class HttpReceiver:
-    """Receives over HTTP until it is closed; see ``GrpcReceiver``."""
+    """Receives over HTTP until closed; see ``GrpcReceiver``."""
 
     def __init__(self, endpoint: str, intake: Intake) -> None:
         try:
@@ -194,8 +195,8 @@ class _Server(HttpServer):
         super().__init__(endpoint, _Handler, name="OTLP", timeout_s=_TIMEOUT_S)
 
 
-class _Refused(Exception):  # noqa: N818 - an answer
-    """A request that is answered with an error status."""
+class _Refused(Exception):  # noqa: N818 - a response
+    """A request to answer with an error status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -220,13 +221,13 @@ class _Handler(HttpHandler):
             self._send(HTTPStatus.OK, response)
 
     def _receive(self) -> Callable[[], bytes]:
-        """Read the request; returns what unpacks it."""
+        """Read the request; returns a function that decompresses it."""
         headers = self.headers
         length = headers.get("Content-Length", "")
         if not length.isdecimal():
             raise _Refused(HTTPStatus.LENGTH_REQUIRED, "there is no Content-Length")
         if len(length) > _MOST_DIGITS or int(length) > MAX_BYTES:
-            # A client that is still sending would miss the answer.
+            # A client that is still sending would miss the response.
             left = int(length[:_MOST_DIGITS])
             for _ in range(min(left, _MOST_SKIPPED) // _PART_BYTES):
                 self.rfile.read(_PART_BYTES)
@@ -270,8 +271,8 @@ class _Handler(HttpHandler):
         self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer with the reason as ``google.rpc.Status``."""
-        if code == HTTPStatus.NOT_IMPLEMENTED:  # a method without a function here
+        """Send the reason as ``google.rpc.Status``."""
+        if code == HTTPStatus.NOT_IMPLEMENTED:  # an HTTP method that is not implemented
             code, message = HTTPStatus.METHOD_NOT_ALLOWED, ONLY_PROFILES
         self.close_connection = True
         self._send(code, status_pb2.Status(message=message or HTTPStatus(code).phrase))

@@ -1,9 +1,9 @@
-"""Serves the page of ``view`` and its data over HTTP, to this page and no other.
+"""Serves the ``view`` page over HTTP, and its data to this page only.
 
-Only names and addresses of this server are answered to, so that a page elsewhere cannot read
-profiles under a name of its own that leads here (DNS rebinding). Nothing allows other origins to
-read answers (CORS), and browsers say in ``Sec-Fetch-Site`` who asks. On a loopback address only who
-serves the page is answered, and root.
+Requests must use a name or address of this server, so that a foreign page cannot read profiles
+under a name of its site that resolves to this server (DNS rebinding). No header allows other
+origins to read responses (CORS), and browsers state the requesting site in ``Sec-Fetch-Site``. On a
+loopback address, only the user who serves the page and root get responses.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from otel_kprofiler.serving import HttpHandler, HttpServer, is_address, is_loopb
 from otel_kprofiler.viewing.peers import find_peer_user, find_trusted_users
 
 DATA: Final = "profile.json"
-"""Where the page finds its data."""
+"""Path from which the page fetches its data."""
 
 _TIMEOUT_S: Final = 120.0
-"""For a request of an hour of samples by a slow way, such as ssh."""
+"""Suffices to send an hour of samples over a slow connection, such as ssh."""
 _SILENCE_S: Final = 20.0
 _MAX_QUERY: Final = 2000
 _MAX_MS: Final = 1 << 50
 _GZIP_LEVEL: Final = 1
-_GZIP_WINDOW: Final = 31  # zlib: with a header of gzip
+_GZIP_WINDOW: Final = 31  # zlib: with a gzip header
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -48,13 +48,13 @@ class QueryError(KProfilerError):
 
 
 class Query(NamedTuple):
-    """The part of the samples that a request asks for.
+    """The samples that a request selects.
 
     Attributes:
-        start_ms: Unix time in milliseconds from which on; None for the first sample.
-        end_ms: Unix time before which; None for the last sample, included.
-        last_s: only the last seconds until now; excludes the others.
-        resource: id of a resource, as the data has them; empty for all.
+        start_ms: start of the range, Unix time in milliseconds; None for the first sample.
+        end_ms: end of the range, exclusive; None to include the last sample.
+        last_s: length in seconds of a range that ends now; mutually exclusive with the others.
+        resource: id of a resource, as in the data; empty for all.
     """
 
     start_ms: float | None = None
@@ -68,10 +68,10 @@ Answer = Callable[[Query], Iterable[bytes]]
 
 
 def parse_query(text: str) -> Query:
-    """The query of an address: ``from``, ``to``, ``last``, ``resource``.
+    """Parses the query of a URL: ``from``, ``to``, ``last``, ``resource``.
 
     Raises:
-        QueryError: a number is none, or too large; or the query is too long.
+        QueryError: a number is invalid or too large, or the query is too long.
     """
     if len(text) > _MAX_QUERY:
         raise QueryError("the query is too long")
@@ -94,15 +94,15 @@ def _number(fields: dict[str, list[str]], name: str) -> float | None:
 
 
 class PageServer:
-    """Serves until it is closed.
+    """Serves the page until closed.
 
     Args:
         endpoint: ``host:port`` to listen on, port 0 for a free one.
         page: the page, which fetches :data:`DATA`.
-        answer: makes that; called in server threads.
+        answer: produces the data; called in server threads.
 
     Attributes:
-        address: of the page, for browsers.
+        address: address of the page, for browsers.
 
     Raises:
         HostError: the endpoint cannot be listened on.
@@ -134,7 +134,7 @@ class _Server(HttpServer):
         super().__init__(endpoint, _Handler, name="view", timeout_s=_TIMEOUT_S)
 
     def names(self) -> list[str]:
-        """Names that other hosts may use for this server."""
+        """Returns the names that other hosts may use for this server."""
         return [] if is_loopback(self.host) else [socket.gethostname().lower()]
 
 
@@ -168,7 +168,7 @@ class _Handler(HttpHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _find_user_problem(self) -> str:
-        """Why the user of the client may not read a page on a loopback address; empty if so."""
+        """Returns why the client's user may not read a page on loopback; empty if allowed."""
         if not is_loopback(self.server.host):
             return ""
         try:
@@ -178,7 +178,7 @@ class _Handler(HttpHandler):
         return "" if user in self.server.users else "another user of this host serves this page"
 
     def _is_of_us(self, path: str) -> bool:
-        """Returns whether the request comes from this page, or follows a link to it."""
+        """Returns whether the request comes from this page or follows a link to it."""
         if self.headers.get("Sec-Fetch-Site", "none") in {"none", "same-origin"}:
             return True
         kind = (self.headers.get("Sec-Fetch-Mode"), self.headers.get("Sec-Fetch-Dest"))
@@ -201,7 +201,7 @@ class _Handler(HttpHandler):
         self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer with the reason as JSON, which the page shows."""
+        """Send the reason as JSON, which the page shows."""
         if code == HTTPStatus.NOT_IMPLEMENTED:  # a method without a function here
             code, message = HTTPStatus.METHOD_NOT_ALLOWED, None
         text = message or HTTPStatus(code).phrase
@@ -210,7 +210,7 @@ class _Handler(HttpHandler):
 
 
 def pack(pieces: Iterable[bytes]) -> bytes:
-    """The pieces compressed with gzip."""
+    """Yields the pieces compressed with gzip."""
     packer = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW)
     body = bytearray()
     for piece in pieces:

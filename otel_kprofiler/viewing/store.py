@@ -1,9 +1,9 @@
-"""The store of ``view``: the samples of the last hour in an SQLite file of bounded size.
+"""The ``view`` store: samples of the last hour in an SQLite file of bounded size.
 
-Samples are normalised. Each points to its thread and to the node of its stack in the tree of all
-calls, whose roots are the names of processes; nodes point to frames. A frame that many stacks have
-in common is stored once, as is each path from the root. The samples themselves are one tree in the
-order of their time, so that adding them, dropping old ones, and reading a range need no index.
+Samples are normalized. Each refers to its thread and to its stack's node in the tree of all calls,
+whose roots are process names; nodes refer to frames. A frame common to many stacks is stored once,
+as is each path from the root. The samples table is a tree in time order, so that adding samples,
+dropping old samples and reading a range need no further index.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ CHOICES: Final = (
     "container.name",
     "process.executable.name",
 )
-"""Attributes of resources by which samples can be chosen."""
+"""Resource attributes by which samples can be selected."""
 _KEPT_ATTRIBUTES: Final = (*CHOICES, "os.version")
 
 _MAX_CACHED: Final = 50_000
-"""Rows whose numbers are remembered; some 300 bytes each."""
+"""Maximum rows whose numbers are cached; about 300 bytes each."""
 _COLLECTIONS: Final = 10
-"""How often what no sample points to is removed while samples are kept."""
+"""How often unreferenced rows are removed within the retention time."""
 _MAX_NUMBER: Final = 1 << 53
 _MAX_CPU: Final = 1 << 30
 _ADD_SAMPLE: Final = "INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?, ?)"
@@ -73,9 +73,9 @@ class Added(NamedTuple):
 
     Attributes:
         kept: samples that were added.
-        outdated: samples that were not, since they are older than what is kept; or as far in the
-            future, from where nothing would remove them.
-        repeated: samples that were there already: senders repeat what they had no answer to.
+        outdated: samples not added, because they are older than the retention time, or that far in
+            the future, where they would never be removed.
+        repeated: samples already in the store; senders resend requests that got no response.
     """
 
     kept: int
@@ -84,19 +84,19 @@ class Added(NamedTuple):
 
 
 class SampleStore:
-    """The samples of a limited time, in a file; several threads may use it.
+    """Keeps samples for a limited time, in a file. Thread-safe.
 
     Args:
-        path: the file, created if missing, and kept at the end; None for one that is removed.
-        keep_s: how long samples are kept, by their own time.
-        max_bytes: how large the file may be; the oldest samples go first.
+        path: the file, created if missing, and kept on close; None for a temporary file.
+        keep_s: how long samples are kept, by their timestamps.
+        max_bytes: maximum size of the file; the oldest samples are dropped first.
         now_ns: Unix time in nanoseconds.
 
     Attributes:
         path: the file.
 
     Raises:
-        KProfilerError: it cannot be opened, is in use, or is something else.
+        KProfilerError: the file cannot be opened, is in use, or is not a store.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class SampleStore:
         self._lock = threading.Lock()
         self._ids: dict[tuple[object, ...], int] = {}
         self._own_directory = None if path else make_directory()
-        # What is removed at the end need not survive a crash of the kernel.
+        # A temporary file need not survive a kernel crash.
         synchronous = "NORMAL" if path else "OFF"
         self.path = path or os.path.join(self._own_directory or "", NAME)
         try:
@@ -135,10 +135,10 @@ class SampleStore:
         self.close()
 
     def close(self) -> None:
-        """Close the file, and remove it if it has no name of the user's."""
+        """Close the file, and remove it if it is temporary."""
         with self._lock:
             self._database.close()
-            os.close(self._lock_fd)  # not before, since that would release SQLite's locks
+            os.close(self._lock_fd)  # last, since closing it earlier would release SQLite's locks
             self._remove()
 
     def _remove(self) -> None:
@@ -146,10 +146,10 @@ class SampleStore:
             shutil.rmtree(self._own_directory, ignore_errors=True)
 
     def add(self, windows: Iterable[Window]) -> Added:
-        """Add samples, and drop what is too old or too much.
+        """Add samples, and drop samples that are too old or exceed the size limit.
 
         Raises:
-            KProfilerError: the disk is full, or fails.
+            KProfilerError: the disk is full or fails.
         """
         with self._lock:
             now = self._now_ns()
@@ -161,10 +161,10 @@ class SampleStore:
                     self._database.execute("DELETE FROM losses WHERE end_ns < ?", (oldest,))
                 self._shrink(now)
             except sqlite3.Error as error:
-                self._ids.clear()  # which may be of rows that were rolled back
+                self._ids.clear()  # which may refer to rows that were rolled back
                 raise KProfilerError(
                     f"cannot write {self.path}: {error}",
-                    hint="free space on its disk, or name another place: --store PATH",
+                    hint="free space on its disk, or choose another path: --store PATH",
                 ) from error
             return added
 
@@ -178,7 +178,7 @@ class SampleStore:
                 for resource, samples, _ in profile.resources:
                     for *key, value in self._rows(resource, samples, kind, paths):
                         if oldest <= key[0] < latest:
-                            # Of profiles without times, samples of several spans are equal here.
+                            # In profiles without times, samples of several spans are equal here.
                             identity = (key[0], key[1], key[2], key[3], key[4])
                             values[identity] = values.get(identity, 0) + value
                             count += 1
@@ -186,7 +186,7 @@ class SampleStore:
                             outdated += 1
                 lost = sum(profile.lost.values())
                 if lost and oldest <= window.end_unix_ns < latest:
-                    # Each part of a window that was split has the same account.
+                    # All parts of a split window have the same account.
                     self._database.execute(
                         "INSERT OR REPLACE INTO losses VALUES (?, ?, ?, ?)",
                         (window.end_unix_ns, window.start_unix_ns, kind, _bounded(lost)),
@@ -295,11 +295,11 @@ class SampleStore:
 
 
 class _Paths:
-    """Where stacks are in the tree; for the windows of one call, whose stacks live as long.
+    """Locates stacks in the tree, for the windows of a call, during which their stacks live.
 
     Args:
-        frame: the number of a frame.
-        node: the number of the node below another with a frame.
+        frame: returns the number of a frame.
+        node: returns the number of the node with a frame below another node.
     """
 
     def __init__(self, frame: Callable[[FrameRow], int], node: Callable[[int, int], int]) -> None:
@@ -310,7 +310,7 @@ class _Paths:
         self._frames: dict[int, tuple[int, ...]] = {}  # by identity, since frames are large
 
     def leaf(self, process: str, sample: WindowSample) -> int:
-        """The node of a sample's innermost frame, below the name of its process."""
+        """Returns the node of a sample's innermost frame, below its process's name."""
         stack = sample.stack
         leaf = self._leaves.get((process, stack))
         if leaf is None:
@@ -344,7 +344,7 @@ class _Paths:
 
 @cache
 def _statements(table: str, columns: str) -> tuple[str, str]:
-    """How to find, and to add, a row with some values."""
+    """Returns the statements that find and add a row with given values."""
     names = columns.split(", ")
     which = " AND ".join(f"{name} IS ?" for name in names)
     marks = ", ".join("?" * len(names))
@@ -355,13 +355,13 @@ def _statements(table: str, columns: str) -> tuple[str, str]:
 
 
 def read_bounds(database: sqlite3.Connection) -> tuple[int, int]:
-    """Unix time in nanoseconds of the first sample, and that after the last; 0 without samples."""
-    # Both in one statement would be a scan of all samples.
+    """Returns the first sample's Unix time in ns, and that after the last; 0 if empty."""
+    # A single statement for both would scan all samples.
     (first,) = database.execute("SELECT min(time_ns) FROM samples").fetchone()
     (last,) = database.execute("SELECT max(time_ns) FROM samples").fetchone()
     return (0, 0) if first is None else (first, last + 1)
 
 
 def _bounded(number: int) -> int:
-    """The number, which a sender chooses, or the nearest that floating point and SQLite know."""
+    """Returns a sender's number, or the nearest that floating point and SQLite support."""
     return max(-_MAX_NUMBER, min(number, _MAX_NUMBER))
