@@ -380,7 +380,7 @@ class TableStore:
         os.eventfd_write(self._wake_fd, 1)
 
     def _is_always_gone(self, key: FileKey) -> bool:
-        """Returns whether a file can never be opened, as on some overlay file systems."""
+        """Count a failed open; returns whether to give up, as on some overlay file systems."""
         self._gone[key] = self._gone.pop(key, 0) + 1
         if len(self._gone) > _MAX_GONE:
             del self._gone[next(iter(self._gone))]

@@ -210,7 +210,7 @@ class _Handler(HttpHandler):
 
 
 def pack(pieces: Iterable[bytes]) -> bytes:
-    """Yields the pieces compressed with gzip."""
+    """Returns the pieces, compressed with gzip."""
     packer = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW)
     body = bytearray()
     for piece in pieces:

@@ -90,7 +90,7 @@ class SampleStore:
         path: the file, created if missing, and kept on close; None for a temporary file.
         keep_s: how long samples are kept, by their timestamps.
         max_bytes: maximum size of the file; the oldest samples are dropped first.
-        now_ns: Unix time in nanoseconds.
+        now_ns: returns Unix time in nanoseconds.
 
     Attributes:
         path: the file.

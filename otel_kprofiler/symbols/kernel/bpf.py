@@ -1,8 +1,8 @@
 """Finds the BPF function, trampoline, ftrace or kprobe page at an address at a time.
 
-Each symbol is an interval of addresses and of boot time, so one table answers for all times and
-loading copies nothing. One thread changes the table while others look up without a lock: each
-change replaces single values, and never alters the answer for a time before it.
+Each symbol is an interval of addresses and of boot time, so a single table covers all times, and
+loading copies nothing. One thread changes the table while other threads look up without a lock:
+each change replaces single values, and never alters the result for an earlier time.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ NOW_NS: Final = _FOREVER - 1
 
 
 class KsymbolSource(Protocol):
-    """Where changes come from: the running kernel, or a recording."""
+    """Source of changes: the running kernel, or a recording."""
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Changes since the last call; ``now_ns`` is the boot time. Does not block."""
+        """Returns changes since the last call; ``now_ns`` is the boot time. Does not block."""
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """Details of a BPF program's function; None if unknown. Thread-safe."""
+        """Returns details of a BPF program's function; None if unknown. Thread-safe."""
 
     def count_lost(self) -> Mapping[str, int]:
-        """Records lost so far, by cause. Thread-safe."""
+        """Returns the number of records lost so far, by cause. Thread-safe."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""
@@ -153,7 +153,7 @@ class KsymbolTable:
     """Loaded symbols, and recently unloaded ones.
 
     Args:
-        source: where details of BPF programs come from.
+        source: provides details of BPF programs.
     """
 
     def __init__(self, source: KsymbolSource | None = None) -> None:
@@ -184,7 +184,7 @@ class KsymbolTable:
         self._forget(change.time_ns)
 
     def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedKsymbol | None:
-        """The symbol at an address at a boot time, by default now; None if there was none.
+        """Returns the symbol at an address at a boot time, by default now; None if there was none.
 
         Where records were lost, it may be an entry with ``is_uncertain``.
         """

@@ -40,9 +40,9 @@ class ElfMatch(NamedTuple):
     """The function at an RVA.
 
     Attributes:
-        line: its name, cleaned and as the linker has it.
-        names: all its names, the displayed one first.
-        start: RVA of its start.
+        line: cleaned name and linker name.
+        names: all names, the displayed name first.
+        start: RVA of the function's start.
         section: name of the section.
         section_offset: offset of the RVA in the section, for disassemblers.
     """
@@ -88,11 +88,11 @@ class ElfSymbols:
         self._table = self.table(0)
 
     def table(self, base: int) -> SymbolTable:
-        """The symbols with their ends, with RVA 0 at ``base``, a runtime address."""
+        """Returns the symbols with their ends; RVA 0 is at the runtime address ``base``."""
         return _make_table(self.symbols, base)
 
     def find(self, rva: int) -> ElfMatch | None:
-        """The function at an RVA; None in a gap or outside of code."""
+        """Returns the function at an RVA; None in a gap or outside code."""
         at = bisect_right(self._sections, rva, key=lambda pair: pair[0]) - 1
         if at < 0 or rva >= self._sections[at][0] + self._sections[at][1].size:
             return None

@@ -1,4 +1,4 @@
-"""Explains an address: its names, its section, and why its frame looks as it does."""
+"""Explains an address: its names and section, and the reason for its frame."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from otel_kprofiler.symbols.kernel.kallsyms import FreedSymbol
 
 
 class Explanation(NamedTuple):
-    """Explanation of an address, for people.
+    """Explanation of an address, for users.
 
     Attributes:
         address: the runtime address.
         frame: the frame of a leaf at the address.
         section: name of the executable range that contains it; empty if none.
-        names: all names of the symbol, the displayed one first.
-        start: runtime address of the symbol, 0 without one.
+        names: all names of the symbol, the displayed name first.
+        start: runtime address of the symbol, 0 if there is none.
         end: upper bound of the symbol's end.
         freed: clones of freed init functions at the symbol or address; never shown in frames.
-        reason: why the frame looks as it does, in one sentence.
+        reason: the reason for the frame, in one sentence.
     """
 
     address: int
@@ -35,7 +35,7 @@ class Explanation(NamedTuple):
 
 
 def explain_frame(frame: Frame, hidden: HiddenCause | None, freed: Sequence[FreedSymbol]) -> str:
-    """Returns why a frame looks as it does, in one sentence."""
+    """Returns the reason for a frame, in one sentence."""
     if frame.unresolved is Unresolved.HIDDEN and hidden is not None:
         return hidden.value
     if frame.unresolved is not None:

@@ -10,7 +10,7 @@ _KPTR_RESTRICT = "/proc/sys/kernel/kptr_restrict"
 
 
 class HiddenCause(enum.Enum):
-    """Why kernel symbols are hidden; the value is the message for users."""
+    """Reason why kernel symbols are hidden; the value is shown to users."""
 
     KPTR_RESTRICT = "kernel.kptr_restrict is 2, which hides kernel addresses from everybody"
     NO_CAP_SYSLOG = "CAP_SYSLOG is missing, without which the kernel hides its addresses"

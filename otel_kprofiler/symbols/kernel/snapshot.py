@@ -37,7 +37,7 @@ class ModuleSymbols(NamedTuple):
     Attributes:
         module: the module as exported.
         table: its symbols; None if they could not be read.
-        pending: whether its symbols are still to be read.
+        pending: whether its symbols have yet to be read.
     """
 
     module: Module
@@ -75,10 +75,10 @@ class Snapshot:
         blocks: symbols outside modules.
         freed: clones of freed init functions.
         generation: number of the snapshot.
-        since_ns: boot time from which it holds.
-        hidden: why symbols are hidden; None if they are not.
+        since_ns: boot time from which the snapshot is valid.
+        hidden: why symbols are hidden; None if they are not hidden.
         problems: unreadable files, one sentence each.
-        bad_lines: skipped lines of kallsyms and the module list.
+        bad_lines: number of skipped lines in kallsyms and the module list.
         builtin: modules built into vmlinux.
     """
 
@@ -151,7 +151,7 @@ class Snapshot:
         return AddressRange(start, end, ".init.text") if start and end and start < end else None
 
     def loaded(self) -> tuple[ModuleSymbols, ...]:
-        """All modules except vmlinux, oldest first."""
+        """Returns all modules except vmlinux, oldest first."""
         symbols = self._by_name.values()
         return tuple(
             symbols_of_module
@@ -193,12 +193,12 @@ class Snapshot:
         return other
 
     def module(self, name: str) -> Module | None:
-        """The module with a name (``vmlinux``, ``ext4``); None if it is not loaded."""
+        """Returns the module with a name (``vmlinux``, ``ext4``); None if it is not loaded."""
         symbols = self._by_name.get(name)
         return symbols.module if symbols else None
 
     def frame(self, address: int) -> Frame:
-        """Make the frame of a runtime address that ``lookup_addresses`` adjusted."""
+        """Make the frame of a runtime address adjusted by ``lookup_addresses``."""
         index = bisect_right(self._starts, address) - 1
         if index < 0 or address >= self._ends[index]:
             return self._frame_outside(address, self._starts[index] if index >= 0 else 0)
@@ -216,7 +216,7 @@ class Snapshot:
         return Frame(module, rva, (make_line(name),), address - start, KERNEL_SIDE, None, builtin)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
-        """All symbols with a linker's name (with suffixes) or a prefix, by module and address.
+        """Finds all symbols with a linker name (with suffixes) or a prefix, by module and address.
 
         Includes boundary markers such as ``_etext``.
         """
@@ -238,7 +238,7 @@ class Snapshot:
         return tuple(matches)
 
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
-        """Entry code of interrupts and system calls, by the linker's markers.
+        """Returns the ranges of interrupt and system call entry code, by the linker's markers.
 
         ``entry``, ``irqentry`` and ``softirqentry`` text where the kernel has them; they may
         be nested.
@@ -250,7 +250,7 @@ class Snapshot:
         return tuple(filter(None, sections))
 
     def scheduler_rvas(self) -> range:
-        """RVAs in vmlinux of the functions that the kernel marks with ``__sched``.
+        """Returns the RVAs in vmlinux of functions marked with ``__sched``.
 
         Threads wait in these functions; the kernel omits them from stacks of blocked threads
         (``in_sched_functions()``, kernel/sched/core.c). Empty if the markers are unknown.
@@ -291,7 +291,7 @@ class Snapshot:
         )
 
     def ksymbols(self) -> tuple[Ksymbol, ...]:
-        """The symbols outside modules, without lengths, which kallsyms lacks."""
+        """Returns the symbols outside modules, without lengths, which kallsyms lacks."""
         return tuple(
             Ksymbol(symbol.start, 0, symbol.name, block.kind)
             for block in self._blocks
@@ -300,19 +300,19 @@ class Snapshot:
         )
 
     def without_ksymbols(self) -> Snapshot:
-        """A copy without the symbols outside modules, for callers that track those."""
+        """Returns a copy without the symbols outside modules, for callers that track them."""
         other = copy(self)
         other._blocks = ()  # noqa: SLF001 - a copy of this very class
         return other
 
     def size_bytes(self) -> int:
-        """Memory of the symbol tables in bytes."""
+        """Returns the size of the symbol tables in bytes."""
         tables = [s.table for s in self._by_name.values()] + [b.table for b in self._blocks]
         sizes = [table.size_bytes() for table in tables if table is not None]
         return sum(sizes) + self.builtin.size_bytes()
 
     def symbol_count(self) -> int:
-        """Number of entries in the symbol tables."""
+        """Returns the number of entries in the symbol tables."""
         tables = [s.table for s in self._by_name.values()] + [b.table for b in self._blocks]
         return sum(len(table) for table in tables if table is not None)
 
@@ -359,10 +359,10 @@ class Snapshot:
 
 
 def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int]:
-    """The addresses to look up and to export for the program counters of a stack, leaf first.
+    """Returns the addresses to look up and export for a stack's program counters, leaf first.
 
-    The only place that adjusts addresses. The leaf is exact; a caller is a return address, which
-    may be in the next line or function, so the byte before it is used.
+    This is the only function that adjusts addresses. The leaf is exact; a caller is a return
+    address, which may be in the next line or function, so the byte before it is used.
     """
     addresses = [pc - 1 for pc in pcs]
     if leaf_exact and addresses:

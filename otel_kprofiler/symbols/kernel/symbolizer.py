@@ -1,4 +1,4 @@
-"""The kernel symbolizer: resolves kernel frames, and looks up names and addresses."""
+"""Resolves kernel frames, and looks up kernel names and addresses."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class _View(NamedTuple):
 
 
 class KernelSymbolizer:
-    """Resolves kernel stacks with the symbols that were live at the time of a sample.
+    """Resolves kernel stacks with the symbols live at the time of a sample.
 
-    Look-ups are lock-free and thread-safe; ``advance``, ``reload`` and ``close`` belong to one
+    Lookups are lock-free and thread-safe; ``advance``, ``reload`` and ``close`` belong to one
     thread. Replaced snapshots are kept for a while, for samples taken before.
 
     Example:
@@ -74,9 +74,9 @@ class KernelSymbolizer:
         snapshot: the symbols.
         files: files that ``reload`` reads; None if symbols cannot change.
         ksymbols: tracks BPF programs and other code outside modules; started before ``snapshot``
-            was read, and closed with the symbolizer. Without it, the snapshot's symbols of such
-            code hold at all times.
-        modules: tracks modules; started and closed as ``ksymbols``.
+            was read, and closed with the symbolizer. Without it, the snapshot's symbols for such
+            code are used for all times.
+        modules: tracks modules; started and closed like ``ksymbols``.
         known_ksymbols: ksymbols to start with, in place of the snapshot's.
     """
 
@@ -113,8 +113,8 @@ class KernelSymbolizer:
     ) -> KernelSymbolizer:
         """Read the symbols of this host, or of a captured tree given as ``access``.
 
-        Hidden or missing symbols are not errors; see ``hidden`` and ``problems``. For
-        ``ksymbols`` and ``modules`` see the class.
+        Hidden or missing symbols are not errors; see ``hidden`` and ``problems``. For ``ksymbols``
+        and ``modules``, see the class.
         """
         files = access or Access()
         return cls(read_snapshot(files), files=files, ksymbols=ksymbols, modules=modules)
@@ -142,8 +142,8 @@ class KernelSymbolizer:
             version: copy of ``/proc/version``.
             builtin_ranges: copy of ``modules.builtin.ranges``.
             kallmodsyms: copy of ``/proc/kallmodsyms``.
-            elf: vmlinux, ``.ko`` or debug files. They have the sizes of functions, which kallsyms
-                lacks, so that nothing past the end of a function gets its name.
+            elf: vmlinux, ``.ko`` or debug files. They contain function sizes, which kallsyms lacks,
+                so that code past the end of a function does not get its name.
 
         Raises:
             OSError: a copy does not exist, or is a directory instead of a file or vice versa.
@@ -178,7 +178,7 @@ class KernelSymbolizer:
         ksymbols: KsymbolSource | None = None,
         modules: ModuleSource | None = None,
     ) -> KernelSymbolizer:
-        """The same symbols for a forked child, with its own sources of changes.
+        """Returns the same symbols for a forked child, with new sources of changes.
 
         Args:
             files: files of the host.
@@ -199,44 +199,43 @@ class KernelSymbolizer:
 
     @property
     def complete_until_ns(self) -> int:
-        """Boot time up to which the symbols are complete, as of the last :meth:`advance`."""
+        """Returns the boot time up to which symbols are complete, as of :meth:`advance`."""
         return self._complete_until_ns
 
     @property
     def snapshot(self) -> Snapshot:
-        """The current symbols."""
+        """Returns the current symbols."""
         return self._views[0].snapshot
 
     @property
     def generation(self) -> int:
-        """Number of the current snapshot."""
+        """Returns the number of the current snapshot."""
         return self._views[0].snapshot.generation
 
     @property
     def hidden(self) -> HiddenCause | None:
-        """Why kernel symbols are hidden; None if they are not."""
+        """Returns why kernel symbols are hidden; None if they are not hidden."""
         return self._views[0].snapshot.hidden
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Unreadable or damaged files, one sentence each."""
+        """Returns unreadable or damaged files, one sentence each."""
         return self._views[0].snapshot.problems
 
     @property
     def bad_lines(self) -> int:
-        """Skipped lines of kallsyms and the module list."""
+        """Returns the number of skipped lines in kallsyms and the module list."""
         return self._views[0].snapshot.bad_lines
 
     def count_lost_records(self) -> Mapping[str, int]:
-        """Lost records of code outside modules so far, by cause.
+        """Returns the number of records lost so far of code outside modules, by cause.
 
-        After a loss everything is read from the kernel again; until then, frames may be
-        unresolved.
+        After a loss, everything is reread from the kernel; until then, frames may be unresolved.
         """
         return self._source.count_lost() if self._source else {}
 
     def advance(self, now_boot_ns: int) -> int:
-        """Apply the changes that the sources delivered.
+        """Apply the changes delivered by the sources.
 
         Args:
             now_boot_ns: the current boot time.
@@ -264,7 +263,7 @@ class KernelSymbolizer:
         return self._complete_until_ns
 
     def reload(self, now_boot_ns: int) -> Snapshot:
-        """Read all symbols again; samples from before ``now_boot_ns`` keep the old ones.
+        """Reread all symbols; samples from before ``now_boot_ns`` keep the old symbols.
 
         Does nothing if modules are tracked or the symbols cannot change.
         """
@@ -281,7 +280,7 @@ class KernelSymbolizer:
         return after
 
     def state(self, sample: RawSample) -> int:
-        """The generation of the snapshot that held at the time of a sample."""
+        """Returns the generation of the snapshot valid at the time of a sample."""
         time_ns, views = sample.time_ns, self._views  # the way of _view, without a call
         for view in views:
             if time_ns >= view.since_ns:
@@ -289,7 +288,7 @@ class KernelSymbolizer:
         return views[-1].generation
 
     def resolve(self, raw: RawSide, state: int) -> Side | VariableSide:
-        """Resolve the kernel's side of a stack with the snapshot of a generation."""
+        """Resolve the kernel side of a stack with the snapshot of a generation."""
         view = self._views[0]
         for view in self._views:
             if view.generation == state:
@@ -311,7 +310,7 @@ class KernelSymbolizer:
 
         Args:
             pcs: runtime addresses, leaf first.
-            leaf_exact: whether the first is a program counter rather than a return address.
+            leaf_exact: whether the first address is a program counter rather than a return address.
             time_ns: boot time of the stack; None for now.
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
@@ -322,12 +321,12 @@ class KernelSymbolizer:
         return tuple(mixed.at(NOW_NS if time_ns is None else time_ns).frames)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
-        """All symbols with a linker's name or a prefix."""
+        """Finds all symbols with a linker name or a prefix."""
         matches = self.snapshot.find(name, prefix=prefix)
         return (*matches, *self._ksymbols.find(name, prefix=prefix)) if self._ksymbols else matches
 
     def ksymbols(self) -> tuple[Ksymbol, ...]:
-        """The ksymbols loaded as of the last :meth:`advance`, by address."""
+        """Returns the ksymbols loaded as of the last :meth:`advance`, by address."""
         if self._ksymbols is None:
             return self.snapshot.ksymbols()
         return tuple(
@@ -335,11 +334,11 @@ class KernelSymbolizer:
         )
 
     def module(self, name: str) -> Module | None:
-        """The loaded module with a name, or ``vmlinux``; None if it is not loaded."""
+        """Returns the loaded module with a name, or ``vmlinux``; None if not loaded."""
         return self.snapshot.module(name)
 
     def explain(self, address: int, *, time_ns: int | None = None) -> Explanation:
-        """Explain a runtime address: all its names, its section, and why its frame is shown so.
+        """Explain a runtime address: its names and section, and why its frame is shown as it is.
 
         Args:
             address: a program counter, or a return address minus one.
@@ -353,15 +352,15 @@ class KernelSymbolizer:
         return explanation if ksymbol is None else explain_ksymbol(ksymbol, address)
 
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
-        """Entry code of interrupts and system calls."""
+        """Returns the address ranges of interrupt and system call entry code."""
         return self.snapshot.interrupt_ranges()
 
     def scheduler_rvas(self) -> range:
-        """RVAs in vmlinux of the functions in which threads wait."""
+        """Returns the RVAs in vmlinux of the functions in which threads wait."""
         return self.snapshot.scheduler_rvas()
 
     def finish(self, timeout_s: float) -> None:
-        """Nothing to wait for: :meth:`advance` returns how far the symbols are complete."""
+        """Does nothing: :meth:`advance` returns how far the symbols are complete."""
 
     def close(self) -> None:
         """Drop replaced snapshots and caches, and close the sources."""

@@ -1,6 +1,6 @@
 """Replaces native frames of the interpreter by the Python frames that they run.
 
-Each call of C code into the interpreter is one native frame of the evaluation loop, identified by
+Each call from C code into the interpreter is one native frame of the evaluation loop, identified by
 its name, or by its address if the interpreter of the file is known. It runs a chain of Python
 frames: from the leaf of the chain to the frame that C code entered. If the numbers of chains and
 native frames differ, they cannot be matched, and the Python frames stay behind the native frames,
@@ -34,7 +34,7 @@ MAX_FRAMES_MARKED: Final = 16_384
 
 
 class _Chains(NamedTuple):
-    """Chains of Python frames, one for each entry of C code into the interpreter.
+    """Chains of Python frames, one for each entry from C code into the interpreter.
 
     Attributes:
         closed: from leaf to root; each ends with the frame that was entered.
@@ -51,11 +51,11 @@ class _Mark(enum.IntEnum):
     OTHER = 0
     LOOP = 1
     PART = 2
-    """In a function that the loop was split into."""
+    """In a function into which the loop was split."""
 
 
 class Interleaver:
-    """Puts Python frames among native ones. Belongs to one thread.
+    """Interleaves Python and native frames. Belongs to one thread.
 
     Args:
         loops: evaluation loops in files, for frames without a name.
@@ -70,7 +70,7 @@ class Interleaver:
     ) -> None:
         self._loops = loops or KnownLoops()
         self._on_replaced = on_replaced
-        # By id(), since comparing frames takes long; the frames are kept for that.
+        # By id(), since comparing frames is slow; the frames are kept alive for that.
         self._marks: dict[int, int] = {}
         self._marked: list[Frame] = []
         self._version = self._loops.version
@@ -102,7 +102,7 @@ class Interleaver:
         return others + tuple(_merge(native, python, chains, marks))
 
     def _find_interpreter(self, frames: tuple[Frame, ...]) -> dict[int, int]:
-        """Finds evaluation loops, and the functions that they were split into."""
+        """Finds evaluation loops, and the functions into which they were split."""
         if self._version != self._loops.version or len(self._marked) > MAX_FRAMES_MARKED:
             self._version = self._loops.version
             self._marks.clear()

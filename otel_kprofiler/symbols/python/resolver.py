@@ -25,14 +25,14 @@ from otel_kprofiler.symbols.python.line_table import LineTable, parse_line_table
 from otel_kprofiler.symbols.resolver import Stateless
 
 MAX_PLACES_CACHED: Final = 16_384
-"""Limit of instructions with a cached frame; most share their frame."""
+"""Maximum instructions with a cached frame; most share a frame."""
 MAX_PLACE_BYTES_CACHED: Final = 8 * 1024 * 1024
-"""Limit of memory of cached frames, counted as if none shared its texts."""
+"""Memory limit for cached frames, counted as if none shared strings."""
 _PLACE_BYTES: Final = 300
-"""Memory of a frame without its texts."""
+"""Memory of a frame without its strings."""
 MAX_TABLES_CACHED: Final = 1_024
 MAX_TABLE_BYTES_CACHED: Final = 4 * 1024 * 1024
-"""Limit of memory of cached line tables."""
+"""Memory limit for cached line tables."""
 _TABLE_FACTOR: Final = 6
 """Memory per byte of a table and its parsed form: two bytes may become a run of eight."""
 
@@ -40,7 +40,7 @@ UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 
 
 class PythonResolver(Stateless):
-    """Resolves the Python side of stacks, by ids of code objects; never waits for descriptions.
+    """Resolves the Python side of stacks by code-object ids; never waits for descriptions.
 
     Args:
         codes: filled by the sampler as code objects are first seen.
@@ -90,11 +90,11 @@ class PythonResolver(Stateless):
         return Side(PYTHON_SIDE, frames, raw.status, is_pending, find_entries(words))
 
     def advance(self, now_boot_ns: int) -> int:
-        """Nothing to wait for: the sampler reads descriptions before the samples that need them."""
+        """Does not wait: the sampler reads descriptions before the samples that need them."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:
-        """Nothing is read."""
+        """Does nothing: there are no pending reads."""
 
     def close(self) -> None:
         """Forget all frames."""
@@ -130,7 +130,7 @@ class _NotDescribedError(LookupError):
 
 
 class _PendingSide:
-    """A side with code objects that are not described yet; improves with each description."""
+    """A side with code objects not yet described; improves with each description."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_version")
 

@@ -1,1 +1,1 @@
-"""Resolvers of addresses, and their combinations."""
+"""Address resolvers and their combinations."""

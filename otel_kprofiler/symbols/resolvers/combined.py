@@ -1,4 +1,4 @@
-"""Combined resolvers: a chain, a cache, a filter of processes."""
+"""Combines resolvers: a chain, a cache, a process filter."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ DEFAULT_CACHE_ENTRIES: Final = 32_768
 
 
 class ChainResolver:
-    """Asks resolvers in turn, each for the addresses that earlier resolvers have no name for.
+    """Queries resolvers in turn, each for the addresses that earlier resolvers could not name.
 
-    If none has a name, the most complete answer wins: function bounds, then module.
+    If no resolver has a name, the most complete result wins: function bounds, then module.
 
     Args:
         resolvers: closed with the chain.
@@ -25,7 +25,7 @@ class ChainResolver:
         self._resolvers = resolvers
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves each address by the first resolver that has a name for it."""
+        """Resolves each address with the first resolver that has a name for it."""
         answers = [make_unknown(address, Unresolved.UNMAPPED) for address in addresses]
         open_ones = list(range(len(addresses)))
         first = True
@@ -41,7 +41,7 @@ class ChainResolver:
         return answers
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds places with any resolver, in the order of resolvers."""
+        """Finds functions with all resolvers, in resolver order."""
         matches: dict[tuple[ProcessKey | None, str, int], Resolution] = {}
         for resolver in self._resolvers:
             for answer in resolver.find(name, pid):
@@ -60,14 +60,14 @@ def _rank(answer: Resolution) -> tuple[bool, bool, bool]:
 
 
 class CachedResolver:
-    """Caches answers.
+    """Caches results.
 
     Args:
         resolver: closed with this one.
-        state: returns the state of a process, or of None; answers hold while it is equal. See
-            :meth:`Processes.state`. By default answers always hold, as for files.
-        entries: limit on the answers kept; the oldest are forgotten first. Each takes about 500
-            bytes.
+        state: returns the state of a process, or of None; results are valid while it is equal. See
+            :meth:`Processes.state`. By default, results stay valid, as for files.
+        entries: maximum number of cached results, about 500 bytes each; the oldest are evicted
+            first.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class CachedResolver:
         self._known: dict[tuple[Hashable, int | None, int], Resolution] = {}
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses from the cache, and the others by the resolver."""
+        """Resolves addresses from the cache, and all others with the resolver."""
         state = self._state(pid) if self._state else None
         cache = self._known
         answers = [cache.get((state, pid, address)) for address in addresses]
@@ -99,22 +99,22 @@ class CachedResolver:
         return [answer for answer in answers if answer is not None]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds a name by the resolver; the result is not cached."""
+        """Finds a name with the resolver; the result is not cached."""
         return self._resolver.find(name, pid)
 
     def close(self) -> None:
-        """Forget all answers, and close the resolver."""
+        """Drop all results, and close the resolver."""
         with self._lock:
             self._known.clear()
         self._resolver.close()
 
 
 class PidFilter:
-    """Resolves only some processes, and the kernel.
+    """Resolves addresses of the kernel and selected processes only.
 
     Args:
         resolver: closed with this one.
-        pids: ids of the processes; may change meanwhile.
+        pids: ids of the processes; may change at any time.
     """
 
     def __init__(self, resolver: Resolver, pids: Container[int]) -> None:
@@ -122,13 +122,13 @@ class PidFilter:
         self._pids = pids
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses, or answers that the process is left out."""
+        """Resolves addresses, or reports that the process is excluded."""
         if pid is None or pid in self._pids:
             return self._resolver.resolve(addresses, pid)
         return [make_unknown(address, Unresolved.LEFT_OUT) for address in addresses]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds a name; finds nothing in processes that are left out."""
+        """Finds a name; finds nothing in excluded processes."""
         return self._resolver.find(name, pid) if pid is None or pid in self._pids else []
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Resolves addresses of one ELF file, without a process."""
+"""Resolves addresses in an ELF file, without a process."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from otel_kprofiler.symbols.user.sources import SymbolSources
 
 
 class ElfResolver:
-    """An executable, a library or a debug file. Thread-safe.
+    """Resolves addresses in an executable, library or debug file. Thread-safe.
 
     Addresses are SVMAs, as in the symbol table; :meth:`resolve_offsets` takes file offsets. For
-    files of the kernel see :class:`ElfSymbols`.
+    kernel files, see :class:`ElfSymbols`.
 
     Args:
-        file: a path, an open descriptor, which remains the caller's and is not needed afterwards,
-            or the content.
-        symbols: reads the names of its functions.
+        file: a path, the content, or an open descriptor, which the caller keeps and may close
+            afterwards.
+        symbols: reads the names of the file's functions.
 
     Raises:
         OSError: the file cannot be opened.
-        KProfilerError: it is not an ELF file of 64 bits, or its headers are damaged.
+        KProfilerError: the file is not a 64-bit ELF file, or its headers are damaged.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class ElfResolver:
     ) -> None:
         self._code = _read(file, symbols or SymbolSources())
         self.path = self._code.details.path
-        """The given path of the file."""
+        """Path of the file, as given."""
         self.build_id = self._code.details.build_id
         """GNU build id; None if it has none."""
         self.file_id = self._code.details.file_id
         """The file's hash (htlhash)."""
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses (SVMA) of the file; the process does not matter."""
+        """Resolves addresses (SVMA) in the file; ignores the process."""
         return [self._answer(self._code.frame(address)) for address in addresses]
 
     def resolve_offsets(self, offsets: Sequence[int]) -> list[Resolution]:
@@ -56,11 +56,11 @@ class ElfResolver:
         return answers
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """The functions with a linker's or readable name; uprobes attach to their offsets."""
+        """Finds functions by linker name or readable name; uprobes attach to their offsets."""
         return [*map(self._answer, self._code.find(name))]
 
     def close(self) -> None:
-        """Do nothing: the file is not kept open."""
+        """Does nothing: the file is not kept open."""
 
     def _answer(self, frame: Frame, offset: int | None = None) -> Resolution:
         if offset is None:

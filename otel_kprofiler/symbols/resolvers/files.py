@@ -1,4 +1,4 @@
-"""Reads the code of user files for resolvers, once for all processes."""
+"""Reads user files' code for resolvers, once for all processes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _log: Final = logging.getLogger(__name__)
 
 
 class SymbolReader(Protocol):
-    """Reads the names of files; :class:`SymbolSources` is one."""
+    """Reads the names in files; implemented by :class:`SymbolSources`."""
 
     def read(
         self, source: Source, elf: ElfFile, details: FileDetails, root: str = ""
     ) -> FileSymbols:
-        """Reads the symbols of a file, given its bytes, headers and other details.
+        """Reads a file's symbols, given its bytes, headers and other details.
 
         ``root`` is the directory that is the root of a process that has it. Raises
         ``KProfilerError`` or ``OSError`` if they cannot be used.
@@ -39,12 +39,12 @@ class SymbolReader(Protocol):
 
 
 class CodeFile:
-    """The code of one file, by address (SVMA). Thread-safe.
+    """A file's code by address (SVMA). Thread-safe.
 
     Args:
         details: details of the file.
-        loads: its loaded segments.
-        symbols: names of its functions, or why there are none.
+        loads: the file's loaded segments.
+        symbols: names of the file's functions, or why there are none.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class CodeFile:
 
     @property
     def nbytes(self) -> int:
-        """Memory of its symbols."""
+        """Returns the memory used by its symbols."""
         return 0 if isinstance(self.symbols, Unresolved) else self.symbols.nbytes
 
     def frame(self, svma: int) -> Frame:
-        """The frame at an address."""
+        """Returns the frame at an address."""
         return self._frames[svma]
 
     def frame_at(self, offset: int) -> Frame:
-        """The frame at an offset in the file, which stands for the address where none is loaded."""
+        """Returns the frame at a file offset; the offset replaces the address if none is loaded."""
         svma = self.find_address(offset)
         if svma is None:
             reason = self.symbols if isinstance(self.symbols, Unresolved) else Unresolved.NO_SYMBOL
@@ -78,21 +78,21 @@ class CodeFile:
         return self.frame(svma)
 
     def find(self, name: str) -> Iterator[Frame]:
-        """The functions with a linker's or readable name, by address."""
+        """Finds functions by linker name or readable name, sorted by address."""
         if not isinstance(self.symbols, Unresolved):
             for function in self.symbols.find(name):
                 lines = (self.symbols.make_line(function.name),)
                 yield Frame(self._find_module(function.start), function.start, lines, 0, USER_SIDE)
 
     def find_offset(self, svma: int) -> int | None:
-        """Offset in the file of an address; None if no bytes of the file are loaded there."""
+        """Returns an address's offset in the file; None if the file has no bytes there."""
         for load in self._loads:
             if 0 <= svma - load.address < load.size:
                 return load.offset + svma - load.address
         return None
 
     def find_address(self, offset: int) -> int | None:
-        """Address (SVMA) of a place in the file, as code if it is loaded several times."""
+        """Returns the address (SVMA) of a file offset; that of code if loaded several times."""
         address = find_address(self.details.texts, offset)
         return find_address(self._loads, offset) if address is None else address
 
@@ -114,17 +114,17 @@ class CodeFile:
 def read_code_file(
     source: Source, path: str, symbols: SymbolReader, *, root: str = "", deleted: bool = False
 ) -> CodeFile:
-    """Read a file. One whose symbols are damaged has no names.
+    """Read a file; without names if its symbols are damaged.
 
     Args:
         source: the file, not needed afterwards.
-        path: as its process sees it.
-        symbols: reads its names.
+        path: path as seen by its process.
+        symbols: reads the file's names.
         root: directory that is the root of that process; empty for this process's.
-        deleted: whether no directory has it.
+        deleted: whether the file has been unlinked from all directories.
 
     Raises:
-        ElfError: it is not an ELF file of 64 bits, or its headers are damaged.
+        ElfError: the file is not a 64-bit ELF file, or its headers are damaged.
     """
     elf = read_elf(source, None)
     if not elf.texts:  # a debug file, whose segments are elsewhere

@@ -1,4 +1,4 @@
-"""Resolves addresses in files that are known by name and identity only, as in profiles."""
+"""Resolves addresses in files known only by name and identity, as in profiles."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ MAX_FILES_LISTED: Final = 1_000_000
 
 
 class FileIdentity(NamedTuple):
-    """A file of some host.
+    """A file of any host.
 
     Attributes:
-        name: last part of its path.
-        build_id: GNU build id; empty if it is not known.
-        file_id: its hash (htlhash); empty if it is not known.
+        name: last path component.
+        build_id: GNU build id; empty if unknown.
+        file_id: hash of the file (htlhash); empty if unknown.
     """
 
     name: str
@@ -49,15 +49,15 @@ class FileIdentity(NamedTuple):
 
 
 class InstalledFiles:
-    """Files of this host that are those of a profile: equal build id, else equal hash.
+    """Finds a profile's files on this host: by equal build id, else by equal hash.
 
     Candidates are the given files, files with the same name below :data:`DIRECTORIES` or mapped by
     a process, and debug files with the build id. Each is opened once. Not thread-safe.
 
     Args:
-        sources: where names of functions come from.
-        paths: more candidates, whatever their names.
-        directories: with more files, at any depth; by default :data:`DIRECTORIES`.
+        sources: sources of function names.
+        paths: further candidates, regardless of their names.
+        directories: directories with further files, at any depth; by default :data:`DIRECTORIES`.
         files: of this host.
     """
 
@@ -77,7 +77,7 @@ class InstalledFiles:
         self._found: dict[FileIdentity, CodeFile | None] = {}
 
     def find(self, wanted: FileIdentity) -> CodeFile | None:
-        """The code of a file; None if no file here is it."""
+        """Returns the code of a file; None if no file here matches."""
         if wanted not in self._found:
             code = self._find_file(wanted)
             self._found[wanted] = code or self._find_debug_file(wanted)
@@ -88,8 +88,8 @@ class InstalledFiles:
 
         Args:
             wanted: the file.
-            address: in it (SVMA).
-            offset: the place in the file, if it is known.
+            address: address in the file (SVMA).
+            offset: offset in the file, if known.
         """
         code = self.find(wanted)
         if code is None:
@@ -108,7 +108,7 @@ class InstalledFiles:
         return None
 
     def _candidates(self, name: str) -> Iterator[str]:
-        """Paths that may be the file's; directories are searched last, and once."""
+        """Yields possible paths of the file; searches directories last, and only once."""
         yield from self._given
         if self._mapped is None:
             self._mapped = _by_name(self._list_mapped())
@@ -122,7 +122,7 @@ class InstalledFiles:
             if entry.isdigit():
                 try:
                     maps = read_maps(self._files, entry)
-                except OSError:  # it has ended, or is hidden
+                except OSError:  # the process has ended, or is hidden
                     continue
                 for mapping in parse_mappings(maps):
                     if mapping.is_executable and mapping.inode:
@@ -135,7 +135,7 @@ class InstalledFiles:
                     yield os.path.join(folder, name)
 
     def _read(self, path: str, wanted: FileIdentity) -> CodeFile | None:
-        """The code of a file if it is the wanted one."""
+        """Returns the code of a file if it is the wanted file."""
         try:
             fd, size, _ = open_regular(self._files, path)
         except OSError:
@@ -154,7 +154,7 @@ class InstalledFiles:
         return None
 
     def _find_debug_file(self, wanted: FileIdentity) -> CodeFile | None:
-        """The names of a file that is not here, of its debug file."""
+        """Returns the code of a file that is not here, with names from its debug file."""
         if not wanted.build_id:
             return None
         for debug in self._sources.find_debug_files(WantedDebugFile("", "", wanted.build_id, None)):
@@ -169,7 +169,7 @@ class InstalledFiles:
 
 
 def _by_name(paths: Iterator[str]) -> Mapping[str, list[str]]:
-    """Different paths by the names of the files."""
+    """Returns distinct paths by file name."""
     paths_by_name: dict[str, dict[str, None]] = {}
     for path in islice(paths, MAX_FILES_LISTED):
         paths_by_name.setdefault(os.path.basename(path), {})[path] = None

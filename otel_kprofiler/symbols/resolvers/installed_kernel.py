@@ -1,4 +1,4 @@
-"""Resolves relative addresses of a kernel that is known by build ids only, as in profiles."""
+"""Resolves relative addresses of a kernel known only by build ids, as in profiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class InstalledKernel:
     """Names kernel code if this host runs that kernel, or has its files. Not thread-safe.
 
     Args:
-        paths: vmlinux, modules or their debug files; those of other code are ignored.
+        paths: vmlinux, modules or their debug files; other files are ignored.
         symbolizer: symbols of the running kernel; by default read on first use.
     """
 
@@ -27,11 +27,11 @@ class InstalledKernel:
         self._files: dict[BuildId, ElfSymbols | None] = {}
 
     def lines(self, module: str, build_id: BuildId, rva: int) -> tuple[Line, ...]:
-        """The function at an RVA; empty if it is not known.
+        """Returns the function at an RVA; empty if unknown.
 
         Args:
             module: ``vmlinux`` or the name of a module.
-            build_id: of the module; without one, nothing is known.
+            build_id: build id of the module; without it, nothing is resolved.
             rva: see ``docs/symbols.md``.
         """
         if not build_id:

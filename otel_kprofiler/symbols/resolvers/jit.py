@@ -1,4 +1,4 @@
-"""Code that processes make at run time, by what their compilers write for perf(1)."""
+"""Names code made at run time, using the files that JIT compilers write for perf(1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from otel_kprofiler.model import USER_SIDE, Frame, ProcessKey
 from otel_kprofiler.symbols.user.jit_code import ProcessCode, make_named
 
 MAX_PROCESSES: Final = 64
-"""Processes whose code is kept."""
+"""Maximum processes whose code is kept."""
 
 
 class MadeCode:
@@ -38,7 +38,7 @@ class MadeCode:
         try:
             while code.update(now_ns):
                 pass
-        except OSError:  # it describes nothing, or in a file that others could have written
+        except OSError:  # it describes nothing, or its file is writable by other users
             return None
         function = code.lookup(address, now_ns)
         if function is None:

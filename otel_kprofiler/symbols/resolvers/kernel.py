@@ -12,12 +12,12 @@ from otel_kprofiler.symbols.resolution import FIRST_KERNEL_ADDRESS, Resolution, 
 
 
 class KernelResolver:
-    """Kernel code: vmlinux, modules, BPF programs. Thread-safe.
+    """Resolves kernel code: vmlinux, modules, BPF programs. Thread-safe.
 
     Args:
         symbolizer: the symbols, closed with the resolver. By default those of this host as of the
-            first question. To follow what is loaded and unloaded, pass one with sources of changes
-            and call its :meth:`KernelSymbolizer.advance`.
+            first query. To follow code being loaded and unloaded, pass a symbolizer with sources of
+            changes and call its :meth:`KernelSymbolizer.advance`.
     """
 
     def __init__(self, symbolizer: KernelSymbolizer | None = None) -> None:
@@ -26,14 +26,14 @@ class KernelResolver:
 
     @property
     def symbolizer(self) -> KernelSymbolizer:
-        """The symbols, read on first use."""
+        """Returns the symbols, which are read on first use."""
         with self._lock:
             if self._symbolizer is None:
                 self._symbolizer = KernelSymbolizer.live()
             return self._symbolizer
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses of the kernel, which are the same in all processes."""
+        """Resolves kernel addresses, which are the same in all processes."""
         symbolizer = self.symbolizer
         answers = []
         for address in addresses:
@@ -45,7 +45,7 @@ class KernelResolver:
         return answers
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """All places with a linker's name; none in a process."""
+        """Finds all functions with a linker name; none in a process."""
         return [] if pid is not None else [*map(_resolution, self.symbolizer.find(name))]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Opens and keeps the files that processes have mapped."""
+"""Opens and caches the files that processes have mapped."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from otel_kprofiler.symbols.user.loader_files import lacks_lines
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
 MAX_PLACES: Final = 16_384
-"""Mappings of which it is kept where their file was found."""
+"""Maximum mappings for which the location of the file is cached."""
 
 Identity = tuple[int, int, int, int]
-"""Device, inode, size and time of modification of a file."""
+"""Device, inode, size and modification time of a file."""
 
 
 class _Place(NamedTuple):
@@ -37,15 +37,15 @@ class _Place(NamedTuple):
 
 
 class MappedCode:
-    """Code of mapped files, each read once for all processes. Not thread-safe.
+    """Caches the code of mapped files, each read once for all processes. Not thread-safe.
 
-    A file whose file system did not give its source lines is read again after 30 s.
+    A file whose source lines the file system did not deliver is reread after 30 s.
 
     Args:
         symbols: reads the names of a file.
         files: files of the host.
-        max_bytes: memory for symbols; the files that were not asked for the longest are forgotten.
-        now_s: any steady clock, in seconds.
+        max_bytes: memory limit for symbols; the least recently used files are evicted.
+        now_s: a steady clock, in seconds.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class MappedCode:
         self._vdso: CodeFile | None = None
 
     def get(self, process: ProcessKey, mapping: MemoryMapping) -> CodeFile | Unresolved:
-        """The code of a mapping, or why it is not known."""
+        """Returns the code of a mapping, or why it is unknown."""
         if mapping.path == VDSO_NAME:
             return self._get_vdso()
         if not mapping.inode:
@@ -101,7 +101,7 @@ class MappedCode:
             self._add(identity, last)
 
     def _open(self, process: ProcessKey, mapping: MemoryMapping) -> _Place | None:
-        """Find the file of a mapping, and read it if it is not known; None if it is not found."""
+        """Find a mapping's file, and read it if it is new; None if it is not found."""
         pid = process.tgid
         request = FileRequest(
             FileKey(mapping.inode, mapping.device, 0), mapping.start, mapping.end,
@@ -132,7 +132,7 @@ class MappedCode:
             return None
 
     def _is_there(self, place: _Place) -> bool:
-        """Returns whether the file is where it was found: its inode may be another's by now."""
+        """Returns whether the file is still there: its inode may have been reused."""
         try:
             fd = self._files.open_reference(place.path)
         except OSError:

@@ -1,4 +1,4 @@
-"""Resolves user addresses of processes, by their current mappings."""
+"""Resolves processes' user addresses, using their current mappings."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ _NO_RIGHT: Final = (errno.EPERM, errno.EACCES)
 
 
 def find_process(pid: int, files: HostFiles | None = None) -> ProcessKey | None:
-    """The process that has a pid now; None if there is none.
+    """Returns the process that currently has a pid; None if there is none.
 
-    Its start time is that of ``/proc/PID/stat``, in nanoseconds of boot time, to 10 ms.
+    Its start time comes from ``/proc/PID/stat``, in nanoseconds of boot time, with a resolution of
+    10 ms.
     """
     ticks = read_start_ticks(files or Access(), pid)
     return None if ticks is None else ProcessKey(pid, ticks * TICK_NS)
 
 
 class ProcessesResolver:
-    """User code of any process. Thread-safe.
+    """Resolves user code of any process. Thread-safe.
 
-    What a process has mapped is looked up in each call, so that code that was loaded or unloaded
-    since the last one has its own name; symbols of files are kept. A name is never that of another
-    process that has the pid by now: then nothing is known.
+    Each call looks up the process's mappings, so that code loaded or unloaded since the last call
+    is named correctly; symbols of files are cached. If the pid has been reused, the address is
+    unresolved rather than named after the new process's code.
 
     Args:
-        symbols: reads the names of files; by default those that are installed here.
+        symbols: reads the names in files; by default from files installed here.
         files: files of the host. The right to trace a process is needed (ptrace(2),
             PTRACE_MODE_READ).
         max_bytes: memory for symbols; the files that were not asked for the longest are forgotten.
@@ -64,7 +65,7 @@ class ProcessesResolver:
         self._lock = threading.Lock()
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses of a process; without a process, nothing is known."""
+        """Resolves addresses of a process; without a process, none is resolved."""
         if pid is None:
             return [make_unknown(address, Unresolved.NO_PROCESS) for address in addresses]
         return self.resolve_in(find_process(pid, self._files), addresses)
@@ -77,9 +78,9 @@ class ProcessesResolver:
         return resolutions
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Where a process has the functions with a name, the linker's or the readable one.
+        """Finds a process's functions by linker name or readable name.
 
-        All files of its code are read.
+        Reads all code files of the process.
         """
         process = None if pid is None else find_process(pid, self._files)
         return [] if process is None else self.find_in(process, name)
@@ -97,11 +98,11 @@ class ProcessesResolver:
         return matches if find_process(process.tgid, self._files) == process else []
 
     def find_offset(self, path: str, offset: int, pid: int) -> list[Resolution]:
-        """Where a process has a byte of a file mapped as code.
+        """Finds where a process has mapped a byte of a file as code.
 
         Args:
-            path: of the file, as the process sees it.
-            offset: in bytes from the beginning of the file.
+            path: path of the file as seen by the process.
+            offset: offset in the file in bytes.
             pid: the process.
         """
         process = find_process(pid, self._files)
@@ -124,7 +125,7 @@ class ProcessesResolver:
     def _look_up(
         self, process: ProcessKey, addresses: Sequence[int]
     ) -> list[Resolution] | Unresolved:
-        """The answers, or why there are none."""
+        """Returns the results, or why there are none."""
         try:
             maps = ProcessMaps(process.tgid, self._files)
         except OSError as error:
@@ -138,7 +139,7 @@ class ProcessesResolver:
             return Unresolved.PROCESS_GONE
         finally:
             maps.close()
-        # Asked last: it may have ended meanwhile, and another one may have its pid.
+        # Checked last: the process may have ended in between, and its pid may have been reused.
         is_there = find_process(process.tgid, self._files) == process
         return answers if is_there else Unresolved.PROCESS_GONE
 
@@ -157,13 +158,13 @@ class ProcessesResolver:
 
 
 class ProcessResolver:
-    """User code of one process, as of when this was made; nothing of another with its pid.
+    """Resolves user code of the process that had the pid when this was made.
 
     Thread-safe.
 
     Args:
         pid: the process.
-        processes: looks up; by default one of its own, closed with it.
+        processes: performs the lookups; by default a new resolver, closed with this object.
     """
 
     def __init__(self, pid: int, processes: ProcessesResolver | None = None) -> None:
@@ -173,11 +174,11 @@ class ProcessResolver:
         """Pid and start time; None if there was no such process."""
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses of the process. Another pid is answered as if it had ended."""
+        """Resolves addresses of the process. Any other pid counts as an ended process."""
         return self._processes.resolve_in(self._asked(pid), addresses)
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Where the process has the functions with a linker's or readable name."""
+        """Finds the process's functions by linker name or readable name."""
         process = self._asked(pid)
         return [] if process is None else self._processes.find_in(process, name)
 
@@ -192,7 +193,7 @@ class ProcessResolver:
 
 
 class _Question:
-    """One call: a mapping that was found is not looked up again."""
+    """State of a call, so that each mapping is looked up only once."""
 
     def __init__(
         self, process: ProcessKey, maps: ProcessMaps, code: MappedCode, made: MadeCode
@@ -227,5 +228,5 @@ class _Question:
 
 
 def _shows(mapping: MemoryMapping, offset: int) -> bool:
-    """Returns whether a mapping shows a byte of its file."""
+    """Returns whether a mapping contains a byte of its file."""
     return 0 <= offset - mapping.file_offset < mapping.end - mapping.start

@@ -1,4 +1,4 @@
-"""Finds the debug file of a user file: by its build id, or by a name and a checksum.
+"""Finds a user file's debug file by build id, or by name and checksum.
 
 Each candidate is verified: its build id must match, or for files without build id its checksum.
 """
@@ -27,7 +27,7 @@ from otel_kprofiler.model import BuildId
 
 DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
 MAX_SUMMED_BYTES: Final = 1 << 30
-"""Limit of bytes of a checksummed file; takes half a second."""
+"""Maximum size of a checksummed file in bytes; takes half a second."""
 _LINK: Final = b".gnu_debuglink"
 _ALTERNATE_LINK: Final = b".gnu_debugaltlink"
 _MAX_LINK_BYTES: Final = 8192
@@ -44,10 +44,10 @@ class DebugLink(NamedTuple):
 
 
 class WantedDebugFile(NamedTuple):
-    """Keys that lead to the debug file of a file.
+    """Search keys for a file's debug file.
 
     Attributes:
-        path: path of the file in its process.
+        path: path of the file as seen by its process.
         root: root of the process's files, such as ``/proc/PID/root``; empty for this process.
         build_id: build id of both files; None if the file has none.
         debug_link: None if the file has none.
@@ -60,11 +60,12 @@ class WantedDebugFile(NamedTuple):
 
 
 class DebugSearch(NamedTuple):
-    """The search for the debug file of one file.
+    """A search for a file's debug file.
 
     Attributes:
         root: see :class:`WantedDebugFile`.
-        begin: called before it, returns whether to search: directories of users may never answer.
+        begin: called before the search; returns whether to search, since users' directories may
+            hang.
     """
 
     root: str = ""
@@ -125,11 +126,11 @@ def parse_debug_link(content: bytes) -> DebugLink | None:
 
 
 class BuildIdDirectories:
-    """Finds debug files in directories by build id: ``DIRECTORY/.build-id/xx/….debug``.
+    """Finds debug files by build id in directories: ``DIRECTORY/.build-id/xx/….debug``.
 
     Args:
         files: of this host.
-        directories: looked into below the root of the process, then below that of this process.
+        directories: searched below the root of the process, then below the root of this process.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ def find_alternate(
     directories: Sequence[str] = DEBUG_DIRECTORIES,
     search: DebugSearch = HOST_SEARCH,
 ) -> DebugFile | None:
-    """Open the file that dwz(1) moved common parts of debug files to; None if there is none.
+    """Open the file to which dwz(1) moved common parts of debug files; None if there is none.
 
     Raises:
         ElfError: the section headers of ``debug`` are damaged.

@@ -1,4 +1,4 @@
-"""Finds debug files on debuginfod servers, by build id, and keeps them on disk.
+"""Finds debug files on debuginfod servers by build id, and caches them on disk.
 
 Protocol: debuginfod(8), "WEBAPI". Servers are not trusted: responses are bounded on arrival, never
 decompressed, and used only if they are an ELF file with the build id.
@@ -39,7 +39,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class DownloadLimits(NamedTuple):
-    """Limits of one download.
+    """Limits of a download.
 
     Attributes:
         file_bytes: size of the file.
@@ -63,7 +63,7 @@ class _DownloadError(Exception):
 
 @dataclass(slots=True)
 class _Server:
-    """A server, and when to ask it again after it failed.
+    """A server, and when to retry it after a failure.
 
     Attributes:
         address: without a slash at the end.
@@ -80,7 +80,7 @@ class Debuginfod:
     """Finds debug files on servers. Thread-safe; one download at a time.
 
     Blocks for up to ``total_s`` per server, so threads that sample must not call it. Failed servers
-    are not asked for 5 seconds, doubled at each failure, up to 10 minutes.
+    are skipped for 5 seconds, doubled with each failure, up to 10 minutes.
 
     Args:
         servers: addresses, http or https; others are ignored with a warning.
@@ -121,7 +121,7 @@ class Debuginfod:
                 yield DebugFile(path, fd, source, elf)
 
     def fetch(self, build_id: str, kind: str = DEBUGINFO) -> int | None:
-        """Opens a file, downloaded on demand; None if no server has it or none answers.
+        """Opens a file, downloaded on demand; None if no server has it or responds.
 
         Args:
             build_id: lower-case hexadecimal.
@@ -169,7 +169,7 @@ class Debuginfod:
         return None
 
     def _ask(self, server: _Server, build_id: str, kind: str, name: str) -> int | None:
-        """Downloads a file from one server; None if it does not have it."""
+        """Downloads a file from a server; None if the server does not have it."""
         file = self._cache.create(name)
         try:
             address = f"{server.address}/buildid/{build_id}/{kind}"
@@ -210,8 +210,8 @@ class _Download:
         """Download the file at an address to a descriptor; returns whether the server has it.
 
         Raises:
-            _DownloadError: it failed, or what it sends is not acceptable.
-            OSError: it could not be written.
+            _DownloadError: the server failed, or its response is not acceptable.
+            OSError: the file could not be written.
         """
         import requests  # noqa: PLC0415
         import urllib3  # noqa: PLC0415
@@ -254,8 +254,8 @@ class _Download:
         left = self._limits.file_bytes
         if length.isdecimal() and int(length[:20]) > left:
             raise _DownloadError(f"sends {length[:20]} bytes")
-        # Read again after the end: only that detects a truncated answer. Some proxies compress
-        # without being asked; the build id decides.
+        # Read again after the end, which alone detects a truncated response. Some proxies compress
+        # unrequested; the build id decides.
         while chunk := response.raw.read(_CHUNK_BYTES, decode_content=True):
             left -= len(chunk)
             if left < 0:
@@ -269,13 +269,13 @@ class _Download:
 
 
 def find_servers(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The servers in ``DEBUGINFOD_URLS``, without policies for signatures (``ima:…``)."""
+    """Returns the servers in ``DEBUGINFOD_URLS``, without signature policies (``ima:…``)."""
     words = environ.get("DEBUGINFOD_URLS", "").split()
     return tuple(word for word in words if not word.startswith("ima:"))
 
 
 def _redirected(address: str, location: str) -> str:
-    """Returns the address of a redirect; refuses redirects from https to http."""
+    """Returns the address of a redirect; rejects redirects from https to http."""
     with contextlib.suppress(ValueError):
         following = urljoin(address, location)
         weaker = address.startswith("https:") and not following.startswith("https:")

@@ -25,7 +25,7 @@ _Demangler = Callable[[bytes], str]
 
 
 def demangle(name: str) -> str:
-    """Returns the name as written in the source; names that are not mangled are unchanged.
+    """Returns the name as written in the source; unmangled names are unchanged.
 
     Suffixes of clones and parts (``.cold``, ``.isra.0``) are dropped, as in kernel names, and so
     are hashes. Names stay mangled if they are damaged, longer than 1,024 characters (C++) or 8,192

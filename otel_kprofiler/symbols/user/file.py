@@ -1,4 +1,4 @@
-"""Names of one file's functions, as frames have them."""
+"""Names a file's functions as they appear in frames."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class NamedAddress(NamedTuple):
     """The functions and lines at an address.
 
     Attributes:
-        lines: functions, the innermost inlined one first; empty if there is no name.
-        start: address at which the physical function starts; 0 if it is in none.
+        lines: functions, innermost inlined function first; empty if there is no name.
+        start: start address of the physical function; 0 if there is none.
         unresolved: why there is no name; None if there is one.
         is_interim: whether lines may come later, or names once an evicted file is read again.
     """
@@ -28,7 +28,7 @@ class NamedAddress(NamedTuple):
     is_interim: bool = False
 
     def offset(self, address: int) -> int:
-        """Distance of the address from the start of its function; 0 if it is in none."""
+        """Returns the distance of an address from the start of its function; 0 if there is none."""
         return address - self.start if self.start else 0
 
 
@@ -40,12 +40,12 @@ class LineTable(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory of this process that the table takes."""
+        """Returns the memory that the table uses in this process."""
 
 
 _MAX_LINES_KEPT: Final = 256
 MAX_CANDIDATES: Final = 10_000
-"""Names that one search makes readable, which takes some 50 ms."""
+"""Maximum names demangled by a search, which takes about 50 ms."""
 _IDENTIFIER: Final = re.compile(r"[^\W\d]\w*")
 _ARGUMENTS: Final = re.compile(r"<[^<>]*>")  # of a template
 NO_FILE: Final = NamedAddress((), 0, Unresolved.NO_FILE)
@@ -60,9 +60,9 @@ class FileSymbols:
 
     Args:
         functions: the functions.
-        demangle: makes a linker's name readable.
+        demangle: makes a linker name readable.
         lines: source lines and inlined functions; None: only physical functions.
-        lines_problem: why they cannot be read; None if they can, or there are none.
+        lines_problem: why lines cannot be read; None if they can, or if there are none.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class FileSymbols:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the tables take."""
+        """Returns the memory that the tables use."""
         return self.functions.nbytes + (self._lines.nbytes if self._lines else 0)
 
     def name(self, svma: int) -> NamedAddress:
-        """The functions at an address."""
+        """Returns the functions at an address."""
         if not len(self.functions):
             return NO_SYMBOL_TABLE
         function = self.functions.lookup(svma)
@@ -99,10 +99,10 @@ class FileSymbols:
         return NamedAddress((self.make_line(function.name),), start, None)
 
     def find(self, name: str) -> tuple[Function, ...]:
-        """Functions by the linker's name, else by the readable one, by address.
+        """Finds functions by linker name, else by readable name, sorted by address.
 
-        A readable name is one with parameters, or one without, of whatever parameters. It is
-        compared with the names that contain its last identifier, up to ``MAX_CANDIDATES``.
+        A readable name without parameters matches functions with any parameters. It is compared
+        with the names that contain its last identifier, up to ``MAX_CANDIDATES``.
         """
         if found := self.functions.find(name):
             return found
@@ -133,7 +133,7 @@ class FileSymbols:
         )
 
     def make_line(self, name: str) -> Line:
-        """A linker's name as frames have it; the same object for most frames of a function."""
+        """Returns a linker name as in frames; the same object for most frames of a function."""
         line = self._made.get(name)
         if line is None:
             readable = self._demangle(name)
@@ -144,6 +144,6 @@ class FileSymbols:
 
 
 def _is_called(readable: str, name: str) -> bool:
-    """Returns whether a readable name is this one, except for its type and parameters."""
+    """Returns whether a readable name equals this name, apart from type and parameters."""
     before, found, behind = readable.partition(name)
     return bool(found) and before[-1:] in ("", " ") and behind[:1] in ("", "(")

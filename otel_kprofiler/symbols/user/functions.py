@@ -14,16 +14,16 @@ from operator import add, le
 from typing import Final, NamedTuple
 
 MAX_NAME_BYTES: Final = 1 << 16
-"""Longer names are cut; real names have a few hundred bytes at most."""
+"""Longer names are truncated; real names have at most a few hundred bytes."""
 MAX_SPAN_BYTES: Final = 1 << 32
-"""Functions further above the first function are left out, and no function is larger."""
+"""Functions further above the first function are dropped, and no function is larger."""
 
 
 MAX_DEPTH: Final = 16
 MAX_NESTED: Final = 1 << 16
 """Number and depth of nested functions: limits for hostile files."""
 MAX_RANKED: Final = 64
-"""Limit of names of a function that are compared; further names are ignored."""
+"""Maximum names of a function to compare; further names are ignored."""
 MAX_KEPT: Final = 1024
 """Limit of functions with a cached order of names, about 200 bytes each."""
 _MAX_RANKED_BYTES: Final = 1024  # of a name
@@ -49,7 +49,7 @@ class NamedCode(NamedTuple):
     Attributes:
         starts: distances from the table's base.
         sizes: in bytes, at least 1.
-        names_at: where each name begins in ``names``.
+        names_at: start of each name in ``names``.
         names: names of bytes other than zero, each with a zero behind it.
         ranks: rank of each name; of names with the same start, the lowest rank is preferred.
     """
@@ -201,7 +201,7 @@ class FunctionTable:
         return self._bound(svma, last)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Function, ...]:
-        """Finds functions by a name or a prefix, in order of address; includes aliases."""
+        """Finds functions by name or prefix, in address order; includes aliases."""
         wanted = name.encode("utf-8", "surrogateescape")
         if b"\0" in wanted or not wanted:
             return ()
@@ -212,7 +212,7 @@ class FunctionTable:
         return tuple(dict.fromkeys(map(self._function, indices)))
 
     def find_containing(self, part: str) -> Iterator[Function]:
-        """Finds functions whose names contain a text, in order of address."""
+        """Finds functions whose names contain a string, in address order."""
         wanted = part.encode("utf-8", "surrogateescape")
         if wanted not in self._names:
             return
