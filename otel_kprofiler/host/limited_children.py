@@ -39,12 +39,21 @@ class ChildFailed(Exception):  # noqa: N818 - an outcome
         problem: why.
         text: what happened, without a subject.
         grant: the memory that the child could take.
+        may_pass: whether the cause may pass while the file stays the same.
     """
 
-    def __init__(self, problem: ChildProblem, text: str, grant: MemoryGrant | None = None) -> None:
+    def __init__(
+        self,
+        problem: ChildProblem,
+        text: str,
+        grant: MemoryGrant | None = None,
+        *,
+        may_pass: bool = True,
+    ) -> None:
         super().__init__(text)
         self.problem = problem
         self.grant = grant
+        self.may_pass = may_pass
 
 
 class ChildLimits(NamedTuple):
@@ -79,7 +88,7 @@ class LimitedChildren:
 
         Args:
             command: the program and its arguments. It reports the cause of a failure on standard
-                error.
+                error, and ends with ``os.EX_TEMPFAIL`` if the cause may pass.
             fd: the file.
             limits: what the command may take.
             output: descriptor that its output goes to.
@@ -108,11 +117,14 @@ class LimitedChildren:
         if not child.returncode:
             return made
         if has_exceeded_cpu(child.returncode):
-            raise ChildFailed(ChildProblem.CPU_TIME, limits.cpu.describe())
+            raise ChildFailed(ChildProblem.CPU_TIME, limits.cpu.describe(), may_pass=False)
         cause = errors[-_SHOWN:].decode("utf-8", "replace").strip()
         is_memory = child.returncode in _OUT_OF_MEMORY or "MemoryError" in cause
         problem = ChildProblem.MEMORY if is_memory else ChildProblem.FAILED
-        raise ChildFailed(problem, cause or describe_status(child.returncode), grant)
+        text = cause or describe_status(child.returncode)
+        is_short = is_memory and grant.cgroup is not None
+        may_pass = is_short or child.returncode in (os.EX_TEMPFAIL, -signal.SIGKILL)
+        raise ChildFailed(problem, text, grant, may_pass=may_pass)
 
     def _start(
         self, command: Sequence[str], fd: int, limits: ChildLimits, output: int

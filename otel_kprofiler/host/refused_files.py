@@ -10,6 +10,8 @@ from typing import Final, Generic, TypeVar
 
 REFUSAL_S: Final = 3600.0
 """Time until a refused file that has not changed is read again, in seconds."""
+PASSING_S: Final = 30.0
+"""Time until a file is read again that was refused for a cause that may pass, in seconds."""
 MAX_REFUSED: Final = 1024
 """Refused files that are remembered; the oldest are forgotten first."""
 
@@ -28,21 +30,23 @@ class RefusedFiles(Generic[T]):
         self._lock = threading.Lock()
         self._reasons: dict[Hashable, tuple[float, T]] = {}  # with their ends, the oldest first
 
-    def add(self, file: Hashable, reason: T) -> None:
+    def add(self, file: Hashable, reason: T, *, may_pass: bool = False) -> None:
         """Remember why a file was refused.
 
         Args:
             file: its identity, which differs once it has changed.
             reason: returned by :meth:`find`.
+            may_pass: whether the cause may pass while the file stays the same.
         """
         with self._lock:
             self._reasons.pop(file, None)
-            self._reasons[file] = self._now_s() + REFUSAL_S, reason
+            until_s = self._now_s() + (PASSING_S if may_pass else REFUSAL_S)
+            self._reasons[file] = until_s, reason
             if len(self._reasons) > MAX_REFUSED:
                 del self._reasons[next(iter(self._reasons))]
 
     def find(self, file: Hashable) -> T | None:
-        """Returns why a file was refused in the last hour; None if it was not."""
+        """Returns why a file is refused; None if it may be read."""
         with self._lock:
             end_s, reason = self._reasons.get(file, (0.0, None))
             return reason if self._now_s() < end_s else None

@@ -63,12 +63,15 @@ class Children(LimitedChildren):
         try:
             return self.run(command, fd, limits)
         except ChildFailed as error:
-            refusal = _REFUSALS.get(error.problem, Refusal.NOT_INDEXED)
+            others = Refusal.FAILED if error.may_pass else Refusal.NOT_INDEXED
+            refusal = _REFUSALS.get(error.problem, others)
             raise TableRefused(refusal, str(error)) from error
 
     @contextmanager
     def trying_once(self, fd: int, section: str) -> Iterator[None]:
         """Refuse immediately what was refused in the last hour, unless the file has changed.
+
+        Causes that may pass are not remembered.
 
         Args:
             fd: the file.

@@ -7,6 +7,7 @@ abort; the process ends at its limits. Its parent sets those on memory and CPU t
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import resource
@@ -42,6 +43,7 @@ class _Stream(Protocol):
 
 def main() -> None:
     """The argument is the limit on output in bytes."""
+    sys.dont_write_bytecode = True  # a module that is cut off at the limit could never be read
     limit_resources({resource.RLIMIT_FSIZE: int(sys.argv[1])})
     os.nice(_NICE)
     cause = os.dup(2)
@@ -50,7 +52,9 @@ def main() -> None:
         _convert()
     except Exception as error:  # noqa: BLE001 - a third party's, reported to the parent
         os.write(cause, f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:_SHOWN])
-        os._exit(1)
+        # The disk is full, for example; EFBIG is the limit on the output.
+        may_pass = isinstance(error, OSError) and error.errno != errno.EFBIG
+        os._exit(os.EX_TEMPFAIL if may_pass else 1)
     os._exit(0)  # exits without freeing memory, which takes time
 
 

@@ -121,7 +121,8 @@ class SymbolicLines:
         """Open the lines of a file, or of the debug file of it; converts them if need be.
 
         Reading them needs no more of the file. Converting takes about 0.2 s, and 30 s for a kernel.
-        A file whose conversion failed is not converted again within an hour, unless it changes.
+        A file whose conversion failed is not converted again within an hour, unless it changes, or
+        within 30 s if the cause may pass, such as a full disk.
 
         Args:
             source: the file.
@@ -154,7 +155,8 @@ class SymbolicLines:
             return self._convert_to(self._cache, name, source)
         except LinesError as error:
             if error.problem in _COSTLY:
-                self._refused.add(name, (str(error), error.problem))
+                reason = str(error), error.problem
+                self._refused.add(name, reason, may_pass=error.may_pass)
             raise
 
     def _convert_to(self, cache: CacheDirectory, name: str, source: FileSource) -> SymCache:
@@ -198,14 +200,15 @@ class SymbolicLines:
 def _refuse(source: FileSource, failed: ChildFailed) -> LinesError:
     problem = _PROBLEMS[failed.problem]
     if problem is LinesProblem.DAMAGED:
-        return LinesError(f"the DWARF cannot be converted: {failed}")
+        text = f"the DWARF cannot be converted: {failed}"
+        return LinesError(text, may_pass=failed.may_pass)
     if problem is LinesProblem.MEMORY and failed.grant:
         size = -(-source.size >> 20)
         limit = failed.grant.describe("raise max_user_symbol_megabytes")
         text = f" of the file of {size} MiB takes more memory than {limit}"
     else:  # "took over …", or a sentence
         text = f" {failed}" if problem in _EXCEEDED else f": {failed}"
-    return LinesError(f"converting the DWARF{text}", problem)
+    return LinesError(f"converting the DWARF{text}", problem, may_pass=failed.may_pass)
 
 
 def count_dwarf_bytes(source: FileSource) -> int:
@@ -240,4 +243,5 @@ def _map(fd: int) -> SymCache:
             raise LinesError("the converted lines are damaged")
         return SymCache(memoryview(data)[HEADER.size :], base, is_partial=bool(is_partial))
     except (OSError, ValueError, struct.error) as error:
-        raise LinesError(f"the converted lines are damaged: {describe_error(error)}") from error
+        text = f"the converted lines are damaged: {describe_error(error)}"
+        raise LinesError(text, may_pass=isinstance(error, OSError)) from error

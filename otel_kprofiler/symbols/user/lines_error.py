@@ -26,8 +26,16 @@ class LinesError(KProfilerError):
     Args:
         message: what went wrong.
         problem: its kind.
+        may_pass: whether the cause may pass while the file stays the same.
     """
 
-    def __init__(self, message: str, problem: LinesProblem = LinesProblem.DAMAGED) -> None:
+    def __init__(
+        self,
+        message: str,
+        problem: LinesProblem = LinesProblem.DAMAGED,
+        *,
+        may_pass: bool = False,
+    ) -> None:
         super().__init__(message)
         self.problem = problem
+        self.may_pass = may_pass

@@ -13,7 +13,9 @@ from otel_kprofiler.host import (
     ChildProblem,
     CpuRate,
     LimitedChildren,
+    child_memory,
 )
+from otel_kprofiler.host.child_memory import MemoryLeft
 
 pytestmark = pytest.mark.system
 
@@ -105,3 +107,29 @@ def test_stopping_kills_children_and_starts_no_more(run):
     work.join(20)
     assert len(failures) == 1
     assert failure(run, "") == (ChildProblem.STOPPED, "the profiler stops")
+
+
+@pytest.mark.parametrize(
+    ("code", "limits", "may_pass"),
+    [
+        ("import time; time.sleep(1000)", LIMITS._replace(wall_s=0.1), True),
+        ("os.kill(os.getpid(), 9)", LIMITS, True),
+        ("os._exit(os.EX_TEMPFAIL)", LIMITS, True),
+        ("sys.exit('damaged')", LIMITS, False),
+        ("bytearray(60 << 20)", LIMITS._replace(memory_bytes=40 * MIB), False),
+        ("os.abort()", LIMITS, False),
+    ],
+    ids=("slow", "killed", "full_disk", "damaged", "large", "aborted"),
+)
+def test_causes_that_may_pass_are_marked(run, code, limits, may_pass):
+    with pytest.raises(ChildFailed) as caught:
+        run(code, limits)
+    assert caught.value.may_pass is may_pass
+
+
+def test_memory_that_the_cgroup_does_not_leave_may_come_back(run, monkeypatch):
+    left = MemoryLeft(80 * MIB, "/sys/fs/cgroup/memory.max", 100 * MIB)
+    monkeypatch.setattr(child_memory, "find_memory_left", lambda _: left)
+    with pytest.raises(ChildFailed) as caught:
+        run("bytearray(60 << 20)")
+    assert (caught.value.problem, caught.value.may_pass) == (ChildProblem.MEMORY, True)

@@ -137,7 +137,7 @@ def test_a_section_without_entries_is_rejected(tmp_path):
 def test_a_child_that_takes_too_long_is_killed(tmp_path):
     with pytest.raises(TableRefused, match="took over") as caught:
         in_process(tmp_path, cie() + bytes(1 << 20), timeout_s=0.0)
-    assert caught.value.refusal is Refusal.NOT_INDEXED
+    assert caught.value.refusal is Refusal.FAILED
 
 
 def test_exceeding_the_cpu_limit_for_the_input_is_a_rejection(tmp_path, monkeypatch):
@@ -151,13 +151,15 @@ def test_exceeding_the_cpu_limit_for_the_input_is_a_rejection(tmp_path, monkeypa
 
 def test_rejected_frames_start_no_child_until_they_change(tmp_path, monkeypatch):
     children, path = Children(), tmp_path / "frames"
-    path.write_bytes(cie() + bytes(1 << 20))
+    far = cie(data=b"\0") + fde(cie(data=b"\0"), 1 << 40, form="<QQ", relative=False)
+    path.write_bytes(far.ljust(1 << 20, b"\0"))
     with open(path, "rb+") as file:
         index = functools.partial(
             index_frames, file.fileno(), Segment(0, 1 << 20, 0x1000), children=children
         )
         with pytest.raises(TableRefused) as first:
-            index(timeout_s=0.0)
+            index()
+        assert first.value.refusal is Refusal.NOT_INDEXED
         with monkeypatch.context() as without:
             without.setattr(limited_children, "MeteredChild", None)
             with pytest.raises(TableRefused, match=f"^{first.value}$") as again:
@@ -167,6 +169,17 @@ def test_rejected_frames_start_no_child_until_they_change(tmp_path, monkeypatch)
         file.write(frames + fde(frames, 0x3000))
         file.flush()
         assert index().entries == 1
+
+
+def test_frames_are_read_again_once_the_machine_is_less_busy(tmp_path):
+    children, frames = Children(), cie()
+    frames += fde(frames, 0x3000)
+    with pytest.raises(TableRefused, match="took over"):
+        in_process(tmp_path, frames, children, timeout_s=0.0)
+    path = tmp_path / "frames"
+    with open(path, "rb") as file:
+        section = Segment(4, len(frames), 0x1000)
+        assert index_frames(file.fileno(), section, children=children).entries == 1
 
 
 def test_stopping_kills_a_working_child(tmp_path):
@@ -185,7 +198,7 @@ def test_stopping_kills_a_working_child(tmp_path):
     children.stop()
     thread.join(20)
     assert not thread.is_alive()
-    assert caught[0].refusal is Refusal.NOT_INDEXED
+    assert caught[0].refusal is Refusal.FAILED
     with pytest.raises(TableRefused, match="stops"):
         in_process(tmp_path, cie(), children)
 

@@ -16,8 +16,16 @@ import pytest
 
 from otel_kprofiler.elf import FileSource
 from otel_kprofiler.errors import DependencyError
-from otel_kprofiler.host import CacheDirectory, CpuRate, limited_children
+from otel_kprofiler.host import (
+    CacheDirectory,
+    CpuRate,
+    RefusedFiles,
+    child_command,
+    limited_children,
+)
+from otel_kprofiler.host.refused_files import PASSING_S
 from otel_kprofiler.model import Line
+from otel_kprofiler.symbols.user import convert_lines
 from otel_kprofiler.symbols.user import lines as module
 from otel_kprofiler.symbols.user.demangle import demangle
 from otel_kprofiler.symbols.user.lines import ConversionLimits, SymbolicLines
@@ -227,6 +235,30 @@ def test_rejected_dwarf_is_not_converted_again_until_it_changes(
     assert (first.value.problem, again.value.problem) == (LinesProblem.CPU_TIME,) * 2
     path.write_bytes(Path(build("pie")).read_bytes())
     assert any(map(lines.open(opened(path)).lookup, code_addresses(build("pie"), 20)))
+
+
+def test_dwarf_is_converted_again_30_s_after_a_cause_that_may_pass(build, cache, opened):
+    now_s = 0.0
+    lines = SymbolicLines(cache, ConversionLimits(wall_s=0.01))
+    lines._refused = RefusedFiles(lambda: now_s)
+    for _ in range(2):
+        with pytest.raises(LinesError, match="took over"):
+            lines.open(opened(build("pie")))
+        lines._limits = ConversionLimits()
+    now_s = PASSING_S + 1
+    assert any(map(lines.open(opened(build("pie"))).lookup, code_addresses(build("pie"), 20)))
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "cause", "status"),
+    [(1 << 20, "No space left", os.EX_TEMPFAIL), (1000, "File too large", 1)],
+)
+def test_a_full_disk_is_a_cause_that_may_pass(build, tmp_path, most_bytes, cause, status):
+    output = "/dev/full" if status == os.EX_TEMPFAIL else tmp_path / "output"
+    command = child_command(convert_lines.__name__, str(most_bytes))
+    with open(build("pie"), "rb") as file, open(output, "wb") as out:
+        ran = subprocess.run(command, stdin=file, stdout=out, stderr=subprocess.PIPE, text=True)
+    assert (ran.returncode, cause in ran.stderr) == (status, True), ran.stderr
 
 
 def test_a_frozen_file_does_not_delay_others(build, opened, tmp_path, monkeypatch):
