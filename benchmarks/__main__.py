@@ -16,7 +16,7 @@ TOPICS = [
 
 
 def print_rows(rows: list[Row]) -> None:
-    """One line per figure; the last columns are what it is measured beside, and the goal."""
+    """Prints one line per figure; the last columns are the comparison and the goal."""
     table = [("what", "measured", "beside", "ratio", "goal")]
     table += [
         (r.what, r.measured, r.beside, "" if r.ratio is None else f"{r.ratio:.3g}x", r.goal)

@@ -24,7 +24,7 @@ LOAD_START_S = 6.0
 
 @contextlib.contextmanager
 def running(load: str, seconds: float) -> Iterator[None]:
-    """A load, which ends by itself: a module of benchmarks."""
+    """A load that runs for a fixed time: a module of benchmarks."""
     load = subprocess.Popen([sys.executable, "-m", f"benchmarks.{load}", str(seconds)])
     try:
         yield
@@ -84,7 +84,7 @@ def perf_cpu(seconds: float, rate: int) -> float | None:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """CPU and RSS by rate and sides of stacks, with names, waits, and many Python processes."""
+    """CPU and RSS by rate and stack sides, with symbols, waits, and many Python processes."""
     seconds = 8 if quick else 25
     kernel, both = "<= 60 / <= 25", "<= 99 / <= 34"
     for case in (
@@ -105,7 +105,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 class Case(NamedTuple):
-    """A load, keys of the receiver, and what is wanted."""
+    """A load, receiver keys, and the goal."""
 
     name: str
     receiver: Mapping[str, object]

@@ -59,7 +59,7 @@ def baseline(count: int, tries: int) -> Iterator[Row]:
 
 
 def churn(seconds: float, standing: int) -> Row:
-    """Own CPU beside 1,000 loads and unloads per second and programs that stay."""
+    """CPU time of this process at 1,000 loads and unloads per second, with programs loaded."""
     fds = [load(1_000_000 + number, name="standing") for number in range(standing)]
     watch = KsymbolWatch()
     symbolizer = KernelSymbolizer.live(ksymbols=watch)

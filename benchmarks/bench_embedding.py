@@ -82,7 +82,7 @@ def app(environ, start_response):
 
 
 class Service(NamedTuple):
-    """A service under gunicorn with one worker, whose profiler can be started and stopped."""
+    """A service under gunicorn with one worker whose profiler can be started and stopped."""
 
     port: int
     pid: int
@@ -180,7 +180,7 @@ def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
 
 
 def requests(rounds: int) -> Iterator[Row]:
-    """Two services change roles again and again: what they differ by of themselves cancels out."""
+    """Two services swap roles repeatedly, so that inherent differences cancel out."""
     with services(2) as (one, other):
         os.sched_setaffinity(0, {CPUS[-1]})
         try:
@@ -291,7 +291,7 @@ def profiled(**options: Any) -> Iterator[KernelProfiler]:
 
 
 def holds(seconds: float, rate: int) -> Iterator[Row]:
-    """CPU time of the draining thread between two moments at which it lets others run.
+    """CPU time of the draining thread between two points at which it releases the GIL.
 
     What was there before is kept out of collections of garbage, whose length is the service's.
     """

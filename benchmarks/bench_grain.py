@@ -30,7 +30,7 @@ CPU_PAIRS: Final = 5
 
 
 def make_process(number: int, incarnation: int = 0) -> Attributes:
-    """Attributes of a process; one in ten is outside of containers and services."""
+    """Attributes of a process; one in ten is outside containers and services."""
     executable = f"program-{number % EXECUTABLES}"
     attributes = {
         **HOST,

@@ -55,7 +55,7 @@ def microseconds_each(run: Callable[..., object], values: Sequence[object], roun
 
 
 def demangle_rows(rounds: int) -> Iterator[Row]:
-    """Names as they are, not kept from an earlier time."""
+    """Microseconds per name, uncached."""
     library = output("gcc", "-print-file-name=libstdc++.so.6").strip()
     exported = output("nm", "-D", "--format=posix", library).splitlines()
     cxx = [line.split()[0].partition("@")[0] for line in exported if line.startswith("_Z")]

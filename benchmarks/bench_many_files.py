@@ -47,7 +47,7 @@ HZ = 499
 
 
 class Found(NamedTuple):
-    """Results of some seconds: how stacks ended, and µs of the program per sample taken."""
+    """Results of a measurement: how stacks ended, and µs of program time per sample."""
 
     ends: Counter[StackEnd]
     us: float
@@ -61,7 +61,7 @@ class Found(NamedTuple):
 
 
 def sample(sampler: EbpfSampler, comm: bytes, seconds: float) -> Found:
-    """Sample programs of a name for so long."""
+    """Samples programs with a name for the given time."""
     ends, until = Counter[StackEnd](), time.monotonic() + seconds
     used, taken = program_usage()[0], sampler.counts()["on_cpu"].taken
     while (left := until - time.monotonic()) > 0:
@@ -74,7 +74,7 @@ def sample(sampler: EbpfSampler, comm: bytes, seconds: float) -> Found:
 
 @contextlib.contextmanager
 def processes(commands: list[list[str]]) -> Iterator[None]:
-    """Run commands meanwhile."""
+    """Runs commands during the block."""
     running: list[subprocess.Popen[bytes]] = []
     try:
         running += map(subprocess.Popen, commands)
@@ -134,7 +134,7 @@ def thousand(folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def too_small(folder: Path, quick: bool) -> Iterator[Row]:
-    """A fifth of the memory that the tables of one program need."""
+    """Uses a fifth of the memory that one program's tables need."""
     command = costly.build(folder, "short entries", files=12, entries=25_000)
     with processes([command]):
         for megabytes in (64, 2):

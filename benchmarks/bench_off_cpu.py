@@ -44,7 +44,7 @@ SWITCHES = ["stress-ng", "--switch", "0", "--metrics-brief", "-t"]
 
 @contextlib.contextmanager
 def following(off_cpu: OffCpuConfig | None) -> Iterator[EbpfSampler | None]:
-    """Nothing but off-CPU time is sampled, and drained as in the agent."""
+    """Samples only off-CPU time, drained as in the agent."""
     if off_cpu is None:
         yield None
         return
@@ -68,7 +68,7 @@ def following(off_cpu: OffCpuConfig | None) -> Iterator[EbpfSampler | None]:
 
 @contextlib.contextmanager
 def empty_program() -> Iterator[None]:
-    """A program that does nothing at every switch: what any program there costs."""
+    """A program that does nothing at every switch: the minimum cost of a program there."""
     code, licence = ctypes.create_string_buffer(EMPTY), ctypes.create_string_buffer(b"GPL")
     attributes = (ctypes.c_uint64 * 3)(
         PROG_TYPE_RAW_TRACEPOINT | len(EMPTY) // 8 << 32,

@@ -159,7 +159,7 @@ KERNEL_ONLY_BYTES = {"raw": 60, "gzip": 25}
 
 
 def wire_sizes(window: Window, attributes: AttributeForm = AttributeForm.INLINE) -> dict[str, int]:
-    """Bytes of the window's request, as it is and compressed."""
+    """Bytes of the window's request, uncompressed and compressed."""
     payload = encode_window(window, attributes=attributes).batches[0].payload
     return {"raw": len(payload), "gzip": len(gzip.compress(payload, 6))}
 

@@ -26,7 +26,7 @@ _RING_HEADER, _DESCRIPTION_BYTES, _PIECE_HEADER, _PIECE_BYTES = 8, 56, 16, 4096
 
 
 class Cost(NamedTuple):
-    """The cost of the program in some seconds."""
+    """The BPF program's cost over a measurement."""
 
     run_ns: int
     taken: int
@@ -46,7 +46,7 @@ def work(depth: int, going: threading.Event) -> None:
 
 @contextlib.contextmanager
 def working(depth: int, cpu: int) -> Iterator[None]:
-    """A thread on one CPU that mostly works in the kernel, so many calls deep."""
+    """A thread on one CPU that spends most time in the kernel, at the given call depth."""
     stop = threading.Event()
 
     def pinned() -> None:

@@ -31,7 +31,7 @@ def busy() -> Iterator[None]:
 
 
 def first_sample_s() -> tuple[float, float]:
-    """Seconds until ``start`` returns, and until the first sample is drained, at 99 Hz."""
+    """Seconds until ``start`` returns and until the first sample is drained, at 99 Hz."""
     started = time.monotonic()
     sampler = EbpfSampler(SamplerConfig(samples_per_second=99, stacks="both"))
     sampler.start()

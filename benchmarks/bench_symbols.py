@@ -51,7 +51,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def table_rows(path: str, kernel: str) -> Iterator[Row]:
-    """Memory of all tables, and the look-up of an address that was not seen before."""
+    """Memory of all tables, and the time to look up an uncached address."""
     gc.collect()
     tracemalloc.start()
     parsed = parse_kallsyms(read_pieces(os.open(path, os.O_RDONLY)))

@@ -49,14 +49,14 @@ _NEAR_BYTES: Final = 256
 
 
 class Seen(NamedTuple):
-    """Samples of a process, and how many of them have a whole user stack."""
+    """Samples of a process, and how many have a complete user stack."""
 
     samples: int
     whole: int
 
 
 def see_without_capabilities(pid: int, seconds: float) -> Seen:
-    """Sample a process by perf events alone, as the user that it belongs to."""
+    """Samples a process through perf events only, as its owner."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -140,7 +140,7 @@ def share_in_kernel(pid: int) -> float:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """For each load: time that perf events do not show, and whole stacks of both ways."""
+    """For each load: time invisible to perf events, and complete stacks with both methods."""
     seconds = 2.0 if quick else 5.0
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)

@@ -46,7 +46,7 @@ PER_SECOND = 50
 
 
 def load(path: str) -> tuple[float, float, int]:
-    """CPU milliseconds to check and copy a file's tables, those of the copy alone, and bytes."""
+    """CPU milliseconds to validate and copy a file's tables, of the copy alone, and bytes."""
     totals, copies, size = [], [], 0
     for _ in range(5):
         with open(path, "rb") as file:
@@ -116,7 +116,7 @@ def ready(path: str, store: TableStore) -> Ready:
 
 
 def index_ms(path: str) -> tuple[float, int]:
-    """Milliseconds until the search table of a file is made in its process, and its entries."""
+    """Milliseconds until a file's search table is built in a child process, and its entries."""
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         frames = find_section(source, read_elf(source), b".eh_frame")

@@ -23,7 +23,7 @@ _PERF_EVENT = 7  # BPF_PROG_TYPE_PERF_EVENT
 
 
 class Way(NamedTuple):
-    """A way of sampling, and the settings that it differs by."""
+    """A sampling method, and the settings by which it differs."""
 
     name: str
     settings: dict[str, str]
@@ -66,7 +66,7 @@ def program_usage() -> tuple[int, int]:
 
 
 def measure(way: Way, rate: int, seconds: float, totals: Totals) -> None:
-    """Sample for so long after tables were loaded, and add to the totals."""
+    """Samples for the given time after tables were loaded, and adds to the totals."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=rate, **way.settings))  # type: ignore[arg-type]
     sampler.start()
     try:
@@ -91,7 +91,7 @@ def _empty(counts) -> int:
 
 
 def drain(sampler: EbpfSampler, seconds: float) -> Counter[int]:
-    """Drain a sampler for so many seconds; returns the ends of user stacks."""
+    """Drains a sampler for a number of seconds; returns the ends of user stacks."""
     statuses, until = Counter[int](), time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         sampler.wait(min(left, 0.25))
@@ -101,7 +101,7 @@ def drain(sampler: EbpfSampler, seconds: float) -> Counter[int]:
 
 
 def cut_off(seconds: float) -> Row:
-    """The share of user stacks that are cut off when the tables have been loaded, by cause."""
+    """The share of user stacks truncated although tables were loaded, by cause."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=99, stacks="both"))
     sampler.start()
     try:
@@ -120,7 +120,7 @@ def cut_off(seconds: float) -> Row:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """All ways in turn, at two rates: the machine's other work falls on all alike."""
+    """All methods in turn, at two rates, so that other load affects all alike."""
     with mixed_load(1000):
         yield cut_off(10 if quick else 60)
     rounds, seconds = (2, 3.0) if quick else (ROUNDS, 6.0)

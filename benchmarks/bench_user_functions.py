@@ -33,7 +33,7 @@ def ours(path: str) -> FunctionTable:
 
 
 def by_pyelftools(path: str) -> list[tuple[int, int, str]]:
-    """Names alone: no stubs, no bounds."""
+    """Names only: no stubs, no bounds."""
     with open(path, "rb") as file:
         elf = ELFFile(file)
         table = elf.get_section_by_name(".symtab") or elf.get_section_by_name(".dynsym")
@@ -45,13 +45,13 @@ def by_pyelftools(path: str) -> list[tuple[int, int, str]]:
 
 
 def by_symbolic(path: str) -> Any:
-    """Names alone, with what DWARF there is."""
+    """Names only, with any available DWARF."""
     debuginfo = importlib.import_module("symbolic.debuginfo")
     return next(iter(debuginfo.Archive.open(path).iter_objects())).make_symcache()
 
 
 def least_ms(make: Callable[[str], Any], path: str, runs: int) -> float:
-    """The shortest of some runs in milliseconds, without collections of garbage of others."""
+    """The shortest of several runs in milliseconds, without collecting unrelated garbage."""
     times = []
     for _ in range(runs):
         gc.collect()
@@ -62,7 +62,7 @@ def least_ms(make: Callable[[str], Any], path: str, runs: int) -> float:
 
 
 def each_us(lookup: Callable[[int], Any], addresses: list[int]) -> float:
-    """Microseconds for one of many look-ups."""
+    """Microseconds per lookup."""
     times = []
     for _ in range(5):
         began = time.perf_counter()

@@ -44,7 +44,7 @@ _SHT_SYMTAB = 2
 
 @contextlib.contextmanager
 def service(_: float) -> Iterator[list[int]]:
-    """The processes of a service of two workers that are asked all the time."""
+    """The processes of a service with two workers under continuous requests."""
     with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as own:
         Path(directory, "service.py").write_text(SERVICE)
         port = own.getsockname()[1]

@@ -32,7 +32,7 @@ HZ = 499
 
 @contextlib.contextmanager
 def programs(folder: Path) -> Iterator[dict[str, int]]:
-    """Process ids of programs that run, by what they are."""
+    """Process ids of running programs, by description."""
     compiled = str(folder / "chain")
     options = ["-O1", "-fno-omit-frame-pointer", "-x", "c", "-", "-o", compiled]
     subprocess.run(["gcc", *options], input=CHAIN, text=True, check=True)
@@ -51,7 +51,7 @@ def programs(folder: Path) -> Iterator[dict[str, int]]:
 
 
 def whole(dumper: Dumps, pid: int, count: int) -> list[StackDump]:
-    """Whole stacks, once the tables are loaded."""
+    """Complete stacks, once the tables are loaded."""
     while any(sample.stack.end is StackEnd.PENDING for sample in dumper.take(pid, HZ, 20)):
         pass
     result = dumper.take(pid, HZ, count)
@@ -73,7 +73,7 @@ def cost(
 
 
 def forced(folder: Path, built: Path, count: int) -> Iterator[Row]:
-    """Walks that are as long as the limit of work allows."""
+    """Walks as long as the work limit allows."""
     limits = Limits(1 << 30, 1 << 28)
     for kind in costly.KINDS:
         with contextlib.ExitStack() as stack:

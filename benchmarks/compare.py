@@ -61,7 +61,7 @@ class Side(NamedTuple):
 
 
 class RowKey(NamedTuple):
-    """A row's name without its numbers, some of which are measured; and which of that name."""
+    """A row's name without numbers, which may be measured, and its index among equal names."""
 
     kind: str
     number: int
@@ -73,7 +73,7 @@ Figures = dict[RowKey, list[tuple[str, list[float]]]]
 
 @contextlib.contextmanager
 def open_sides(base: str) -> Iterator[tuple[Side, Side]]:
-    """The commit in a work tree of its own, and this checkout."""
+    """The commit in a separate work tree, and this checkout."""
     with tempfile.TemporaryDirectory(prefix="compare-") as directory:
         tree = Path(directory) / "base"
         git = ["git", "-C", str(CHECKOUT), "worktree"]
@@ -96,12 +96,12 @@ def measure(side: Side, topic: str, quick: bool) -> Iterator[tuple[RowKey, str, 
 
 
 def ratio_text(numbers: list[tuple[float, float]]) -> str:
-    """Here through base, of each number."""
+    """The ratio of this checkout to the base, for each number."""
     return ", ".join(f"{here / base:.3f}" if base else "-" for base, here in numbers)
 
 
 def print_topic(base: Figures, here: Figures) -> None:
-    """One line per row: the medians, and here through base of the medians and of the minima."""
+    """Prints one line per row: the medians, and the ratios of medians and of minima to the base."""
     for key in dict.fromkeys([*base, *here]):
         what, _ = (here.get(key) or base[key])[-1]
         if key not in base or key not in here:
@@ -119,7 +119,7 @@ def print_topic(base: Figures, here: Figures) -> None:
 
 
 def compare_topic(sides: tuple[Side, Side], topic: str, runs: int, quick: bool) -> None:
-    """Measure alternately, each side first in every other round."""
+    """Measures both sides alternately; each goes first in every other round."""
     figures: tuple[Figures, Figures] = (defaultdict(list), defaultdict(list))
     for number in range(runs):
         for index in (0, 1) if number % 2 == 0 else (1, 0):
@@ -132,7 +132,7 @@ def compare_topic(sides: tuple[Side, Side], topic: str, runs: int, quick: bool) 
 
 
 def replay(side: Side, recording: Path, directory: Path) -> bytes:
-    """The request that a recording becomes, as JSON without profile ids."""
+    """The request encoded from a recording, as JSON without profile ids."""
     output = directory / f"{side.name}.json"
     side.run("-m", "otel_kprofiler", "record", "--replay", str(recording), "-f", "otlp-json",
              "-o", str(output))  # fmt: skip

@@ -69,7 +69,7 @@ service:
 
 
 def load_windows(path: Path | None, rate: int) -> list[Window]:
-    """Windows of a file; without one those of the recorded load, thinned to a sampling rate."""
+    """Windows of a file, by default of the recorded load, thinned to a sampling rate."""
     if path:
         return [window for window in read_profiles(path) if window.sample_count]
     recorded = mixed_load_window(user=False)
@@ -113,7 +113,7 @@ def move(window: Window, end_unix_ns: int, host: Attributes) -> Window:
 
 
 class TimedExporter(OtlpGrpcExporter):
-    """Knows when batches arrived."""
+    """Records when batches arrive."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -222,7 +222,7 @@ class Gateway:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it listens."""
+        """Starts it and waits until it listens."""
         with open(self._log, "wb") as log:
             command = [str(self._program), "--config", str(self._config), GATE]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -233,7 +233,7 @@ class Gateway:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """Stop it, after it has sent what it has."""
+        """Stops it after it has sent its pending data."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -263,7 +263,7 @@ class Fleet:
         self.late_s = 0.0
 
     def run_until(self, end: float) -> None:
-        """End the windows that end before a time, each at its own."""
+        """Closes the windows that end before a time, each at its end."""
         while self._due[0][0] < end:
             due, number = self._due[0]
             now = time.monotonic()
@@ -287,7 +287,7 @@ class Fleet:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Run the fleet until all that it took has arrived or is lost."""
+    """Runs the fleet until every sample has arrived or is lost."""
     windows = load_windows(arguments.file, arguments.rate)
     schedule = window_schedule(Receiver())
     with contextlib.ExitStack() as stack:
@@ -374,7 +374,7 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
 
 
 def write_table(path: Path, rows: Sequence[tuple[str, str]]) -> None:
-    """Put the table between the marks of a page."""
+    """Writes the table between the markers of a page."""
     before, begin, rest = path.read_text().partition(MARKS[0])
     _, end, after = rest.partition(MARKS[1])
     if not begin or not end:

@@ -22,7 +22,7 @@ def compute(goes_on: Callable[[], bool], _: str) -> None:
 
 
 def pipes(goes_on: Callable[[], bool], _: str) -> None:
-    """Two processes that hand a block to and fro: scheduler and pipe code."""
+    """Two processes that pass a block back and forth: scheduler and pipe code."""
     there, back = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -39,7 +39,7 @@ def pipes(goes_on: Callable[[], bool], _: str) -> None:
 
 
 def short_processes(goes_on: Callable[[], bool], _: str) -> None:
-    """Programs that live for a millisecond or two: fork, exec, page faults, exit."""
+    """Programs that run for a millisecond or two: fork, exec, page faults, exit."""
     while goes_on():
         subprocess.run(["/bin/true"], check=True)
 
@@ -62,7 +62,7 @@ PARTS = (compute, pipes, short_processes, files)
 
 
 def run(seconds: float) -> None:
-    """Run all parts for so long, or until this process is gone."""
+    """Runs all parts for the given time, or until this process exits."""
     context = get_context("fork")
     until, parent = time.monotonic() + seconds, os.getpid()
 

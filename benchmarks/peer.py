@@ -69,7 +69,7 @@ class Usage(NamedTuple):
 
 
 class Peer:
-    """The other profiler, with native code only, as it starts by default otherwise."""
+    """The other profiler with native code only, otherwise with its defaults."""
 
     def __init__(self, program: str, endpoint: str, tracers: str) -> None:
         words = [program, "-collection-agent", endpoint, "-disable-tls",
@@ -259,7 +259,7 @@ def run(
     keep: str,
     grain: str,
 ) -> Iterator[Row]:
-    """Both beside each other under the load, then what they sent."""
+    """Runs both side by side under the load, then compares their requests."""
     receivers = Receiver(), Receiver()
     files = Files()
     whole = WARM_UP_S + seconds + 150

@@ -91,7 +91,7 @@ def _commands(folder: Path) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def user_load(seconds: float, without: Collection[str] = ()) -> Iterator[list[int]]:
-    """All programs but some at once, ended at the end, or after so many seconds.
+    """Runs all programs except some at once, until the end of the block or for a number of seconds.
 
     Yields the pid of each program's ancestor.
     """

@@ -15,7 +15,7 @@ DEPTH = 20
 
 
 def make_functions(process: int) -> list[Callable[[int], None]]:
-    """Functions that call each other in turn, and work at the end of the chain."""
+    """Functions that form a call chain, with the work at its end."""
     results: dict[str, Callable[[int], None]] = {}
     lines = ["import json, os"]
     for at in range(FUNCTIONS):
@@ -31,7 +31,7 @@ def make_functions(process: int) -> list[Callable[[int], None]]:
 
 
 def work(process: int, seconds: float) -> None:
-    """Work for so long, or until the parent is gone."""
+    """Works for the given time, or until the parent exits."""
     until, parent = time.monotonic() + seconds, os.getppid()
     functions = make_functions(process)
     while time.monotonic() < until and os.getppid() == parent:
@@ -40,7 +40,7 @@ def work(process: int, seconds: float) -> None:
 
 
 def main() -> None:
-    """Run all, or the one of this number."""
+    """Runs all processes, or the one with this number."""
     seconds, *numbers = sys.argv[1:]
     if numbers:
         work(int(numbers[0]), float(seconds))

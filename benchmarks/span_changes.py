@@ -24,7 +24,7 @@ WITH_LABELS: Final = "attach and detach, with labels"
 
 
 def _measure() -> dict[str, float]:
-    """Returns nanoseconds a change; half lead into a span, half out of it."""
+    """Returns nanoseconds per change; half enter a span, half leave it."""
     inside = trace.set_span_in_context(trace.get_tracer("x").start_span("GET /orders"))
     entered = contextvars.copy_context()
     entered.run(otel_context.attach, inside)

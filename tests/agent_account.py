@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 def parse_account(line):
-    """The sums of the account in a line of JSON over all kinds, which are in ``kinds``."""
+    """The account in a line of JSON, summed over all kinds; ``kinds`` has each."""
     record = json.loads(line)
     assert record.keys() >= {"time", "level", "logger", "message", "account"}
     kinds = record["account"]

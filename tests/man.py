@@ -74,7 +74,7 @@ def head(context: click.Context, name: str, short: str) -> Iterator[str]:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Paragraphs of a help text, those that are not wrapped as they are."""
+    """Paragraphs of a help text; unwrapped ones are unchanged."""
     for number, paragraph in enumerate(text.split("\n\n")):
         lines = paragraph.splitlines()
         if lines[0] == _NOT_WRAPPED:
@@ -84,12 +84,12 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def names(text: str) -> str:
-    """The names of an option in bold, and what its values are called."""
+    """An option's names in bold, and its metavariable."""
     return re.sub(r"(?<![\w-])(-[\w-]+)", lambda match: rf"\fB{escape(match[1])}\fR", text)
 
 
 def escape(text: str) -> str:
-    """Text as it is, for roff."""
+    """Text escaped for roff."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text.startswith((".", "'")) else text
 

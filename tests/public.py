@@ -68,7 +68,7 @@ def remove_copies() -> None:
 
 
 def can_run(*command: object) -> bool:
-    """Returns whether a command works for a user without rights.
+    """Returns whether an unprivileged user can run a command.
 
     setpriv starts a program with rights that only end there, therefore another one starts it.
     """
@@ -77,7 +77,7 @@ def can_run(*command: object) -> bool:
 
 
 def publish_interpreter(command: Path, directory: Path) -> Path:
-    """An interpreter that every user can run: the same, or a copy in a directory.
+    """An interpreter any user can run: the same, or a copy in a directory.
 
     A copy finds its standard library by its own place, and a shared ``libpython`` by the path that
     the linker has written into the program (DT_RUNPATH, System V ABI), which the copy replaces.

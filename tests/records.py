@@ -38,5 +38,5 @@ def pack_record(
 
 
 def in_ring(record):
-    """The record as it lies in the ring, behind its length; the next begins at a word."""
+    """The record in ring format, preceded by its length and padded to a word."""
     return struct.pack("<II", len(record), 0) + record + bytes(-len(record) % 8)

@@ -75,7 +75,7 @@ class HttpRequest(BaseHTTPRequestHandler):
 
 
 class HttpServer(ThreadingHTTPServer):
-    """Serves until it is closed.
+    """An HTTP server with scripted responses.
 
     Args:
         answer: called with each request.

@@ -97,7 +97,7 @@ def slow(soak: Soak) -> Iterator[None]:
 
 
 def stopped(soak: Soak) -> Iterator[None]:
-    """The agent itself stands still, as on a host that is short of everything."""
+    """The agent is stopped, as on an overloaded host."""
     soak.process.send_signal(signal.SIGSTOP)
     time.sleep(2)
     soak.process.send_signal(signal.SIGCONT)
@@ -115,7 +115,7 @@ def killed(soak: Soak) -> Iterator[None]:
 
 
 def many_processes(_soak: Soak) -> Iterator[None]:
-    """Processes as fast as one core makes them."""
+    """Starts processes as fast as one core can."""
     code = "import os\nfor _ in range(8000):\n pid = os.fork()\n pid or os._exit(0)\n os.wait()"
     subprocess.run([sys.executable, "-c", code], check=True)
     yield
@@ -133,7 +133,7 @@ FAULTS: list[Callable[[Soak], Iterator[None]]] = [
 
 
 def unaccounted(account: dict, arrived: faults.Arrived, kills: int) -> list[str]:
-    """Returns what does not add up between kernel, agent and receiver."""
+    """Returns discrepancies between kernel, agent and receiver."""
     exporter = account["exporters"]["otlp_grpc"]
     problems = list(account["gaps"])
     if exporter["exported"] + sum(exporter["lost"].values()) + exporter["pending"] != (

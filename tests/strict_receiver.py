@@ -54,7 +54,7 @@ def labels_of(message):
 
 
 def find_complaints(message, seen):
-    """Counts of what the receiver drops from requests, by kind.
+    """Counts of items the receiver drops from requests, by kind.
 
     Args:
         message: the request.

@@ -33,7 +33,7 @@ _LINE = struct.Struct("<5Q16s8s")
 
 
 class Model(NamedTuple):
-    """A way to reach the variable: how library and program are compiled, whether it is late."""
+    """A TLS model: how library and program are compiled, and whether the library is loaded late."""
 
     library: tuple[str, ...] | None
     program: tuple[str, ...] = ()
@@ -205,7 +205,7 @@ def find_lines(lines, time_ns):
 
 
 def compare(samples, log):
-    """Numbers of samples by what their link is, beside what the thread says."""
+    """Numbers of samples by how their link compares with the thread's log."""
     first_ns = min(sample.time_ns for sample in samples if sample.link)
     counts = Counter()
     for sample in samples:

@@ -442,7 +442,7 @@ def test_no_samples_is_reported(browser, tmp_path):
 
 
 def strip_place(page, part):
-    """A place in the strip, at a part of its time."""
+    """A position in the strip, at a fraction of its time."""
     left, top, width = page.evaluate(
         "(b => [b.x, b.y, b.width])"
         "(document.querySelector('#strip canvas').getBoundingClientRect())"

@@ -24,7 +24,7 @@ from tests.browser.test_flamegraph import (
 
 
 class Host:
-    """The answers of a server, and the requests it got."""
+    """A server's responses, and the requests it received."""
 
     def __init__(self):
         self.windows = [PROFILE]

@@ -23,7 +23,7 @@ def page(browser, tmp_path):
 
 
 def ms_by_state(cells):
-    """Milliseconds of each state that a row has."""
+    """A row's milliseconds by state."""
     sums = dict(zip(STATES, (round(sum(cell) / 1e6) for cell in cells), strict=True))
     return {state: ms for state, ms in sums.items() if ms}
 

@@ -61,7 +61,7 @@ class Engine:
         self._lock = threading.Lock()
 
     def run(self, sql, body, *, is_go):
-        """The answer to a query; ``body`` has what is inserted."""
+        """The response to a query; ``body`` holds inserted data."""
         with self._lock:
             word = sql.split(None, 1)[0].lower()
             if word == "insert" and is_go:

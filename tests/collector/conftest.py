@@ -114,7 +114,7 @@ def is_built(version):
 
 
 def build(version):
-    """Path of the Collector's program, built now if the cache has none for this manifest."""
+    """Path of the Collector binary, built if the cache has none for this manifest."""
     builder = f"go.opentelemetry.io/collector/cmd/builder@v{version}"
 
     def commands(directory, program):

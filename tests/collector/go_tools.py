@@ -20,7 +20,7 @@ BUILD_SECONDS = 1500
 
 
 def build_tool(name, version, package, tags=""):
-    """Path of a tool of some version.
+    """Path of a tool at a version.
 
     Args:
         name: of the program in the cache, before the version.
@@ -38,7 +38,7 @@ def build_tool(name, version, package, tags=""):
 
 
 def build_program(sources):
-    """Path of the program of a directory."""
+    """Path of the program built from a directory."""
     texts = b"".join(path.read_bytes() for path in sorted(sources.iterdir()))
     digest = hashlib.sha256(texts).hexdigest()[:12]
 

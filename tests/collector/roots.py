@@ -85,7 +85,7 @@ class Root:
         return [*map(str, enter), *map(str, words)]
 
     def run(self, *words):
-        """Run a command inside, without what the environment of the test says; its output."""
+        """Runs a command inside, without the test's environment; returns its output."""
         done = subprocess.run(
             self.command(*words),
             env=ENVIRON,

@@ -233,7 +233,7 @@ class Engine:
             return [line.split("\t") for line in answer.read().decode().splitlines()]
 
     def wait_for(self, samples):
-        """Wait until so many samples are in the table."""
+        """Waits until the table has a number of samples."""
         deadline, result = time.monotonic() + PATIENCE_S, 0
         while result < samples and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -319,7 +319,7 @@ def report(*words):
 
 
 def comparable(kinds, words=()):
-    """Groups without what the table does not keep: why a frame has no name, and where it is."""
+    """Groups without details the table does not store: why a frame has no name, and its address."""
     for kind in kinds:
         groups = Counter()
         for group in kind["groups"]:

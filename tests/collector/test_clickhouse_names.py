@@ -55,7 +55,7 @@ NOT_UTF8 = "latin\udcff"  # as arguments have it
 
 
 def window():
-    """A process for each name, with as many samples as none other has of one name."""
+    """A process for each name, each with a distinct number of samples."""
     groups = []
     for at, name in enumerate(NAMES):
         code = Module(name, ModuleKind.USER, None, FileId(""), 0)
@@ -122,7 +122,7 @@ def test_names_come_back_exactly(engine, stored, by):
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_filter_patterns_match_hostile_names_exactly(engine, stored, option):
-    """Each matches the names that its pattern matches, no other, and the query stays one."""
+    """Each pattern matches exactly its names, and the query stays a single statement."""
     for pattern in NAMES if option == "--service" else HOSTILE:
         expected = {
             name: at + 1

@@ -66,7 +66,7 @@ def packages(tmp_path_factory):
 
 
 class CleanRoot(Root):
-    """A Debian root that lists its files and does not put up with what dpkg complains of."""
+    """A Debian root that lists its files and fails on any complaint of dpkg."""
 
     def dpkg(self, *words):
         """Run dpkg, which must not complain."""
@@ -79,7 +79,7 @@ class CleanRoot(Root):
         return output
 
     def list_files(self):
-        """Every file by path: type, mode, owner, and what it contains or where it leads."""
+        """Every file by path: type, mode, owner, and content or link target."""
         results = {}
         for directory, names, files in os.walk(self.path):
             for name in [*names, *files]:

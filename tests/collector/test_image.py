@@ -32,7 +32,7 @@ IMAGE = "localhost/otel-kprofiler:test"
 
 
 class Storage:
-    """A place for images of its own."""
+    """Separate storage for images."""
 
     def __init__(self, path):
         self._place = ["--root", path / "images", "--runroot", path / "run"]
@@ -49,7 +49,7 @@ class Storage:
 
 
 def trust(directory):
-    """Options that let pip trust whom it trusts here, such as a mirror with certificates."""
+    """Options that make pip trust the same certificates as on this host, such as a mirror's."""
     certificates = find_certificates()
     if not certificates:
         return []

@@ -146,7 +146,7 @@ OBJECTS = {"/api/v1/pods": ("Pod", POD)}
 
 
 class ApiServer(http.server.ThreadingHTTPServer):
-    """Serves a pod, by list and watch; notes what is asked for."""
+    """Serves a pod through list and watch; records requests."""
 
     daemon_threads = True
 

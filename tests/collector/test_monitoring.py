@@ -56,7 +56,7 @@ def panels(name):
 
 
 def expressions():
-    """Each question of alerts and panels to Prometheus, with its title and its legend."""
+    """Each Prometheus query of alerts and panels, with its title and legend."""
     for rule in rules():
         yield rule["alert"], rule["expr"], ""
     for panel in panels("agents.json"):
@@ -116,7 +116,7 @@ class Prometheus:
 
 
 def lossy_account():
-    """An account with samples of each fate."""
+    """An account with samples of each outcome."""
     lost = {LossCause.REJECTED: 5, LossCause.QUEUE_FULL: 2}
     exporter = ExporterAccount("otlp_http", 80, lost, 10)
     exporters = (ExporterAccount.of_kinds("otlp_http", {"on_cpu": exporter}),)

@@ -76,7 +76,7 @@ class Receiver:
 
 
 class HttpReceiver:
-    """An HTTP receiver that answers 413 to what is larger, unpacked, than it takes."""
+    """An HTTP receiver that answers 413 to requests above its unpacked size limit."""
 
     def __init__(self, max_bytes):
         self.payloads, self.max_bytes = [], max_bytes
@@ -187,7 +187,7 @@ class Agent:
         self.wait_until(lambda: self.get("/readyz")[0] == 200)
 
     def get(self, path):
-        """Status and answer of the health endpoint; 0 while it does not listen."""
+        """Status and response of the health endpoint; 0 while it does not listen."""
         import urllib.error
         import urllib.request
 
@@ -286,7 +286,7 @@ def arrived():
 
 @pytest.fixture
 def load():
-    """Something to sample while the test runs."""
+    """A load to sample while the test runs."""
     process = subprocess.Popen(
         ["nice", sys.executable, "-m", "benchmarks.mixed_load", "120"], cwd=REPOSITORY
     )

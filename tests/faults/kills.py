@@ -65,7 +65,7 @@ service:
 
 
 def unless_stored(refuse):
-    """Accept what has been stored before, and refuse the rest."""
+    """Accepts batches stored before, and rejects the rest."""
 
     def answer(request):
         is_stored = request.body in request.receiver.payloads
@@ -141,7 +141,7 @@ def _below(counts: dict[str, int], prefix: str) -> dict[str, int]:
 
 
 def count_difference(arrived: Arrived) -> tuple[int, dict[str, int]]:
-    """Samples stated less those that arrived or are stated as lost; and the lost, by cause.
+    """Samples reported minus those that arrived or were reported lost; and the lost ones by cause.
 
     The last stream states the samples and losses of all that were in the spool before it.
     """
@@ -156,7 +156,7 @@ def count_difference(arrived: Arrived) -> tuple[int, dict[str, int]]:
 
 
 def check_unknown(arrived: Arrived) -> list[str]:
-    """Streams whose first successor does not state since when nothing is known of them."""
+    """Streams whose first successor does not report since when they are unknown."""
     wrong = []
     names = list(arrived.streams)
     for before, after in itertools.pairwise(names):
@@ -257,7 +257,7 @@ def deliver(spool: Path) -> tuple[list[Batch], QueueCounts, int]:
 
 
 def run_truncations(directory: Path, cuts: int, seed: int) -> list[str]:
-    """Cut a killed agents' spool at random offsets, as a power failure does; returns what is wrong.
+    """Truncates a killed agent's spool at random offsets, like a power failure; returns problems.
 
     What is missing in front of later segments must be counted. What the end of the spool lacks must
     be later than ``unknown_since_unix_ns``, or be the counted rest of a window.

@@ -337,7 +337,7 @@ def compile_programs(changed: Path) -> None:
 
 
 def survives(mutation: Mutation, copy: Path) -> str:
-    """Why a mutation survived; empty if its test failed."""
+    """The reason a mutation survived; empty if its test failed."""
     path = copy / mutation.path
     source = path.read_text()
     if source.count(mutation.old) != 1:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.live
 
 
 class Without(Access):
-    """Access without some of its rights: the kernel's answer to those who lack a capability."""
+    """Access without some privileges: fails like the kernel does without the capability."""
 
     def __init__(self, *routes):
         super().__init__()
@@ -110,7 +110,7 @@ def test_a_file_of_a_different_size_is_not_opened(program):
 
 
 def test_a_mapping_whose_address_another_file_reuses_is_gone(program, tmp_path):
-    """Libraries that are loaded one after the other often are at the same place."""
+    """Libraries loaded one after the other often get the same address."""
     other = compile_c(tmp_path / "other", WAITS, "-O2")
     with running(program) as pid, running(other):
         request = wanted(pid, program)
@@ -119,7 +119,7 @@ def test_a_mapping_whose_address_another_file_reuses_is_gone(program, tmp_path):
 
 
 def test_a_file_that_reuses_the_inode_number_is_not_opened(program):
-    """Inode number and size do not identify a file: file systems reuse a number at once."""
+    """Inode number and size do not identify a file: file systems reuse numbers immediately."""
     with running(program) as pid:
         request = wanted(pid, program)
         other = request._replace(modified=request.modified + 1)
@@ -292,7 +292,7 @@ def test_overlay_files_have_the_inode_of_their_layer(overlay, name, layer):
 
 
 def opened_as_nobody(python, request, *capabilities):
-    """How an unprivileged user with some capabilities opens a file, or why not."""
+    """The way an unprivileged user with some capabilities opens a file, or the error."""
     names = ",".join(f"+{name}" for name in capabilities)
     grants = [f"--inh-caps={names}", f"--ambient-caps={names}"] if names else []
     code = (

@@ -47,7 +47,7 @@ def call(seconds=SECONDS):
 
 
 def measure(cpu, spin):
-    """Counts beside a tracer of system calls; the ticks in that time, and those of this process."""
+    """Counts with a system call tracer; the ticks in that time, and those of this process."""
     with running(pin_cpu_ids=(cpu,)) as sampler:
         began = time.monotonic()
         call(0.1)  # counts begin at a tick that is not missed

@@ -76,7 +76,7 @@ def record_moved(command, directory):
 
 
 def holes(maps, path):
-    """Executable mappings without a file between two of a file."""
+    """Executable mappings without a file, between two of the same file."""
     lines = [line.split() for line in maps.splitlines()]
     return [
         line

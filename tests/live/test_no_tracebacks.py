@@ -105,7 +105,7 @@ PRINTERS = [
 
 @pytest.fixture
 def directory():
-    """A directory with a profile and a configuration, and what nobody else may read or write."""
+    """A directory with a profile, a configuration, and files inaccessible to other users."""
     directory = Path(tempfile.mkdtemp(dir="/tmp"))  # that of pytest is closed to others
     directory.chmod(0o755)
     start = 1_700_000_000_000_000_000

@@ -91,7 +91,7 @@ def storm(tmp_path_factory):
 
 
 def describe(event, path):
-    """Returns what the program should report for an event; None if it ignores such events."""
+    """Returns the record the program should report for an event; None for ignored events."""
     match event:
         case Started():
             return f"started {event.process.tgid}"

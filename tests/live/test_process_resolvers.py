@@ -78,7 +78,7 @@ class Child:
         self.pid = process.pid
 
     def send(self, *words):
-        """Do something; the address of the library's function, or where it was."""
+        """Sends a command; returns the current or last address of the library's function."""
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
@@ -109,7 +109,7 @@ def processes():
 
 
 def symbol(path, name):
-    """Address, size and section of a symbol, as binutils say."""
+    """Address, size and section of a symbol, according to binutils."""
     result = subprocess.run(["readelf", "-sW", path], capture_output=True, text=True, check=True)
     for line in result.stdout.splitlines():
         fields = line.split()
@@ -119,7 +119,7 @@ def symbol(path, name):
 
 
 def offset_of(path, address):
-    """Offset in the file of an address, as binutils say."""
+    """File offset of an address, according to binutils."""
     result = subprocess.run(["readelf", "-lW", path], capture_output=True, text=True, check=True)
     for line in result.stdout.splitlines():
         fields = line.split()

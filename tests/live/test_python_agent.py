@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture
 def folder():
-    """A directory that anybody may read."""
+    """A world-readable directory."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         yield Path(name)
@@ -45,7 +45,7 @@ def built(folder):
 
 
 def publish(python, folder):
-    """The interpreter where anybody may run it; a copy if it is in a home directory."""
+    """An interpreter that any user can run; a copy if it is in a home directory."""
     return Python(publish_interpreter(python.command, folder / python.version), python.version)
 
 

@@ -195,7 +195,7 @@ def test_dropped_code_objects_are_described_again():
 
 
 def test_different_code_at_the_same_address_is_a_different_function():
-    """Code objects are made and freed, and usually get the memory of the previous one."""
+    """Code objects are created and freed, and usually reuse the previous one's memory."""
     source = "import os\ndef f{0}():\n{1} return os.listdir('/usr/bin')\n"
     addresses = Counter()
 

@@ -26,7 +26,7 @@ SECONDS = 2
 
 
 class FakeInterpreter:
-    """Memory with one thread state, and frames and code objects that refer to anything."""
+    """Memory with one thread state, and frames and code objects with arbitrary references."""
 
     def __init__(self, tid, seed):
         self._words = (ctypes.c_uint64 * WORDS)()

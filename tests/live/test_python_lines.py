@@ -105,7 +105,7 @@ def test_native_frames_appear_where_python_called_them(program, hot_line, tmp_pa
 
 @pytest.mark.parametrize("symbols", ["names", "off"])
 def test_a_replay_shows_what_the_recording_showed(program, hot_line, tmp_path, symbols):
-    """From its file alone, with Python frames between native ones.
+    """From the recording only, with Python frames between native ones.
 
     These must be known in the replay, so the interpreter's loop has a name in it in any case.
     """

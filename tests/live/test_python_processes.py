@@ -210,7 +210,7 @@ def test_finds_an_interpreter_loaded_later(tmp_path):
 
 
 def test_finds_only_target_processes_and_their_descendants(start):
-    """With their children: those that there are already, and those that come."""
+    """Including existing children and those started later."""
     process, other = start(), start()
     other.heard()
     process.heard()

@@ -94,7 +94,7 @@ def test_a_child_that_calls_nothing_exits_normally(to_file):
 
 
 def test_a_child_does_not_publish_spans_to_its_parents_sampler(to_file):
-    """A class of spans that is published by hooks, which the child inherits."""
+    """Covers a span class published by hooks, which the child inherits."""
     done = run(
         SERVICE
         + """

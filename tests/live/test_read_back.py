@@ -60,7 +60,7 @@ def run(directory, *words):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A raw recording, and what it replays to in each format; of live recording also a profile."""
+    """A raw recording, its replay in each format, and a profile recorded live."""
     directory = tmp_path_factory.mktemp("recorded")
     (directory / "nameless.c").write_text(NAMELESS)
     subprocess.run(["gcc", "-O1", "-s", "-o", "nameless", "nameless.c"], cwd=directory, check=True)

@@ -130,7 +130,7 @@ time.sleep(60)
 
 
 def program_is_loaded(program_id):
-    """BPF_PROG_GET_FD_BY_ID (13) finds it."""
+    """Returns whether BPF_PROG_GET_FD_BY_ID (13) finds the program."""
     number = {"x86_64": 321, "aarch64": 280}[platform.machine()]
     libc = ctypes.CDLL(None, use_errno=True)
     attributes = struct.pack("=III116x", program_id, 0, 0)

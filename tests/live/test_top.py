@@ -27,7 +27,7 @@ planted_hot_function()
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory):
-    """A process of a known name whose time is that of one function."""
+    """A process of a known name that spends its time in one function."""
     folder = tmp_path_factory.mktemp("busy")
     (folder / "planted.py").write_text(BUSY.format(directory=os.path.dirname(os.__file__)))
     load = subprocess.Popen(["nice", "-n", "5", sys.executable, folder / "planted.py"])

@@ -51,7 +51,7 @@ def run(command, folder, pid=0):
 
 
 def repeat(action, is_reached):
-    """The result of an action, repeated until it is the one that the page shows."""
+    """The result of an action, repeated until it matches the page."""
     deadline = time.monotonic() + LIMIT_S
     while not is_reached(result := action()):
         assert time.monotonic() < deadline, result

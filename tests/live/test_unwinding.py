@@ -64,7 +64,7 @@ def compiled(tmp_path_factory):
 
 @contextmanager
 def running(*command):
-    """A process that is ended at last."""
+    """A process, killed at the end of the block."""
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as process:
@@ -205,7 +205,7 @@ def test_eviction_of_tables_causes_no_wrong_frame(built, compiled):
 @needs_clang
 @needs_gcc
 def test_loading_a_quarter_of_the_tables_in_turn_causes_no_wrong_frame(built, tmp_path):
-    """A table in another's place would be seen: frames differ in size at equal addresses."""
+    """A table in the wrong slot would be detected: frame sizes differ at equal addresses."""
     command = costly.build(
         tmp_path, "short entries", files=25, entries=640, frame_bytes=136, alike=False
     )

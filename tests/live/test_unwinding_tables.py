@@ -36,7 +36,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Known(Access):
-    """Files whose processes are taken to have the path that was asked for: no process is needed."""
+    """Files assumed to be at the requested path, so that no process is needed."""
 
     def __init__(self):
         super().__init__()
@@ -464,7 +464,7 @@ def test_a_forked_child_closes_the_files_without_disturbing_its_parent(start, pr
 
 
 def test_a_file_changed_while_it_is_read_is_rejected_with_that_reason():
-    """Not for what its half-filled map leaves behind."""
+    """Not with an error caused by its half-filled map."""
     kernel = KernelMaps()
     maps = kernel.open()
     views = []

@@ -197,7 +197,7 @@ def test_a_forked_child_has_complete_stacks(tmp_path):
 
 
 def test_a_stack_ends_at_the_dynamic_linkers_entry_point(tmp_path):
-    """Programs that run shortly spend most of their time there."""
+    """Short-lived programs spend most of their time there."""
     known = KnownFiles()
     sampler = EbpfSampler(SamplerConfig(samples_per_second=1999, stacks="user"), user_files=known)
     program = compile_c(tmp_path / "short", "int main(void) { return 0; }", "-O1")

@@ -138,7 +138,7 @@ OF_CPUS = {"run_queue", "throttled"}
 
 @pytest.fixture
 def file(tmp_path):
-    """A file of 32 MB that is on a disk, and not only in memory."""
+    """A file of 32 MB on a disk, not only in memory."""
     path = tmp_path / "file"
     with open(path, "wb") as made:
         made.write(os.urandom(32 << 20))

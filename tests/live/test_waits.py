@@ -66,7 +66,7 @@ def running(**settings):
 
 
 class Program:
-    """A process that waits in a known way on command."""
+    """A process that waits in a given way on command."""
 
     def __init__(self, body, seconds, *, cpu=None):
         pin = [] if cpu is None else ["taskset", "-c", str(cpu)]
@@ -102,7 +102,7 @@ class Program:
 
 
 def read(sampler):
-    """Totals since the last reading, by process id."""
+    """Totals since the last read, by process id."""
     sampler.drain()
     results = {}
     for process, totals in sampler.read_waits().items():

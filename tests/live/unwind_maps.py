@@ -62,7 +62,7 @@ class Header(NamedTuple):
 
 
 class KernelMaps:
-    """The maps as the program's object has them, and what the program would read in them."""
+    """The maps defined in the program's object, and lookups as the program does them."""
 
     def __init__(self, files=256, slots=64, ring_bytes=4096):
         template = create_inner_map(1, "template")
@@ -120,7 +120,7 @@ class KernelMaps:
         return header, data
 
     def use(self, slot, at_ns):
-        """Say that a sample used a table."""
+        """Records that a sample used a table."""
         with mmap.mmap(self.fds["table_used"], mmap.PAGESIZE) as mapped:
             struct.pack_into("=Q", mapped, 8 * slot, at_ns)
 
@@ -159,7 +159,7 @@ def mapped_request(pid, inode, device, size=0, generation=0):
 
 
 def compile_c(path, source, *options):
-    """An executable of C source at ``path``."""
+    """Compiles C source into an executable at ``path``."""
     subprocess.run(
         ["gcc", "-x", "c", "-o", path, *options, "-"], input=source, text=True, check=True
     )
@@ -172,7 +172,7 @@ WAITS = '#include <unistd.h>\nint main(void) { write(1, "\\n", 1); return pause(
 
 @contextmanager
 def running(*command, **options):
-    """A process of a program such as :data:`WAITS`, once it waits."""
+    """Runs a program such as :data:`WAITS`; returns its process once it waits."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:
         try:
             assert process.stdout.read(1) == b"\n"

@@ -83,7 +83,7 @@ def windows(draw):
 
 
 def flat(made):
-    """Each sample on its own, with names for what is compared by identity."""
+    """Each sample separately, with names instead of objects compared by identity."""
     return Counter(
         (
             profile.kind.name, profile.period_ns, tuple(sorted(resource.attributes.items())),

@@ -31,7 +31,7 @@ KINDS = (ON_CPU, OFF_CPU)
 
 
 class Receiver(ProfileExporter):
-    """Keeps or refuses requests with samples, as a script says."""
+    """Accepts or rejects requests with samples, as scripted."""
 
     form, max_bytes = Form.PROTOBUF, None
 
@@ -74,7 +74,7 @@ class Away(Receiver):
 
 
 class Interrupted(Receiver):
-    """Gives no answer after a number of them, as for a process that is killed meanwhile."""
+    """Stops responding after a number of requests, as for a process killed meanwhile."""
 
     def __init__(self, name, script, answers):
         super().__init__(name, script)

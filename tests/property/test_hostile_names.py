@@ -42,7 +42,7 @@ SETTINGS = settings(
 
 
 def window(name):
-    """A sample whose every name is this."""
+    """A sample in which every name is the given one."""
     code = Module(name, ModuleKind.USER, None, FileId("ab" * 16), 0)
     frame = Frame(code, 0x1000, (Line(name, "", name, 7),), 0, USER_SIDE)
     link = SpanLink(bytes(range(16)), bytes(range(1, 9)), name)

@@ -30,7 +30,7 @@ def make_symbols(number, functions):
 
 
 class Oracle:
-    """The name of each byte: an earlier source counts where its functions are."""
+    """The name of each byte: earlier sources take precedence."""
 
     def __init__(self, sources):
         self.kept = []

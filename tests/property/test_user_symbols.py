@@ -123,7 +123,7 @@ def find_stubs(path):
 
 
 def addresses(truth, count, rng):
-    """Random ones of all sections with code, by size, and some of each small section."""
+    """Random addresses in all code sections, weighted by size, and some in each small section."""
     sizes = [size for _, size, _ in truth.code]
     for address, size, _ in rng.choices(truth.code, sizes, k=count):
         yield address + rng.randrange(size)
@@ -146,7 +146,7 @@ def symbolize(path, wanted, *options):
 
 
 def find_functions(path):
-    """Our table, and the file that symbols come from."""
+    """Our table, and the file its symbols come from."""
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         elf = read_elf(source, None)

@@ -21,7 +21,7 @@ def run_here(name, seconds, source):
 
 
 def run(name, seconds, source="interpreter"):
-    """Run a scenario in a process of its own."""
+    """Runs a scenario in a separate process."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.spans", "--here", name, str(seconds)]
     command += ["--source", source]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120)

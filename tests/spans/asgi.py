@@ -18,7 +18,7 @@ Span = Any
 
 
 class Traced:
-    """ASGI middleware that serves each request in a span of its own, which it passes on."""
+    """ASGI middleware that serves each request in a new span, which it passes on."""
 
     def __init__(self, app, truth):
         self.app = app

@@ -45,7 +45,7 @@ def synchronous(get_response):
 
 
 class Spanning:
-    """Middleware with a span of its own."""
+    """Middleware that opens a span."""
 
     sync_capable = True
     async_capable = False

@@ -49,7 +49,7 @@ def nested_spans(truth, seconds, tracer=TRACER):
 
 
 def short_threads(truth, seconds):
-    """Threads that end after one span; their ids and states are used again."""
+    """Threads that exit after one span; their ids and states are reused."""
 
     def step():
         def work():
@@ -67,7 +67,7 @@ def short_threads(truth, seconds):
 
 
 def disorder(truth, seconds):
-    """Spans closed in another order than they were opened, or never."""
+    """Spans closed out of order, or never."""
 
     def step():
         spans = [TRACER.start_span(str(number)) for number in range(4)]
@@ -224,7 +224,7 @@ def hand_written_context_switches(truth, seconds):
 
 
 def make_wrapping_tracer():
-    """A tracer whose spans are of a class of their own, which keeps a span inside."""
+    """A tracer whose spans are of a custom class that wraps a span."""
 
     class Wrapper(trace.Span):
         """Its layout is not the SDK's, and its attribute of that name is something else."""

@@ -74,7 +74,7 @@ class Truth:
 
 
 class Outcome(NamedTuple):
-    """Samples of noted time.
+    """Samples taken during logged time.
 
     Attributes:
         right: in a span, and linked to it.

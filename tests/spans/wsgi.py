@@ -12,7 +12,7 @@ from tests.spans.requests import request_until
 
 
 class Traced:
-    """WSGI middleware that serves each request in a span of its own, which it passes on."""
+    """WSGI middleware that serves each request in a new span, which it passes on."""
 
     def __init__(self, app, truth):
         self.app = app

@@ -13,7 +13,7 @@ from tests.truth.reference import Dump, Maps, Truth, unwind
 
 
 class Verdict(enum.Enum):
-    """How a stack relates to the true one, as far as that is known."""
+    """How a stack compares with the reference, as far as that goes."""
 
     EQUAL = "the whole stack"
     SHORT = "the beginning of it"

@@ -166,7 +166,7 @@ def run(folder: Path, mutation: Mutation | None, program: Path) -> Report | str:
 
 
 def is_true(report: Report | str) -> bool:
-    """Returns whether the comparison has nothing to say."""
+    """Returns whether the comparison reports no problem."""
     if isinstance(report, str):
         return False
     return not report.wrong and report.ends[StackEnd.COMPLETE] >= _COMPLETE * report.total

@@ -192,7 +192,7 @@ def run(workload: str, directory: Path, seconds: float) -> Tally:
 
 
 def tally(windows: list[Window]) -> Tally:
-    """Compare names with what the threads said."""
+    """Compares names with the threads' logs."""
     frames = samples = named = 0
     wrong = []
     unnamed: dict[str, int] = {}

@@ -100,7 +100,7 @@ def find_missing(program: Program) -> str:
 
 
 def make(program: Program, folder: Path) -> list[str]:
-    """Make what a program needs; its command.
+    """Prepares a program's files; returns its command.
 
     Raises:
         subprocess.CalledProcessError: it could not be made; the output has been shown.

@@ -42,7 +42,7 @@ class GoOffsets(NamedTuple):
 
 
 class Section:
-    """One section; its entries are decoded when they are asked for."""
+    """One section; its entries are decoded on demand."""
 
     def __init__(self, info: CallFrameInfo) -> None:
         self._info = info

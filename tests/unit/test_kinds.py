@@ -32,7 +32,7 @@ RECORDS = [
 
 
 class Collecting(ProfileExporter):
-    """Keeps what it gets."""
+    """Keeps every batch."""
 
     max_bytes = None
 

@@ -25,7 +25,7 @@ UNDISTURBED = Scenario("none", "nothing happens", alone=True)
 
 
 class Batches:
-    """Runs scenarios; those of the whole host one at a time.
+    """Runs scenarios; host-wide ones run one at a time.
 
     Args:
         together: how many agents run at once, beside the one that nothing happens to.

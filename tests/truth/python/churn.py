@@ -33,7 +33,7 @@ def name_of(serial):
 
 
 def named(serial):
-    """A function with a name of its own; its work is in lines 2 to 4."""
+    """A function with a unique name; its work is in lines 2 to 4."""
     name = name_of(serial)
     return make(f"def {name}(m, r):\n{_WORK.format(serial)}", name)
 

@@ -135,7 +135,7 @@ class Judge:
                     report.styles[style] += 1
 
     def _find_fault(self, seen: Seen) -> str:
-        """Why a stack is not what ran; empty if it is."""
+        """The reason a stack does not match the running code; empty if it does."""
         places = [(frame.function, frame.lines[0].line) for frame in seen.frames]
         if places[0][0] in self._chains.callers:
             if seen.frames[0].lines[0].file != "chains.py":

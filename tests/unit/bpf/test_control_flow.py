@@ -62,7 +62,7 @@ def loops_without_a_jump(code, start):
 
 @pytest.mark.parametrize("name", ["sampler", "iterators"])
 def test_every_loop_body_ends_with_a_jump(name):
-    """Up to 5.10, the verifier refuses loops whose last instruction runs into the first."""
+    """Up to 5.10, the verifier rejects loops whose last instruction falls through to the first."""
     looked_at = 0
     for function, code, start in functions(PROGRAMS / f"{name}.bpf.o"):
         assert loops_without_a_jump(code, start) == [], function
@@ -127,7 +127,7 @@ def read_calls(path):
 
 @pytest.mark.parametrize("name", ["sampler", "iterators"])
 def test_nested_calls_fit_the_bpf_stack_limit(name):
-    """From 6.13 on, a kernel may give each function as much; older ones refuse the program."""
+    """From 6.13 on, a kernel may allow each function that much; older ones reject the program."""
     functions_of = read_calls(PROGRAMS / f"{name}.bpf.o")
 
     def deepest(place):

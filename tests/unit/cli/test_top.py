@@ -71,7 +71,7 @@ COMPUTE = stack((PYTHON_SIDE, None, "compute", 42), MAIN)
 
 
 def window(number, *, reads=5, computes=3, sends=2, lost=0):
-    """A second: nginx in web has some reads and sends, and the rest is of evil."""
+    """One second: nginx in web has some reads and sends, and the rest belongs to evil."""
 
     def sample(stack, tid, name, count):
         times = [START + number * SECOND + at for at in range(count)]

@@ -167,7 +167,7 @@ def test_rejected_samples_are_saved_with_the_command_to_send_them(grpc_receiver,
 
 
 def test_large_requests_are_split_and_oversized_samples_are_saved(http_receiver):
-    """The hint names what to change before the samples are sent again."""
+    """The hint names the setting to change before the samples are sent again."""
     taken = []
     never = ((1_700_000_000 + 1) * SECOND).to_bytes(8, "little")  # start of the second window
 

@@ -72,7 +72,7 @@ def stamps(payloads):
 
 
 class LimitedGrpc:
-    """A gRPC server with a limit of its own; keeps the requests that it takes."""
+    """A gRPC server with a request size limit; keeps accepted requests."""
 
     def __init__(self, limit, answer=lambda *_: b""):
         self.taken, self.answer = [], answer
@@ -107,7 +107,7 @@ def opened(exporter):
 
 
 def limit_http(receiver, limit, status=413, body=b""):
-    """Let the receiver refuse what is larger, unpacked; returns what it takes."""
+    """Makes the receiver reject larger unpacked requests; returns those it accepts."""
     taken = []
 
     def answer(handler):

@@ -144,7 +144,7 @@ def test_an_unprivileged_user_follows_links_permitted_by_the_kernel(tmp_path):
 
 @contextlib.contextmanager
 def as_nobody(directory):
-    """This process without root's rights, except for the way to a directory."""
+    """This process without root privileges, except for access to a directory."""
     for parent in directory.parents:
         if parent.owner() == "root" and str(parent).startswith("/tmp/"):
             parent.chmod(0o755)

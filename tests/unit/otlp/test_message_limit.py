@@ -16,7 +16,7 @@ COUNT = 200_000
 
 
 def nested(data, fields):
-    """The messages inside of others, whose field numbers lead from the request to them."""
+    """Nested messages, at the given path of field numbers from the request."""
     for field in reversed(fields):
         size, length = len(data), bytearray()
         while size >= 0x80:

@@ -24,7 +24,7 @@ FILE = Module("a.so", ModuleKind.USER, None, "ab" * 16, 0)
 
 
 class Table:
-    """A resolver of one's own: names by address, the same in all processes."""
+    """A custom resolver: names by address, the same in all processes."""
 
     def __init__(self, names, module=None, reason=Unresolved.NO_SYMBOL):
         self.names, self.module, self.reason = names, module, reason

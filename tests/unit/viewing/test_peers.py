@@ -77,7 +77,7 @@ def test_without_tcp_diag_the_proc_table_is_read(monkeypatch):
 
 
 def test_a_listening_socket_is_not_a_peer():
-    """The kernel answers with it if there is no connection to it."""
+    """The kernel returns the listening socket if it has no connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         local = peers._parse(server.getsockname())
         assert peers._ask_kernel(local, peers._End(local.address, 1)) is None

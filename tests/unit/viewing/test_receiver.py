@@ -72,7 +72,7 @@ def store(tmp_path):
 
 @pytest.fixture(scope="module")
 def opened():
-    """Both receivers, on free ports, and where their requests go."""
+    """Both receivers on free ports, and the destination of their requests."""
     intake = Intake(None)
     with contextlib.ExitStack() as stack:
         receivers = [

@@ -134,7 +134,7 @@ def load(number, name=b"f", size=16, total=None):
 
 
 def jitdump(make):
-    """A process that maps a jitdump, as perf inject needs it."""
+    """A process that maps a jitdump, as perf inject requires."""
 
     def fault(run):
         name = run.public / "dump"

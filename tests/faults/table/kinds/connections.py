@@ -67,7 +67,7 @@ def proxied(kind, receiver, name, manner, **more):
 
 
 class Elsewhere:
-    """A receiver whose address is wrong until the fault reloads the right one."""
+    """A receiver configured with a wrong address until the fault reloads the right one."""
 
     def __init__(self, receiver, address):
         self.behind, self.address, self.exporter = receiver, address, receiver.exporter
@@ -98,7 +98,7 @@ PLACES = {
 
 @functools.cache
 def certificates() -> Path:
-    """Certificates by what is wrong with them, and keys."""
+    """Certificates by their defect, and keys."""
     place = Path(tempfile.mkdtemp(prefix="kprofiler-faults-", dir="/tmp"))
 
     def openssl(*words):
@@ -176,7 +176,7 @@ TLS = {
 
 
 def replace_ca(run):
-    """The agent's CA file is cut, and written again."""
+    """The agent's CA file is truncated and rewritten."""
     path = Path(run.config["exporters"][run.exporter]["tls"]["ca_file"])
     copy = run.directory / "ca.crt"
     content = path.read_bytes()

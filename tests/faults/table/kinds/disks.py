@@ -68,7 +68,7 @@ def move_away(run):
 
 
 def unlink(run):
-    """Removed by a cleaner; what the agent goes on to write has no name, but a link kept it."""
+    """Removed by a cleaner; the agent's further writes have no name, but a link keeps the file."""
     path = run.receiver.path
     link = path.with_name("kept.otlp")
     os.link(path, link)
@@ -123,7 +123,7 @@ def to_file(name, fault, **more):
 
 
 def away(run, fault):
-    """Do something to the spool while the receiver is away, then let it come back."""
+    """Changes the spool while the receiver is down, then brings the receiver back."""
     time.sleep(1.5)
     fault(run)
     time.sleep(1.5)

@@ -151,7 +151,7 @@ def truncated(run):
 
 
 def many(run):
-    """300 files, each of other content."""
+    """300 files with different content."""
     paths = []
     for number in range(300):
         paths.append(run.public / f"file{number}")

@@ -110,7 +110,7 @@ def cgroups(name):
 
 
 def memory(run):
-    """All memory but 2 GB is taken, and given back."""
+    """All memory except 2 GB is allocated, and released."""
     with open("/proc/meminfo") as file:
         free = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
     run.python(

@@ -179,7 +179,7 @@ def abort(code, message="no", **details):
 
 
 def wait_and_abort(receiver, request, context):
-    """UNAVAILABLE with the wish to wait for a second."""
+    """UNAVAILABLE with a retry delay of one second."""
     detail = error_details_pb2.RetryInfo()
     detail.retry_delay.seconds = 1
     rich = status_pb2.Status(code=grpc.StatusCode.UNAVAILABLE.value[0], message="wait")

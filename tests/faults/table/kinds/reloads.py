@@ -14,7 +14,7 @@ BROKEN, CHANGED = "broken configuration", "reload"
 
 
 def broken(write):
-    """Reload what cannot be read; the agent goes on with what it has. Then reload what can."""
+    """Reloads an unreadable file, which the agent ignores; then a readable one."""
 
     def fault(run):
         time.sleep(1)

@@ -93,7 +93,7 @@ def huge_record(run, segments):
 
 
 def lying_record(run, segments):
-    """A checksummed record whose JSON says what cannot be."""
+    """A record with a valid checksum whose JSON is impossible."""
     body = b'{"settled": 9007199254740993, "done": {"on_cpu": -5}, "appended": {"on_cpu": 1e400}}'
     checked = struct.pack("<IB", len(body), 2) + body
     with segments[-1].open("ab") as file:

@@ -103,7 +103,7 @@ def ranges():
 
 
 def nesting():
-    """Inlined functions inside of each other."""
+    """Nested inlined functions."""
     count = 100_000
     inner = b"".join(
         b"\4" + struct.pack("<IQI", FIRST, TEXT, 0x80_0000 - at) for at in range(count)
@@ -113,7 +113,7 @@ def nesting():
 
 
 def origins():
-    """Functions whose names are those of each other, in a circle."""
+    """Functions whose names refer to each other in a cycle."""
     count, size = 200_000, 17
     entries = b"".join(
         b"\6" + struct.pack("<IQI", FIRST + (at + 1) % count * size, TEXT + 16 * at, 16)
@@ -136,7 +136,7 @@ def indirect():
 
 
 def many_abbreviations():
-    """A table of abbreviations that nothing uses."""
+    """A table of unused abbreviations."""
     rows = b"".join(
         uleb(code) + bytes([SUBPROGRAM, 0, NAME, STRP, 0, 0]) for code in range(8, 2_000_000)
     )
