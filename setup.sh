@@ -2,6 +2,7 @@
 # Sets up this clone, then runs a command as root: a program of .venv/bin, or any other.
 #
 #   ./setup.sh otel-kprofiler record -d 10s    what profiling needs
+#   ./setup.sh bash                            a root shell with the programs of .venv on its PATH
 #   ./setup.sh --tests make test               also what development and the tests need
 #
 # It can be repeated, in any order, as root or as a user with sudo, which packages and the command
@@ -171,8 +172,12 @@ if [ -n "$extras" ] && command -v npm >/dev/null; then
 	[ ! -e viewer/node_modules ] || [ -O viewer/node_modules ] || remove viewer/node_modules
 	(cd viewer && npm ci --ignore-scripts --no-audit --no-fund)
 fi
-[ $# -gt 0 ] || exit 0
+if [ $# -eq 0 ]; then
+	say 'next: ./setup.sh bash (a root shell with otel-kprofiler on its PATH), then otel-kprofiler record'
+	exit 0
+fi
 program=$1
 shift
 [ ! -x "$VENV/bin/$program" ] || program=$VENV/bin/$program
-as_root env "PATH=$PATH" "$program" "$@"
+case $VENV in /*) ;; *) VENV=$PWD/$VENV ;; esac
+as_root env "PATH=$PATH:$VENV/bin" "$program" "$@"

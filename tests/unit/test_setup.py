@@ -226,6 +226,23 @@ def test_a_user_without_sudo_gets_everything_that_needs_no_root(clone):
 
 
 @pytest.mark.system
+@needs_root
+def test_commands_find_the_programs_of_the_environment_and_the_systems_python(clone):
+    words = ["sh", "-c", "command -v show; command -v python3"]
+    assert chosen(set_up(clone, *words)).split() == [f"{clone}/.venv/bin/show", "/usr/bin/python3"]
+    away = clone.parent / "away"
+    done = set_up(clone, *words, VENV=str(away))
+    assert chosen(done).split() == [f"{away}/bin/show", "/usr/bin/python3"]
+
+
+@pytest.mark.system
+def test_a_set_up_without_a_command_reports_the_next_step(clone):
+    done = set_up(clone)
+    assert chosen(done) == ""
+    assert done.stderr.splitlines()[-1].startswith("setup: next: ./setup.sh bash ")
+
+
+@pytest.mark.system
 def test_script_options_are_validated(clone):
     done = set_up(clone, "--test", "show")
     assert done.returncode == 1
