@@ -2,7 +2,7 @@
 
 A thread reading a file on an unresponsive file system ends when the file system responds, or never.
 The caller that stops everything sets a deadline, each component joins its threads within it, and
-one log line names the files.
+the log names the files, and separately the threads that read none and were still working.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class _Stop:
     def __init__(self, timeout_s: float) -> None:
         self.until = time.monotonic() + timeout_s
         self.unread: set[str] = set()
+        self.busy: set[str] = set()
 
 
 _stop: ContextVar[_Stop | None] = ContextVar("stop", default=None)
@@ -69,6 +70,11 @@ def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
                 "cannot read %s: the file system does not answer; threads that read it go on until"
                 " it does", ", ".join(sorted(stop.unread)),
             )  # fmt: skip
+        if stop.busy:
+            _log.warning(
+                "stopped without waiting for %s: the time to stop is over",
+                ", ".join(sorted(stop.busy)),
+            )
 
 
 def join_all(threads: Iterable[threading.Thread]) -> bool:
@@ -86,7 +92,9 @@ def join_all(threads: Iterable[threading.Thread]) -> bool:
         for thread in started:
             thread.join(max(0.0, until - time.monotonic()))
         alive = [thread for thread in started if thread.is_alive()]
-        stop.unread |= {
-            _read.get(thread.ident or 0, f"what {thread.name} reads") for thread in alive
-        }
+        for thread in alive:
+            if path := _read.get(thread.ident or 0):
+                stop.unread.add(path)
+            else:
+                stop.busy.add(thread.name)
     return not alive

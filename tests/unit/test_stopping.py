@@ -1,0 +1,41 @@
+"""The log of a stop names the cause for each thread that has not ended."""
+
+import threading
+
+import pytest
+
+from otel_kprofiler.stopping import join_all, reading, stop_within
+
+
+@pytest.fixture
+def release():
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_only_threads_that_read_a_file_blame_the_file_system(release, caplog):
+    def work(path):
+        if path:
+            with reading(path):
+                started.release()
+                release.wait()
+        else:
+            started.release()
+            release.wait()
+
+    started = threading.Semaphore(0)
+    threads = [
+        threading.Thread(target=work, args=(path,), name=name, daemon=True)
+        for path, name in (("/mnt/frozen/lib.so", "reader"), (None, "worker"))
+    ]
+    for thread in threads:
+        thread.start()
+        started.acquire()
+    with stop_within(0):
+        assert not join_all(threads)
+    unread, busy = (record.getMessage() for record in caplog.records)
+    assert "cannot read /mnt/frozen/lib.so: the file system does not answer" in unread
+    assert "worker" not in unread
+    assert "without waiting for worker:" in busy
+    assert "file system" not in busy
