@@ -61,7 +61,7 @@ _DELIVERY_SHARE: Final = 0.5
 _CLOSING_SHARE: Final = 0.2
 """Share reserved for aborting exports in progress and sending the last metrics."""
 _CLOSED_SHARE: Final = 0.1
-"""Share reserved for what follows: the account is printed."""
+"""Share reserved for printing the account afterwards."""
 _CALLS_PER_REPORT: Final = 16  # samples between two reports of progress within a step
 
 _log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class Agent:
         config = self._config
         self._privileges = Privileges(drop_all=config.drop_all)
         check_imports_without_capabilities()
-        # Threads that libraries start in C inherit the capabilities of the calling thread.
+        # Threads started by C libraries inherit the capabilities of the calling thread.
         self._reporter = reporter = run_unprivileged(self._open_reporter)
         try:
             self._health = self._open_health(config)
@@ -171,7 +171,7 @@ class Agent:
     def _announce_stop(self) -> None:
         assert self._stop_signal  # noqa: S101 - the loop ends with it
         name, limit_s = self._stop_signal.name, self._config.shutdown_timeout_s
-        _log.info("stopping on %s; delivers pending samples for at most %g s", name, limit_s)
+        _log.info("stopping on %s; delivering pending samples for at most %g s", name, limit_s)
 
     def _time_left_s(self, kept_share: float = 0.0) -> float:
         """Time left to stop, less a reserved share of the shutdown timeout."""
@@ -261,7 +261,7 @@ class Agent:
         if sync_s and now >= self._next_sync:
             self._next_sync = now + sync_s
             moved_ns = self._clock.sync()
-            _log.debug("clock synchronised, moved by %d ns", moved_ns)
+            _log.debug("clock synchronized, moved by %d ns", moved_ns)
         self._draw(now)
         if self._reader:
             self._reload(self._reader)
@@ -282,7 +282,7 @@ class Agent:
             self._stay_within_limits(now)
 
     def _alive_sometimes(self) -> None:
-        """Report progress at some of the calls; there is one for each sample."""
+        """Report progress on some calls only; it is called for each sample."""
         self._calls = (self._calls + 1) % _CALLS_PER_REPORT
         if not self._calls:
             self._alive()
@@ -332,7 +332,7 @@ class Agent:
             except KProfilerError as error:
                 problem = error
         if problem:
-            # Formatted, so that the filter of repeated messages lets each problem through.
+            # Formatted here, so that the filter of repeated messages passes each distinct problem.
             fix = f"\nfix: {problem.hint}" if problem.hint else ""
             _log.error(f"reload rejected, nothing has changed: {problem}{fix}")
             first = str(problem).partition("\n")[0]
@@ -370,11 +370,11 @@ class Agent:
 
     def _change_receiver(self, old: AgentConfig, new: AgentConfig, reporter: Reporter) -> None:
         if self._pipeline is None:
-            # The reason may be gone.
+            # The cause may no longer exist.
             self._start(reporter, new)
             return
         pipeline = self._pipeline
-        period_ns = pipeline.sampler.period_ns  # not the configured one if a limit applies
+        period_ns = pipeline.sampler.period_ns  # not the configured rate if a limit applies
         targets = AgentTargets(self._access, new)
         changed_ns = pipeline.sampler.reconfigure(targets.sampler)
         self._targets = targets
@@ -393,7 +393,7 @@ class Agent:
         self._next_sync = min(self._next_sync, time.monotonic() + config.clock_sync_interval_s)
 
     def _status(self) -> str:
-        return "sampling" if self._pipeline else "up without samples"
+        return "sampling" if self._pipeline else "running without samples"
 
     def _open_health(self, config: AgentConfig) -> HealthServer | None:
         probes = {"/livez": self._watchdog.find_stall, "/readyz": self._find_unready}

@@ -1,4 +1,4 @@
-"""The agent's settings, from the configuration; and its own limits, such as that of windows.
+"""The agent's settings, from the configuration, and fixed limits, such as the size of windows.
 
 The conversion runs in the process that checks the configuration, so that the agent does not load
 the schema's libraries.
@@ -58,7 +58,7 @@ class AgentConfig:
         health_endpoint: address of the health endpoint; empty: none.
         shutdown_timeout_s: time limit for stopping.
         sends_metrics: whether the agent sends its own metrics.
-        metrics_interval_s: interval at which it does.
+        metrics_interval_s: interval between exports of metrics.
         log_level: minimum level of logged messages.
         log_encoding: ``auto``, ``console`` or ``json``.
     """
@@ -88,7 +88,7 @@ class AgentConfig:
     log_encoding: str
 
     def apply_to(self, options: PipelineOptions) -> PipelineOptions:
-        """Returns a pipeline's options with those of the agent."""
+        """Returns pipeline options with the agent's settings applied."""
         return replace(
             options,
             grain=self.grain,
@@ -112,15 +112,15 @@ FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {
     "bpf_verifier_log_level": lambda config: config.sampler.verifier_log_level,
     "no_kernel_version_check": lambda config: config.sampler.check_kernel,
 }
-"""Keys of the receiver that only take effect when the program is loaded."""
+"""Receiver keys that take effect only when the BPF program is loaded."""
 
 _RING_SHARE: Final = 16
-"""Divisor of the memory limit: samples of a full ring take about six times its size."""
+"""Divisor of the memory limit: the samples of a full ring use about six times its size."""
 _MAX_WINDOW_SAMPLES: Final = 32_768
-"""About 5 s of 64 busy CPUs at 99 Hz."""
+"""About 5 s of samples from 64 busy CPUs at 99 Hz."""
 _WINDOW_SHARE: Final = 8
 _SAMPLE_BYTES: Final = 1024
-"""Memory of a sample with a unique stack in a window."""
+"""Memory per sample with a unique stack in a window."""
 
 
 def agent_config(config: Config) -> AgentConfig:
@@ -175,5 +175,5 @@ def _window_schedule(receiver: Receiver, limits: Limits) -> WindowSchedule:
 
 
 def find_fixed(old: AgentConfig, new: AgentConfig) -> list[str]:
-    """Changed keys that only take effect after a restart."""
+    """Returns the changed keys that take effect only after a restart."""
     return [name for name, read in FIXED_AT_START.items() if read(old) != read(new)]

@@ -1,4 +1,4 @@
-"""The agent's state, as ``/status`` shows it."""
+"""The agent's state for ``/status``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def describe_agent(
         account: account of all samples.
         queues: queues of the exporters, by name.
         pipeline: None if nothing is sampled.
-        user_names: reads the symbols of files; None if it does not.
+        user_names: reads the symbols of user files; None if they are disabled.
         stalls: how often the main loop stalled.
         cpu_time: CPU time so far.
     """
@@ -69,7 +69,7 @@ def open_health(
     """
     if not endpoint:
         return None
-    # Imports http.server, 2 MB on top of gRPC that most agents do not need.
+    # Imports http.server: 2 MB beyond gRPC, which most agents do not need.
     from otel_kprofiler.agent.health import HealthServer  # noqa: PLC0415
 
     return HealthServer(endpoint, probes, describe)

@@ -1,4 +1,4 @@
-"""The agent's log lines about itself: what it samples, and the account at its end."""
+"""The agent's log lines about itself: what it samples, and the final account."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def describe_start(
     user_symbols: str,
     files: HostFiles,
 ) -> str:
-    """Describes a start: CPUs, rate, sides of stacks, exporters, missing details of samples."""
+    """Describes what the agent samples: CPUs, rate, sides of stacks, exporters, missing details."""
     missing = read_capabilities(files).missing(OF_OTHERS)
     left_out = describe_left_out(sampler.config, user_symbols, missing)
     places = ", ".join(
@@ -41,10 +41,10 @@ def describe_start(
 
 
 def make_account_record(account: Account, *, as_json: bool) -> logging.LogRecord:
-    """The account as a record of the log, with each number once.
+    """Returns the account as a log record, with each number once.
 
     Args:
-        account: of all samples.
+        account: account of all samples.
         as_json: the numbers are values of ``account``, by kind; otherwise they are in the message.
     """
     missed = [

@@ -12,11 +12,11 @@ class CpuTime(NamedTuple):
     """CPU seconds since the start.
 
     Attributes:
-        user: of the agent's process, outside the kernel.
-        system: the same in the kernel.
-        children: of processes that read files for it and have ended.
-        programs: of the BPF program that takes samples, in the interrupts of all CPUs. The kernel
-            accounts for it as time of the processes that were interrupted.
+        user: user time of the agent's process.
+        system: system time of the agent's process.
+        children: time of reaped child processes, which read files for the agent.
+        programs: time of the sampling BPF program in interrupts on all CPUs. The kernel charges it
+            to the interrupted processes.
     """
 
     user: float
@@ -26,7 +26,7 @@ class CpuTime(NamedTuple):
 
 
 def read_cpu_time(sampler: EbpfSampler | None) -> CpuTime:
-    """The CPU time so far, that of the program as of the sampler's last drain. Thread-safe."""
+    """Returns the CPU time so far; the program's as of the sampler's last drain. Thread-safe."""
     times = os.times()
     children = times.children_user + times.children_system
     return CpuTime(times.user, times.system, children, sampler.busy_ns / 1e9 if sampler else 0.0)

@@ -1,4 +1,4 @@
-"""Serves ``/livez``, ``/readyz`` and ``/status`` over HTTP; ``agent.py`` makes their content."""
+"""Serves ``/livez``, ``/readyz`` and ``/status`` over HTTP; ``agent.py`` provides their content."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HealthServer:
         except OSError as error:
             raise HostError(
                 f"cannot listen on {endpoint} for health checks: {error.strerror}",
-                hint="set another service.health.endpoint, or stop the process that listens there",
+                hint="change service.health.endpoint, or stop the process that listens there",
             ) from error
 
     @property

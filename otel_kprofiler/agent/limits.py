@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 from otel_kprofiler.agent.memory import read_resident_bytes
 
 _AIM: Final = 0.8
-"""Share of a limit that a lowered rate aims at."""
+"""Share of a limit that a lowered rate is meant to use."""
 _CALM: Final = 0.6
 """Share of a limit below which the rate may rise."""
 _CALM_ROUNDS: Final = 6
-"""Consecutive measurements below that share before the rate rises."""
+"""Consecutive measurements below ``_CALM`` before the rate rises."""
 _GROWTH: Final = 1.25
 _NEAR_INTERVAL_S: Final = 1.0
 _STEEPEST: Final = 4
@@ -46,26 +46,26 @@ class Meter:
         self._before = (now(), cpu_s())
 
     def read(self) -> Usage:
-        """CPU since the last call, and resident memory now."""
+        """Returns CPU usage since the last call, and current resident memory."""
         last, self._before = self._before, (self._now(), self._cpu_s())
         wall, cpu = (after - earlier for after, earlier in zip(self._before, last, strict=True))
         return Usage(cpu / wall if wall > 0 else 0.0, read_resident_bytes())
 
 
 def next_look_s(usage: Usage, limits: Limits, interval_s: float) -> float:
-    """Seconds until the next measurement; at most one near the memory limit."""
+    """Returns the seconds until the next measurement; at most 1 near the memory limit."""
     is_near = limits.rss_bytes and usage.rss_bytes > _AIM * limits.rss_bytes
     return min(interval_s, _NEAR_INTERVAL_S) if is_near else interval_s
 
 
 class Governor:
-    """Decides on the rate: lowers it at once above a limit, raises it slowly below."""
+    """Adapts the rate: lowers it immediately above a limit, raises it slowly below."""
 
     def __init__(self) -> None:
         self._calm = 0
 
     def decide(self, usage: Usage, limits: Limits, rate: int, wanted: int) -> int:
-        """The new rate in samples per second, from 1 to ``wanted``.
+        """Returns the new rate in samples per second, from 1 to ``wanted``.
 
         Args:
             usage: usage at ``rate``.

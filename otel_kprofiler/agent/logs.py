@@ -20,7 +20,7 @@ from otel_kprofiler.text import escape_controls, escape_surrogates
 MAX_WAITING_BYTES: Final = 256 * 1024
 """Limit on log data waiting to be written."""
 FLUSH_TIMEOUT_S: Final = 1.0
-"""How long the process waits at exit for the log to be written."""
+"""Time limit for writing the log at exit."""
 
 LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -50,7 +50,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _TextFormatter(logging.Formatter):
-    """One line without control characters; tracebacks have more lines."""
+    """One line without control characters; tracebacks add lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - name of logging
         return escape_controls(super().formatMessage(record))
@@ -60,7 +60,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class DescriptorHandler(logging.Handler):
-    """Writes to a file descriptor from its own thread, so that logging never blocks.
+    """Writes to a file descriptor from a separate thread, so that logging never blocks.
 
     Up to :data:`MAX_WAITING_BYTES` wait in memory; beyond that, lines are dropped and counted.
     Writes to the descriptor, not to a Python stream, whose lock could block the interpreter at
@@ -116,7 +116,7 @@ class DescriptorHandler(logging.Handler):
             with self._changed:
                 self._changed.wait_for(lambda: self._lines)
                 line = self._lines.popleft()
-            # There is nowhere else to report that the log cannot be written.
+            # There is nowhere else to report a failure to write the log.
             with contextlib.suppress(OSError):
                 write_all(self.fd, line)
             with self._changed:
@@ -139,7 +139,7 @@ def hold_logging() -> None:
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     warnings.showwarning = _log_warning
-    # Without a target it flushes nothing, whatever the capacity.
+    # Without a target, it never flushes, regardless of capacity.
     logging.basicConfig(handlers=[MemoryHandler(0)], force=True)
 
 

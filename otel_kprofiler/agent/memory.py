@@ -17,7 +17,7 @@ _ARENA_MAX: Final = -8
 _THRESHOLD_BYTES: Final = 128 * 1024
 
 _YOUNG_OBJECTS: Final = 20_000
-"""Before a collection; samples live for a window, so an earlier look frees nothing."""
+"""New objects before a collection; samples live for a window, so earlier ones free nothing."""
 
 # proc_pid_smaps(5): a line as in maps, then fields in kB.
 _MAPPING: Final = re.compile(
@@ -53,7 +53,7 @@ class _ProgramHeader(ctypes.Structure):
 
 
 class _Library(ctypes.Structure):
-    """The beginning of ``struct dl_phdr_info``, see dl_iterate_phdr(3)."""
+    """The first fields of ``struct dl_phdr_info``, see dl_iterate_phdr(3)."""
 
     _fields_ = (
         ("address", ctypes.c_uint64),
@@ -71,8 +71,8 @@ _CALLBACK: Final = ctypes.PYFUNCTYPE(
 def limit_allocator() -> None:
     """Make malloc return freed memory to the kernel; call before threads start.
 
-    By default every thread gets an arena, although only one thread runs Python at a time; and
-    after a large block was freed, later blocks of that size come from the heap and fragment it.
+    By default, every thread gets an arena, although only one thread runs Python at a time; and
+    once a large block is freed, later blocks of that size come from the heap and fragment it.
     """
     mallopt = _find("mallopt")
     if mallopt:
@@ -85,7 +85,7 @@ def limit_allocator() -> None:
 
 
 def settle() -> None:
-    """Spare all present objects garbage collection, which live as long as the process."""
+    """Exempt all current objects, which live as long as the process, from garbage collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS)
@@ -101,11 +101,11 @@ def give_back_memory() -> None:
 
 
 def unmap_startup_pages() -> None:
-    """Stop counting pages of libraries as resident that were only used at the start.
+    """Unmap pages of libraries used only at startup, so that they no longer count as resident.
 
-    Code and constants that are used again are mapped again from the page cache, without disk
-    access. Mappings that differ from their files (private pages, see proc_pid_smaps(5)) stay as
-    they are.
+    Code and constants used again are mapped again from the page cache, without disk
+    access. Mappings that differ from their files (private pages, see proc_pid_smaps(5)) are
+    left alone.
     """
     libc = ctypes.PyDLL(None)  # keeps the interpreter's lock, which a callback would wait for
     if not hasattr(libc, "dl_iterate_phdr"):
@@ -119,12 +119,12 @@ def unmap_startup_pages() -> None:
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
         return 0
 
-    # Meanwhile, no other thread maps a library: parts of one that is half mapped look clean.
+    # No other thread may map a library now: parts of a half-mapped library look clean.
     libc.dl_iterate_phdr(_CALLBACK(unmap), None)
 
 
 def find_clean_mappings(smaps: bytes) -> Iterator[tuple[int, int]]:
-    """Ranges of unwritable file mappings without private pages."""
+    """Returns ranges of read-only file mappings without private pages."""
     for mapping in _MAPPING.finditer(smaps):
         permissions, inode, fields = mapping["permissions"], mapping["inode"], mapping["fields"]
         private = sum(map(int, _PRIVATE.findall(fields)))
@@ -133,7 +133,7 @@ def find_clean_mappings(smaps: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _find_segments(library: _Library) -> Iterator[tuple[int, int]]:
-    """Ranges of whole pages that an object was mapped at without the right to write."""
+    """Returns the page-aligned ranges that an object maps read-only."""
     for header in library.headers[: library.header_count]:
         if header.type == _PT_LOAD and not header.flags & _PF_W:
             start = library.address + header.address

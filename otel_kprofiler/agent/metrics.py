@@ -59,7 +59,7 @@ class SelfMetrics:
         generation: returns the number of changes of kernel symbols.
         lost_symbols: returns the number of lost symbol records, by cause.
         cpu_time: returns the CPU time so far.
-        coarse: returns the number of coarse samples, by what is coarse.
+        coarse: returns the number of samples with reduced detail, by the missing detail.
     """
 
     def __init__(
@@ -100,24 +100,24 @@ class SelfMetrics:
             (gauge, "otel.sdk.processor.profile_sample.queue.size", "{sample}", self._queued,
              "Samples waiting for export or being exported."),
             (counter, "otel.sdk.processor.profile_sample.processed", "{sample}", self._processed,
-             "Samples that have left the queue; error.type says why they were dropped."),
+             "Samples that have left the queue; error.type has the cause of drops."),
             (counter, "otel.sdk.exporter.profile_sample.exported", "{sample}", self._exported,
-             "Samples whose export is finished; error.type says why it failed."),
+             "Samples whose export is finished; error.type has the cause of failures."),
             (counter, "kprofiler.sample.taken", "{sample}", self._taken,
-             "Samples taken by the kernel program."),
+             "Samples taken by the BPF program."),
             (counter, "kprofiler.sample.lost", "{sample}", self._lost,
              "Samples lost between kernel and user space, by error.type."),
             (counter, "kprofiler.sample.missed", "{sample}", self._missed,
-             "Samples that the kernel did not take on busy CPUs."),
+             "Samples that the kernel missed on busy CPUs."),
             (counter, "kprofiler.sample.coarse", "{sample}", self._coarse_samples,
-             "Samples with less detail, of processes above their budget, by kprofiler.coarse."),
+             "Samples with less detail, from processes above their budget, by kprofiler.coarse."),
             (counter, "kprofiler.symbol.record.lost", "{record}", self._lost_records,
-             "Lost records of loaded and unloaded code, by error.type."),
+             "Lost records of code loads and unloads, by error.type."),
             (counter, "kprofiler.symbol.reload", "{reload}",
              lambda _: [Observation(generation())], "Changes of kernel symbols."),
             (counter, "process.cpu.time", "s", self._process_time, "CPU time of the agent."),
             (counter, "kprofiler.cpu.time", "s", self._other_time,
-             "CPU time of the agent beside its process, by kprofiler.cpu.part."),
+             "CPU time of the agent outside its process, by kprofiler.cpu.part."),
             (gauge, "process.memory.usage", "By", _memory, "Resident memory of the agent."),
         ):  # fmt: skip
             create(name, [observe], unit, text)
@@ -153,7 +153,7 @@ class SelfMetrics:
             yield from _losses(account.lost, attributes, _BY_EXPORTER)
 
     def _exporters(self) -> Iterator[tuple[ExporterAccount, dict[str, str]]]:
-        """The account of each exporter and kind, with the attribute of the kind."""
+        """Yields the account of each exporter and kind, with the kind's attribute."""
         for account, kind in self._kinds():
             for exporter in account.exporters:
                 yield exporter, kind
@@ -286,7 +286,7 @@ def _open_http(settings: ClientSettings, *, gzip: bool) -> MetricExporter:
 
 
 class _WarnsOnce(MetricExporter):
-    """Warns once that metrics do not arrive, with the reason; the SDK would warn every time.
+    """Warns once, with the reason, that metrics do not arrive; the SDK would warn every time.
 
     An unreachable receiver and a missing metrics pipeline are separate warnings.
     """
@@ -343,7 +343,7 @@ class _Reason(logging.Handler):
         self._logger.addHandler(self)
 
     def begin(self) -> None:
-        """Capture records of this thread; keep the last reason, which the SDK does not repeat."""
+        """Capture this thread's records; keep the last reason, which the SDK does not repeat."""
         self._thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -20,7 +20,7 @@ class ConfigReader:
 
     Args:
         load: reads and checks the configuration; called in a background thread.
-        on_begin: called when a read begins.
+        on_begin: called when a read starts.
         on_end: called in the background thread when the result is available.
     """
 
@@ -38,11 +38,11 @@ class ConfigReader:
         self._outcome: AgentConfig | KProfilerError | None = None
 
     def request(self) -> None:
-        """Request a read; requests before it begins are merged."""
+        """Request a read; requests made before it starts are merged."""
         self._wanted = True
 
     def poll(self) -> AgentConfig | KProfilerError | None:
-        """The result of a finished read, returned once: a configuration or an error."""
+        """Returns the result of a finished read, once: a configuration or an error."""
         if self._thread and not self._thread.is_alive():
             self._thread, outcome = None, self._outcome
             return outcome
@@ -52,7 +52,7 @@ class ConfigReader:
             thread = threading.Thread(target=self._read, name="kprofiler-config", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # a limit of threads
+            except RuntimeError as error:  # a limit on threads
                 return KProfilerError(f"the configuration cannot be read: {error}")
             self._thread = thread
         return None

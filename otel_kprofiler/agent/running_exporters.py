@@ -20,7 +20,7 @@ ExportObserver = Callable[[str, ExportResult, float], None]
 
 
 class OpenedExporter(NamedTuple):
-    """An exporter without a queue, and the spool for its future queue, if any."""
+    """An exporter without a queue yet, and the spool for its future queue, if any."""
 
     exporter: ProfileExporter
     spool: Spool | None
@@ -53,7 +53,7 @@ def open_changed(running: Running, wanted: Wanted) -> dict[str, OpenedExporter]:
     """Open the exporters that are new or whose settings have changed.
 
     Raises:
-        ExportError: one of them cannot be opened; the others are closed again.
+        ExportError: an exporter cannot be opened; the others are closed again.
     """
     opened: dict[str, OpenedExporter] = {}
     try:
@@ -85,7 +85,7 @@ def put_in_place(
     opened: Opened,
     observer: ExportObserver,
 ) -> dict[str, RunningExporter]:
-    """Give every exporter a queue: the existing one if its batches suit the new exporter."""
+    """Give every exporter a queue: the existing queue if the new exporter can send its batches."""
     placed = {}
     for name, settings in wanted.items():
         fresh, old = opened.get(name), running.get(name)

@@ -41,7 +41,7 @@ class Notifier:
 
     @property
     def longest_pause_s(self) -> float:
-        """Seconds that may pass between two calls of :meth:`alive`."""
+        """Maximum seconds between two calls of :meth:`alive`."""
         return (self.watchdog_interval_s or float("inf")) / 4
 
     def ready(self, status: str) -> None:
@@ -70,7 +70,7 @@ class Notifier:
             self._next_try = now + _RETRY_S
             self._report(self._unsent)
         if self.watchdog_interval_s is not None and now >= self._next_alive:
-            # Half of the interval, as sd_watchdog_enabled(3) advises.
+            # Half the interval, as sd_watchdog_enabled(3) advises.
             self._next_alive = now + self.watchdog_interval_s / 2
             self._send("WATCHDOG=1")
 
@@ -78,7 +78,7 @@ class Notifier:
         self._unsent = "" if self._send(text) else text
 
     def _send(self, text: str) -> bool:
-        """Send a message; False if it should be tried again later."""
+        """Send a message; returns False if it should be retried later."""
         if not self._address:
             return True
         try:

@@ -25,7 +25,7 @@ class AgentTargets:
         config: the configuration.
 
     Attributes:
-        sampler: settings of the sampler for the targets that run now.
+        sampler: settings of the sampler for the targets running now.
     """
 
     def __init__(self, files: HostFiles, config: AgentConfig) -> None:
@@ -40,7 +40,7 @@ class AgentTargets:
 
     @property
     def follows(self) -> bool:
-        """True if :meth:`follow` has something to look for."""
+        """True if there are containers, pods or units to follow."""
         return self._follower is not None
 
     def follow(self, sampler: EbpfSampler) -> None:
@@ -55,5 +55,5 @@ class AgentTargets:
         _log.debug("sampling %s", self._follower.describe())
 
     def _without_targets(self, config: SamplerConfig) -> SamplerConfig:
-        """A running configuration with the targets that do not change; its rate may be lowered."""
+        """A running configuration without its dynamic targets; its rate may be lowered."""
         return replace(config, target_pids=self._pids, target_cgroups=(), target_descendants=False)

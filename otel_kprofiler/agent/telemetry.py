@@ -9,7 +9,7 @@ from otel_kprofiler.export import ExportResult, OtlpSettings
 from otel_kprofiler.model import Account
 
 CLOSE_TIMEOUT_S: Final = 2.0
-"""How long the last export may delay a reload or shutdown."""
+"""Maximum time that the last export may delay a reload or shutdown."""
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.agent_settings import AgentConfig
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Telemetry:
     """The agent's own metrics, as currently configured.
 
-    A thread of the SDK calls all arguments.
+    All arguments are called on a thread of the SDK.
 
     Args:
         account: returns the account of all samples.
@@ -52,7 +52,7 @@ class Telemetry:
             self._metrics.record_export(name, result, seconds)
 
     def configure(self, config: AgentConfig) -> None:
-        """Send metrics to the configuration's OTLP receivers, if it asks for them."""
+        """Send metrics to the configuration's OTLP receivers, if it enables them."""
         receivers = {
             name: settings.client
             for name, settings in config.exporters.items()

@@ -22,11 +22,11 @@ class Watchdog:
     """Checks at regular intervals whether the main loop makes progress.
 
     Counts checks, not seconds: while the whole process is stopped (SIGSTOP, a paused container or
-    virtual machine), nothing is checked and the loop is not to blame.
+    virtual machine), nothing is checked, so the loop does not count as stalled.
 
     Reacting to a stall is up to the supervisor (``/livez``, systemd's watchdog). An exception
-    injected into the loop could interrupt a wait that would have ended by itself, and lose what
-    the loop holds.
+    injected into the loop could interrupt a wait that would have ended by itself, and lose the
+    loop's samples.
 
     Args:
         after_s: time without progress that counts as a stall, in seconds.
@@ -46,18 +46,18 @@ class Watchdog:
         self._missed_checks = 0
 
     def idle_s(self) -> float:
-        """Seconds since the last progress, with the resolution of one check."""
+        """Returns the seconds since the last progress, rounded to checks."""
         return self._missed_checks * self._interval_s
 
     def find_stall(self) -> list[str]:
-        """The stall in one sentence, if there is one. Thread-safe."""
+        """Yields a sentence about the current stall, if there is one. Thread-safe."""
         if self._missed_checks < _CHECKS:
             return []
         return [f"the main loop has stalled for {self.idle_s():.0f} s"]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the calling thread meanwhile."""
+        """Watch the calling thread while the context is open."""
         thread = threading.Thread(
             target=self._watch, args=(threading.get_ident(),), name="kprofiler-watchdog"
         )

@@ -17,16 +17,16 @@ ITSELF: Final = Key("[itself]")
 
 
 def callers(samples: Samples, function: str | Key) -> list[Group]:
-    """Groups samples by the caller of a function; for recursive calls, of the outermost.
+    """Groups samples by the caller of a function; for recursion, by the outermost call's caller.
 
-    Samples without the function are left out, so the weights add up to the total of the function.
+    Samples without the function are left out, so weights add up to the function's total.
     ``function`` may be a pattern, or the key of one group.
     """
     return collect(samples, _neighbour(function, lambda calls: (calls[0] - 1, NO_CALLER)))
 
 
 def callees(samples: Samples, function: str | Key) -> list[Group]:
-    """Groups samples by the callee of a function; for recursive calls, of the innermost."""
+    """Groups samples by the callee of a function; for recursion, by the innermost call's callee."""
     return collect(samples, _neighbour(function, lambda calls: (calls[-1] + 1, ITSELF)))
 
 

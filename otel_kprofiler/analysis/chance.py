@@ -1,4 +1,4 @@
-"""Significance tests: p-values of a difference of two means, and of two counts."""
+"""Significance tests for the difference of two means and of two counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_TERMS: Final = 300
 def chance_of_means(
     difference: float, first: tuple[float, int], second: tuple[float, int]
 ) -> float:
-    """Returns the two-sided p-value of a difference of two means (Welch's t-test).
+    """Returns the two-sided p-value of the difference of two means (Welch's t-test).
 
     Args:
         difference: the difference of the means.
@@ -39,7 +39,7 @@ def chance_of_counts(first: int, second: int, share: float) -> float:
 
     Args:
         first: events of the first side.
-        second: events of the second.
+        second: events of the second side.
         share: expected share of the first side in all events, 0 to 1.
     """
     total = first + second

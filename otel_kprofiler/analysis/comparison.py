@@ -1,7 +1,7 @@
 """Compares two profiles: which groups grew or shrank, and which changes are significant.
 
-Each side is cut into intervals of equal length. The variance of a share between the intervals of a
-side shows how much the share may differ between the sides by chance, also where samples come in
+Each side is divided into intervals of equal length. The variance of a share across the intervals of
+a side shows how much the share may differ between the sides by chance, even if samples come in
 bursts. With few samples the variance is underestimated, so a test of the two counts must agree. At
 most five of a hundred comparisons of equal profiles report any change (Holm, "A simple sequentially
 rejective multiple test procedure", 1979).
@@ -63,7 +63,7 @@ class Change(NamedTuple):
     Attributes:
         key: name of the group.
         own: amount of the samples that belong to this group alone.
-        total: amount of all samples that the key occurs in.
+        total: amount of all samples in which the key occurs.
         is_changed: whether ``own`` or ``total`` changed significantly, corrected for all groups
             tested.
     """
@@ -105,7 +105,7 @@ def _importance(change: Change) -> tuple[bool, float, float, Key]:
 
 
 class _Side:
-    """The weights of all groups of a side, by interval."""
+    """Weights of all groups on one side, by interval."""
 
     def __init__(self, part: Part, grouping: Grouping, per_second: bool) -> None:
         samples = part.samples
@@ -126,7 +126,7 @@ class _Side:
     def ratio(self, weights: Sequence[int]) -> tuple[float, float]:
         """Returns a ratio of sums over the intervals, and its variance (Cochran 1977, section 6.3).
 
-        The variance is that of whole intervals, so samples may come in bursts.
+        The variance is that of whole intervals, so bursts of samples are allowed.
         """
         if not self.size:
             return 0.0, 0.0

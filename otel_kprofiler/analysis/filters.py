@@ -1,4 +1,4 @@
-"""Filters that choose the samples of a report."""
+"""Filters that select the samples of a report."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Filter:
     profiles: ``\xff``.
 
     Attributes:
-        processes: ids of processes, or names: of the executable, of the script that an interpreter
-            runs, or of one of the threads.
+        processes: process ids, or names of the executable, of the script that an interpreter runs,
+            or of a thread.
         threads: names (``comm``) or ids of threads.
         containers: names of containers, or the first characters of their ids.
         services: names of services.
@@ -96,7 +96,7 @@ class Filter:
             all(test(Thread(number, 0, "")) for test in tests)
             for number in range(len(samples.tables.resources))
         ]
-        for thread in samples.tables.threads:  # a process without a name has a thread's
+        for thread in samples.tables.threads:  # a process without a name is named after a thread
             wanted[thread.resource] |= all(test(thread) for test in tests)
         return wanted
 
@@ -147,7 +147,7 @@ class Filter:
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Returns a predicate: whether a name equals or matches one of these patterns."""
+    """Returns a predicate that is true for names that match a pattern."""
     wanted = tuple(patterns)
     return cache(
         lambda name: any(name == pattern or fnmatchcase(name, pattern) for pattern in wanted)

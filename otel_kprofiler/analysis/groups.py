@@ -16,14 +16,14 @@ from otel_kprofiler.otlp import LOCAL_ROOT, WAIT_CAUSE, WAIT_STATE
 
 
 class Group(NamedTuple):
-    """Samples that have a key in common; weights are in the unit of the kind's ``measure``.
+    """Samples that share a key; weights are in the unit of the kind's ``measure``.
 
     Attributes:
-        key: what they have in common.
+        key: the shared key.
         own: weight of the samples that belong to this group alone. The ``own`` of all groups add up
             to the weight of all samples.
-        total: weight of all samples that the key occurs in; each sample counts once.
-        kernel: the part of ``own`` that ran in the kernel.
+        total: weight of all samples in which the key occurs; each sample counts once.
+        kernel: the part of ``own`` spent in the kernel.
         samples: number of samples of ``own``.
     """
 
@@ -35,7 +35,7 @@ class Group(NamedTuple):
 
 
 class Weighed(NamedTuple):
-    """Row of samples: index of its stack, weight, and number of samples."""
+    """Row of samples: stack index, weight, and number of samples."""
 
     stack: int
     weight: int
@@ -44,9 +44,9 @@ class Weighed(NamedTuple):
 
 NO_SPAN: Final = Key("[no span]")
 NONE: Final = "-"
-"""Shown for samples without the attribute that they are grouped by."""
+"""Shown for samples that lack the grouping's attribute."""
 LABEL: Final = "label:"
-"""Prefix of a name that means a label, not an attribute."""
+"""Prefix that marks a name as a label, not an attribute."""
 
 
 class Assignment(NamedTuple):
@@ -67,17 +67,17 @@ def _threads(samples: Samples, key: Callable[[Thread], Key]) -> Assignment:
 
 
 def _by_process(samples: Samples) -> Assignment:
-    """Processes by name and id."""
+    """Groups by process name and id."""
     return _threads(samples, _process_key(samples))
 
 
 def _by_comm(samples: Samples) -> Assignment:
-    """Names of threads."""
+    """Groups by thread name."""
     return _threads(samples, lambda thread: Key(thread.name or NONE))
 
 
 def _by_thread(samples: Samples) -> Assignment:
-    """Threads by name and id, with their process."""
+    """Groups by thread name and id, with the process."""
     process = _process_key(samples)
     return _threads(
         samples, lambda thread: Key(f"{thread.name} ({thread.tid})", process(thread).name)
@@ -85,7 +85,7 @@ def _by_thread(samples: Samples) -> Assignment:
 
 
 def _by_attribute(samples: Samples, names: Sequence[str]) -> Assignment:
-    """Values of the first of these attributes that the resource, or the sample as a label, has."""
+    """Groups by the first of these attributes set on the resource or, as a label, on the sample."""
 
     def key(thread: Thread) -> Key:
         labels = dict(thread.labels)
@@ -101,25 +101,25 @@ def _by_attribute(samples: Samples, names: Sequence[str]) -> Assignment:
 
 
 def _by_cpu(samples: Samples) -> Assignment:
-    """Logical CPUs."""
+    """Groups by logical CPU."""
     cpus = samples.tables.cpus
     return Assignment(samples.cpus, lambda at: only(Key(str(cpus[at]))))
 
 
 def _by_span(samples: Samples) -> Assignment:
-    """Spans by their ids, with their traces."""
+    """Groups by span id, with the trace."""
     links = samples.tables.links
     return Assignment(samples.links, lambda at: only(span_key(links[at])))
 
 
 def _by_endpoint(samples: Samples) -> Assignment:
-    """Names of local root spans, such as the method and route of a request."""
+    """Groups by name of the local root span, such as the method and route of a request."""
     names = endpoints(samples.tables.links)
     return Assignment(samples.links, lambda at: only(Key(names[at] or NONE)))
 
 
 def _by_kind(samples: Samples) -> Assignment:
-    """Kinds of samples."""
+    """Groups by kind of sample."""
     origins = samples.tables.origins
     return Assignment(samples.origins, lambda at: only(Key(origins[at].profile.kind.name)))
 
@@ -169,7 +169,7 @@ _OF_COLUMNS: Final[dict[str, Callable[[Samples], Assignment]]] = {
 
 
 def assign(samples: Samples, by: str) -> Assignment:
-    """Assigns samples to groups, by a name of ``GROUPINGS`` or of an attribute."""
+    """Assigns samples to groups, by a name in ``GROUPINGS`` or an attribute."""
     of_stacks = OF_STACKS.get(by)
     if of_stacks:
         stacks, of_stack = samples.tables.stacks, of_stacks()
@@ -182,7 +182,7 @@ def group_samples(samples: Samples, by: str) -> list[Group]:
 
     Args:
         samples: what to group.
-        by: a name of ``GROUPINGS``, or of an attribute.
+        by: a name in ``GROUPINGS``, or an attribute.
     """
     of_stacks = OF_STACKS.get(by)
     if of_stacks:
@@ -199,11 +199,11 @@ SORTS: Final[dict[str, Callable[[Group], Any]]] = {
     "samples": lambda group: (-group.samples, -group.total),
     "name": lambda group: group.key.name,
 }
-"""Orders of groups, by their names."""
+"""Sort orders of groups, by name."""
 
 
 def sort_groups(groups: Iterable[Group], order: str) -> list[Group]:
-    """Sorts groups in an order of ``SORTS``; groups without a line come last."""
+    """Sorts groups by an order in ``SORTS``; groups without a line come last."""
     sort = SORTS[order]
     return sorted(groups, key=lambda group: (group.key == NO_LINE, sort(group), group.key))
 
@@ -216,7 +216,7 @@ GROUPINGS: Final[dict[str, Callable[[Samples], list[Group]]]] = {
         "waker",
     )
 }  # fmt: skip
-"""Groupings by the names that ``report --by`` takes."""
+"""Groupings by their names in ``report --by``."""
 
 
 WAIT_GROUPINGS: Final = frozenset({"cause", "state", "waker", WAIT_CAUSE, WAIT_STATE})
@@ -224,12 +224,12 @@ WAIT_GROUPINGS: Final = frozenset({"cause", "state", "waker", WAIT_CAUSE, WAIT_S
 
 
 def find_grouping(name: str) -> Callable[[Samples], list[Group]]:
-    """Returns the grouping of this name in ``GROUPINGS``, or by the attribute of this name."""
+    """Returns the grouping of this name in ``GROUPINGS``, or a grouping by this attribute."""
     return partial(group_samples, by=name)
 
 
 def select_group(samples: Samples, by: str, key: Key) -> Samples:
-    """Returns only the samples that a group occurs in."""
+    """Returns only the samples in which a group occurs."""
     column, find = assign(samples, by)
     wanted = {at for at in set(column) if key in find(at).all}
     return samples.select([at in wanted for at in column])
@@ -293,7 +293,7 @@ def collect(samples: Samples, frames: Callable[[Stack], Occurrence | None]) -> l
 
     Args:
         samples: what to group.
-        frames: returns the groups of a stack; None to leave it out.
+        frames: returns the groups of a stack; None to skip the stack.
     """
     rows = zip(samples.stacks, samples.weights(), samples.counts(), strict=True)
     return group_stacks(samples.tables.stacks, starmap(Weighed, rows), frames)
@@ -304,7 +304,7 @@ def group_stacks(
     rows: Iterable[Weighed],
     frames: Callable[[Stack], Occurrence | None],
 ) -> list[Group]:
-    """Groups rows of a table of stacks."""
+    """Groups rows that refer to a table of stacks."""
     weights, counts = Counter[int](), Counter[int]()
     for number, weight, count in rows:
         weights[number] += weight

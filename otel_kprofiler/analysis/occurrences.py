@@ -15,7 +15,7 @@ class Key(NamedTuple):
     """The name of a group.
 
     Attributes:
-        name: such as that of a function.
+        name: name of a function, line, module or other unit.
         place: module or file of code, process of a thread; may be empty.
     """
 
@@ -24,7 +24,7 @@ class Key(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """The groups of a stack: the group of its leaf, and all groups of its frames."""
+    """The groups a stack counts towards: its leaf's, and those of all its frames."""
 
     own: Key
     all: Iterable[Key]
@@ -37,12 +37,12 @@ _PROGRAM: Final = re.compile(r"bpf_prog_([0-9a-f]{16})_(.+)")
 
 
 class FrameKeys:
-    """Makes the keys of stack entries, outermost first, once for each frame.
+    """Builds the keys of stack entries, outermost first, once for each frame.
 
     Frames are cached by identity, so stacks must outlive this object.
 
     Args:
-        key: the key of an entry.
+        key: returns the key of an entry.
     """
 
     def __init__(self, key: Callable[[Entry], Key]) -> None:
@@ -54,7 +54,7 @@ class FrameKeys:
         keys_of_stack: list[Key] = []
         for side in reversed(stack.sides):
             keys_of_stack += map(self._key, side_remarks(side))
-            if isinstance(side.frames, RawFrames):  # its frames are made anew on each access
+            if isinstance(side.frames, RawFrames):  # its frames are rebuilt on each access
                 for frame in reversed(side.frames):
                     keys_of_stack += map(self._key, frame_entries(frame))
                 continue
@@ -67,7 +67,7 @@ class FrameKeys:
 
 
 def by_function() -> Callable[[Stack], Occurrence]:
-    """Groups by function; a sample belongs to the innermost."""
+    """Groups by function; a sample belongs to the innermost function."""
     return _by_frames(function_key)
 
 
@@ -79,8 +79,8 @@ def by_module() -> Callable[[Stack], Occurrence]:
 def line_occurrence(stack: Stack) -> Occurrence:
     """Groups by source line; a sample belongs to the innermost line with debug information.
 
-    Lines of interpreted code win over native code, so time in the kernel and in native libraries
-    counts for the line that called them.
+    Lines of interpreted code take precedence over native code, so time in the kernel and in native
+    libraries counts for the line that called them.
     """
     entries = [entry for entry in stack_entries(stack) if entry.line]
     if not entries:
@@ -92,12 +92,12 @@ def line_occurrence(stack: Stack) -> Occurrence:
 
 
 def syscall_occurrence(stack: Stack) -> Occurrence:
-    """Groups by entry into the kernel: system call, interrupt and others, or user mode."""
+    """Groups by kernel entry: system call, interrupt and so on, or user mode."""
     return only(Key(find_entry(stack)))
 
 
 def program_occurrence(stack: Stack) -> Occurrence:
-    """Groups by function of BPF programs; a sample belongs to the innermost.
+    """Groups by function of a BPF program; a sample belongs to the innermost function.
 
     A program's time includes that of the kernel functions it calls.
     """
@@ -118,7 +118,7 @@ OF_STACKS: Final[dict[str, Callable[[], Callable[[Stack], Occurrence]]]] = {
     "syscall": lambda: syscall_occurrence,
     "bpf": lambda: program_occurrence,
 }
-"""Groupings by stack: each makes a function that returns the groups of a stack."""
+"""Groupings by stack; each returns a function that returns the groups of a stack."""
 
 
 def place_of(entry: Entry) -> str:
@@ -152,7 +152,7 @@ def program_key(frame: Frame) -> Key | None:
 
 
 def only(key: Key) -> Occurrence:
-    """Returns the occurrence of a stack that belongs to a single group."""
+    """Returns the occurrence for a stack that belongs to a single group."""
     return Occurrence(key, (key,))
 
 

@@ -1,4 +1,4 @@
-"""Samples in columns: compact in memory, for reports that group and filter."""
+"""Samples in columns, compact in memory, for grouping and filtering."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _END: Final = 1 << 64
 
 
 class Origin(NamedTuple):
-    """Where rows come from: one profile of one window.
+    """The origin of rows: a profile of a window.
 
     Attributes:
         window: number of the window.
@@ -47,7 +47,7 @@ class Origin(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """A thread under one of its names, with one set of labels.
+    """A thread with one of its names and one set of labels.
 
     ``resource`` is the index of its process.
     """
@@ -59,7 +59,7 @@ class Thread(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Tables that the columns of samples index; selections of the same samples share them."""
+    """Tables indexed by the columns of samples; selections of the same samples share them."""
 
     origins: Sequence[Origin]
     resources: Sequence[Resource]
@@ -69,14 +69,14 @@ class Tables(NamedTuple):
     cpus: Sequence[int]
     waits: Sequence[WindowWait | None]
     totals: Mapping[tuple[int, int], WaitTotals]
-    """Exact time off the CPU, by indices of origin and resource."""
+    """Exact off-CPU time, by indices of origin and resource."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
     """Rows of samples that differ only in their times; immutable.
 
-    A row takes about 30 bytes, and each timestamp 8.
+    A row uses about 30 bytes, and each timestamp 8.
 
     Attributes:
         tables: the tables that the columns index.
@@ -86,7 +86,7 @@ class Samples:
         links: indices into ``tables.links``.
         cpus: indices into ``tables.cpus``, the logical CPUs.
         waits: indices into ``tables.waits``.
-        ends: end of each row in ``times``, where the next row begins.
+        ends: end of each row in ``times``, where the next row starts.
         times: Unix times in nanoseconds, row by row.
         values: the value at each time, in the unit of the kind; empty if all are 1.
     """
@@ -112,7 +112,7 @@ class Samples:
 
     @property
     def kinds(self) -> tuple[ProfileKind, ...]:
-        """All kinds, also those without samples."""
+        """All kinds, including those without samples."""
         return tuple(dict.fromkeys(origin.profile.kind for origin in self.tables.origins))
 
     def spans(self) -> Iterator[tuple[int, int]]:
@@ -248,7 +248,7 @@ class Samples:
 
 
 class _Part(NamedTuple):
-    """Columns of one part of a split; ``rows`` are the rows of origin."""
+    """Columns of a part of a split; ``rows`` are the original rows."""
 
     rows: array[int]
     ends: array[int]
@@ -266,7 +266,7 @@ def _restore(origin: Origin, resources: list[ResourceSamples]) -> Profile:
 
 
 def load_samples(windows: Iterable[Window]) -> Samples:
-    """Loads the samples of windows, of any files and hosts; equal resources are merged."""
+    """Loads the samples of windows from any files and hosts; equal resources are merged."""
     origins: list[Origin] = []
     resources: dict[tuple[object, ...], int] = {}
     kept: list[Resource] = []

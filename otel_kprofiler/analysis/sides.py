@@ -1,4 +1,4 @@
-"""Selects frames by the side of the stack that they are on."""
+"""Selects frames by side of the stack."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from otel_kprofiler.model import Stack
 
 
 def select_sides(samples: Samples, names: Collection[str]) -> Samples:
-    """Returns all samples, with only the frames of these sides, by name or frame type.
+    """Returns all samples with only the frames of the given sides, named by side or frame type.
 
-    Time in other languages and in the kernel then counts for the function that called them.
+    Time in other languages and in the kernel then counts for the calling function.
     """
 
     def kept(stack: Stack) -> Stack:

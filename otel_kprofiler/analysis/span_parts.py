@@ -26,7 +26,7 @@ WAIT: Final = "wait: "
 """Prefix of the cause of waits in spans."""
 OTHER_SPANS: Final = "other spans of the trace"
 OTHER_TASKS: Final = "other tasks"
-"""Name of the part in which the thread worked outside the spans of the trace."""
+"""Name of the part for work of the thread outside the spans of the trace."""
 EVENT_LOOP: Final = "event loop waited"
 
 _EVENTS: Final = frozenset({WaitCause.POLL, WaitCause.EPOLL, WaitCause.IO_URING})
@@ -43,7 +43,7 @@ class SpanParts(NamedTuple):
 
     Attributes:
         traces: number of traces that the spans belong to.
-        parts: groups that the time went to, largest first; weights are nanoseconds.
+        parts: groups in which the time was spent, largest first; weights are nanoseconds.
     """
 
     traces: int
@@ -112,7 +112,7 @@ def find_endpoint_parts(samples: Samples, limit: int = 20) -> list[EndpointParts
 
 
 def _timelines(samples: Samples, spans: Collection[_Span]) -> list[list[_Event]]:
-    """Returns the samples of each thread that was in one of the spans, in the order of time."""
+    """Returns the samples of each thread that ran one of the spans, in order of time."""
     return [_complete(sorted(events, key=_TIME)) for events in _find_threads(samples, spans)]
 
 
@@ -214,7 +214,7 @@ def _complete(events: list[_Event]) -> list[_Event]:
 
 
 def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[list[_Event]]:
-    """Yields the samples of each thread that was in one of the spans."""
+    """Yields the samples of each thread that ran one of the spans."""
     tables, values = samples.tables, samples.values
     links = [link[:2] if link else None for link in tables.links]
     in_kernel = list(map(is_in_kernel, tables.stacks))

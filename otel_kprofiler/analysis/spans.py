@@ -1,4 +1,4 @@
-"""Spans with the lines of code that ran in them."""
+"""Spans with the source lines that ran in them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from otel_kprofiler.model import Stack
 
 
 def spans_with_lines(samples: Samples) -> list[tuple[Group, list[Group]]]:
-    """Returns spans, each with its groups by line.
+    """Returns spans, each grouped by line.
 
-    Samples without a line count for their function.
+    Samples without a line count towards their function.
     """
     stacks: defaultdict[Key, list[Weighed]] = defaultdict(list)
     keys = list(map(span_key, samples.tables.links))
@@ -43,7 +43,7 @@ def spans_with_lines(samples: Samples) -> list[tuple[Group, list[Group]]]:
 
 
 def endpoints_of_spans(samples: Samples) -> dict[Key, str]:
-    """Returns the names of spans' local roots, where known."""
+    """Returns the names of spans' local roots, where recorded."""
     links = samples.tables.links
     names = zip(links, endpoints(links), strict=True)
     return {span_key(link): name for link, name in names if name}

@@ -1,4 +1,4 @@
-"""Estimates of time off the CPU from samples of waits, beside the exact totals."""
+"""Estimates off-CPU time from wait samples, next to the exact totals."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from otel_kprofiler.model import NO_WAITS, ProfileKind, WaitTotals
 
 
 class WaitSummary(NamedTuple):
-    """Time off the CPU of all threads.
+    """Off-CPU time of all threads.
 
     Attributes:
         exact: totals counted by the BPF program; None if samples were filtered by a property that
             totals lack, such as the stack.
-        estimate_ns: time that the samples stand for.
+        estimate_ns: time represented by the samples.
         error_ns: upper bound of the standard error of ``estimate_ns``; None if samples were lost,
             since their durations are unknown. Waits at or above the threshold add no error.
         threshold_ns: waits of at least this duration were all sampled; the largest of all windows.
@@ -42,7 +42,7 @@ def summarize_waits(
             anything but processes.
 
     A wait shorter than the threshold is sampled with probability duration / threshold, and then
-    stands for the threshold. Its variance is at most the threshold squared; for the two parts of a
+    represents the threshold. Its variance is at most the threshold squared; for the two parts of a
     wait, asleep and waiting for a CPU, at most twice the sum of their squares.
     """
     origins = samples.tables.origins

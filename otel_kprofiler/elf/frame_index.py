@@ -1,7 +1,7 @@
 """Builds the search table of a file without ``.eh_frame_hdr``, such as a static executable.
 
-:mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. It imports nothing of the
-package, so that it starts in milliseconds, and needs no privileges.
+:mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. It imports nothing from
+the package, so that it starts in milliseconds, and needs no privileges.
 
     frame_index.py OFFSET SIZE ADDRESS < file > pairs
 """
@@ -17,7 +17,7 @@ from heapq import merge
 from typing import Final, NamedTuple
 
 MEMORY_BYTES: Final = 160 << 20
-"""Beyond the interpreter's mappings: the section, and 36 bytes per entry."""
+"""Memory beyond the interpreter's mappings: the section, and 36 bytes per entry."""
 _ENTRY: Final = struct.Struct("<II")  # length, CIE pointer (0 in a CIE itself)
 _RUN: Final = 1 << 16  # entries sorted at once, at some 90 bytes each
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
@@ -105,7 +105,7 @@ def parse_cie(frames: bytes, at: int) -> Cie:
 
 
 def _find_encoding(body: bytes) -> int:
-    """Returns the argument of ``R`` in a CIE's augmentation; raises if that is damaged."""
+    """Returns the argument of ``R`` in a CIE's augmentation; raises if it is damaged."""
     end = body.index(0, 1)
     augmentation = body[1:end]
     if not augmentation:

@@ -1,7 +1,7 @@
 """Reads the ELF headers that unwinding and symbolization need.
 
-A file costs some hundred bytes: ELF header, program headers and notes. pyelftools, used for kernel
-files, is too slow when many new binaries start at once.
+Reads a few hundred bytes per file: ELF header, program headers and notes. pyelftools, used for
+kernel files, is too slow when many new binaries start at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Section(NamedTuple):
     """A section header, with the fields of elf(5) in order.
 
     Attributes:
-        name: without its terminating zero.
+        name: name without its terminating zero.
         kind: ``SHT_…``
         flags: ``SHF_…``
         address: SVMA; 0 if it is not loaded.
@@ -79,7 +79,7 @@ class ElfFile(NamedTuple):
         entry: address of the first instruction; 0 if the file has none.
         section_headers: offset, number, and index of the section name table.
         machine: ``e_machine``.
-        is_go: whether Go's linker produced all or part of it.
+        is_go: whether Go's linker produced all or part of the file.
     """
 
     loads: tuple[Segment, ...]
@@ -111,7 +111,7 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
 
 
 def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
-    """Read the headers of a debug file; its segments have no bytes, hence are left out.
+    """Read the headers of a debug file, without segments, since these have no bytes.
 
     Raises:
         ElfError: not an ELF file for code of ``machine`` (None: any of ``MACHINES``), or the
@@ -141,7 +141,7 @@ def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:
     """Returns the file offset of the bytes loaded at an address.
 
     Raises:
-        ElfError: no segment has all of these bytes.
+        ElfError: no segment contains all of the bytes.
     """
     for load in loads:
         if load.address <= address and address + size <= load.address + load.size:
@@ -165,7 +165,7 @@ def read_sections(source: Source, elf: ElfFile) -> list[Section]:
     """Reads all section headers, in file order; empty if the file has none or no section names.
 
     Raises:
-        ElfError: they are damaged.
+        ElfError: the section headers are damaged.
     """
     start, count, names_index = elf.section_headers
     if count > MAX_SECTIONS:
@@ -181,7 +181,7 @@ def read_sections(source: Source, elf: ElfFile) -> list[Section]:
 
 
 def find_section(source: Source, elf: ElfFile, name: bytes) -> Segment:
-    """Find a section by name, if no program header points to it.
+    """Find a section by name, for sections that no program header points to.
 
     Raises:
         ElfError: the section is missing, compressed or not in the file, or the section headers are
@@ -241,7 +241,7 @@ def _segments(
 
 
 def _read_notes(source: Source, notes: list[tuple[int, int]]) -> tuple[BuildId | None, bool]:
-    """Returns the build id (None if missing or damaged), and whether there is a note of Go."""
+    """Returns the build id (None if missing or damaged), and whether there is a Go note."""
     build_id, is_go, left = None, False, MAX_NOTE_BYTES
     for offset, size in notes:
         left -= size

@@ -42,9 +42,9 @@ class ThreadStorage(NamedTuple):
     """The PT_TLS segment of a file; each thread has a copy of it.
 
     Attributes:
-        address: of its initial content (SVMA).
-        size: in bytes.
-        alignment: of the copies, in bytes; a power of two.
+        address: address of the initial content (SVMA).
+        size: size in bytes.
+        alignment: alignment of the copies in bytes; a power of two.
     """
 
     address: int
@@ -53,7 +53,7 @@ class ThreadStorage(NamedTuple):
 
     @property
     def distance(self) -> int:
-        """Returns the distance from copy to thread pointer, for an executable on x86-64.
+        """Returns the distance from a copy to the thread pointer, for an executable on x86-64.
 
         The copy lies below the thread pointer, aligned like the segment itself (Drepper, ELF
         Handling For Thread-Local Storage, section 3.4.6).
@@ -79,7 +79,7 @@ class LoadedElf(NamedTuple):
     dynamic: dict[int, int]
 
     def at(self, tag: int) -> int | None:
-        """Returns the runtime address in a tag; None without the tag.
+        """Returns the runtime address that a tag holds; None without the tag.
 
         glibc adds the bias to these values in memory, musl does not.
         """
@@ -136,10 +136,10 @@ def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
 
 
 def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, int] | None:
-    """Find a thread-local variable that a file defines and exports.
+    """Find an exported thread-local variable of a file.
 
     Returns:
-        Its number in the dynamic symbol table, and its offset in the segment; None if there is
+        Its index in the dynamic symbol table, and its offset in the segment; None if there is
         none.
 
     Raises:
@@ -166,7 +166,7 @@ def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, 
 def find_relocations(
     read: Read, elf: LoadedElf, symbol: int, kinds: tuple[int, ...]
 ) -> Iterator[Relocation]:
-    """Returns relocations of some kinds with a symbol number; 0 stands for the file itself.
+    """Returns relocations of the given kinds for a symbol number; 0 stands for the file itself.
 
     Raises:
         ElfError: there are too many.
@@ -192,7 +192,7 @@ def find_relocations(
 
 
 def _numbers_gnu(read: Read, table: int, name: bytes) -> Iterator[int]:
-    """Yields the numbers of symbols with the hash of a name."""
+    """Yields the indices of symbols whose hash equals that of a name."""
     buckets, first, bloom, _ = _WORDS_4.unpack(read(table, _WORDS_4.size))
     if not buckets:
         return

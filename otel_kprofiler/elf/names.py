@@ -18,7 +18,7 @@ _MAPPING: Final = re.compile(MAPPING_SYMBOL)
 
 
 def is_mapping_symbol(name: bytes) -> bool:
-    """Returns whether a name marks code or data, and not a function."""
+    """Returns whether a name is a mapping symbol rather than a function."""
     return b"$" in name and _MAPPING.fullmatch(name) is not None
 
 
@@ -31,7 +31,7 @@ def cut_versions(names: bytes) -> bytes:
     r"""Cut versions off names in place; the length stays the same.
 
     Linkers write ``NAME@VERSION`` and ``NAME@@VERSION`` into ``.symtab`` (ld, "VERSION Command").
-    A version is at the end and looks like an identifier. In ``@"a b"`` (Zig), ``turn@8`` (PE) and
+    A version is at the end and is an identifier. In ``@"a b"`` (Zig), ``turn@8`` (PE) and
     ``@name`` the character is part of the name.
 
     Args:

@@ -22,7 +22,7 @@ class Note(NamedTuple):
 def parse_notes(data: bytes) -> list[Note]:
     """Parse the notes of a section; a truncated last one is skipped.
 
-    The GNU note may be anywhere: kernel 6.12 has Linux and Xen notes before it.
+    The GNU note may be at any position: kernel 6.12 has Linux and Xen notes before it.
     """
     notes = []
     position = 0
@@ -40,7 +40,7 @@ def parse_notes(data: bytes) -> list[Note]:
 
 
 def find_build_id(data: bytes) -> BuildId | None:
-    """The GNU build id in a section of notes; None if there is none."""
+    """Returns the GNU build id in a section of notes; None if there is none."""
     for note in parse_notes(data):
         if note.name == b"GNU" and note.type == NT_GNU_BUILD_ID and note.description:
             return BuildId(note.description.hex())

@@ -1,4 +1,4 @@
-"""Errors of reading ELF files."""
+"""Errors in reading ELF files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from otel_kprofiler.errors import KProfilerError
 
 
 class ElfProblem(enum.Enum):
-    """A reason, from a closed list; the value is shown to users."""
+    """The reason for an error; the value is shown to users."""
 
     UNREADABLE = "the file could not be read"
     CHANGED = "the file changed while it was read"
@@ -25,7 +25,7 @@ class ElfError(KProfilerError):
     """An ELF file is damaged, unsupported or unreadable.
 
     Args:
-        problem: why.
+        problem: the reason.
         detail: specifics, for logs.
     """
 

@@ -21,7 +21,7 @@ class ElfSymbol(NamedTuple):
 
     Attributes:
         address: SVMA.
-        size: in bytes; 0 if unknown.
+        size: size in bytes; 0 if unknown.
     """
 
     address: int
@@ -59,7 +59,7 @@ def _find_in(
 
 
 def _places(texts: bytes, name: bytes) -> Iterator[int]:
-    """Yields offsets of a name, also as the suffix of a longer one: linkers merge those."""
+    """Yields offsets of a name, including as the suffix of a longer name: linkers merge those."""
     at = texts.find(name + b"\0")
     while at >= 0:
         yield at

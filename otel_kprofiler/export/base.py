@@ -1,8 +1,8 @@
 """Exporter interface: OpenTelemetry's names and life cycle, over bytes and counts.
 
-An exporter knows nothing of stacks. It gets a :class:`~otel_kprofiler.model.Batch` in its stated
-form and below its stated size limit, and returns how many samples of the batch arrived and why the
-others did not.
+An exporter does not handle stacks. It receives a :class:`~otel_kprofiler.model.Batch` in its
+declared form and size limit, and returns how many of the samples arrived and why the others did
+not.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ class ExportResult(NamedTuple):
     def failure(
         cls, batch: Batch, cause: LossCause, message: str, error_type: str = ""
     ) -> ExportResult:
-        """Nothing of the batch arrived; ``error_type`` defaults to the cause's name."""
+        """The result if nothing arrived; ``error_type`` defaults to the cause's name."""
         kinds = {kind: KindResult(0, {cause: count}) for kind, count in batch.sample_counts.items()}
         return cls(ExportOutcome.FAILURE, kinds, message, error_type or cause.value)
 
 
 class Part(NamedTuple):
-    """A request that was sent of a batch, which may be all of it.
+    """A request with part or all of a batch.
 
     Attributes:
         batch: the request.
@@ -110,9 +110,9 @@ class Part(NamedTuple):
 
 
 def sum_results(parts: Sequence[Part]) -> ExportResult:
-    """The result of a batch from those of its parts, at least one.
+    """Combines the results of a batch's parts, of which there is at least one.
 
-    It succeeds if a part does; its message and error are those of the first part that fails.
+    Succeeds if any part does; message and error are those of the first failed part.
     """
     results = [part.result for part in parts]
     if len(results) == 1:
@@ -145,8 +145,8 @@ class ProfileExporter(abc.ABC):
     Attributes:
         name: component id for logs and metrics, such as ``otlp_grpc/backup``.
         form: required form of batches.
-        max_bytes: largest payload that this exporter sends, before compression; None for no limit.
-            It falls when the receiver turns out to take less.
+        max_bytes: maximum payload that this exporter sends, before compression; None for no limit.
+            It is lowered when the receiver turns out to accept less.
         attributes: how resource and scope attributes are written in batches for this exporter.
         unnamed_frames: how frames without a function name are written in them.
     """
@@ -159,12 +159,12 @@ class ProfileExporter(abc.ABC):
 
     @property
     def destination(self) -> str:
-        """Address or path to show, without secrets; empty if there is none."""
+        """Address or path for display, without secrets; empty if there is none."""
         return ""
 
     @property
     def encoding(self) -> Encoding:
-        """How windows must be encoded for this exporter."""
+        """Encoding of windows for this exporter."""
         return Encoding(self.form, self.max_bytes, self.attributes, self.unnamed_frames)
 
     @abc.abstractmethod
@@ -176,14 +176,14 @@ class ProfileExporter(abc.ABC):
         """
 
     def export_parts(self, batch: Batch) -> Sequence[Part]:
-        """Like :meth:`export`, but with each request on its own.
+        """Like :meth:`export`, but returns each request separately.
 
-        There are several if the receiver takes only smaller ones.
+        There are several if the receiver accepts only smaller requests.
         """
         return [Part(batch, self.export(batch))]
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait for a running export; False on timeout."""
+        """Wait for a running export; returns False on timeout."""
         return True
 
     def find_outage(self) -> str:
@@ -194,6 +194,6 @@ class ProfileExporter(abc.ABC):
     def shutdown(self, timeout_millis: float = 30_000) -> None:
         """Release all resources; idempotent.
 
-        Ends a wait between attempts at once; a running attempt may take up to the timeout and is
-        then aborted.
+        Ends a wait between attempts immediately; a running attempt may take up to the timeout and
+        is then aborted.
         """

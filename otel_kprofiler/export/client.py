@@ -1,4 +1,4 @@
-"""Settings of OTLP exporters, shared by configuration, environment, SDK, commands, transports."""
+"""OTLP exporter settings, shared by configuration, environment, SDK, commands and transports."""
 
 from __future__ import annotations
 
@@ -89,24 +89,24 @@ class ClientSettings:
 
     Attributes:
         protocol: ``grpc``, ``http/protobuf`` or ``http/json``.
-        endpoint: receiver; if empty, :func:`open_client` takes port 4317 (gRPC) or 4318 (HTTP) of
+        endpoint: receiver; if empty, :func:`open_client` uses port 4317 (gRPC) or 4318 (HTTP) on
             this host.
 
             gRPC: ``host:port``, ``http://host:port`` (plain text), ``https://host:port`` (TLS,
             regardless of ``tls.insecure``), or a target such as ``unix:///path``. Without a scheme,
             TLS unless ``tls.insecure``. The port defaults to 4317, for https to 443.
 
-            HTTP: base address, to whose path ``/v1development/profiles`` is appended.
+            HTTP: base address; ``/v1development/profiles`` is appended to its path.
         exact: whether ``endpoint`` is used unchanged (HTTP only).
         headers: headers or metadata of each request.
         tls: certificates; for HTTP, the scheme of ``endpoint`` decides whether TLS is used.
         compression: ``gzip`` or ``none``.
         proxy_url: ``http://[user:password@]host:port``, which gRPC does not use for receivers in
-            ``NO_PROXY``; empty for no proxy. None is for HTTP the proxy of the environment
+            ``NO_PROXY``; empty for no proxy. None selects, for HTTP, the environment's proxy
             (``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``), and for gRPC no proxy.
         timeout_s: upper bound of one attempt, response included, seconds, > 0.
         retry: how often and how long to retry; see :class:`RetryPolicy`.
-        max_bytes: largest request, before compression; None for no limit.
+        max_bytes: maximum request size before compression; None for no limit.
         attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
         unnamed_frames: how frames without a function name are written.
         development_version: value of ``otlp-profiles-development-version``; empty to omit it.
@@ -134,7 +134,7 @@ class ClientSettings:
     def checked_headers(self) -> dict[str, str]:
         """Headers with lower-case names, validated for both transports.
 
-        The version of the schema is among them, unless it is empty or a header has it.
+        They include the schema version, unless it is empty or given as a header.
 
         Raises:
             ExportError: a name or a value has invalid characters.
@@ -143,11 +143,11 @@ class ClientSettings:
         if self.development_version:
             checked[DEVELOPMENT_VERSION_HEADER] = self.development_version
         for name, value in self.headers.items():
-            # Values are often secrets, so the message has only the name.
+            # Values are often secrets, so the message contains only the name.
             if not re.fullmatch(r"[0-9A-Za-z_.-]+", name) or not re.fullmatch(r"[ -~]*", value):
                 raise ExportError(
                     f"the header {name!r} cannot be sent",
-                    hint="names have letters, digits and -_. only, values printable ASCII",
+                    hint="names allow only letters, digits and -_., values only printable ASCII",
                 )
             checked[name.lower()] = value
         return checked
@@ -156,7 +156,7 @@ class ClientSettings:
         """Return whether requests are compressed.
 
         Raises:
-            ExportError: the compression has another name.
+            ExportError: the compression is unknown.
         """
         if self.compression not in {"gzip", "none"}:
             raise ExportError(f"unknown compression {self.compression!r}", hint="one of none, gzip")

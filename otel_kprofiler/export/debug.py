@@ -48,7 +48,7 @@ class DebugExporter(ProfileExporter):
         self._closed = False
 
     def export(self, batch: Batch) -> ExportResult:
-        """Print the line; a closed or broken output counts as ``WRITE_FAILED``."""
+        """Print the line; returns ``WRITE_FAILED`` if the output is closed or broken."""
         if self._closed:
             return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
         profiles, total = batch.profiles, batch.sample_count

@@ -1,7 +1,7 @@
 """Exporter settings from the configuration; each opens its exporter.
 
 They are plain values: the process that validates the configuration can pass them on, and equal
-settings describe the same exporter.
+settings mean that an exporter is unchanged.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class FileSettings(ExporterSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugSettings(ExporterSettings):
-    """Lines on standard output."""
+    """The debug exporter: lines on standard output."""
 
     verbosity: Verbosity
 

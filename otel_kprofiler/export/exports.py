@@ -19,18 +19,18 @@ OnExport = Callable[[ExportResult, float], None]
 
 
 def is_temporary(result: ExportResult) -> bool:
-    """Returns whether a batch, even one without samples, may be retried."""
+    """Returns whether a batch, even without samples, may be retried."""
     return bool(result.lost) and _TEMPORARY.issuperset(result.lost)
 
 
 def export_all(
     exporter: ProfileExporter, batches: Sequence[Batch], on_export: OnExport | None
 ) -> list[Part]:
-    """Export in order, until a batch fails for a reason that affects all others, too.
+    """Export in order, until a batch fails for a reason that affects the others, too.
 
     Args:
-        exporter: sends them.
-        batches: batches to send; returns nothing for none.
+        exporter: sends the batches.
+        batches: batches to send; may be empty.
         on_export: called after each export; its exceptions are logged.
     """
     parts: list[Part] = []

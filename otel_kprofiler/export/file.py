@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """When a file is rotated to ``NAME-TIME.SUFFIX``, and how long backups are kept.
+    """When to rotate a file to ``NAME-TIME.SUFFIX``, and how long to keep backups.
 
     Attributes:
         max_bytes: rotate before a batch that would exceed this size; 0 means no limit.
@@ -56,13 +56,13 @@ class FileExporter(ProfileExporter):
 
     Args:
         path: output file, created with mode 0600 because it may reveal kernel addresses. An
-            existing file keeps its permissions, and so do the files after a rotation. ``-`` is
+            existing file keeps its permissions, and later files inherit them. ``-`` is
             standard output.
         form: JSON lines, or length-prefixed protobuf messages.
         rotation: when to start a new file; None for never. Applies to regular files only.
         attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
         name: component id.
-        now: seconds since the Unix epoch.
+        now: returns the seconds since the Unix epoch.
 
     Raises:
         ExportError: the path cannot be written, or ends in the middle of a protobuf message.
@@ -98,7 +98,7 @@ class FileExporter(ProfileExporter):
         except OSError as error:
             raise ExportError(
                 f"cannot write {path}: {error.strerror}",
-                hint=f"choose a file in an existing directory that this user can write, not {path}",
+                hint=f"choose a file in an existing directory writable by this user, not {path}",
             ) from error
 
     @property
@@ -110,7 +110,7 @@ class FileExporter(ProfileExporter):
         """Open the path; a new file gets these permissions.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: the file cannot be opened.
             ExportError: the existing content cannot be appended to.
         """
         file = AppendedFile(self._path, mode=mode)
@@ -148,7 +148,7 @@ class FileExporter(ProfileExporter):
             code = errno.errorcode.get(error.errno or 0, "")
             return self._fail(batch, f"cannot write {self._path}: {error.strerror}", code)
         except ExportError as error:
-            # Another file has been put in its place.
+            # The path now belongs to a different file.
             return self._fail(batch, error.message, "")
         self._broken = ""
         return ExportResult.success(batch)
@@ -162,7 +162,7 @@ class FileExporter(ProfileExporter):
     def shutdown(self, timeout_millis: float = 30_000) -> None:
         """Close the file; a running export that outlasts the timeout closes it instead."""
         self._stopped.set()
-        # Closing during an export would let it write to a reused descriptor.
+        # Closing during an export could make it write to a reused descriptor.
         if self._busy.acquire(timeout=timeout_millis / 1000):
             self._close()
             self._busy.release()
@@ -197,16 +197,16 @@ class FileExporter(ProfileExporter):
         if at != size:
             raise ExportError(
                 f"{self._path} does not end with a complete message",
-                hint="it is truncated or has another format: move it away or choose another path",
+                hint="it is truncated or in another format: move it away or choose another path",
             )
 
     def _prepare(self, more: int) -> None:
-        """Recreate a file that was removed or moved away; rotate one that is due."""
+        """Recreate a removed or moved file; rotate a file that is due."""
         file = self._file
         if file is None:
             return
         if not file.is_in_place():
-            # Also after a rotation that could not open its new file.
+            # Also applies after a rotation that failed to open its new file.
             self._open(stat.S_IMODE(os.fstat(file.fd).st_mode))
             return
         rotation = self._rotation if file.movable else None

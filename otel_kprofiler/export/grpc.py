@@ -1,6 +1,6 @@
 """OTLP over gRPC: ``ProfilesService/Export`` with the bytes of the batch.
 
-Uses one channel and blocking unary calls: grpcio runs those without a thread of its own, and
+Uses one channel and blocking unary calls: grpcio runs these without an extra thread, and
 closing the channel aborts them. gRPC's own retries are off; :mod:`.retry` decides.
 """
 
@@ -41,13 +41,13 @@ RETRYABLE: Final = frozenset(
         StatusCode.DATA_LOSS,
     }
 )
-"""Codes that the OTLP specification calls retryable; RESOURCE_EXHAUSTED only with RetryInfo."""
+"""Retryable codes of the OTLP specification; RESOURCE_EXHAUSTED only with RetryInfo."""
 _TOO_LARGE: Final = re.compile(
     r"message[ \w]*? larger than max|message exceeds (the )?(configured )?max|larger than max size"
     r"|message length too large|status: 413|(payload|entity) too large",
     re.IGNORECASE,
 )
-"""Texts of errors for requests that are too large.
+"""Matches error messages for requests that are too large.
 
 In order: gRPC for Go and the core of C++, Python and Ruby (in either direction, before or after
 decompression); Java and .NET; tonic; and proxies that speak HTTP.
@@ -62,9 +62,9 @@ _TOO_LARGE_CODES: Final = frozenset(
     }
 )
 _MIN_LIMIT_BYTES: Final = 1024
-"""Smaller numbers in such a message are not taken as a limit."""
+"""Smaller numbers in such a message are not used as a limit."""
 _LARGE_RESPONSE: Final = "CLIENT: Received message larger than max"
-"""How gRPC's core says that a response is above our limit; servers respond to what they have."""
+"""gRPC core's message for a response above our limit; the server has accepted the request."""
 Options = tuple[tuple[str, str | int], ...]
 _OPTIONS: Final[Options] = (
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
@@ -73,7 +73,7 @@ _OPTIONS: Final[Options] = (
     # By default gRPC waits up to two minutes before it reconnects.
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # Two exporters with one address must not share a connection.
+    # Two exporters with the same address must not share a connection.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -144,7 +144,7 @@ class OtlpGrpcExporter(OtlpSender):
         return Answer(Verdict.ACCEPTED, "OK", partial.message, partial.rejected)
 
     def _reopen(self) -> None:
-        """Connect with renewed certificates, unless the exporter was closed meanwhile."""
+        """Reconnect with renewed certificates, unless the exporter was closed meanwhile."""
         with self._lock:
             if not self._closed:
                 old, self._channel = self._channel, self._open()
@@ -156,7 +156,7 @@ class OtlpGrpcExporter(OtlpSender):
 
 
 def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
-    """The gRPC target, and whether to use TLS.
+    """Returns the gRPC target, and whether to use TLS.
 
     Raises:
         ExportError: there is no host, or more than host and port.
@@ -173,7 +173,7 @@ def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
         raise ExportError(
             f"unusable gRPC endpoint {redact_address(endpoint)!r}",
             hint="write it as host:port, http://host:port or https://host:port, without a path;"
-            " credentials belong into headers",
+            " credentials belong in headers",
         )
     secure = scheme == "https" if separator else not insecure
     if port is None and scheme != "https":
@@ -182,10 +182,10 @@ def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
 
 
 def proxy_options(proxy_url: str) -> Options:
-    """Options of a channel that goes through this proxy, or through none if it is empty.
+    """Returns the options of a channel through this proxy, or through no proxy if it is empty.
 
-    gRPC would take one from the environment, which then sees the metadata of requests that are
-    sent in plain text.
+    By default, gRPC uses the environment's proxy, which then sees the metadata of plain-text
+    requests.
     """
     if not proxy_url:
         return (("grpc.enable_http_proxy", 0),)
@@ -224,16 +224,16 @@ def _failed(error: grpc.RpcError) -> Answer:
 
 
 def parse_limit(text: str) -> int:
-    """The limit in an error text, in bytes; 0 if there is none.
+    """Returns the limit in an error message, in bytes; 0 if there is none.
 
-    Some texts have the size of the message, too, before the limit or after it: the size is larger.
+    Some messages also contain the request's size, before or after the limit; it is larger.
     """
     numbers = [int(digits) for digits in re.findall(r"\d{1,18}", text)]
     return min((number for number in numbers if number >= _MIN_LIMIT_BYTES), default=0)
 
 
 def parse_retry_delay(details: bytes) -> float | None:
-    """Delay in seconds of the ``RetryInfo`` in a serialized ``google.rpc.Status``, else None.
+    """Returns the ``RetryInfo`` delay in a serialized ``google.rpc.Status`` in seconds, or None.
 
     A ``RetryInfo`` without a delay, or with a negative one, is a delay of 0: its presence allows
     a retry.

@@ -1,7 +1,7 @@
 """OTLP over HTTP: one POST per attempt, protobuf or JSON, with requests.
 
 Receivers are not trusted: redirects are not followed, cookies not stored, responses not
-decompressed and read only up to 4 MiB, and an exchange that exceeds the time of the attempt is
+decompressed and read only up to 4 MiB, and an exchange that exceeds the attempt's time limit is
 aborted even if data still trickles in.
 """
 
@@ -42,7 +42,7 @@ _BROKEN: Final = (
     requests.exceptions.ChunkedEncodingError,
     urllib3.exceptions.HTTPError,
 )
-"""Errors of a connection, before or within an answer."""
+"""Errors of a connection, before or during a response."""
 
 
 class OtlpHttpExporter(OtlpSender):
@@ -112,7 +112,7 @@ class OtlpHttpExporter(OtlpSender):
 
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
         if self._tls_files and self._tls_files.renew():
-            self._session.close()  # connections are opened again, with the new files
+            self._session.close()  # connections are reopened with the new files
         late = threading.Event()
         self._adapter.begin()
 
@@ -120,7 +120,7 @@ class OtlpHttpExporter(OtlpSender):
             late.set()
             self._adapter.abort()
 
-        # Socket timeouts apply to each read, so they do not bound a response that trickles.
+        # Socket timeouts apply to each read, so they do not bound a trickling response.
         timer = threading.Timer(timeout_s, abort)
         timer.daemon = True
         # From Python 3.12 on, threads cannot be started during interpreter shutdown.
@@ -137,7 +137,7 @@ class OtlpHttpExporter(OtlpSender):
             return Answer(Verdict.RETRY, status, str(getattr(inner, "reason", inner)))
         except requests.RequestException as error:
             return Answer(Verdict.REFUSED, type(error).__name__, str(error))
-        except OSError as error:  # requests misses a file of TLS, which is being replaced
+        except OSError as error:  # requests cannot find a TLS file while it is being replaced
             return Answer(Verdict.RETRY, type(error).__name__, str(error))
         finally:
             timer.cancel()
@@ -160,7 +160,7 @@ class OtlpHttpExporter(OtlpSender):
             except _BROKEN:
                 if not is_delivered(status):
                     raise
-                received = Body(b"", "it ends too early")
+                received = Body(b"", "it is truncated")
             # Without a length, an aborted body just ends.
             if late.is_set() or self._closed:
                 if not is_delivered(status):
@@ -174,7 +174,7 @@ class OtlpHttpExporter(OtlpSender):
 
 
 def parse_endpoint(endpoint: str, *, join: bool) -> tuple[str, HTTPBasicAuth | None]:
-    """Address without credentials, and the credentials; ``join`` appends the signal's path.
+    """Returns address without credentials, and credentials; ``join`` appends the signal's path.
 
     Raises:
         ExportError: not an http or https address with a host.
@@ -183,7 +183,7 @@ def parse_endpoint(endpoint: str, *, join: bool) -> tuple[str, HTTPBasicAuth | N
         url = urlsplit(endpoint)
         usable = url.scheme in {"http", "https"} and bool(url.hostname)
         _ = url.port  # raises if invalid
-    except ValueError:  # its text may contain a password
+    except ValueError:  # the error's text may contain a password
         usable = False
     if not usable:
         raise ExportError(
@@ -197,15 +197,15 @@ def parse_endpoint(endpoint: str, *, join: bool) -> tuple[str, HTTPBasicAuth | N
 
 
 def _read_body(response: requests.Response) -> Body:
-    """The body as sent, up to the limit.
+    """Returns the body as sent, up to the limit.
 
     Raises:
-        requests.RequestException, urllib3.exceptions.HTTPError: the connection ends before it.
+        requests.RequestException, urllib3.exceptions.HTTPError: the connection ends early.
     """
     content = bytearray()
-    # Read again after the end: only that detects a truncated response.
+    # Read once more after the end: only this detects a truncated response.
     while chunk := response.raw.read(65536, decode_content=False):
         content += chunk
         if len(content) > MAX_RESPONSE_BYTES:
-            return Body(b"", f"it is above {MAX_RESPONSE_BYTES} bytes")
+            return Body(b"", f"it exceeds {MAX_RESPONSE_BYTES} bytes")
     return Body(bytes(content))

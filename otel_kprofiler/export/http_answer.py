@@ -1,7 +1,7 @@
 """Interprets responses of OTLP/HTTP receivers: status and body.
 
-The status decides. The body of a success is optional, and so are its type and encoding. If it
-cannot be read, a partial success in it is missed, but the delivery still counts.
+The status decides. A success may lack a body, its type or its encoding. If the body cannot be read,
+a partial success in it is missed, but the delivery still counts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from otel_kprofiler.export.sender import MAX_RESPONSE_BYTES, NO_PROFILES_PIPELIN
 from otel_kprofiler.model import Form
 
 RETRYABLE: Final = frozenset({429, 502, 503, 504})
-"""Statuses that the OTLP specification calls retryable, besides failures to connect."""
+"""Retryable statuses of the OTLP specification, besides failures to connect."""
 CONTENT_TYPES: Final = {Form.PROTOBUF: "application/x-protobuf", Form.JSON: "application/json"}
-"""Types of requests."""
+"""Content types of requests."""
 _FORMS: Final = {
     "application/x-protobuf": Form.PROTOBUF,
     "application/protobuf": Form.PROTOBUF,
@@ -31,24 +31,24 @@ _FORMS: Final = {
     "application/json": Form.JSON,
     "text/json": Form.JSON,
 }
-"""Types of answers: those of OTLP, and other names of the same formats."""
+"""Content types of responses: OTLP's, and other names of the same formats."""
 _TOO_LARGE: Final = re.compile(
     r"(body|entity|payload|request|message) (is )?too large|larger than max"
 )
-"""Texts of receivers that refuse a request for its size with another status than 413.
+"""Matches messages of receivers that reject a request's size with a status other than 413.
 
 A Collector answers with 400 and the error of Go's ``http.MaxBytesReader``.
 """
 _GZIP_WINDOW_BITS: Final = 47
-"""Both gzip and zlib, of any window (zlib manual, inflateInit2)."""
+"""Accepts gzip and zlib with any window size (zlib manual, inflateInit2)."""
 
 
 class Body(NamedTuple):
-    """The body of an answer.
+    """The body of a response.
 
     Attributes:
-        content: as sent; empty if there is a problem.
-        problem: why it could not be received; empty if it was.
+        content: the bytes as sent; empty if there is a problem.
+        problem: why the body could not be received; empty on success.
     """
 
     content: bytes
@@ -56,7 +56,7 @@ class Body(NamedTuple):
 
 
 def is_delivered(status: int) -> bool:
-    """Returns whether a status means that the receiver has the request (RFC 9110, 15.3)."""
+    """Returns whether a status means that the request was accepted (RFC 9110, 15.3)."""
     return 200 <= status < 300
 
 
@@ -66,7 +66,7 @@ def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Fo
     Args:
         status: HTTP status.
         headers: response headers, case-insensitive.
-        body: of the response.
+        body: body of the response.
         form: form of the request, tried first for a body without a known content type.
     """
     name = str(status)
@@ -87,7 +87,7 @@ def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Fo
 
 
 def _decode(headers: Mapping[str, str], body: Body) -> Body:
-    """The body without its content encoding, which some servers use without being asked."""
+    """Returns the decoded body; some servers use a content encoding unrequested."""
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if body.problem or not body.content or encoding in {"", "identity"}:
         return body
@@ -99,8 +99,8 @@ def _decode(headers: Mapping[str, str], body: Body) -> Body:
     except zlib.error:
         return Body(b"", f"it is not {encoding}")
     if len(content) > MAX_RESPONSE_BYTES:
-        return Body(b"", f"it is above {MAX_RESPONSE_BYTES} bytes")
-    return Body(content) if inflater.eof else Body(b"", f"its {encoding} ends too early")
+        return Body(b"", f"it exceeds {MAX_RESPONSE_BYTES} bytes")
+    return Body(content) if inflater.eof else Body(b"", f"its {encoding} is truncated")
 
 
 def _delivered(name: str, headers: Mapping[str, str], body: Body, form: Form) -> Answer:
@@ -115,7 +115,7 @@ def _delivered(name: str, headers: Mapping[str, str], body: Body, form: Form) ->
             continue
         return Answer(Verdict.ACCEPTED, name, partial.message, partial.rejected)
     shown = f" of the type {kind[:80]}" if kind else " without a type"
-    problem = f"its {len(body.content)} bytes{shown} are no ExportProfilesServiceResponse"
+    problem = f"its {len(body.content)} bytes{shown} are not an ExportProfilesServiceResponse"
     return Answer(Verdict.ACCEPTED, name, unreadable=problem)
 
 
@@ -145,7 +145,7 @@ _PARSERS: Final[Mapping[Form, Callable[[bytes], PartialSuccess]]] = {
 
 
 def _explanation(headers: Mapping[str, str], content: bytes) -> str:
-    """The message of a ``google.rpc.Status`` in either form, or a plain-text body."""
+    """Returns the message of a ``google.rpc.Status`` in either form, or a plain-text body."""
     kind = _content_type(headers)
     form = _FORMS.get(kind)
     if form is Form.PROTOBUF:
@@ -165,7 +165,7 @@ def _explanation(headers: Mapping[str, str], content: bytes) -> str:
 
 
 def parse_retry_after(value: str, now_unix_s: float) -> float | None:
-    """Delay of a ``Retry-After`` header in seconds (RFC 9110 section 10.2.3); None if invalid.
+    """Returns the delay of ``Retry-After`` in seconds (RFC 9110 section 10.2.3); None if invalid.
 
     Args:
         value: a number of seconds, or an HTTP date.

@@ -12,7 +12,7 @@ from otel_kprofiler.export.base import ExportResult
 from otel_kprofiler.model import LossCause, Losses, sum_losses
 
 LossesByKind = Mapping[str, Losses]
-"""Losses by the name of their kind."""
+"""Losses by name of the kind."""
 
 
 def sum_kinds(losses: Iterable[LossesByKind]) -> dict[str, dict[LossCause, int]]:
@@ -25,7 +25,7 @@ def sum_kinds(losses: Iterable[LossesByKind]) -> dict[str, dict[LossCause, int]]
 
 
 class EarlierCounts(NamedTuple):
-    """Samples that all earlier runs put in a spool, and those that they lost of them, by cause."""
+    """Samples that earlier runs put in a spool, and their losses by cause."""
 
     samples: int
     lost: Losses
@@ -85,7 +85,7 @@ class Ledgers:
         self._earlier: dict[str, EarlierCounts] | None = {} if is_spooled else None
 
     def begin(self, earlier: Mapping[str, int], lost: LossesByKind) -> None:
-        """Start with the samples that earlier runs put in the spool and lost, by kind."""
+        """Start with the samples that earlier runs stored in the spool and lost, by kind."""
         self._earlier = {
             kind: EarlierCounts(count, lost.get(kind, {})) for kind, count in earlier.items()
         }

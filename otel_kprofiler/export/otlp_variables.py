@@ -1,8 +1,8 @@
 """The environment variables ``OTEL_EXPORTER_OTLP_[PROFILES_]*``.
 
 Each is looked up as ``OTEL_EXPORTER_OTLP_PROFILES_X``, then as ``OTEL_EXPORTER_OTLP_X``; an
-empty value counts as unset. The meaning is that of the other OTLP exporters for Python, so
-``TIMEOUT`` is in seconds, covers all attempts for one batch, and the default protocol is grpc.
+empty value counts as unset. The meaning is that of Python's other OTLP exporters, so ``TIMEOUT``
+is in seconds and covers all attempts for a batch, and the default protocol is grpc.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PATH: Final = "v1development/profiles"
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:
-    """Settings from the environment.
+    """Returns settings from the environment.
 
     Raises:
         ConfigError: one or more variables have unusable values; all are reported.
@@ -37,7 +37,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:
     problems: list[ConfigProblem] = []
 
     def text(option: str) -> tuple[str, str]:
-        """Name and value of the variable that takes precedence."""
+        """Returns name and value of the variable that takes precedence."""
         for name in (_SIGNAL + option, _GENERAL + option):
             if value := environ.get(name, "").strip():
                 return name, value
@@ -127,7 +127,7 @@ def exporter_from_environment(
             )
         else:
             shown = redact_address(address)
-            problem = ConfigProblem("command line", 0, 0, "", f"no receiver's address: {shown}")
+            problem = ConfigProblem("command line", 0, 0, "", f"not a receiver's address: {shown}")
             raise ConfigError(
                 [problem], hint="write grpc://HOST:PORT, grpcs://…, http://… or https://…"
             )

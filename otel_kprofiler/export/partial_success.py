@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class PartialSuccess(NamedTuple):
-    """Read the loss in an accepted request (OTLP specification, "Partial Success").
+    """The rejected part of an accepted request (OTLP specification, "Partial Success").
 
     Attributes:
         rejected: number of rejected profiles.
-        message: why, or a warning; possibly empty.
+        message: the reason, or a warning; possibly empty.
     """
 
     rejected: int = 0
@@ -18,7 +18,7 @@ class PartialSuccess(NamedTuple):
 
 
 def parse_partial_success(response: bytes) -> PartialSuccess:
-    """The partial success of a serialized ``ExportProfilesServiceResponse``.
+    """Returns the partial success of a serialized ``ExportProfilesServiceResponse``.
 
     Raises:
         ValueError: the bytes are not such a message.

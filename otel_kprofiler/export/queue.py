@@ -6,8 +6,8 @@ their samples. The account is exact at every instant, for each kind of samples:
 
     accepted + carried = exported + all lost + queued
 
-With a spool, a batch that finds no receiver stays queued until it is too old or its space is
-needed; every other outcome settles it.
+With a spool, a batch whose receiver is unreachable stays queued until it is too old or its space
+is needed; every other outcome settles it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from otel_kprofiler.export.spool import Spool
 from otel_kprofiler.model import Batch, LossCause, SampleCounts
 
 DEFAULT_QUEUE_SIZE = 1000
-"""Batches; as the Collector's ``sending_queue``."""
+"""In batches, as in the Collector's ``sending_queue``."""
 DEFAULT_QUEUE_BYTES = 16 * 1024 * 1024
-"""Bytes of payload; bounds the memory while a receiver is down."""
+"""Payload bytes in memory, which bound memory while a receiver is down."""
 _INTERRUPT_GRACE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _POLL_S = 0.1
@@ -49,13 +49,13 @@ class _Held(NamedTuple):
     """A waiting batch, in memory or in the spool.
 
     Attributes:
-        number: in the order of the queue.
-        samples: not exported or lost yet, by kind.
-        size: bytes of the batch.
-        batches: the batch, if it is in memory; or the parts of it that were not delivered yet.
-        stored: where it is in the spool.
-        lost: losses of it so far.
-        carried: an earlier run left it.
+        number: position in the order of the queue.
+        samples: samples neither exported nor lost yet, by kind.
+        size: size of the batch in bytes.
+        batches: the batch, if it is in memory, or its undelivered parts.
+        stored: its location in the spool.
+        lost: its losses so far.
+        carried: whether it was left by an earlier run.
     """
 
     number: int
@@ -73,13 +73,13 @@ class ExportQueue:
     Args:
         exporter: destination; shut down together with the queue.
         size: maximum number of batches in memory, >= 1.
-        max_bytes: maximum bytes of payload in memory; one batch is always accepted.
+        max_bytes: maximum payload in memory, in bytes; one batch is always accepted.
         on_export: called on the worker thread after each export with the result and the duration
             in seconds, retries included; not called for a batch abandoned at shutdown.
         spool: keeps batches on disk; memory then holds only those that cannot be written. Closed
             together with the queue.
-        on_lost: called for each batch in memory of which nothing arrived, as it is counted as
-            lost; on any thread, one at a time. It must not raise.
+        on_lost: called when a batch in memory is counted as lost without having arrived in
+            part; on any thread, one call at a time. It must not raise.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class ExportQueue:
         self._worker.start()
 
     def put(self, batch: Batch, rest: SampleCounts | None = None) -> bool:
-        """Add a batch; False if it was counted as lost because of shutdown.
+        """Add a batch; returns False if it was counted as lost because of shutdown.
 
         Waits for the disk if there is a spool, never for the exporter. One thread at a time.
-        ``rest`` are samples of its window, by kind, in batches that are put next.
+        ``rest`` are samples of its window, by kind, in the batches that follow.
         """
         with self._changed:
             if self._closing:
@@ -130,10 +130,10 @@ class ExportQueue:
         return True
 
     def replace(self, exporter: ProfileExporter, *, size: int = DEFAULT_QUEUE_SIZE) -> None:
-        """Switch to another exporter of the same form, including for waiting batches.
+        """Switch to a different exporter of the same form, including for waiting batches.
 
-        The old one is shut down in the background; a batch that it abandons because of that goes
-        to the new one.
+        The old exporter is shut down in the background; a batch that it therefore abandons goes to
+        the new exporter.
         """
         with self._changed:
             old, self.exporter, self._size = self.exporter, exporter, max(size, 1)
@@ -146,14 +146,14 @@ class ExportQueue:
             self._ledgers.lose(samples, cause)
 
     def counts(self) -> QueueCounts:
-        """A consistent snapshot of all totals."""
+        """Returns a consistent snapshot of all totals."""
         with self._changed:
             held = [*self._waiting, *([self._in_flight] if self._in_flight else [])]
             size = sum(batch.size for batch in held)
             return self._ledgers.counts(_sum_samples(held), len(held), size)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until all batches put so far are exported or lost; False on timeout."""
+        """Wait until all batches put so far are exported or lost; returns False on timeout."""
         deadline = time.monotonic() + timeout_millis / 1000
         with self._changed:
             last = self._last
@@ -173,7 +173,7 @@ class ExportQueue:
         second longer than the timeout. Idempotent; a later ``put`` is counted as ``shutdown``.
 
         Args:
-            timeout_millis: time for all of that.
+            timeout_millis: time limit for the whole shutdown.
             final_request: builds a request without samples that reports losses, or None if the
                 receiver knows them. Called after the running export, and with a spool once more
                 at the very end.
@@ -213,7 +213,7 @@ class ExportQueue:
             self._spool.close()
 
     def _keep_parts(self) -> None:
-        """Replace a stored batch that arrived in part by its other parts, for the next run."""
+        """Replace a partially delivered batch by its undelivered parts, for the next run."""
         with self._changed:
             first = self._waiting[0] if self._waiting else None
             if first is None or first.stored is None or not first.batches:
@@ -221,7 +221,7 @@ class ExportQueue:
             self._settling += 1
         if all(self._store(part, is_part=True) for part in first.batches):
             self._settle(first, left=first.samples)
-        else:  # the next run sends all of it again
+        else:  # the next run resends the whole batch
             with self._changed:
                 self._settling -= 1
 
@@ -230,7 +230,7 @@ class ExportQueue:
         return self._storage_error
 
     def _adopt_carried(self) -> None:
-        """Queue the batches of earlier runs, once the spool could be opened."""
+        """Queue the batches of earlier runs once the spool is open."""
         spool = self._spool
         if spool is None or not (spool.waiting or spool.earlier or spool.unknown_since_unix_ns):
             return
@@ -284,7 +284,7 @@ class ExportQueue:
         return stored
 
     def _note_storage(self, error: str, consequence: str = "") -> None:
-        """Log once that the spool cannot be written, and once that it can be again."""
+        """Log failure and recovery of writes to the spool, once each."""
         last_error, self._storage_error = self._storage_error, error
         if error and error != last_error:
             _log.warning(
@@ -338,9 +338,9 @@ class ExportQueue:
                 self._on_lost(batch, cause)
 
     def _settle(self, *settled: _Held, left: SampleCounts | None = None) -> None:
-        """Record in the spool that these batches, the oldest of it, are settled.
+        """Record in the spool that these batches, its oldest, are settled.
 
-        ``left`` are samples of them that it has in other batches.
+        ``left`` are samples of theirs that the spool holds in other batches.
 
         The caller increments ``_settling`` when it removes them from the queue, so that the spool
         is not closed in between.
@@ -398,7 +398,7 @@ class ExportQueue:
                 self._settle(held)
 
     def _load(self, held: _Held) -> tuple[Batch, ...]:
-        """The batch, or the rest of it; nothing if it cannot be read."""
+        """Returns the batch, or its undelivered parts; empty if it cannot be read."""
         if held.batches or held.stored is None or self._spool is None:
             return held.batches
         try:
@@ -408,7 +408,7 @@ class ExportQueue:
             return ()
 
     def _conclude(self, held: _Held, parts: Sequence[Part], *, replaced: bool) -> bool:
-        """Count the outcome of a batch and requeue the rest; returns whether it is settled."""
+        """Count a batch's outcome and requeue the rest; returns whether the batch is settled."""
         gone = held.stored and self._spool and not self._spool.holds(held.stored)
         if not parts:
             self._lose(held, LossCause.SPOOL_FULL if gone else LossCause.SPOOL_DAMAGED)

@@ -31,11 +31,11 @@ _NAME: Final = re.compile(r"(\d{20})\.spool(\.aside)?")
 _BLOCK_BYTES: Final = 4096
 """Unit in which a failing disk is read."""
 MAX_SEGMENT_BYTES: Final = 16 * 1024 * 1024
-"""Size above which a spool begins another segment."""
+"""Size above which a spool starts a new segment."""
 _MAX_READ_BYTES: Final = MAX_SEGMENT_BYTES + HEADER_BYTES + MAX_BODY_BYTES
-"""Longest segment that a spool writes: full except for one byte, and the longest record."""
+"""Maximum segment that a spool writes: one byte short of full, plus the longest record."""
 _EARLIEST_S: Final = 1_600_000_000
-"""An earlier wall clock (2020) was not set, so the age of a batch is unknown."""
+"""A wall clock before this time (2020) was not set, so the age of a batch is unknown."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ class Stored(NamedTuple):
     Attributes:
         number: consecutive number of the batch.
         samples: number of samples in the batch, by kind.
-        size: bytes of the record.
-        since_s: when it was appended, in monotonic seconds.
+        size: size of the record in bytes.
+        since_s: time of its append, in monotonic seconds.
         segment: number in the name of its segment.
         offset: position of its record in the segment.
     """
@@ -73,9 +73,9 @@ def has_segments(directory: PrivateDirectory) -> bool:
 class Recovery:
     """Reads all segments of a directory, oldest first.
 
-    Segments of another version are renamed to ``NUMBER.spool.aside``; their samples are neither
-    delivered nor lost here, and are in no count. What cannot be opened as a regular file of this
-    user is left alone.
+    Segments of other versions are renamed to ``NUMBER.spool.aside``; their samples are neither
+    delivered nor lost here, and are not counted. Anything that cannot be opened as a regular file
+    of this user is left alone.
 
     Args:
         directory: the spool's directory.
@@ -93,8 +93,8 @@ class Recovery:
             those of the last window that were not appended before a kill.
         earlier: samples of all earlier runs, by kind.
         earlier_lost: samples among ``earlier`` that were lost, by kind.
-        unknown_since_unix_ns: when not 0, the end of the log is missing, and what was taken after
-            this time is unknown; 1 if the time is unknown too.
+        unknown_since_unix_ns: when not 0, the end of the log is missing, and the number of samples
+            taken after this time is unknown; 1 if the time is unknown too.
     """
 
     def __init__(self, directory: PrivateDirectory, now_s: float) -> None:
@@ -145,18 +145,18 @@ class Recovery:
         self.unknown_since_unix_ns = 0 if self._closed else max(totals.end_unix_ns, 1)
 
     def _begin_aside(self) -> None:
-        """Note what was appended before a segment put aside, if nothing there is damaged."""
+        """Record the samples appended before a segment put aside, unless data there is damaged."""
         if self._is_whole and self._aside_from is None:
             self._aside_from = self.totals.appended.copy()
 
     def _end_aside(self, opening: Record) -> None:
-        """Note what was appended through segments put aside, by the mark that opens the next."""
+        """Record the samples appended through segments put aside, from the next segment's mark."""
         aside_from, self._aside_from = self._aside_from, None
         if aside_from is not None and opening.kind == Kind.MARK and opening.offset == len(MAGIC):
             self._aside.append((aside_from, unpack_totals(opening.body).appended))
 
     def _count_aside(self) -> SampleCounts:
-        """Samples of segments put aside that were not done; samples are done in their order."""
+        """Returns the pending samples of segments put aside; samples are done in order."""
         aside = SampleCounts()
         for aside_from, through in self._aside:
             aside += through - (aside_from | self.totals.done)
@@ -239,9 +239,9 @@ class Recovery:
 
 
 def _read(directory: PrivateDirectory, name: str) -> tuple[bytes, int]:
-    """The content of a segment, with zeros for unreadable blocks, and the size of its file.
+    """Returns a segment's content, with zeros for unreadable blocks, and the size of its file.
 
-    What no spool has written is left out: holes at the end, and all beyond the longest segment.
+    Leaves out data not written by a spool: holes at the end, and all beyond the longest segment.
     """
     fd = directory.open(name, os.O_RDONLY)
     blocks = []
@@ -262,12 +262,12 @@ def _read(directory: PrivateDirectory, name: str) -> tuple[bytes, int]:
 
 
 def _find_end_of_data(fd: int, limit: int) -> int:
-    """Where the last data before a limit ends: lseek(2), ``SEEK_DATA`` and ``SEEK_HOLE``."""
+    """Returns the end of the last data before a limit (lseek(2), ``SEEK_DATA``, ``SEEK_HOLE``)."""
     end = at = 0
     try:
         while at < limit:
             end = at = os.lseek(fd, os.lseek(fd, at, os.SEEK_DATA), os.SEEK_HOLE)
     except OSError as error:
-        if error.errno != errno.ENXIO:  # no data behind the offset
+        if error.errno != errno.ENXIO:  # no data after the offset
             raise
     return min(end, limit)

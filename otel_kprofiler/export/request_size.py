@@ -1,4 +1,4 @@
-"""The size of requests that a receiver takes, learned from its refusals."""
+"""The maximum request size of a receiver, learned from its rejections."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ import time
 from typing import Final
 
 MIN_LEARNED_BYTES: Final = 64 * 1024
-"""Windows are encoded in requests of this size at least, whatever receivers refuse. Each batch is
-divided further if need be."""
+"""Minimum size limit for encoding windows, whatever receivers reject. Batches are divided further
+if necessary."""
 TRY_LARGER_S: Final = 60
-"""Seconds after which a larger request shows whether the receiver takes more again."""
+"""Seconds after which a larger request tests whether the receiver accepts more again."""
 
 
 class RequestSize:
-    """Learns the size of requests that a receiver takes. Not thread-safe.
+    """Learns the maximum request size of a receiver. Not thread-safe.
 
     Args:
-        configured: the limit of a request in bytes before compression; None for no limit.
+        configured: size limit of a request in bytes before compression; None for no limit.
 
     Attributes:
-        encoded: limit of later windows' requests.
-        aim: size to which batches are divided before they are sent.
-        takes_nothing: whether the receiver took no sample of two batches in a row, or of the first.
+        encoded: size limit for the requests of later windows.
+        aim: size to which batches are divided before sending.
+        takes_nothing: whether the receiver accepted no sample of two consecutive batches, or of the
+            first.
     """
 
     def __init__(self, configured: int | None) -> None:
         self._configured = configured
         self._learned_s = -math.inf
-        self._has_accepted = False  # since it refused all of a batch
+        self._has_accepted = False  # since it rejected a whole batch
         self.forget()
 
     def forget(self) -> None:
@@ -42,20 +43,20 @@ class RequestSize:
             self.forget()
 
     def accept(self, size: int) -> None:
-        """Note that a request was accepted, larger than expected or not."""
+        """Learn from an accepted request, whether or not it was larger than expected."""
         self.takes_nothing, self._has_accepted = False, True
         if self.aim is not None and size > self.aim:
             self.forget()
 
     def refuse(self, size: int, limit: int) -> int:
-        """Note that a request was refused for its size.
+        """Learn from a request rejected for its size.
 
         Args:
-            size: of the request, in bytes.
-            limit: the largest request that the receiver says it takes; 0 if it does not say.
+            size: size of the request in bytes.
+            limit: maximum request size reported by the receiver; 0 if it reports none.
 
         Returns:
-            The aim of a division.
+            The size to divide the request to.
         """
         aim = limit if 0 < limit < size else max(size // 2, 1)
         if self.aim is None or aim < self.aim:
@@ -66,10 +67,10 @@ class RequestSize:
         return aim
 
     def refuse_all(self) -> None:
-        """Note that of a batch not even a single sample was accepted.
+        """Learn from a batch without a single accepted sample.
 
-        If the batch before had accepted samples, the reason may lie in this batch. Batches of the
-        next minute do not prolong that minute.
+        If the previous batch had accepted samples, this batch may be the cause. Further rejections
+        within the next minute do not extend it.
         """
         if not self._has_accepted and not self.takes_nothing:
             self.takes_nothing = True

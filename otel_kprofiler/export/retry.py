@@ -1,8 +1,8 @@
 """Retry policy of exporters that send to a receiver: delays between attempts, time limit.
 
-The OTLP specification says what may be retried ("OTLP/gRPC response", "OTLP/HTTP response",
-"Throttling"). Waits use exponential back-off with jitter, with the names and the arithmetic of
-the Collector's ``retry_on_failure``, and are never shorter than the receiver asked for.
+The OTLP specification defines which responses are retryable ("OTLP/gRPC response", "OTLP/HTTP
+response", "Throttling"). Waits use exponential back-off with jitter, with the names and arithmetic
+of the Collector's ``retry_on_failure``, and are never shorter than the receiver requested.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MAX_SERVER_DELAY_S = 300.0
 
 
 class Verdict(enum.Enum):
-    """How to proceed after a receiver's answer."""
+    """How to proceed after a receiver's response."""
 
     ACCEPTED = "accepted"
     RETRY = "retry"
     REFUSED = "refused"
     TOO_LARGE = "too_large"
-    """Refused for its size: parts of it may be accepted."""
+    """Rejected for its size: parts of it may be accepted."""
 
 
 _SETTLED: Final = {
@@ -48,9 +48,9 @@ class Answer(NamedTuple):
         status: a gRPC code, an HTTP status, or an error's name.
         message: the receiver's or the library's explanation.
         rejected_profiles: profiles that the receiver rejected from an accepted request.
-        delay_s: how long the receiver asked to wait before the next attempt.
-        max_bytes: the largest request that the receiver says it takes; 0 if it does not say.
-        unreadable: why the answer to an accepted request could not be read; empty if it could.
+        delay_s: minimum wait that the receiver requested before the next attempt.
+        max_bytes: maximum request size reported by the receiver; 0 if it reports none.
+        unreadable: why the response to an accepted request could not be read; empty if it could.
     """
 
     verdict: Verdict
@@ -71,7 +71,7 @@ class RetryPolicy:
         initial_interval_s: wait before the second attempt, before jitter; > 0.
         multiplier: growth of the wait per attempt; >= 1.
         randomization_factor: jitter, as a share of the wait in either direction; 0…1.
-        max_interval_s: longest wait, before jitter.
+        max_interval_s: maximum wait, before jitter.
         max_elapsed_time_s: time for all attempts and waits of one batch; 0 means no limit.
     """
 
@@ -97,16 +97,16 @@ def attempt_until_settled(
     timeout_s: float,
     stop: threading.Event,
 ) -> tuple[Answer, LossCause | None]:
-    """Attempt until the receiver accepts or refuses, time runs out, or ``stop`` is set.
+    """Attempt until the receiver accepts or rejects, time runs out, or ``stop`` is set.
 
     Args:
         attempt: sends once, within the given number of seconds.
         policy: how often and how long to retry.
         timeout_s: upper bound for one attempt.
-        stop: when set, ends a wait at once.
+        stop: when set, ends a wait immediately.
 
     Returns:
-        The last answer, and the cause of the loss unless the batch was accepted.
+        The last response, and the cause of the loss unless the batch was accepted.
     """
     started = time.monotonic()
     failures = 0

@@ -28,18 +28,18 @@ _HEADER: Final = struct.Struct("<IIB")
 _CHECKED: Final = struct.Struct("<IB")
 _BATCH: Final = struct.Struct("<QI")
 MAX_BODY_BYTES: Final = 1 << 28
-"""Longest body of a record; ``max_message_bytes`` has the same limit."""
+"""Maximum length of a record's body; ``max_message_bytes`` has the same limit."""
 MAX_NUMBER: Final = 1 << 62
-"""Limit of the numbers of batches and segments, far from where they would not fit any more."""
+"""Limit on batch and segment numbers, far below the range of their fields."""
 _MAX_TOTALS_BYTES: Final = 4096
 _MAX_COUNT: Final = 1 << 63
 _CAUSES: Final = {cause.value: cause for cause in LossCause}
 _CANDIDATE: Final = re.compile(rb"[\0-\x3f](?=\x01|[\x02\x03]\{)", re.DOTALL)
-"""Where a header may be: the high byte of a length, a kind, and the start of the totals' JSON."""
+"""Matches possible headers: the high byte of a length, a kind, the start of the totals' JSON."""
 _CANDIDATE_AT: Final = 7
 _MAX_CHECKED: Final = 16
-"""Limit of the bytes checksummed in a damaged segment, as a multiple of its size. The next record
-is usually found at once, unless payloads are full of bytes that look like headers."""
+"""Limit on bytes checksummed in a damaged segment, as a multiple of its size. Usually the first
+candidate is the next record, unless payloads are full of bytes that look like headers."""
 
 HEADER_BYTES: Final = _HEADER.size
 
@@ -61,19 +61,19 @@ class Record(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """Size in the file, in bytes."""
         return HEADER_BYTES + len(self.body)
 
 
 class StoredBatch(NamedTuple):
-    """A batch as it is stored.
+    """A batch as stored.
 
     Attributes:
-        number: of the batch.
+        number: number of the batch.
         before: samples appended before it, by kind.
-        put_unix_ns: when it was appended.
+        put_unix_ns: time of its append.
         batch: the batch itself.
-        rest: samples in the batches of its window that follow, by kind.
+        rest: samples in later batches of its window, by kind.
     """
 
     number: int
@@ -126,12 +126,12 @@ class Totals:
 
 
 def name_losses(kind: str, losses: Losses) -> SampleCounts:
-    """Losses of a kind as they are stored, by ``KIND/CAUSE``."""
+    """Returns the losses of a kind in stored form, by ``KIND/CAUSE``."""
     return SampleCounts({f"{kind}/{cause.value}": count for cause, count in losses.items()})
 
 
 def split_losses(lost: SampleCounts) -> dict[str, dict[LossCause, int]]:
-    """Inverse of :func:`name_losses`, for all kinds; causes of other versions are damage."""
+    """Inverse of :func:`name_losses`, for all kinds; unknown causes count as damage."""
     kinds: dict[str, dict[LossCause, int]] = {}
     for name, count in lost.items():
         kind, _, value = name.rpartition("/")
@@ -148,7 +148,7 @@ def pack_record(kind: Kind, body: bytes) -> bytes:
 
 
 def parse_record(data: bytes, offset: int = 0) -> Record | None:
-    """The record at an offset; None if it is damaged or truncated."""
+    """Returns the record at an offset; None if it is damaged or truncated."""
     start = offset + HEADER_BYTES
     if start > len(data):
         return None
@@ -161,14 +161,14 @@ def parse_record(data: bytes, offset: int = 0) -> Record | None:
 
 
 def find_other_version(data: bytes) -> str:
-    """The magic number of a segment written by another version, else an empty string."""
+    """Returns the magic number if another version wrote the segment, otherwise an empty string."""
     magic = data[: len(MAGIC)]
     is_supported = len(magic) < len(MAGIC) or magic == MAGIC or magic[:-1] != MAGIC[:-1]
     return "" if is_supported else magic.decode("ascii", "backslashreplace")
 
 
 def find_records(data: bytes, segment: int) -> Iterator[Record]:
-    """All intact records of a segment, in order, skipping damage between them.
+    """Yields all intact records of a segment in order, skipping damage between them.
 
     Args:
         data: the whole segment.
@@ -187,7 +187,7 @@ def find_records(data: bytes, segment: int) -> Iterator[Record]:
 
 
 def _find_next(data: bytes, at: int, segment: int, budget: int) -> tuple[Record | None, int]:
-    """The first intact record at or after an offset, and the remaining budget."""
+    """Returns the first intact record at or after an offset, and the remaining budget."""
     last = segment + len(data) // HEADER_BYTES
     for match in _CANDIDATE.finditer(data, at + _CANDIDATE_AT):
         offset = match.start() - _CANDIDATE_AT
@@ -228,7 +228,7 @@ def unpack_batch(body: bytes) -> StoredBatch:
     """Inverse of :func:`pack_batch`.
 
     Raises:
-        ValueError: the body is not one that this version writes.
+        ValueError: the body is not in this version's format.
     """
     if len(body) < _BATCH.size:
         raise ValueError("the batch is too short")
@@ -256,7 +256,7 @@ def unpack_totals(body: bytes) -> Totals:
     """Inverse of :meth:`Totals.pack`; unknown keys are ignored.
 
     Raises:
-        ValueError: the body is not one that this version writes.
+        ValueError: the body is not in this version's format.
     """
     if len(body) > _MAX_TOTALS_BYTES:
         raise ValueError("the totals are too long")

@@ -24,7 +24,7 @@ from otel_kprofiler.text import describe_count
 from otel_kprofiler.version import __version__
 
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
-"""Largest response that is read (OTLP specification, "Response size limits")."""
+"""Maximum response size (OTLP specification, "Response size limits")."""
 NO_PROFILES_PIPELINE = (
     "it does not receive OTLP profiles; an OpenTelemetry Collector does when it is started with"
     " --feature-gates=service.profilesSupport and its otlp receiver is in a profiles pipeline"
@@ -35,7 +35,7 @@ _NO_TLS = (
 )
 
 _ERRNO = re.compile(r"\[Errno -?\d+\] ")
-"""Prefix that Python gives the texts of system errors."""
+"""Matches Python's prefix of system error messages."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,10 +55,10 @@ class OtlpSender(ProfileExporter, abc.ABC):
     ``rejected``, so ``exported`` is a lower bound for each kind (exact if none or all are rejected,
     or if the batch has one profile). The rejected part is never resent.
 
-    **Size.** A batch that the receiver refuses for its size is divided until the receiver accepts
-    the parts. ``max_bytes`` falls to their size, and later batches are divided to it before they
-    are sent; once a minute a larger one is tried. A single sample that is refused is counted as
-    ``too_large``. A receiver that took no sample of two batches in a row gets the next ones
+    **Size.** A batch rejected for its size is divided until the receiver accepts the parts.
+    ``max_bytes`` falls to their size, and later batches are divided to it before sending; once a
+    minute a larger request is tried. A single sample rejected for its size is counted as
+    ``too_large``. After two consecutive batches without an accepted sample, batches are sent
     undivided for a minute.
 
     Args:
@@ -104,7 +104,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     @abc.abstractmethod
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
-        """Send once; receiver and network failures are answers, not exceptions."""
+        """Send once; receiver and network failures are results, not exceptions."""
 
     @abc.abstractmethod
     def _close(self) -> None:
@@ -115,7 +115,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return sum_results(self.export_parts(batch))
 
     def export_parts(self, batch: Batch) -> Sequence[Part]:
-        """Send a batch, divided if the receiver takes only smaller ones."""
+        """Send a batch, divided if the receiver accepts only smaller requests."""
         with self._busy, _instrumentation_suppressed():
             return self._send_parts(batch)
 
@@ -124,8 +124,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
         learned, limit = self._size, self._limit
         learned.begin_batch()
         aim = limit if learned.takes_nothing else learned.aim
-        message, is_refused = "it is above max_message_bytes", False
-        # From this size on the receiver refuses requests, or we do.
+        message, is_refused = "it exceeds max_message_bytes", False
+        # From this size on, the receiver rejects requests, or we do.
         refused = math.inf if limit is None else limit + 1
         while pending:
             part = pending.popleft()
@@ -134,7 +134,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 pending.extendleft(reversed(smaller))
                 continue
             if size >= refused:
-                text = f"a sample alone takes {size} bytes: {message}"
+                text = f"a single sample takes {size} bytes: {message}"
                 self._note_once("too large", f"{text}; dropping")
                 parts.append(Part(part, ExportResult.failure(part, LossCause.TOO_LARGE, text)))
                 continue
@@ -185,7 +185,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return answer, cause
 
     def _log_limit(self, size: int, why: str) -> None:
-        """Log the limit of later requests, unless the last warning has it."""
+        """Log the size limit of later requests, unless the last warning had the same limit."""
         learned = self._size.encoded
         if learned != self._logged_bytes:
             self._logged_bytes = learned
@@ -196,11 +196,11 @@ class OtlpSender(ProfileExporter, abc.ABC):
             )  # fmt: skip
 
     def probe(self, request: bytes, timeout_s: float) -> Answer:
-        """Send a request once, to see whether the receiver takes profiles; logs nothing.
+        """Send a request once, to test whether the receiver accepts profiles; logs nothing.
 
         Args:
-            request: without samples, in this exporter's form.
-            timeout_s: seconds; at most those of an attempt.
+            request: a request without samples, in this exporter's form.
+            timeout_s: time limit in seconds; capped at an attempt's.
         """
         with self._busy, _instrumentation_suppressed():
             body = self._prepare(Batch(request, self.form, (), 0, 0))
@@ -210,12 +210,12 @@ class OtlpSender(ProfileExporter, abc.ABC):
         try:
             return self._attempt(body, timeout_s)
         except Exception as error:
-            # This gets logged with its traceback, and libraries put addresses into messages.
+            # The exception is logged with its traceback, and libraries put addresses into messages.
             self._secrets.redact_error(error)
             raise
 
     def _note(self, answer: Answer) -> Answer:
-        """Sanitize the message, and log the answer unless its kind was logged before."""
+        """Sanitize the message, and log the response unless its kind was logged before."""
         answer = self._clean(answer)
         answer = answer._replace(message=self._advise(answer))
         message = answer.message
@@ -253,7 +253,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return "".join(char if char.isprintable() else " " for char in text)
 
     def _warn_unreadable(self, problem: str) -> None:
-        """Log once that partial success cannot be read from this receiver's answers."""
+        """Log once that partial success cannot be read from this receiver's responses."""
         if problem:
             text = (
                 f"accepts data, but its answer cannot be read: {problem}; whether it rejects parts"
@@ -268,7 +268,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
             _log.warning("%s: %s: %s (logged once)", self.name, self.endpoint, text, extra=subject)
 
     def _track_outage(self, answer: Answer) -> None:
-        """Track unreachability; any non-retryable answer proves that the receiver is reachable."""
+        """Track unreachability; a non-retryable response proves that the receiver is reachable."""
         if answer.verdict is not Verdict.RETRY:
             self._failures, self._outage = 0, ""
             return
@@ -282,7 +282,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         )
 
     def find_outage(self) -> str:
-        """The last retryable failure, with attempts and duration; empty once reached."""
+        """Returns the last retryable failure, with attempts and duration; empty once reachable."""
         return self._outage
 
     def _warn_once(self, key: str, text: str) -> None:
@@ -293,14 +293,14 @@ class OtlpSender(ProfileExporter, abc.ABC):
             _log.warning("%s: %s: %s (logged once)", self.name, self.endpoint, text, extra=subject)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait for a running export; False on timeout."""
+        """Wait for a running export; returns False on timeout."""
         if not self._busy.acquire(timeout=max(timeout_millis, 0) / 1000):
             return False
         self._busy.release()
         return True
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """End retries at once and abort a running attempt after the timeout; idempotent."""
+        """End retries immediately and abort a running attempt after the timeout; idempotent."""
         self._stop.set()
         self.force_flush(timeout_millis)
         if not self._closed:
@@ -311,13 +311,13 @@ class OtlpSender(ProfileExporter, abc.ABC):
 def speaks_no_tls(message: str) -> bool:
     """Returns whether a TLS handshake failed because the peer answered in plain text.
 
-    OpenSSL and BoringSSL call it a wrong version number: the first bytes are no TLS record.
+    OpenSSL and BoringSSL report a wrong version number: the first bytes are not a TLS record.
     """
     return "wrong_version_number" in message.lower().replace(" ", "_")
 
 
 def advise_plain_text(message: str) -> str:
-    """Put the fix before the error of a TLS handshake with a receiver that speaks none."""
+    """Put the fix before the TLS handshake error of a receiver that does not speak TLS."""
     return f"{_NO_TLS} ({message})" if speaks_no_tls(message) else message
 
 
@@ -346,7 +346,7 @@ def _accepted(batch: Batch, answer: Answer) -> ExportResult:
 def _instrumentation_suppressed() -> Iterator[None]:
     """Keep gRPC and requests instrumentation from creating spans for our exports.
 
-    Does nothing unless the OpenTelemetry API is loaded: without it nothing can create spans, and
+    Does nothing unless the OpenTelemetry API is loaded: without the API nothing creates spans, and
     loading it would cost the agent memory.
     """
     if "opentelemetry.context" not in sys.modules:

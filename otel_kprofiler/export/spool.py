@@ -1,6 +1,6 @@
 """Batches on disk: a segmented append-only log that survives truncation at any byte.
 
-Why not an embedded database: sqlite3 in WAL mode could read nothing from a truncated main file,
+Not an embedded database, because sqlite3 in WAL mode could read nothing from a truncated main file,
 deletes cost as much as writes, and the same number of fsyncs took two to four times the CPU time.
 
 A segment is ``NUMBER.spool``, named after the first record it may hold; its format is in
@@ -14,7 +14,7 @@ written after a damaged record.
 
 The counts in every record show exactly how many samples of each kind a damaged segment has lost.
 
-Anything removed from an open spool, even its directory, is recreated with the next record. The
+Anything removed from an open spool, even its directory, is recreated on the next write. The
 segment being written is restored completely; losses in others are detected when they are read.
 """
 
@@ -63,7 +63,7 @@ _SEGMENTS: Final = 8
 """Number of segments within the size limit; the oldest is dropped as a whole."""
 
 _TRANSIENT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""Errors that may go away without a change of the configuration: full or failing disks."""
+"""Errors that may disappear without a configuration change: full or failing disks."""
 _LOCK: Final = "lock"
 
 _log = logging.getLogger(__name__)
@@ -77,23 +77,23 @@ class Spool:
 
     Args:
         directory: created with mode 0700 if missing.
-        max_bytes: maximum size of all segments; above it the oldest segment is dropped.
+        max_bytes: maximum size of all segments; beyond it, the oldest segment is dropped.
         max_age_s: drop batches appended longer ago; 0 means never.
-        fsync: sync each record. Without it, records survive any end of the process but not a
+        fsync: sync each record. Without it, records survive the end of the process but not a
             crash of the machine.
         now: monotonic clock, seconds.
 
     Raises:
-        ExportError: the directory is unusable, others can write it, or another process has it
-            open.
+        ExportError: the directory is unusable, writable by other users, or open in another
+            process.
 
     Attributes:
         waiting: undelivered batches of earlier runs, oldest first.
         damaged: samples of earlier runs that can no longer be read, by kind.
         earlier: samples of all earlier runs, by kind.
-        earlier_lost: those that earlier runs lost, by kind.
+        earlier_lost: samples lost by earlier runs, by kind.
         unknown_since_unix_ns: when not 0, the end of the log is missing: the previous run was
-            killed, and what it took after this time is unknown.
+            killed, and the number of samples it took after this time is unknown.
     """
 
     def __init__(
@@ -138,15 +138,15 @@ class Spool:
     def append(
         self, batch: Batch, rest: SampleCounts | None = None, *, is_part: bool = False
     ) -> Stored:
-        """Write a batch; once this returns, it survives a crash.
+        """Write a batch; on return, the batch survives a crash.
 
         Args:
-            batch: to write.
+            batch: the batch to write.
             rest: samples of its window, by kind, in batches that are about to follow.
-            is_part: it is part of a batch that was appended before.
+            is_part: whether it is part of a batch appended before.
 
         Raises:
-            OSError: it could not be written; the spool is unchanged.
+            OSError: the batch could not be written; the spool is unchanged.
         """
         with self._lock:
             self._make_ready()
@@ -171,8 +171,8 @@ class Spool:
         """Read a batch.
 
         Raises:
-            OSError: it cannot be read.
-            ValueError: it is damaged.
+            OSError: the batch cannot be read.
+            ValueError: the batch is damaged.
         """
         with self._lock:
             if stored.segment == self._segment and self._fd >= 0:
@@ -194,12 +194,12 @@ class Spool:
         """Record that a batch is delivered or lost, and delete segments no longer needed.
 
         Args:
-            number: of the batch; all before it are settled too.
-            samples: exported or lost since the last call, by kind.
-            lost: of these, by kind.
+            number: number of the batch; all earlier batches are settled, too.
+            samples: samples exported or lost since the last call, by kind.
+            lost: lost samples among them, by kind.
 
         Raises:
-            OSError: it could not be recorded; a crash would resend the batch.
+            OSError: recording failed; a crash would resend the batch.
         """
         with self._lock:
             self._check_open()
@@ -216,7 +216,7 @@ class Spool:
             except OSError:
                 if self._totals.settled < self._last:
                     raise
-                # Nothing waits: free the space that settled segments take.
+                # No batch is waiting: free the space of settled segments.
                 self._end_segment()
                 self._drop_settled()
                 self._begin_segment()
@@ -228,7 +228,7 @@ class Spool:
         return stored.number > self._totals.settled
 
     def count_overdue(self, waiting: Sequence[Stored], more: int) -> tuple[int, LossCause | None]:
-        """How many of the oldest batches must be dropped, and why.
+        """Returns how many of the oldest batches must be dropped, and why.
 
         Args:
             waiting: the waiting batches, oldest first.
@@ -241,7 +241,7 @@ class Spool:
             return sum(1 for held in waiting if held.since_s < oldest), LossCause.SPOOL_AGED
         if sum(self._sizes.values()) + more <= self._max_bytes:
             return 0, None
-        # The next batch ends the segment being written if it is the only one.
+        # The next batch ends the current segment if it is the only one.
         first = waiting[0].segment
         return sum(1 for held in waiting if held.segment == first), LossCause.SPOOL_FULL
 
@@ -272,7 +272,7 @@ class Spool:
             raise OSError(errno.EBADF, "the spool is closed")
 
     def _open(self) -> None:
-        """Open the directory and recover what earlier runs have left there."""
+        """Open the directory and recover the data of earlier runs."""
         directory = PrivateDirectory(self._path)
         try:
             guard = _lock(directory)
@@ -300,7 +300,7 @@ class Spool:
             self._directory.close()
 
     def _make_ready(self) -> None:
-        """Open what could not be opened at the start; recreate what was removed since."""
+        """Open the spool if that failed at the start; recreate files removed since."""
         self._check_open()
         if self._directory is None:
             self._open()
@@ -311,7 +311,7 @@ class Spool:
             self._restore_segment()
 
     def _move(self) -> None:
-        """Switch to the directory that is now at the path, created if missing."""
+        """Switch to the directory now at the path; create it if missing."""
         directory = PrivateDirectory(self._path)
         try:
             guard = _lock(directory)
@@ -322,7 +322,7 @@ class Spool:
         if not same and has_segments(directory):
             os.close(guard)
             directory.close()
-            raise OSError(errno.ENOTEMPTY, "another spool is in its place; restart to go on there")
+            raise OSError(errno.ENOTEMPTY, "a different spool is in its place; restart to use it")
         _log.warning("the spool %s: %s was removed", self._path, _LOCK if same else "the directory")
         self._opened.close()
         os.close(self._guard)
@@ -356,7 +356,7 @@ class Spool:
 
     def _begin_segment(self) -> None:
         self._end_segment()
-        # Numbers may be skipped, but never reused: the mark of a segment may still be needed.
+        # Numbers may be skipped but never reused: a segment's mark may still be needed.
         segment = max(self._last, *self._sizes, 0) + 1
         if segment >= MAX_NUMBER:
             raise OSError(errno.EOVERFLOW, f"no number is left after {name_segment(segment - 1)}")
@@ -369,7 +369,7 @@ class Spool:
             if self._fsync:
                 directory.sync()
         except OSError:
-            # Without its mark it must not be continued; the next record retries.
+            # Without its mark, the segment must not be continued; the next record retries.
             self._end_segment()
             del self._sizes[segment]
             os.unlink(name, dir_fd=directory.fd)

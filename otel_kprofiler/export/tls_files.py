@@ -1,7 +1,7 @@
 """TLS files that may be replaced while an exporter uses them, and their problems.
 
-A renewal replaces certificate and key one after the other: in between they do not match, or one is
-missing. Until they match again, the existing connection stays in use.
+A renewal replaces certificate and key in turn: in between, they do not match, or a file is missing.
+Until they match again, the existing connection stays in use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIXES: Final = (
     ("certificate is not yet valid", "compare the clocks of both hosts"),
     (
         r"hostname mismatch|hostname verification check failed|IP address mismatch",
-        "name the receiver in endpoint as its certificate does",
+        "set endpoint to a name in the receiver's certificate",
     ),
     (
         r"self.signed certificate|unable to get (local )?issuer",
@@ -31,23 +31,23 @@ _FIXES: Final = (
     ),
     (
         r"protocol.version|unsupported.protocol",
-        "let the receiver offer TLS 1.2 or newer",
+        "enable TLS 1.2 or newer in the receiver",
     ),
     (
         r"alert certificate revoked|revoked",
-        "the receiver has revoked the client certificate: get another for tls.cert_file",
+        "the client certificate is revoked: use a new one in tls.cert_file",
     ),
     (
         r"certificate required|PEER_DID_NOT_RETURN_A_CERTIFICATE",
-        "the receiver wants a client certificate: set tls.cert_file and tls.key_file",
+        "the receiver requires a client certificate: set tls.cert_file and tls.key_file",
     ),
     # gRPC reports the alert after a TLS 1.3 handshake only on standard error.
     (
         "TSI_DATA_CORRUPTED",
-        "the receiver ended TLS; its log has the reason, such as a revoked tls.cert_file",
+        "the receiver ended TLS; see its log for the reason, such as a revoked tls.cert_file",
     ),
 )
-"""Texts of OpenSSL and BoringSSL for a failed handshake, and the fix."""
+"""Handshake error messages of OpenSSL and BoringSSL, and their fixes."""
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _SEQUENCE: Final = 0x30
 _UTC_TIME: Final = 0x17
@@ -61,7 +61,7 @@ class TlsFiles:
         tls: names the files.
 
     Raises:
-        ExportError: one cannot be read, or only one of certificate and key is given.
+        ExportError: a file cannot be read, or only one of certificate and key is given.
 
     Attributes:
         contents: contents in use.
@@ -73,13 +73,13 @@ class TlsFiles:
         self.contents: Contents = tls.read()
 
     def renew(self) -> bool:
-        """Read the files if they have changed; returns whether new, usable ones were read."""
+        """Reread changed files; returns whether the new contents are usable."""
         seen = self._look()
         if seen == self._seen or self.find_problem():
             return False
         try:
             contents = self._tls.read()
-        except ExportError:  # removed meanwhile: the next call sees it
+        except ExportError:  # removed meanwhile: detected by the next call
             return False
         self._seen = seen
         is_new, self.contents = contents != self.contents, contents
@@ -118,7 +118,7 @@ class TlsFiles:
 
 
 def find_fix(message: str) -> str:
-    """The fix for a failed handshake; empty if its text is unknown."""
+    """Returns the fix for a failed handshake; empty if its message is unknown."""
     for pattern, fix in _FIXES:
         if re.search(pattern, message.replace("_", " ") + message, re.IGNORECASE):
             return fix
@@ -131,7 +131,7 @@ def _find_invalid(path: str, now: datetime) -> str:
     pem = f"{_BEGIN}{rest.partition('-----END')[0]}-----END CERTIFICATE-----\n"
     try:
         start, end = parse_validity(ssl.PEM_cert_to_DER_cert(pem))
-    except ValueError:  # OpenSSL takes it, so that its dates are not the problem
+    except ValueError:  # OpenSSL accepts it, so its dates are not the problem
         return ""
     if now > end:
         return f"the client certificate {path} expired on {end:%Y-%m-%d %H:%M} UTC: renew it"

@@ -35,14 +35,14 @@ _ROW_BITS: Final = 32
 
 
 class FrameRow(NamedTuple):
-    """A frame as the page shows it.
+    """A frame as displayed on the page.
 
     Attributes:
-        label: name, with the line where the function alone does not identify what runs.
+        label: name, with the line where the function alone does not identify the code.
         module: name of the module, or the source file of code without modules.
-        reason: why there is no name, empty if there is one.
+        reason: reason for a missing name; empty if there is a name.
         color: a key of the colours above.
-        inlined: 1 if it was inlined into the frame before it, otherwise 0.
+        inlined: 1 if inlined into the preceding frame, otherwise 0.
         file: source file, empty if unknown.
         line: 1-based source line, 0 if unknown.
     """
@@ -75,7 +75,7 @@ def process_row(name: str) -> FrameRow:
 
 
 def wait_rows(sample: WindowSample) -> tuple[FrameRow, ...]:
-    """Returns the row below the stack of a wait: its cause; none for other samples."""
+    """Returns the row with the cause below the stack of a wait; empty for other samples."""
     if sample.wait is None or sample.wait.cause is None:
         return ()
     return (FrameRow(f"wait: {sample.wait.cause.label}", color="wait"),)
@@ -94,7 +94,7 @@ def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
     """Returns the samples of windows as columns for the page.
 
     Args:
-        windows: the windows to show, of any hosts, in any order.
+        windows: the windows to show, from any hosts, in any order.
         title: heading, such as the command; the name of the host is added.
 
     Returns:
@@ -109,7 +109,7 @@ def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
 def compared_columns(intervals: Sequence[Interval], *, title: str = "") -> dict[str, Any]:
     """Returns the samples of intervals as columns, side by side on the time axis.
 
-    With two intervals, the page shows the difference of the second from the first.
+    With two intervals, the page shows how the second differs from the first.
     """
     bin_ms = choose_bin_ms(sum(interval.end_ns - interval.start_ns for interval in intervals) / 1e6)
     bin_ns = bin_ms * 1_000_000
@@ -243,7 +243,7 @@ class _Columns:
                     self._add(self._row(resource, sample, kind), sample, factor, axis)
 
     def _factor(self, profile: Profile) -> int:
-        """Returns the factor of a value: itself, or its time if the kind has several periods."""
+        """Returns the factor for values: 1, or the period if the kind has several periods."""
         return profile.measure(1) if len(self._periods[profile.kind]) > 1 else 1
 
     def _row(self, resource: Resource, sample: WindowSample, kind: int) -> int:
@@ -310,7 +310,7 @@ def assemble(
     """Builds the tables of the page, and the columns that index them.
 
     Args:
-        kinds: kinds with all periods that their samples have, in nanoseconds.
+        kinds: kinds with all periods of their samples, in nanoseconds.
         frames: frames of the nodes.
         nodes: columns ``parent``, -1 for none, and ``frame``.
         processes: names and ids.
@@ -354,7 +354,7 @@ def _kind(kind: ProfileKind, periods: Collection[int]) -> dict[str, Any]:
 
 
 def pack(numbers: Sequence[int]) -> str:
-    """Packs numbers in the smallest type: unsigned, 32 bits signed, or double precision."""
+    """Packs numbers in the smallest sufficient type: unsigned, signed 32-bit or double."""
     least, most = min(numbers, default=0), max(numbers, default=0)
     limits = (("B", 0, 1 << 8), ("H", 0, 1 << 16), ("I", 0, 1 << 32), ("i", -(1 << 31), 1 << 31))
     fitting = (code for code, low, high in limits if least >= low and most < high)

@@ -27,20 +27,20 @@ _MEMFD: Final = "memfd:"
 
 
 class Entry(NamedTuple):
-    """One line of a stack in a report.
+    """A line of a stack in a report.
 
     Attributes:
         name: the function; ``fun_`` and its address if only its bounds are known;
             ``[module+0xrva]`` or ``[0xaddress]`` if unresolved; or a remark such as
             ``[truncated]``.
-        module: name of the module, empty if unknown; built-in modules stand in brackets behind
-            ``vmlinux``, as in kallsyms. For code without modules, the source file.
+        module: name of the module, empty if unknown; built-in modules follow ``vmlinux`` in
+            brackets, as in kallsyms. For code without modules, the source file.
         side: side of the stack.
-        reason: why there is no function name, empty if there is.
-        inlined: whether it was inlined into the entry before it.
+        reason: reason for a missing function name; empty if there is a name.
+        inlined: whether it was inlined into the preceding entry.
         file: source file, empty if unknown.
         line: 1-based source line, 0 if unknown.
-        color: in the flame graph.
+        color: color in the flame graph.
     """
 
     name: str
@@ -80,7 +80,7 @@ _MODULE_COLORS: Final = {ModuleKind.LOADED: "module", ModuleKind.BPF: "bpf"}
 def stack_entries(stack: Stack) -> tuple[Entry, ...]:
     """Returns the entries of a stack, outermost first.
 
-    A remark replaces the missing part of a stack that was cut or could not be taken.
+    A remark replaces the missing part of a truncated or unavailable stack.
     """
     entries: list[Entry] = []
     for side in reversed(stack.sides):
@@ -121,7 +121,7 @@ def frame_entries(frame: Frame) -> tuple[Entry, ...]:
 
 
 def process_name(resource: Resource, thread_name: str) -> str:
-    """Returns the name of a process: script and executable, else the sampled thread.
+    """Returns the name of a process: script and executable, otherwise the sampled thread's.
 
     The executable is omitted if it has no name, as after memfd_create(2).
     """

@@ -25,7 +25,7 @@ class SpanTime(NamedTuple):
     Attributes:
         name: name of their local root spans; empty for all spans.
         traces: number of their traces.
-        parts: names and nanoseconds, the largest first.
+        parts: names and nanoseconds, largest first.
     """
 
     name: str
@@ -41,7 +41,7 @@ def html(windows: Iterable[Window], *, title: str = "", spans: Sequence[SpanTime
     Args:
         windows: what to show.
         title: heading of the page, such as the command; the host is added.
-        spans: what spans spent their time on, all of them first.
+        spans: breakdowns of spans' time, that of all spans first.
     """
     data = columns(windows, title=title)
     if spans:
@@ -53,15 +53,15 @@ def page(data: Mapping[str, Any], *, connects: bool = False) -> str:
     """Returns the page with its data, or with the URL of its data.
 
     Args:
-        data: of :func:`otel_kprofiler.formats.columns`; or ``{"source": PATH}``, from where the
-            page fetches such data as JSON, with the query of its range bar.
+        data: result of :func:`otel_kprofiler.formats.columns`; or ``{"source": PATH}``, from which
+            the page fetches that result as JSON, with the query of its range bar.
         connects: whether the page may connect to its origin; otherwise it makes no connections.
     """
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     values = {
         "TITLE": escape(data.get("title", "otel-kprofiler")),
         "SUMMARY": escape(data.get("summary", "")),
-        "PROFILE": text.replace("<", "\\u003c"),  # so that no text can end the script element
+        "PROFILE": text.replace("<", "\\u003c"),  # so that no string can end the script element
         "CONNECT": "'self'" if connects else "'none'",
     }
     asset = files("otel_kprofiler.formats").joinpath("assets/flamegraph.html").read_text("utf-8")

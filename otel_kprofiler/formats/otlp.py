@@ -14,8 +14,8 @@ _LENGTH_BYTES: Final = 4
 def otlp(windows: Iterable[Window]) -> bytes:
     """Returns a request of the profiles service as protobuf; empty without samples.
 
-    With several windows, returns one request for each, prefixed with its length as by the
-    Collector's file exporter.
+    With several windows, returns a length-prefixed request for each, as written by the Collector's
+    file exporter.
     """
     messages = _messages(windows, Form.PROTOBUF)
     if len(messages) == 1:
@@ -24,7 +24,7 @@ def otlp(windows: Iterable[Window]) -> bytes:
 
 
 def otlp_lines(windows: Iterable[Window]) -> bytes:
-    """The same requests as lines of JSON."""
+    """Returns the same requests as lines of JSON."""
     return b"".join([line + b"\n" for line in _messages(windows, Form.JSON)])
 
 

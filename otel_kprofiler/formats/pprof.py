@@ -37,8 +37,8 @@ def pprof(windows: Iterable[Window]) -> bytes:
 
     Values are the number of samples, then for each kind its measure: CPU time for a kind with a
     period, else the sum of its values. CPU time is the default. Labels hold process, pid, thread,
-    tid, cpu and endpoint (local root span), all as text, since pprof drops a numeric 0; select a
-    number by ``pprof -tagfocus='cpu=^0$'``. Unresolved native frames have an address and a mapping,
+    tid, cpu and endpoint (local root span), all as strings, since pprof drops a numeric 0; select
+    a number by ``pprof -tagfocus='cpu=^0$'``. Unresolved native frames have address and mapping,
     but no function; unresolved Python frames have a function with a name in brackets.
     """
     windows = list(windows)
@@ -158,7 +158,7 @@ class _Encoder:
 
 
 def _stand_ins(frame: Frame) -> tuple[Line, ...]:
-    """Returns a placeholder function for frames that have no address either."""
+    """Returns a placeholder function for frames with neither name nor address."""
     if not frame.side.has_files:
         return ()
     return tuple(Line(entry.name) for entry in frame_entries(frame))

@@ -1,7 +1,7 @@
 """Reads pprof's ``profile.proto`` (github.com/google/pprof, proto/profile.proto).
 
 Each value type is a kind of samples; ``samples`` together with CPU time is our kind of CPU samples.
-The format has no times of samples, so samples have the time of their profile.
+The format has no sample timestamps, so samples get the time of their profile.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def is_pprof(data: bytes) -> bool:
 
 
 def parse_pprof(data: bytes) -> list[Window]:
-    """Parses an unpacked profile into a window.
+    """Parses a decompressed profile into a window.
 
     Raises:
-        PayloadError: it is damaged.
+        PayloadError: the profile is damaged.
     """
     return [_Reader(data).window()]
 
@@ -217,7 +217,7 @@ class _Reader:
 
 
 def _is_python(line: Line) -> bool:
-    """Returns whether a line without machine code is of Python, where ``<string>`` is a file."""
+    """Returns whether a line without machine code is Python code, where ``<string>`` is a file."""
     return line.file.endswith(".py") or line.file.startswith("<")
 
 

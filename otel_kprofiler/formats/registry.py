@@ -27,9 +27,9 @@ class OutputFormat:
         has_addresses: whether files may contain kernel addresses; these are readable by their owner
             only.
         other_suffixes: further suffixes of this format.
-        is_compressed: whether its content is compressed with gzip already.
-        is_profile: whether the whole profile can be read back from it.
-        write_page: like ``write``, with a heading and the time of spans; None for formats without.
+        is_compressed: whether its content is already gzip-compressed.
+        is_profile: whether the complete profile can be read back from a file.
+        write_page: like ``write``, with a heading and the time of spans; None for other formats.
     """
 
     name: str
@@ -73,4 +73,4 @@ FORMATS: Final = [
     ),
     OutputFormat("speedscope", ".speedscope.json", speedscope, "open {} in speedscope"),
 ]
-"""In the order in which ``record --help`` lists them."""
+"""In the order listed by ``record --help``."""

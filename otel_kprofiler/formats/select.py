@@ -1,4 +1,4 @@
-"""Selects samples by module, and leaves out idle waits."""
+"""Selects samples by module, and drops idle waits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from otel_kprofiler.model import Frame, Profile, ResourceSamples, Stack, Window
 
 
 def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Window]:
-    """Returns windows with only the samples that have a frame in one of the modules.
+    """Returns windows with only the samples that have a frame in any of the modules.
 
     Matches modules that are loaded or built into vmlinux; ``-`` and ``_`` are equal in names, as
-    for modprobe. Other samples count as never taken.
+    for modprobe. Other samples do not count as taken.
     """
     wanted = {plain_module(name) for name in names}
 
@@ -42,7 +42,7 @@ class LeftOut(NamedTuple):
 
 
 def leave_out_idle(windows: Iterable[Window]) -> tuple[list[Window], LeftOut]:
-    """Returns windows without waits of idle threads, and the sum of these waits.
+    """Returns windows without waits of idle threads, and the sum of the dropped waits.
 
     Exact totals of waits are unchanged.
     """

@@ -21,7 +21,7 @@ SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 def speedscope(windows: Iterable[Window], *, name: str = "otel-kprofiler") -> str:
     """Returns JSON with a profile for each kind of samples, then one for each CPU in time order.
 
-    The profile of a kind merges equal stacks, with weights in its unit. The profile of a CPU has
+    A kind's profile merges equal stacks, with weights in the kind's unit. A CPU's profile has
     each sample, with the period as its weight. The outermost frame is the process.
     """
     writer = _Writer()

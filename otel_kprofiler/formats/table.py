@@ -21,7 +21,7 @@ class Row(NamedTuple):
 
     Attributes:
         function: name, or ``fun_`` and an address; other unresolved frames of a module share a row
-            named by the reason.
+            named after the reason.
         module: name of its module, or the side of the stack if unknown.
         self_count: sum of the values of samples taken in the function.
         total_count: sum of the values of samples with the function in their stack, each once.
@@ -58,7 +58,7 @@ def function_rows(profiles: Iterable[Profile]) -> list[Row]:
 def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40) -> str:
     """Returns the functions with the most samples, one line each, at most ``width`` columns wide.
 
-    Long names are cut in the middle; numbers are never cut. Each kind of samples has a table.
+    Long names are shortened in the middle; numbers never are. Each kind of samples has a table.
 
     Args:
         windows: what to report.
@@ -80,7 +80,7 @@ def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40)
 
 def _table(kind: ProfileKind, profiles: Sequence[Profile], width: int, limit: int | None) -> str:
     count = sum(profile.weight for profile in profiles)
-    whole = count or 1  # no share of zero time
+    whole = count or 1  # avoids division by zero
     rows = function_rows(profiles)
     shown = rows[:limit]
     names = max(width, 40) - _NUMBERS - _MODULE - 2

@@ -14,7 +14,7 @@ def unit_of(kind: ProfileKind) -> str:
 
 
 class Weighed(NamedTuple):
-    """A sample with its weight, and the root above its stack, which may be empty."""
+    """A sample with its weight and the root above its stack; the root may be empty."""
 
     root: str
     resource: Resource

@@ -203,7 +203,7 @@ def answer_early(authority):
     ("make", "cause"),
     [
         (OtlpGrpcExporter, "such as a revoked tls.cert_file"),
-        (OtlpHttpExporter, "the receiver has revoked the client certificate"),
+        (OtlpHttpExporter, "the client certificate is revoked"),
     ],
 )
 def test_a_revoked_client_certificate_is_named(make, cause, authority, answer_early, caplog):
@@ -229,7 +229,7 @@ def test_a_response_sent_before_the_request_is_complete_is_read(authority, answe
     [
         ("expired", "renew the receiver's certificate"),
         ("early", "compare the clocks"),
-        ("elsewhere", "name the receiver in endpoint as its certificate does"),
+        ("elsewhere", "set endpoint to a name in the receiver's certificate"),
     ],
 )
 def test_the_first_error_names_cause_and_fix_without_secrets(connect, authority, name, fix, caplog):

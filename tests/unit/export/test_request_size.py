@@ -283,9 +283,9 @@ def test_an_oversized_sample_is_counted_under_a_separate_cause(limited, quick, c
         assert result.kinds == {
             kind: (0, {LossCause.TOO_LARGE: 2}) for kind in ("on_cpu", "off_cpu")
         }
-        assert "a sample alone takes" in result.message
+        assert "a single sample takes" in result.message
         assert exporter.export(*make(2, count=5)).lost == {}
-    assert caplog.text.count("a sample alone takes") == 1
+    assert caplog.text.count("a single sample takes") == 1
 
 
 def test_a_receiver_that_rejects_every_size_is_not_flooded_and_recovers(http_receiver, quick):

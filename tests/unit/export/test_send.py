@@ -163,7 +163,7 @@ def test_a_request_rejected_for_its_size_is_split(http_receiver, tmp_path, capsy
     status, out, err = run(capsys, "y.otlp", address)
     assert status == 1
     assert "1 of 3 samples did not reach" in err[-2]
-    assert "a sample alone takes" in err[-2]
+    assert "a single sample takes" in err[-2]
     assert err[-1].startswith("fix: raise the receiver's limit on requests")
     assert err[-1].endswith(f"then otel-kprofiler send y.unsent.otlp {address}")
     status, _, err = run(capsys, "y.unsent.otlp", address)
@@ -211,7 +211,7 @@ def test_a_missing_file_and_a_missing_url_are_errors(http_receiver, tmp_path, ca
     (tmp_path / "b").write_bytes(requests(1)[0])
     status, _, err = run(capsys, "a", "b")
     assert status == 2
-    assert "no receiver's address: b" in err[0]
+    assert "not a receiver's address: b" in err[0]
     assert "grpc://HOST:PORT" in err[1]
 
 

@@ -483,7 +483,7 @@ def test_a_different_spool_at_the_same_path_is_not_touched(tmp_path):
     fill(tmp_path / "other", 2)[0].close()
     (tmp_path / "spool").rename(tmp_path / "away")
     (tmp_path / "other").rename(tmp_path / "spool")
-    with pytest.raises(OSError, match="another spool is in its place"):
+    with pytest.raises(OSError, match="a different spool is in its place"):
         spool.append(numbered(2))
     spool.close()
     again = Spool(str(tmp_path / "spool"))
