@@ -125,7 +125,7 @@ from otel_kprofiler.bpf.wait_maps import (
 )
 
 PROGRAMS: Final = Path(__file__).with_name("programs")
-"""Sources and objects of the BPF programs."""
+"""Source and object files of the BPF programs."""
 SAMPLER_SOURCE: Final = PROGRAMS / "sampler.bpf.c"
 SAMPLER_OBJECT: Final = PROGRAMS / "sampler.bpf.o"
 

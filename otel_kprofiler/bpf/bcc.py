@@ -46,15 +46,15 @@ _log = logging.getLogger(__name__)
 class BccLoader:
     """Compiles programs with bcc and loads them. Thread-safe.
 
-    Loading takes half a second and meanwhile 125 MB in a child process; afterwards it needs as
-    little as libbpf.
+    Loading takes half a second and 125 MB in a child process; afterwards, it needs as little
+    memory as libbpf.
     """
 
     name = "bcc"
 
     @staticmethod
     def is_installed() -> bool:
-        """Returns whether python3-bpfcc is installed; PyPI's ``bcc`` is another package."""
+        """Returns whether python3-bpfcc is installed; PyPI's ``bcc`` is a different package."""
         return os.path.exists(f"{_PACKAGE}/__init__.py") and os.path.exists(_PYTHON)
 
     def load(self, spec: ObjectSpec) -> LoadedObject:
@@ -193,7 +193,7 @@ def _load_program(spec: ObjectSpec, name: str, code: bytes) -> int:
 
 
 def _verify(name: str, code: bytes, log_level: int) -> str:
-    """The verifier's log, truncated to the buffer."""
+    """Returns the verifier's log, truncated to the buffer."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
     with contextlib.suppress(OSError):  # the log has the reason, or is empty
         os.close(_call_load(name, code, log_level, len(log), ctypes.addressof(log)))

@@ -1,7 +1,7 @@
 """Reads BTF, the type information of the kernel and of programs.
 
 Format: Documentation/bpf/btf.rst. Types refer to each other by number, so all types are indexed
-once (about 130,000 of the kernel in 20 ms).
+once (about 130,000 kernel types in 20 ms).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class KernelTypes:
 
         Args:
             name: the struct's tag.
-            path: names of members, outermost first; each is a member of the struct before it.
+            path: names of members, outermost first; each is a member of the preceding struct.
         """
         bit = self.bit_offset(name, *path)
         return None if bit is None else bit // 8
@@ -110,7 +110,7 @@ class KernelTypes:
         return None
 
     def _resolve(self, number: int) -> int | None:
-        """Returns the place of the struct or union behind aliases of a type."""
+        """Returns the location of the struct or union that a type aliases."""
         for _ in range(_MAX_DEPTH):
             if not 0 < number <= len(self._places):
                 return None
@@ -163,7 +163,7 @@ def _split(btf: bytes) -> tuple[bytes, bytes]:
 
 
 def _places(types: bytes) -> array[int]:
-    """The place of each type, by number - 1."""
+    """The location of each type, by number - 1."""
     words = memoryview(types[: len(types) & ~3]).cast("I")
     tails = [_TAILS.get(kind, (0, 0)) for kind in range(32)]
     fixed = [3 + tail[0] // 4 for tail in tails]

@@ -1,4 +1,4 @@
-"""Runs BPF programs that iterate over tasks, mappings, programs or symbols of the kernel.
+"""Runs BPF programs that iterate over the kernel's tasks, mappings, programs or symbols.
 
 See Documentation/bpf/bpf_iterators.rst.
 """
@@ -41,7 +41,7 @@ def link_iterator(program_fd: int, pid: int = 0) -> int:
 
     Args:
         program_fd: the program.
-        pid: the only process to iterate over, as this process sees it; 0: all. Needs kernel 6.1.
+        pid: restrict to this process, in our pid namespace; 0 for all. Needs kernel 6.1.
 
     Raises:
         OSError: the kernel refused.
@@ -64,7 +64,7 @@ def open_iterator(link: int) -> int:
 
 
 def iterate(program_fd: int, pid: int = 0) -> int:
-    """Link an iterator's program and begin one iteration, as :func:`open_iterator` does.
+    """Link an iterator's program and start an iteration, as :func:`open_iterator` does.
 
     Raises:
         OSError: the kernel refused.

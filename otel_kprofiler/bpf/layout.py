@@ -71,7 +71,7 @@ _RECORD: Final = struct.Struct("=8Q4I2H3hHI16sI4x")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
 _USER_STACK_BYTES: Final = 1536
-"""Above the largest record: head, 15 mappings, MAX_FRAMES words."""
+"""Upper bound of the largest record: head, 15 mappings, MAX_FRAMES words."""
 _PYTHON_STACK_BYTES: Final = 2048
 _CONTEXT_BYTES: Final = 1056
 _RECORD_BYTES: Final = (
@@ -317,7 +317,7 @@ def parse_records(
 def _find_span(
     trace_high: int, trace_low: int, span_id: int, context: bytes
 ) -> tuple[SpanLink | None, bytes]:
-    """Finds the span, with trace flags and attributes if it comes from a thread context."""
+    """Finds the span; trace flags and attributes only if it comes from a thread context."""
     if context:
         return parse_thread_context(context)
     if not (trace_high or trace_low):
@@ -336,7 +336,7 @@ def _keep(
 
 @lru_cache(256)
 def _collected(*statuses: StackStatus | None) -> Collected:
-    """The status of kernel and user side; None for sides not asked for."""
+    """Returns the status of kernel and user side; None for sides not requested."""
     sides = zip(_KINDS, statuses, strict=True)
     return tuple([(kind, status) for kind, status in sides if status is not None])
 

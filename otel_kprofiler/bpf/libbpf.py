@@ -85,7 +85,7 @@ class _LibbpfObject:
         self._program_fds: dict[str, int] = {}
 
     def load(self) -> None:
-        """Size and fill the maps, load, and collect the descriptors."""
+        """Size and fill the maps, load the programs, and collect the descriptors."""
         library, spec = self._library, self._spec
         for name, entries in spec.map_entries.items():
             if library.bpf_map__set_max_entries(self._find_map(name), entries):
@@ -187,7 +187,7 @@ class _Messages:
         self._lock.release()
 
     def text(self) -> str:
-        """Messages so far: warnings and the verifier's log."""
+        """Returns the messages so far: warnings and the verifier's log."""
         return b"".join(self._parts).decode(errors="replace")
 
     def _print(self, level: int, text: bytes, arguments: int) -> int:

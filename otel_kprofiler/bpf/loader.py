@@ -1,4 +1,4 @@
-"""Interface of loaders of BPF programs."""
+"""Interface of BPF program loaders."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 _FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-"""If blocked, these end the process without running handlers such as faulthandler's."""
+"""Signals that, when blocked, kill the process without running handlers such as faulthandler's."""
 
 
 @contextlib.contextmanager
 def without_signals() -> Iterator[None]:
-    """Block signals in this thread meanwhile, and forever in threads that it starts meanwhile.
+    """Block signals in this thread during the block, and permanently in threads started in it.
 
     The verifier gives up with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c).
     It may take half a second, longer than the timer interval of some services.

@@ -56,7 +56,7 @@ def create_map(name: str, shape: MapShape, entries: int) -> int:
         A descriptor, which the caller closes.
 
     Raises:
-        OSError: no right (``EPERM``) or no memory (``ENOMEM``).
+        OSError: missing capability (``EPERM``) or memory (``ENOMEM``).
     """
     kind, key_bytes, value_bytes, flags = shape
     attributes = _CreateAttributes(
@@ -68,7 +68,7 @@ def create_map(name: str, shape: MapShape, entries: int) -> int:
 def create_inner_map(pages: int, name: str) -> int:
     """Create an array of ``pages`` elements for an array of maps to hold; mmap(2) can map it.
 
-    As ``create_map`` otherwise.
+    Otherwise the same as ``create_map``.
     """
     return create_map(name, MapShape(_MAP_TYPE_ARRAY, 4, PAGE_BYTES, MMAPABLE | _INNER_MAP), pages)
 

@@ -1,4 +1,4 @@
-"""Parses the ring of descriptions: code objects, and processes that were seen.
+"""Parses the ring of descriptions: code objects, and newly seen processes.
 
 See python_types.bpf.h for the structs.
 """
@@ -57,7 +57,7 @@ class CodeParser:
     def parse(self, chunk: bytes) -> Iterator[PythonCode | ProcessSeen]:
         """Yields code objects whose description ends in a chunk of the ring, and processes seen.
 
-        Texts come unchecked from the process's memory, cut at 508 bytes.
+        Strings come unchecked from the process's memory, truncated at 508 bytes.
 
         Raises:
             ValueError: the chunk is damaged.

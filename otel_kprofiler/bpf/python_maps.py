@@ -76,7 +76,7 @@ _MEMBERS: Final = (
 
 
 def find_python_offsets(types: KernelTypes) -> PythonOffsets | None:
-    """Returns the offsets of a kernel that the program needs; None if it has other structs."""
+    """Returns a kernel's offsets needed by the program; None if its structs differ."""
     offsets = [types.offset(*member) for member in _MEMBERS]
     number_bytes = types.size("upid")
     if types.offset("upid", "nr") != 0 or number_bytes is None or None in offsets:
@@ -151,7 +151,7 @@ class PythonMaps(LockedForForks):
             self._close = undo.pop_all().close
 
     def limit(self, max_frames: int) -> None:
-        """Set the limit of frames read of a stack, 0 to 127.
+        """Set the limit on frames read per stack, 0 to 127.
 
         Raises:
             OSError: the kernel refused.
@@ -159,7 +159,7 @@ class PythonMaps(LockedForForks):
         update_map(self._map_fd("python_config"), _FIRST, _CONFIG.pack(max_frames, *self._offsets))
 
     def fileno(self) -> int:
-        """Returns a descriptor for poll(2) that is readable when processes were seen."""
+        """Returns a descriptor for poll(2) that becomes readable when processes are seen."""
         return self._map_fd("python_codes")
 
     def take_seen(self) -> list[ProcessSeen]:
@@ -182,11 +182,11 @@ class PythonMaps(LockedForForks):
         After execve(2) it has no Python frames until it is registered again.
 
         Args:
-            tgid: process id as samples have it.
+            tgid: process id, as in samples.
             layout: layout of its interpreter.
             process: its addresses.
-            image: the program that it must run, from :meth:`take_seen`; 0 to accept that of its
-                next sample.
+            image: the program that it must run, from :meth:`take_seen`; 0 to accept the program
+                of its next sample.
 
         Raises:
             OSError: the kernel refused.
@@ -238,7 +238,7 @@ class PythonMaps(LockedForForks):
     def receive(self) -> None:
         """Receive the descriptions in the ring.
 
-        All code objects of samples completed before are then described.
+        Afterwards, all code objects of samples completed before the call are described.
         """
         with self._lock:
             if not self._is_open:
@@ -252,7 +252,7 @@ class PythonMaps(LockedForForks):
     def counts(self) -> Mapping[str, int]:
         """Returns the nonzero counts of stacks and descriptions by :data:`PYTHON_OUTCOMES`.
 
-        Also after :meth:`close`.
+        Also works after :meth:`close`.
         """
         with self._lock:
             if not self._is_open:
@@ -269,7 +269,7 @@ class PythonMaps(LockedForForks):
                 delete_from_map(self._map_fd("codes"), key)
 
     def close(self) -> None:
-        """Unmap, and accept no more processes; the owner of the maps closes these. Idempotent."""
+        """Unmap, and reject further processes; the owner of the maps closes them. Idempotent."""
         with self._lock:
             if self._is_open:
                 self._last_counts = self.counts()

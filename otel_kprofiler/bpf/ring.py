@@ -102,7 +102,7 @@ class RingReader:
         return position
 
     def is_empty(self) -> bool:
-        """Returns whether all reserved records were taken."""
+        """Returns whether all reserved records were read."""
         return self.reserved() == self._memory.consumer[0]
 
     def take(self, until: int | None = None) -> RingChunk:
@@ -155,5 +155,5 @@ def record_spans(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def ring_bytes(wanted: int) -> int:
-    """The smallest ring size of at least ``wanted`` bytes: a power of two of pages."""
+    """Returns the smallest ring size of at least ``wanted`` bytes: a power of two of pages."""
     return max(mmap.PAGESIZE, 1 << (wanted - 1).bit_length())

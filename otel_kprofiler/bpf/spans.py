@@ -34,7 +34,7 @@ class SpanLayout(NamedTuple):
         token_context_at: offset of the context in a token.
         variables_at: offset of the mapping of variables in a context.
         size_shift: number of bits below the number of digits.
-        negative_bit: the one of these bits that marks negative integers; 0 if a negative size does.
+        negative_bit: the bit among these that marks negative integers; 0 if a negative size does.
         unsampled: 1 to include spans that are not sampled.
     """
 

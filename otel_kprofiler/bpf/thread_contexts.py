@@ -33,7 +33,7 @@ class ContextKind(enum.IntEnum):
 
 
 class ContextPlace(NamedTuple):
-    """Place of the variable with a thread's context (``struct context_place``).
+    """Location of the variable with a thread's context (``struct context_place``).
 
     Attributes:
         offset: offset in bytes from the thread pointer, or in the TLS block of the module.
@@ -86,7 +86,7 @@ class ThreadContexts(LockedForForks):
 
     Args:
         map_fd: descriptor of the map, whose owner closes it; None: no process is registered.
-        slots_fd: likewise, of the map of bits for the low bits of process ids.
+        slots_fd: descriptor of the map of bits by low bits of the process id; owned likewise.
     """
 
     def __init__(self, map_fd: int | None, slots_fd: int = -1) -> None:
@@ -104,10 +104,10 @@ class ThreadContexts(LockedForForks):
         read. At the limit of processes, the oldest registration is released.
 
         Args:
-            tgid: process id as samples have it.
+            tgid: process id, as in samples.
             start_time_ns: ``CLOCK_BOOTTIME`` of its start, as in samples.
             stack_start: start of its stack, as in samples; 0 if samples lack it.
-            place: place of the variable.
+            place: location of the variable.
 
         Raises:
             OSError: the kernel refused.
@@ -155,6 +155,6 @@ class ThreadContexts(LockedForForks):
         update_map(self._slots_fd, word.to_bytes(4, "little"), bits.to_bytes(8, "little"))
 
     def close(self) -> None:
-        """Accept no more processes. Idempotent."""
+        """Reject further processes. Idempotent."""
         with self._lock:
             self._map_fd = None

@@ -15,7 +15,7 @@ MAX_COLUMNS: Final = 64
 MAX_BLOCK_BYTES: Final = 512
 MAX_PRESERVED: Final = 15
 VMA_BYTES: Final = 256
-"""Bytes that the program reads of a ``vm_area_struct``."""
+"""Number of bytes that the program reads from a ``vm_area_struct``."""
 _WORD: Final = 8
 
 A64_CALLS: Final = 1
@@ -31,14 +31,14 @@ DEFAULT_MAX_WORK: Final = 5000
 
 
 class RegisterBlock(NamedTuple):
-    """Places of registers in a block filled by the kernel.
+    """Locations of registers in a block filled by the kernel.
 
     Attributes:
         size: size in bytes.
         sp_at: offset of the stack pointer.
         fp_at: offset of the frame pointer.
         pc_at: offset of the program counter.
-        at: offset by DWARF register number; None if it is not there.
+        at: offset by DWARF register number; None if the block lacks the register.
     """
 
     size: int
@@ -59,11 +59,11 @@ class Processor(NamedTuple):
 
     Attributes:
         flags: A64_CALLS, LINK_REGISTER.
-        address_mask: bits of a return address; pointer authentication uses others.
+        address_mask: bits of a return address; pointer authentication uses the others.
         sigreturn: the first eight bytes of a signal trampoline.
-        syscall: the instruction.
+        syscall: the system call instruction.
         goexit: Go's ``runtime.goexit`` around the return address into it; empty if unknown.
-        goexit_back: bytes of it before the return address.
+        goexit_back: number of its bytes before the return address.
         sigreturn_bytes: length of a signal trampoline up to the end of its system call.
         signal_at: offset of ``signal`` from the stack pointer in a trampoline.
         sp_column: DWARF number of the stack pointer; ``fp_column`` and ``ra_column`` are those of
@@ -208,7 +208,7 @@ _OPTIONAL: Final = {("mm_struct", "mm_lock_seq"), ("vm_area_struct", "vm_rb")}
 
 
 def find_kernel_offsets(types: KernelTypes) -> KernelOffsets | None:
-    """Returns the offsets of a kernel that the unwinder needs; None if it has other structs."""
+    """Returns a kernel's offsets needed by the unwinder; None if its structs differ."""
     flags, offsets = 0, []
     for member in _MEMBERS:
         offset = types.offset(*member)

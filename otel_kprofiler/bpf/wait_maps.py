@@ -37,7 +37,7 @@ WAIT_LAYOUT: Final = ".rodata.waits"
 WAIT_UNIT_NS: Final = 256
 """Thresholds are multiples of this (``UNIT_SHIFT``), and fit into 32 bits in this unit."""
 PLACES: Final = 16
-"""Threads of a bucket."""
+"""Number of threads per bucket."""
 _PLACES_AT_ONCE: Final = 4096  # threads of a bucket fill whole pages
 
 
@@ -70,7 +70,7 @@ class WaitOffsets(NamedTuple):
 
 
 def find_wait_offsets(types: KernelTypes) -> WaitOffsets | None:
-    """Returns the offsets of a kernel that the programs need; None if it has other structs."""
+    """Returns a kernel's offsets needed by the programs; None if its structs differ."""
 
     def task(*path: str) -> int | None:
         return types.offset("task_struct", *path)
@@ -117,7 +117,7 @@ _LATE_BEGINS: Final = WaitConfig._fields.index("late_begins")
 
 
 class WaitSettings:
-    """The mapped ``struct wait_config``: changes need no system call and no rights.
+    """The mapped ``struct wait_config``: changes need neither a system call nor capabilities.
 
     Args:
         map_fd: the map.
@@ -137,7 +137,7 @@ class WaitSettings:
         self._words[0] = epoch
 
     def allow_late_begins(self, count: int) -> None:
-        """Set the number of begins of ongoing waits that the next iteration may write."""
+        """Set the number of starts of ongoing waits that the next iteration may write."""
         self._words[_LATE_BEGINS] = count
 
     def close(self) -> None:
@@ -216,14 +216,14 @@ def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
 
 
 class WaitRecord(NamedTuple):
-    """A record of a wait; at its begin, ``end`` is None and the sample's value is ``since_ns``."""
+    """A record of a wait; at its start, ``end`` is None and the sample's value is ``since_ns``."""
 
     sample: RawSample
     end: WaitEnd | None
 
 
 class WaitRecords(NamedTuple):
-    """The records of waits in a chunk, in order."""
+    """The wait records of a chunk, in order."""
 
     waits: list[WaitRecord]
     ended: list[WaitThread]
@@ -258,7 +258,7 @@ class WaitLines:
         return parse_wait_counts(self.copy())
 
     def offset_ns(self) -> int:
-        """Returns the latest difference of ``CLOCK_MONOTONIC`` and the clock of threads."""
+        """Returns the latest difference between ``CLOCK_MONOTONIC`` and the threads' clock."""
         lines = range(_COUNTERS, len(self._words), _LINE_WORDS)
         at = max(lines, key=lambda offset: self._words[offset + 1])
         return ctypes.c_int64(self._words[at]).value
@@ -306,6 +306,6 @@ class ThreadTable:
 
 
 def _map_part(fd: int, offset: int, size: int) -> mmap.mmap:
-    """Map a part of an array, from a page on, for reading."""
+    """Map a part of an array for reading, starting at a page."""
     whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     return mmap.mmap(fd, whole, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset)

@@ -71,9 +71,9 @@ def parse_address(text: str, environ: Mapping[str, str]) -> Address:
             user. This keeps the password out of the process list.
 
     Raises:
-        KProfilerError: it is not such an address, or not UTF-8.
+        KProfilerError: the address is malformed, or not UTF-8.
     """
-    problem = f"{redact_address(text)} is not an address of ClickHouse"
+    problem = f"{redact_address(text)} is not a ClickHouse address"
     try:
         text.encode()  # names of ClickHouse are UTF-8
         unquote(text, errors="strict")

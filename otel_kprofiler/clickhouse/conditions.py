@@ -19,7 +19,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", "'": r"\'", "\0": r"\0"})
 
 
 def literal(text: str) -> str:
-    """Quotes a text as SQL literal."""
+    """Quotes a string as an SQL literal."""
     return f"'{text.translate(_ESCAPES)}'"
 
 
@@ -30,7 +30,7 @@ def identifier(name: str) -> str:
 
 
 def literals(texts: Iterable[str]) -> str:
-    """Quotes texts as an SQL list, sorted."""
+    """Quotes strings as a sorted SQL list."""
     return ", ".join(map(literal, sorted(texts)))
 
 
@@ -39,7 +39,7 @@ def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
 
     Args:
         chosen: the filter.
-        rows: table and condition of the time, for a subquery.
+        rows: table with time condition, for a subquery.
     """
     if chosen.processes:
         pid, file = _resource("process.pid"), _resource("process.executable.name")
@@ -96,7 +96,7 @@ _COLUMNS: Final = (_resource, _sample)
 
 
 def _is_function(pattern: str) -> bool:
-    """Returns whether a pattern cannot match remarks, which begin with ``[``."""
+    """Returns whether a pattern cannot match remarks, which start with ``[``."""
     return pattern[:1] not in {"", *_WILD}
 
 
@@ -105,7 +105,7 @@ def _any(*conditions: str) -> str:
 
 
 def _matches(text: str, patterns: Sequence[str]) -> str:
-    """Returns the condition that a text matches a pattern, as precise as ``LIKE`` can express."""
+    """Returns the condition that a column matches a pattern, as precisely as ``LIKE`` allows."""
     terms = [f"{text} IN ({literals(patterns)})"]  # a name may look like a pattern
     terms += [
         f"{text} LIKE {literal(_like(pattern))}"
@@ -116,7 +116,7 @@ def _matches(text: str, patterns: Sequence[str]) -> str:
 
 
 def _like(pattern: str) -> str:
-    """Returns a ``LIKE`` pattern that matches every text that this pattern matches."""
+    """Returns a ``LIKE`` pattern that matches every string matched by this pattern."""
     begin, bracket, rest = pattern.partition("[")
     end = rest.rpartition("]")[2] if "]" in rest else ""
     words = (begin + "*" + end if bracket else begin).replace("?", "*")

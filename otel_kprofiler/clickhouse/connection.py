@@ -14,7 +14,7 @@ from otel_kprofiler.errors import DependencyError, KProfilerError
 _CONNECT_S: Final = 10
 _QUERY_S: Final = 300
 _CODE: Final = re.compile(r"\bcode:? *(\d+)", re.IGNORECASE)
-_LESS: Final = "ask for less: a shorter time by --from and --to, one --service, one --process"
+_LESS: Final = "read less: a shorter time by --from and --to, one --service, one --process"
 _FIXES: Final = {
     "60": "name the database, or ?table=NAME, of the Collector's clickhouse exporter, which makes "
     "the table when it starts with a pipeline of profiles",
@@ -43,7 +43,7 @@ class Connection:
 
     Raises:
         DependencyError: the client library is not installed.
-        KProfilerError: the server does not answer, or refuses the user.
+        KProfilerError: the server does not respond, or rejects the user.
     """
 
     def __init__(self, address: Address) -> None:
@@ -96,7 +96,7 @@ class Connection:
         """Yields the rows of a query, in blocks as the server sends them.
 
         Raises:
-            KProfilerError: the server refuses the query, or the connection ended.
+            KProfilerError: the server rejects the query, or the connection ended.
         """
         with self._explained(), self._client.query_row_block_stream(query) as stream:
             yield from stream
@@ -110,13 +110,13 @@ class Connection:
             text = " ".join(self._address.secrets.redact(_words(error)).split())
             match = _CODE.search(text)
             code = str(getattr(error, "code", None) or (match[1] if match else ""))
-            what = f"{place} refuses" if code else f"cannot read {place}"
+            what = f"{place} rejects" if code else f"cannot read {place}"
             hint = _FIXES.get(code, "") if code else _TRUST if _UNTRUSTED in text else _REACH
             raise KProfilerError(f"{what}: {text[:_MAX_MESSAGE]}", hint=hint) from None
 
 
 def _words(error: BaseException) -> str:
-    """Returns the system's message of a failed connection, else that of the library or server."""
+    """Returns the system's message for a failed connection, otherwise the library's or server's."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.strerror:

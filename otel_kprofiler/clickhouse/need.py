@@ -1,4 +1,4 @@
-"""Parts of samples that a report needs: the server merges samples that are equal in these."""
+"""The parts of samples that a report needs: the server merges samples with equal parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CPU: Final = ("cpu.logical_number",)
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The parts of samples that are read.
+    """The parts of samples to read.
 
     Attributes:
         resources: names of attributes of resources; None for all.
@@ -118,7 +118,7 @@ def need_of(chosen: Filter, by: str = "", *, of_stacks: bool = False) -> Need:
     Args:
         chosen: the filter, which is applied to the samples read, too.
         by: name of the grouping; empty for none.
-        of_stacks: whether only some frames of stacks are shown; needs stacks.
+        of_stacks: whether only some frames of stacks are shown, which needs stacks.
     """
     need = Need(stacks=of_stacks)
     if by:

@@ -16,7 +16,7 @@ from otel_kprofiler.model import SIDES
 from otel_kprofiler.otlp import STACK_STATUS, STREAM_ID, WAIT_CAUSE, WAIT_STATE, WINDOW_PREFIX
 
 _LONGEST_PROFILE_NS: Final = 3_600_000_000_000
-"""Samples of a time range are expected in profiles that began at most this long before it."""
+"""Samples of a time range are expected in profiles started at most this long before it."""
 KIND: Final = "SampleType, SampleUnit, PeriodType, PeriodUnit, Period"
 _STACK: Final = "Addresses, FunctionNames, FileNames, LineNumbers, MappingFileNames"
 STACK_ID: Final = f"cityHash64({_STACK})"
@@ -91,7 +91,7 @@ def samples(
         conditions: conditions on rows.
         times: range of sample times.
         need: the parts needed.
-        step_ns: also merges samples of the same step; None to keep times apart.
+        step_ns: also merge samples of the same time step; None to keep times separate.
     """
     always = {WAIT_STATE, WAIT_CAUSE}  # since reports leave out waits of idle threads
     if need.stacks:
@@ -149,7 +149,7 @@ def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
 
 
 def _samples(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Selects rows with the sample times that lie in a range, and their values.
+    """Selects rows with the sample times within a range, and their values.
 
     A row without times has the start of its profile as time; rows that sum to 0 are left out.
     """

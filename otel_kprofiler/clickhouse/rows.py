@@ -29,9 +29,9 @@ from otel_kprofiler.otlp import (
 )
 
 MAX_TIMES: Final = 20_000_000
-"""Limit of times in memory; each takes 8 bytes, and 8 more with a value."""
+"""Limit on times in memory; each uses 8 bytes, and 8 more with a value."""
 MAX_ROWS: Final = 2_000_000
-"""Limit of rows in memory; each takes about 500 bytes until it is written or shown."""
+"""Limit on rows in memory; each uses about 500 bytes until it is written or shown."""
 
 _NARROWER: Final = "name a shorter time by --from and --to, one --service or one --process"
 _Pairs = tuple[tuple[str, str], ...]
@@ -81,7 +81,7 @@ class RowReader:
         self._rows += len(rows)
         if self._rows > MAX_ROWS:
             raise KProfilerError(
-                f"there are more than {MAX_ROWS:,} different samples", hint=_NARROWER
+                f"there are more than {MAX_ROWS:,} distinct samples", hint=_NARROWER
             )
         kinds: dict[Kind, dict[int, tuple[Resource, list[WindowSample]]]] = {}
         for row in rows:
@@ -158,7 +158,7 @@ class RowReader:
 
 
 def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
-    """Converts attributes of the table, where all values are text, to their types."""
+    """Converts attributes of the table, where all values are strings, to their types."""
     typed: dict[str, AttributeValue] = dict(pairs)
     for name, value in pairs:
         if name in TYPED_INTEGERS and value.isdecimal():
@@ -169,7 +169,7 @@ def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
 
 
 def _spread(kind: Kind, count: int, total: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Makes times and values of merged samples from their count, sum, first and last time.
+    """Reconstructs times and values of merged samples from count, sum, first and last time.
 
     Kinds in the unit ``count`` need at most two times; other kinds need one for each sample.
     """

@@ -45,7 +45,7 @@ _SIDES: Final = {
         "beam": (".erl", ".ex"),
     }.items()
 } | {PYTHON_SIDE: (".py", ".pyx", ">")}
-"""Sides of frames without a mapping, by suffix of their files; ``<frozen os>`` is of Python."""
+"""Sides of frames without a mapping, by file suffix; ``<frozen os>`` is Python."""
 
 IN_KERNEL: Final = Stack(
     (Side(KERNEL_SIDE, (Frame(None, KERNEL_FLOOR, (), 0, KERNEL_SIDE, Unresolved.NOT_KEPT),)),)

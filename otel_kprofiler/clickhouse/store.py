@@ -1,4 +1,4 @@
-"""Reads samples from a ClickHouse table; the server merges samples to few rows."""
+"""Reads samples from a ClickHouse table; the server merges samples into few rows."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from otel_kprofiler.model import KINDS, Profile, Window
 from otel_kprofiler.otlp import parse_account, refuse_negative_values
 
 MAX_STACKS: Final = 1_000_000
-"""Limit of distinct stacks in memory; each takes about a kilobyte."""
+"""Limit on distinct stacks in memory; each uses about a kilobyte."""
 EXACT_TIMES: Final = 2_000_000
-"""Up to this number, samples keep their times; above it, samples of a time step are merged."""
+"""Up to this number, samples keep their times; beyond it, samples of a time step are merged."""
 _STEPS: Final = 1200
 """Time steps; a multiple of the intervals of ``diff``, and about the bins of a page."""
 
@@ -58,7 +58,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
 
     Raises:
         DependencyError: the client library is not installed.
-        KProfilerError: there is no answer.
+        KProfilerError: the server does not respond.
     """
 
     def __init__(self, address: Address) -> None:
@@ -81,13 +81,13 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         """Returns the Unix time of the first sample of the table; 0 if there is none.
 
         Raises:
-            KProfilerError: it cannot be read.
+            KProfilerError: the table cannot be read.
         """
         rows = self._connection.rows(queries.first_time(self._table))
         return next((int(row[0]) for row in rows), 0)
 
     def read(self, selection: Selection, need: Need, report: Callable[[str], None]) -> Samples:
-        """Reads the samples of a selection, and some that its filter leaves out.
+        """Reads the samples of a selection, including some that do not match its filter.
 
         Returns one window that covers the profiles; several if the period changed meanwhile.
 
@@ -97,7 +97,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
             report: called with a sentence if sample times were merged.
 
         Raises:
-            KProfilerError: it cannot be read, or is more than fits into memory.
+            KProfilerError: the table cannot be read, or the samples do not fit into memory.
         """
         chosen, times = selection
         rows = queries.rows_between(self._table, times)

@@ -1,7 +1,7 @@
 """Access to the host's files.
 
-All files of ``/proc`` and ``/sys`` are opened here, so that tests and recordings can pass another
-root or an archive instead of patching modules.
+All files of ``/proc`` and ``/sys`` are opened here, so that tests and recordings can pass a
+different root or an archive instead of patching modules.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Access:
     def open_reference_in(self, root: str, path: str) -> int:
         """Open as a reference, with ``root`` as the root of the path and of its links.
 
-        Links of ``/proc`` to what processes have open are not followed. Needs kernel 5.6.
+        Links of ``/proc`` to files opened by processes are not followed. Needs kernel 5.6.
         """
         directory = os.open(self.root + root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -88,7 +88,7 @@ def read_limited(files: HostFiles, path: str, most_bytes: int) -> bytes:
     """Read a file up to a limit, such as a file of ``/proc`` whose size a process controls.
 
     Raises:
-        OSError: it cannot be opened or read.
+        OSError: the file cannot be opened or read.
     """
     fd = files.open_fd(path)
     try:

@@ -15,7 +15,7 @@ from otel_kprofiler.host.writing import NewFile, PrivateDirectory
 _NAME: Final = re.compile(r"[0-9a-z][0-9a-z._-]{0,200}")
 _BLOCK_BYTES: Final = 512  # st_blocks, stat(2)
 _LEAST_BYTES: Final = 4096
-"""Minimum size that a file counts as, to bound the number of empty files."""
+"""Minimum size counted per file, to bound the number of empty files."""
 
 
 def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
@@ -39,7 +39,7 @@ def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
 
 
 class CacheDirectory:
-    """Files by name; the least recently used are removed.
+    """Files by name; removes the least recently used.
 
     Only files of this user in a directory that no other user can write are trusted. Several threads
     and processes may share the directory; a removed file stays readable through open descriptors.
@@ -49,7 +49,7 @@ class CacheDirectory:
         max_bytes: limit on its files' size on disk, briefly exceeded.
 
     Raises:
-        OSError: it cannot be created, or other users can write it.
+        OSError: the directory cannot be created, or other users can write it.
     """
 
     def __init__(self, path: str, max_bytes: int) -> None:
@@ -74,11 +74,11 @@ class CacheDirectory:
         return fd
 
     def create(self, name: str) -> NewFile:
-        """Create a file that replaces one of the same name when finished; then call :meth:`trim`.
+        """Create a file that, when finished, replaces any file of its name; then call :meth:`trim`.
 
         Raises:
             ValueError: the name is not that of a cached file.
-            OSError: it cannot be created.
+            OSError: the file cannot be created.
         """
         _check(name)
         return NewFile(os.path.join(self.path, name), replace=True)
@@ -98,7 +98,7 @@ class CacheDirectory:
             return None
 
     def trim(self) -> int:
-        """Remove files until the rest is within the limit; returns its size in bytes."""
+        """Remove files until the rest is within the limit; returns the rest's size in bytes."""
         files = []
         for name in os.listdir(self._directory.fd):
             with contextlib.suppress(OSError):  # another process has removed it

@@ -39,7 +39,7 @@ class Capabilities(NamedTuple):
     bounding: int
 
     def missing(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Returns those of ``names`` that are not effective; CAP_SYS_ADMIN implies CAP_BPF etc."""
+        """Returns the ``names`` that are not effective; CAP_SYS_ADMIN implies CAP_BPF etc."""
         covered = ("CAP_BPF", "CAP_PERFMON") if _has(self.effective, "CAP_SYS_ADMIN") else ()
         return tuple(
             name for name in names if name not in covered and not _has(self.effective, name)

@@ -1,4 +1,4 @@
-"""Parses cgroup paths for container, pod and unit.
+"""Parses container, pod and unit from cgroup paths.
 
 Forms, by runtime:
 
@@ -30,7 +30,7 @@ CONTAINER_ID: Final = re.compile(
     r"(?:(?:docker|cri-containerd|containerd|nerdctl|crio|libpod|libpod-payload)-)?"
     r"([0-9a-f]{64})(?:\.scope)?"
 )
-"""Pattern of a container's directory."""
+"""Matches a container's directory."""
 _BY_COLONS: Final = re.compile(
     r"(?:[^:]*:)?(?:docker|cri-containerd|nerdctl|crio|libpod):([0-9a-f]{64})"
 )
@@ -51,7 +51,7 @@ _LONGEST_ID: Final = 64
 
 
 class CgroupNames(NamedTuple):
-    """Names in the path of a cgroup; empty if absent.
+    """Names in a cgroup's path; empty if absent.
 
     Attributes:
         container: id of the innermost container.

@@ -25,7 +25,7 @@ class Cgroup(NamedTuple):
     Attributes:
         path: its directory.
         level: depth below the root, whose level is 0.
-        id: as in ``bpf_get_current_cgroup_id``: its inode number.
+        id: inode number, as returned by ``bpf_get_current_cgroup_id``.
     """
 
     path: str
@@ -34,7 +34,7 @@ class Cgroup(NamedTuple):
 
 
 class MountPoint(NamedTuple):
-    """A mount of a part of a hierarchy.
+    """A mount of part of a hierarchy.
 
     Attributes:
         path: its directory.
@@ -70,7 +70,7 @@ def is_in_cgroup_namespace(files: HostFiles) -> bool:
 
 
 def find_cgroup_root(files: HostFiles) -> Cgroup | None:
-    """Find the mounted cgroup of version 2 that is nearest to the root of the hierarchy.
+    """Find the mounted version 2 cgroup nearest to the root of the hierarchy.
 
     None if none is mounted, or if a cgroup namespace hides its depth.
 
@@ -111,7 +111,7 @@ def find_cgroup(files: HostFiles, path: str) -> Cgroup | None:
     None if it or a hierarchy of version 2 does not exist.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the cgroup cannot be read.
     """
     root = find_cgroup_root(files)
     if root is None:

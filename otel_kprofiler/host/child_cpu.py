@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 _MIB: Final = 1 << 20
 _PROCESS_CLOCK: Final = 2
-"""Kind of a process's CPU clock, as clock_getcpuclockid(3) gives it (``CPUCLOCK_SCHED`` in
+"""Kind of a process's CPU clock, as returned by clock_getcpuclockid(3) (``CPUCLOCK_SCHED`` in
 include/linux/posix-timers.h)."""
 _FIRST_PAUSE_S: Final = 0.0005
 _LAST_PAUSE_S: Final = 0.05
@@ -22,7 +22,7 @@ _LAST_PAUSE_S: Final = 0.05
 
 
 class CpuGrant(NamedTuple):
-    """CPU time that a child process may take.
+    """CPU time granted to a child process.
 
     Attributes:
         seconds: limit, at least 1.
@@ -33,17 +33,17 @@ class CpuGrant(NamedTuple):
     input_bytes: int
 
     def describe(self) -> str:
-        """Describe that a child took more."""
+        """Describe that a child exceeded the limit."""
         size = -(-self.input_bytes // _MIB)
         return f"took more than {self.seconds} s of CPU for {size} MiB"
 
 
 class CpuRate(NamedTuple):
-    """CPU time that input of any size may take.
+    """CPU time limits by input size.
 
     Attributes:
         least_s: seconds for empty input.
-        per_mib_s: more seconds for each MiB of input.
+        per_mib_s: additional seconds per MiB of input.
         most_s: limit for input of any size, since a file may lie about its size.
     """
 
@@ -58,7 +58,7 @@ class CpuRate(NamedTuple):
 
 
 def limit_cpu(pid: int, grant: CpuGrant) -> None:
-    """Limit a child to its grant; SIGXCPU then ends it, without a core file.
+    """Limit a child to its grant; beyond it, SIGXCPU kills the child, without a core file.
 
     Args:
         pid: a child just started, as the same user.
@@ -129,10 +129,10 @@ _waited: Final = _Waited()
 
 
 def charge_child(child: MeteredChild) -> None:
-    """Count the CPU time of a child that has ended for the calling thread."""
+    """Add the CPU time of an ended child to the calling thread's count."""
     _waited.cpu_ns += child.cpu_ns
 
 
 def children_time_ns() -> int:
-    """CPU time of the children that the calling thread has waited for, in nanoseconds."""
+    """Returns the CPU time of children the calling thread has waited for, in nanoseconds."""
     return _waited.cpu_ns

@@ -1,4 +1,4 @@
-"""Limits the memory of child processes, so that the cgroup's limit is not reached.
+"""Limits the memory of child processes, to stay below the cgroup's limit.
 
 The kernel kills processes of a cgroup at its limit, and throttles all of them above ``memory.high``
 (Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's sources).
@@ -17,14 +17,14 @@ from otel_kprofiler.host.cgroup_names import parse_cgroup_lines
 from otel_kprofiler.host.cgroups import parse_mount_points
 
 _UNLIMITED: Final = 1 << 60
-"""Limits from here on mean no limit: version 1 has LONG_MAX, rounded to pages."""
+"""Values from here on mean no limit: version 1 uses LONG_MAX, rounded to pages."""
 _SHARE: Final = 2
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MIB: Final = 1 << 20
 
 
 class _Files(NamedTuple):
-    """Names of a cgroup's files in a version."""
+    """File names of a cgroup version."""
 
     limits: tuple[str, ...]
     usage: str
@@ -42,10 +42,10 @@ _V2: Final = _Files(
 
 
 class MemoryLeft(NamedTuple):
-    """Memory that a cgroup leaves its processes.
+    """Memory that a cgroup leaves to its processes.
 
     Attributes:
-        count_bytes: until the nearest limit, without page cache.
+        count_bytes: bytes until the nearest limit, without page cache.
         path: the file with that limit.
         limit_bytes: the limit.
     """
@@ -56,12 +56,12 @@ class MemoryLeft(NamedTuple):
 
 
 class MemoryGrant(NamedTuple):
-    """Memory that a child process may take.
+    """Memory granted to a child process.
 
     Attributes:
         count_bytes: limit on the process's data (``RLIMIT_DATA``): heap and private writable
             mappings.
-        cgroup: the cgroup whose limit decides; None if the requested size decides.
+        cgroup: the cgroup whose limit applies; None if the requested size applies.
     """
 
     count_bytes: int
@@ -105,7 +105,7 @@ def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant
 
 @contextmanager
 def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
-    """Limit a child to its grant, and let the kernel kill it before other processes.
+    """Limit a child to its grant, and make the kernel kill it before other processes.
 
     Args:
         pid: a child just started, as the same user.
@@ -125,7 +125,7 @@ def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
 
 
 def find_memory_left(files: HostFiles) -> MemoryLeft | None:
-    """Returns the least memory that this process's cgroup or one of its ancestors leaves.
+    """Returns the minimum memory left by this process's cgroup and its ancestors.
 
     None if no cgroup has a readable limit.
     """

@@ -30,7 +30,7 @@ _OWN_PODMAN: Final = re.compile(
 
 
 class ContainerNames(NamedTuple):
-    """Names of a container; empty if no readable file has them.
+    """Names of a container; empty if no readable file contains them.
 
     Attributes:
         name: its name in Docker or podman.
@@ -53,7 +53,7 @@ class ContainerNames(NamedTuple):
 
 
 class OwnContainer(NamedTuple):
-    """The container of a process, as seen from inside; empty if its mounts do not name it."""
+    """The container of a process, as seen from inside; empty if its mounts do not reveal it."""
 
     id: str = ""
     pod: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 BURST_NS: Final = 1_000_000_000
-"""Largest burst of CPU time after a quiet period, by default."""
+"""Default for the largest burst of CPU time after a quiet period."""
 
 
 class CpuShare:
@@ -13,7 +13,7 @@ class CpuShare:
 
     Args:
         share: CPU seconds earned per second.
-        burst_ns: the most that is saved up; what there is at first.
+        burst_ns: maximum of saved CPU time, and its initial amount.
     """
 
     def __init__(self, share: float, burst_ns: int = BURST_NS) -> None:
@@ -22,7 +22,7 @@ class CpuShare:
         self._refilled_ns = 0
 
     def wait_ns(self, now_ns: int) -> int:
-        """Time until CPU time may be spent; 0 if now."""
+        """Returns the time until CPU time may be spent; 0 if immediately."""
         more_ns = int((now_ns - self._refilled_ns) * self._share)
         self._earned_ns = min(self._burst_ns, self._earned_ns + more_ns)
         self._refilled_ns = now_ns

@@ -19,7 +19,7 @@ class CpuChanges(NamedTuple):
     Attributes:
         opened: CPUs with a new event.
         closed: CPUs that are offline or no longer wanted.
-        refused: why no event can be opened on a CPU; reported once until that succeeds.
+        refused: why a CPU's event cannot be opened; reported once until opening succeeds.
     """
 
     opened: list[int]
@@ -28,7 +28,7 @@ class CpuChanges(NamedTuple):
 
 
 class EventPerCpu(abc.ABC, Generic[EventT]):
-    """An event on each selected CPU that is online. Belongs to one thread.
+    """An event on each selected online CPU. Belongs to one thread.
 
     The event of a CPU that goes offline stays dead, even when the CPU comes back.
 

@@ -1,4 +1,4 @@
-"""Schedules work caused by processes: fair turns, within a long-term share of one CPU."""
+"""Schedules work caused by processes fairly, within a long-term share of one CPU."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from otel_kprofiler.host.cpu_share import CpuShare
 
 TURN_NS: Final = 100_000
-"""Cost of a turn beside its CPU time, so that turns that cost none rotate, too."""
+"""Fixed cost of a turn besides its CPU time, so that turns without CPU time also rotate."""
 RECENT_NS: Final = 60_000_000_000
-"""How long an owner may not use the reserve after its turn."""
+"""Time after its turn during which an owner may not use the reserve."""
 RESERVE: Final = 0.2
-"""Part of the share that is the reserve."""
+"""Fraction of the share set aside as the reserve."""
 MAX_OWNERS: Final = 1024
-"""Owners whose cost is remembered, and groups of them; others start anew."""
+"""Maximum number of owners and groups with a remembered cost; others start over."""
 
 T = TypeVar("T")
 
 
 class Turn(NamedTuple, Generic[T]):
-    """Work that was taken.
+    """Work taken from the queue.
 
     Attributes:
-        owner: who caused it.
+        owner: the process that caused it.
         item: the work.
-        share: CPU time that it is paid from.
+        share: CPU budget that pays for it.
     """
 
     owner: Hashable
@@ -49,7 +49,7 @@ def find_user(owner: Hashable) -> Hashable:
 
 
 class FairQueue(Generic[T]):
-    """Work by owner: the owner that has cost the least has the next turn. Not thread-safe.
+    """Work by owner: the owner with the lowest cost has the next turn. Not thread-safe.
 
     The group of owners with the lowest cost is served first, so that a group with many owners takes
     no turns of other groups.
@@ -87,7 +87,7 @@ class FairQueue(Generic[T]):
         return self._sizes.total()
 
     def put(self, owner: Hashable, item: T) -> None:
-        """Add work behind that of the same owner."""
+        """Append work to its owner's."""
         if owner not in self._waiting:
             self._waiting[owner] = deque()
             group = self._find_group(owner)
@@ -101,11 +101,11 @@ class FairQueue(Generic[T]):
         self._sizes[self._groups[owner]] += 1
 
     def wait_ns(self) -> int | None:
-        """Time until there is CPU time for a turn; 0 if there is now, None without work."""
+        """Returns the time until CPU time for a turn is available; 0 if now, None without work."""
         return self._choose()[0] if self._waiting else None
 
     def take(self) -> Turn[T] | None:
-        """Take the next work; None if there is none, or no CPU time for it."""
+        """Take the next work; None if there is no work or no CPU time for it."""
         if not self._waiting:
             return None
         wait_ns, owner, share = self._choose()
@@ -141,7 +141,7 @@ class FairQueue(Generic[T]):
                 self._group_costs[group] += cpu_ns + children_ns
 
     def drop_last(self) -> T | None:
-        """Remove the newest work of the owner with the most work; None if there is none.
+        """Remove the newest work of the owner with the most work; None if the queue is empty.
 
         Its group is that with most work. Of owners with equally much, that which has waited for the
         shortest time loses it.
@@ -181,7 +181,7 @@ class FairQueue(Generic[T]):
         return items
 
     def lift_limit(self) -> None:
-        """Let work take all CPU time from now on."""
+        """Stop limiting CPU time."""
         self._share = CpuShare(1.0)
 
     def _choose(self) -> tuple[int, Hashable, CpuShare]:

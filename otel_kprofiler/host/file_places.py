@@ -1,7 +1,7 @@
-"""Finds files of ended processes by inode number, in directories of other mapped files.
+"""Finds files of ended processes by inode number, in the directories of other mapped files.
 
-Programs that run for a millisecond end before their mapped files can be opened. Most lie beside
-others, in directories of commands or libraries.
+Programs that run for a millisecond end before their mapped files can be opened. Most are
+next to other mapped files, in directories of commands or libraries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 MAX_DIRECTORIES: Final = 16
 MAX_ENTRIES: Final = 8192
-"""Limit on listed entries per directory; these take some 5 ms and 1 MB."""
+"""Limit on listed entries per directory; listing them takes about 5 ms and 1 MB."""
 
 
 class _Listing(NamedTuple):
@@ -24,7 +24,7 @@ class _Listing(NamedTuple):
 
 
 class FilePlaces:
-    """Directories, the most recent find last; thread-safe.
+    """Directories, ordered by the latest find; thread-safe.
 
     Args:
         first: initial directories.
@@ -36,7 +36,7 @@ class FilePlaces:
         self._being_read: set[str] = set()
 
     def add(self, path: str) -> None:
-        """Note that a file was found in a directory."""
+        """Record that a file was found in a directory."""
         directory = os.path.dirname(path)
         with self._lock:
             self._listings[directory] = self._listings.pop(directory, _Listing(-1, {}))

@@ -11,7 +11,7 @@ from otel_kprofiler.host.access import HostFiles
 from otel_kprofiler.host.capabilities import is_in_user_namespace, read_capabilities
 
 OLDEST_KERNEL: Final = (5, 10)
-"""First release with all features the sampler needs (BPF ring buffer, CAP_BPF)."""
+"""First release with all features that the sampler needs (BPF ring buffer, CAP_BPF)."""
 
 _RELEASE: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 _SCAN_BYTES: Final = 64 * 1024  # about 1,500 lines of kallsyms

@@ -1,4 +1,4 @@
-"""Runs child processes that read a file, with limits on memory, CPU time and time."""
+"""Runs child processes that read a file, with limits on memory, CPU time and wall time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from otel_kprofiler.host.patient_children import DeviceHangs, PatientChildren
 
 _SHOWN: Final = 200
 _OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)
-"""How a process ends if a library gets no memory, or the kernel has none."""
+"""Exit signals of a process whose allocation failed, or that the kernel killed for memory."""
 
 
 class ChildProblem(enum.Enum):
-    """A closed list of reasons why a child gave no result."""
+    """Reasons why a child gave no result."""
 
     UNANSWERED = "unanswered"  # by the file system of its file
     STOPPED = "stopped"
@@ -36,9 +36,9 @@ class ChildFailed(Exception):  # noqa: N818 - an outcome
     """A child process gave no result.
 
     Args:
-        problem: why.
+        problem: the reason.
         text: what happened, without a subject.
-        grant: the memory that the child could take.
+        grant: the memory granted to the child.
         may_pass: whether the cause may pass while the file stays the same.
     """
 
@@ -60,10 +60,10 @@ class ChildLimits(NamedTuple):
     """Limits of a child.
 
     Attributes:
-        memory_bytes: data of the process; reduced to half of what the cgroup leaves.
+        memory_bytes: data segment of the process; capped at half of what the cgroup leaves.
         cpu: CPU time.
         wall_s: time after which it is killed, in seconds.
-        least_bytes: data without which it is not started.
+        least_bytes: minimum data size; the child is not started with less.
     """
 
     memory_bytes: int
@@ -90,11 +90,11 @@ class LimitedChildren:
             command: the program and its arguments. It reports the cause of a failure on standard
                 error, and ends with ``os.EX_TEMPFAIL`` if the cause may pass.
             fd: the file.
-            limits: what the command may take.
-            output: descriptor that its output goes to.
+            limits: limits of the command.
+            output: descriptor for the output.
 
         Returns:
-            Its output, unless that goes to a descriptor.
+            The output, unless it goes to a descriptor.
 
         Raises:
             ChildFailed: it gave no result.
@@ -146,7 +146,7 @@ class LimitedChildren:
             return child, grant
 
     def stop(self) -> None:
-        """Kill running children, and start no more."""
+        """Kill running children, and reject new ones."""
         with self._lock:
             self._stopped = True
             for child in self._running:

@@ -1,4 +1,4 @@
-"""Decides which symbolic links to follow to a written file: none planted by another user.
+"""Decides which symbolic links to follow when writing a file: none planted by another user.
 
 Root follows only links that root can have created, in any directory of a path. Other users follow
 all links that the kernel allows: they gain no rights.
@@ -65,7 +65,7 @@ def _open_next(here: int, rest: list[str]) -> int:
     name, flags = rest.pop() or ".", _DIRECTORY | os.O_NOFOLLOW
     link = os.stat(name, dir_fd=here, follow_symlinks=False)
     if stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev:
-        flags = _DIRECTORY  # its text is not a path
+        flags = _DIRECTORY  # its target is not a path
     elif stat.S_ISLNK(link.st_mode):
         if not is_trusted(os.fstat(here), link):
             raise OSError(errno.ELOOP, UNTRUSTED_LINK)
@@ -76,7 +76,7 @@ def _open_next(here: int, rest: list[str]) -> int:
 
 
 def is_magic(path: str) -> bool:
-    """Returns whether a path is a magic link of /proc, whose text is not a path."""
+    """Returns whether a path is a magic link of /proc, whose target is not a path."""
     try:
         link = os.lstat(path)
         return stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev

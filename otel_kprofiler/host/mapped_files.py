@@ -45,7 +45,7 @@ class FileProblem(enum.Enum):
     """Reason why a mapped file could not be opened; the value is shown to users."""
 
     GONE = "the process had ended, or unmapped the file, before it could be opened"
-    NOT_SAME = "what could be opened is another file than the one that is mapped"
+    NOT_SAME = "the file that could be opened is not the mapped file"
     UNREADABLE = "the file could not be read"
     FORBIDDEN = "this process may not open the file"
 
@@ -54,7 +54,7 @@ class MappedFileError(KProfilerError):
     """A mapped file could not be opened.
 
     Args:
-        problem: why.
+        problem: the reason.
         detail: specifics, for logs.
     """
 
@@ -105,19 +105,19 @@ def open_regular(files: ReferableFiles, path: str, root: str = "") -> OpenFile:
 
     Args:
         files: this host's.
-        path: of the file.
-        root: directory that no link of the path leads out of, such as ``/proc/PID/root``.
+        path: path of the file.
+        root: directory that links in the path cannot leave, such as ``/proc/PID/root``.
 
     Raises:
-        OSError: it is not a regular file, or cannot be opened.
+        OSError: the file is not regular, or cannot be opened.
     """
     reference = files.open_reference_in(root, path) if root else files.open_reference(path)
     try:
         status = os.fstat(reference)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file")
-        # Opened by the reference: the path may lead elsewhere a second time.
-        # Without waiting for whoever has a lease on it (fcntl(2)).
+        # Opened through the reference, since the path may lead elsewhere a second time.
+        # Does not wait for the holder of a lease on the file (fcntl(2)).
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(f"/proc/self/fd/{reference}", flags)
         return OpenFile(fd, status.st_size, status.st_mtime_ns)
@@ -129,11 +129,11 @@ class OpenedFile(NamedTuple):
     """A mapped file, open for reading.
 
     Attributes:
-        fd: owned by whoever got this.
-        status: of the file when it was opened.
+        fd: descriptor, owned by the receiver of this object.
+        status: status of the file when it was opened.
         path: as the kernel shows it for the process, without `` (deleted)``.
         route: how it was reached: ``map_files``, ``exe``, ``root``, ``path``.
-        reached_at: the path by which it was.
+        reached_at: the path by which it was reached.
     """
 
     fd: int
@@ -144,7 +144,7 @@ class OpenedFile(NamedTuple):
 
     @property
     def deleted(self) -> bool:
-        """True if no directory has it any more, or ever had (memfd_create(2))."""
+        """True if no directory has an entry of it, or never had (memfd_create(2))."""
         return self.status.st_nlink == 0
 
     @property
@@ -158,7 +158,7 @@ class OpenedFile(NamedTuple):
 
 
 class _OtherInodeError(MappedFileError):
-    """Surely another file."""
+    """Proof that this is a different file."""
 
 
 class _Way(NamedTuple):
@@ -183,10 +183,10 @@ def open_mapped(
             size and time of modification are known and equal.
 
     Raises:
-        MappedFileError: it is gone, this process may not open it, or other files are in its place.
+        MappedFileError: the file is gone, may not be opened by this process, or was replaced.
     """
     outcome = _Outcome(FileProblem.GONE, "")
-    has_gone = False  # other files mean nothing then: they only are where it was
+    has_gone = False  # a different file is no error then: it merely has the former path
     for way in _ways(request, files, known_path):
         try:
             return _open(way, request, files)
@@ -194,7 +194,7 @@ def open_mapped(
             outcome = outcome.or_worse(_problem_of(error), describe_error(error))
         except _OtherInodeError as error:
             has_gone |= way.route == "map_files"
-            if way.route != "exe" and not has_gone:  # usually another file
+            if way.route != "exe" and not has_gone:  # usually a different file
                 outcome = outcome.or_worse(error.problem, way.path)
         except MappedFileError as error:
             outcome = outcome.or_worse(error.problem, way.path)
@@ -216,7 +216,7 @@ class _Outcome(NamedTuple):
         return _Outcome(problem, detail) if worse else self
 
 
-_RANKS: Final = tuple(FileProblem)  # the one that says the most last
+_RANKS: Final = tuple(FileProblem)  # the most specific last
 
 
 def _problem_of(error: OSError) -> FileProblem:
@@ -226,7 +226,7 @@ def _problem_of(error: OSError) -> FileProblem:
 
 
 def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
-    """Open the file of a path. Raises ``OSError``; ``MappedFileError`` if it is another file."""
+    """Open the file at a path. Raises ``OSError``; ``MappedFileError`` if the file differs."""
     reference = files.open_reference(way.opened)
     try:
         status = os.fstat(reference)
@@ -234,7 +234,7 @@ def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
             raise _OtherInodeError(FileProblem.NOT_SAME)
         if not is_same_file(request, status, mapped=way.route == "map_files"):
             raise MappedFileError(FileProblem.NOT_SAME)
-        # Opened for reading by the reference: a path may lead elsewhere a second time.
+        # Opened through the reference, since a path may lead elsewhere a second time.
         fd = files.open_fd(f"/proc/self/fd/{reference}")
         return OpenedFile(fd, status, way.path, way.route, way.opened)
     finally:
@@ -242,13 +242,13 @@ def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
 
 
 def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Iterator[_Way]:
-    """Ways to the file, the surest first."""
+    """Yields ways to open the file, most reliable first."""
     paths = []
     for pid in dict.fromkeys((request.tgid, request.tid)):  # the leader of a process may have ended
         process = f"/proc/{pid}"
         for name, path in _mappings(request, files, pid):
             yield _Way("map_files", f"{process}/map_files/{name}", path)
-            if path.startswith("/"):  # not a memory area without a name
+            if path.startswith("/"):  # not an unnamed memory area
                 paths.append((process, path))
     for process, path in dict.fromkeys(paths):
         yield _Way("exe", f"{process}/exe", path)
@@ -261,7 +261,7 @@ def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Itera
 def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator[tuple[str, str]]:
     """Names in map_files of mappings of the file, with its path.
 
-    That of the request comes first, then others if it has gone. The links in map_files show the
+    The request's mapping comes first, then others if it is gone. The links in map_files show the
     path; where they may not be read, the maps do.
     """
     wanted = f"{request.start:x}-{request.end:x}"
@@ -289,8 +289,8 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
 
     Args:
         request: names the file.
-        status: of the file in question.
-        mapped: it was opened by the range of the mapping in the process.
+        status: status of the candidate.
+        mapped: whether it was opened by the mapping's address range in the process.
     """
     if not stat.S_ISREG(status.st_mode) or status.st_ino != request.key.inode:
         return False
@@ -305,6 +305,6 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
 
 
 def modification_time(unix_ns: int) -> int:
-    """``FileRequest.modified`` of a file that was written at a Unix time."""
+    """Returns ``FileRequest.modified`` for a file last written at a Unix time."""
     seconds, ns = divmod(unix_ns, 1_000_000_000)
     return (seconds & 0xFFFFFFFF) << 32 | ns

@@ -4,7 +4,7 @@ From kernel 6.11 on, ``PROCMAP_QUERY`` (include/uapi/linux/fs.h) returns the map
 with the build id of its file.
 
 In the text of maps, a newline in a path is ``\012``, and a deleted file ends in `` (deleted)``.
-Files with such names cannot be distinguished.
+Files whose names contain these sequences cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class MemoryMapping(NamedTuple):
         end: end of the mapping, exclusive.
         permissions: as in ``r-xp``.
         file_offset: file offset of ``start``, in bytes.
-        device: of the file's inode, as ``MKDEV`` (major << 20 | minor); 0 without a file.
-        inode: of the file; 0 without one.
+        device: device of the file's inode, as ``MKDEV`` (major << 20 | minor); 0 without a file.
+        inode: inode of the file; 0 without a file.
         path: as the kernel shows it, without `` (deleted)``; a name such as ``[heap]``, or empty.
         deleted: whether no directory has an entry of the file.
     """
@@ -127,8 +127,8 @@ def find_vdso(files: HostFiles) -> bytes | None:
 class ProcessMaps:
     """Looks up mappings of a process by address. Not thread-safe.
 
-    Bound to the program that the process runs now: nothing is found once it has ended or executed
-    another program.
+    Bound to the process's current program: finds nothing once the process has ended or executed
+    a different program.
 
     Args:
         pid: the process; requires the right to trace it (ptrace(2), PTRACE_MODE_READ).
@@ -149,8 +149,8 @@ class ProcessMaps:
         """Find the current mapping at an address; None if there is none.
 
         Executable memory without a file may fill a hole between two mappings of one file that have
-        the same distance as in the file. Then it is text of that file, which the process moved
-        there, and is returned as a mapping of the file.
+        the same distance as in the file. Such memory is text of that file, moved there by the
+        process, and is returned as a mapping of the file.
 
         The kernel reads the build id from the file's first page, which may wait for the disk. On
         kernels before 6.11, all mappings are read, without build ids.
@@ -189,7 +189,7 @@ class ProcessMaps:
         return self._find_in_text(address)
 
     def close(self) -> None:
-        """Close the descriptor; to be called once."""
+        """Close the descriptor; call once."""
         os.close(self._fd)
 
     def _find_in_text(self, address: int) -> FoundMapping | None:

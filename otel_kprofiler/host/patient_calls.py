@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 PATIENCE_S: Final = 1.0
-"""Limit on a single storage wait of a read; after that, callers go on without it."""
+"""Limit on a single storage wait of a read; beyond it, callers continue without the read."""
 MAX_LEFT: Final = 32
-"""Limit on abandoned threads at a time; above it, callers wait."""
+"""Limit on concurrently abandoned threads; beyond it, callers wait."""
 _FUSE_WAIT: Final = "request_wait_answer"  # interruptible at first, fs/fuse/dev.c
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class PatientCalls:
     """Calls functions that read files; thread-safe.
 
     Args:
-        name: of the threads, which callers start and which inherit their capabilities.
+        name: name of the threads, which callers start and which inherit their capabilities.
         patience_s: see :data:`PATIENCE_S`.
         on_left: called with the identifier of an abandoned thread.
     """
@@ -57,14 +57,14 @@ class PatientCalls:
         """Call a function in another thread (in this thread after :meth:`stop`); wait for its end.
 
         Args:
-            device: of the file that it reads.
+            device: device of the file that it reads.
             job: the function; it handles its own errors.
             find_hanging: returns what hangs if the function does not return, by default the device;
                 anything hashable, for a function that reads files elsewhere, too.
 
         Returns:
-            Whether it has returned. Otherwise the device hangs, and the call ends or begins once it
-            answers.
+            Whether the call has returned. Otherwise the device hangs, and the call ends or starts
+            once the device responds.
         """
         with self._lock:
             if device in self._left:
@@ -123,7 +123,7 @@ class PatientCalls:
                 return False
             if device not in self._left:
                 self._left[device] = reader
-            # Of several that started at a time, one is kept for later calls.
+            # Of several threads started concurrently, one is kept for later calls.
             reader.on_free = lambda: self._forget(device, reader)
             return True
 
@@ -188,7 +188,7 @@ def find_storage_wait(directory: str) -> int | None:
     """Returns the number of the current storage wait; None if there is none.
 
     Args:
-        directory: of a thread in ``/proc``.
+        directory: directory of a thread in ``/proc``.
     """
     task = Path(directory)
     with suppress(OSError):

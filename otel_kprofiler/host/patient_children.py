@@ -1,4 +1,4 @@
-"""Waits for child processes that read files, but not for a file system that hangs."""
+"""Waits for child processes that read files, but not for a hanging file system."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from otel_kprofiler.host.child_cpu import MeteredChild, charge_child
 from otel_kprofiler.host.patient_calls import MAX_LEFT, PATIENCE_S, find_storage_wait
 
 DEVICE_RETRY_S: Final = 30.0
-"""Time until a device that hung is tried again."""
+"""Time until a hanging device is tried again."""
 
 
 class DeviceHangs(Exception):  # noqa: N818 - an outcome
-    """A file system does not answer a child process, which is left to it."""
+    """A file system does not respond to a child process, which is left behind."""
 
     def __init__(self) -> None:
-        super().__init__("its file system does not answer")
+        super().__init__("its file system does not respond")
 
 
 class PatientChildren:
@@ -26,11 +26,11 @@ class PatientChildren:
 
     A child in the same storage wait at two looks is killed, and left behind if it does not end.
     Until it has ended, and for some time, no other child may read a file of the device. A child
-    that only takes too long to end is left behind alone.
+    that merely takes too long to end is left behind without blocking its device.
 
     Args:
         patience_s: time between two looks, in seconds.
-        retry_s: time until a device that hung is tried again, in seconds.
+        retry_s: time until a hanging device is tried again, in seconds.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S, retry_s: float = DEVICE_RETRY_S) -> None:
@@ -55,21 +55,21 @@ class PatientChildren:
                 raise DeviceHangs
 
     def wait(self, child: MeteredChild, device: int, timeout_s: float) -> tuple[bytes, bytes]:
-        """Wait for the end of a child, which is killed if it does not end in time.
+        """Wait for a child to end; kill it if it does not end in time.
 
         Its CPU time counts for the calling thread: see :func:`children_time_ns`.
 
         Args:
             child: a child just started.
             device: device of the file that it reads.
-            timeout_s: limit of time, in seconds.
+            timeout_s: time limit in seconds.
 
         Returns:
             The output of its pipes.
 
         Raises:
-            DeviceHangs: its file system does not answer.
-            TimeoutExpired: it took longer.
+            DeviceHangs: the child's file system does not respond.
+            TimeoutExpired: the child took longer.
         """
         deadline = time.monotonic() + timeout_s
         wait: int | None = None

@@ -30,7 +30,7 @@ PURPOSES: Final = {
     " unwind tables of files that others may not read",
     "CAP_CHECKPOINT_RESTORE": "unwind tables of libraries that were deleted or replaced",
 }
-"""Capabilities that threads keep, and what is lost without each."""
+"""Capabilities that threads keep, and the features lost without each."""
 
 SAMPLING: Final = ("CAP_PERFMON", "CAP_SYSLOG", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
 """Capabilities of the sampling thread."""
@@ -83,7 +83,7 @@ class Privileges:
         threading.setprofile(None)
 
     def reduce_this_thread(self) -> tuple[str, ...]:
-        """Keep only the sampling thread's capabilities; returns what is lost as a result.
+        """Keep only the sampling thread's capabilities; returns the features lost as a result.
 
         Raises:
             OSError: the kernel refused, which is not expected of any kernel.

@@ -20,7 +20,7 @@ class ProcessStat(NamedTuple):
         has_ended: whether its main thread has ended; other threads may still run.
         start_ticks: start time in clock ticks since boot.
         is_kernel_thread: whether it is a kernel thread.
-        name: of its main thread (``comm``).
+        name: name of its main thread (``comm``).
         stack_start: start address of the main thread's stack, which differs between programs that a
             process executes; 0 for readers who may not trace it.
         cpu_ticks: CPU time of its threads in clock ticks, in user and kernel mode.
@@ -38,7 +38,7 @@ class ProcessStat(NamedTuple):
 def parse_stat(stat: bytes) -> ProcessStat:
     """Parse fields 2, 3, 4, 9, 14, 15, 22 and 28 of proc_pid_stat(5).
 
-    The name may contain blanks and ) too. Raises ``ValueError`` on malformed input.
+    The name may contain blanks and parentheses. Raises ``ValueError`` on malformed input.
     """
     end = stat.rindex(b")")
     fields = stat[end + 2 :].split(b" ", 26)

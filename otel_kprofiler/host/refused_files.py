@@ -1,4 +1,4 @@
-"""Remembers files that cost a child process CPU time and gave nothing."""
+"""Remembers files that cost a child process CPU time without a result."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
 REFUSAL_S: Final = 3600.0
-"""Time until a refused file that has not changed is read again, in seconds."""
+"""Time until an unchanged refused file is read again, in seconds."""
 PASSING_S: Final = 30.0
 """Time until a file is read again that was refused for a cause that may pass, in seconds."""
 MAX_REFUSED: Final = 1024
-"""Refused files that are remembered; the oldest are forgotten first."""
+"""Maximum number of remembered files; the oldest are forgotten first."""
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class RefusedFiles(Generic[T]):
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._lock = threading.Lock()
-        self._reasons: dict[Hashable, tuple[float, T]] = {}  # with their ends, the oldest first
+        self._reasons: dict[Hashable, tuple[float, T]] = {}  # with their expiry, oldest first
 
     def add(self, file: Hashable, reason: T, *, may_pass: bool = False) -> None:
         """Remember why a file was refused.
@@ -53,6 +53,6 @@ class RefusedFiles(Generic[T]):
 
 
 def identify_content(fd: int) -> Hashable:
-    """Returns what identifies an open file until it changes."""
+    """Returns the identity of an open file, which differs once the file has changed."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -1,4 +1,4 @@
-"""The limit from which on the kernel suspends perf events until its next tick.
+"""The sample rate above which the kernel suspends perf events until its next tick.
 
 ``__perf_event_account_interrupt`` of kernel/events/core.c counts the samples of an event in a tick.
 At ``perf_event_max_sample_rate`` divided by the ticks of a second, rounded up, it stops the event,
@@ -23,12 +23,12 @@ THROTTLING_FIX: Final = f"as root: sysctl -w {MAX_SAMPLE_RATE}={_DEFAULT}"
 
 
 def get_tick_rate() -> int:
-    """Returns ticks of this kernel per second on a busy CPU: ``CONFIG_HZ``."""
+    """Returns this kernel's ticks per second on a busy CPU: ``CONFIG_HZ``."""
     return round(1 / time.clock_getres(_CLOCK_MONOTONIC_COARSE))
 
 
 def get_least_limit(samples_per_second: float, tick_rate: int) -> int:
-    """Returns the least limit at which an event of this rate is never suspended."""
+    """Returns the lowest limit at which an event of this rate is never suspended."""
     samples_per_tick = -(-samples_per_second // tick_rate)
     return int(samples_per_tick) * tick_rate + 1
 
@@ -38,7 +38,7 @@ def find_throttling(files: HostFiles, samples_per_second: float, tick_rate: int)
 
     Args:
         files: the host.
-        samples_per_second: of one CPU, above 0.
+        samples_per_second: rate of one CPU, above 0.
         tick_rate: see :func:`get_tick_rate`.
     """
     limit = find_sysctl(files, MAX_SAMPLE_RATE)

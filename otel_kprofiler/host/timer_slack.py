@@ -1,4 +1,4 @@
-"""Coarse timers for threads that libraries start, and which poll."""
+"""Coarse timers for polling threads that libraries start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from otel_kprofiler.host.prctl import prctl
 
 SLACK_NS: Final = 100_000_000
-"""How late timers of such threads may fire, in nanoseconds; Linux's default is 50,000."""
+"""Maximum delay of these threads' timers, in nanoseconds; Linux's default is 50,000."""
 
 _PR_SET_TIMERSLACK: Final = 29  # include/uapi/linux/prctl.h
 _PR_GET_TIMERSLACK: Final = 30
@@ -21,7 +21,7 @@ def coarse_timers() -> Iterator[None]:
 
     The kernel then lets timers expire together, up to :data:`SLACK_NS` late
     (PR_SET_TIMERSLACK(2const)). I/O and signals of other threads wake them as before. The slack of
-    this thread is restored at the end. A greater slack is kept, and a real-time thread has none.
+    this thread is restored at the end. A larger slack is kept; real-time threads have none.
     """
     try:
         former_ns = prctl(_PR_GET_TIMERSLACK)

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Uevents:
-    """A socket for uevents of the kernel, not of udev; needs no privileges.
+    """A socket for the kernel's uevents, not udev's; needs no privileges.
 
     ``wait`` belongs to one thread; the other methods are thread-safe, except that only one thread
     at a time may call :meth:`receive`.
@@ -68,7 +68,7 @@ class Uevents:
         return bool(ready.poll(0))
 
     def receive(self) -> list[bytes]:
-        """Returns all datagrams that are ready; never blocks.
+        """Returns all pending datagrams; never blocks.
 
         Raises:
             OSError: ``ENOBUFS`` once after datagrams were lost; the next call returns the rest.

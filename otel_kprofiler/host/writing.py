@@ -48,7 +48,7 @@ class NewFile:
 
     Attributes:
         path: path of the finished file, links followed.
-        fd: for reading and writing; closed by :meth:`finish` and :meth:`abandon`.
+        fd: descriptor for reading and writing; closed by :meth:`finish` and :meth:`abandon`.
     """
 
     def __init__(self, path: str, *, mode: int = 0o600, replace: bool = False) -> None:
@@ -70,10 +70,10 @@ class NewFile:
         """Give the file its name and close it.
 
         Args:
-            other_names: names to try if this one has been taken meanwhile; sets :attr:`path`.
+            other_names: names to try if this name has been taken meanwhile; sets :attr:`path`.
 
         Raises:
-            OSError: it failed, and the file was removed.
+            OSError: finishing failed, and the file was removed.
         """
         try:
             if not self._replace:

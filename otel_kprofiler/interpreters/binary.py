@@ -48,8 +48,8 @@ class Interpreter(NamedTuple):
         runtime: address of ``_PyRuntime``.
         code_type: address of ``PyCode_Type``.
         eval_loop: ``_PyEval_EvalFrameDefault``, and its cold part if the compiler has split it.
-        entry_bytes: upper limit of the bytes of the loop that run before its frame is the current
-            frame; 0 if it is from the first instruction on.
+        entry_bytes: upper bound of the loop's bytes that run before its frame is the current
+            frame; 0 if it is current from the first instruction on.
         texts: executable segments of the file.
         build_id: build id of the file; None if it has none.
     """
@@ -98,13 +98,13 @@ def find_interpreter(source: Source, machine: str = platform.machine()) -> Inter
         machine: this machine, as named by uname(2).
 
     Raises:
-        InterpreterRefused: its frames must not be read.
+        InterpreterRefused: the interpreter's frames must not be read.
     """
     try:
         elf = read_elf(source, machine)
         sections = read_sections(source, elf)
     except ElfError:
-        return None  # else the file is damaged
+        return None  # otherwise the file is damaged
     section = next((entry for entry in sections if entry.name == _SECTION), None)
     if section is None:
         return None

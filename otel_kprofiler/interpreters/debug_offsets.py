@@ -14,7 +14,7 @@ from typing import Final
 COOKIE: Final = b"xdebugpy"
 VERSION_AT: Final = len(COOKIE)
 MAX_BYTES: Final = 1024
-"""Bytes of ``_PyRuntime`` that are read."""
+"""Number of bytes read from ``_PyRuntime``."""
 
 # Up to the last member used here; /N is the minor version that added a member.
 _MEMBERS: Final = """

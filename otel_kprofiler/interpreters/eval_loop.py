@@ -18,11 +18,11 @@ from otel_kprofiler.elf import ElfError, ElfFile, ElfSymbol, Source, find_offset
 
 MAX_LOOP_BYTES: Final = 1 << 20
 MAX_TABLE_BYTES: Final = 4 << 20
-"""Limit of bytes of the search table; Debian's Python has 100 KB."""
+"""Size limit of the search table; that of Debian's Python has 100 KB."""
 _JUMP: Final = re.compile(rb"(?=\x0f[\x80-\x8f](.{4}))", re.DOTALL)  # jcc rel32
 _JUMP_BYTES: Final = 6
 _LEAST_JUMPS: Final = 3
-"""Fewer jumps may be data that looks like jumps."""
+"""Minimum number of jumps; fewer may be data that looks like jumps."""
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])  # the encoding of linkers: pairs of signed 32 bits
 _PAIR_BYTES: Final = 8

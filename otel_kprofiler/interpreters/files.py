@@ -41,7 +41,7 @@ class InterpreterFiles:
     Args:
         files: this host's.
         on_found: called with each new interpreter, before a process is registered with it.
-        calls: reads the files; a file on a device that does not answer counts as having no
+        calls: reads the files; a file on a device that does not respond counts as having no
             interpreter.
     """
 
@@ -102,7 +102,7 @@ class InterpreterFiles:
 
         device = mapping.device
         if self._calls.has_left(device) or not self._calls.call(device, read):
-            return MappedFileError(FileProblem.UNREADABLE, "its file system does not answer")
+            return MappedFileError(FileProblem.UNREADABLE, "its file system does not respond")
         failed = MappedFileError(FileProblem.UNREADABLE, "the log has the reason")
         return outcome[0] if outcome else failed
 
@@ -143,7 +143,7 @@ class InterpreterFiles:
         raise MappedFileError(FileProblem.GONE)
 
     def _open_by_path(self, path: str, build_id: BuildId) -> OpenFile:
-        """Open the file by its path: needs no rights, but works only in our mount namespace."""
+        """Open the file by its path: needs no capability, but works only in our mount namespace."""
         file = open_regular(self._files, path)
         with suppress(ElfError):
             if read_elf(FileSource(file.fd, file.size)).build_id == build_id:

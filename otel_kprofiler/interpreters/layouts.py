@@ -28,7 +28,7 @@ class Version(NamedTuple):
     level: int = 0xF
 
     def __str__(self) -> str:
-        """Such as 3.12.1."""
+        """Formats the version, such as 3.12.1."""
         return f"{self.major}.{self.minor}.{self.micro}"
 
 
@@ -142,7 +142,7 @@ def make_layout(version: Version, runtime: bytes) -> PythonLayout:
     Raises:
         InterpreterRefused: the layout is unknown.
     """
-    is_final = version.level >= 0xC  # candidates for a release do not change it
+    is_final = version.level >= 0xC  # release candidates no longer change the layout
     if version.major != 3 or not FIRST_MINOR <= version.minor <= LAST_MINOR or not is_final:
         raise InterpreterRefused(Refusal.UNKNOWN_VERSION, str(version))
     if version.minor == 11:
@@ -192,7 +192,7 @@ def _from_offsets(version: Version, offsets: Mapping[str, int]) -> PythonLayout:
 
 
 def _check(layout: PythonLayout) -> None:
-    """Refuse a layout that exceeds the reads of the BPF program."""
+    """Reject a layout that exceeds the reads of the BPF program."""
     in_thread = max(
         layout.thread_native, layout.thread_status, layout.thread_frame, layout.thread_interpreter
     )

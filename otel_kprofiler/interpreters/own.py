@@ -43,7 +43,7 @@ def open_own() -> OwnInterpreter:
     """Find this process's interpreter, and verify the layout of its frames.
 
     Raises:
-        InterpreterRefused: its frames must not be read.
+        InterpreterRefused: the interpreter's frames must not be read.
     """
     if sys.implementation.name != "cpython":
         raise InterpreterRefused(Refusal.UNKNOWN_VERSION, sys.implementation.name)
@@ -66,7 +66,7 @@ def open_own() -> OwnInterpreter:
 
 
 def _find_mapping(mappings: list[MemoryMapping], address: int) -> MemoryMapping:
-    """Returns the mapping of an address, of any path: some programs move code to huge pages."""
+    """Returns the mapping at an address, with any path: some programs move code to huge pages."""
     return next(mapping for mapping in mappings if mapping.start <= address < mapping.end)
 
 

@@ -51,7 +51,7 @@ class PythonRegistry(Protocol):
     """The BPF program's table of processes, such as ``PythonMaps``; thread-safe."""
 
     def fileno(self) -> int:
-        """Returns a descriptor that is readable when processes were seen."""
+        """Returns a descriptor that becomes readable when processes are seen."""
 
     def take_seen(self) -> list[ProcessSeen]:
         """Returns unregistered processes sampled since the last call."""
@@ -65,7 +65,7 @@ class PythonRegistry(Protocol):
             tgid: the process.
             layout: layout of its interpreter.
             process: its addresses.
-            image: the program that it must run; 0 to accept that of its next sample.
+            image: the program that it must run; 0 to accept the program of its next sample.
         """
 
     def pass_over(self, program: Program) -> None:
@@ -192,7 +192,7 @@ class PythonProcesses:
             self._register(event.process.tgid, interpreter)
 
     def _read_code(self, pid: int) -> list[MemoryMapping]:
-        """The executable mappings of a process; none if it has ended."""
+        """Returns the executable mappings of a process; empty if it has ended."""
         try:
             maps = read_maps(self._host, pid)
         except (FileNotFoundError, ProcessLookupError):
@@ -202,7 +202,7 @@ class PythonProcesses:
     def _look(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
     ) -> _Registered | None:
-        """Looks for an interpreter in a mapping; None if there is none."""
+        """Finds the interpreter in a mapping; None if there is none."""
         if not mapping.path.startswith("/"):
             return None  # memory, or the vDSO
         interpreter = self._files.find(pid, mapping, build_id)
@@ -259,9 +259,9 @@ class PythonTracking:
     Args:
         registry: the table of registered processes.
         pids: follow records of only these; empty for all.
-        children: also of the children of ``pids``, and theirs.
+        children: also follow the descendants of ``pids``.
         files: this host's.
-        on_found: gets each interpreter in that thread, before a process is registered with it.
+        on_found: called in that thread with each interpreter, before a process is registered.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class PythonTracking:
         return self._processes.counts()
 
     def close(self) -> None:
-        """Stop the thread; to be called once. Processes stay registered."""
+        """Stop the thread; call once. Processes stay registered."""
         os.eventfd_write(self._stop_fd, 1)
         if self._pid == os.getpid() and self._thread.ident is not None:
             join_all([self._thread, *self._processes.stop()])
@@ -306,7 +306,7 @@ class PythonTracking:
                 _log.warning("new processes will have no Python frames: %s", describe_error(error))
 
     def _follow(self, undo: contextlib.ExitStack) -> None:
-        """Register what is sampled, until the end."""
+        """Register sampled processes until stopped."""
         waiting = select.poll()  # select(2) knows descriptors below 1024 only
         waiting.register(self._stop_fd, select.POLLIN)
         waiting.register(self._registry.fileno(), select.POLLIN)
@@ -332,7 +332,7 @@ class PythonTracking:
         return 1000 * (min(INTERVAL_S, tidy_s) if events else tidy_s)
 
     def _inspect(self, processes: Iterable[ProcessSeen]) -> bool:
-        """Look at processes that were sampled; returns whether all permitted it."""
+        """Examine sampled processes; returns whether all of them permitted it."""
         permitted = True
         for seen in processes:
             try:

@@ -8,16 +8,16 @@ from otel_kprofiler.errors import KProfilerError
 
 
 class Refusal(enum.Enum):
-    """Closed list of reasons; the value is the text for users."""
+    """The reason for a refusal; the value is shown to users."""
 
-    UNKNOWN_VERSION = "CPython of another version than 3.11 to 3.15"
+    UNKNOWN_VERSION = "a CPython version other than 3.11 to 3.15"
     FREE_THREADED = "a free-threaded build of CPython"
     DEBUG_BUILD = "a debug build of CPython"
     OTHER_LAYOUT = "a build of CPython whose objects are not laid out as expected"
-    NO_SYMBOLS = "a build of CPython without the symbols that are needed"
+    NO_SYMBOLS = "a build of CPython without the required symbols"
     OTHER_MACHINE = "not x86-64"
-    NOT_PROVED = "what was read of this process's own frames is not what it says itself"
-    NOT_OPENED = "a file that this process may not open, or that has gone"
+    NOT_PROVED = "this process's frames as read from memory differ from those Python reports"
+    NOT_OPENED = "a file that this process may not open, or that no longer exists"
     DAMAGED = "an ELF file that is damaged or cannot be read"
 
 

@@ -201,7 +201,7 @@ def test_a_planted_bpf_program_is_in_each_table_until_the_end():
         (["--once", "--service", "shop"], 2, "--service needs --from"),
         (["--once", "--from", "x", "-F", "9"], 2, "--from cannot be combined with --rate"),
         (["--once", "--from", "x", "--no-python"], 2, "--from cannot be combined with --python"),
-        (["--once", "--from", "x"], 1, "x is not an address of ClickHouse"),
+        (["--once", "--from", "x"], 1, "x is not a ClickHouse address"),
     ],
 )
 def test_invalid_options_are_reported(words, status, message, capsys):

@@ -57,7 +57,7 @@ def test_secrets_are_not_shown():
     ],
 )
 def test_an_invalid_address_is_rejected_with_an_example(address):
-    with pytest.raises(KProfilerError, match="is not an address of ClickHouse") as raised:
+    with pytest.raises(KProfilerError, match="is not a ClickHouse address") as raised:
         parse_address(address, {})
     assert "s3cret" not in str(raised.value)
     assert "clickhouse://USER:PASSWORD@HOST:8123/DATABASE" in raised.value.hint

@@ -271,12 +271,12 @@ def test_a_frozen_file_does_not_delay_others(build, opened, tmp_path, monkeypatc
         module.count_dwarf_bytes(source)
         lines = SymbolicLines(None)
         fuse.freeze("read")
-        with pytest.raises(LinesError, match="does not answer") as caught:
+        with pytest.raises(LinesError, match="does not respond") as caught:
             lines.open(source)
         assert caught.value.problem is LinesProblem.UNANSWERED
         with monkeypatch.context() as without:
             without.setattr(limited_children, "MeteredChild", None)
-            with pytest.raises(LinesError, match="does not answer"):
+            with pytest.raises(LinesError, match="does not respond"):
                 lines.open(source)
         assert lines.open(opened(build("pie"))).lookup(code_addresses(build("pie"), 1)[0])
         fuse.thaw()
