@@ -76,7 +76,7 @@ PACKAGES = {
         "bpf clock errors forks host model symbols text",
     ),
     "interpreters": Package(
-        "CPython in files and processes: finds it, and proves where it keeps its frames",
+        "Locates CPython in files and processes, and verifies where it keeps its frames",
         "bpf elf errors host model stopping tracking",
     ),
     "unwinding": Package(

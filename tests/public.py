@@ -79,8 +79,8 @@ def can_run(*command: object) -> bool:
 def publish_interpreter(command: Path, directory: Path) -> Path:
     """An interpreter any user can run: the same, or a copy in a directory.
 
-    A copy finds its standard library by its own place, and a shared ``libpython`` by the path that
-    the linker has written into the program (DT_RUNPATH, System V ABI), which the copy replaces.
+    A copy locates its standard library relative to its own path, and a shared ``libpython`` through
+    DT_RUNPATH (System V ABI), which is rewritten in the copy.
     """
     if can_run(command, "-c", "import ssl"):
         return command

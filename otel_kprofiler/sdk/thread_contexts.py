@@ -134,20 +134,23 @@ class _Writer:
         variable = getattr(runtime, "_current_context", None)
         if not isinstance(variable, contextvars.ContextVar):
             raise HostError(
-                f"spans of threads are not published: the runtime context {type(runtime).__name__} "
-                "is not OpenTelemetry's own",
+                f"cannot publish the current span of each thread: the runtime context "
+                f"{type(runtime).__name__} is not OpenTelemetry's own",
                 hint="unset OTEL_PYTHON_CONTEXT",
             )
         has_watcher = sys.version_info >= (3, 14)
         offsets = (0, 0) if has_watcher else (find_context_offset(), find_entered_offset())
         if None in offsets:
-            raise HostError("spans of threads are not published: this interpreter is not CPython's")
+            raise HostError(
+                "cannot publish the current span of each thread: this interpreter is not CPython's"
+            )
         try:
             library = load()
         except ImportError as error:
             raise HostError(
-                f"spans of threads are not published: no library for {platform.machine()} and "
-                f"{platform.python_implementation()} {platform.python_version()}: {error}",
+                "cannot publish the current span of each thread: no library for "
+                f"{platform.machine()} and {platform.python_implementation()} "
+                f"{platform.python_version()}: {error}",
                 hint="run CPython 3.11 or later with the GIL, on x86-64",
             ) from error
         classes = frozenset({NonRecordingSpan, getattr(sdk_trace, "_Span", NonRecordingSpan)})
@@ -159,7 +162,7 @@ class _Writer:
             )  # fmt: skip
         except (LookupError, RuntimeError) as error:
             raise HostError(
-                f"spans of threads are not published: {error}",
+                f"cannot publish the current span of each thread: {error}",
                 hint="run CPython 3.11 to 3.14, with at most seven other watchers of contexts",
             ) from error
         self._library = library
@@ -190,7 +193,9 @@ def _methods(kind: type) -> dict[str, Any]:
     """Returns the dictionary behind a type's read-only ``__dict__``."""
     (methods,) = gc.get_referents(kind.__dict__)
     if not isinstance(methods, dict):
-        raise HostError("spans of threads are not published: this interpreter is not CPython's")
+        raise HostError(
+            "cannot publish the current span of each thread: this interpreter is not CPython's"
+        )
     return methods
 
 

@@ -107,7 +107,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_debug_file_of_the_container_names_its_program(place, tmp_path):
+def test_programs_are_symbolized_from_debug_files_in_their_container(place, tmp_path):
     container = Container(tmp_path, BUILD_ID)
     with container.running(PLACES[place]) as process:
         assert name_in(container, process) == "hot"

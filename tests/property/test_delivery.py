@@ -136,7 +136,7 @@ class Run:
 
 
 def encoder(script):
-    """Fails for windows with samples that a script selects."""
+    """Returns an encoder that fails on the non-empty windows chosen by ``script``."""
     broken = iter(script)
 
     def encode(window, encoding):

@@ -146,7 +146,7 @@ MUTATIONS = (
 
 
 def run(folder: Path, mutation: Mutation | None, program: Path) -> Report | str:
-    """Compare with one change; a text if it does not even load."""
+    """Run the comparison with one mutation; returns the verifier's message if it fails to load."""
     include = copy_sources(folder, mutation)
     built = dumps.build(folder, include)
     for arguments in (["signals", "threads"], ["rules"]):

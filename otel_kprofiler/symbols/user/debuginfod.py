@@ -156,7 +156,7 @@ class Debuginfod:
                 server.failures = min(server.failures + 1, 16)
                 server.not_before_s = self._clock() + pause
                 _log.warning(
-                    "debuginfod server %s: %s; not asked for %g s",
+                    "debuginfod server %s: %s; skipping it for %g s",
                     redact_address(server.address), error, pause,
                 )  # fmt: skip
                 continue

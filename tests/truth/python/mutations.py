@@ -128,7 +128,7 @@ MUTATIONS = (
 
 
 def run(folder: Path, mutation: Mutation, python: Python) -> Report | str:
-    """Compare with one change; a text if it does not even load."""
+    """Run the comparison with one mutation; returns the verifier's message if it fails to load."""
     built = build(folder, copy_sources(folder, mutation))
     start = churning if mutation.churn else running
     with start(python) as target:

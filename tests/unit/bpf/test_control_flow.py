@@ -13,7 +13,7 @@ GOTO, CALL, EXIT = 0x05, 0x85, 0x95
 LOAD, STORES = 0x01, (0x02, 0x03)
 COPY, ADD = 0xBF, 0x07
 FRAME_POINTER, OWN_FUNCTION = 10, 1  # a register; the source register of a call
-STACK_BYTES = 512  # MAX_BPF_STACK: of all functions that call each other
+STACK_BYTES = 512  # MAX_BPF_STACK: total for all functions in a call chain
 
 
 def functions(path):

@@ -187,7 +187,7 @@ def test_unmapped_memory_costs_only_the_span(path):
 
 
 def other_paths(path):
-    """The same path with one error each, of those that a proof must find."""
+    """Copies of the path, each with one wrong field that the proof must catch."""
     unused = {"tgid", "classes"}  # the first is compared with ids of the kernel only
     unused.add("collision_type")  # no hashes are equal; without links if it is wrong
     for field in [name for name in path._fields if name not in unused]:

@@ -101,8 +101,10 @@ def test_the_log_explains_once_why_spans_are_not_published():
         assert not is_announced()
         """
     )
-    (line,) = [line for line in log.splitlines() if "spans of threads" in line]
-    assert line.startswith("INFO spans of threads are not published: no library for x86_64")
+    (line,) = [line for line in log.splitlines() if "current span of each" in line]
+    assert line.startswith(
+        "INFO cannot publish the current span of each thread: no library for x86_64"
+    )
     assert "fix: " in line
 
 
