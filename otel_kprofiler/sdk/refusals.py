@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import sys
 
 from otel_kprofiler.errors import HostError
 
 
 def refuse_subinterpreters() -> None:
-    """Raise an error in a subinterpreter.
+    """Raise an error in a subinterpreter, and in interpreters other than CPython.
 
     Raises:
-        HostError: this is a subinterpreter.
+        HostError: this is a subinterpreter, or it has no C API of CPython.
     """
-    api = ctypes.pythonapi
+    api = getattr(ctypes, "pythonapi", None)  # PyPy has none
+    if api is None:
+        raise HostError(
+            f"the profiler needs CPython: {platform.python_implementation()} lacks its C API",
+            hint="run CPython 3.11 or later",
+        )
     api.PyInterpreterState_Get.restype = ctypes.c_void_p
     api.PyInterpreterState_GetID.argtypes = [ctypes.c_void_p]
     api.PyInterpreterState_GetID.restype = ctypes.c_int64

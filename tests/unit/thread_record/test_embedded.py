@@ -133,3 +133,25 @@ def test_a_descendant_that_an_ancestor_samples_publishes_its_spans():
         """,
         DESCENDANT=textwrap.dedent(SERVICE) + textwrap.dedent(descendant),
     )
+
+
+def test_interpreters_without_the_api_of_cpython_are_rejected_with_the_fix():
+    log = run(
+        """
+        import ctypes
+        from otel_kprofiler import thread_context
+        from otel_kprofiler.errors import HostError
+
+        del ctypes.pythonapi  # as in PyPy
+        assert "needs CPython" in KernelProfiler.from_env().start().stats()["problem"]
+        try:
+            thread_context.start()
+        except HostError as error:
+            assert "needs CPython" in error.message
+        else:
+            raise AssertionError("started without the API")
+        """
+    )
+    (line,) = log.splitlines()
+    assert line.startswith("WARNING no kernel profiles: ")
+    assert "fix: run CPython 3.11 or later" in line
