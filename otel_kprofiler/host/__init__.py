@@ -37,6 +37,7 @@ from otel_kprofiler.host.container_names import (
 from otel_kprofiler.host.containers import Container, find_containers
 from otel_kprofiler.host.cpu_share import CpuShare
 from otel_kprofiler.host.cpus import parse_cpu_list, read_online_cpus, read_possible_cpus
+from otel_kprofiler.host.descriptors import create_memfd, open_pidfd, signal_pidfd
 from otel_kprofiler.host.doctor import doctor
 from otel_kprofiler.host.event_per_cpu import EventPerCpu
 from otel_kprofiler.host.fair_queue import FairQueue, Turn, find_user
@@ -170,6 +171,7 @@ __all__ = [
     "child_command",
     "children_time_ns",
     "coarse_timers",
+    "create_memfd",
     "disable_event",
     "doctor",
     "enable_event",
@@ -199,6 +201,7 @@ __all__ = [
     "modification_time",
     "open_mapped",
     "open_perf_event",
+    "open_pidfd",
     "open_regular",
     "open_special",
     "parse_cgroup",
@@ -225,5 +228,6 @@ __all__ = [
     "read_threads",
     "run_unprivileged",
     "set_period",
+    "signal_pidfd",
     "walk_cgroups",
 ]

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Mapping
 
+from otel_kprofiler.host import create_memfd
 from otel_kprofiler.sampling import Archive
 
 
@@ -22,7 +23,7 @@ class RecordedFiles:
     def open_fd(self, path: str) -> int:
         """Open a copy in memory; the caller closes the descriptor."""
         content = self.read_bytes(path)
-        fd = os.memfd_create("recorded", os.MFD_CLOEXEC)
+        fd = create_memfd("recorded")
         with open(fd, "wb", closefd=False) as file:
             file.write(content)
         os.lseek(fd, 0, os.SEEK_SET)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final, Self
 
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.host import Access, find_descendants, read_processes
+from otel_kprofiler.host import Access, find_descendants, open_pidfd, read_processes, signal_pidfd
 
 _GATE: Final = 3
 # posix_spawn returns after the exec of the shell. So the next exec, at which the sampler's event
@@ -99,7 +99,7 @@ class HeldCommand:
         pids = [self.pid, *find_descendants(read_processes(Access()), [self.pid])]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                self._ending.append(os.pidfd_open(pid))
+                self._ending.append(open_pidfd(pid))
         if number is not None:
             self._send(number)
 
@@ -132,7 +132,7 @@ class HeldCommand:
     def _send(self, number: signal.Signals) -> None:
         for fd in self._ending:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, number)
+                signal_pidfd(fd, number)
 
     def _wait(self, flags: int) -> int | None:
         if self._status is None:

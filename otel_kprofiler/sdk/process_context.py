@@ -7,7 +7,6 @@ nothing after publishing. See :mod:`otel_kprofiler.processes` for the layout.
 from __future__ import annotations
 
 import ctypes
-import errno
 import logging
 import mmap
 import os
@@ -20,6 +19,7 @@ from typing import Final
 from otel_kprofiler import forks
 from otel_kprofiler.errors import HostError, describe_error
 from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
+from otel_kprofiler.host import create_memfd
 from otel_kprofiler.model import Attributes, AttributeScalar, AttributeValue
 from otel_kprofiler.otlp import ProcessContext, encode_process_context
 from otel_kprofiler.processes import CONTEXT_HEADER, CONTEXT_SIGNATURE, CONTEXT_VERSION, TARGET
@@ -88,25 +88,11 @@ class _Mapping:
             pass
 
 
-def _create_memfd(flags: int) -> int:
-    """Returns a descriptor; ``os.memfd_create`` is missing in Pythons built for an old glibc."""
-    in_python = getattr(os, "memfd_create", None)
-    if in_python is not None:
-        return int(in_python(_NAME, flags))
-    create = getattr(ctypes.CDLL(None, use_errno=True), "memfd_create", None)  # glibc 2.27, musl
-    if create is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    fd: int = create(_NAME.encode(), flags)
-    if fd < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return fd
-
-
 def _map() -> tuple[mmap.mmap, bool]:
     """Returns a mapped page, and whether it has the name that readers look for."""
     for extra in (_MFD_NOEXEC_SEAL, 0):  # kernels before 6.3 reject the flag
         try:
-            fd = _create_memfd(_MFD_CLOEXEC | _MFD_ALLOW_SEALING | extra)
+            fd = create_memfd(_NAME, _MFD_CLOEXEC | _MFD_ALLOW_SEALING | extra)
         except OSError:
             continue
         try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from io import BytesIO
 
 from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.host import create_memfd
 from otel_kprofiler.symbols.compressed import (
     COMPRESSED_SUFFIXES,
     MAX_UNPACKED_BYTES,
@@ -53,7 +54,7 @@ class CapturedFiles:
                 return descriptor
             os.close(descriptor)
         data = self.read_bytes(path)
-        descriptor = os.memfd_create(os.path.basename(path))
+        descriptor = create_memfd(os.path.basename(path))
         with os.fdopen(os.dup(descriptor), "wb") as file:
             file.write(data)
         os.lseek(descriptor, 0, os.SEEK_SET)

@@ -13,7 +13,7 @@ from typing import Final
 
 from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.errors import KProfilerError, describe_error
-from otel_kprofiler.host import HostFiles, SymbolsVisibility, read_symbols_visibility
+from otel_kprofiler.host import HostFiles, SymbolsVisibility, create_memfd, read_symbols_visibility
 from otel_kprofiler.model import Finding, Level
 from otel_kprofiler.text import describe_count
 from otel_kprofiler.tracking.program_iterator import read_iterator
@@ -50,7 +50,7 @@ class IteratedKallsyms:
         text = self._read(path)
         if text is None:
             return self._files.open_fd(path)
-        descriptor = os.memfd_create("kallsyms", os.MFD_CLOEXEC)
+        descriptor = create_memfd("kallsyms")
         with open(descriptor, "wb", closefd=False) as file:
             file.write(text)
         os.lseek(descriptor, 0, os.SEEK_SET)

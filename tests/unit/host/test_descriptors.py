@@ -1,0 +1,33 @@
+"""Descriptors, in every interpreter of this machine: some miss functions of the module os."""
+
+import pytest
+
+from tests.interpreters import VERSIONS, find_missing, find_pythons
+
+pytestmark = pytest.mark.system
+
+_OPEN = """
+import os, select, signal, subprocess
+from otel_kprofiler.host import create_memfd, open_pidfd, signal_pidfd
+child = subprocess.Popen(["sleep", "30"])
+fd = open_pidfd(child.pid)
+signal_pidfd(fd, signal.SIGTERM)
+print(select.select([fd], [], [], 60)[0] == [fd], child.wait())
+try:
+    open_pidfd(child.pid)
+except ProcessLookupError:
+    print("has ended")
+memory = create_memfd("some name")
+print(os.readlink(f"/proc/self/fd/{memory}"), os.get_inheritable(memory))
+"""
+SHOWN = "True -15\nhas ended\n/memfd:some name (deleted) False\n"
+
+
+@pytest.mark.parametrize("minor", VERSIONS)
+def test_every_interpreter_here_opens_processes_and_files_in_memory(minor):
+    if minor in find_missing():
+        pytest.skip(f"no CPython {minor} here")
+    for python in find_pythons():
+        if python.minor == minor:
+            ran = python.run("-c", _OPEN)
+            assert ran.stdout == SHOWN, ran.stderr
