@@ -37,6 +37,13 @@ def fetch():
 
 def command(directory, log, threads):
     """The words that run the program; its classes and library are put into a directory."""
+    offset = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+    java, library = unpack(directory)
+    return list(map(str, [*java, PROGRAM, log, threads, library, offset]))
+
+
+def unpack(directory):
+    """Put classes and library into a directory; returns the words of Java and the library."""
     if shutil.which("java") is None or shutil.which("javac") is None:
         pytest.skip("needs a JDK")
     library = directory / "libjavaProfiler.so"
@@ -49,6 +56,4 @@ def command(directory, log, threads):
             if name.startswith(_CLASSES) and name.endswith(".classdata"):
                 kept = name.removeprefix("shared/").removesuffix("data")
                 classes.writestr(kept, agent.read(name))
-    offset = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
-    java = ["java", "-Xmx128m", "-cp", directory / "ddprof.jar", PROGRAM]
-    return list(map(str, [*java, log, threads, library, offset]))
+    return ["java", "-Xmx128m", "-cp", directory / "ddprof.jar"], library

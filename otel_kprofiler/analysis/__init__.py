@@ -23,10 +23,13 @@ from otel_kprofiler.analysis.samples import Origin, Samples, load_samples
 from otel_kprofiler.analysis.sides import select_sides
 from otel_kprofiler.analysis.span_parts import (
     PART,
+    TRACE,
     EndpointParts,
     SpanParts,
+    SpanTime,
     find_endpoint_parts,
     find_span_parts,
+    find_span_times,
 )
 from otel_kprofiler.analysis.spans import endpoints_of_spans, spans_with_lines
 from otel_kprofiler.analysis.wait_summary import WaitSummary, summarize_waits
@@ -43,6 +46,7 @@ __all__ = [
     "PART",
     "SERVICE",
     "SORTS",
+    "TRACE",
     "WAIT_GROUPINGS",
     "Amount",
     "Change",
@@ -54,6 +58,7 @@ __all__ = [
     "Part",
     "Samples",
     "SpanParts",
+    "SpanTime",
     "WaitSummary",
     "callees",
     "callers",
@@ -63,6 +68,7 @@ __all__ = [
     "find_endpoint_parts",
     "find_grouping",
     "find_span_parts",
+    "find_span_times",
     "group_samples",
     "load_samples",
     "matcher",

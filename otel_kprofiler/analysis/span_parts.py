@@ -12,13 +12,15 @@ from itertools import accumulate, starmap
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from otel_kprofiler.analysis.groups import Group, endpoints, is_in_kernel, merge_groups
+from otel_kprofiler.analysis.groups import NONE, Group, endpoints, is_in_kernel, merge_groups
 from otel_kprofiler.analysis.occurrences import Key
 from otel_kprofiler.analysis.samples import Samples
 from otel_kprofiler.model import WaitCause, WindowWait
 
 PART: Final = "part"
 """Name of this grouping."""
+TRACE: Final = "trace"
+"""Name of the grouping by span, trace after trace."""
 
 USER: Final = "user code"
 KERNEL: Final = "kernel"
@@ -57,6 +59,35 @@ class EndpointParts(NamedTuple):
     parts: SpanParts
 
 
+class SpanTime(NamedTuple):
+    """The time of a span in a service; times are nanoseconds.
+
+    Attributes:
+        trace_id: hexadecimal.
+        span_id: hexadecimal.
+        service: ``service.name`` of the process; ``-`` if it has none.
+        endpoint: name of the local root span; empty if it has none.
+        start_ns: Unix time of the first sample.
+        user: time on a CPU in user code.
+        kernel: time on a CPU in the kernel.
+        waited: time off the CPU, for a CPU, too; in event loops also until the span continues.
+    """
+
+    trace_id: str
+    span_id: str
+    service: str
+    endpoint: str
+    start_ns: int
+    user: int
+    kernel: int
+    waited: int
+
+    @property
+    def total(self) -> int:
+        """Returns the duration, within sampling error; with several threads the sum of theirs."""
+        return self.user + self.kernel + self.waited
+
+
 class _Event(NamedTuple):
     """A sample of a thread; ``part`` is its part of the span's time."""
 
@@ -79,9 +110,62 @@ def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
         chosen: samples whose spans are broken down; samples without a span are ignored.
         every: all samples of the same threads and times.
     """
-    links = every.tables.links
-    names = {link[:2]: "" for link in map(links.__getitem__, set(chosen.links)) if link}
-    return _add_up(every, names)[""]
+    return _add_up(every, dict.fromkeys(_spans_of(chosen), ""))[""]
+
+
+def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
+    """Returns the time of each span by service.
+
+    A span that leaves its thread, as at each ``await``, waits while the event loop does. What the
+    thread does in other spans, or in none, does not count.
+
+    Args:
+        chosen: samples whose spans are shown.
+        every: all samples of the same threads and times.
+
+    Returns:
+        Spans in the order of their first samples, trace after trace, those with most time first.
+    """
+    spans, tables = _spans_of(chosen), every.tables
+    sums: defaultdict[tuple[_Span, str], Counter[str]] = defaultdict(Counter)
+    starts: dict[tuple[_Span, str], int] = {}
+    for resource, events in _find_threads(every, spans):
+        service = str(tables.resources[resource].attributes.get("service.name", NONE))
+        for span, part, weight, time in _find_times(_complete(sorted(events, key=_TIME)), spans):
+            key = span, service
+            sums[key][part] += weight
+            starts[key] = min(time, starts.get(key, time))
+    roots = zip(tables.links, endpoints(tables.links), strict=True)
+    names = {link[:2]: name for link, name in roots if link}
+    times = [
+        SpanTime(
+            span[0].hex(), span[1].hex(), service, names[span], starts[span, service],
+            parts[USER], parts[KERNEL], parts[WAIT],
+        )
+        for (span, service), parts in sums.items()
+    ]  # fmt: skip
+    totals: Counter[str] = Counter()
+    for one in times:
+        totals[one.trace_id] += one.total
+    return sorted(times, key=lambda one: (-totals[one.trace_id], one.trace_id, one.start_ns))
+
+
+def _find_times(
+    events: Sequence[_Event], spans: Collection[_Span]
+) -> Iterator[tuple[_Span, str, int, int]]:
+    """Yields spans, what they did (``USER``, ``KERNEL`` or ``WAIT``), how long, and when."""
+    loops = [0, *accumulate(event.weight * event.is_loop for event in events)]
+    latest: dict[bytes, int] = {}
+    for at, event in enumerate(events):
+        if event.span is None:
+            continue
+        before = latest.get(event.span[0])
+        if before is not None and (last := events[before].span) in spans:
+            assert last
+            yield last, WAIT, loops[at] - loops[before + 1], events[before].time
+        latest[event.span[0]] = at
+        if event.span in spans:
+            yield event.span, WAIT if event.is_wait else event.part, event.weight, event.time
 
 
 def find_endpoint_parts(samples: Samples, limit: int = 20) -> list[EndpointParts]:
@@ -111,9 +195,14 @@ def find_endpoint_parts(samples: Samples, limit: int = 20) -> list[EndpointParts
     return [EndpointParts(name, parts[name]) for name in ("", *largest)]
 
 
+def _spans_of(chosen: Samples) -> set[_Span]:
+    links = chosen.tables.links
+    return {link[:2] for link in map(links.__getitem__, set(chosen.links)) if link}
+
+
 def _timelines(samples: Samples, spans: Collection[_Span]) -> list[list[_Event]]:
     """Returns the samples of each thread that ran one of the spans, in order of time."""
-    return [_complete(sorted(events, key=_TIME)) for events in _find_threads(samples, spans)]
+    return [_complete(sorted(events, key=_TIME)) for _, events in _find_threads(samples, spans)]
 
 
 class _Sums:
@@ -213,8 +302,8 @@ def _complete(events: list[_Event]) -> list[_Event]:
     return completed
 
 
-def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[list[_Event]]:
-    """Yields the samples of each thread that ran one of the spans."""
+def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[tuple[int, list[_Event]]]:
+    """Yields the resource and the samples of each thread that ran one of the spans."""
     tables, values = samples.tables, samples.values
     links = [link[:2] if link else None for link in tables.links]
     in_kernel = list(map(is_in_kernel, tables.stacks))
@@ -243,7 +332,7 @@ def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[list[_
             _Event(time, weight * factor, part, span, wait is not None, is_loop)
             for time, weight in zip(samples.times[start:end], weights, strict=True)
         ]
-    yield from events.values()
+    yield from ((resource, some) for (resource, _), some in events.items())
 
 
 def _name_part(wait: WindowWait | None, *, is_kernel: bool) -> str:

@@ -15,15 +15,23 @@ from otel_kprofiler.analysis import (
     GROUPINGS,
     PART,
     SORTS,
+    TRACE,
     WAIT_GROUPINGS,
     Filter,
     Samples,
     find_span_parts,
+    find_span_times,
 )
 from otel_kprofiler.cli.moments import Moment, MomentType
 from otel_kprofiler.cli.no_match import check_matches
 from otel_kprofiler.cli.output import Output
-from otel_kprofiler.cli.report_text import Report, span_part_lines, span_parts_as_dict
+from otel_kprofiler.cli.report_text import (
+    Report,
+    span_part_lines,
+    span_parts_as_dict,
+    span_time_lines,
+    span_times_as_dict,
+)
 from otel_kprofiler.cli.sources import Choice, load_choice
 from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.cli.types import CpuListType
@@ -32,7 +40,8 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.formats import FORMATS
 
 _FORMATS: Final = [row.name for row in FORMATS]
-_GROUPINGS: Final = ", ".join([*GROUPINGS, PART])
+_OF_SPANS: Final = (PART, TRACE)
+_GROUPINGS: Final = ", ".join([*GROUPINGS, *_OF_SPANS])
 
 
 class GroupingType(click.ParamType[str]):
@@ -45,7 +54,7 @@ class GroupingType(click.ParamType[str]):
     ) -> str:
         """Return the value; fails with a usage error."""
         name = str(value)
-        if name not in GROUPINGS and name != PART and "." not in name and ":" not in name:
+        if name not in (*GROUPINGS, *_OF_SPANS) and "." not in name and ":" not in name:
             self.fail(
                 f"{name!r} is neither {_GROUPINGS} nor an attribute, whose name has a dot; "
                 f"for a label, use label:{name}"
@@ -174,12 +183,12 @@ def command(
     if callers_of and callees_of:
         raise click.UsageError("--callers cannot be combined with --callees")
     chosen, is_written = Filter(**filters), bool(path or form)
-    if by == PART:
+    if by in _OF_SPANS:
         if is_written or callers_of or callees_of or sides:
             raise click.UsageError(
-                "--by part prints a table of spans; omit -o, -f, --callers, --callees, --side"
+                f"--by {by} prints a table of spans; omit -o, -f, --callers, --callees, --side"
             )
-        _report_parts(paths, chosen, start, end, as_json=as_json)
+        _report_spans(paths, by, Choice(chosen, start, end), limit, as_json=as_json)
         return
     of_stacks = bool(callers_of or callees_of or sides)
     need = ALL if is_written else need_of(chosen, by, of_stacks=of_stacks)
@@ -212,29 +221,32 @@ def command(
     show(lines or ["no samples match" if samples.tables.stacks else "no samples"])
 
 
-def _report_parts(
-    paths: Sequence[str],
-    chosen: Filter,
-    start: Moment | None,
-    end: Moment | None,
-    *,
-    as_json: bool,
+def _report_spans(
+    paths: Sequence[str], by: str, choice: Choice, limit: int, *, as_json: bool
 ) -> None:
     """Print the breakdown of spans' time; needs all samples of their threads."""
+    chosen = choice.chosen
     around = replace(chosen, spans=(), endpoints=(), functions=(), modules=())
-    loaded, every = load_choice(paths, Choice(around, start, end), need_of(chosen, PART))
+    loaded, every = load_choice(paths, choice._replace(chosen=around), need_of(chosen, by))
     check_matches(chosen, loaded)
     if not any(every.tables.links):
         raise KProfilerError(
-            "no sample belongs to a span; --by part breaks down the time of spans",
-            hint="record a service that profiles itself with span links, and its waits with "
-            "OTEL_KPROFILER_OFF_CPU=true: see docs/embedding.md",
+            f"no sample belongs to a span; --by {by} breaks down the time of spans",
+            hint="let the service publish its spans (docs/spans.md) or profile itself "
+            "(docs/embedding.md), and record its waits, too: see docs/off-cpu.md",
         )
-    parts = find_span_parts(chosen.apply(every), every)
-    if as_json:
-        click.echo(json.dumps(span_parts_as_dict(parts), indent=1))
+    width = terminal_width()
+    document: dict[str, Any]
+    if by == PART:
+        parts = find_span_parts(chosen.apply(every), every)
+        document, lines = span_parts_as_dict(parts), span_part_lines(parts, width)
     else:
-        show(list(span_part_lines(parts, terminal_width())))
+        times = find_span_times(chosen.apply(every), every)
+        document, lines = span_times_as_dict(times), span_time_lines(times, limit, width)
+    if as_json:
+        click.echo(json.dumps(document, indent=1))
+    else:
+        show(list(lines))
 
 
 def drop_idle(samples: Samples, *, idle: bool) -> Samples:

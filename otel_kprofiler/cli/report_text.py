@@ -11,10 +11,12 @@ import click
 
 from otel_kprofiler.analysis import (
     PART,
+    TRACE,
     Group,
     Key,
     Samples,
     SpanParts,
+    SpanTime,
     WaitSummary,
     callees,
     callers,
@@ -24,6 +26,7 @@ from otel_kprofiler.analysis import (
     spans_with_lines,
     summarize_waits,
 )
+from otel_kprofiler.cli.columns import Column, layout
 from otel_kprofiler.cli.report_table import amount, table, unit_name
 from otel_kprofiler.model import ProfileKind, WaitState
 from otel_kprofiler.text import describe_count, escape_controls
@@ -189,6 +192,38 @@ def span_parts_as_dict(span_parts: SpanParts) -> dict[str, Any]:
         "total": sum(part.own for part in span_parts.parts),
         "groups": list(map(_as_dict, span_parts.parts)),
     }
+
+
+def span_time_lines(times: Sequence[SpanTime], limit: int, width: int | None) -> Iterator[str]:
+    """Yields the time of each span, as lines of a terminal's width; ``limit`` 0 for all."""
+    if not times:
+        yield "no samples of spans match"
+        return
+    traces = describe_count(len({one.trace_id for one in times}), "trace")
+    whole = sum(one.total for one in times)
+    spans = describe_count(len(times), "span")
+    yield f"{traces}, {spans}, {amount(whole, _NS)} ms on threads"
+    shown = times[: limit or None]
+    names = [escape_controls(one.endpoint) or "-" for one in shown]
+    columns = [
+        Column("user ms", [amount(one.user, _NS) for one in shown], 6),
+        Column("kernel ms", [amount(one.kernel, _NS) for one in shown], 7),
+        Column("waited ms", [amount(one.waited, _NS) for one in shown], 5),
+        Column("service", [escape_controls(one.service) for one in shown], 4, is_text=True),
+        Column("endpoint", names, 3, is_text=True),
+        Column("trace", [one.trace_id for one in shown], 1, is_text=True),
+        Column("span", [one.span_id for one in shown], 2, is_text=True),
+    ]
+    head, *rows = layout(columns, width)
+    yield click.style(head, bold=True)
+    yield from rows
+    if len(times) > len(shown):
+        yield f"{len(times) - len(shown):,} more; --limit 0 shows all"
+
+
+def span_times_as_dict(times: Sequence[SpanTime]) -> dict[str, Any]:
+    """Returns the time of each span, as plain values for JSON."""
+    return {"by": TRACE, "unit": _NS, "spans": [one._asdict() for one in times]}
 
 
 def _summary(kind: ProfileKind, samples: Samples, whole: int, times: Sequence[int]) -> str:

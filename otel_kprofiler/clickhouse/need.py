@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from otel_kprofiler.analysis import CONTAINER, LABEL, OF_STACKS, PART, SERVICE, Filter
+from otel_kprofiler.analysis import CONTAINER, LABEL, OF_STACKS, PART, SERVICE, TRACE, Filter
 from otel_kprofiler.otlp import (
     LOCAL_ROOT,
     PROGRAM,
@@ -82,6 +82,7 @@ _THREADS: Final = Need(samples=frozenset(_THREAD))
 _PROCESSES: Final = Need(frozenset(_PROCESS), frozenset({"thread.name"}))
 _STACKS: Final = Need(stacks=True)
 _SPANS: Final = Need(samples=frozenset({LOCAL_ROOT}), links=True)
+_PARTS: Final = _PROCESSES | _THREADS | _SPANS | _STACKS | Need(times=True)
 _GROUPINGS: Final = {
     "process": _PROCESSES,
     "thread": _PROCESSES | _THREADS,
@@ -89,7 +90,8 @@ _GROUPINGS: Final = {
     "container": _attributes(*CONTAINER),
     "cpu": Need(samples=frozenset(_CPU)),
     "span": _SPANS | _STACKS,
-    PART: _PROCESSES | _THREADS | _SPANS | _STACKS | Need(times=True),
+    PART: _PARTS,
+    TRACE: _PARTS | _attributes(*SERVICE),
     "endpoint": _SPANS,
     LOCAL_ROOT: _SPANS,
     "service": _attributes(*SERVICE),

@@ -230,7 +230,9 @@ def test_files_are_merged_and_filtered(profile):
          "omit one of them"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("more", [(), ("--json",), ("-f", "folded"), ("--by", "part")])
+@pytest.mark.parametrize(
+    "more", [(), ("--json",), ("-f", "folded"), ("--by", "part"), ("--by", "trace")]
+)
 def test_a_filter_without_matches_fails_and_lists_possible_values(
     profile, words, message, hint, more
 ):

@@ -1,4 +1,4 @@
-"""How spans spend their time: `report --by part`."""
+"""How spans spend their time: `report --by part` and `report --by trace`."""
 
 import json
 
@@ -47,7 +47,7 @@ A, B, CHILD = (
 )
 
 
-def write(path, *timeline):
+def write(path, *timeline, service=None):
     """A profile of what threads did: (milliseconds from the start, span, what, how long, thread).
 
     What runs is sampled each millisecond.
@@ -66,9 +66,11 @@ def write(path, *timeline):
                     wait,
                 )
             )  # fmt: skip
+    named = {"service.name": service} if service else {}
+    resource = Resource({**SERVICE.attributes, **named})
     profiles = [
-        Profile(ON_CPU, MS, [ResourceSamples(SERVICE, running)]),
-        Profile(OFF_CPU, 0, [ResourceSamples(SERVICE, waiting)]),
+        Profile(ON_CPU, MS, [ResourceSamples(resource, running)]),
+        Profile(OFF_CPU, 0, [ResourceSamples(resource, waiting)]),
     ]
     window = Window(START, START + 10**10, profiles)
     path.write_bytes(encode_window(window).batches[0].payload)
@@ -154,15 +156,77 @@ def test_the_span_part_table_is_printed(synchronous):
     ]
 
 
-def test_without_spans_the_error_suggests_how_to_record_them(tmp_path):
+@pytest.mark.parametrize("by", ["part", "trace"])
+def test_without_spans_the_error_suggests_how_to_record_them(tmp_path, by):
     path = write(tmp_path / "none.otlp", (0, None, "user", 5))
-    done = CliRunner().invoke(command, ["--by", "part", path])
+    done = CliRunner().invoke(command, ["--by", by, path])
     assert done.exit_code == 1
     assert "no sample belongs to a span" in str(done.exception)
-    assert "OTEL_KPROFILER_OFF_CPU" in done.exception.hint
+    assert "docs/spans.md" in done.exception.hint
 
 
-def test_span_parts_are_only_available_as_a_table(synchronous, tmp_path):
-    done = CliRunner().invoke(command, ["--by", "part", "-o", tmp_path / "x.html", synchronous])
+@pytest.mark.parametrize("by", ["part", "trace"])
+def test_times_of_spans_are_only_available_as_a_table(synchronous, tmp_path, by):
+    done = CliRunner().invoke(command, ["--by", by, "-o", tmp_path / "x.html", synchronous])
     assert done.exit_code == 2
     assert "omit -o" in done.output
+
+
+def times(*arguments):
+    """User, kernel and waiting time of spans in milliseconds."""
+    done = CliRunner().invoke(command, ["--by", "trace", "--json", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return {
+        (span["service"], span["span_id"]): (
+            span["user"] // MS, span["kernel"] // MS, span["waited"] // MS,
+        )
+        for span in json.loads(done.output)["spans"]
+    }  # fmt: skip
+
+
+def test_spans_have_user_kernel_and_waiting_time(synchronous):
+    assert times(synchronous) == {
+        ("-", A.span_id.hex()): (2, 3, 4), ("-", B.span_id.hex()): (1, 0, 6),
+    }  # fmt: skip
+    assert list(times("--endpoint", "GET /b", synchronous).values()) == [(1, 0, 6)]
+
+
+def test_a_span_waits_while_its_event_loop_does_and_not_while_others_run(asynchronous):
+    assert times(asynchronous) == {
+        ("-", A.span_id.hex()): (3, 0, 10),
+        ("-", CHILD.span_id.hex()): (2, 0, 0),
+        ("-", B.span_id.hex()): (9, 1, 10),
+    }  # fmt: skip
+
+
+def test_an_event_loop_waits_for_the_span_that_was_left_last(tmp_path):
+    path = write(
+        tmp_path / "child.otlp",
+        (0, A, "user", 1), (1, None, "epoll", 5), (6, CHILD, "user", 1), (7, None, "poll", 20),
+        (27, CHILD, "user", 1), (28, A, "user", 1), (29, None, "epoll", 100),
+    )  # fmt: skip
+    assert list(times(path).values()) == [(2, 0, 5), (2, 0, 20)]
+    assert list(times("--span", CHILD.span_id.hex(), path).values()) == [(2, 0, 20)]
+
+
+def test_spans_of_a_trace_have_their_service_and_stand_together(tmp_path):
+    for name, *timeline in (
+        ("front", (0, A, "user", 1), (1, A, "poll", 30), (31, A, "kernel", 1)),
+        ("stock", (10, CHILD, "kernel", 4), (5, B, "user", 20)),
+    ):
+        write(tmp_path / name, *timeline, service=name)
+    files = [str(tmp_path / name) for name in ("stock", "front")]
+    assert list(times(*files).items()) == [
+        (("front", A.span_id.hex()), (1, 1, 30)),
+        (("stock", CHILD.span_id.hex()), (0, 4, 0)),
+        (("stock", B.span_id.hex()), (20, 0, 0)),
+    ]
+    words = ["--by", "trace", "-n", "2", *files]
+    trace = A.trace_id.hex()
+    assert CliRunner().invoke(command, words).output.splitlines() == [
+        "2 traces, 3 spans, 56.0 ms on threads",
+        "user ms  kernel ms  waited ms  service  endpoint  trace" + " " * 29 + "span",
+        f"    1.0        1.0       30.0  front    GET /a    {trace}  {A.span_id.hex()}",
+        f"    0.0        4.0        0.0  stock    GET /a    {trace}  {CHILD.span_id.hex()}",
+        "1 more; --limit 0 shows all",
+    ]
