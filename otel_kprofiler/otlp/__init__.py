@@ -33,6 +33,7 @@ from otel_kprofiler.otlp.conventions import (
     WAKER_PID,
     WAKER_TID,
     WINDOW_PREFIX,
+    describe_request,
 )
 from otel_kprofiler.otlp.encode import Encoded, Scope, encode_empty, encode_window
 from otel_kprofiler.otlp.process_context import (
@@ -88,6 +89,7 @@ __all__ = [
     "check_payload",
     "decode_process_context",
     "decode_windows",
+    "describe_request",
     "divide_batch",
     "encode_empty",
     "encode_message",

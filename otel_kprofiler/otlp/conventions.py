@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
@@ -129,3 +130,18 @@ TYPED_INTEGERS: Final = INTEGER_ATTRIBUTES | {WAKER_PID, WAKER_TID}
 """Integer attributes of resources and samples, for stores that keep strings."""
 BOOLEAN_ATTRIBUTES: Final = frozenset({WAIT_IS_ENDED})
 """Boolean sample attributes."""
+
+
+def describe_request(get: Callable[[str], object]) -> str:
+    """Returns method and route of a request, such as ``GET /orders/{id}``; empty without route.
+
+    Args:
+        get: returns a span's attribute of this name, by the semantic conventions for HTTP.
+    """
+    route = get("http.route")
+    if not route or not isinstance(route, str):
+        return ""
+    method = get("http.request.method") or get("http.method")
+    if method == "_OTHER":
+        method = "HTTP"  # as in the names of such spans
+    return f"{method} {route}" if method else route

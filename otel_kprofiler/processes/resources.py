@@ -25,7 +25,6 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import (
     ENDED_PROCESSES,
     KERNEL_THREAD,
-    LOCAL_ROOT,
     SCHEMA_URL,
     UNIT,
     USER_UNIT,
@@ -33,7 +32,7 @@ from otel_kprofiler.otlp import (
 from otel_kprofiler.processes.contexts import ProcessContexts
 from otel_kprofiler.processes.reader import ProcessReader, Reading
 from otel_kprofiler.processes.shared_resources import SharedResources
-from otel_kprofiler.processes.thread_contexts import ContextReader, decode_context
+from otel_kprofiler.processes.thread_contexts import ContextReader, decode_context, name_root
 from otel_kprofiler.text import decode_name
 
 _IDLE: Final = "swapper"  # the idle tasks of all CPUs; not in /proc
@@ -382,12 +381,7 @@ class ProcessResources:
         """
         if not self._contexts:
             return link, decode_context(context, (), has_span=link is not None)
-        labels = self._contexts.decode(key, context, has_span=link is not None)
-        named = dict(labels)
-        root = named.pop(LOCAL_ROOT, "")
-        if not root:
-            return link, labels
-        return link and link._replace(local_root=root), tuple(named.items())
+        return name_root(link, self._contexts.decode(key, context, has_span=link is not None))
 
     def next_window(self) -> None:
         """Recheck pids whose samples lack a start time."""

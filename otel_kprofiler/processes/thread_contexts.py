@@ -23,8 +23,9 @@ from otel_kprofiler.model import (
     AttributeValue,
     LabelSet,
     ProcessKey,
+    SpanLink,
 )
-from otel_kprofiler.otlp import LOCAL_ROOT, SAMPLE_ATTRIBUTES
+from otel_kprofiler.otlp import LOCAL_ROOT, SAMPLE_ATTRIBUTES, describe_request
 from otel_kprofiler.processes.thread_pointer import (
     NODEJS_VARIABLE,
     VARIABLE,
@@ -169,6 +170,19 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
     return tuple(sorted(labels.items()))
 
 
+def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None, LabelSet]:
+    """Names the local root of a link by the attributes of a thread context.
+
+    The name is that of the attribute for it, or method and route (``http.route``).
+
+    Returns:
+        The link, and the attributes without that for the name.
+    """
+    named = dict(labels)
+    root = named.pop(LOCAL_ROOT, "") or describe_request(named.get)[:MAX_LABEL_VALUE_CHARS]
+    return link and link._replace(local_root=root or link.local_root), tuple(named.items())
+
+
 class _SearchTooLongError(Exception):
     """Searching a process for its variable takes too long."""
 
@@ -279,4 +293,7 @@ class PublishedThreads:
 
     def decode(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
         """Decodes the attributes of a process's sample, using the names it published last."""
-        return decode_context(context, self._names.get(key[:_OWNER], ()), has_span=has_span)
+        names = self._names.get(key[:_OWNER])
+        if names is None:  # its waits were seen first, and their totals have no exec_id
+            names = self._names.get(ProcessKey(*key.process)[:_OWNER], ())
+        return decode_context(context, names, has_span=has_span)

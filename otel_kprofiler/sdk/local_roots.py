@@ -30,6 +30,7 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
+from otel_kprofiler.otlp import describe_request
 from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_SPANS: Final = 65_536
@@ -77,14 +78,7 @@ def describe(span: Any) -> str:
         get = span._attributes._dict.get  # noqa: SLF001 - the public property takes a microsecond
     except AttributeError:
         get = (span.attributes or {}).get
-    route = get("http.route")
-    if not route or not isinstance(route, str):
-        name = str(span.name)
-    else:
-        method = get("http.request.method") or get("http.method")
-        if method == "_OTHER":
-            method = "HTTP"  # as in the names of such spans
-        name = f"{method} {route}" if method else route
+    name = describe_request(get) or str(span.name)
     return name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS]
 
 

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from otel_kprofiler.bpf import ContextKind
-from otel_kprofiler.model import MAX_LABEL_VALUE_CHARS, MAX_LABELS
+from otel_kprofiler.model import MAX_LABEL_VALUE_CHARS, MAX_LABELS, SpanLink
 from otel_kprofiler.otlp import LOCAL_ROOT
 from otel_kprofiler.processes.thread_contexts import (
     KEY_MAP,
@@ -15,6 +15,7 @@ from otel_kprofiler.processes.thread_contexts import (
     WRAP_OFFSET,
     decode_context,
     find_variable,
+    name_root,
     read_key_map,
 )
 from otel_kprofiler.processes.thread_pointer import NODEJS_VARIABLE, VARIABLE
@@ -79,6 +80,25 @@ def test_the_local_root_name_is_kept_beside_the_labels():
     labels = decode(*entries, entry(20, b"GET /"), names=read_key_map(schema(names)))
     assert labels.pop(LOCAL_ROOT) == "GET /"
     assert len(labels) == MAX_LABELS + 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "root"),
+    [
+        ({}, ""),
+        ({"http.request.method": "GET"}, ""),
+        ({"http.route": "/orders"}, "/orders"),
+        ({"http.request.method": "GET", "http.route": "/orders"}, "GET /orders"),
+        ({"http.method": "_OTHER", "http.route": "/orders"}, "HTTP /orders"),
+        ({"http.route": "/" * 200, "http.request.method": "GET"}, "GET " + "/" * 196),
+        ({"http.route": "/orders", LOCAL_ROOT: "checkout"}, "checkout"),
+    ],
+)
+def test_the_local_root_is_named_by_its_attribute_or_by_the_route(labels, root):
+    link = SpanLink(b"\1" * 16, b"\2" * 8)
+    kept = tuple((name, value) for name, value in labels.items() if name != LOCAL_ROOT)
+    assert name_root(link, tuple(labels.items())) == (link._replace(local_root=root), kept)
+    assert name_root(None, tuple(labels.items())) == (None, kept)
 
 
 @given(st.binary(min_size=1, max_size=700), st.booleans())

@@ -11,9 +11,10 @@ import subprocess
 import pytest
 
 from otel_kprofiler.bpf import ContextPlace
-from otel_kprofiler.host import Access, parse_mappings, read_maps
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import TICK_NS, Access, parse_mappings, read_maps, read_start_ticks
 from otel_kprofiler.model import ProcessKey
-from otel_kprofiler.processes import SCHEMA, thread_contexts
+from otel_kprofiler.processes import SCHEMA, ProcessContexts, ProcessResources, thread_contexts
 from otel_kprofiler.processes.thread_pointer import (
     find_context_place,
     find_objects,
@@ -184,3 +185,25 @@ def test_a_slow_search_does_not_end_a_registration(tmp_path, monkeypatch, limit)
 def test_a_missing_program_header_address_is_0():
     assert parse_headers_address(b"") == 0
     assert parse_headers_address(bytes(ctypes.c_uint64(3)) + b"\1") == 0
+
+
+def test_a_process_that_waited_before_its_first_sample_has_the_names_of_its_attributes(tmp_path):
+    class Reader:
+        def register(self, pid, start_time_ns, stack_start, place):
+            pass
+
+        def release(self, pid):
+            pass
+
+    contexts = ProcessContexts(Access(), first_look_s=0, answer_timeout_s=30)
+    resources = ProcessResources(Access(), Clock(), {}, contexts=contexts)
+    resources.follow_threads(Reader())
+    with Program(tmp_path, "local_exec", threads=1, late_ms=1) as program:
+        program.wait_ready()
+        waited = ProcessKey(program.pid, read_start_ticks(Access(), program.pid) * TICK_NS)
+        resource = resources.get_of(waited)  # its program is not in the totals of waits
+        resources.renew([resource])
+        key = waited._replace(exec_id=7, owner=os.geteuid())
+        label = ("span.hex", "x")
+        assert resources.decode_context(key, b"\0\0\1x", None) == (None, (label,))
+    resources.close()
