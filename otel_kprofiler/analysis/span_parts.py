@@ -145,9 +145,12 @@ def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
         for (span, service), parts in sums.items()
     ]  # fmt: skip
     totals: Counter[str] = Counter()
-    for one in times:
-        totals[one.trace_id] += one.total
-    return sorted(times, key=lambda one: (-totals[one.trace_id], one.trace_id, one.start_ns))
+    for span_time in times:
+        totals[span_time.trace_id] += span_time.total
+    return sorted(
+        times,
+        key=lambda span_time: (-totals[span_time.trace_id], span_time.trace_id, span_time.start_ns),
+    )
 
 
 def _find_times(
@@ -155,15 +158,16 @@ def _find_times(
 ) -> Iterator[tuple[_Span, str, int, int]]:
     """Yields spans, what they did (``USER``, ``KERNEL`` or ``WAIT``), how long, and when."""
     loops = [0, *accumulate(event.weight * event.is_loop for event in events)]
-    latest: dict[bytes, int] = {}
+    latest: dict[bytes, tuple[int, _Span]] = {}
     for at, event in enumerate(events):
         if event.span is None:
             continue
-        before = latest.get(event.span[0])
-        if before is not None and (last := events[before].span) in spans:
-            assert last
-            yield last, WAIT, loops[at] - loops[before + 1], events[before].time
-        latest[event.span[0]] = at
+        trace = event.span[0]
+        if trace in latest:
+            left_at, last = latest[trace]
+            if last in spans:
+                yield last, WAIT, loops[at] - loops[left_at + 1], events[left_at].time
+        latest[trace] = at, event.span
         if event.span in spans:
             yield event.span, WAIT if event.is_wait else event.part, event.weight, event.time
 

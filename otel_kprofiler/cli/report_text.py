@@ -199,31 +199,31 @@ def span_time_lines(times: Sequence[SpanTime], limit: int, width: int | None) ->
     if not times:
         yield "no samples of spans match"
         return
-    traces = describe_count(len({one.trace_id for one in times}), "trace")
-    whole = sum(one.total for one in times)
+    traces = describe_count(len({row.trace_id for row in times}), "trace")
+    whole = sum(row.total for row in times)
     spans = describe_count(len(times), "span")
     yield f"{traces}, {spans}, {amount(whole, _NS)} ms on threads"
     shown = times[: limit or None]
-    names = [escape_controls(one.endpoint) or "-" for one in shown]
+    names = [escape_controls(row.endpoint) or "-" for row in shown]
     columns = [
-        Column("user ms", [amount(one.user, _NS) for one in shown], 6),
-        Column("kernel ms", [amount(one.kernel, _NS) for one in shown], 7),
-        Column("waited ms", [amount(one.waited, _NS) for one in shown], 5),
-        Column("service", [escape_controls(one.service) for one in shown], 4, is_text=True),
+        Column("user ms", [amount(row.user, _NS) for row in shown], 6),
+        Column("kernel ms", [amount(row.kernel, _NS) for row in shown], 7),
+        Column("waited ms", [amount(row.waited, _NS) for row in shown], 5),
+        Column("service", [escape_controls(row.service) for row in shown], 4, is_text=True),
         Column("endpoint", names, 3, is_text=True),
-        Column("trace", [one.trace_id for one in shown], 1, is_text=True),
-        Column("span", [one.span_id for one in shown], 2, is_text=True),
+        Column("trace", [row.trace_id for row in shown], 1, is_text=True),
+        Column("span", [row.span_id for row in shown], 2, is_text=True),
     ]
-    head, *rows = layout(columns, width)
+    head, *lines = layout(columns, width)
     yield click.style(head, bold=True)
-    yield from rows
+    yield from lines
     if len(times) > len(shown):
         yield f"{len(times) - len(shown):,} more; --limit 0 shows all"
 
 
 def span_times_as_dict(times: Sequence[SpanTime]) -> dict[str, Any]:
     """Returns the time of each span, as plain values for JSON."""
-    return {"by": TRACE, "unit": _NS, "spans": [one._asdict() for one in times]}
+    return {"by": TRACE, "unit": _NS, "spans": [row._asdict() for row in times]}
 
 
 def _summary(kind: ProfileKind, samples: Samples, whole: int, times: Sequence[int]) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import secrets
 import signal
@@ -19,6 +18,7 @@ from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
 from otel_kprofiler.otlp import read_profiles
 from tests import java_writer, nodejs_writer
+from tests.agent_account import parse_account
 from tests.collector.test_clickhouse import DOCS, NEEDS_ENGINE, PATIENCE_S, Engine, gateway, run
 from tests.public import get_public_python
 from tests.servers import free_ports
@@ -37,7 +37,7 @@ receivers:
   kprofiler:
     samples_per_second: 499
     stacks: both
-    off_cpu: true
+    off_cpu: {{enabled: true, samples_per_second_per_cpu: 100}}
     reporter_interval: 1s
     target_pids: {pids}
 exporters:
@@ -46,14 +46,15 @@ service:
   telemetry: {{metrics: {{level: none}}}}
   pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grpc]}}}}
 """
-RECIPES = [
-    query for query in re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
+(RECIPE,) = (
+    query
+    for query in re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
     if "AS waited_ms" in query
-]  # fmt: skip
+)
 
 
 def ask(port, trace, ms):
-    """What the spans of a request measured."""
+    """Send a request; returns what its spans measured."""
     headers = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01", "ms": str(ms)}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/", headers=headers)
     with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
@@ -100,26 +101,35 @@ def services(tmp_path):
         yield ports[0], [*pids, *map(int, children)]
 
 
-@contextlib.contextmanager
-def agent(directory, endpoint, pids):
-    """Samples the services until the end, and exports all of it."""
-    config, log = directory / "agent.yaml", directory / "agent.log"
-    config.write_text(AGENT.format(endpoint=endpoint.removeprefix("grpc://"), pids=pids))
-    words = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", str(config)]
-    with log.open("w") as out:
-        process = subprocess.Popen(words, stdout=out, stderr=out)
-    try:
+class Agent:
+    """Samples processes, and exports to a Collector."""
+
+    def __init__(self, directory, endpoint, pids):
+        config, self._log = directory / "agent.yaml", directory / "agent.log"
+        config.write_text(AGENT.format(endpoint=endpoint.removeprefix("grpc://"), pids=pids))
+        words = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", str(config)]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True)
+
+    def __enter__(self):
         deadline = time.monotonic() + PATIENCE_S
-        while "sampling" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
+        while "sampling" not in self._log.read_text():
+            assert self._process.poll() is None, self._log.read_text()
+            assert time.monotonic() < deadline, self._log.read_text()
             time.sleep(0.1)
-        yield
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0, log.read_text()
-    finally:
-        process.kill()
-        process.wait()
+        return self
+
+    def __exit__(self, *_):
+        self._process.kill()
+        self._process.communicate()
+
+    def stop(self):
+        """Returns the number of samples, all of which the Collector has accepted."""
+        self._process.send_signal(signal.SIGTERM)
+        account = parse_account(self._process.communicate(timeout=PATIENCE_S)[0])
+        exported = account["exporters"]["otlp_grpc"]["exported"]
+        assert exported == account["taken"] > 0, self._log.read_text()
+        return exported
 
 
 def linked_services(file):
@@ -145,24 +155,49 @@ def recorded(services, collector_program, tmp_path):
     engine = Engine(tmp_path / "data")
     try:
         with gateway(collector_program, engine, tmp_path) as (grpc, _, file):
-            with agent(tmp_path, grpc, pids):
+            with Agent(tmp_path, grpc, pids) as agent:
                 deadline = time.monotonic() + PATIENCE_S
                 while linked_services(file) != set(ENDPOINTS):  # the first samples have no spans
                     assert time.monotonic() < deadline, linked_services(file)
                     ask(port, secrets.token_hex(16), 50)
                 traces = [secrets.token_hex(16) for _ in range(TRACES)]
                 measured = {trace: ask(port, trace, WORK_MS) for trace in traces}
-            yield engine, file, measured
+                exported = agent.stop()
+            engine.wait_for(exported)
+        yield engine, file, measured
     finally:
         engine.close()
 
 
-def check(times, measured):
-    """Compare kernel, user and waiting time of each span with what it measured, in nanoseconds."""
+def read_times(source, trace):
+    """User, kernel and waiting time of each span in ``report --by trace``, in nanoseconds."""
+    words = ["--by", "trace", "--json", "--span", trace, source]
+    spans = json.loads(run("report", *words))["spans"]
+    assert {span["service"]: span["endpoint"] for span in spans} == ENDPOINTS
+    assert {span["trace_id"] for span in spans} == {trace}
+    return {
+        (span["service"], span["span_id"]): (span["user"], span["kernel"], span["waited"])
+        for span in spans
+    }
+
+
+def test_one_report_has_the_time_of_each_service_and_so_has_the_table(recorded):
+    engine, file, measured = recorded
+    rows = engine.ask(RECIPE.replace("LIMIT 20", ""))
     for trace, spans in measured.items():
+        times = read_times(file, trace)
+        assert read_times(engine.address(), trace) == times
+        asked = {
+            (service, span): [float(part) * 1e6 for part in parts]
+            for of, service, span, endpoint, *parts in rows
+            if of == trace and ENDPOINTS[service] == endpoint
+        }
+        assert asked.keys() == times.keys()
         for span in spans:
-            user, kernel, waited = times.pop((trace, span["service"], span["span"]))
-            assert user == pytest.approx(span["used"][0], rel=0.2), span
-            assert kernel == pytest.approx(span["used"][1], rel=0.2), span
-            assert waited == pytest.approx(span["waited"], rel=0.2), span
-    assert not times
+            key = span["service"], span["span"]
+            (user, kernel, waited), (*used, linked) = times.pop(key), asked[key]
+            assert [user, kernel] == pytest.approx(span["used"], rel=0.2), (span, times)
+            assert waited == pytest.approx(span["waited"], rel=0.3), (span, times)
+            assert used == pytest.approx([user, kernel])
+            assert WORK_MS * 0.7e6 < linked < waited * 1.01  # not all waits carry their span
+        assert not times

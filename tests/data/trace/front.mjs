@@ -9,6 +9,7 @@ const require = createRequire(modules + '/');
 const { ThreadContext, getProcessContextAttributes } = require('@datadog/pprof').otelThreadCtx;
 const { storeMetadata, TracerMetadata } = require('@datadog/libdatadog').load('process-discovery');
 const attributes = getProcessContextAttributes(['http.request.method', 'http.route']);
+// libdatadog puts datadog.local_root_span_id before these names.
 const threadlocal = {
   attributeKeys: attributes['threadlocal.attribute_key_map'],
   schemaVersion: attributes['threadlocal.schema_version'],
@@ -50,7 +51,7 @@ async function handle(request) {
   const [, trace] = request.headers.traceparent.split('-');
   const ms = Number(request.headers.ms);
   const span = randomBytes(8);
-  const values = [request.method, '/checkout'];
+  const values = [span.toString('hex'), request.method, '/checkout'];
   return new ThreadContext(Buffer.from(trace, 'hex'), span, 1, values).run(async () => {
     const start = [process.hrtime.bigint(), cpuNs()];
     const used = [work(ms, user), work(ms, kernel)];
