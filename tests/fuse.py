@@ -96,7 +96,9 @@ class Fuse:
         return int(self._ask("count"))
 
     def close(self):
-        """End the server and unmount; what waits fails."""
+        """End the server and unmount, once; what waits fails."""
+        if self._server.poll() is not None:
+            return
         self._server.kill()
         self._server.communicate()
         _call("umount2", os.fsencode(self.point), _MNT_DETACH)

@@ -118,6 +118,15 @@ def certificates() -> Path:
     issue("good", "IP:127.0.0.1", 30)
     issue("host", "DNS:elsewhere.invalid", 30)
     issue("old", "IP:127.0.0.1", -1)
+    issue("client", "DNS:client.invalid", 30)
+    (place / "index.txt").touch()
+    (place / "ca.cnf").write_text(
+        "[ca]\ndefault_ca = all\n[all]\ndatabase = index.txt\ndefault_md = sha256\n"
+        "default_crl_days = 30\n"
+    )
+    signing = ("ca", "-config", "ca.cnf", "-cert", "ca.crt", "-keyfile", "ca.key")
+    openssl(*signing, "-revoke", "client.crt")
+    openssl(*signing, "-gencrl", "-out", "ca.crl")
     return place
 
 
@@ -166,6 +175,32 @@ class TlsReceiver(HttpReceiver):
         super().heal()
 
 
+class RevokingReceiver(TlsReceiver):
+    """Has revoked the certificate of its client, until it is healed."""
+
+    def __init__(self):
+        super().__init__("good", client=True)
+
+    def _listen(self):
+        super()._listen()
+        if self.client:
+            self.context.load_verify_locations(certificates() / "ca.crl")
+            self.context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+
+    def configure(self, address=None):
+        exporter = super().configure(address)
+        for key, name in (("cert_file", "client.crt"), ("key_file", "client.key")):
+            exporter["tls"][key] = str(certificates() / name)
+        return exporter
+
+
+def expect_revocation(run):
+    """The log must name the cause."""
+    time.sleep(run.seconds)
+    if "the client certificate is revoked" not in run.log:
+        raise RuntimeError("the log does not name the revoked certificate")
+
+
 TLS = {
     "certificate has expired": lambda: TlsReceiver("old"),
     "certificate is of another host": lambda: TlsReceiver("host"),
@@ -202,6 +237,7 @@ SCENARIOS = [
         for name, place in PLACES.items()
     ],
     *[Scenario("TLS", name, receiver=receiver) for name, receiver in TLS.items()],
+    Scenario("TLS", "client certificate is revoked", expect_revocation, RevokingReceiver),
     Scenario("TLS", "CA file is cut while the agent reloads", replace_ca,
              lambda: TlsReceiver("good")),
 ]  # fmt: skip

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from tests.faults.table.kinds.processes import c
-from tests.faults.table.scenario import Scenario
+from tests.faults.table.programs import build
+from tests.faults.table.scenario import Scenario, wait
+from tests.fuse import Fuse
 
 KIND = "mappings and stacks"
 
@@ -214,4 +216,31 @@ SCENARIOS = [
         "page faults as fast as it can": (FAULTS,),
         "stack of random bytes": (STACKS,),
     }.items()
+]
+
+
+def run_from_fuse(delay_s):
+    """A program whose file system answers nothing until it is unmounted, or late.
+
+    The kernel keeps a process whose threads wait for an answer, also after its end.
+    """
+
+    def fault(run):
+        program = build(HEAD + "int main(void) { for (;;) burn(); }", "-g")
+        fuse = Fuse(run.public / "slow", {"program": program.read_bytes()})
+        run.on_close(fuse.close)
+        run.start(run.public / "slow" / "program", root=True)
+        fuse.freeze(delay_s=delay_s)
+        wait(run)
+        if not fuse.count_held():
+            raise RuntimeError("the agent has asked the file system for nothing")
+        run.end_programs()
+        fuse.close()
+
+    return fault
+
+
+SCENARIOS += [
+    Scenario(KIND, f"program on a file system (FUSE) that answers {when}", run_from_fuse(delay_s))
+    for when, delay_s in {"after 60 s": 60, "never": None}.items()
 ]
