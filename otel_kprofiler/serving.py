@@ -163,7 +163,7 @@ class HttpHandler(BaseHTTPRequestHandler):
             is_parsed = super().parse_request()
         finally:
             self.rfile = whole
-        if is_parsed and "Content-Length" not in self.headers:
+        if is_parsed and self.headers.get("Content-Length", "0") == "0":
             self.server.keep(self.connection)
         return is_parsed
 

@@ -89,7 +89,7 @@ def test_samples_not_accepted_by_a_dying_collector_are_kept(open_collector, tmp_
     ("words", "message"),
     [
         (["--raw", "x", "-o", "x", "-f", "html"], "are the same file"),
-        (["--export", "ftp://h:1"], "no receiver's address"),
+        (["--export", "ftp://h:1"], "not a receiver's address"),
     ],
 )
 def test_invalid_arguments_are_reported_before_sampling(words, message):

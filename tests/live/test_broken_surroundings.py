@@ -107,7 +107,7 @@ def test_a_thread_limit_is_reported_or_has_no_effect(limit, open_directory, publ
     assert "Traceback" not in said
     if process.returncode:
         assert process.returncode == 3
-        assert "no more processes or threads" in said
+        assert "does not allow more processes or threads" in said
         assert "fix: raise the limit" in said
     else:
         assert parse_account(out)["gaps"] == []

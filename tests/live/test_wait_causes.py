@@ -240,4 +240,4 @@ def test_the_doctor_reports_whether_waits_can_be_followed():
         load for load in json.loads(done.stdout)["findings"] if load["check"] == "off-CPU time"
     ]
     assert result["level"] == "ok", result
-    assert re.fullmatch(r"counted of \d+ processes", result["observed"])
+    assert re.fullmatch(r"counted for \d+ processes", result["observed"])

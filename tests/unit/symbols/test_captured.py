@@ -104,7 +104,7 @@ def test_a_mistyped_path_is_an_error(tmp_path, copies, symbolize, what):
         assert status == 3
         assert f"cannot read {missing}: No such file" in notes.replace("\n", "")
         notes = symbolize(*options({**copies, what: wrong}), "vfs_read")[2]
-        assert ("give the copied file itself" in notes) is (what != "sys_module")
+        assert ("name the copied file itself" in notes) is (what != "sys_module")
 
 
 @pytest.mark.parametrize(
