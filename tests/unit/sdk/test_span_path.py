@@ -221,7 +221,7 @@ def test_an_unproven_path_is_not_followed(monkeypatch):
             find_span_path()
     with monkeypatch.context() as patch:
         patch.setattr(sys, "version_info", (3, 99, 0))
-        with pytest.raises(UnprovenError, match="not known"):
+        with pytest.raises(UnprovenError, match="is unknown"):
             find_span_path()
 
     class Other(ContextVarsRuntimeContext):
