@@ -57,7 +57,7 @@ Statuses = tuple[tuple[SideKind, StackStatus], ...]
 
 
 class _Row(NamedTuple):
-    """A function of a stack in the table."""
+    """One function of a stack, as a table row."""
 
     address: int
     function: str

@@ -204,7 +204,7 @@ def test_eviction_of_tables_causes_no_wrong_frame(built, compiled):
 @pytest.mark.long
 @needs_clang
 @needs_gcc
-def test_loading_a_quarter_of_the_tables_in_turn_causes_no_wrong_frame(built, tmp_path):
+def test_evicting_and_reloading_tables_causes_no_wrong_frame(built, tmp_path):
     """A table in the wrong slot would be detected: frame sizes differ at equal addresses."""
     command = costly.build(
         tmp_path, "short entries", files=25, entries=640, frame_bytes=136, alike=False

@@ -308,7 +308,7 @@ class UserResolver(Stateless):
         return resolved
 
     def make_side(self, raw: RawSide) -> tuple[Side, int]:
-        """Makes the side from files known so far; returns also the number of improvable frames."""
+        """Makes the side from files known so far; also returns the number of improvable frames."""
         side, words = self._find(raw)
         return side, words.pending
 

@@ -68,7 +68,7 @@ class Batches:
 
     @staticmethod
     def _compare(row, baseline) -> dict:
-        """CPU time per second as a multiple of that of the undisturbed agent."""
+        """Adds the baseline, and CPU time relative to the undisturbed agent's."""
         return {
             **row,
             "cpu": row["cpu_share"] / baseline["cpu_share"] if baseline["cpu_share"] else 0.0,

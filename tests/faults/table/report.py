@@ -26,7 +26,7 @@ def read(path: Path) -> dict[str, dict]:
 
 
 def failures(row: dict) -> list[str]:
-    """Yields what the row shows and must not show."""
+    """Returns the reasons why a row fails."""
     results = list(row["problems"])
     if row["difference"]:
         results.append(f"{row['difference']} samples without an account")

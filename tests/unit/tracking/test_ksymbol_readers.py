@@ -45,7 +45,7 @@ def refuse(error):
 
 @pytest.fixture
 def host(monkeypatch, tmp_path):
-    """A host that refuses the named methods."""
+    """A host that refuses the given ways of reading BPF programs."""
 
     def make(walk=None, iterator=None, lines=LINES):
         def given(*_):
