@@ -40,8 +40,8 @@ def test_samples_are_linked_to_the_current_span(name):
 def test_records_hold_the_current_span(name):
     outcome = run_until_enough(name, "record")
     assert outcome.wrong == 0
-    # A change of uvloop's that is the first is not noticed.
-    assert outcome.unlinked <= max(1, outcome.right / 200)
+    # The first change of each of uvloop's threads is not noticed: a few samples of some hundred.
+    assert outcome.linked_share >= 0.98
 
 
 @pytest.mark.parametrize("name", ["asgiref", "contexts"])
