@@ -131,7 +131,7 @@ def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
     starts: dict[tuple[_Span, str], int] = {}
     for resource, events in _find_threads(every, spans):
         service = str(tables.resources[resource].attributes.get("service.name", NONE))
-        for span, part, weight, time in _find_times(_complete(sorted(events, key=_TIME)), spans):
+        for span, part, weight, time in _find_times(events, spans):
             key = span, service
             sums[key][part] += weight
             starts[key] = min(time, starts.get(key, time))
@@ -204,11 +204,6 @@ def _spans_of(chosen: Samples) -> set[_Span]:
     return {link[:2] for link in map(links.__getitem__, set(chosen.links)) if link}
 
 
-def _timelines(samples: Samples, spans: Collection[_Span]) -> list[list[_Event]]:
-    """Returns the samples of each thread that ran one of the spans, in order of time."""
-    return [_complete(sorted(events, key=_TIME)) for _, events in _find_threads(samples, spans)]
-
-
 class _Sums:
     """Adds up the time of spans that have a name in common."""
 
@@ -234,7 +229,7 @@ class _Sums:
 def _add_up(samples: Samples, names: Mapping[_Span, str]) -> defaultdict[str, SpanParts]:
     """Returns the parts of the spans of each name, and of all spans under the empty name."""
     sums: defaultdict[str, _Sums] = defaultdict(_Sums)
-    for events in _timelines(samples, names):
+    for _, events in _find_threads(samples, names):
         for name, trace, parts in _find_parts(events, names):
             sums[name].add(trace, parts)
     results = {name: of_name.result() for name, of_name in sums.items()}
@@ -307,7 +302,7 @@ def _complete(events: list[_Event]) -> list[_Event]:
 
 
 def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[tuple[int, list[_Event]]]:
-    """Yields the resource and the samples of each thread that ran one of the spans."""
+    """Yields the resource of each thread that ran one of the spans, and its samples in order."""
     tables, values = samples.tables, samples.values
     links = [link[:2] if link else None for link in tables.links]
     in_kernel = list(map(is_in_kernel, tables.stacks))
@@ -336,7 +331,8 @@ def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[tuple[
             _Event(time, weight * factor, part, span, wait is not None, is_loop)
             for time, weight in zip(samples.times[start:end], weights, strict=True)
         ]
-    yield from ((resource, some) for (resource, _), some in events.items())
+    for (resource, _), unordered in events.items():
+        yield resource, _complete(sorted(unordered, key=_TIME))
 
 
 def _name_part(wait: WindowWait | None, *, is_kernel: bool) -> str:

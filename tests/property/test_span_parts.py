@@ -71,7 +71,7 @@ def find_parts(samples, every, spans):
     Goes over each trace from its first to its last sample in the spans.
     """
     traces, parts = set(), defaultdict(Counter)
-    for timeline in span_parts._timelines(samples, every):
+    for _, timeline in span_parts._find_threads(samples, every):
         for trace in {event.span[0] for event in timeline if event.span in spans}:
             wanted = [
                 at
