@@ -92,7 +92,7 @@ class MeteredChild(subprocess.Popen[bytes]):
             try:
                 if not self._has_ended(timeout):
                     raise subprocess.TimeoutExpired(self.args, timeout or 0)
-                self.cpu_ns = time.clock_gettime_ns((~self.pid << 3) | _PROCESS_CLOCK)
+                self.cpu_ns = self._read_clock()
             except OSError:
                 # Another thread has reaped it, or the kernel has, since this process ignores
                 # SIGCHLD: its CPU time is lost.
@@ -103,7 +103,10 @@ class MeteredChild(subprocess.Popen[bytes]):
         """Read the CPU time of a child that is left behind."""
         if self.returncode is None:
             with suppress(OSError):  # another thread has reaped it
-                self.cpu_ns = time.clock_gettime_ns((~self.pid << 3) | _PROCESS_CLOCK)
+                self.cpu_ns = self._read_clock()
+
+    def _read_clock(self) -> int:
+        return time.clock_gettime_ns((~self.pid << 3) | _PROCESS_CLOCK)
 
     def _has_ended(self, timeout: float | None) -> bool:
         """Wait for the end without reaping; Python may be built without ``os.pidfd_open``."""
