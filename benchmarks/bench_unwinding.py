@@ -23,7 +23,7 @@ _PERF_EVENT = 7  # BPF_PROG_TYPE_PERF_EVENT
 
 
 class Way(NamedTuple):
-    """A sampling method, and the settings by which it differs."""
+    """A sampling method and its settings."""
 
     name: str
     settings: dict[str, str]

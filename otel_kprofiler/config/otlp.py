@@ -130,11 +130,9 @@ class RetryOnFailure(Section):
         default=0.5,
         ge=0,
         le=1,
-        description="Random fraction by which each wait is lengthened or shortened, 0 to 1.",
+        description="Random variation of each wait, as a fraction of it, 0 to 1.",
     )
-    multiplier: float = Field(
-        default=1.5, ge=1, description="Factor by which each wait grows over the one before."
-    )
+    multiplier: float = Field(default=1.5, ge=1, description="Factor from each wait to the next.")
     max_interval: Duration = duration("30s", "Maximum wait between retries.", ge="1ms")
     max_elapsed_time: Duration = duration(
         "5m", "Drop a batch after this time and count it as lost; 0s retries forever."

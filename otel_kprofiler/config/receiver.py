@@ -216,8 +216,8 @@ class Receiver(Section):
         default=0.2,
         ge=0,
         le=1,
-        description="Fraction of reporter_interval, 0 to 1, by which the length of each window "
-        "varies at random, so that hosts do not send simultaneously.",
+        description="Random variation of each window's length, as a fraction of reporter_interval, "
+        "0 to 1, so that hosts do not send simultaneously.",
     )
     monitor_interval: Duration = duration(
         "5s", "How often the agent checks service.limits.", ge="100ms"
