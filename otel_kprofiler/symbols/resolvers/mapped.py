@@ -39,7 +39,7 @@ class _Place(NamedTuple):
 class MappedCode:
     """Caches the code of mapped files, each read once for all processes. Not thread-safe.
 
-    A file whose source lines the file system did not deliver is reread after 30 s.
+    A file whose source lines may still come, such as from a busy file system, is reread after 30 s.
 
     Args:
         symbols: reads the names of a file.

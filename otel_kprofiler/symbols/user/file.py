@@ -63,6 +63,7 @@ class FileSymbols:
         demangle: makes a linker name readable.
         lines: source lines and inlined functions; None: only physical functions.
         lines_problem: why lines cannot be read; None if they can, or if there are none.
+        lines_may_come: whether another reading of the unchanged file may give its lines.
     """
 
     def __init__(
@@ -71,11 +72,14 @@ class FileSymbols:
         demangle: Callable[[str], str],
         lines: LineTable | None = None,
         lines_problem: LinesProblem | None = None,
+        *,
+        lines_may_come: bool = False,
     ) -> None:
         self.functions = functions
         self._demangle = demangle
         self._lines = lines
         self.lines_problem = lines_problem
+        self.lines_may_come = lines_may_come
         self._made: dict[str, Line] = {}
 
     @property

@@ -113,7 +113,7 @@ class SymbolicLines:
         self._limits = limits
         self._turn = threading.Lock()
         self._children = LimitedChildren()
-        self._refused: RefusedFiles[tuple[str, LinesProblem]] = RefusedFiles()
+        self._refused: RefusedFiles[tuple[str, LinesProblem, bool]] = RefusedFiles()
 
     def open(
         self, source: FileSource, path: str = "", alternate: FileSource | None = None
@@ -148,14 +148,15 @@ class SymbolicLines:
                 LinesProblem.TOO_LARGE,
             )
         if (reason := self._refused.find(name)) is not None:
-            raise LinesError(*reason)
+            text, problem, may_pass = reason
+            raise LinesError(text, problem, may_pass=may_pass)
         try:
             if self._cache is None:
                 return self._convert(source)
             return self._convert_to(self._cache, name, source)
         except LinesError as error:
             if error.problem in _COSTLY:
-                reason = str(error), error.problem
+                reason = str(error), error.problem, error.may_pass
                 self._refused.add(name, reason, may_pass=error.may_pass)
             raise
 
@@ -164,7 +165,7 @@ class SymbolicLines:
             file = cache.create(name)
         except OSError as error:  # a temporary file may be one in memory
             text = f"the converted lines cannot be kept in {cache.path}: {error.strerror}"
-            raise LinesError(text, LinesProblem.NOT_KEPT) from error
+            raise LinesError(text, LinesProblem.NOT_KEPT, may_pass=True) from error
         try:
             self._run(source, file.fd)
             table = _map(file.fd)

@@ -95,9 +95,7 @@ class QueuedFile:
 
 def lacks_lines(names: FileSymbols | NamedAddress) -> bool:
     """Returns whether source lines are missing that another reading may give."""
-    if isinstance(names, NamedAddress):
-        return False
-    return names.lines_problem is LinesProblem.UNANSWERED
+    return not isinstance(names, NamedAddress) and names.lines_may_come
 
 
 class Entry(NamedTuple):

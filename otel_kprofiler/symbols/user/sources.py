@@ -153,13 +153,14 @@ class SymbolSources:
             limit, budget = self.max_section_bytes, self.budget
             with budget.reading():
                 functions = read_functions(source, elf, find_debug, max_bytes=limit, budget=budget)
-            lines, problem = self._open_lines(source, elf, details.path, root, functions)
+            lines, failed = self._open_lines(source, elf, details.path, root, functions)
             is_elsewhere = self.lines is not None and _DEBUG_INFO not in own
             debug = find_debug() if lines is None and is_elsewhere else None
             if debug is not None:
                 file, headers, path = debug.source, debug.elf, debug.path
-                lines, problem = self._open_lines(file, headers, path, root, functions)
-        return FileSymbols(functions, self.demangle, lines, problem)
+                lines, failed = self._open_lines(file, headers, path, root, functions)
+        problem, may_pass = (failed.problem, failed.may_pass) if failed else (None, False)
+        return FileSymbols(functions, self.demangle, lines, problem, lines_may_come=may_pass)
 
     def find_debug_files(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
         """Open what the finders find, in their order; the caller closes each."""
@@ -170,7 +171,7 @@ class SymbolSources:
 
     def _open_lines(
         self, source: Source, elf: ElfFile, path: str, root: str, functions: FunctionTable
-    ) -> tuple[LineTable | None, LinesProblem | None]:
+    ) -> tuple[LineTable | None, LinesError | None]:
         """Those of DWARF, else those that the runtime of a Go program needs itself."""
         if self.lines is None or not isinstance(source, FileSource):
             return None, None
@@ -190,7 +191,7 @@ class SymbolSources:
             raise ElfError(ElfProblem.TOO_LARGE, f"Go's table: {table.nbytes >> 20} MiB of memory")
         except (KProfilerError, OSError) as error:  # names of functions are better than nothing
             _log.info("no source lines of %s: %s", path, describe_error(error))
-            return None, _find_problem(error)
+            return None, _as_lines_error(error)
 
     def _open_dwarf(
         self, reader: LineReader, source: FileSource, elf: ElfFile, path: str, root: str
@@ -222,11 +223,12 @@ def _open_cache(path: str | None, name: str) -> CacheDirectory:
         ) from error
 
 
-def _find_problem(error: Exception) -> LinesProblem:
+def _as_lines_error(error: KProfilerError | OSError) -> LinesError:
     if isinstance(error, LinesError):
-        return error.problem
+        return error
     is_large = isinstance(error, ElfError) and error.problem is ElfProblem.TOO_LARGE
-    return LinesProblem.TOO_LARGE if is_large else LinesProblem.DAMAGED
+    problem = LinesProblem.TOO_LARGE if is_large else LinesProblem.DAMAGED
+    return LinesError(describe_error(error), problem, may_pass=isinstance(error, OSError))
 
 
 def _section_names(source: Source, elf: ElfFile) -> set[bytes]:

@@ -1,5 +1,6 @@
 """Source lines and inlined functions, compared with llvm-symbolizer."""
 
+import errno
 import os
 import posixpath
 import random
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.elf import FileSource
+from otel_kprofiler.elf import FileSource, read_elf
 from otel_kprofiler.errors import DependencyError
 from otel_kprofiler.host import (
     CacheDirectory,
@@ -24,12 +25,13 @@ from otel_kprofiler.host import (
     limited_children,
 )
 from otel_kprofiler.host.refused_files import PASSING_S
-from otel_kprofiler.model import Line
+from otel_kprofiler.model import FileDetails, FileId, Line
 from otel_kprofiler.symbols.user import convert_lines
 from otel_kprofiler.symbols.user import lines as module
 from otel_kprofiler.symbols.user.demangle import demangle
 from otel_kprofiler.symbols.user.lines import ConversionLimits, SymbolicLines
 from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
+from otel_kprofiler.symbols.user.sources import SymbolSources
 from otel_kprofiler.symbols.user.symcache import SymCache
 from tests.fuse import mounted
 from tests.public import copy_environment
@@ -48,6 +50,10 @@ if ADDRESSES > 300:
     PROGRAMS["static"] = ["g++", "-O2", "-g", "-gdwarf-4", "-static", "-no-pie"]
     PROGRAMS["static-pie"] = ["g++", "-O3", "-g", "-static-pie"]
     PROGRAMS["compressed"] = ["g++", "-O2", "-g", "-gz=zlib"]
+
+
+def refuse_space(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def run(*command, **kwargs):
@@ -247,6 +253,48 @@ def test_dwarf_is_converted_again_30_s_after_a_cause_that_may_pass(build, cache,
         lines._limits = ConversionLimits()
     now_s = PASSING_S + 1
     assert any(map(lines.open(opened(build("pie"))).lookup, code_addresses(build("pie"), 20)))
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        (ConversionLimits(wall_s=0.01), (LinesProblem.TIME, True)),
+        (ConversionLimits(result_bytes=1000), (LinesProblem.DAMAGED, False)),
+    ],
+)
+def test_symbols_note_whether_their_lines_may_come_later(limits, expected, build, cache, opened):
+    source = opened(build("pie"))
+    details = FileDetails(build("pie"), None, FileId("0" * 32))
+    sources = SymbolSources(finders=(), lines=SymbolicLines(cache, limits))
+    for _ in range(2):  # the second time from memory
+        symbols = sources.read(source, read_elf(source), details)
+        assert (symbols.lines_problem, symbols.lines_may_come) == expected
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LinesError("the disk is full", LinesProblem.NOT_KEPT, may_pass=True),
+        OSError(errno.EMFILE, ""),
+    ],
+)
+def test_symbols_expect_lines_again_after_a_cause_that_may_pass(error, build, opened):
+    class Failing:
+        def open(self, source, path, alternate=None):
+            raise error
+
+    source = opened(build("pie"))
+    details = FileDetails(build("pie"), None, FileId("0" * 32))
+    symbols = SymbolSources(finders=(), lines=Failing()).read(source, read_elf(source), details)
+    assert symbols.lines_problem is not None
+    assert symbols.lines_may_come
+
+
+def test_a_cache_on_a_full_disk_is_a_cause_that_may_pass(build, cache, opened, monkeypatch):
+    monkeypatch.setattr(cache, "create", refuse_space)
+    with pytest.raises(LinesError, match="No space left") as caught:
+        SymbolicLines(cache).open(opened(build("pie")))
+    assert (caught.value.problem, caught.value.may_pass) == (LinesProblem.NOT_KEPT, True)
 
 
 @pytest.mark.parametrize(

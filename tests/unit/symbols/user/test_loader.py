@@ -35,8 +35,8 @@ class Names:
 
     nbytes = 100
 
-    def __init__(self, text, lines_problem=None):
-        self.text, self.lines_problem = text, lines_problem
+    def __init__(self, text, lines_problem=None, lines_may_come=False):
+        self.text, self.lines_problem, self.lines_may_come = text, lines_problem, lines_may_come
 
     def name(self, svma):
         return NamedAddress((Line(f"{self.text}_{svma:x}"),), svma, None)
@@ -244,7 +244,7 @@ class Stalled:
     def _read(self, _details, content):
         self.readings += 1
         problem = None if self.answers else LinesProblem.UNANSWERED
-        return Names(content.decode(), problem)
+        return Names(content.decode(), problem, lines_may_come=not self.answers)
 
     def _reopen(self, _):
         assert self.wait()
