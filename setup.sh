@@ -29,6 +29,18 @@ say() {
 	printf 'setup: %s\n' "$1" >&2
 }
 
+# Runs a command that may take minutes; prints its description, then a dot each second.
+run_step() { # description, command
+	printf 'setup: %s ' "$1" >&2
+	shift
+	(while sleep 1 && kill -0 $$ 2>/dev/null; do printf . >&2; done) &
+	dots=$! status=0
+	"$@" || status=$?
+	kill "$dots" && wait "$dots" 2>/dev/null || true
+	echo >&2
+	return "$status"
+}
+
 as_root() {
 	if [ "$(id -u)" -eq 0 ]; then
 		"$@"
@@ -46,15 +58,16 @@ install_packages() { # names
 	fi
 	missing=$(select_packages is_missing "$@")
 	[ -n "$missing" ] || return 0
-	as_root apt-get update -qq || say 'apt-get update failed: earlier lists of packages are used'
+	as_root true # sudo asks for the password here, not amid dots
+	run_step 'reading the lists of packages (apt-get update)' as_root apt-get update -qq ||
+		say 'apt-get update failed: earlier lists of packages are used'
 	available=$(select_packages is_available $missing)
 	for name in $missing; do
 		is_available "$name" || say "$name is not in the archives of this system: left out"
 	done
 	[ -n "$available" ] || return 0
-	say "installing $available"
-	as_root env DEBIAN_FRONTEND=noninteractive \
-		apt-get install -y -qq --no-install-recommends $available >/dev/null
+	run_step "installing $available (apt-get)" as_root env DEBIAN_FRONTEND=noninteractive \
+		DEBCONF_NOWARNINGS=yes apt-get install -y -qq --no-install-recommends $available >/dev/null
 }
 
 select_packages() { # condition, names
@@ -126,7 +139,17 @@ prepare_venv() {
 		say "replacing $VENV: $why"
 		remove "$VENV"
 	fi
-	[ -e "$VENV" ] || "$python" -m venv "$VENV"
+	[ -e "$VENV" ] || run_step "creating $VENV" "$python" -m venv "$VENV"
+}
+
+install_clone() {
+	installed=$VENV/installed # lines: directory, checksum of pyproject.toml, extras
+	wanted="$PWD $(cksum <pyproject.toml)"
+	set -- "$VENV"/lib/python3*/site-packages/otel_kprofiler-*.dist-info
+	[ ! -e "$1" ] || ! grep -qxF "$wanted${extras:+ $extras}" "$installed" 2>/dev/null || return 0
+	run_step "installing this clone and its libraries in $VENV (pip)" \
+		"$VENV/bin/python" -m pip install -q -e ".$extras"
+	printf '%s\n' "$wanted" ${extras:+"$wanted $extras"} >"$installed"
 }
 
 name_fault() { # prints why the environment cannot be kept
@@ -165,8 +188,7 @@ cd -- "$(dirname -- "$0")"
 install_packages $RUN_PACKAGES ${extras:+$TEST_PACKAGES}
 choose_python
 prepare_venv
-[ -e "$VENV/bin/otel-kprofiler" ] || say "installing this clone in $VENV"
-"$VENV/bin/python" -m pip install -q -e ".$extras"
+install_clone
 "$VENV/bin/python" -m compileall -q otel_kprofiler # or root would write these files
 if [ -n "$extras" ] && command -v npm >/dev/null; then
 	[ ! -e viewer/node_modules ] || [ -O viewer/node_modules ] || remove viewer/node_modules

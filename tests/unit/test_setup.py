@@ -243,6 +243,58 @@ def test_a_set_up_without_a_command_reports_the_next_step(clone):
 
 
 @pytest.mark.system
+def test_long_steps_show_that_they_go_on(clone):
+    """The build waits until the reader of the output has seen a dot."""
+    (clone / "build.py").write_text(
+        "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\n" + BUILD_BACKEND
+    )
+    command = ["./setup.sh", "show"]
+    process = subprocess.Popen(command, cwd=clone, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    shown = b""
+    while not re.search(rb"installing this clone .*\(pip\) \.", shown):
+        shown += (byte := process.stderr.read(1))
+        assert byte, shown
+    (clone / "go").touch()
+    out, rest = process.communicate()  # ends once no process holds the pipe
+    assert (out.decode().strip(), process.returncode) == (system_python(), 0), rest
+    steps = [b"Python is ", b"creating .venv ", b"installing this clone "]
+    assert [
+        line[: len(step)] for line, step in zip(setup_lines(shown), steps, strict=True)
+    ] == steps
+
+
+def setup_lines(shown):
+    return [line.removeprefix(b"setup: ") for line in shown.splitlines()]
+
+
+@pytest.mark.system
+def test_a_failing_step_ends_the_set_up(clone):
+    (clone / "build.py").write_text("raise SystemExit('no build')\n")
+    done = set_up(clone, "show")
+    assert done.returncode != 0
+    assert "no build" in done.stderr
+    assert not (clone / ".venv/installed").exists()
+
+
+@pytest.mark.system
+def test_an_installed_clone_is_installed_again_only_if_something_changed(clone):
+    def installs(*words):
+        done = set_up(clone, *words)
+        assert done.returncode == 0, done.stderr
+        return "installing this clone" in done.stderr
+
+    assert installs("show")
+    assert not installs("show")
+    (clone / "pyproject.toml").write_text(BUILD + "# changed\n")
+    assert installs("show")
+    assert not installs("show")
+    subprocess.run([clone / ".venv/bin/pip", "uninstall", "-qy", "otel-kprofiler"], check=True)
+    assert installs("show")
+    moved = clone.rename(clone.parent / "moved")
+    assert "installing this clone" in set_up(moved, "show").stderr
+
+
+@pytest.mark.system
 def test_script_options_are_validated(clone):
     done = set_up(clone, "--test", "show")
     assert done.returncode == 1
