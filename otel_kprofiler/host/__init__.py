@@ -42,6 +42,7 @@ from otel_kprofiler.host.doctor import doctor
 from otel_kprofiler.host.event_per_cpu import EventPerCpu
 from otel_kprofiler.host.fair_queue import FairQueue, Turn, find_user
 from otel_kprofiler.host.file_places import FilePlaces
+from otel_kprofiler.host.growing_holds import FIRST_HOLD_S, GrowingHolds
 from otel_kprofiler.host.kernel import (
     OLDEST_KERNEL,
     KernelRelease,
@@ -123,6 +124,7 @@ __all__ = [
     "DEVICE_RETRY_S",
     "DISABLED",
     "ENABLE_ON_EXEC",
+    "FIRST_HOLD_S",
     "INHERIT",
     "MAX_LEFT",
     "OLDEST_KERNEL",
@@ -146,6 +148,7 @@ __all__ = [
     "FilePlaces",
     "FileProblem",
     "FileRequest",
+    "GrowingHolds",
     "HostFiles",
     "KernelRelease",
     "KnownContainers",

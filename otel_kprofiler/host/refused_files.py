@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
+from otel_kprofiler.host.growing_holds import GrowingHolds
+
 REFUSAL_S: Final = 3600.0
 """Time until an unchanged refused file is read again, in seconds."""
-PASSING_S: Final = 30.0
-"""Time until a file is read again that was refused for a cause that may pass, in seconds."""
 MAX_REFUSED: Final = 1024
 """Maximum number of remembered files; the oldest are forgotten first."""
 
@@ -21,6 +21,9 @@ T = TypeVar("T")
 class RefusedFiles(Generic[T]):
     """Reasons by file, so that a file costs its limit of CPU time once an hour; thread-safe.
 
+    After a cause that may pass, it is read again after 30 s, then at intervals that double, up to
+    an hour.
+
     Args:
         now_s: any steady clock, in seconds.
     """
@@ -28,6 +31,7 @@ class RefusedFiles(Generic[T]):
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._lock = threading.Lock()
+        self._holds = GrowingHolds()
         self._reasons: dict[Hashable, tuple[float, T]] = {}  # with their expiry, oldest first
 
     def add(self, file: Hashable, reason: T, *, may_pass: bool = False) -> None:
@@ -40,8 +44,8 @@ class RefusedFiles(Generic[T]):
         """
         with self._lock:
             self._reasons.pop(file, None)
-            until_s = self._now_s() + (PASSING_S if may_pass else REFUSAL_S)
-            self._reasons[file] = until_s, reason
+            hold_s = self._holds.extend(file) if may_pass else REFUSAL_S
+            self._reasons[file] = self._now_s() + hold_s, reason
             if len(self._reasons) > MAX_REFUSED:
                 del self._reasons[next(iter(self._reasons))]
 

@@ -20,9 +20,11 @@ from typing import Final
 from otel_kprofiler.bpf import PAGE_BYTES
 from otel_kprofiler.forks import ForkGate
 from otel_kprofiler.host import (
+    FIRST_HOLD_S,
     FairQueue,
     FilePlaces,
     FileRequest,
+    GrowingHolds,
     PatientCalls,
     ReferableFiles,
     Turn,
@@ -47,7 +49,7 @@ from otel_kprofiler.unwinding.request import parse_requests
 from otel_kprofiler.unwinding.requests import Opened, RequestQueue
 from otel_kprofiler.unwinding.table import Tables
 
-HOLD_NS: Final = 30_000_000_000
+_HOLD_NS: Final = int(FIRST_HOLD_S * 1e9)
 """Time until a file is retried after a temporary failure."""
 OPEN_SHARE: Final = 0.05
 """Long-term share of one CPU for opening files and reading their headers, after a burst of a
@@ -71,6 +73,8 @@ _MAY_PASS: Final = frozenset(
     }
 )  # fmt: skip
 
+_COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED})
+"""Temporary failures that may follow the whole work of a table, and are retried ever less often."""
 _FIRST_PLACES: Final = 4
 _MOST_GONE: Final = 16
 _MAX_GONE: Final = 1024
@@ -111,6 +115,7 @@ class TableStore:
         self._pending: set[FileKey] = set()
         self._early: set[FileKey] = set()  # keys that no sample has requested
         self._answered = threading.Condition(self._lock)
+        self._holds = GrowingHolds()
         self._refused: dict[FileKey, int] = {}  # boot time at which it expires; 0: never
         self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
         self._refusals: Counter[Refusal] = Counter()
@@ -326,6 +331,7 @@ class TableStore:
             with self._lock:
                 self._maps.set_file(key, FileState.LOADED, claim.slot, serial)
                 self._space.add(claim, key, 0 if self._end(key) else self._now_ns())
+                self._holds.end(key)
                 self._loaded += 1
                 self._maps.announce()
         except BaseException:
@@ -365,7 +371,8 @@ class TableStore:
                 return
             state = FileState.NO_TABLE if reason in _NO_TABLE else FileState.UNAVAILABLE
             self._refused.pop(key, None)
-            self._refused[key] = self._now_ns() + HOLD_NS if reason in _MAY_PASS else 0
+            hold_ns = int(self._holds.extend(key) * 1e9) if reason in _COSTLY else _HOLD_NS
+            self._refused[key] = self._now_ns() + hold_ns if reason in _MAY_PASS else 0
             while len(self._refused) > self._maps.sizes.files // 2:
                 oldest = next(iter(self._refused))
                 del self._refused[oldest]

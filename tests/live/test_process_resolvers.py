@@ -416,7 +416,9 @@ def test_lines_an_unresponsive_file_system_withheld_are_read_later(first):
         read = [code.get(process, mapping) for _ in range(3)]
         now_s = 31.0
         read += [code.get(process, mapping) for _ in range(2)]
-        now_s = 62.0
+        now_s = 90.0
+        assert code.get(process, mapping) is read[-1], "it is read again at fixed intervals"
+        now_s = 92.0
         read += [code.get(process, mapping)]
         now_s = 1000.0
         read += [code.get(process, mapping)]

@@ -300,6 +300,19 @@ def test_temporary_failures_are_retried_after_a_while(start, tmp_path):
     running.kernel.loaded(request.key)
 
 
+def test_a_table_without_space_is_rebuilt_ever_less_often(start, programs):
+    size = image_bytes(start(), programs[0])
+    running = start(Limits(total_bytes=size))
+    running.load(programs[0])
+    request, holds = running.files.ask(programs[1], 5_999_998), []
+    for _ in range(9):
+        running.store.request(request)
+        running.settle()
+        holds.append((running.store._refused[request.key] - running.now_ns) // SECOND_NS)
+    assert running.store.counts().refused == {Refusal.MEMORY_IN_USE: 9}
+    assert holds == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
+
+
 @pytest.fixture
 def programs(tmp_path):
     """Copies of one program: different files."""

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 from otel_kprofiler.elf import ElfError, FileSource, ImageSource, hash_file
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import (
-    DEVICE_RETRY_S,
     FileRequest,
+    GrowingHolds,
     MemoryMapping,
     ReferableFiles,
     find_vdso,
@@ -39,7 +39,8 @@ class _Place(NamedTuple):
 class MappedCode:
     """Caches the code of mapped files, each read once for all processes. Not thread-safe.
 
-    A file whose source lines may still come, such as from a busy file system, is reread after 30 s.
+    A file whose source lines may still come, such as from a busy file system, is reread after 30 s,
+    then at growing intervals.
 
     Args:
         symbols: reads the names of a file.
@@ -60,6 +61,7 @@ class MappedCode:
         self._max_bytes = max_bytes
         self._now_s = now_s
         self._bytes = 0
+        self._holds = GrowingHolds()
         self._again_s: dict[Identity, float] = {}  # of files without source lines
         self._code: OrderedDict[Identity, CodeFile | None] = OrderedDict()
         self._places: dict[tuple[ProcessKey, MemoryMapping], _Place] = {}
@@ -145,8 +147,11 @@ class MappedCode:
     def _add(self, identity: Identity, code: CodeFile | None) -> None:
         self._code[identity] = code
         self._again_s.pop(identity, None)
-        if code and not isinstance(code.symbols, Unresolved) and lacks_lines(code.symbols):
-            self._again_s[identity] = self._now_s() + DEVICE_RETRY_S
+        if code and not isinstance(code.symbols, Unresolved):
+            if lacks_lines(code.symbols):
+                self._again_s[identity] = self._now_s() + self._holds.extend(identity)
+            else:
+                self._holds.end(identity)
         self._bytes += code.nbytes if code else 0
         while len(self._code) > 1 and self._bytes > self._max_bytes:
             self._evict()

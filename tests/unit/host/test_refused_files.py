@@ -18,6 +18,17 @@ def test_a_rejected_file_is_not_retried_for_an_hour():
     assert refused.find("file") == "slow again"
 
 
+def test_a_cause_that_never_passes_is_retried_ever_less_often():
+    now_s, retries = 0.0, []
+    refused = RefusedFiles(lambda: now_s)
+    while now_s < 4 * REFUSAL_S:
+        if refused.find("file") is None:
+            refused.add("file", "busy", may_pass=True)
+            retries.append(now_s)
+        now_s += 10
+    assert retries == [0, 30, 90, 210, 450, 930, 1890, 3810, 7410, 11010]
+
+
 def test_the_oldest_rejections_are_evicted():
     refused = RefusedFiles(lambda: 0.0)
     for number in range(MAX_REFUSED):

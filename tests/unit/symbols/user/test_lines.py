@@ -18,13 +18,13 @@ import pytest
 from otel_kprofiler.elf import FileSource, read_elf
 from otel_kprofiler.errors import DependencyError
 from otel_kprofiler.host import (
+    FIRST_HOLD_S,
     CacheDirectory,
     CpuRate,
     RefusedFiles,
     child_command,
     limited_children,
 )
-from otel_kprofiler.host.refused_files import PASSING_S
 from otel_kprofiler.model import FileDetails, FileId, Line
 from otel_kprofiler.symbols.user import convert_lines
 from otel_kprofiler.symbols.user import lines as module
@@ -251,7 +251,7 @@ def test_dwarf_is_converted_again_30_s_after_a_cause_that_may_pass(build, cache,
         with pytest.raises(LinesError, match="took over"):
             lines.open(opened(build("pie")))
         lines._limits = ConversionLimits()
-    now_s = PASSING_S + 1
+    now_s = FIRST_HOLD_S + 1
     assert any(map(lines.open(opened(build("pie"))).lookup, code_addresses(build("pie"), 20)))
 
 

@@ -1,0 +1,35 @@
+"""Holds what fails repeatedly for ever longer."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Final
+
+FIRST_HOLD_S: Final = 30.0
+"""Time until a first retry, in seconds."""
+LAST_HOLD_S: Final = 3600.0
+"""Time between later retries, in seconds."""
+MAX_HELD: Final = 1024
+"""Maximum number of remembered keys; the one that failed least recently is forgotten first."""
+
+
+class GrowingHolds:
+    """Time until the next retry by key: 30 s, a minute, two, and up to an hour.
+
+    A key is retried after about as long as it has been failing. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._holds_s: dict[Hashable, float] = {}  # the last failure last
+
+    def extend(self, key: Hashable) -> float:
+        """Record a failure; returns the seconds until the next retry."""
+        hold_s = min(2 * self._holds_s.pop(key, FIRST_HOLD_S / 2), LAST_HOLD_S)
+        self._holds_s[key] = hold_s
+        if len(self._holds_s) > MAX_HELD:
+            del self._holds_s[next(iter(self._holds_s))]
+        return hold_s
+
+    def end(self, key: Hashable) -> None:
+        """Record a success: the next failure is a first one."""
+        self._holds_s.pop(key, None)
