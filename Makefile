@@ -4,6 +4,8 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 ROOT_PACKAGES := mmdebstrap buildah systemd-container
+# Images of containers set it; without bytecode, each process of a test run compiles its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-test check format pythons test test-fast test-live test-faults fault-table test-freezes test-kernels soak-kernels test-kernel-mutations test-unwinding-truth test-span-truth test-diff-truth test-unwinding-mutations test-python-truth test-python-agent test-first-stacks test-python-starts test-python-mutations test-symbols-truth test-hostile-files test-reload test-lines test-deploy test-packages test-view test-debug-package test-user-names soak bench bench-compare fleet bpf viewer generated docs man dist test-dist deb clean
 

@@ -37,6 +37,17 @@ def pytest_configure(config):
         settings.load_profile("kprofiler")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep the garbage collector from traversing, time and again, what lasts for the whole run."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
 def pytest_sessionfinish():
     remove_copies()
 
