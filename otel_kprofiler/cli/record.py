@@ -201,8 +201,8 @@ def command(
 
 
 def _say_remarks(pipeline: Pipeline[Any]) -> None:
-    """Prints which Python frames were not read, and why."""
-    for remark in pipeline.python.remarks() if pipeline.python else ():
+    """Prints what was not read of processes, and why."""
+    for remark in pipeline.remarks():
         say(remark, err=True)
 
 

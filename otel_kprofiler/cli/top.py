@@ -238,7 +238,7 @@ class Live:
         self.sliding.add(window)
         self.seconds += (window.end_unix_ns - window.start_unix_ns) / 1e9
         self.status.own_share = self._meter.share()
-        self.status.remarks = self.pipeline.python.remarks() if self.pipeline.python else []
+        self.status.remarks = self.pipeline.remarks()
 
 
 def _choose(

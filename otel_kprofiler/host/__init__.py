@@ -3,6 +3,7 @@
 from otel_kprofiler.host.access import Access, HostFiles, read_limited
 from otel_kprofiler.host.cache_directory import CacheDirectory, find_cache_path
 from otel_kprofiler.host.capabilities import (
+    CONTEXTS,
     get_capability_fix,
     is_in_user_namespace,
     read_capabilities,
@@ -119,6 +120,7 @@ from otel_kprofiler.host.uevents import Uevents
 from otel_kprofiler.host.writing import AppendedFile, NewFile, PrivateDirectory
 
 __all__ = [
+    "CONTEXTS",
     "COUNT_SW_CPU_CLOCK",
     "COUNT_SW_DUMMY",
     "DEVICE_RETRY_S",

@@ -31,6 +31,12 @@ USER_NAMESPACE_FIX: Final = (
 SAMPLING: Final = ("CAP_BPF", "CAP_PERFMON")
 """Capabilities that the sampler needs; kernel symbols also need CAP_SYSLOG."""
 
+CONTEXTS: Final = ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
+"""Capabilities for the memory of other users' processes.
+
+Without the second, only the owner may open ``/proc/PID/mem``.
+"""
+
 
 class Capabilities(NamedTuple):
     """Capability sets of a process as bit masks (``CapEff``, ``CapBnd`` of /proc/PID/status)."""

@@ -9,6 +9,7 @@ from typing import Final
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host.access import HostFiles
 from otel_kprofiler.host.capabilities import (
+    CONTEXTS,
     USER_NAMESPACE_FIX,
     Capabilities,
     get_capability_fix,
@@ -65,6 +66,7 @@ def doctor(
         *_capabilities(files, capabilities),
         _paranoid(files, capabilities),
         *_kept(files, capabilities),
+        *_contexts(files, capabilities),
         *_loader(loaders),
         _open_files(
             files, has_failed=any(finding.observed.endswith(TOO_MANY_FILES) for finding in tried)
@@ -126,6 +128,19 @@ def _kept(files: HostFiles, capabilities: Capabilities) -> Iterator[Finding]:
         "kept while sampling", Level.OK, "; ".join(kept) or "nothing",
         "each only in the threads that need it; none with service.privileges.drop_all",
     )  # fmt: skip
+
+
+def _contexts(files: HostFiles, capabilities: Capabilities) -> Iterator[Finding]:
+    if is_in_user_namespace(files):
+        return
+    check, required = "spans and service names", "memory of other users' processes is readable"
+    missing = capabilities.missing(CONTEXTS)
+    if not missing:
+        yield Finding(check, Level.OK, "of all users' processes", required)
+        return
+    observed = f"only of this user's processes: {' and '.join(missing)} missing"
+    fix = get_capability_fix(missing, capabilities)
+    yield Finding(check, Level.WARN, observed, required, fix)
 
 
 def _loader(loaders: Mapping[str, bool] | None) -> Iterator[Finding]:

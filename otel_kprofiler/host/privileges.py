@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.host.access import HostFiles
-from otel_kprofiler.host.capabilities import CAPABILITIES, parse_capabilities
+from otel_kprofiler.host.capabilities import CAPABILITIES, CONTEXTS, parse_capabilities
 from otel_kprofiler.host.prctl import prctl
 
 PURPOSES: Final = {
@@ -38,8 +38,7 @@ SAMPLING: Final = ("CAP_PERFMON", "CAP_SYSLOG", "CAP_SYS_PTRACE", "CAP_DAC_READ_
 JOBS: Final[Mapping[str, tuple[str, ...]]] = {
     "kprofiler-ksymbols": ("CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"),
     "kprofiler-modules": ("CAP_SYSLOG", "CAP_DAC_READ_SEARCH"),
-    # /proc/PID/mem is readable only for its owner, even with CAP_SYS_PTRACE.
-    "kprofiler-contexts": ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"),
+    "kprofiler-contexts": CONTEXTS,
     "kprofiler-files": ("CAP_BPF",),
     "kprofiler-python": (
         "CAP_BPF",

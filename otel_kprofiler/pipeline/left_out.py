@@ -8,7 +8,7 @@ from typing import Final
 from otel_kprofiler.sampling import SamplerConfig
 
 _BY_CAPABILITY: Final[Mapping[str, str]] = {
-    "CAP_SYS_PTRACE": "user stacks and names of other users' processes",
+    "CAP_SYS_PTRACE": "user stacks, names and spans of other users' processes",
     "CAP_DAC_READ_SEARCH": "user stacks in files that only their owner may read",
     "CAP_CHECKPOINT_RESTORE": "user stacks in files that were deleted",
 }

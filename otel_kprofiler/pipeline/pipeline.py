@@ -383,6 +383,11 @@ class Pipeline(Generic[SamplerT]):
                 self._all_waits[resource] = self._all_waits.get(resource, NO_WAITS).plus(totals)
         return waits
 
+    def remarks(self) -> list[str]:
+        """Lists what was not read of sampled processes, for reports; one line per reason."""
+        python = self.python.remarks() if self.python else []
+        return python + self.resources.remarks()
+
     def _renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
         renewed = self.resources.renew(resources)
         self._no_longer_self_profiled = {

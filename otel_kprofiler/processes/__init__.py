@@ -1,14 +1,14 @@
 """Attributes samples to processes: identity, Resources and their grain, published contexts."""
 
 from otel_kprofiler.otlp import SCHEMA_URL
-from otel_kprofiler.processes.contexts import (
+from otel_kprofiler.processes.contexts import ProcessContexts
+from otel_kprofiler.processes.grain import Grain, merge_resources
+from otel_kprofiler.processes.published_context import (
     CONTEXT_HEADER,
     CONTEXT_SIGNATURE,
     CONTEXT_VERSION,
-    ProcessContexts,
     read_process_context,
 )
-from otel_kprofiler.processes.grain import Grain, merge_resources
 from otel_kprofiler.processes.resources import (
     SERVICE_SOURCES,
     ProcessResources,

@@ -1,11 +1,4 @@
-"""Reads what processes publish about themselves: process contexts and the environment.
-
-Format and reading protocol: OTEP 4719 (oteps/profiles/4719-process-ctx.md of the OpenTelemetry
-specification), version 2. A mapping with a known name starts with a header of 32 bytes in the
-host's byte order::
-
-    0  signature "OTEL_CTX"    8  version (u32)      12  size of the payload (u32)
-    16 published at (u64, boot time in ns, 0 while it changes)    24  address of the payload
+"""Tracks what processes publish about themselves: process contexts and the environment.
 
 Published attributes are unverified claims of the process.
 """
@@ -13,29 +6,25 @@ Published attributes are unverified claims of the process.
 from __future__ import annotations
 
 import logging
-import os
-import struct
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
 from otel_kprofiler.host import (
     TICK_NS,
-    Access,
     HostFiles,
     ProcessStat,
-    parse_mappings,
-    read_maps,
     read_stat,
 )
 from otel_kprofiler.model import Attributes, AttributeValue, LabelSet, ProcessKey
-from otel_kprofiler.otlp import PROGRAM, ProcessContext, decode_process_context
+from otel_kprofiler.otlp import PROGRAM, ProcessContext
+from otel_kprofiler.processes.denied_contexts import DeniedContexts
 from otel_kprofiler.processes.hanging_processes import HangingProcesses
 from otel_kprofiler.processes.programs import read_program
+from otel_kprofiler.processes.published_context import Published, find_context, opened
 from otel_kprofiler.processes.self_profiled import SELF_PROFILED, TARGET, profiles_itself
 from otel_kprofiler.processes.service_variables import read_environment
 from otel_kprofiler.processes.thread_contexts import (
@@ -46,19 +35,10 @@ from otel_kprofiler.processes.thread_contexts import (
 )
 from otel_kprofiler.text import decode_name
 
-CONTEXT_SIGNATURE: Final = b"OTEL_CTX"
-CONTEXT_VERSION: Final = 2
-CONTEXT_HEADER: Final = struct.Struct("=8sIIQQ")
-MAX_PAYLOAD_BYTES: Final = 16 * 1024
 MAX_VALUES: Final = 128
 """Maximum number of values used from a context, including list items."""
 RESERVED: Final = ("container.", "host.", "k8s.", "otel_kprofiler.", "systemd.")
 """Prefixes of attributes about where a process runs, which are never accepted from the process."""
-_NAMES: Final = ("[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]", "/memfd:OTEL_CTX")
-_TRIES: Final = 4
-_UPDATE_S: Final = 0.0002  # an update takes some microseconds unless preempted
-_END_OF_USER_SPACE: Final = 1 << 63
-
 _FIRST_LOOK_S: Final = 0.5
 _BATCH_S: Final = 0.5
 _ANSWER_TIMEOUT_S: Final = 0.1
@@ -69,22 +49,6 @@ _MAX_KNOWN_BYTES: Final = 16 * 1024 * 1024
 _THREAD: Final = "kprofiler-contexts"
 
 _log = logging.getLogger(__name__)
-
-
-class Published(NamedTuple):
-    """A process context that has been read.
-
-    Attributes:
-        address: address of the header in the publishing process.
-        published_at_ns: timestamp of the context, which changes with every update.
-        size: size of the payload in bytes.
-        context: the decoded payload.
-    """
-
-    address: int
-    published_at_ns: int
-    size: int
-    context: ProcessContext
 
 
 class Claims(NamedTuple):
@@ -115,69 +79,6 @@ class Claims(NamedTuple):
         return size + (self.published.size if self.published else 0)
 
 
-def parse_context_addresses(maps: bytes) -> list[int]:
-    """Returns the start addresses of mappings in ``/proc/PID/maps`` that may contain a context."""
-    if CONTEXT_SIGNATURE not in maps:
-        return []
-    return [
-        mapping.start
-        for mapping in parse_mappings(maps)
-        if mapping.path.startswith(_NAMES) and not mapping.is_executable
-    ]
-
-
-def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessContext | None:
-    """Read the context of a process; None if it has no readable context.
-
-    Reads ``/proc/PID/maps`` and ``/proc/PID/mem``, which needs the right to trace the process
-    (the same user, or CAP_SYS_PTRACE). Never raises, regardless of what the process does.
-
-    Args:
-        pid: the process.
-        files: files of the host.
-    """
-    files = files or Access()
-    try:
-        with _opened(files, f"/proc/{pid}/mem") as memory:
-            published = _find(files, pid, memory, None)
-    except OSError:
-        return None
-    return published.context if published else None
-
-
-def _find(files: HostFiles, pid: int, memory: int, last: Published | None) -> Published | None:
-    """Finds a context at its last address, or at a new one. Raises ``OSError``."""
-    if last:
-        published = _read(memory, last.address, last)
-        if published:
-            return published
-    for address in parse_context_addresses(read_maps(files, pid)):
-        published = _read(memory, address, None)
-        if published:
-            return published
-    return None
-
-
-def _read(memory: int, address: int, last: Published | None) -> Published | None:
-    for attempt in range(_TRIES):
-        if attempt:
-            time.sleep(_UPDATE_S)
-        try:
-            signature, version, size, at_ns, payload_at = _header(memory, address)
-            if signature != CONTEXT_SIGNATURE or version != CONTEXT_VERSION:
-                return None
-            if last and last.published_at_ns == at_ns:
-                return last
-            if not at_ns or not 0 < size <= MAX_PAYLOAD_BYTES or payload_at >= _END_OF_USER_SPACE:
-                continue
-            payload = os.pread(memory, size, payload_at)
-            if _header(memory, address)[3] == at_ns and len(payload) == size:
-                return Published(address, at_ns, size, decode_process_context(payload))
-        except (OSError, ValueError, struct.error):
-            continue  # unmapped, changed while being read, or invalid
-    return None
-
-
 def filter_claims(resource: Attributes) -> dict[str, AttributeValue]:
     """Returns the attributes to use: at most :data:`MAX_VALUES` values, none ``RESERVED``."""
     claims: dict[str, AttributeValue] = {}
@@ -191,24 +92,6 @@ def filter_claims(resource: Attributes) -> dict[str, AttributeValue]:
     return claims
 
 
-def _header(memory: int, address: int) -> tuple[bytes, int, int, int, int]:
-    if address >= _END_OF_USER_SPACE:
-        raise ValueError("not a user-space address")
-    fields: tuple[bytes, int, int, int, int] = CONTEXT_HEADER.unpack(
-        os.pread(memory, CONTEXT_HEADER.size, address)
-    )
-    return fields
-
-
-@contextmanager
-def _opened(files: HostFiles, path: str) -> Iterator[int]:
-    fd = files.open_fd(path)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 class ProcessContexts:
     """Reads the contexts and environments of sampled processes. Thread-safe.
 
@@ -220,6 +103,9 @@ class ProcessContexts:
         first_look_s: delay from :meth:`expect` to the first read, which skips processes that
             exit earlier.
         answer_timeout_s: how long :meth:`look` waits for results.
+
+    Attributes:
+        denied: the processes whose contexts the kernel did not permit to read.
     """
 
     def __init__(
@@ -246,6 +132,7 @@ class ProcessContexts:
         self._thread: threading.Thread | None = None
         self._calls = HangingProcesses(files, _THREAD)
         self._threads: PublishedThreads | None = None
+        self.denied = DeniedContexts(files)
 
     def follow_threads(self, reader: ContextReader) -> None:
         """Register processes that publish thread contexts; call before the first sample."""
@@ -392,6 +279,7 @@ class ProcessContexts:
             published = self._read_context(key, last_published)
         except PermissionError:
             published = None  # reading the environment needs fewer rights
+            self.denied.note(key)
         if last_claims and published and published is last_published:
             return last_claims
         claims = Claims(published, {})
@@ -417,10 +305,10 @@ class ProcessContexts:
         return link.removesuffix(" (deleted)").rpartition("/")[2]
 
     def _read_context(self, key: ProcessKey, last: Published | None) -> Published | None:
-        with _opened(self._files, f"/proc/{key.tgid}/mem") as memory:
+        with opened(self._files, f"/proc/{key.tgid}/mem") as memory:
             # The open descriptor is bound to one process: check that it is the sampled one.
             stat = self._check(key)
-            published = _find(self._files, key.tgid, memory, last)
+            published = find_context(self._files, key.tgid, memory, last)
             if self._threads:
                 extra = published.context.extra if published else {}
                 self._threads.update(key, stat.stack_start, extra, memory)

@@ -366,6 +366,10 @@ class ProcessResources:
         if self._contexts:
             self._contexts.close()
 
+    def remarks(self) -> list[str]:
+        """Lists the processes whose contexts may not be read, for reports; one line per reason."""
+        return self._contexts.denied.remarks() if self._contexts else []
+
     def follow_threads(self, reader: ContextReader) -> None:
         """Read the thread contexts of processes that publish them; call before the first sample."""
         if self._contexts and self._reads_threads:

@@ -18,7 +18,8 @@ from otel_kprofiler.host import (
 from otel_kprofiler.model import Finding, Level
 
 BPF, PERFMON, SYSLOG, ADMIN = 1 << 39, 1 << 38, 1 << 34, 1 << 21
-ALL = BPF | PERFMON | SYSLOG
+PTRACE, SEARCH = 1 << 19, 1 << 2
+ALL = BPF | PERFMON | SYSLOG | PTRACE | SEARCH
 
 
 class FakeHost:
@@ -89,11 +90,11 @@ def test_a_supported_host_has_no_problems_and_each_finding_has_an_observation():
     ("changes", "check", "level"),
     [
         ({"/proc/sys/kernel/osrelease": "5.4.0"}, "kernel", Level.FAIL),
-        ({"effective": PERFMON | SYSLOG}, "CAP_BPF", Level.FAIL),
-        ({"effective": BPF | SYSLOG}, "CAP_PERFMON", Level.FAIL),
+        ({"effective": ALL & ~BPF}, "CAP_BPF", Level.FAIL),
+        ({"effective": ALL & ~PERFMON}, "CAP_PERFMON", Level.FAIL),
         ({"/sys/kernel/security/lockdown": "none integrity [confidentiality]"}, "lockdown",
          Level.FAIL),
-        ({"/proc/sys/kernel/perf_event_paranoid": "3", "effective": BPF | PERFMON | SYSLOG},
+        ({"/proc/sys/kernel/perf_event_paranoid": "3", "effective": ALL},
          "kernel.perf_event_paranoid", Level.FAIL),
         ({"/proc/sys/kernel/perf_event_max_stack": "16"}, "kernel.perf_event_max_stack",
          Level.WARN),
@@ -103,7 +104,7 @@ def test_a_supported_host_has_no_problems_and_each_finding_has_an_observation():
          "module sections", Level.INFO),
         ({"/proc/self/ns/user": "user:[4026532210]"}, "user namespace", Level.FAIL),
         ({"/sys/module/ext4/sections/.text": PermissionError(13, "Permission denied"),
-          "effective": ALL | 1 << 2}, "module sections", Level.INFO),
+          "effective": ALL}, "module sections", Level.INFO),
         ({"/proc/kallsyms": "0000000000000000 T _text\n"}, "kernel symbols", Level.WARN),
         ({"/proc/kallsyms": FileNotFoundError(2, "no")}, "kernel symbols", Level.WARN),
     ],
@@ -120,7 +121,9 @@ def test_missing_btf_is_reported_but_is_not_a_failure():
 
 def test_cap_sys_admin_implies_bpf_and_perfmon_but_not_syslog():
     hidden = "0000000000000000 T _text\n"
-    assert bad(FakeHost(ADMIN, **{"/proc/kallsyms": hidden})) == {"kernel symbols": Level.WARN}
+    assert bad(FakeHost(ADMIN | PTRACE | SEARCH, **{"/proc/kallsyms": hidden})) == {
+        "kernel symbols": Level.WARN
+    }
 
 
 def test_any_single_loader_suffices_but_none_is_a_failure():
@@ -253,13 +256,25 @@ def test_an_invalid_release_is_rejected():
         parse_release("linux")
 
 
+@pytest.mark.parametrize(
+    ("effective", "missing"),
+    [(ALL & ~PTRACE, "CAP_SYS_PTRACE"), (ALL & ~SEARCH, "CAP_DAC_READ_SEARCH")],
+)
+def test_each_capability_for_spans_of_other_users_is_reported_if_missing(effective, missing):
+    result = findings(FakeHost(effective))["spans and service names"]
+    assert result.level is Level.WARN
+    assert result.observed == f"only of this user's processes: {missing} missing"
+    assert f"+{missing.lower().removeprefix('cap_')}" in result.fix
+
+
 def test_lockdown_is_unknown_without_securityfs():
     assert find_lockdown(FakeHost()) is None
     assert find_lockdown(FakeHost(**{"/sys/kernel/security/lockdown": "[none] x"})) == "none"
 
 
 def test_capabilities_kept_while_sampling_are_listed_with_their_purpose():
-    result = {f.check: f for f in doctor(FakeHost())}["kept while sampling"]
+    host = FakeHost(BPF | PERFMON | SYSLOG)
+    result = {f.check: f for f in doctor(host)}["kept while sampling"]
     assert "CAP_PERFMON (sampling CPUs" in result.observed
     assert "CAP_SYS_PTRACE" not in result.observed
     assert "CAP_BPF (BPF programs, after" in result.observed

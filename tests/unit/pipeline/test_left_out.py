@@ -5,7 +5,7 @@ import pytest
 from otel_kprofiler.pipeline import OF_OTHERS, describe_left_out, describe_sampling
 from otel_kprofiler.sampling import OffCpuConfig, SamplerConfig
 
-PTRACE = "user stacks and names of other users' processes (CAP_SYS_PTRACE missing)"
+PTRACE = "user stacks, names and spans of other users' processes (CAP_SYS_PTRACE missing)"
 RESTORE = "user stacks in files that were deleted (CAP_CHECKPOINT_RESTORE missing)"
 
 

@@ -20,7 +20,7 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.model import ON_CPU, ProcessKey, RawSample
 from otel_kprofiler.otlp import ProcessContext, decode_process_context, encode_process_context
 from otel_kprofiler.processes import ProcessContexts, ProcessResources, read_process_context
-from otel_kprofiler.processes.contexts import parse_context_addresses
+from otel_kprofiler.processes.published_context import parse_context_addresses
 from otel_kprofiler.sdk import process_context
 from otel_kprofiler.sdk.process_context import publish_process_context, withdraw_process_context
 from tests.fuse import mounted

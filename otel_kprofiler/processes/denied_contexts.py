@@ -1,0 +1,51 @@
+"""Counts the processes whose contexts this process may not read, by what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from otel_kprofiler.host import CONTEXTS, HostFiles, read_capabilities, read_stat
+from otel_kprofiler.model import ProcessKey
+from otel_kprofiler.text import describe_count
+
+_CAPACITY: Final = 8192
+
+
+class DeniedContexts:
+    """Counts processes with unreadable contexts. One thread notes them; any may read the counts.
+
+    Args:
+        files: files of the host.
+    """
+
+    def __init__(self, files: HostFiles) -> None:
+        self._files = files
+        self._seen: set[ProcessKey] = set()
+        self._counts: Counter[str] = Counter()
+
+    def note(self, key: ProcessKey) -> None:
+        """Count a process once; kernel threads, which publish nothing, are not counted.
+
+        Raises:
+            OSError: the process has exited.
+        """
+        if key in self._seen:
+            return
+        stat = read_stat(self._files, key.tgid)
+        if stat is None or stat.is_kernel_thread:
+            return
+        if len(self._seen) >= _CAPACITY:
+            self._seen.clear()
+        self._seen.add(key)
+        missing = read_capabilities(self._files, "thread-self").missing(CONTEXTS)
+        reason = f"{' and '.join(missing)} missing" if missing else "the kernel forbids it"
+        self._counts[reason] += 1
+
+    def remarks(self) -> list[str]:
+        """Lists the counts for reports; one line per reason."""
+        return [
+            f"spans and service attributes of {describe_count(count, 'process', 'processes')} "
+            f"not read: {reason}"
+            for reason, count in self._counts.copy().items()
+        ]

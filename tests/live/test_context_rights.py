@@ -1,0 +1,84 @@
+"""Spans of native programs read with CAP_BPF and CAP_PERFMON alone."""
+
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.host import Access, read_capabilities
+from otel_kprofiler.otlp import read_profiles
+from tests.public import NOBODY
+from tests.thread_contexts import build, write_payload
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        os.geteuid() != 0
+        or bool(read_capabilities(Access()).missing(["CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE"])),
+        reason="needs root with CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE",
+    ),
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
+]
+TWO = ("--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon")
+SOMEBODY = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
+
+
+@pytest.fixture
+def folder():
+    """A directory that all users can write."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+@pytest.fixture
+def record_as_nobody(folder, public_python):
+    program, _ = build(folder, "descriptor")
+    payload = write_payload(folder)
+
+    def record(user):
+        """The links in a recording of a user's program, and what the command printed."""
+        out = folder / f"{user[1]}.otlp"
+        words = [*user, program, payload, folder / f"{user[1]}.log", "4"]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout.readline() == b"ready\n"
+            done = subprocess.run(
+                [
+                    *NOBODY, *TWO, *public_python.words, "-m", "otel_kprofiler", "record",
+                    "-F", "499", "-d", "6s", "-p", str(process.pid), "-o", out,
+                ],
+                cwd=public_python.root, capture_output=True, text=True, timeout=120,
+            )  # fmt: skip
+            process.kill()
+        assert done.returncode == 0, done.stderr
+        (window,) = read_profiles(str(out))
+        return [sample.link for _, sample in window.samples if sample.link], done.stderr
+
+    return record
+
+
+def test_spans_of_the_same_users_processes_need_no_further_capability(record_as_nobody):
+    links, printed = record_as_nobody(NOBODY)
+    assert len(links) > 20
+    assert "not read" not in printed
+
+
+def test_processes_of_other_users_without_spans_are_counted_with_the_reason(record_as_nobody):
+    links, printed = record_as_nobody(SOMEBODY)
+    assert links == []
+    reason = "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH missing"
+    assert f"spans and service attributes of 1 process not read: {reason}\n" in printed
+
+
+def test_the_doctor_reports_capabilities_missing_for_spans(public_python):
+    command = [*public_python.words, "-m", "otel_kprofiler", "doctor", "--json"]
+    done = subprocess.run([*NOBODY, *TWO, *command], capture_output=True, text=True, timeout=120)
+    findings = {row["check"]: row for row in json.loads(done.stdout)["findings"]}
+    finding = findings["spans and service names"]
+    assert finding["level"] == "warn"
+    assert finding["observed"].endswith("CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH missing")
+    assert "+sys_ptrace" in finding["fix"]
