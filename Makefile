@@ -128,7 +128,7 @@ viewer:  ## the flame graph's page, from viewer/ (needs Node.js)
 bpf:  ## the eBPF objects, byte for byte the committed ones
 	otel_kprofiler/bpf/programs/build.sh
 
-thread-record:  ## the library of thread contexts, byte for byte the committed one (gcc 12, headers of Python 3.11)
+thread-record:  ## the libraries of thread contexts, byte for byte the committed ones (gcc 12, headers of Python 3.11)
 	otel_kprofiler/thread_record/build.sh
 
 test-kernels:  ## the kernel tests in virtual machines: KERNEL=6.12 K=expression

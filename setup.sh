@@ -14,8 +14,8 @@ set -eu
 
 RUN_PACKAGES='python3-venv libbpf1'
 TEST_PACKAGES='clang-14 llvm-14 stress-ng chromium linux-perf iproute2 libcap2-bin python3-bpfcc
-	qemu-system-x86 busybox-static kmod gcc gcc-12 g++ python3-dev binutils dwz make xz-utils
-	openssl musl-tools'
+	qemu-system-x86 qemu-user-static busybox-static kmod gcc gcc-12 gcc-12-aarch64-linux-gnu
+	libc6-dev-arm64-cross g++ python3-dev binutils dwz make xz-utils openssl musl-tools'
 SYSTEM_PYTHON=/usr/bin/python3
 VENV=${VENV:-.venv}
 export PIP_DISABLE_PIP_VERSION_CHECK=1

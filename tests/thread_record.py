@@ -2,11 +2,11 @@
 
 import ctypes
 import importlib.util
+import platform
 from pathlib import Path
 
-LIBRARY = next(
-    Path(importlib.util.find_spec("otel_kprofiler.thread_record").origin).parent.glob("*.so")
-)
+FOLDER = Path(importlib.util.find_spec("otel_kprofiler.thread_record").origin).parent
+LIBRARY = FOLDER / f"_record_{platform.machine()}.abi3.so"
 
 
 def read_record():

@@ -1,10 +1,12 @@
 """Loads the library that publishes the current span of each thread; its source is ``record.c``.
 
-``build.sh`` compiles it, and the result is committed, like the eBPF objects.
+``build.sh`` compiles it for each processor, and the results are committed, like the eBPF objects.
 """
 
 from __future__ import annotations
 
+import importlib
+import platform
 from types import ModuleType
 
 __all__ = ["load"]
@@ -16,7 +18,4 @@ def load() -> ModuleType:
     Raises:
         ImportError: the library does not support this processor or interpreter.
     """
-    from otel_kprofiler.thread_record import _record  # type: ignore[attr-defined]  # noqa: PLC0415
-
-    module: ModuleType = _record
-    return module
+    return importlib.import_module(f"{__name__}._record_{platform.machine()}")

@@ -1,15 +1,28 @@
 #!/bin/sh
-# Compile the module; the result is the same byte for byte from any directory.
-# usage: build.sh [DIRECTORY]   (CC is the pinned compiler, gcc 12; needs the headers of Python 3.11)
+# Compile the module for each processor; the results are the same byte for byte from any directory.
+# usage: build.sh [DIRECTORY]   (needs gcc 12, also for aarch64, and the headers of Python 3.11)
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 output=$(CDPATH= cd -- "${1:-$here}" && pwd)
+include=${PYTHON_INCLUDE:-/usr/include/python3.11}
+headers=$(mktemp -d)
+trap 'rm -r "$headers"' EXIT
+# Debian's pyconfig.h includes that of the processor; what the stable ABI uses of it is the same.
+mkdir "$headers/aarch64-linux-gnu"
+ln -s "/usr/include/x86_64-linux-gnu/${include##*/}" "$headers/aarch64-linux-gnu/"
 cd "$here"
-library=$output/_record.abi3.so
-"${CC:-gcc-12}" -std=gnu11 -O2 -g0 -fPIC -fvisibility=hidden -mtls-dialect=gnu2 -fno-stack-protector \
-	-fcf-protection=none -Wall -Wextra -Werror -ffile-prefix-map="$here"=. \
-	-I "${PYTHON_INCLUDE:-/usr/include/python3.11}" \
-	-shared -nostdlib -Wl,--build-id=none,-z,relro,-z,now,-z,noexecstack,--strip-all \
-	record.c imports.c -o "$library.tmp"
-chmod 644 "$library.tmp"
-mv "$library.tmp" "$library"
+
+compile() { # PROCESSOR COMPILER OPTION...
+	library=$output/_record_$1.abi3.so
+	compiler=$2
+	shift 2
+	"$compiler" "$@" -std=gnu11 -O2 -g0 -fPIC -fvisibility=hidden -fno-stack-protector \
+		-Wall -Wextra -Werror -ffile-prefix-map="$here"=. -I "$include" -I "$headers" \
+		-shared -nostdlib -Wl,--build-id=none,-z,relro,-z,now,-z,noexecstack,--strip-all \
+		record.c imports.c -o "$library.tmp"
+	chmod 644 "$library.tmp"
+	mv "$library.tmp" "$library"
+}
+
+compile x86_64 "${CC_X86_64:-x86_64-linux-gnu-gcc-12}" -mtls-dialect=gnu2 -fcf-protection=none
+compile aarch64 "${CC_AARCH64:-aarch64-linux-gnu-gcc-12}" -mtls-dialect=desc -mno-outline-atomics

@@ -1,7 +1,8 @@
 /* Replaces functions where the libraries of this process import them: in the words that the loader
  * filled with their addresses, by the relocations of each library.
  *
- * Formats: ELF gABI (dynamic section), x86-64 psABI (relocations), dl_iterate_phdr(3).
+ * Formats: ELF gABI (dynamic section), psABIs of x86-64 and AArch64 (relocations),
+ * dl_iterate_phdr(3).
  */
 #define _GNU_SOURCE
 #include "imports.h"
@@ -10,8 +11,15 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
-#define PAGE 4096UL
+#if defined(__x86_64__)
+#define JUMP_SLOT R_X86_64_JUMP_SLOT
+#define GLOB_DAT R_X86_64_GLOB_DAT
+#elif defined(__aarch64__)
+#define JUMP_SLOT R_AARCH64_JUMP_SLOT
+#define GLOB_DAT R_AARCH64_GLOB_DAT
+#endif
 
 extern const char __ehdr_start __attribute__((visibility("hidden"))); /* of this library */
 
@@ -42,7 +50,7 @@ static void *find_replacement(const struct import *import, const char *name)
 /* Writes a word that the loader may have made read-only (RELRO). */
 static void write_word(void **word, void *value, const struct dl_phdr_info *object)
 {
-	uintptr_t page = (uintptr_t)word & ~(PAGE - 1);
+	uintptr_t size = sysconf(_SC_PAGESIZE), page = (uintptr_t)word & ~(size - 1);
 	int is_readonly = 0;
 
 	for (int at = 0; at < object->dlpi_phnum; at++) {
@@ -52,13 +60,13 @@ static void write_word(void **word, void *value, const struct dl_phdr_info *obje
 
 		/* The loader rounds both down: a page that ends behind RELRO stays writable. */
 		if (header->p_type == PT_GNU_RELRO)
-			is_readonly = page >= (start & ~(PAGE - 1)) && page < (end & ~(PAGE - 1));
+			is_readonly = page >= (start & ~(size - 1)) && page < (end & ~(size - 1));
 	}
-	if (is_readonly && mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE))
+	if (is_readonly && mprotect((void *)page, size, PROT_READ | PROT_WRITE))
 		return; /* a security module forbids it: what this library does goes unnoticed */
 	__atomic_store_n(word, value, __ATOMIC_RELEASE);
 	if (is_readonly)
-		mprotect((void *)page, PAGE, PROT_READ);
+		mprotect((void *)page, size, PROT_READ);
 }
 
 /* glibc has addresses in the dynamic section of a loaded library, musl offsets. */
@@ -106,7 +114,7 @@ static void replace_in(const struct dl_phdr_info *object, const ElfW(Dyn) *dynam
 			unsigned int type = ELF64_R_TYPE(entry->r_info);
 			void *function, **word = (void **)(object->dlpi_addr + entry->r_offset);
 
-			if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT)
+			if (type != JUMP_SLOT && type != GLOB_DAT)
 				continue;
 			function = find_replacement(
 				imports, names + symbols[ELF64_R_SYM(entry->r_info)].st_name);

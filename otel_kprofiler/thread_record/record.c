@@ -4,7 +4,7 @@
  * otel_thread_ctx_v1 points to the record of the thread, and is null outside of spans.
  *
  * A module with CPython's stable ABI. It needs no library: the interpreter that loads it has
- * Python's functions and memcpy, so one file serves glibc and musl. Only the main interpreter of a
+ * Python's functions and those of its C library, so one file serves glibc and musl. Only the main interpreter of a
  * process uses it, under the GIL.
  */
 #define PY_SSIZE_T_CLEAN
@@ -547,11 +547,19 @@ static PyMethodDef functions[] = {
 	{"count_failures", count_failures, METH_NOARGS, "Spans that could not be read."},
 	{NULL, NULL, 0, NULL}};
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_record",
+#if defined(__x86_64__)
+#define NAME "_record_x86_64"
+#define INIT PyInit__record_x86_64
+#elif defined(__aarch64__)
+#define NAME "_record_aarch64"
+#define INIT PyInit__record_aarch64
+#endif
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, NAME,
 				    "Publishes the current span of each thread.", -1, functions,
 				    NULL, NULL, NULL, NULL};
 
-EXPORTED PyObject *PyInit__record(void)
+EXPORTED PyObject *INIT(void)
 {
 	name_context = PyUnicode_InternFromString("_context");
 	name_get_span_context = PyUnicode_InternFromString("get_span_context");

@@ -93,7 +93,7 @@ def test_a_disabled_sdk_publishes_nothing():
 def test_the_log_explains_once_why_spans_are_not_published():
     log = run(
         """
-        sys.modules["otel_kprofiler.thread_record._record"] = None
+        sys.modules["otel_kprofiler.thread_record._record_x86_64"] = None
         profiler = KernelProfiler.from_env().start()
         profiler.start()
         assert "no library for x86_64" in profiler.stats()["thread_contexts"]["problem"]

@@ -4,22 +4,25 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
 import pytest
 
 import otel_kprofiler
-from tests.thread_record import LIBRARY
+from tests.thread_record import FOLDER
 
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.skipif(os.uname().machine != "x86_64", reason="the library is for x86-64"),
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="interpreters are for x86-64"),
 ]
+LIBRARIES = sorted(FOLDER.glob("*.so"))
 SCENARIOS = Path(__file__).with_name("scenarios.py")
 ROOT = Path(otel_kprofiler.__file__).parents[1]
 
@@ -52,26 +55,72 @@ def test_the_record_always_matches_the_current_span(name):
         assert 0 < linked <= checked
 
 
-def test_the_library_build_is_reproducible(tmp_path):
-    version = (
-        shutil.which("gcc-12")
-        and subprocess.check_output(["gcc-12", "-dumpfullversion"], text=True).strip()
+EMULATED = [
+    "nested", "threads", "contexts", "begin_in_a_context", "begin_after_a_failure", "loop",
+    "interrupts", "fork", "attributes", "endpoints", "ends", "subinterpreters",
+    "start_in_a_subinterpreter",
+]  # fmt: skip
+"""Scenarios without C code of other packages; qemu leaves MADV_DONTFORK out, as `c_fork` needs."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", EMULATED)
+def test_the_record_of_arm64_always_matches_the_current_span(name):
+    """`KPROFILER_ARM64_ROOT` is the root of a system for arm64 with Python 3.11 or later."""
+    qemu, root = shutil.which("qemu-aarch64-static"), os.environ.get("KPROFILER_ARM64_ROOT")
+    if not qemu or not root:
+        pytest.skip("needs qemu-user-static and KPROFILER_ARM64_ROOT, a root for arm64")
+    path = ":".join((str(ROOT), sysconfig.get_path("purelib")))
+    done = subprocess.run(
+        [qemu, "-L", root, f"{root}/usr/bin/python3", SCENARIOS, name],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        timeout=300,
     )
-    if version != "12.2.0" or not Path("/usr/include/python3.11/Python.h").exists():
-        pytest.skip("needs gcc 12.2.0 and the headers of Python 3.11")
+    assert done.returncode == 0, done.stderr
+    checked, linked = map(int, done.stdout.split())
+    assert 0 <= linked <= checked
+    assert linked or name in {"attributes", "endpoints"}
+
+
+def test_the_library_build_is_reproducible(tmp_path):
+    compilers = ("x86_64-linux-gnu-gcc-12", "aarch64-linux-gnu-gcc-12")
+    if any(read_version(compiler) != "12.2.0" for compiler in compilers):
+        pytest.skip("needs gcc 12.2.0 for x86-64 and arm64")
+    if not Path("/usr/include/python3.11/Python.h").exists():
+        pytest.skip("needs the headers of Python 3.11")
     for name in ("record.c", "imports.c", "imports.h", "build.sh"):
-        shutil.copy(LIBRARY.with_name(name), tmp_path)
+        shutil.copy(FOLDER / name, tmp_path)
     subprocess.run([tmp_path / "build.sh"], cwd="/", check=True)
-    assert (tmp_path / LIBRARY.name).read_bytes() == LIBRARY.read_bytes()
+    for library in LIBRARIES:
+        assert (tmp_path / library.name).read_bytes() == library.read_bytes()
 
 
-def test_the_library_has_no_dependencies_and_exports_the_variable():
+def read_version(compiler):
+    if shutil.which(compiler) is None:
+        return None
+    return subprocess.check_output([compiler, "-dumpfullversion"], text=True).strip()
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+def test_the_library_has_no_dependencies_and_exports_the_variable(library):
     if shutil.which("readelf") is None:
         pytest.skip("needs readelf")
-    text = subprocess.check_output(["readelf", "-dW", "-r", "--dyn-syms", LIBRARY], text=True)
+    text = subprocess.check_output(["readelf", "-dW", "-r", "--dyn-syms", library], text=True)
     assert "(NEEDED)" not in text
-    assert "R_X86_64_TLSDESC" in text
+    assert re.search(r"R_(X86_64|AARCH64)_TLSDESC .* otel_thread_ctx_v1", text)
     assert any("TLS" in line and line.endswith(" otel_thread_ctx_v1") for line in text.splitlines())
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+def test_the_library_needs_only_python_and_functions_of_every_c_library(library):
+    if shutil.which("readelf") is None:
+        pytest.skip("needs readelf")
+    text = subprocess.check_output(["readelf", "-W", "--dyn-syms", library], text=True)
+    needed = {line.split()[-1] for line in text.splitlines() if " UND " in line}
+    others = {name for name in needed if not name.startswith(("Py", "_Py"))} - {"UND"}
+    assert others <= {"dl_iterate_phdr", "getpid", "memcpy", "mprotect", "syscall", "sysconf"}
 
 
 APPLICATION = """
