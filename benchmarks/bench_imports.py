@@ -13,8 +13,6 @@ kept = KernelSymbolizer.live(Access())
 """
 _METRICS = """
 import otel_kprofiler.agent.metrics
-from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-from opentelemetry.sdk.metrics import MeterProvider
 """
 _UEVENTS = """
 from otel_kprofiler.host import Uevents

@@ -120,7 +120,7 @@ PACKAGES = {
     ),
     "agent": Package(
         "The agent: life cycle, reload, health, limits, own metrics",
-        "clock config delivery errors export host late model pipeline processes redact "
+        "clock config delivery errors export host late model otlp pipeline processes "
         "repeats sampling serving stopping symbols text version",
     ),
     "thread_record": Package("The library in C that publishes the current span of each thread"),

@@ -1,4 +1,4 @@
-"""The agent's own metrics, sent by opentelemetry-sdk and opentelemetry-exporter-otlp.
+"""The agent's own metrics, collected by opentelemetry-sdk and sent as profiles are.
 
 Names follow the semantic conventions: ``process.*``, and ``otel.sdk.*`` for processors and
 exporters, by analogy with spans, log records and metric data points, since the conventions do not
@@ -7,6 +7,7 @@ cover profiles yet. Metrics without a counterpart are named ``kprofiler.*``.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import platform
@@ -14,9 +15,8 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, cast
+from typing import Any, Final
 
-import grpc
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import (
@@ -29,10 +29,18 @@ from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler.agent.cpu_time import CpuTime
 from otel_kprofiler.agent.memory import read_resident_bytes
-from otel_kprofiler.export import ClientSettings, ExportResult, advise_plain_text
+from otel_kprofiler.export import (
+    METRICS,
+    ClientSettings,
+    ExportResult,
+    OtlpSender,
+    Verdict,
+    advise_plain_text,
+    open_client,
+)
 from otel_kprofiler.host import coarse_timers
 from otel_kprofiler.model import Account, ExporterAccount, LossCause, Losses
-from otel_kprofiler.redact import Secrets
+from otel_kprofiler.otlp import encode_metrics
 from otel_kprofiler.version import __version__
 
 _BY_EXPORTER: Final = (LossCause.REJECTED, LossCause.RETRIES_EXHAUSTED, LossCause.WRITE_FAILED)
@@ -40,7 +48,7 @@ _KIND: Final = "kprofiler.sample.kind"
 _COARSE: Final = "kprofiler.coarse"
 _DURATIONS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
-_NO_PIPELINE: Final = (grpc.StatusCode.UNIMPLEMENTED, 404)
+_NO_PIPELINE: Final = frozenset({"UNIMPLEMENTED", "404"})
 _ADVICE: Final = (
     "; give the receiver a metrics pipeline, or set service.telemetry.metrics.level: none"
 )
@@ -81,7 +89,7 @@ class SelfMetrics:
         with _no_environment():
             readers = [
                 PeriodicExportingMetricReader(
-                    _WarnsOnce(name, _open_exporter(settings), _secrets(settings)),
+                    _Exporter(name, _open_client(name, settings)),
                     export_interval_millis=interval_s * 1000,
                     export_timeout_millis=settings.timeout_s * 1000,
                 )
@@ -230,132 +238,58 @@ def _resource(attributes: Mapping[str, Any]) -> Resource:
     )
 
 
-def _secrets(settings: ClientSettings) -> Secrets:
-    return Secrets([settings.endpoint, settings.proxy_url or ""], settings.headers)
-
-
 @coarse_timers()  # gRPC's threads poll
-def _open_exporter(settings: ClientSettings) -> MetricExporter:
-    gzip = settings.compression == "gzip"
-    tls = settings.tls
-    if settings.protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (  # noqa: PLC0415
-            OTLPMetricExporter,
-        )
-
-        from otel_kprofiler.export import parse_endpoint, proxy_options  # noqa: PLC0415
-
-        target, secure = parse_endpoint(settings.endpoint, insecure=tls.insecure)
-        ca, certificate, key = tls.read() if secure else (None, None, None)
-        return OTLPMetricExporter(
-            target,
-            insecure=not secure,
-            credentials=grpc.ssl_channel_credentials(ca, key, certificate) if secure else None,
-            headers=dict(settings.headers),
-            timeout=settings.timeout_s,
-            compression=grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression,
-            channel_options=cast("Any", proxy_options(settings.proxy_url or "")),
-        )
-    return _open_http(settings, gzip=gzip)
-
-
-def _open_http(settings: ClientSettings, *, gzip: bool) -> MetricExporter:
-    import requests  # noqa: PLC0415 - not needed for gRPC
-    from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
-        OTLPMetricExporter,
+def _open_client(name: str, settings: ClientSettings) -> OtlpSender:
+    return open_client(
+        dataclasses.replace(
+            settings,
+            protocol="grpc" if settings.protocol == "grpc" else "http/protobuf",
+            exact=False,
+            proxy_url=settings.proxy_url or "",
+            development_version="",
+        ),
+        name,
+        signal=METRICS,
     )
 
-    session = requests.Session()
-    session.trust_env = False
-    if settings.proxy_url:
-        session.proxies = {"http": settings.proxy_url, "https": settings.proxy_url}
-    exporter = OTLPMetricExporter(
-        settings.endpoint.rstrip("/") + "/v1/metrics",
-        certificate_file=settings.tls.ca_file,
-        client_key_file=settings.tls.key_file,
-        client_certificate_file=settings.tls.cert_file,
-        headers=dict(settings.headers),
-        timeout=settings.timeout_s,
-        compression=Compression.Gzip if gzip else Compression.NoCompression,
-        session=session,
-    )
-    if settings.tls.insecure_skip_verify:
-        session.verify = False
-    return exporter
 
+class _Exporter(MetricExporter):
+    """Sends metrics once per interval, since the next values replace lost ones.
 
-class _WarnsOnce(MetricExporter):
-    """Warns once, with the reason, that metrics do not arrive; the SDK would warn every time.
-
-    An unreachable receiver and a missing metrics pipeline are separate warnings.
+    Warns once, with the reason, that metrics do not arrive. An unreachable receiver and a missing
+    metrics pipeline are separate warnings.
     """
 
-    def __init__(self, name: str, inner: MetricExporter, secrets: Secrets) -> None:
-        super().__init__(inner._preferred_temporality, inner._preferred_aggregation)  # noqa: SLF001
+    def __init__(self, name: str, client: OtlpSender) -> None:
+        super().__init__()
         self._name = name
-        self._inner = inner
-        self._secrets = secrets
+        self._client = client
         self._warned: set[bool] = set()  # by whether the receiver has no metrics pipeline
-        self._reason = _Reason()
 
     def export(
-        self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any
+        self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any
     ) -> MetricExportResult:
-        self._reason.begin()
-        result = self._inner.export(metrics_data, timeout_millis, **kwargs)
-        failed = result is not MetricExportResult.SUCCESS
-        if not failed:
+        request = encode_metrics(metrics_data)
+        answer = self._client.send_once(request, timeout_millis / 1000)
+        if answer.verdict is Verdict.ACCEPTED:
             self._warned.clear()
-        elif self._reason.no_pipeline not in self._warned:
-            self._warned.add(self._reason.no_pipeline)
-            advice = _ADVICE if self._reason.no_pipeline else ""
-            text = self._secrets.redact(advise_plain_text(self._reason.text))
+            return MetricExportResult.SUCCESS
+        no_pipeline = answer.status in _NO_PIPELINE
+        if no_pipeline not in self._warned:
+            self._warned.add(no_pipeline)
+            advice = _ADVICE if no_pipeline else ""
+            text = advise_plain_text(answer.message)
             _log.warning(
-                "%s: the agent's own metrics do not arrive: %s%s (logged once)",
-                self._name, text, advice, extra={"subject": f"{self._name}{advice}"},
+                "%s: the agent's own metrics do not arrive: %s: %s%s (logged once)",
+                self._name, answer.status, text, advice, extra={"subject": f"{self._name}{advice}"},
             )  # fmt: skip
-        return result
+        return MetricExportResult.FAILURE
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
-        return self._inner.force_flush(timeout_millis)
+        return self._client.force_flush(timeout_millis)
 
-    def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
-        self._inner.shutdown(timeout_millis, **kwargs)
-        self._reason.close()
-
-
-class _Reason(logging.Handler):
-    """Captures the last reason that the SDK's exporter logs in the exporting thread.
-
-    Attributes:
-        text: the reason.
-        no_pipeline: whether the receiver is reachable but accepts no metrics.
-    """
-
-    _logger = logging.getLogger("opentelemetry.exporter.otlp")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._thread: int | None = None
-        self.text, self.no_pipeline = "unknown reason", False
-        self._logger.propagate = False
-        self._logger.addHandler(self)
-
-    def begin(self) -> None:
-        """Capture this thread's records; keep the last reason, which the SDK does not repeat."""
-        self._thread = threading.get_ident()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Capture the reason; records with fewer arguments have none."""
-        args = record.args if isinstance(record.args, tuple) else ()
-        if len(args) > 1 and record.thread == self._thread:
-            self.text = record.getMessage()
-            self.no_pipeline = any(arg in _NO_PIPELINE for arg in args)
-
-    def close(self) -> None:
-        self._logger.removeHandler(self)
-        super().close()
+    def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:
+        self._client.shutdown(timeout_millis)
 
 
 @contextmanager

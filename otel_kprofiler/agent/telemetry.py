@@ -66,7 +66,7 @@ class Telemetry:
         self.close()
         self._settings = settings
         if wanted:
-            from otel_kprofiler.agent.metrics import SelfMetrics  # noqa: PLC0415 - 7 MB
+            from otel_kprofiler.agent.metrics import SelfMetrics  # noqa: PLC0415 - 2 MB
 
             self._metrics = SelfMetrics(
                 receivers,

@@ -74,7 +74,7 @@ def _ask(address: str) -> Answer:
     with _grpc_silenced():
         exporter = _open(address)
     try:
-        return exporter.probe(encode_empty(exporter.form), _PROBE_S)
+        return exporter.send_once(encode_empty(exporter.form), _PROBE_S)
     finally:
         exporter.shutdown(0)
 

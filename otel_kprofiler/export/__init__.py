@@ -16,7 +16,15 @@ from otel_kprofiler.export.base import (
     ProfileExporter,
     is_wholly_lost,
 )
-from otel_kprofiler.export.client import DEFAULT_MAX_BYTES, ClientSettings, Protocol, Tls
+from otel_kprofiler.export.client import (
+    DEFAULT_MAX_BYTES,
+    METRICS,
+    PROFILES,
+    ClientSettings,
+    Protocol,
+    Signal,
+    Tls,
+)
 from otel_kprofiler.export.debug import DebugExporter, Verbosity
 from otel_kprofiler.export.exporter_settings import (
     DebugSettings,
@@ -44,12 +52,14 @@ from otel_kprofiler.export.spool import Spool
 from otel_kprofiler.late import late_names
 
 if TYPE_CHECKING:
-    from otel_kprofiler.export.grpc import OtlpGrpcExporter, parse_endpoint, proxy_options
+    from otel_kprofiler.export.grpc import OtlpGrpcExporter
     from otel_kprofiler.export.http import OtlpHttpExporter
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
     "DEFAULT_QUEUE_SIZE",
+    "METRICS",
+    "PROFILES",
     "Answer",
     "ClientSettings",
     "DebugExporter",
@@ -73,6 +83,7 @@ __all__ = [
     "QueueSettings",
     "RetryPolicy",
     "Rotation",
+    "Signal",
     "Spool",
     "SpoolSettings",
     "Tls",
@@ -82,8 +93,6 @@ __all__ = [
     "exporter_from_environment",
     "is_wholly_lost",
     "open_client",
-    "parse_endpoint",
-    "proxy_options",
     "read_settings",
     "speaks_no_tls",
 ]
@@ -91,8 +100,6 @@ __all__ = [
 _LATE = {
     "OtlpGrpcExporter": "grpc",
     "OtlpHttpExporter": "http",
-    "parse_endpoint": "grpc",
-    "proxy_options": "grpc",
 }
 
 __getattr__ = late_names(__name__, _LATE)

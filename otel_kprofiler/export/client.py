@@ -15,6 +15,34 @@ from otel_kprofiler.otlp import DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER
 DEFAULT_MAX_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
 """gRPC's default limit of 4 MiB after decompression, minus a margin for headers."""
 
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A kind of OTLP data (OTLP specification, "OTLP/gRPC" and "OTLP/HTTP Request").
+
+    Attributes:
+        method: gRPC method that exports it.
+        path: HTTP path below the endpoint.
+        missing: explanation if a receiver has no such method or path.
+    """
+
+    method: str
+    path: str
+    missing: str
+
+
+PROFILES: Final = Signal(
+    "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export",
+    "/v1development/profiles",
+    "it does not receive OTLP profiles; an OpenTelemetry Collector does when it is started with"
+    " --feature-gates=service.profilesSupport and its otlp receiver is in a profiles pipeline",
+)
+METRICS: Final = Signal(
+    "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+    "/v1/metrics",
+    "it does not receive OTLP metrics",
+)
+
 Protocol = Literal["grpc", "http/protobuf", "http/json"]
 Compression = Literal["gzip", "none"]
 GRPC_ENDPOINT: Final = "http://localhost:4317"

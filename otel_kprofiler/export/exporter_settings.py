@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from otel_kprofiler.export.client import GRPC_ENDPOINT, HTTP_ENDPOINT, ClientSettings
+from otel_kprofiler.export.client import (
+    GRPC_ENDPOINT,
+    HTTP_ENDPOINT,
+    PROFILES,
+    ClientSettings,
+    Signal,
+)
 from otel_kprofiler.export.debug import DebugExporter, Verbosity
 from otel_kprofiler.export.file import FileExporter, Rotation
 from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE
@@ -97,12 +103,13 @@ class OtlpSettings(ExporterSettings):
         return open_client(self.client, name)
 
 
-def open_client(client: ClientSettings, name: str = "") -> OtlpSender:
+def open_client(client: ClientSettings, name: str = "", *, signal: Signal = PROFILES) -> OtlpSender:
     """Open the exporter of a protocol, and import its transport.
 
     Args:
         client: settings.
         name: component id; empty for the name of the exporter's type.
+        signal: kind of data that is sent.
 
     Raises:
         ExportError: the endpoint, a header, the compression or a TLS file is unusable.
@@ -111,11 +118,11 @@ def open_client(client: ClientSettings, name: str = "") -> OtlpSender:
         from otel_kprofiler.export.grpc import OtlpGrpcExporter  # noqa: PLC0415 - 20 MB
 
         client = replace(client, endpoint=client.endpoint or GRPC_ENDPOINT)
-        return OtlpGrpcExporter(client, name=name or "otlp_grpc")
+        return OtlpGrpcExporter(client, name=name or "otlp_grpc", signal=signal)
     from otel_kprofiler.export.http import OtlpHttpExporter  # noqa: PLC0415 - 9 MB
 
     client = replace(client, endpoint=client.endpoint or HTTP_ENDPOINT)
-    return OtlpHttpExporter(client, name=name or "otlp_http")
+    return OtlpHttpExporter(client, name=name or "otlp_http", signal=signal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

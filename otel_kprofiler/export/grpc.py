@@ -17,12 +17,17 @@ import grpc
 from grpc import StatusCode
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export.client import GRPC_ENDPOINT, ClientOptions, ClientSettings
+from otel_kprofiler.export.client import (
+    GRPC_ENDPOINT,
+    PROFILES,
+    ClientOptions,
+    ClientSettings,
+    Signal,
+)
 from otel_kprofiler.export.partial_success import parse_partial_success
 from otel_kprofiler.export.retry import Answer, Verdict
 from otel_kprofiler.export.sender import (
     MAX_RESPONSE_BYTES,
-    NO_PROFILES_PIPELINE,
     OtlpSender,
     user_agent,
 )
@@ -30,7 +35,6 @@ from otel_kprofiler.export.tls_files import TlsFiles
 from otel_kprofiler.model import Batch
 from otel_kprofiler.redact import Secrets, redact_address
 
-METHOD: Final = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
 RETRYABLE: Final = frozenset(
     {
         StatusCode.CANCELLED,
@@ -84,6 +88,7 @@ class OtlpGrpcExporter(OtlpSender):
     Args:
         endpoint: receiver, or all settings.
         name: component id.
+        signal: kind of data that is sent.
         options: other settings; see :class:`ClientSettings`.
 
     Raises:
@@ -95,6 +100,7 @@ class OtlpGrpcExporter(OtlpSender):
         endpoint: str | ClientSettings = GRPC_ENDPOINT,
         *,
         name: str = "otlp_grpc",
+        signal: Signal = PROFILES,
         **options: Unpack[ClientOptions],
     ) -> None:
         if isinstance(endpoint, str):
@@ -105,6 +111,7 @@ class OtlpGrpcExporter(OtlpSender):
         super().__init__(
             name,
             settings,
+            signal=signal,
             endpoint=redact_address(target),
             secrets=Secrets([target, proxy_url], settings.headers),
         )
@@ -114,7 +121,7 @@ class OtlpGrpcExporter(OtlpSender):
             _open_channel,
             target,
             self._tls_files,
-            (*_OPTIONS, ("grpc.primary_user_agent", user_agent()), *proxy_options(proxy_url)),
+            (*_OPTIONS, ("grpc.primary_user_agent", user_agent()), *_proxy_options(proxy_url)),
             compresses=settings.does_compress(),
         )
         self._lock = threading.Lock()
@@ -127,7 +134,9 @@ class OtlpGrpcExporter(OtlpSender):
         if self._tls_files and self._tls_files.renew():
             self._reopen()
         # No serializers: batches are sent byte for byte.
-        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(METHOD)
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
+            self._signal.method
+        )
         try:
             response = call(body, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
@@ -181,7 +190,7 @@ def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
     return url.netloc, secure
 
 
-def proxy_options(proxy_url: str) -> Options:
+def _proxy_options(proxy_url: str) -> Options:
     """Returns the options of a channel through this proxy, or through no proxy if it is empty.
 
     By default, gRPC uses the environment's proxy, which then sees the metadata of plain-text
@@ -218,8 +227,6 @@ def _failed(error: grpc.RpcError) -> Answer:
         return Answer(Verdict.TOO_LARGE, code.name, message, max_bytes=limit)
     if code in RETRYABLE or (code is StatusCode.RESOURCE_EXHAUSTED and delay is not None):
         return Answer(Verdict.RETRY, code.name, message, delay_s=delay)
-    if code is StatusCode.UNIMPLEMENTED:
-        message = f"{NO_PROFILES_PIPELINE} ({message})"
     return Answer(Verdict.REFUSED, code.name, message)
 
 

@@ -22,7 +22,14 @@ from requests.auth import HTTPBasicAuth
 
 from otel_kprofiler.abortable import SILENCED, AbortableAdapter, PlainSession
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export.client import HTTP_ENDPOINT, ClientOptions, ClientSettings, Protocol
+from otel_kprofiler.export.client import (
+    HTTP_ENDPOINT,
+    PROFILES,
+    ClientOptions,
+    ClientSettings,
+    Protocol,
+    Signal,
+)
 from otel_kprofiler.export.http_answer import (
     CONTENT_TYPES,
     Body,
@@ -35,7 +42,6 @@ from otel_kprofiler.export.tls_files import TlsFiles
 from otel_kprofiler.model import Batch, Form
 from otel_kprofiler.redact import Secrets, redact_address
 
-PATH: Final = "/v1development/profiles"
 _BROKEN: Final = (
     requests.ConnectionError,
     requests.Timeout,
@@ -52,6 +58,7 @@ class OtlpHttpExporter(OtlpSender):
         endpoint: receiver, or all settings.
         form: form of the requests; by default protobuf, or that of the settings.
         name: component id.
+        signal: kind of data that is sent.
         exact: use ``endpoint`` unchanged, without the signal's path.
         options: other settings; see :class:`ClientSettings`.
 
@@ -66,18 +73,22 @@ class OtlpHttpExporter(OtlpSender):
         form: Form = Form.PROTOBUF,
         exact: bool = False,
         name: str = "otlp_http",
+        signal: Signal = PROFILES,
         **options: Unpack[ClientOptions],
     ) -> None:
         if isinstance(endpoint, str):
             protocol: Protocol = "http/json" if form is Form.JSON else "http/protobuf"
             endpoint = ClientSettings(protocol=protocol, endpoint=endpoint, exact=exact)
         settings = dataclasses.replace(endpoint, **options)
-        self._url, auth = parse_endpoint(settings.endpoint, join=not settings.exact)
+        self._url, auth = parse_endpoint(
+            settings.endpoint, path="" if settings.exact else signal.path
+        )
         proxy_url, tls = settings.proxy_url, settings.tls
         proxies = [proxy_url] if proxy_url is not None else getproxies().values()
         super().__init__(
             name,
             settings,
+            signal=signal,
             endpoint=redact_address(self._url),
             secrets=Secrets([settings.endpoint, *proxies], settings.headers),
         )
@@ -173,8 +184,8 @@ class OtlpHttpExporter(OtlpSender):
         self._session.close()
 
 
-def parse_endpoint(endpoint: str, *, join: bool) -> tuple[str, HTTPBasicAuth | None]:
-    """Returns address without credentials, and credentials; ``join`` appends the signal's path.
+def parse_endpoint(endpoint: str, *, path: str) -> tuple[str, HTTPBasicAuth | None]:
+    """Returns address without credentials, with ``path`` appended, and credentials.
 
     Raises:
         ExportError: not an http or https address with a host.
@@ -192,8 +203,8 @@ def parse_endpoint(endpoint: str, *, join: bool) -> tuple[str, HTTPBasicAuth | N
         )
     userinfo, _, host = url.netloc.rpartition("@")
     auth = HTTPBasicAuth(*map(unquote, userinfo.partition(":")[::2])) if userinfo else None
-    path = url.path.rstrip("/") + PATH if join else url.path
-    return url._replace(netloc=host, path=path).geturl(), auth
+    full_path = url.path.rstrip("/") + path if path else url.path
+    return url._replace(netloc=host, path=full_path).geturl(), auth
 
 
 def _read_body(response: requests.Response) -> Body:

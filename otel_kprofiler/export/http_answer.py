@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.export.partial_success import PartialSuccess, parse_partial_success
 from otel_kprofiler.export.retry import Answer, Verdict
-from otel_kprofiler.export.sender import MAX_RESPONSE_BYTES, NO_PROFILES_PIPELINE
+from otel_kprofiler.export.sender import MAX_RESPONSE_BYTES
 from otel_kprofiler.model import Form
 
 RETRYABLE: Final = frozenset({429, 502, 503, 504})
@@ -81,8 +81,6 @@ def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Fo
         return Answer(Verdict.TOO_LARGE, name, message)
     if 300 <= status < 400:
         message = "redirects are not followed; give the final address as the endpoint"
-    elif status == 404:
-        message = f"{NO_PROFILES_PIPELINE} ({message})" if message else NO_PROFILES_PIPELINE
     return Answer(Verdict.REFUSED, name, message)
 
 

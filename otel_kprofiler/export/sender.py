@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from otel_kprofiler.export.base import ExportResult, Part, ProfileExporter, sum_results
-from otel_kprofiler.export.client import ClientSettings
+from otel_kprofiler.export.client import ClientSettings, Signal
 from otel_kprofiler.export.request_size import RequestSize
 from otel_kprofiler.export.retry import Answer, Verdict, attempt_until_settled
 from otel_kprofiler.export.tls_files import TlsFiles, find_fix
@@ -25,10 +25,8 @@ from otel_kprofiler.version import __version__
 
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 """Maximum response size (OTLP specification, "Response size limits")."""
-NO_PROFILES_PIPELINE = (
-    "it does not receive OTLP profiles; an OpenTelemetry Collector does when it is started with"
-    " --feature-gates=service.profilesSupport and its otlp receiver is in a profiles pipeline"
-)
+_NO_SUCH_SIGNAL = frozenset({"UNIMPLEMENTED", "404"})
+"""Statuses of receivers that do not know the signal's method or path."""
 _NO_TLS = (
     "the receiver speaks no TLS at this port: set tls: {insecure: true}"
     " (OTEL_EXPORTER_OTLP_INSECURE=true), or write its address with http://"
@@ -64,14 +62,22 @@ class OtlpSender(ProfileExporter, abc.ABC):
     Args:
         name: component id.
         settings: what both transports share: form, size limit, time limit, retries.
+        signal: kind of data that is sent.
         endpoint: receiver, for messages; without credentials.
         secrets: removed from all messages of receivers and libraries.
     """
 
     def __init__(
-        self, name: str, settings: ClientSettings, *, endpoint: str, secrets: Secrets
+        self,
+        name: str,
+        settings: ClientSettings,
+        *,
+        signal: Signal,
+        endpoint: str,
+        secrets: Secrets,
     ) -> None:
         self.name = name
+        self._signal = signal
         self.endpoint = endpoint
         self._secrets = secrets
         self.form = settings.form
@@ -195,8 +201,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 extra={"subject": f"{self.name} size"},
             )  # fmt: skip
 
-    def probe(self, request: bytes, timeout_s: float) -> Answer:
-        """Send a request once, to test whether the receiver accepts profiles; logs nothing.
+    def send_once(self, request: bytes, timeout_s: float) -> Answer:
+        """Send a request once, neither counted nor logged.
 
         Args:
             request: a request without samples, in this exporter's form.
@@ -245,7 +251,11 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return f"{message}: {fix}" if fix else message
 
     def _clean(self, answer: Answer) -> Answer:
-        message, problem = map(self._clean_text, (answer.message, answer.unreadable))
+        message = answer.message
+        if answer.status in _NO_SUCH_SIGNAL:
+            missing = self._signal.missing
+            message = f"{missing} ({message})" if message else missing
+        message, problem = map(self._clean_text, (message, answer.unreadable))
         return answer._replace(message=message, unreadable=problem)
 
     def _clean_text(self, text: str) -> str:

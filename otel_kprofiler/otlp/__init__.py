@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.otlp.decode import decode_windows, read_profiles
     from otel_kprofiler.otlp.decode_tables import find_profile_kind
     from otel_kprofiler.otlp.message_limit import refuse_many_messages
+    from otel_kprofiler.otlp.metrics import encode_metrics
     from otel_kprofiler.otlp.nameless import Nameless, NamelessFile, Naming, name_locations
     from otel_kprofiler.otlp.negative import refuse_negative_values
     from otel_kprofiler.otlp.payloads import DamagedProfilesError, parse_payloads, read_file
@@ -93,6 +94,7 @@ __all__ = [
     "divide_batch",
     "encode_empty",
     "encode_message",
+    "encode_metrics",
     "encode_process_context",
     "encode_window",
     "find_profile_kind",
@@ -120,6 +122,7 @@ _LATE: Final = {
     "decode_windows": "decode",
     "divide_batch": "split",
     "encode_message": "split",
+    "encode_metrics": "metrics",
     "find_profile_kind": "decode_tables",
     "name_locations": "nameless",
     "parse_payloads": "payloads",

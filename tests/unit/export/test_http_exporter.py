@@ -546,16 +546,20 @@ def test_mutual_tls_authenticates_the_client(
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "join", "url"),
+    ("endpoint", "path", "url"),
     [
-        ("http://host:4318", True, "http://host:4318/v1development/profiles"),
-        ("http://host:4318/", True, "http://host:4318/v1development/profiles"),
-        ("https://host/otlp/", True, "https://host/otlp/v1development/profiles"),
-        ("https://user:pw@host/x?key=1", False, "https://host/x?key=1"),
+        ("http://host:4318", "/v1development/profiles", "http://host:4318/v1development/profiles"),
+        ("http://host:4318/", "/v1/metrics", "http://host:4318/v1/metrics"),
+        (
+            "https://host/otlp/",
+            "/v1development/profiles",
+            "https://host/otlp/v1development/profiles",
+        ),
+        ("https://user:pw@host/x?key=1", "", "https://host/x?key=1"),
     ],
 )
-def test_endpoints_are_parsed(endpoint, join, url):
-    assert parse_endpoint(endpoint, join=join)[0] == url
+def test_endpoints_are_parsed(endpoint, path, url):
+    assert parse_endpoint(endpoint, path=path)[0] == url
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import struct
 
-from otel_kprofiler.export.grpc import METHOD
+from otel_kprofiler.export import PROFILES
 
 DATA, HEADERS, RESET, SETTINGS = 0, 1, 3, 4
 END_HEADERS = 4
@@ -21,7 +21,7 @@ _FIELDS = b"".join(
     for name, value in {
         b":method": b"POST",
         b":scheme": b"http",
-        b":path": METHOD.encode(),
+        b":path": PROFILES.method.encode(),
         b":authority": b"x",
         b"te": b"trailers",
         b"content-type": b"application/grpc",

@@ -20,8 +20,8 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 )
 
 from otel_kprofiler.errors import HostError, KProfilerError
-from otel_kprofiler.export import OtlpGrpcExporter, OtlpHttpExporter, RetryPolicy
-from otel_kprofiler.export.grpc import METHOD, parse_retry_delay
+from otel_kprofiler.export import PROFILES, OtlpGrpcExporter, OtlpHttpExporter, RetryPolicy
+from otel_kprofiler.export.grpc import parse_retry_delay
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
@@ -93,7 +93,7 @@ def receivers(opened, intake):
     return opened[1]
 
 
-def call(receivers, body, method=METHOD, **options):
+def call(receivers, body, method=PROFILES.method, **options):
     """The response over gRPC, or the error that it is."""
     with grpc.insecure_channel(
         f"127.0.0.1:{receivers[0].port}", [("grpc.max_send_message_length", -1)]
@@ -477,7 +477,7 @@ def test_calls_above_the_limit_get_a_retry_delay(receivers, intake, monkeypatch)
     monkeypatch.setattr("otel_kprofiler.viewing.grpc_receiver.MOST_CALLS", 4)
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.5)
     with intake._lock, grpc.insecure_channel(f"127.0.0.1:{receivers[0].port}") as channel:
-        export = channel.unary_unary(METHOD)
+        export = channel.unary_unary(PROFILES.method)
         calls = [export.future(payload(), timeout=60) for _ in range(8)]
         errors = [call.exception(60) for call in calls]
     assert "too many calls wait" in [error.details() for error in errors]

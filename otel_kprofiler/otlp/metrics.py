@@ -1,0 +1,126 @@
+"""Writes metrics of opentelemetry-sdk as protobuf, without loading protobuf.
+
+The SDK's encoder loads protobuf, and the SDK's trace and log parts, which the agent does not use
+otherwise: 5 MB. Field numbers: opentelemetry/proto/metrics/v1/metrics.proto and
+opentelemetry/proto/common/v1/common.proto. Default values are omitted.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from opentelemetry.sdk.metrics.export import (
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+
+from otel_kprofiler.otlp.protobuf import key_value
+from otel_kprofiler.otlp.wire import delimited, double, fixed64, varint
+from otel_kprofiler.otlp.writer import KeyValue
+
+_GAUGE: Final = b"\x2a"
+_SUM: Final = b"\x3a"
+_HISTOGRAM: Final = b"\x4a"
+
+
+def encode_metrics(metrics: MetricsData) -> bytes:
+    """Encode an ``ExportMetricsServiceRequest`` of sums, gauges and histograms.
+
+    Raises:
+        TypeError: a metric is of another type.
+    """
+    return _repeated(b"\x0a", map(_resource_metrics, metrics.resource_metrics))
+
+
+def _resource_metrics(group: ResourceMetrics) -> bytes:
+    return (
+        delimited(b"\x0a", _attributes(b"\x0a", group.resource.attributes))
+        + _repeated(b"\x12", map(_scope_metrics, group.scope_metrics))
+        + _text(b"\x1a", group.resource.schema_url)
+    )
+
+
+def _scope_metrics(group: ScopeMetrics) -> bytes:
+    scope = group.scope
+    described = _text(b"\x0a", scope.name) + _text(b"\x12", scope.version or "")
+    return (
+        delimited(b"\x0a", described + _attributes(b"\x1a", scope.attributes or {}))
+        + _repeated(b"\x12", map(_metric, group.metrics))
+        + _text(b"\x1a", scope.schema_url or "")
+    )
+
+
+def _metric(metric: Metric) -> bytes:
+    names = (
+        _text(b"\x0a", metric.name)
+        + _text(b"\x12", metric.description or "")
+        + _text(b"\x1a", metric.unit or "")
+    )
+    data = metric.data
+    if isinstance(data, Sum):
+        kind = b"\x10" + varint(data.aggregation_temporality)
+        kind += b"\x18\x01" if data.is_monotonic else b""
+        return names + delimited(_SUM, _repeated(b"\x0a", map(_number, data.data_points)) + kind)
+    if isinstance(data, Gauge):
+        return names + delimited(_GAUGE, _repeated(b"\x0a", map(_number, data.data_points)))
+    if isinstance(data, Histogram):
+        kind = b"\x10" + varint(data.aggregation_temporality)
+        points = _repeated(b"\x0a", map(_distribution, data.data_points))
+        return names + delimited(_HISTOGRAM, points + kind)
+    raise TypeError(f"{metric.name}: a metric of the type {type(data).__name__}")
+
+
+def _number(point: NumberDataPoint) -> bytes:
+    # Zeros are written, because the field determines the type.
+    value = (
+        b"\x31" + struct.pack("<q", point.value)
+        if isinstance(point.value, int)
+        else b"\x21" + double(point.value)
+    )
+    return _times(point) + value + _attributes(b"\x3a", point.attributes)
+
+
+def _distribution(point: HistogramDataPoint) -> bytes:
+    counts, bounds = point.bucket_counts, point.explicit_bounds
+    return (
+        _times(point)
+        + (b"\x21" + fixed64(point.count) if point.count else b"")
+        + (b"\x29" + double(point.sum))
+        + _packed(b"\x32", f"<{len(counts)}Q", counts)
+        + _packed(b"\x3a", f"<{len(bounds)}d", bounds)
+        + _attributes(b"\x4a", point.attributes)
+        + (b"\x59" + double(point.min) + b"\x61" + double(point.max))
+    )
+
+
+def _times(point: NumberDataPoint | HistogramDataPoint) -> bytes:
+    start = point.start_time_unix_nano
+    return (b"\x11" + fixed64(start) if start else b"") + b"\x19" + fixed64(point.time_unix_nano)
+
+
+def _attributes(tag: bytes, attributes: Mapping[str, Any] | None) -> bytes:
+    return b"".join(
+        [tag + key_value(KeyValue(key, value)) for key, value in (attributes or {}).items()]
+    )
+
+
+def _repeated(tag: bytes, messages: Iterable[bytes]) -> bytes:
+    return b"".join([delimited(tag, message) for message in messages])
+
+
+def _text(tag: bytes, text: str) -> bytes:
+    return delimited(tag, text.encode()) if text else b""
+
+
+def _packed(tag: bytes, layout: str, numbers: Iterable[float]) -> bytes:
+    body = struct.pack(layout, *numbers)
+    return delimited(tag, body) if body else b""
