@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import logging
+import math
 import socket
 import sys
 import threading
@@ -22,6 +23,9 @@ MAX_CONNECTIONS: Final = 16
 MAX_HEADER_BYTES: Final = 32 << 10
 """Maximum total size of a request's headers; proxies forward at most 8 to 16 KiB."""
 _FREE_WAIT_S: Final = 2.0
+_LOOK_S: Final = 0.2
+_STALLED_S: Final = 1.0
+_PIECE_BYTES: Final = 64 << 10
 
 _log = logging.getLogger(__name__)
 _log.addFilter(RepeatFilter())  # clients control how often connections break
@@ -59,7 +63,9 @@ class HttpServer(ThreadingHTTPServer):
         self.timeout_s = timeout_s
         self._name = name
         self._open: dict[socket.socket, float] = {}  # by connection: its deadline; oldest first
-        self._answering: set[socket.socket] = set()
+        # By connection whose request was read: when its client last read a piece of the response;
+        # infinite until the first one.
+        self._answering: dict[socket.socket, float] = {}
         self._changed = threading.Condition()
         if ":" in self.host:
             self.address_family = socket.AF_INET6
@@ -81,14 +87,20 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection; at the limit, close the oldest whose request was not read yet."""
+        """Serve a connection; at the limit, close one that waits for its client.
+
+        That is the oldest whose request was not read yet, else the one whose client has not read
+        on for the longest time.
+        """
+        until = time.monotonic() + _FREE_WAIT_S
         with self._changed:
-            if len(self._open) >= MAX_CONNECTIONS:
-                idle = (request for request in self._open if request not in self._answering)
-                if (oldest := next(idle, None)) is not None:
-                    _break_off(oldest)
-                self._changed.wait_for(lambda: len(self._open) < MAX_CONNECTIONS, _FREE_WAIT_S)
-            is_free = len(self._open) < MAX_CONNECTIONS
+            while not (is_free := len(self._open) < MAX_CONNECTIONS):
+                now = time.monotonic()
+                if now >= until:
+                    break
+                if (waiting := self._find_waiting(now)) is not None:
+                    _break_off(waiting)
+                self._changed.wait(min(until - now, _LOOK_S))
             if is_free:
                 self._open[request] = time.monotonic() + self.timeout_s
         if is_free:
@@ -97,20 +109,34 @@ class HttpServer(ThreadingHTTPServer):
             self._warn("connection refused: %d are open", MAX_CONNECTIONS)
             self.shutdown_request(request)
 
+    def _find_waiting(self, now: float) -> socket.socket | None:
+        idle = next((request for request in self._open if request not in self._answering), None)
+        if idle is not None or not self._answering:
+            return idle
+        slowest = min(self._answering, key=self._answering.__getitem__)
+        return slowest if now - self._answering[slowest] >= _STALLED_S else None
+
     def keep(self, request: socket.socket) -> None:
         """Keep a connection open whose request was read, however many clients connect.
 
-        It ends with its response, or at its deadline, because clients may read slowly.
+        It ends with its response, at its deadline, or once its client stops reading while others
+        wait.
         """
         with self._changed:
             if request in self._open:
-                self._answering.add(request)
+                self._answering[request] = math.inf
+
+    def note_progress(self, request: socket.socket) -> None:
+        """Note that a piece of a response can be sent: its client reads."""
+        with self._changed:
+            if request in self._answering:
+                self._answering[request] = time.monotonic()
 
     def shutdown_request(self, request: Any) -> None:
         """Forget a connection; called regardless of how it ends."""
         with self._changed:
             self._open.pop(request, None)
-            self._answering.discard(request)
+            self._answering.pop(request, None)
             self._changed.notify_all()
         super().shutdown_request(request)
 
@@ -166,6 +192,14 @@ class HttpHandler(BaseHTTPRequestHandler):
         if is_parsed and self.headers.get("Content-Length", "0") == "0":
             self.server.keep(self.connection)
         return is_parsed
+
+    def send_body(self, body: bytes) -> None:
+        """Send the body of a response; the handler's ``timeout`` holds for each 64 KiB."""
+        rest = memoryview(body)
+        while rest:
+            self.server.note_progress(self.connection)
+            self.wfile.write(rest[:_PIECE_BYTES])
+            rest = rest[_PIECE_BYTES:]
 
     def is_named(self, *names: str) -> bool:
         """Returns whether ``Host`` is an address, ``localhost``, the endpoint's host or in names.

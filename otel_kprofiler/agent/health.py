@@ -80,4 +80,4 @@ class _Handler(HttpHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
-        self.wfile.write(body)
+        self.send_body(body)

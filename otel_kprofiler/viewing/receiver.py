@@ -268,7 +268,7 @@ class _Handler(HttpHandler):
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             self.send_header("Retry-After", str(RETRY_S))
         self.end_headers()
-        self.wfile.write(body)
+        self.send_body(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send the reason as ``google.rpc.Status``."""

@@ -198,7 +198,7 @@ class _Handler(HttpHandler):
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", "GET")
         self.end_headers()
-        self.wfile.write(body)
+        self.send_body(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send the reason as JSON, which the page shows."""

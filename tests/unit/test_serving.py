@@ -101,6 +101,36 @@ def test_slow_clients_end_no_answer_that_is_read_slowly():
         assert answer.read().endswith(body)
 
 
+@contextlib.contextmanager
+def reading_slowly(port, count):
+    """Clients that request a large answer and read only its status."""
+    with contextlib.ExitStack() as clients:
+        made = []
+        for _ in range(count):
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+            client.sendall(b"GET /profile.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = client.makefile("rb")
+            assert answer.readline().split()[1] == b"200"
+            made.append(answer)
+        yield made
+
+
+def test_clients_that_stop_reading_give_way_to_others():
+    body = b" " * (32 << 20)
+    with (
+        contextlib.closing(PageServer("127.0.0.1:0", "<p>", lambda _: [body])) as server,
+        reading_slowly(find_port(server), 1) as [reader],
+        reading_slowly(find_port(server), MAX_CONNECTIONS - 1) as stalled,
+    ):
+        read = bytearray()
+        for _ in range(MAX_CONNECTIONS // 2):
+            time.sleep(0.2)  # others have been silent for longer
+            read += reader.read(1 << 20)
+            assert status(find_port(server), b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n") == 405
+        assert (read + reader.read()).endswith(body)
+        assert any(len(answer.read()) < len(body) for answer in stalled)
+
+
 def test_a_health_check_that_takes_long_is_answered_among_slow_clients(monkeypatch):
     monkeypatch.setattr(health, "CONNECTION_TIMEOUT_S", 120)  # the machine may be busy
     begun, go_on, statuses = threading.Event(), threading.Event(), []
