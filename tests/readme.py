@@ -1,4 +1,4 @@
-"""The README's commands."""
+"""The README's commands, configurations and code."""
 
 import re
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 README = Path(__file__).parents[1] / "README.md"
 
 
-def command_below(heading: str) -> str:
-    """The first block of commands below a heading that begins so."""
+def block_below(heading: str, language: str = "sh") -> str:
+    """The first block in a language, by default of commands, below a heading that begins so."""
     _, _, section = README.read_text().partition(f"\n## {heading}")
     match = re.search(
-        r"^```sh\n(.*?)\n```$", section.partition("\n## ")[0], re.DOTALL | re.MULTILINE
+        rf"^```{language}\n(.*?)\n```$", section.partition("\n## ")[0], re.DOTALL | re.MULTILINE
     )
-    assert match, f"no commands below {heading}"
+    assert match, f"no block of {language} below {heading}"
     return match[1]

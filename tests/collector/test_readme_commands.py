@@ -15,7 +15,7 @@ from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
 from tests.collector.roots import ENVIRON, Root, find_certificates, make_archive
 from tests.collector.units import ROOT
-from tests.readme import command_below
+from tests.readme import block_below
 
 TOOLS = ("mmdebstrap", "git", "unshare", "nsenter", "chroot")
 SOME_TESTS = "tests/unit/test_layers.py tests/live/test_doctor.py"
@@ -73,7 +73,7 @@ def run_commands(root, headings, home, user, *path):
     for heading in headings:
         script = (
             f"export PATH={':'.join([*path, ENVIRON['PATH']])} PYTEST_ADDOPTS='{SOME_TESTS}'\n"
-            f"cd /{home}/clone\n{command_below(heading)}"
+            f"cd /{home}/clone\n{block_below(heading)}"
         )
         words = ["sh", "-c", script] if user == "root" else ["runuser", "-u", user, "--", "sh"]
         said.append(root.run(*words, *([] if user == "root" else ["-c", script])))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme import command_below
+from tests.readme import block_below
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/installation.md").read_text()
@@ -311,5 +311,5 @@ def test_every_error_is_documented():
 
 
 def test_readme_commands_run_the_setup_script():
-    assert command_below("Try it").startswith("./setup.sh otel-kprofiler record ")
-    assert command_below("Run the tests") == "./setup.sh --tests make test"
+    assert block_below("Try it").startswith("./setup.sh otel-kprofiler record ")
+    assert block_below("Run the tests") == "./setup.sh --tests make test"

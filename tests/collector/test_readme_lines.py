@@ -1,0 +1,144 @@
+"""The README's lines for services and fleets: agent, embedded profiler and a Collector on a host.
+
+The lines run as the README has them, in a network of their own where its ports are free. The
+Collector has one further exporter, which passes on what arrives.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.collector.conftest import NEWEST, build
+from tests.collector.units import ROOT
+from tests.readme import block_below
+
+TOOLS = ("unshare", "nsenter", "ip")
+LOAD = """
+import os
+def sort_orders():
+    return sorted(map(str, range(9999)))
+def list_orders():
+    return [os.listdir("/proc/self/task") for _ in range(999)]
+while True:
+    sort_orders(), list_orders()
+"""
+RECEIVER = """
+import signal, sys
+from pathlib import Path
+from tests.collector.conftest import FileReceiver
+print(FileReceiver({"profiles": Path(sys.argv[1])}).url, flush=True)
+signal.pause()
+"""
+FURTHER = """
+exporters:
+  otlp_http: {{endpoint: "{url}", compression: none, encoding: json}}
+service: {{pipelines: {{profiles: {{exporters: [debug, otlp_http]}}}}}}
+"""
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.usefixtures("sampling_host"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not all(map(shutil.which, TOOLS)),
+        reason=f"needs root and {', '.join(TOOLS)} for a network with free ports",
+    ),
+]
+
+
+@pytest.fixture
+def start():
+    """Function: start a command in a network of the test; all end with the test."""
+    holder = ["unshare", "--net", "sh", "-c", "ip link set lo up && echo ready && exec sleep inf"]
+    with contextlib.ExitStack() as stack:
+
+        def run(*words, **options):
+            process = subprocess.Popen(words, start_new_session=True, **options)
+            stack.callback(process.wait)
+            stack.callback(os.killpg, process.pid, signal.SIGKILL)
+            return process
+
+        network = run(*holder, stdout=subprocess.PIPE, text=True)
+        with network.stdout:
+            assert network.stdout.readline() == "ready\n"
+        yield lambda *words, **options: run(
+            "nsenter", "-t", str(network.pid), "-n", "--", *words, **options
+        )
+
+
+@pytest.fixture
+def arrived(start, tmp_path):
+    """File of what the README's Collector receives, which ``otelcol`` in ``bin`` passes on."""
+    path = tmp_path / "profiles.jsonl"
+    receiver = [sys.executable, "-c", RECEIVER, path]
+    with start(*receiver, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout as out:
+        url = out.readline().strip()
+    (tmp_path / "further.yaml").write_text(FURTHER.format(url=url))
+    otelcol = tmp_path / "bin/otelcol"
+    otelcol.parent.mkdir()
+    otelcol.write_text(f'#!/bin/sh\nexec {build(NEWEST)} "$@" --config {tmp_path}/further.yaml\n')
+    otelcol.chmod(0o755)
+    (otelcol.parent / "otel-kprofiler").symlink_to(Path(sys.executable).parent / "otel-kprofiler")
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    return path
+
+
+def wait_for(seen, arrived, log, samples_of, seconds=120):
+    """Samples that arrived, once a condition on them holds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        lines = arrived.read_bytes().splitlines(keepends=True)
+        samples = samples_of([json.loads(line) for line in lines if line.endswith(b"\n")])
+        if seen(samples):
+            return samples
+        assert time.monotonic() < deadline, (len(samples), log.read_text()[-3000:])
+        time.sleep(1)
+
+
+def summarize(samples):
+    """Numbers of samples by service, whether they have kernel frames, and named function."""
+    counts = Counter()
+    for resource, _, _, _, frames, *_ in samples:
+        service = dict(resource).get("service.name", "")
+        counts[service, any(file == "vmlinux" for file, _, _ in frames)] += 1
+        counts.update({(service, name) for _, _, names in frames for name in names})
+    return counts
+
+
+def has_all_of(service):
+    """Condition: user and kernel time of a service, with names of Python and kernel functions."""
+    functions = ("sort_orders", "list_orders", "do_syscall_64")
+    wanted = [(service, side) for side in (False, True, *functions)]
+    return lambda samples: all(map(summarize(samples).__getitem__, wanted))
+
+
+def test_agent_and_service_arrive_in_the_collector_as_the_readme_says(
+    start, arrived, tmp_path, samples_of
+):
+    environ = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    log = tmp_path / "log"
+    (tmp_path / "agent.yaml").write_text(block_below("On a fleet", "yaml"))
+    (tmp_path / "shop.py").write_text(LOAD)
+    (tmp_path / "orders.py").write_text(block_below("In a service", "python") + LOAD)
+    with open(log, "wb") as file:
+        options = {"cwd": tmp_path, "stdout": file, "stderr": subprocess.STDOUT}
+        start("sh", "-c", block_below("On a fleet"), env=environ, **options)
+        for name in ("shop", "orders"):
+            started = {**environ, "OTEL_SERVICE_NAME": name}
+            start("nice", sys.executable, f"{name}.py", env=started, **options)
+
+        def all_seen(samples):
+            return has_all_of("shop")(samples) and has_all_of("orders")(samples)
+
+        samples = wait_for(all_seen, arrived, log, samples_of)
+    for resource, *_ in samples:  # processes that ended before they could be read have no name
+        assert ("process.executable.name" in dict(resource)) <= ("service.name" in dict(resource))
+    assert "kernel and user stacks" in log.read_text()  # the agent's first line
