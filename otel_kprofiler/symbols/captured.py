@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Mapping
 from io import BytesIO
+from itertools import islice, takewhile
 
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import create_memfd
@@ -40,6 +42,7 @@ class CapturedFiles:
             else:
                 os.stat(local)
                 self._paths[host_path] = local
+        self._ordered = sorted(self._files)
 
     def open_fd(self, path: str) -> int:
         """Open a file for reading; the caller closes the descriptor. Raises like ``read_bytes``."""
@@ -79,10 +82,10 @@ class CapturedFiles:
         local = self._local(path)
         if local is not None:
             return sorted(os.listdir(local))
-        start = len(path) + 1
-        names = {
-            name[start:].partition("/")[0] for name in self._files if name.startswith(path + "/")
-        }
+        folder = path + "/"
+        first = bisect_left(self._ordered, folder)
+        inside = takewhile(lambda name: name.startswith(folder), islice(self._ordered, first, None))
+        names = {name[len(folder) :].partition("/")[0] for name in inside}
         if not names:
             raise FileNotFoundError(2, os.strerror(2), path)
         return sorted(names)
