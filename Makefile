@@ -32,7 +32,7 @@ pythons:  ## interpreters that Debian has not, for tests of Python frames (needs
 	if command -v go >/dev/null; then $(BIN)/python -m tests.fetch_pythons; fi
 
 test-fast:  ## unit tests without processes, sockets, compilers or privileges: half a minute
-	$(PYTEST) -q -n 2 --dist loadfile -m 'not system' tests/unit
+	$(PYTEST) -q -n 2 --dist loadfile -m 'not system and not long' tests/unit
 
 test: pythons  ## all tests that this machine can run but the long ones, two files at a time
 	$(PYTEST) -n 2 --dist loadfile -m 'not long'

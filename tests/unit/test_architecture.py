@@ -1,15 +1,12 @@
 """The tables of docs/architecture.md agree with the code."""
 
 import ast
-import functools
 import re
-from pathlib import Path
 
-import otel_kprofiler
 from otel_kprofiler.agent.agent_settings import FIXED_AT_START
 from tests.packages import PAGE
+from tests.sources import PACKAGE, syntax_trees
 
-ROOT = Path(otel_kprofiler.__file__).parent
 FOREIGN_THREADS = {"MainThread", "OtelPeriodicExportingMetricReader", "Thread-N"}
 BOOT_AND_UNIX = {"time", "time_ns", "clock_gettime", "clock_gettime_ns"}
 
@@ -20,14 +17,6 @@ def rows(heading: str, first: str) -> list[list[str]]:
     table = section.partition(f"\n| {first} |")[2].partition("\n\n")[0]
     assert table, f"no such table: {heading}"
     return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
-
-
-@functools.cache
-def trees() -> list[tuple[str, ast.Module]]:
-    return [
-        (str(path.relative_to(ROOT)), ast.parse(path.read_text()))
-        for path in sorted(ROOT.rglob("*.py"))
-    ]
 
 
 def text_of(node: ast.expr, tree: ast.Module) -> str:
@@ -50,11 +39,18 @@ def text_of(node: ast.expr, tree: ast.Module) -> str:
     raise AssertionError(f"not a text: {ast.unparse(node)}")
 
 
+def is_thread(function: ast.expr) -> bool:
+    match function:
+        case ast.Attribute(value=ast.Name(id="threading"), attr="Thread"):
+            return True
+    return False
+
+
 def test_every_thread_is_documented():
     results = set()
-    for path, tree in trees():
+    for path, tree in syntax_trees().items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "threading.Thread":
+            if isinstance(node, ast.Call) and is_thread(node.func):
                 names = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
                 assert names, f"{path}:{node.lineno}: a thread without a name"
                 results.add(text_of(names[0], tree))
@@ -63,12 +59,12 @@ def test_every_thread_is_documented():
 
 def test_every_reader_of_boot_time_and_unix_time_is_documented():
     results = {
-        path
-        for path, tree in trees()
+        str(path.relative_to(PACKAGE))
+        for path, tree in syntax_trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
-        and ast.unparse(node.value) == "time"
         and node.attr in BOOT_AND_UNIX
+        and ast.unparse(node.value) == "time"
     }
     listed = {one for row in rows("Time", "Clock") for one in re.findall(r"`(\S+\.py)`", row[2])}
     assert listed == results
@@ -76,7 +72,7 @@ def test_every_reader_of_boot_time_and_unix_time_is_documented():
 
 def test_every_metric_of_the_agent_is_documented():
     results = set()
-    tree = ast.parse((ROOT / "agent" / "metrics.py").read_text())
+    tree = syntax_trees()[PACKAGE / "agent" / "metrics.py"]
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("meter.create_"):
             results.add(text_of(node.args[0], tree))
@@ -97,4 +93,4 @@ def test_every_key_that_needs_a_restart_is_documented():
 
 def test_documented_files_exist():
     for path in re.findall(r"`([a-z_]+(?:/[a-z_.]+)+)`", PAGE.read_text()):
-        assert (ROOT / path).exists() or (PAGE.parents[1] / path).exists(), path
+        assert (PACKAGE / path).exists() or (PAGE.parents[1] / path).exists(), path

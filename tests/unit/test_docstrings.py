@@ -2,9 +2,9 @@
 
 import ast
 import re
-from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "otel_kprofiler"
+from tests.sources import syntax_trees
+
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -27,9 +27,9 @@ def find_parameters(node):
     return {item.arg for item in ast.walk(node.args) if isinstance(item, ast.arg)}
 
 
-def find_wrong(source):
+def find_wrong(tree):
     """Parameters that docstrings describe and that do not exist."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, FUNCTIONS | ast.ClassDef):
             names = set(find_described(ast.get_docstring(node)))
             if wrong := names - find_parameters(node):
@@ -37,7 +37,7 @@ def find_wrong(source):
 
 
 def test_every_described_parameter_exists():
-    wrong = {path.name: list(find_wrong(path.read_text())) for path in PACKAGE.rglob("*.py")}
+    wrong = {path: list(find_wrong(tree)) for path, tree in syntax_trees().items()}
     assert {name: items for name, items in wrong.items() if items} == {}
 
 
@@ -51,8 +51,8 @@ DESCRIPTION = '''"""Reads.
 
 
 def test_a_renamed_parameter_is_detected():
-    assert list(find_wrong(f"def read(path, size, *more):\n    {DESCRIPTION}")) == [
-        ("read", {"limit"})
-    ]
+    renamed = f"def read(path, size, *more):\n    {DESCRIPTION}"
+    assert list(find_wrong(ast.parse(renamed))) == [("read", {"limit"})]
     made = "def __init__(self, path, limit, *more): ..."
-    assert list(find_wrong(f"class Reader:\n    {DESCRIPTION}\n    {made}")) == []
+    right = f"class Reader:\n    {DESCRIPTION}\n    {made}"
+    assert list(find_wrong(ast.parse(right))) == []

@@ -11,41 +11,32 @@ from pathlib import Path
 
 import pytest
 
-import otel_kprofiler
 from tests.packages import MODULES, PACKAGES, PAGE, modules, page
-
-ROOT = Path(otel_kprofiler.__file__).parent
-
-
-@functools.cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+from tests.sources import PACKAGE, syntax_trees
 
 
 @functools.cache
 def public_names(package: tuple[str, ...]) -> set[str]:
     """Names in the ``__all__`` of a package."""
-    path = ROOT.joinpath(*package, "__init__.py")
-    if not path.exists():
-        return set()
+    tree = syntax_trees().get(PACKAGE.joinpath(*package, "__init__.py"))
     return {
         name
-        for node in parse(path).body
+        for node in (tree.body if tree else ())
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
         for name in ast.literal_eval(node.value)
     }
 
 
-def own_imports(path: Path) -> list[str]:
+def own_imports(path: Path, tree: ast.Module) -> list[str]:
     """Dotted names below the package that a file imports, with the imported names resolved."""
     results = []
-    for node in ast.walk(parse(path)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             if (node.module or "").split(".")[0] == "otel_kprofiler":
                 base = tuple((node.module or "").split(".")[1:])
                 for alias in node.names:
-                    inner = ROOT.joinpath(*base, alias.name)
+                    inner = PACKAGE.joinpath(*base, alias.name)
                     is_module = alias.name not in public_names(base) and (
                         inner.is_dir() or inner.with_suffix(".py").exists()
                     )
@@ -63,10 +54,10 @@ def own_imports(path: Path) -> list[str]:
 def imports_by_package() -> dict[str, set[str]]:
     """Dotted names that each package imports from others."""
     results: dict[str, set[str]] = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        package = path.relative_to(ROOT).with_suffix("").parts[0]
+    for path, tree in syntax_trees().items():
+        package = path.relative_to(PACKAGE).with_suffix("").parts[0]
         names = results.setdefault(package, set())
-        names |= {name for name in own_imports(path) if name.split(".")[0] != package}
+        names |= {name for name in own_imports(path, tree) if name.split(".")[0] != package}
     return results
 
 
@@ -95,17 +86,17 @@ def test_the_table_has_no_cycles():
 def test_there_are_no_import_cycles():
     """Imports within functions count; those for type checkers only do not."""
     graph = {}
-    for path in ROOT.rglob("*.py"):
+    for path, tree in syntax_trees().items():
         if path.stem != "__init__":
-            imported = set(imports_at_run_time(parse(path)))
-            graph[".".join(path.relative_to(ROOT).with_suffix("").parts)] = imported
+            imported = set(imports_at_run_time(tree))
+            graph[".".join(path.relative_to(PACKAGE).with_suffix("").parts)] = imported
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 def test_no_module_is_long():
     assert not [
-        f"{path.relative_to(ROOT)}: {lines} lines"
-        for path in ROOT.rglob("*.py")
+        f"{path.relative_to(PACKAGE)}: {lines} lines"
+        for path in syntax_trees()
         if (lines := len(path.read_text().splitlines())) >= 450
     ]
 
@@ -118,7 +109,7 @@ def imports_at_run_time(node: ast.AST) -> Iterator[str]:
         if isinstance(child, ast.ImportFrom) and (child.module or "").startswith("otel_kprofiler."):
             base = child.module.partition(".")[2]
             for name in (base, *(f"{base}.{alias.name}" for alias in child.names)):
-                if ROOT.joinpath(*name.split(".")).with_suffix(".py").exists():
+                if PACKAGE.joinpath(*name.split(".")).with_suffix(".py").exists():
                     yield name
         yield from imports_at_run_time(child)
 

@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+from tests.sources import PACKAGE, syntax_trees
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/troubleshooting.md").read_text()
 PACKAGES = ("agent", "bpf", "cli", "export", "host", "sampling")
@@ -26,15 +28,11 @@ def text_of(node):
     return "…"
 
 
-def source_trees(*packages):
-    for package in packages or ("",):
-        for path in (ROOT / "otel_kprofiler" / package).rglob("*.py"):
-            yield ast.parse(path.read_text())
-
-
 def error_texts():
     results = set()
-    for tree in source_trees(*PACKAGES):
+    for path, tree in syntax_trees().items():
+        if path.relative_to(PACKAGE).parts[0] not in PACKAGES:
+            continue
         for node in ast.walk(tree):
             name = getattr(getattr(node, "func", None), "id", None)
             if isinstance(node, ast.Call) and name in ERRORS and node.args:
@@ -56,7 +54,7 @@ def test_every_documented_message_exists():
     """Each fragment between two … occurs in one message of the package."""
     messages = {
         text_of(node)
-        for tree in source_trees()
+        for tree in syntax_trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant | ast.JoinedStr)
         if isinstance(node, ast.JoinedStr) or isinstance(node.value, str)

@@ -8,6 +8,7 @@ import pytest
 
 from otel_kprofiler.interpreters import InterpreterRefused, Refusal, open_own
 from otel_kprofiler.interpreters.proof import prove
+from tests.further import further
 from tests.interpreters import VERSIONS, find_missing, find_pythons
 
 _PROVE = "from otel_kprofiler.interpreters import open_own; print(open_own().interpreter.version)"
@@ -92,9 +93,10 @@ def threads_that_come_and_go():
             starter.join()
 
 
-def test_threads_may_start_and_exit_during_verification():
+@pytest.mark.parametrize("times", [40, *further(200)])
+def test_threads_may_start_and_exit_during_verification(times):
     with threads_that_come_and_go():
-        for _ in range(200):
+        for _ in range(times):
             open_own()
 
 

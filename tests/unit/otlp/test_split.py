@@ -202,14 +202,16 @@ def divided(batch, limit):
 def test_a_divided_batch_holds_each_sample_once_and_its_account_in_each_part(
     form, limit, attributes
 ):
-    (batch,) = encode_window(two_kinds(), form=form, attributes=attributes).batches
+    samples = 10 if limit == 1 else 40
+    window = two_kinds(samples)
+    (batch,) = encode_window(window, form=form, attributes=attributes).batches
     parts = divided(batch, limit)
     if limit == 1:
-        assert [part.sample_count for part in parts] == [1] * 480
+        assert [part.sample_count for part in parts] == [1] * 12 * samples
     else:
         assert all(len(part.payload) <= limit for part in parts)
     counts = sum((part.sample_counts for part in parts), SampleCounts())
-    assert counts == batch.sample_counts == {"on_cpu": 240, "off_cpu": 240}
+    assert counts == batch.sample_counts == {"on_cpu": 6 * samples, "off_cpu": 6 * samples}
     assert contents([part.payload for part in parts]) == contents([batch.payload])
     assert {(part.form, part.start_unix_ns, part.end_unix_ns) for part in parts} == {
         (form, batch.start_unix_ns, batch.end_unix_ns)
