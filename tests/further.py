@@ -12,6 +12,12 @@ def further(*cases):
     return [pytest.param(*value, marks=pytest.mark.long) for value in values]
 
 
+def further_between(cases):
+    """All cases, such as versions of an interpreter, with only the first and last not `long`."""
+    ends = (*cases[:1], *cases[-1:])
+    return [case if case in ends else pytest.param(case, marks=pytest.mark.long) for case in cases]
+
+
 def further_of(cases, first):
     """All cases, of which only the ``first`` are not `long`."""
     return [*first, *further(*(case for case in cases if case not in first))]

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.agent_account import parse_account
+from tests.further import further, further_of
 from tests.public import get_public_python
 from tests.strict_receiver import NO_FUNCTION, NO_SERVICE, StrictReceiver
 
@@ -73,7 +74,7 @@ def run_agent(receiver, path, *, exporter="", of_receiver=""):
     return parse_account(out)["exporters"], log.decode()
 
 
-@pytest.mark.parametrize("grain", ["process", "executable", "host"])
+@pytest.mark.parametrize("grain", ["process", "host", *further("executable")])
 def test_strict_receivers_report_no_violations(receiver, tmp_path, grain):
     exporters, log = run_agent(
         receiver,
@@ -123,7 +124,7 @@ def test_strict_receivers_reject_references_and_the_loss_is_counted(receiver, tm
         assert account["lost"].keys() == {"rejected"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", further_of(KINDS, ["grpc", "application/json"]))
 def test_strict_receivers_accept_attributes_of_recordings_and_services(receiver, kind, tmp_path):
     protocol = "http/json" if kind == "application/json" else "http/protobuf"
     address = f"grpc://{receiver.grpc}" if kind == "grpc" else receiver.http

@@ -17,6 +17,7 @@ from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import OFF_CPU, Level
 from otel_kprofiler.otlp import read_profiles
 from otel_kprofiler.sampling import OffCpuConfig
+from tests.further import further_between
 from tests.interpreters import environment, find_pythons
 from tests.thread_contexts import (
     LATEST_S,
@@ -214,7 +215,7 @@ def test_a_program_does_not_inherit_the_span_of_the_one_before_exec(run_hostile)
         assert not [sample for sample in reader.samples if sample.link and sample.exec_id != first]
 
 
-@pytest.mark.parametrize("python", PYTHONS, ids=lambda python: python.version)
+@pytest.mark.parametrize("python", further_between(PYTHONS), ids=lambda python: python.version)
 def test_python_samples_have_their_published_span(tmp_path, python):
     notes = tmp_path / "notes"
     with Reader(b"published") as reader, contextlib.ExitStack() as stack:

@@ -17,6 +17,7 @@ import pytest
 from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.model import OFF_CPU, WaitState
 from otel_kprofiler.otlp import check_file, read_profiles
+from tests.further import further_between
 from tests.interpreters import find_pythons
 
 pytestmark = [
@@ -191,7 +192,9 @@ def test_a_program_with_one_kind_of_wait_gets_that_cause(cause, request, tmp_pat
     check(cause, result, weights, beside="run_queue" if cause == "throttled" else "")
 
 
-@pytest.mark.parametrize("python", find_pythons(), ids=lambda python: python.version)
+@pytest.mark.parametrize(
+    "python", further_between(find_pythons()), ids=lambda python: python.version
+)
 def test_threads_waiting_for_the_gil_get_that_cause(python, tmp_path):
     """Debian's interpreter has no name for the function that takes it."""
     result, weights = record_waiter(GIL, "gil", "", tmp_path, python.command)

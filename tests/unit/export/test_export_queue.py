@@ -204,6 +204,7 @@ def test_shutdown_counts_undelivered_batches_after_its_timeout(open_queue, gate,
 def test_an_exporter_that_ignores_shutdown_is_abandoned(open_queue, gate, batch, monkeypatch):
     """Its batch is counted as lost, and not again when the export returns after all."""
     monkeypatch.setattr(gate, "shutdown", lambda _: None)
+    earlier = set(threading.enumerate())
     queue = open_queue(gate)
     queue.put(batch())
     wait_until(lambda: gate.seen)
@@ -212,9 +213,9 @@ def test_an_exporter_that_ignores_shutdown_is_abandoned(open_queue, gate, batch,
     assert time.monotonic() - started < 30
     assert check(queue.counts())[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
     gate.permits.release(1)
-    for thread in threading.enumerate():
-        if thread.name.startswith("kprofiler-export "):
-            thread.join(5)
+    for thread in set(threading.enumerate()) - earlier:
+        thread.join(5)
+        assert not thread.is_alive()
     assert check(queue.counts())[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
 
 
