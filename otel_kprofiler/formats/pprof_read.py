@@ -225,7 +225,7 @@ def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
     """Returns the frames, leaf first; frames called by the kernel are on the kernel side."""
     at = max((n for n, frame in enumerate(frames) if frame.side is KERNEL_SIDE), default=0)
     return [
-        replace(frame, side=KERNEL_SIDE, module=frame.module and _kernel_module(frame.module))
+        frame._replace(side=KERNEL_SIDE, module=frame.module and _kernel_module(frame.module))
         if n < at and frame.side is not KERNEL_SIDE
         else frame
         for n, frame in enumerate(frames)

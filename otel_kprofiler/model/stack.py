@@ -209,8 +209,7 @@ class Line(NamedTuple):
     start_line: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """An entry of a stack.
 
     Attributes:

@@ -196,6 +196,7 @@ class Dictionary:
         self._mappings: dict[int, _ModuleMappings] = {}
         self._statuses: dict[int, _Statuses] = {}  # for incomplete stacks
         self._shortcuts: dict[tuple[object, ...], bytes] = {}
+        self._frame_kinds: dict[tuple[object, ...], bytes] = {}
 
     def string(self, text: str) -> Token:
         """Returns the token of a string; the empty string is index 0."""
@@ -307,7 +308,7 @@ class Dictionary:
         at = -1
         for _ in range(tokens.count(None)):  # a stack has few new frames
             at = tokens.index(None, at + 1)
-            tokens[at] = self.frame(frames[at])
+            tokens[at] = self._add_frame(frames[at])
         return self._join(cast("list[Token]", tokens))
 
     def frame(self, frame: Frame) -> Token:
@@ -326,19 +327,14 @@ class Dictionary:
         return locations
 
     def _add_frame(self, frame: Frame) -> Token:
-        module, address, lines = frame.module, frame.address, frame.lines
-        unresolved = frame.unresolved
-        start = None
-        if unresolved is _NO_NAME and address < _MAX_INTEGER:
-            start = address - frame.offset
+        module, address, lines, offset, side, unresolved, builtin, found_by = frame
+        start = address - offset if unresolved is _NO_NAME and address < _MAX_INTEGER else None
         if self._names_all and not (lines and all(map(_has_name, lines))):
-            place = address if start is None else start
-            name = name_unnamed(module, place, unresolved)
+            name = name_unnamed(module, address if start is None else start, unresolved)
             lines = tuple(
                 line if _has_name(line) else line._replace(function=name)
                 for line in lines or (Line(""),)
             )
-        key = (frame.side, unresolved, frame.builtin, frame.found_by, start)
         mapping = b""
         if module:
             mappings = self._mappings.get(id(module))
@@ -350,6 +346,7 @@ class Dictionary:
                 mapping = self._add_mapping(module, inside=inside)
                 mappings.tokens[inside] = mapping
         places = self._lines(lines) if lines else ()
+        key = (side, unresolved, builtin, found_by, start)
         attributes = self._shortcuts.get(key)
         if attributes is None:
             attributes = self._shortcuts[key] = self._frame_attributes(*key)
@@ -360,8 +357,7 @@ class Dictionary:
     def _lines(self, lines: tuple[Line, ...]) -> list[tuple[Token, int]]:
         functions = self._functions
         places = []
-        for line in lines:
-            function, system_name, file, number, start = line
+        for function, system_name, file, number, start in lines:
             if function or system_name or file:
                 key = (function, system_name, file, start)
                 places.append((functions.get(key) or self._add_function(key), number))
@@ -375,17 +371,21 @@ class Dictionary:
         found_by: str = "",
         start: int | None = None,
     ) -> bytes:
-        attributes: dict[str, AttributeValue] = {FRAME_TYPE: side.frame_type}
-        if builtin:
-            attributes[MODULE_BUILTIN] = builtin if len(builtin) > 1 else builtin[0]
-        usual = None if self._names_all else side.usual_reason
-        if unresolved not in (None, usual):
-            attributes[UNRESOLVED] = unresolved.name.lower()
-        if found_by:
-            attributes[FOUND_BY] = found_by
+        key = (side, unresolved, builtin, found_by)
+        tokens = self._frame_kinds.get(key)
+        if tokens is None:
+            attributes: dict[str, AttributeValue] = {FRAME_TYPE: side.frame_type}
+            if builtin:
+                attributes[MODULE_BUILTIN] = builtin if len(builtin) > 1 else builtin[0]
+            usual = None if self._names_all else side.usual_reason
+            if unresolved not in (None, usual):
+                attributes[UNRESOLVED] = unresolved.name.lower()
+            if found_by:
+                attributes[FOUND_BY] = found_by
+            tokens = self._frame_kinds[key] = self.attributes(attributes)
         if start is not None:
-            attributes[FUNCTION_START] = start
-        return self._writer.location_attributes(self.attributes(attributes))
+            tokens = self._join((tokens, self.attribute(FUNCTION_START, start)))
+        return self._writer.location_attributes(tokens)
 
     def _add_mapping(self, module: Module, *, inside: bool) -> Token:
         """Returns the token of a module; the range is written only for addresses inside it."""

@@ -19,6 +19,8 @@ from otel_kprofiler.text import escape_surrogates
 _TABLE_TAGS: Final = (b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x3a")
 _SHORT_TEXT: Final = 200
 """Maximum length of strings whose encoding is cached, in characters."""
+_MAX_SHORT_VALUE: Final = 100
+"""Bytes of a value whose attribute, with a key of a varint, is shorter than 128 bytes."""
 _ZERO_ENTRIES: Final = tuple(tag + b"\0" for tag in _TABLE_TAGS)
 
 
@@ -120,7 +122,7 @@ class ProtobufWriter:
             body += b"\x18" + file
         if start_line:
             body += b"\x20" + varint(start_line)
-        return delimited(b"\x1a", body)
+        return b"\x1a" + ONE_BYTE[len(body)] + body  # below 128: four varints
 
     def link(self, link: SpanLink) -> bytes:
         """Entry of ``link_table``."""
@@ -130,7 +132,14 @@ class ProtobufWriter:
 
     def attribute(self, key: Token, value: AttributeValue) -> bytes:
         """Entry of ``attribute_table``, without a unit."""
-        return delimited(b"\x32", _field(b"\x08", key) + delimited(b"\x12", _any_value(value)))
+        body = _any_value(value)
+        size = len(body)
+        if size > _MAX_SHORT_VALUE:
+            return delimited(b"\x32", _field(b"\x08", key) + delimited(b"\x12", body))
+        body = b"\x12" + ONE_BYTE[size] + body
+        if key:
+            body = b"\x08" + key + body
+        return b"\x32" + ONE_BYTE[len(body)] + body
 
     def stack(self, locations: bytes) -> bytes:
         """Entry of ``stack_table``."""

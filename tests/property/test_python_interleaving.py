@@ -1,6 +1,5 @@
 """Python frames interleaved with native ones: generated calls between C and Python."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -121,7 +120,7 @@ def test_unproven_native_frames_of_a_truncated_side_are_not_interleaved():
     one = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])] * 3, [])
     sides = one.sides(4)
     assert len(Interleaver()(sides)) > 3
-    doubtful = tuple(replace(frame, found_by="frame_pointer") for frame in sides[1].frames)
+    doubtful = tuple(frame._replace(found_by="frame_pointer") for frame in sides[1].frames)
     sides = (sides[0], sides[1]._replace(frames=doubtful), sides[2])
     assert Interleaver()(sides) == sides
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
@@ -132,7 +131,7 @@ class Interleaver:
 def _with_name(frame: Frame) -> Frame:
     if frame.function:
         return frame
-    return replace(frame, lines=(Line(_EVALUATION),), unresolved=None)
+    return frame._replace(lines=(Line(_EVALUATION),), unresolved=None)
 
 
 def _split(python: Side) -> _Chains:

@@ -9,9 +9,9 @@ from otel_kprofiler.model import Form, ResourceSamples, Stack
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 from tests.unit.formats.conftest import EXT4_READ, GAP, kernel
 
-EXT4_HERE = replace(kernel("ext4_write", 0x400), builtin=("ext4",))
-SHARED = replace(kernel("cpdma_start", 0x500), builtin=("ti_cpsw", "ti_davinci_emac"))
-SHARED_GAP = replace(GAP, builtin=("snd_seq",))
+EXT4_HERE = kernel("ext4_write", 0x400)._replace(builtin=("ext4",))
+SHARED = kernel("cpdma_start", 0x500)._replace(builtin=("ti_cpsw", "ti_davinci_emac"))
+SHARED_GAP = GAP._replace(builtin=("snd_seq",))
 STACKS = [Stack.from_frames((frame,)) for frame in (EXT4_HERE, SHARED, SHARED_GAP, EXT4_READ)]
 
 

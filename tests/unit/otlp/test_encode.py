@@ -308,7 +308,7 @@ def test_equal_values_of_different_objects_are_merged(window):
                 [
                     sample._replace(
                         stack=Stack.from_frames(
-                            [replace(frame) for frame in sample.stack.frames],
+                            [frame._replace() for frame in sample.stack.frames],
                             {side.kind: side.status for side in sample.stack.sides},
                         )
                     )

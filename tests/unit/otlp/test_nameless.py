@@ -1,7 +1,6 @@
 """Names are added to payloads in each encoding, from this and other producers, without loss."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from google.protobuf.json_format import MessageToDict
@@ -96,7 +95,7 @@ def test_names_are_added_in_every_form(data):
     copies = named.nameless // 3
     assert (named.nameless, named.named) == (3 * copies, 3 * copies)
     expected = [
-        replace(frame, lines=INLINED, offset=0, unresolved=None)
+        frame._replace(lines=INLINED, offset=0, unresolved=None)
         if frame.module and not frame.lines
         else frame
         for frame in frames(data)
