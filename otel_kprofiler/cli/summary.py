@@ -37,7 +37,7 @@ def summarize(session: Session, output: Output, windows: Sequence[Window]) -> st
         f"lost {describe_losses(account.lost)}",
         f"unresolved {_describe_unresolved(windows)}",
     ]
-    whole = _find_whole_share(windows)
+    whole = find_whole_share(windows)
     if whole is not None:
         parts.append(f"{whole:.1%} of user stacks complete")
     ended = _end(session, parts, account)
@@ -108,14 +108,22 @@ def _describe_unresolved(windows: Sequence[Window]) -> str:
     return f"{' and '.join(shares)} frames"
 
 
-def _find_whole_share(windows: Sequence[Window]) -> float | None:
-    """Returns the share of user stacks unwound completely; None if there are none."""
+def find_whole_share(windows: Sequence[Window]) -> float | None:
+    """Returns the share of samples with a user stack whose stack is complete; None without any.
+
+    Python functions divide a user stack into several sides, of which the last has its status.
+    """
     stacks: Counter[bool] = Counter()
     for window in windows:
         for _, sample in window.samples:
-            for side in sample.stack.sides:
-                if side.kind is USER_SIDE and side.frames:
-                    stacks[side.status == STACK_OK] += len(sample.timestamps_unix_ns)
+            statuses = [
+                side.status
+                for side in sample.stack.sides
+                if side.kind is USER_SIDE and (side.frames or side.status > STACK_OK)
+            ]
+            if statuses:
+                is_whole = all(status == STACK_OK for status in statuses)
+                stacks[is_whole] += len(sample.timestamps_unix_ns)
     return stacks[True] / stacks.total() if stacks else None
 
 
