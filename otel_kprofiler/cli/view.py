@@ -19,13 +19,19 @@ from otel_kprofiler.cli.named import named_parameters
 from otel_kprofiler.cli.sampling_options import Sampling
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.cli.types import DurationType
-from otel_kprofiler.cli.view_sources import choose_by, open_receivers, open_sampler, open_saved
+from otel_kprofiler.cli.view_sources import (
+    Source,
+    choose_by,
+    open_receivers,
+    open_sampler,
+    open_saved,
+)
 from otel_kprofiler.formats import page
 from otel_kprofiler.viewing import (
     DATA,
     DEFAULT_KEEP_S,
     DEFAULT_MAX_BYTES,
-    Answer,
+    SOURCE,
     PageServer,
     SampleStore,
     StoreAnswers,
@@ -144,7 +150,7 @@ def command(
                 else open_receivers(stack, store, answer, choose, (grpc_endpoint, http_endpoint))
             )
         signals.listen(source.wake)
-        with serving(endpoint, source.answer, opens=not no_browser):
+        with serving(endpoint, source, opens=not no_browser):
             source.start()
             while not signals.received:
                 source.step(_POLL_S)
@@ -174,9 +180,10 @@ def _check(has_files: bool, is_listening: bool, is_live: bool, *, has_times: boo
 
 
 @contextmanager
-def serving(endpoint: str, answer: Answer, *, opens: bool) -> Iterator[None]:
+def serving(endpoint: str, source: Source, *, opens: bool) -> Iterator[None]:
     """Serve the page and print its address; open it in a browser if possible."""
-    with closing(PageServer(endpoint, page({"source": DATA}, connects=True), answer)) as server:
+    text = page({"source": DATA, "files": SOURCE}, connects=True)
+    with closing(PageServer(endpoint, text, source.answer, source.names_file)) as server:
         say(f"the page is at {server.address} until Ctrl-C")
         if not is_loopback(endpoint.rpartition(":")[0]):
             say("other hosts that can reach this address can also read the page", err=True)

@@ -28,7 +28,9 @@ from otel_kprofiler.viewing import (
     GrpcReceiver,
     HttpReceiver,
     Intake,
+    NamesFile,
     SampleStore,
+    StoreAnswers,
     is_loopback,
 )
 
@@ -51,6 +53,7 @@ class Source:
 
     Attributes:
         answer: returns the data.
+        names_file: returns whether a frame of the data has this source file.
         start: starts the source; called once the page is served.
         step: does pending work, for at most this many seconds.
         wake: interrupts a step; called from signal handlers.
@@ -59,6 +62,7 @@ class Source:
     """
 
     answer: Answer
+    names_file: NamesFile
     start: Callable[[], None] = _nothing
     step: Callable[[float], None] = time.sleep
     wake: Callable[[], None] = _nothing
@@ -73,9 +77,11 @@ def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool
     samples = drop_idle(loaded, idle=idle)
     count = len(sources)
     title = describe_source(sources[0]) if count == 1 else f"{count} sources"
-    data = [json.dumps(columns(samples.windows(), title=title), separators=(",", ":")).encode()]
+    shown = columns(samples.windows(), title=title)
+    files = {shown["strings"][at] for at in shown["frames"]["file"]}
+    data = [json.dumps(shown, separators=(",", ":")).encode()]
     gc.enable()  # the page may stay open for a long time
-    return Source(lambda _: data)
+    return Source(lambda _: data, files.__contains__)
 
 
 def choose_by(filters: Mapping[str, Any], *, idle: bool) -> Choose:
@@ -93,7 +99,7 @@ def choose_by(filters: Mapping[str, Any], *, idle: bool) -> Choose:
 def open_receivers(
     stack: ExitStack,
     store: SampleStore,
-    answer: Answer,
+    answer: StoreAnswers,
     choose: Choose,
     endpoints: tuple[str | None, str | None],
 ) -> Source:
@@ -122,7 +128,9 @@ def open_receivers(
             f"{describe_count(counts.refused, 'request')} rejected"
         )
 
-    return Source(answer, step=_Idle().step, stop=receivers.close, describe=describe)
+    return Source(
+        answer, answer.names_file, step=_Idle().step, stop=receivers.close, describe=describe
+    )
 
 
 class _Idle:
@@ -155,7 +163,7 @@ def describe_endpoint(protocol: str, host: str, port: int) -> Iterator[str]:
 
 
 def open_sampler(
-    stack: ExitStack, store: SampleStore, answer: Answer, choose: Choose, sampling: Sampling
+    stack: ExitStack, store: SampleStore, answer: StoreAnswers, choose: Choose, sampling: Sampling
 ) -> Source:
     """Starts sampling this host.
 
@@ -186,5 +194,11 @@ def open_sampler(
         return f"sampled {count}, lost {describe_losses(account.lost)}"
 
     return Source(
-        answer, pipeline.start, pipeline.step, pipeline.wake, pipeline.stop, describe=describe
+        answer,
+        answer.names_file,
+        pipeline.start,
+        pipeline.step,
+        pipeline.wake,
+        pipeline.stop,
+        describe=describe,
     )

@@ -125,6 +125,7 @@ def compared_columns(intervals: Sequence[Interval], *, title: str = "") -> dict[
     return {
         "title": about.heading(title),
         "summary": about.text(),
+        "hosts": sorted(about.hosts),
         "start_ms": axes[0]["start_ms"],
         "bin_ms": bin_ms,
         "bins": bins,

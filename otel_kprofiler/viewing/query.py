@@ -84,6 +84,15 @@ class StoreAnswers:
                 raise KProfilerError(f"the store cannot be read: {error}") from error
             yield from _encode(data)
 
+    def names_file(self, path: str) -> bool:
+        """Returns whether a stored frame has this source file."""
+        with self._lock:
+            try:
+                row = self._database.execute("SELECT 1 FROM frames WHERE file = ?", (path,))
+                return row.fetchone() is not None
+            except sqlite3.Error as error:
+                raise KProfilerError(f"the store cannot be read: {error}") from error
+
     def _read(self, query: Query) -> dict[str, Any]:
         bounds = read_bounds(self._database)
         span = _span(query, *bounds, self._now_ns())
@@ -92,6 +101,7 @@ class StoreAnswers:
         return {
             "title": about.heading(self._title),
             "summary": about.text(),
+            "hosts": sorted(about.hosts),
             "start_ms": span.start_ns // span.bin_ns * span.bin_ns // _NS_PER_MS,
             "bin_ms": span.bin_ns // _NS_PER_MS,
             "bins": -(-span.end_ns // span.bin_ns) - span.start_ns // span.bin_ns,

@@ -9,6 +9,7 @@ loopback address, only the user who serves the page and root get responses.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import zlib
 from collections.abc import Callable, Iterable
@@ -20,9 +21,12 @@ from urllib.parse import parse_qs, urlsplit
 from otel_kprofiler.errors import HostError, KProfilerError, describe_error
 from otel_kprofiler.serving import HttpHandler, HttpServer, is_address, is_loopback
 from otel_kprofiler.viewing.peers import find_peer_user, find_trusted_users
+from otel_kprofiler.viewing.source_files import SourceError, read_source
 
 DATA: Final = "profile.json"
 """Path from which the page fetches its data."""
+SOURCE: Final = "source.json"
+"""Path from which the page fetches a source file, with the query ``file``."""
 
 _TIMEOUT_S: Final = 120.0
 """Suffices to send an hour of samples over a slow connection, such as ssh."""
@@ -66,6 +70,9 @@ class Query(NamedTuple):
 Answer = Callable[[Query], Iterable[bytes]]
 """The data of the page for a query, in pieces; may raise :class:`QueryError`."""
 
+NamesFile = Callable[[str], bool]
+"""Returns whether a frame of the profile has this source file."""
+
 
 def parse_query(text: str) -> Query:
     """Parses the query of a URL: ``from``, ``to``, ``last``, ``resource``.
@@ -100,6 +107,7 @@ class PageServer:
         endpoint: ``host:port`` to listen on, port 0 for a free one.
         page: the page, which fetches :data:`DATA`.
         answer: produces the data; called in server threads.
+        names_file: which source files are served, on loopback addresses only; called likewise.
 
     Attributes:
         address: address of the page, for browsers.
@@ -108,9 +116,15 @@ class PageServer:
         HostError: the endpoint cannot be listened on.
     """
 
-    def __init__(self, endpoint: str, page: str, answer: Answer) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        page: str,
+        answer: Answer,
+        names_file: NamesFile = lambda _: False,
+    ) -> None:
         try:
-            self._server = _Server(endpoint, page.encode(), answer)
+            self._server = _Server(endpoint, page.encode(), answer, names_file)
         except OSError as error:
             raise HostError(
                 f"cannot serve the page on {endpoint}: {error.strerror}",
@@ -127,9 +141,10 @@ class PageServer:
 
 
 class _Server(HttpServer):
-    def __init__(self, endpoint: str, page: bytes, answer: Answer) -> None:
+    def __init__(self, endpoint: str, page: bytes, answer: Answer, names_file: NamesFile) -> None:
         self.page = page
         self.answer = answer
+        self.names_file = names_file
         self.users = find_trusted_users()
         super().__init__(endpoint, _Handler, name="view", timeout_s=_TIMEOUT_S)
 
@@ -141,6 +156,7 @@ class _Server(HttpServer):
 class _Handler(HttpHandler):
     server: _Server
     timeout = _SILENCE_S
+    _user: int | None = None
 
     def do_GET(self) -> None:  # noqa: N802 - name of http.server
         try:
@@ -156,11 +172,14 @@ class _Handler(HttpHandler):
             self.send_error(HTTPStatus.FORBIDDEN, "other pages cannot read profiles")
         elif url.path == "/":
             self._send("text/html; charset=utf-8", [self.server.page])
-        elif url.path == f"/{DATA}":
+        elif url.path in {f"/{DATA}", f"/{SOURCE}"}:
             try:
-                query = parse_query(url.query)
-                self._send("application/json", self.server.answer(query))
-            except QueryError as error:
+                is_data = url.path == f"/{DATA}"
+                pieces = (
+                    self.server.answer(parse_query(url.query)) if is_data else self._read(url.query)
+                )
+                self._send("application/json", pieces)
+            except (QueryError, SourceError) as error:
                 self.send_error(HTTPStatus.BAD_REQUEST, error.message)
             except KProfilerError as error:
                 self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, error.with_fix())
@@ -175,7 +194,21 @@ class _Handler(HttpHandler):
             user = find_peer_user(self.connection)
         except OSError as error:
             return f"nobody is answered: who asks is not known ({describe_error(error)})"
+        self._user = user
         return "" if user in self.server.users else "another user of this host serves this page"
+
+    def _read(self, query: str) -> Iterable[bytes]:
+        """Returns the source file that a query names, with the host that it is on."""
+        if self._user is None:
+            raise SourceError(
+                "source files are shown only on a page that other hosts cannot read: omit --bind"
+            )
+        path = "" if len(query) > _MAX_QUERY else parse_qs(query).get("file", [""])[0]
+        if not path or not self.server.names_file(path):
+            raise SourceError("no frame of this profile has this source file")
+        user = os.geteuid() if self._user == 0 else self._user
+        source = read_source(path, user)._asdict()
+        return [json.dumps({**source, "host": socket.gethostname()}).encode()]
 
     def _is_of_us(self, path: str) -> bool:
         """Returns whether the request comes from this page or follows a link to it."""

@@ -40,6 +40,7 @@ REPORTING, PIPELINE = "otel_kprofiler/delivery.py", "otel_kprofiler/pipeline/pip
 WATCHDOG, RUN = "otel_kprofiler/agent/watchdog.py", "otel_kprofiler/cli/run.py"
 LOGS, OUTPUTS = "otel_kprofiler/agent/logs.py", "tests/faults/test_outputs.py"
 SERVING, PARTS = "otel_kprofiler/serving.py", "tests/unit/test_agent_parts.py"
+SOURCES = ("otel_kprofiler/viewing/source_files.py", "tests/unit/viewing/test_source_files.py")
 CALLS, RECEIVED = "otel_kprofiler/viewing/grpc_receiver.py", "tests/unit/viewing/test_receiver.py"
 CLOCK, AGENT = "otel_kprofiler/clock.py", "otel_kprofiler/agent/agent.py"
 WINDOWS, EVENTS = "otel_kprofiler/pipeline/windows.py", "otel_kprofiler/sampling/events.py"
@@ -207,6 +208,12 @@ MUTATIONS = [
     Mutation("view: many connections of gRPC", CALLS, '    ("grpc.max_allowed_incoming_connections", 256),\n', "", f"{RECEIVED}::test_connections_are_limited_and_closed_when_idle"),
     Mutation("view: rapid reset", CALLS, '    ("grpc.max_concurrent_streams", 16),\n    # Calls that clients reset immediately keep their memory until they are handled.\n    ("grpc.server.max_pending_requests", 64),\n    ("grpc.server.max_pending_requests_hard_limit", 128),\n', "", f"{RECEIVED}::test_calls_reset_immediately_leak_no_memory"),
     Mutation("view: calls above the limit", CALLS, "_refuse_busy if is_busy else self._export", "self._export", f"{RECEIVED}::test_calls_above_the_limit_get_a_retry_delay"),
+    Mutation("view: files that no frame names", "otel_kprofiler/viewing/server.py", "if not path or not self.server.names_file(path):", "if not path:", f"{SOURCES[1]}::test_only_files_of_the_profile_are_served"),
+    Mutation("view: source files for other hosts", "otel_kprofiler/viewing/server.py", "        if self._user is None:\n", "        if False:\n", f"{SOURCES[1]}::test_no_file_is_served_to_other_hosts"),
+    Mutation("view: files that are no source", SOURCES[0], "    if not _is_source(path, data):\n", "    if False:\n", f"{SOURCES[1]}::test_only_source_files_are_read"),
+    Mutation("view: large source files", SOURCES[0], "    if len(data) > MAX_SOURCE_BYTES:\n", "    if False:\n", f"{SOURCES[1]}::test_only_source_files_are_read"),
+    Mutation("view: encodings that are slow", SOURCES[0], "        if encoding not in _QUADRATIC:\n", "        if True:\n", f"{SOURCES[1]}::test_text_is_decoded_and_split_as_compilers_do"),
+    Mutation("view: files of root for another user", SOURCES[0], "            _become(user)\n", "            pass\n", f"{SOURCES[1]}::test_another_user_reads_only_what_that_user_may"),
     Mutation("view: decompression bombs at once", "otel_kprofiler/viewing/receiver.py", "        return partial(_unpack, body, encoding)\n", "        found = _unpack(body, encoding)\n        return lambda: found\n", f"{RECEIVED}::test_a_waiting_request_is_not_unpacked_yet"),
     Mutation("view: data behind the end of gzip", "otel_kprofiler/viewing/receiver.py", "    if unpacker.unused_data:\n", "    if False:\n", f"{RECEIVED}::test_trailing_data_after_gzip_is_rejected_not_dropped"),
     Mutation("view: memory in pieces", "otel_kprofiler/cli/view_sources.py", "            give_back_memory()\n", "            pass\n", "tests/unit/viewing/test_view_command.py::test_memory_used_by_hostile_requests_is_released"),

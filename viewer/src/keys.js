@@ -45,7 +45,7 @@ export function listen(element, actions) {
     "/": () => element("search").focus(),
     "?": () => element("keys").showModal(),
     n: actions.next, N: actions.previous, i: actions.invert, t: actions.theme, r: actions.reset,
-    u: actions.nextUnit, c: actions.copyName, y: actions.copyStack, x: actions.save, l: actions.copyLink, s: actions.around,
+    u: actions.nextUnit, c: actions.copyName, y: actions.copyStack, x: actions.save, l: actions.copyLink, s: actions.around, v: actions.lines,
     a: () => actions.transform("application"), e: () => actions.transform("recursion"), z: actions.undo, k: actions.tracks,
     f: () => actions.transform("focus"), m: () => actions.transform("merge"),
     h: () => actions.transform("hide"), o: () => actions.transform("collapse"),

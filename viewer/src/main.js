@@ -4,11 +4,13 @@ import { colourOf, forgetTheme, reserve } from "./colours.js";
 import { why } from "./empty.js";
 import { binsOf, cpuOf, fillFilters, passing } from "./filters.js";
 import { listen } from "./keys.js";
+import { countRecorded } from "./lines.js";
 import { FUNCTION, Menu, savings } from "./menu.js";
 import { Pane } from "./pane.js";
 import { KINDS, pattern, Profile, read as readProfile } from "./profile.js";
 import { csv, save } from "./save.js";
 import { follow } from "./source.js";
+import { Sources } from "./sources.js";
 import { Spans } from "./spans.js";
 import { isGraph, read, rootOf, write } from "./state.js";
 import { highest, Strip } from "./strip.js";
@@ -80,6 +82,10 @@ function countsOf(kind) {
   return { filter, before, after, counts: once(`both ${kind}`, [before, after], () => mean(before, after)) };
 }
 
+// Counts of the recorded nodes in the range, for lines.
+const ownOf = (kind, filter) => once(`own ${kind}`, [profile, filter.threads, filter.cpu, ...binsOf(profile, state.range)], () =>
+  countRecorded(profile, filter, binsOf(profile, state.range)));
+
 // The mean of the shares of both, so that what is gone is drawn as well as what is new.
 function mean(before, after) {
   const sides = [before, after].filter(({ all }) => all > 0);
@@ -117,6 +123,7 @@ function draw() {
     const { filter, ...counts } = countsOf(kind);
     if (at === 0) showStrip(filter, counts);
     panes[at].show({ profile, kind: profile.kinds[kind] ?? NO_KIND, state, search, isOnly: kinds.length < 2,
+      sources, own: () => ownOf(kind, filter),
       why: () => once(`why ${kind}`, [profile, write(state), kind], () => why(profile, state, kind, strip)), ...counts });
   });
   showMatches();
@@ -253,6 +260,11 @@ function showMatches(at = 0) {
 }
 
 function step(by) {
+  if (state.tab === "source") {
+    const found = panes[0].listing.step(by);
+    if (found) element("details").textContent = `Line ${found.line} · ${found.place} of ${found.of} lines with samples`;
+    return;
+  }
   if (!element("next").disabled) showMatches(panes[0].graph.step(by));
 }
 
@@ -268,7 +280,10 @@ function listBinaries() {
   });
   const list = element("binaries");
   list.replaceChildren(...items);
-  if (found.length > LISTED) list.append(`+ ${found.length - LISTED} more`);
+  if (found.length > LISTED) {
+    const rest = Object.assign(document.createElement("li"), { className: "rest", textContent: `+ ${found.length - LISTED} more` });
+    list.append(rest);
+  }
   list.hidden = !found.length;
   document.querySelector("#legend .wait").hidden = !profile.frames.kind.includes(KINDS.indexOf("wait"));
 }
@@ -280,6 +295,7 @@ function load(data) {
   element("summary").textContent = data.summary;
   document.body.classList.remove("waiting");
   made.clear();
+  sources.forget();
   profile = transformed();
   state = moved(state, (before ? origin(before) : 0) - origin(recorded));
   if (profile.parts.length === 2 && !location.hash) {
@@ -363,6 +379,10 @@ const actions = {
   copyName: () => told.name && copy(told.name, "the name"),
   copyLink: () => copy(location.href, "the link to this view"),
   around: () => told.chosen && go({ tab: "sandwich", chosen: told.chosen, zoom: [] }),
+  lines: () => {
+    if (told.chosen) go({ tab: "source", chosen: told.chosen, zoom: [] });
+    if (state.tab === "source") panes[0]?.listing.focus();
+  },
   tracks: () => go({ tracks: element("tracks").hidden ? "on" : "off" }, true),
   focus: () => panes[0]?.focus(),
   transform: toggle,
@@ -400,6 +420,7 @@ new ResizeObserver(() => {
 window.viewer = { panes, strip, tracks, brush: (range) => go({ range }), profile: () => profile };
 
 const given = JSON.parse(element("profile").textContent);
+const sources = new Sources(given.files, draw);
 if (given.source) {
   document.body.classList.add("waiting");
   follow(given.source, element, load);

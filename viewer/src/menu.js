@@ -6,6 +6,7 @@ export const FUNCTION = [
   ["hide", "Hide stacks with it", "h"],
   ["collapse", "Collapse its recursion", "o"],
   ["around", "Callers and callees", "s"],
+  ["lines", "Source lines", "v"],
   ["copyName", "Copy the name", "c"],
   ["copyStack", "Copy the stack", "y"],
 ];

@@ -2,6 +2,8 @@
 
 import { difference, inWords } from "./difference.js";
 import { Graph } from "./graph.js";
+import { fileOf, hottest, linesOf } from "./lines.js";
+import { Listing } from "./listing.js";
 import { isGraph } from "./state.js";
 import { Table } from "./table.js";
 import { Tree } from "./tree.js";
@@ -50,6 +52,7 @@ export class Pane {
     this.functions = new Table({ choose, menu, sort: events.sort });
     this.callers = new Table({ choose, menu });
     this.callees = new Table({ choose, menu });
+    this.listing = new Listing();
     this.element = document.createElement("section");
     this.heading = document.createElement("h2");
     this.empty = document.createElement("div");
@@ -58,7 +61,7 @@ export class Pane {
     this.element.append(this.heading, this.empty, this.body);
   }
 
-  // `view`: profile, kind, counts, before and after (counts, or null),
+  // `view`: profile, kind, counts, before and after (counts, or null), own() (counts of recorded nodes), sources,
   // onCpu (counts of the part of wall-clock time on CPUs, or null), state, search (or null),
   // isOnly, why() (of empty.js, called if there are no samples).
   show(view) {
@@ -146,6 +149,18 @@ export class Pane {
     this.below.show(below, { ...this.view.look(), zoom: [], rootAtBottom: false });
   }
 
+  show_source() {
+    const chosen = this.#showFunctions();
+    this.#attach(this.functions.element, this.listing.element);
+    const { profile } = this.view;
+    const own = this.view.own();
+    const { file, lines } = fileOf(profile, own, chosen);
+    const counts = file ? linesOf(profile, own, file) : { self: new Map(), total: new Map() };
+    const shown = this.view.listing(chosen, file, counts);
+    this.listing.show({ ...shown, own: lines, hot: hottest(counts),
+      at: hottest(counts, lines), key: `${chosen} ${file} ${shown.text !== null}` });
+  }
+
   // The trees of callers and callees of a function.
   #around(chosen) {
     const { profile, counts } = this.view;
@@ -172,7 +187,7 @@ export class Pane {
     });
     const { total } = sums;
     rows.sort((a, b) => weight(b.at) - weight(a.at) || total[b.at] - total[a.at] || a.at - b.at);
-    const [first] = rows;
+    const first = rows.find(({ at }) => state.tab !== "source" || profile.frames.file[profile.functions[at].frame]) ?? rows[0];
     if (search) rows = rows.filter(({ at }) => search.frames[profile.functions[at].frame]);
     const columns = Object.entries(NUMBERS).flatMap(([column, name]) => [
       ...this.view.amounts({ key: column, name }, rows, ({ at }) => sums[column][at], counts.all,
@@ -182,7 +197,7 @@ export class Pane {
         className: ({ at }) => sign(changes[column][at]),
       }] : []),
     ]);
-    const chosen = rows.find(({ id }) => id === state.chosen) ?? rows[0] ?? first;
+    const chosen = rows.find(({ id }) => id === state.chosen) ?? (rows.includes(first) ? first : rows[0]) ?? first;
     const known = profile.functions.findIndex(({ id }) => id === state.chosen);
     this.functions.show({
       caption: rows.length ? `${count(rows.length)} functions · ${this.view.unit()}` : `No function matches ${state.search}`,

@@ -2,7 +2,7 @@
 
 import { isToggle, TRANSFORMS } from "./transforms.js";
 
-export const TABS = ["flame", "callers", "table", "sandwich"];
+export const TABS = ["flame", "callers", "table", "sandwich", "source"];
 
 // Texts, but for `zoom` (a path of tree.js), `transforms` (of transforms.js), and for ranges of milliseconds: `range` (what is shown)
 // and `baseline` (what it is compared with).

@@ -3,6 +3,7 @@
 import { colourOf } from "./colours.js";
 import { difference, inWords } from "./difference.js";
 import { svg } from "./save.js";
+import { KINDS } from "./profile.js";
 import { isGraph, rootOf } from "./state.js";
 import { brief, count, fitting, format, share } from "./units.js";
 
@@ -38,6 +39,42 @@ export class View {
   idOf(frame) {
     const { profile } = this;
     return profile.functions[profile.functionOf[frame]].id;
+  }
+
+  // What the source of a function shows: counts beside the lines of its file, or why there are none.
+  listing(chosen, file, { self, total }) {
+    const { profile, kind, state, sources, before } = this;
+    const all = (this.after ?? this.counts).all;
+    const name = profile.name(profile.functions[chosen].frame);
+    if (!file) return { title: name, notes: [this.#noFile(chosen)], text: null, lines: new Map(), columns: [] };
+    const path = profile.strings[file];
+    const content = sources.get(path);
+    const isShare = before || fitting(kind, state.unit)[0] === "share";
+    const sides = [["Self", self], ["Total", total]].map(([side, counts]) => [side, counts, Math.max(1, ...counts.values())]);
+    const cells = (line) => sides.flatMap(([, counts, most]) => {
+      const value = counts.get(line);
+      if (!value) return isShare ? [null] : [null, null];
+      const part = { text: share(value, all), part: value / most };
+      return isShare ? [part] : [{ text: brief(value, all, kind, state.unit) }, part];
+    });
+    const lines = new Map([...total.keys()].map((line) =>
+      [line, { self: self.get(line) ?? 0, total: total.get(line), amounts: cells(line) }]));
+    return {
+      title: path, text: content?.text ?? null, lines,
+      columns: sides.flatMap(([side]) => (isShare ? [`${side} %`] : [side, `${side} %`])),
+      notes: content ? [...notesOn(content, profile, total), ...(lines.size ? [] : [`No samples of ${path} have a line.`])] : [`Loading ${path} …`],
+    };
+  }
+
+  #noFile(chosen) {
+    const { profile } = this;
+    const { frame } = profile.functions[chosen];
+    const module = profile.text("module", frame);
+    const kind = KINDS[profile.frames.kind[frame]];
+    const name = profile.name(frame);
+    if (kind === "wait") return `No source: ${name} is a cause of waits. Choose one of its callers.`;
+    if (kind === "kernel" || kind === "module" || kind === "bpf") return `No source: samples of the kernel, such as of ${name}, have no lines.`;
+    return `No source: the samples of ${name} have no lines. Record with --user-symbols lines, and with debug information of ${module || "its file"}.`;
   }
 
   unit() {
@@ -183,4 +220,21 @@ export class View {
     };
     return svg(shapes.map((shape) => ({ ...shape, title: `${shape.name} · ${amount(shape)}` })), sizes);
   }
+}
+
+// What makes a source file doubtful, or why it cannot be shown.
+function notesOn({ error, text, modified_ms: modifiedMs, host }, profile, total) {
+  if (error) return [error];
+  const notes = [];
+  const { hosts = [], parts } = profile;
+  if (modifiedMs > parts[0].start_ms) {
+    const time = new Date(modifiedMs).toISOString().slice(0, 19).replace("T", " ");
+    notes.push(`The file changed at ${time} UTC, after the recording began: its lines may have moved.`);
+  }
+  const others = hosts.filter((one) => one !== host);
+  if (others.length) notes.push(`The file is of ${host}; the profile of ${others.slice(0, 3).join(", ")} may have run another one.`);
+  const last = Math.max(0, ...total.keys());
+  const lines = text.split("\n").length;
+  if (last > lines) notes.push(`Samples name line ${last}, the file has ${lines}: it is not the one that ran.`);
+  return notes;
 }

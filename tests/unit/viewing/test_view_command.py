@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.parse
 import urllib.request
 
 import pytest
@@ -18,6 +20,7 @@ from otel_kprofiler.cli.view_sources import describe_endpoint
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
+    PYTHON_SIDE,
     FileId,
     Frame,
     Line,
@@ -62,9 +65,11 @@ def get(address, path=""):
         return answer.read()
 
 
-def write(path, times, start):
+READ = Frame(VMLINUX, 1, (Line("vfs_read"),), 0, KERNEL_SIDE)
+
+
+def write(path, times, start, frame=READ):
     """A file with samples of some processes."""
-    frame = Frame(VMLINUX, 1, (Line("vfs_read"),), 0, KERNEL_SIDE)
     groups = [
         ResourceSamples(
             Resource({"process.pid": pid, "process.executable.name": name, "host.name": "web-1"}),
@@ -91,7 +96,7 @@ def test_a_file_is_shown_like_its_html_export(profile, tmp_path):
         command.send_signal(signal.SIGINT)
         assert command.wait(20) == 0
         assert command.stderr.read() == b""
-    assert '{"source":"profile.json"}' in shown
+    assert '{"source":"profile.json","files":"source.json"}' in shown
     out = tmp_path / "x.html"
     report = [sys.executable, "-m", "otel_kprofiler", "report", profile, "-o", str(out)]
     subprocess.run(report, check=True, timeout=60)
@@ -104,6 +109,43 @@ def test_filters_equal_those_of_report(profile):
         data = page.unpacked(json.loads(get(address, "profile.json")))
     assert sum(data["samples"]["count"]) == 2
     assert "dd" not in data["strings"]
+
+
+def source(address, path):
+    """Text of a source file, or why it is not shown."""
+    query = urllib.parse.urlencode({"file": path})
+    try:
+        return json.loads(get(address, f"source.json?{query}"))["text"]
+    except urllib.error.HTTPError as error:
+        return json.loads(error.read())["error"]
+
+
+@pytest.fixture
+def app(tmp_path):
+    """A source file, and a profile of it with a sample of now."""
+    path = tmp_path / "app.py"
+    path.write_text("import this\n")
+    frame = Frame(None, 0, (Line("main", "", str(path), 1, 1),), 0, PYTHON_SIDE)
+    now = time.time_ns()
+    return path, write(tmp_path / "app.otlp", {"python3": [now]}, now - SECOND, frame)
+
+
+def test_source_files_of_frames_are_shown(app):
+    path, profile = app
+    with view("--no-browser", profile) as (_, address):
+        assert source(address, path) == "import this\n"
+        refused = "no frame of this profile has this source file"
+        assert source(address, __file__) == refused
+        assert source(address, "") == refused
+
+
+def test_source_files_of_received_frames_are_shown(app):
+    path, profile = app
+    with listen("--no-browser") as (command, address):
+        assert source(address, path) == "no frame of this profile has this source file"
+        send(command, profile)
+        assert source(address, path) == "import this\n"
+        assert source(address, __file__) == "no frame of this profile has this source file"
 
 
 def listen(*words):

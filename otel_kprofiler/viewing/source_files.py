@@ -1,0 +1,158 @@
+"""Reads source files that frames of the shown profile name.
+
+Profiles come from anywhere, so a name proves nothing: only regular files with the suffix of a
+programming language are read, or scripts that begin with ``#!``, with the rights of the user who
+reads the page. Text has no control characters but tabs.
+"""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+import io
+import os
+import platform
+import pwd
+import re
+import stat
+import threading
+import tokenize
+from typing import Final, NamedTuple
+
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.text import escape_controls
+
+MAX_SOURCE_BYTES: Final = 2 << 20
+"""Above the files that people edit in CPython and Linux, below generated ones (SQLite: 9 MB)."""
+_MAX_LINE: Final = 2000
+_SUFFIXES: Final = frozenset({
+    "adb", "ads", "asm", "c", "c++", "cc", "cjs", "cpp", "cu", "cuh", "cxx", "d", "def", "f",
+    "f90", "for", "go", "h", "hh", "hpp", "hs", "hxx", "i", "ii", "inc", "inl", "ipp", "java",
+    "jl", "js", "jsx", "kt", "l", "lua", "m", "mjs", "ml", "mm", "nim", "pas", "php", "pl",
+    "pm", "py", "pyi", "pyw", "pyx", "pxd", "pxi", "r", "rb", "rs", "s", "scala", "sx", "swift",
+    "tcc", "ts", "tsx", "v", "y", "zig",
+})  # fmt: skip
+_CXX_HEADER: Final = re.compile(r"/include/(?:.*/)?c\+\+/")  # <vector> has no suffix
+_SCRIPT: Final = b"#!"
+_LINE_END: Final = re.compile(r"\r\n?|\n")
+_QUADRATIC: Final = frozenset({"idna", "punycode"})
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+_SETGROUPS: Final = {"x86_64": 116, "aarch64": 159}
+"""Number of setgroups(2) in Linux's syscall_64.tbl and asm-generic/unistd.h."""
+
+
+class SourceError(KProfilerError):
+    """A source file that cannot be shown."""
+
+
+class SourceFile(NamedTuple):
+    r"""A source file.
+
+    Attributes:
+        text: its lines, separated by ``\n``; long lines are cut.
+        modified_ms: Unix time of its last change in milliseconds.
+    """
+
+    text: str
+    modified_ms: int
+
+
+def read_source(path: str, user: int) -> SourceFile:
+    """Reads a source file with the rights of a user.
+
+    Args:
+        path: absolute path, as in a frame.
+        user: id of the user. Another user than that of this process needs root, and a thread of
+            its own does the work, because Linux keeps these rights for each thread.
+
+    Raises:
+        SourceError: there is no such source file, or the user cannot read it.
+    """
+    if user == os.geteuid():
+        return _read(path)
+    results: list[SourceFile | KProfilerError] = []
+
+    def read() -> None:
+        try:
+            _become(user)
+            results.append(_read(path))
+        except KProfilerError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=read, name="source file")
+    thread.start()
+    thread.join()
+    if not results:
+        raise SourceError(f"{path} cannot be read: the reading thread failed")
+    if isinstance(results[0], KProfilerError):
+        raise results[0]
+    return results[0]
+
+
+def _become(user: int) -> None:
+    """Give this thread the rights of a user to files; the kernel drops those of root with it.
+
+    The functions of libc change groups and users of all threads; the system calls change one.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        account = pwd.getpwuid(user)
+        groups = os.getgrouplist(account.pw_name, account.pw_gid)
+        array = (ctypes.c_uint32 * len(groups))(*groups)
+        is_set = libc.syscall(_SETGROUPS[platform.machine()], len(groups), array) == 0
+    except KeyError as error:
+        raise SourceError(f"files cannot be read as user {user}: {error} is not known") from error
+    libc.setfsgid(ctypes.c_uint32(account.pw_gid))
+    libc.setfsuid(ctypes.c_uint32(user))
+    if not is_set or libc.setfsuid(ctypes.c_uint32(-1)) != user:
+        raise SourceError(f"files cannot be read as user {user}: the kernel refused the change")
+
+
+def _read(path: str) -> SourceFile:
+    if not path.startswith("/"):
+        raise SourceError(f"{path} is a relative path: the profile does not contain its directory")
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # to open a device may have effects
+            raise SourceError(f"{path} is not a regular file")
+        descriptor = os.open(path, _FLAGS)
+        with open(descriptor, "rb") as file:
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode):
+                raise SourceError(f"{path} is not a regular file")
+            data = file.read(MAX_SOURCE_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SourceError(f"{path} cannot be read: {reason}") from error
+    if len(data) > MAX_SOURCE_BYTES:
+        raise SourceError(f"{path} is larger than {MAX_SOURCE_BYTES >> 20} MiB")
+    if not _is_source(path, data):
+        raise SourceError(f"{path} is not shown: its name is not that of a source file")
+    lines = [_printable(line[:_MAX_LINE]) + "…" * (len(line) > _MAX_LINE)
+             for line in _LINE_END.split(_decode(path, data))]  # fmt: skip
+    return SourceFile("\n".join(lines), facts.st_mtime_ns // 1_000_000)
+
+
+def _is_source(path: str, data: bytes) -> bool:
+    _, dot, suffix = os.path.basename(path).rpartition(".")
+    if dot:
+        return suffix.lower() in _SUFFIXES
+    return data.startswith(_SCRIPT) or _CXX_HEADER.search(path) is not None
+
+
+def _decode(path: str, data: bytes) -> str:
+    """Decodes text: as its PEP 263 comment or byte order mark says, else UTF-8 or Latin-1."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", "replace")
+    if b"\0" in data:
+        raise SourceError(f"{path} is not text")
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        if encoding not in _QUADRATIC:
+            return data.decode(encoding)
+    except (SyntaxError, LookupError, UnicodeError):
+        pass  # an unknown encoding, or bytes that are not of it
+    return data.decode("latin-1")
+
+
+def _printable(line: str) -> str:
+    return "\t".join(map(escape_controls, line.split("\t")))

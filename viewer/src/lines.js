@@ -1,0 +1,71 @@
+// Counts of the lines of source files.
+
+import { KINDS } from "./profile.js";
+
+const PYTHON = KINDS.indexOf("python");
+
+// Counts of each node of the recorded tree itself, of what passes a filter and no transform drops.
+export function countRecorded(profile, filter, range) {
+  const own = new Float64Array(profile.recorded.nodes.parent.length);
+  const { node } = profile.samples;
+  profile.each(filter, range, (i, _, value) => (own[node[i]] += value));
+  return own;
+}
+
+// Of a file: `self` and `total` of each line (maps), and the largest of them. A line's total counts a stack
+// once, however often the line is in it. A line of Python itself includes the native code and the
+// kernel that it runs, since it is never the end of a stack that has these.
+export function linesOf(profile, own, file) {
+  const { nodes: { parent, frame }, frames, looks } = profile.recorded;
+  const { nodeOf, nodes: { frame: shown } } = profile;
+  const [self, total] = [new Map(), new Map()];
+  const sums = own.slice();
+  const isOf = (node) => frames.file[frame[node]] === file && frames.line[frame[node]] > 0;
+  const add = (map, node, value) => {
+    const line = frames.line[frame[node]];
+    if (value) map.set(line, (map.get(line) ?? 0) + value);
+  };
+  for (let node = own.length - 1; node >= 0; node -= 1) {
+    if (parent[node] >= 0) sums[parent[node]] += sums[node];
+    if (!own[node]) continue;
+    let at = node; // what a transform merged into its caller counts there
+    while (parent[at] >= 0 && looks[frame[at]] !== shown[nodeOf[node]]) at = parent[at];
+    if (isOf(at) && frames.kind[frame[at]] !== PYTHON) add(self, at, own[node]);
+    while (at >= 0 && frames.kind[frame[at]] !== PYTHON) at = parent[at];
+    if (at >= 0 && isOf(at)) add(self, at, own[node]);
+  }
+  for (let node = 0; node < own.length; node += 1) {
+    if (!isOf(node)) continue;
+    const line = frames.line[frame[node]];
+    let at = parent[node];
+    while (at >= 0 && !(isOf(at) && frames.line[frame[at]] === line)) at = parent[at];
+    if (at < 0) add(total, node, sums[node]);
+  }
+  return { self, total };
+}
+
+// The source file of a function (an index of strings, 0 for none): of several, that with the most samples.
+// `lines`: of its frames there.
+export function fileOf(profile, own, chosen) {
+  const { nodes: { frame, parent }, frames, functionOf } = profile.recorded;
+  const sums = own.slice();
+  const amounts = new Map();
+  for (let node = own.length - 1; node >= 0; node -= 1) {
+    if (parent[node] >= 0) sums[parent[node]] += sums[node];
+    const file = frames.file[frame[node]];
+    if (functionOf[frame[node]] === chosen && file) amounts.set(file, (amounts.get(file) ?? 0) + sums[node]);
+  }
+  const [[file] = [0]] = [...amounts].sort((a, b) => b[1] - a[1]);
+  const lines = new Set();
+  functionOf.forEach((of, at) => of === chosen && frames.file[at] === file && frames.line[at] && lines.add(frames.line[at]));
+  return { file, lines };
+}
+
+// The line with the most, of some lines: by itself, or in total if none has anything itself.
+export function hottest({ self, total }, of = null) {
+  for (const counts of [self, total]) {
+    const found = [...counts].filter(([line]) => of?.has(line) ?? true).sort((a, b) => b[1] - a[1] || a[0] - b[0]);
+    if (found.length) return found[0][0];
+  }
+  return 0;
+}
