@@ -36,6 +36,19 @@ class Refusal(enum.Enum):
     NO_MEMORY = "the kernel had no memory for the tables"
 
 
+NO_TABLE: Final = frozenset({Refusal.NOT_ELF, Refusal.NO_TEXT, Refusal.NO_FRAMES})
+"""The file has none; its code may have frame pointers."""
+MAY_PASS: Final = frozenset(
+    {
+        Refusal.GONE, Refusal.FORBIDDEN, Refusal.NOT_SAME, Refusal.CHANGED, Refusal.UNREADABLE,
+        Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED,
+    }
+)  # fmt: skip
+"""Temporary failures."""
+COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED})
+"""Temporary failures that may follow the whole work of a table, and are retried ever less often."""
+
+
 class TableRefused(Exception):  # noqa: N818 - an outcome, which the store counts
     """Tables must not be used.
 

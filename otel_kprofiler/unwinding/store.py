@@ -44,7 +44,7 @@ from otel_kprofiler.unwinding.loading import (
     open_code,
 )
 from otel_kprofiler.unwinding.maps import FileState, TableMaps, is_out_of_memory
-from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
+from otel_kprofiler.unwinding.refusal import COSTLY, MAY_PASS, NO_TABLE, Refusal, TableRefused
 from otel_kprofiler.unwinding.request import parse_requests
 from otel_kprofiler.unwinding.requests import Opened, RequestQueue
 from otel_kprofiler.unwinding.table import Tables
@@ -55,26 +55,15 @@ OPEN_SHARE: Final = 0.05
 """Long-term share of one CPU for opening files and reading their headers, after a burst of a
 second."""
 CPU_SHARE: Final = 0.05
-"""Long-term share of one CPU for loading tables.
-
-Making tables in child processes has a separate, equal share, so that a large Go program does not
-delay other files.
-"""
+"""Long-term share of one CPU for loading tables, and again for making them in child processes, so
+that a large Go program does not delay other files."""
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
+_EARLY_MAKERS: Final = _LOADERS - 1
+"""Tables made at a time before the first sample; later one at a time."""
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
 
-_NO_TABLE: Final = frozenset({Refusal.NOT_ELF, Refusal.NO_TEXT, Refusal.NO_FRAMES})
-_MAY_PASS: Final = frozenset(
-    {
-        Refusal.GONE, Refusal.FORBIDDEN, Refusal.NOT_SAME, Refusal.CHANGED, Refusal.UNREADABLE,
-        Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED,
-    }
-)  # fmt: skip
-
-_COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED})
-"""Temporary failures that may follow the whole work of a table, and are retried ever less often."""
 _FIRST_PLACES: Final = 4
 _MOST_GONE: Final = 16
 _MAX_GONE: Final = 1024
@@ -115,6 +104,7 @@ class TableStore:
         self._pending: set[FileKey] = set()
         self._early: set[FileKey] = set()  # keys that no sample has requested
         self._answered = threading.Condition(self._lock)
+        self._is_preloading = False  # the shares of a CPU do not apply: the time is limited
         self._holds = GrowingHolds()
         self._refused: dict[FileKey, int] = {}  # boot time at which it expires; 0: never
         self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
@@ -122,8 +112,8 @@ class TableStore:
         self._gone: dict[FileKey, int] = {}  # number of failed opens by file
         self._requests = RequestQueue(OPEN_SHARE, CPU_SHARE, _LOADERS, now_ns)
         self._postponed: FairQueue[FileRequest] = FairQueue(CPU_SHARE, now_ns, find_user)
-        self._turn: Turn[FileRequest] | None = None  # the process whose tables may be made
-        self._turn_ns = 0
+        self._turns: dict[FileKey, Turn[FileRequest]] = {}  # files whose tables may be made
+        self._turn_ns = self._counted_ns = 0
         self._children = Children()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = threading.Event()
@@ -152,10 +142,20 @@ class TableStore:
     def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
         """Load tables before samples request them, as many as fit; blocks.
 
+        Limited by time, not by shares of a CPU: a host may have many Go programs, whose tables take
+        half a second each.
+
         Args:
             requests: requests for files that are not pending, most important first.
             until_s: monotonic time at which loading and waiting end.
         """
+        self._is_preloading = True
+        try:
+            self._load_early(requests, until_s)
+        finally:
+            self._is_preloading = False
+
+    def _load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
         for request in requests:
             with self._lock:
                 if not self._wait_early(_MOST_EARLY - 1, until_s):
@@ -170,9 +170,14 @@ class TableStore:
             self._wait_early(0, until_s)
 
     def _wait_early(self, most: int, until_s: float) -> bool:
-        """Wait until at most ``most`` early requests are pending; returns False on timeout."""
+        """Wait until at most ``most`` early requests are pending; returns False on timeout.
+
+        Tables to be made take turns. Unless all are awaited, they do not delay other files.
+        """
         left_s = until_s - time.monotonic()
-        return self._answered.wait_for(lambda: len(self._early) <= most, left_s)
+        return self._answered.wait_for(
+            lambda: len(self._early) - (len(self._postponed) if most else 0) <= most, left_s
+        )
 
     def _end(self, key: FileKey) -> bool:
         """Record a completed request; returns whether it was early. The lock must be held."""
@@ -250,7 +255,8 @@ class TableStore:
     def _work(self) -> None:
         while (taken := self._requests.take()) is not None:
             with self._gate.work():
-                self._requests.done(taken, self._serve(taken.item))
+                cpu_ns = self._serve(taken.item)
+                self._requests.done(taken, 0 if self._is_preloading else cpu_ns)
 
     def _serve(self, item: FileRequest | Opened) -> int:
         """Open a file or load its tables; returns the CPU time, 0 if its device does not answer.
@@ -369,17 +375,17 @@ class TableStore:
             if reason is Refusal.GONE and not self._is_always_gone(key):
                 self._maps.forget_file(key)  # another process may have the file
                 return
-            state = FileState.NO_TABLE if reason in _NO_TABLE else FileState.UNAVAILABLE
+            state = FileState.NO_TABLE if reason in NO_TABLE else FileState.UNAVAILABLE
             self._refused.pop(key, None)
-            hold_ns = int(self._holds.extend(key) * 1e9) if reason in _COSTLY else _HOLD_NS
-            self._refused[key] = self._now_ns() + hold_ns if reason in _MAY_PASS else 0
+            hold_ns = int(self._holds.extend(key) * 1e9) if reason in COSTLY else _HOLD_NS
+            self._refused[key] = self._now_ns() + hold_ns if reason in MAY_PASS else 0
             while len(self._refused) > self._maps.sizes.files // 2:
                 oldest = next(iter(self._refused))
                 del self._refused[oldest]
                 self._maps.forget_file(oldest)
             self._maps.set_file(key, state)
             self._maps.announce()
-        if reason in _MAY_PASS:
+        if reason in MAY_PASS:
             self._wake()
 
     def _wake(self) -> None:
@@ -401,36 +407,43 @@ class TableStore:
                 self._maps.forget_file(key)
 
     def _index(self, request: FileRequest, make: MakeTables) -> Tables:
-        """Make tables, one file at a time, so that other threads stay available."""
+        """Make tables, a few files at a time, so that other threads stay available."""
         with self._lock:
-            if self._turn is None and not self._postponed:
+            if request.key not in self._turns:
                 self._postponed.put(request.tgid, request)
-                self._turn = self._postponed.take()
-            elif self._turn is None or self._turn.item is not request:
-                self._postponed.put(request.tgid, request)
-            if self._turn is None or self._turn.item is not request:
+                if len(self._postponed) == 1:
+                    self._take_turn()
+            if request.key not in self._turns:
+                self._answered.notify_all()
                 raise _PostponedError
         began_ns = children_time_ns()
         try:
             return make(children=self._children)
         finally:
-            cpu_ns = children_time_ns() - began_ns
             with self._lock:
+                now_ns = children_time_ns()
+                cpu_ns = now_ns - max(began_ns, self._counted_ns)
+                self._counted_ns = now_ns
                 self._cpu_ns += cpu_ns
-                self._turn_ns += cpu_ns
+                self._turn_ns += 0 if self._is_preloading else cpu_ns
+
+    def _take_turn(self) -> FileRequest | None:
+        """Give the turn to make tables to the next process. The lock must be held."""
+        most = _EARLY_MAKERS if self._is_preloading else 1
+        turn = self._postponed.take() if len(self._turns) < most else None
+        if turn is not None:
+            self._turns[turn.item.key] = turn
+        return turn and turn.item
 
     def _end_turn(self, request: FileRequest) -> None:
-        """Pass the turn to make tables to the next process."""
         with self._lock:
-            if self._turn is not None and self._turn.item is request:
-                self._postponed.done(self._turn, self._turn_ns)
-                self._turn, self._turn_ns = None, 0
+            if (turn := self._turns.pop(request.key, None)) is not None:
+                self._postponed.done(turn, self._turn_ns)
+                self._turn_ns = 0
 
     def _resume(self) -> None:
-        """Requeue the postponed request of the next turn."""
+        """Requeue the postponed requests whose turn it is."""
         with self._lock:
-            if self._turn is not None:
-                return
-            turn = self._turn = self._postponed.take()
-        if turn is not None:
-            self._requests.put(turn.item)
+            resumed = list(iter(self._take_turn, None))
+        for request in resumed:
+            self._requests.put(request)

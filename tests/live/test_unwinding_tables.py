@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -381,6 +382,50 @@ def test_unused_preloaded_tables_are_evicted_first(start, programs):
     running.kernel.loaded(wanted)
     running.kernel.loaded(used)
     assert running.kernel.file(unused) is None
+
+
+@pytest.fixture
+def programs_without_tables(tmp_path):
+    """Programs whose search tables must be made."""
+    first = compile_c(tmp_path / "static", WAITS, "-static", "-Wl,--no-eh-frame-hdr")
+    return [Path(shutil.copy(first, tmp_path / f"static-{number}")) for number in range(20)]
+
+
+def test_preloading_makes_costly_tables_and_leaves_the_budget_to_samples(
+    start, programs_without_tables, monkeypatch
+):
+    """Each costs half of the budget, and the clock that refills it stands still."""
+    spent_ns = iter(range(0, SECOND_NS * 1000, SECOND_NS // 2))
+    monkeypatch.setattr("otel_kprofiler.unwinding.store.children_time_ns", lambda: next(spent_ns))
+    running = start()
+    *early, later = programs_without_tables
+    for key in load_early(running, *early):
+        running.kernel.loaded(key)
+    (key,) = running.load(later)
+    running.kernel.loaded(key)
+
+
+def test_files_that_have_tables_are_preloaded_while_others_wait_to_be_made(
+    start, programs, programs_without_tables, monkeypatch
+):
+    can_start, run = threading.Event(), Children.run
+
+    def run_later(self, command, fd, limits):
+        assert can_start.wait(60)
+        return run(self, command, fd, limits)
+
+    monkeypatch.setattr(Children, "run", run_later)
+    running = start()
+    words = (running, *programs_without_tables, programs[0])
+    with ThreadPoolExecutor() as pool:
+        keys = pool.submit(load_early, *words)
+        deadline = time.monotonic() + 60
+        while not running.store.counts().loaded:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        can_start.set()
+        for key in keys.result():
+            running.kernel.loaded(key)
 
 
 def test_preloaded_tables_are_awaited_for_a_limited_time(start, programs, hanging_write):
