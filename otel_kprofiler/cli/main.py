@@ -6,6 +6,7 @@ import contextlib
 import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -91,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words[:1]
     _open_standard_streams()
+    if arguments is None:  # the parent may ignore it; how children end would then be lost
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         try:
             cli.main(words, prog_name="otel-kprofiler", standalone_mode=False)

@@ -55,6 +55,7 @@ from otel_kprofiler.host.kernel import (
     read_symbols_visibility,
 )
 from otel_kprofiler.host.limited_children import (
+    DONE,
     ChildFailed,
     ChildLimits,
     ChildProblem,
@@ -125,6 +126,7 @@ __all__ = [
     "COUNT_SW_DUMMY",
     "DEVICE_RETRY_S",
     "DISABLED",
+    "DONE",
     "ENABLE_ON_EXEC",
     "FIRST_HOLD_S",
     "INHERIT",

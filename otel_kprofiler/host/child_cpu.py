@@ -82,9 +82,13 @@ class MeteredChild(subprocess.Popen[bytes]):
 
     Attributes:
         cpu_ns: CPU time of all its threads, in nanoseconds, once it has ended or was left behind.
+        has_status: whether its return code is its own; otherwise the kernel has reaped it, because
+            this process ignores SIGCHLD, or other code has, and ``returncode`` may be 0 regardless
+            of how it ended.
     """
 
     cpu_ns = 0
+    has_status = False
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end as ``Popen.wait`` does, which ``communicate`` calls."""
@@ -92,6 +96,7 @@ class MeteredChild(subprocess.Popen[bytes]):
             try:
                 if not self._has_ended(timeout):
                     raise subprocess.TimeoutExpired(self.args, timeout or 0)
+                self.has_status = True
                 self.cpu_ns = self._read_clock()
             except OSError:
                 # Another thread has reaped it, or the kernel has, since this process ignores

@@ -15,9 +15,16 @@ from otel_kprofiler.host.child_cpu import CpuGrant, MeteredChild, has_exceeded_c
 from otel_kprofiler.host.child_memory import MemoryGrant, grant_memory, limit_memory
 from otel_kprofiler.host.patient_children import DeviceHangs, PatientChildren
 
+DONE: Final = b"\x04"
+"""Last byte that a child writes to standard error if it succeeds (EOT).
+
+Scripts that do not import this package write it, too."""
 _SHOWN: Final = 200
 _OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)
 """Exit signals of a process whose allocation failed, or that the kernel killed for memory."""
+_NO_STATUS: Final = (
+    "ended early; how is not known, since this process ignores SIGCHLD or reaps all children"
+)
 
 
 class ChildProblem(enum.Enum):
@@ -88,7 +95,8 @@ class LimitedChildren:
 
         Args:
             command: the program and its arguments. It reports the cause of a failure on standard
-                error, and ends with ``os.EX_TEMPFAIL`` if the cause may pass.
+                error, and ends with ``os.EX_TEMPFAIL`` if the cause may pass; ``DONE`` there means
+                success where the kernel does not keep its status.
             fd: the file.
             limits: limits of the command.
             output: descriptor for the output.
@@ -114,16 +122,16 @@ class LimitedChildren:
             raise ChildFailed(ChildProblem.UNANSWERED, str(error)) from error
         except subprocess.TimeoutExpired as error:
             raise ChildFailed(ChildProblem.TIME, f"took over {limits.wall_s:g} s") from error
-        if not child.returncode:
+        if not child.returncode and (child.has_status or errors.endswith(DONE)):
             return made
         if has_exceeded_cpu(child.returncode):
             raise ChildFailed(ChildProblem.CPU_TIME, limits.cpu.describe(), may_pass=False)
-        cause = errors[-_SHOWN:].decode("utf-8", "replace").strip()
+        cause = errors.removesuffix(DONE)[-_SHOWN:].decode("utf-8", "replace").strip()
         is_memory = child.returncode in _OUT_OF_MEMORY or "MemoryError" in cause
         problem = ChildProblem.MEMORY if is_memory else ChildProblem.FAILED
-        text = cause or describe_status(child.returncode)
+        text = cause or (describe_status(child.returncode) if child.returncode else _NO_STATUS)
         is_short = is_memory and grant.cgroup is not None
-        may_pass = is_short or child.returncode in (os.EX_TEMPFAIL, -signal.SIGKILL)
+        may_pass = is_short or child.returncode in (0, os.EX_TEMPFAIL, -signal.SIGKILL)
         raise ChildFailed(problem, text, grant, may_pass=may_pass)
 
     def _start(

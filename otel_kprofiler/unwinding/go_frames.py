@@ -442,6 +442,7 @@ def main() -> None:
         raise SystemExit(str(error) or type(error).__name__) from error
     while result:
         result = result[os.write(1, result) :]
+    os.write(2, b"\x04")  # ``DONE`` of host/limited_children.py
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ An audit hook (PEP 578) sees what Python code starts and opens, and the bpf(2) c
 is replaced: a test without the marker that uses the system fails, even if it catches the error.
 """
 
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -113,3 +114,11 @@ class SettableClock:
 @pytest.fixture
 def clock():
     return SettableClock()
+
+
+@pytest.fixture
+def ignored_children():
+    """This process ignores SIGCHLD, as some that embed the profiler do."""
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, handler)

@@ -22,7 +22,7 @@ from otel_kprofiler.elf import (
     read_load_addresses,
     read_sections,
 )
-from otel_kprofiler.host import give_up_capabilities, limit_resources
+from otel_kprofiler.host import DONE, give_up_capabilities, limit_resources
 from otel_kprofiler.symbols.user.symcache import VERSION
 
 HEADER: Final = struct.Struct("<8sQQ")
@@ -55,6 +55,7 @@ def main() -> None:
         # The disk is full, for example; EFBIG is the limit on the output.
         may_pass = isinstance(error, OSError) and error.errno != errno.EFBIG
         os._exit(os.EX_TEMPFAIL if may_pass else 1)
+    os.write(cause, DONE)
     os._exit(0)  # exits without freeing memory, which takes time
 
 

@@ -26,6 +26,22 @@ def test_the_version_lists_loader_interpreter_and_kernel():
     assert LibbpfLoader.find_version() in said.output
 
 
+def test_commands_learn_how_children_end_although_their_parent_ignored_it():
+    code = """
+import signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from otel_kprofiler.cli import main
+try:
+    main()
+finally:
+    print(signal.getsignal(signal.SIGCHLD).name)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "SIG_DFL"
+
+
 @pytest.mark.parametrize(
     ("words", "expected"), [("rec", "record"), ("record --du", "--duration"), ("symb", "symbolize")]
 )

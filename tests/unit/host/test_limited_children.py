@@ -1,6 +1,7 @@
 """Children that read a file, with limits."""
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from otel_kprofiler.host import (
     child_memory,
 )
 from otel_kprofiler.host.child_memory import MemoryLeft
+from tests.interpreters import environment
 
 pytestmark = pytest.mark.system
 
@@ -59,6 +61,35 @@ def test_a_failure_carries_the_cause_reported_by_the_child(run):
 
 def test_a_child_without_a_report_is_described_by_its_status(run):
     assert failure(run, "os._exit(3)") == (ChildProblem.FAILED, "status 3")
+
+
+_IGNORING = """
+import os, signal, sys
+from otel_kprofiler.host import ChildFailed, ChildLimits, CpuRate, LimitedChildren
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+limits = ChildLimits(256 << 20, CpuRate(least_s=30, per_mib_s=0, most_s=30).grant(0), 100)
+for code in (
+    "print('result')",  # without DONE
+    "print('result', flush=True); os.write(2, b'\\4')",
+    "print('part', flush=True); os.kill(os.getpid(), 9)",
+    "sys.exit('damaged')",
+):
+    with open("/dev/null") as file:
+        try:
+            command = [sys.executable, "-I", "-c", f"import os, sys; {code}"]
+            print(LimitedChildren().run(command, file.fileno(), limits))
+        except ChildFailed as error:
+            print(error.problem.name, error.may_pass, error)
+"""
+
+
+def test_a_child_succeeds_only_by_its_report_where_the_kernel_discards_its_status():
+    ran = subprocess.run(
+        [sys.executable, "-c", _IGNORING], env=environment(), capture_output=True, text=True
+    )
+    lost = "FAILED True ended early; how is not known, since this process ignores SIGCHLD"
+    lines = [line.removesuffix(" or reaps all children") for line in ran.stdout.splitlines()]
+    assert lines == [lost, "b'result\\n'", lost, "FAILED True damaged"], ran.stderr
 
 
 def test_a_child_is_limited_to_its_granted_memory(run):

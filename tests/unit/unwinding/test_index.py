@@ -120,6 +120,13 @@ def test_a_child_process_builds_the_same_table(tmp_path):
     assert (tables.entries, tables.origin, tables.search_offset) == (2000, 0x1000, None)
 
 
+@pytest.mark.usefixtures("ignored_children")
+def test_a_table_is_built_where_the_kernel_discards_the_status_of_children(tmp_path):
+    frames = cie()
+    frames += fde(frames, 0x3000)
+    assert in_process(tmp_path, frames).entries == 1
+
+
 def test_the_reason_for_a_rejection_is_returned(tmp_path):
     with pytest.raises(TableRefused, match="far from") as caught:
         in_process(

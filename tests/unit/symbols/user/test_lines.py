@@ -184,6 +184,12 @@ def test_converted_lines_are_cached_for_the_next_run(build, cache, opened, monke
         assert os.stat(Path(cache.path, name)).st_size > 10_000
 
 
+@pytest.mark.usefixtures("ignored_children")
+def test_lines_are_read_where_the_kernel_discards_the_status_of_children(build, opened):
+    addresses = code_addresses(build("pie"), 20)
+    assert any(map(SymbolicLines(None).open(opened(build("pie"))).lookup, addresses))
+
+
 def test_lines_are_read_without_a_cache_from_a_deleted_file(build, opened, tmp_path):
     path = tmp_path / "deleted"
     path.write_bytes(Path(build("pie")).read_bytes())
