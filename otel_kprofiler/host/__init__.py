@@ -109,6 +109,7 @@ from otel_kprofiler.host.process_stat import (
     TICK_NS,
     ProcessStat,
     parse_stat,
+    read_owner,
     read_start_ticks,
     read_stat,
 )
@@ -224,6 +225,7 @@ __all__ = [
     "read_limited",
     "read_maps",
     "read_online_cpus",
+    "read_owner",
     "read_pods",
     "read_possible_cpus",
     "read_process",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from otel_kprofiler.host.access import Access
 from otel_kprofiler.host.cpu_share import CpuShare
+from otel_kprofiler.host.process_stat import read_owner
 
 TURN_NS: Final = 100_000
 """Fixed cost of a turn besides its CPU time, so that turns without CPU time also rotate."""
@@ -17,6 +18,8 @@ RESERVE: Final = 0.2
 """Fraction of the share set aside as the reserve."""
 MAX_OWNERS: Final = 1024
 """Maximum number of owners and groups with a remembered cost; others start over."""
+
+_FILES: Final = Access()
 
 T = TypeVar("T")
 
@@ -36,16 +39,8 @@ class Turn(NamedTuple, Generic[T]):
 
 
 def find_user(owner: Hashable) -> Hashable:
-    """Effective user id of a running process; None if it has exited; others are by themselves.
-
-    The directory is the process's, whatever its files are (task_dump_owner() in fs/proc/base.c).
-    """
-    if not isinstance(owner, int):
-        return owner
-    try:
-        return os.stat(f"/proc/{owner}").st_uid
-    except OSError:
-        return None
+    """Effective user id of a running process; None if it has exited; others are by themselves."""
+    return read_owner(_FILES, owner) if isinstance(owner, int) else owner
 
 
 class FairQueue(Generic[T]):

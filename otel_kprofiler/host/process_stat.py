@@ -63,6 +63,22 @@ def read_stat(files: HostFiles, pid: int | str) -> ProcessStat | None:
         return None
 
 
+def read_owner(files: HostFiles, pid: int) -> int | None:
+    """Read the effective user id of a process; None if it does not exist.
+
+    The directory belongs to the process's user even where its files belong to root, as those of
+    processes that are not dumpable do (task_dump_owner() in fs/proc/base.c).
+    """
+    try:
+        fd = files.open_fd(f"/proc/{pid}")
+    except OSError:
+        return None
+    try:
+        return os.fstat(fd).st_uid
+    finally:
+        os.close(fd)
+
+
 def read_start_ticks(files: HostFiles, pid: int | str) -> int | None:
     """Read the start time of a process in ticks; None if it does not exist."""
     stat = read_stat(files, pid)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Final
 
-from otel_kprofiler.host import MAX_LEFT, PATIENCE_S, HostFiles, PatientCalls
+from otel_kprofiler.host import MAX_LEFT, PATIENCE_S, HostFiles, PatientCalls, read_owner
 from otel_kprofiler.model import ProcessKey
 
 MAX_OF_USER: Final = MAX_LEFT // 2
@@ -39,7 +38,7 @@ class HangingProcesses:
         self._users = {
             left: self._users[left] for left in self._users if self._calls.has_left(left)
         }
-        user = self._find_user(key)
+        user = read_owner(self._files, key.tgid)
         users = list(self._users.values())
         if key in self._users or len(users) >= MAX_LEFT or users.count(user) >= MAX_OF_USER:
             return False
@@ -50,14 +49,3 @@ class HangingProcesses:
     def stop(self) -> list[threading.Thread]:
         """Let all threads end; returns them, to be joined."""
         return self._calls.stop()
-
-    def _find_user(self, key: ProcessKey) -> int | None:
-        """Effective user id; None if the process has ended."""
-        try:
-            fd = self._files.open_fd(f"/proc/{key.tgid}")
-        except OSError:
-            return None
-        try:
-            return os.fstat(fd).st_uid
-        finally:
-            os.close(fd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -47,19 +46,6 @@ class Owners:
         if name is None:
             name = self._names[uid] = parse_user_name(self._read(), uid)
         return name
-
-    def find_owner(self, pid: int) -> int | None:
-        """Returns the effective user id of a process; None if it has exited."""
-        try:
-            fd = self._files.open_fd(f"/proc/{pid}")
-        except OSError:
-            return None
-        try:
-            # The directory belongs to the process's user, even if its files do not:
-            # task_dump_owner() in fs/proc/base.c.
-            return os.fstat(fd).st_uid
-        finally:
-            os.close(fd)
 
     def _read(self) -> bytes:
         for path in (_HOST, _OWN) if self._path is None else (self._path,):

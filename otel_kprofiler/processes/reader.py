@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from otel_kprofiler.host import TICK_NS, HostFiles, ProcessStat, read_stat
+from otel_kprofiler.host import TICK_NS, HostFiles, ProcessStat, read_owner, read_stat
 from otel_kprofiler.model import Attributes, AttributeValue, ProcessKey, RawSample
 from otel_kprofiler.otlp import KERNEL_THREAD, PROGRAM
 from otel_kprofiler.processes.owners import Owners
@@ -61,7 +61,7 @@ class ProcessReader:
             attributes = self._places.read(key.tgid, sample.cgroup_id if sample else 0)
         except OSError:
             return None
-        owner = self._owners.find_owner(key.tgid) if key.owner is None else key.owner
+        owner = read_owner(self._files, key.tgid) if key.owner is None else key.owner
         program = self._read_program(key.tgid)
         # Read last: the data above is of the sampled process only if the pid still has its start
         # time, to the tick that /proc shows, and of its program only if the stack is that one's.
@@ -107,10 +107,6 @@ class ProcessReader:
         # A container's user names are those of its image; the host's would mislead.
         owner = self._owners.find(uid) if not uid or "container.id" not in attributes else ""
         return {"process.owner": owner} if owner else {"process.user.id": uid}
-
-    def find_owner(self, pid: int) -> int | None:
-        """Returns the effective user id of a running process; None if it has exited."""
-        return self._owners.find_owner(pid)
 
     def _read_program(self, pid: int) -> dict[str, AttributeValue]:
         try:

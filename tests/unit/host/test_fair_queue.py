@@ -1,6 +1,8 @@
 """Fair queuing: processes that cause work take turns and share CPU time."""
 
 import os
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -185,6 +187,22 @@ def test_processes_are_grouped_by_user():
     assert find_user(os.getpid()) == os.geteuid()
     assert find_user(2**30) is None, "no such process"
     assert find_user("code") == "code", "no process"
+
+
+@pytest.mark.system
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes another user")
+def test_processes_that_are_not_dumpable_belong_to_their_user():
+    """Their files in /proc belong to root."""
+    code = (
+        "import ctypes, os; os.setresuid(65534, 65534, 65534); "
+        "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); print(flush=True); input()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as child:
+        child.stdout.readline()
+        assert os.stat(f"/proc/{child.pid}/maps").st_uid == 0
+        assert find_user(child.pid) == 65534
+        child.communicate(b"\n")
 
 
 def test_the_number_of_remembered_owners_is_bounded(queue):
