@@ -26,6 +26,7 @@ from otel_kprofiler.model import (
     SpanLink,
 )
 from otel_kprofiler.otlp import LOCAL_ROOT, SAMPLE_ATTRIBUTES, describe_request
+from otel_kprofiler.processes.search_time import SearchTime
 from otel_kprofiler.processes.thread_pointer import (
     NODEJS_VARIABLE,
     VARIABLE,
@@ -62,10 +63,10 @@ _MAX_MAPS: Final = 1024
 _OWNER: Final = 3  # in a ProcessKey: names belong to the program, whatever its user
 _AGAIN_S: Final = 10.0
 _MAX_CPU_S: Final = 0.2
-_MAX_LOOK_S: Final = 2.0
+_MAX_BLOCKED_S: Final = 2.0
 """Limits of a search, regardless of the process's memory: other processes wait meanwhile.
 
-The CPU time suffices for a large program on a busy host; elapsed time also covers slow memory.
+The CPU time suffices for a large program; blocked time covers slow memory.
 """
 _CPU_SHARE: Final = 200
 _SHARE: Final = 20
@@ -249,10 +250,10 @@ class PublishedThreads:
         objects = find_objects(parse_mappings(read_maps(self._files, pid)))
         auxv = read_limited(self._files, f"/proc/{pid}/auxv", _MAX_AUXV_BYTES)
 
-        until, cpu_until = time.monotonic() + _MAX_LOOK_S, time.thread_time() + _MAX_CPU_S
+        search = SearchTime(_MAX_CPU_S, _MAX_BLOCKED_S)
 
         def read(address: int, size: int) -> bytes:
-            if time.monotonic() > until or time.thread_time() > cpu_until:
+            if search.is_over():
                 raise _SearchTooLongError
             if not 0 <= address < 1 << 63:
                 raise OSError(f"no address of a process: {address:#x}")

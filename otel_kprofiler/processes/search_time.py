@@ -1,0 +1,62 @@
+"""Limits the time of a search by what it costs, not by how busy the CPU is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class SearchTime:
+    """Time that the calling thread may spend on a search; for this thread alone.
+
+    Time during which the thread waits for a CPU does not count: under ``cpu.max`` that is most of
+    the elapsed time, and a limit on this would end each search.
+
+    Args:
+        cpu_s: limit on CPU time, in seconds.
+        blocked_s: limit on time blocked, such as in reads of memory on a slow file system, in
+            seconds.
+        now_s: a steady clock, in seconds.
+        cpu_clock_s: the thread's CPU clock, in seconds.
+        read_delay_s: returns the time that the thread has waited for a CPU, in seconds.
+    """
+
+    def __init__(
+        self,
+        cpu_s: float,
+        blocked_s: float,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        cpu_clock_s: Callable[[], float] = time.thread_time,
+        read_delay_s: Callable[[], float] | None = None,
+    ) -> None:
+        self._now_s, self._cpu_clock_s = now_s, cpu_clock_s
+        self._read_delay_s = read_delay_s or read_run_delay_s
+        self._delay_s = self._read_delay_s()
+        self._until_s = now_s() + blocked_s
+        self._cpu_until_s = cpu_clock_s() + cpu_s
+
+    def is_over(self) -> bool:
+        """Returns whether a limit is exceeded."""
+        if self._cpu_clock_s() > self._cpu_until_s:
+            return True
+        now_s = self._now_s()
+        if now_s <= self._until_s:
+            return False
+        delay_s = self._read_delay_s()
+        self._until_s += delay_s - self._delay_s
+        self._delay_s = delay_s
+        return now_s > self._until_s
+
+
+def read_run_delay_s() -> float:
+    """Time that the calling thread has waited for a CPU, in seconds, throttling included.
+
+    The second field of ``/proc/thread-self/schedstat``
+    (Documentation/scheduler/sched-stats.rst); 0 where the kernel does not measure it.
+    """
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
