@@ -48,7 +48,7 @@ def test_the_graph_takes_most_of_the_window(browser, path, width, height):
     assert browser.evaluate(OUTSIDE) == []
 
 
-@pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich"])
+@pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich", "source"])
 @pytest.mark.parametrize(("width", "height"), SMALL)
 def test_panes_scroll_but_the_page_does_not(browser, path, tab, width, height):
     browser.open(f"{path.as_uri()}#tab={tab}", width=width, height=height)
@@ -73,6 +73,25 @@ def test_side_by_side_kinds_are_stacked_in_a_narrow_window(browser, tmp_path):
     })""")
     assert len(tops) == 2
     assert min(tops) > 80
+
+
+def test_controls_take_two_lines_in_a_wide_window(browser, path):
+    browser.open(path.as_uri(), width=1500, height=900)
+    for row in ("#controls", "#choices"):
+        assert browser.evaluate(HEIGHT_OF.format(row)) <= LINE, row
+
+
+@pytest.mark.parametrize("tab", ["table", "sandwich", "source"])
+@pytest.mark.parametrize("width", [1500, 1000, 810])
+def test_names_in_tables_are_legible_and_hide_no_numbers(browser, path, tab, width):
+    browser.open(f"{path.as_uri()}#tab={tab}", width=width, height=800)
+    rows = browser.evaluate("""[...document.querySelectorAll('td.name')].map(cell => {
+      const number = [...cell.parentNode.querySelectorAll('.number')].find(one => one.offsetWidth);
+      return [cell.clientWidth, cell.offsetLeft + cell.offsetWidth <= number.offsetLeft + 1,
+        getComputedStyle(cell).overflowX];
+    })""")
+    assert min(wide for wide, *_ in rows) > 120
+    assert all(beside and overflow == "hidden" for _, beside, overflow in rows)
 
 
 def test_the_time_strip_shrinks_in_a_low_window(browser, path):
