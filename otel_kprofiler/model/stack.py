@@ -212,6 +212,9 @@ class Line(NamedTuple):
 class Frame(NamedTuple):
     """An entry of a stack.
 
+    Compared by value, but hashed by identity: sets and dictionaries look up the object. Resolvers
+    share frames, and the hash of a value would cost more than all other work on a known frame.
+
     Attributes:
         module: owner of the code, None if unknown.
         address: RVA in ``module``, or the runtime address when ``module`` is None. Already
@@ -241,6 +244,9 @@ class Frame(NamedTuple):
     def function(self) -> str:
         """Returns the name of the physical function, empty if unresolved."""
         return self.lines[-1].function if self.lines else ""
+
+
+Frame.__hash__ = object.__hash__  # type: ignore[method-assign]  # not allowed in the class
 
 
 class RawFrames:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, cast
+from typing import Final
 
 from otel_kprofiler.model import (
     STACK_TRUNCATED,
@@ -157,6 +158,21 @@ class _RawLocations(dict[int, Token]):
         return token
 
 
+class _FrameLocations(dict[Frame, Token]):
+    """Location tokens of frames by identity, created on first use."""
+
+    __slots__ = ("_dictionary",)
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        super().__init__()
+        # A reference would make a cycle, which keeps the tables until the next collection.
+        self._dictionary: Dictionary = weakref.proxy(dictionary)
+
+    def __missing__(self, frame: Frame) -> Token:
+        token = self[frame] = self._dictionary.add_frame(frame)
+        return token
+
+
 class _ModuleMappings:
     """Mapping tokens of a module, with and without its range, created on first use."""
 
@@ -170,8 +186,8 @@ class _ModuleMappings:
 class Dictionary:
     """Interns values into the seven tables and serializes each entry once.
 
-    Frames, modules and stacks are looked up by identity first, so they must outlive the
-    dictionary. Not thread-safe.
+    Modules and stacks are looked up by identity first, so they must outlive the dictionary. Not
+    thread-safe.
 
     Attributes:
         tables: the entries.
@@ -190,7 +206,7 @@ class Dictionary:
         self._strings: dict[str, Token] = {"": b""}
         self._attributes: dict[type, dict[tuple[str, AttributeValue], Token]] = {str: {}, int: {}}
         self._functions: dict[_FunctionKey, Token] = {}
-        self._frames: dict[int, Token] = {}
+        self._frames = _FrameLocations(self)
         self._raw: dict[tuple[SideKind, Unresolved], _RawLocations] = {}
         self._stacks: dict[int, Token] = {}
         self._mappings: dict[int, _ModuleMappings] = {}
@@ -304,16 +320,11 @@ class Dictionary:
 
     def _locations(self, frames: Sequence[Frame]) -> bytes:
         """Returns joined tokens of frames."""
-        tokens: list[Token | None] = list(map(self._frames.get, map(id, frames)))
-        at = -1
-        for _ in range(tokens.count(None)):  # a stack has few new frames
-            at = tokens.index(None, at + 1)
-            tokens[at] = self._add_frame(frames[at])
-        return self._join(cast("list[Token]", tokens))
+        return self._join(map(self._frames.__getitem__, frames))
 
     def frame(self, frame: Frame) -> Token:
         """Returns the token of a frame's location."""
-        return self._frames.get(id(frame)) or self._add_frame(frame)
+        return self._frames[frame]
 
     def raw_locations(self, frames: RawFrames) -> Mapping[int, Token]:
         """Returns the tokens of raw addresses' locations, by address."""
@@ -326,7 +337,8 @@ class Dictionary:
             locations = self._raw[key] = _RawLocations(self.tables, self._writer, lines, attributes)
         return locations
 
-    def _add_frame(self, frame: Frame) -> Token:
+    def add_frame(self, frame: Frame) -> Token:
+        """Adds the location of a frame; returns its token."""
         module, address, lines, offset, side, unresolved, builtin, found_by = frame
         start = address - offset if unresolved is _NO_NAME and address < _MAX_INTEGER else None
         if self._names_all and not (lines and all(map(_has_name, lines))):
@@ -351,8 +363,7 @@ class Dictionary:
         if attributes is None:
             attributes = self._shortcuts[key] = self._frame_attributes(*key)
         entry = self._writer.location(mapping, address, places, attributes)
-        token = self._frames[id(frame)] = self.tables.intern(LOCATION, entry)
-        return token
+        return self.tables.intern(LOCATION, entry)
 
     def _lines(self, lines: tuple[Line, ...]) -> list[tuple[Token, int]]:
         functions = self._functions

@@ -31,9 +31,8 @@ def intern_frequent(
         pause: called frequently, to let other threads run.
     """
     stacks = list(dict.fromkeys(stacks[:: max(1, len(stacks) // _STACKS_COUNTED)]))
-    frames: dict[int, Frame] = {}
     raw = _RawAddresses()
-    uses: Counter[int] = Counter()
+    uses: Counter[int | Frame] = Counter()
     for start in range(0, len(stacks), _STACKS_AT_ONCE):
         pause()
         some = stacks[start : start + _STACKS_AT_ONCE]
@@ -45,21 +44,20 @@ def intern_frequent(
                     addresses.append(raw.keys(side.frames))
                 else:
                     counted += side.frames
-        frames.update(zip(map(id, counted), counted, strict=True))
-        uses.update(map(id, counted))
+        uses.update(counted)
         uses.update(chain.from_iterable(addresses))
     if len(uses) <= _ONE_BYTE_INDICES:
         return
     for key in sorted(uses, key=uses.__getitem__, reverse=True)[:_ONE_BYTE_INDICES]:
-        if key >= 0:
-            dictionary.frame(frames[key])
+        if isinstance(key, Frame):
+            dictionary.frame(key)
         else:
             raw.intern(key, dictionary)
         pause()
 
 
 class _RawAddresses:
-    """Maps raw addresses to negative numbers, distinct from ids and by side and reason."""
+    """Maps raw addresses to negative numbers, distinct by side and reason."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}

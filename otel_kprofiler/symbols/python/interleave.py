@@ -69,9 +69,7 @@ class Interleaver:
     ) -> None:
         self._loops = loops or KnownLoops()
         self._on_replaced = on_replaced
-        # By id(), since comparing frames is slow; the frames are kept alive for that.
-        self._marks: dict[int, int] = {}
-        self._marked: list[Frame] = []
+        self._marks: dict[Frame, int] = {}  # by identity
         self._version = self._loops.version
 
     def __call__(self, sides: Sequence[Side]) -> tuple[Side, ...]:
@@ -102,18 +100,17 @@ class Interleaver:
 
     def _find_interpreter(self, frames: tuple[Frame, ...]) -> dict[int, int]:
         """Finds evaluation loops, and the functions into which they were split."""
-        if self._version != self._loops.version or len(self._marked) > MAX_FRAMES_MARKED:
+        if self._version != self._loops.version or len(self._marks) > MAX_FRAMES_MARKED:
             self._version = self._loops.version
             self._marks.clear()
-            self._marked.clear()
         cached_marks = self._marks
         try:
-            marks = bytes(map(cached_marks.__getitem__, map(id, frames)))
+            marks = bytes(map(cached_marks.__getitem__, frames))
         except KeyError:
             for frame in frames:
-                if id(frame) not in cached_marks:
+                if frame not in cached_marks:
                     self._mark(frame)
-            marks = bytes(map(cached_marks.__getitem__, map(id, frames)))
+            marks = bytes(map(cached_marks.__getitem__, frames))
         return {at: mark for at, mark in enumerate(marks) if mark}
 
     def _mark(self, frame: Frame) -> None:
@@ -124,8 +121,7 @@ class Interleaver:
             mark = _Mark.LOOP
         elif name.startswith(_TAIL_CALL):
             mark = _Mark.PART
-        self._marked.append(frame)
-        self._marks[id(frame)] = int(mark)
+        self._marks[frame] = int(mark)
 
 
 def _with_name(frame: Frame) -> Frame:

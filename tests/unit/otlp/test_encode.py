@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -38,8 +40,10 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import SCHEMA_URL, Scope, check_payload, decode_windows, encode_window
+from otel_kprofiler.otlp.dictionary import Dictionary
 from otel_kprofiler.otlp.messages import require_current_layout
 from otel_kprofiler.otlp.payloads import parse_payloads
+from otel_kprofiler.otlp.protobuf import ProtobufWriter
 
 
 class Reader:
@@ -326,6 +330,26 @@ def test_equal_values_of_different_objects_are_merged(window):
             assert sorted(double.timestamps_unix_nano) == sorted(
                 2 * list(sample.timestamps_unix_nano)
             )
+
+
+def test_frames_are_looked_up_by_identity_and_compared_by_value(window):
+    frame = window.profiles[0].resources[0].samples[0].stack.frames[0]
+    twin = frame._replace()
+    assert twin == frame
+    assert {frame: 1}.get(twin) is None
+
+
+def test_a_dictionary_is_freed_without_the_garbage_collector(window):
+    stack = window.profiles[0].resources[0].samples[0].stack
+    dictionary = Dictionary(ProtobufWriter(), AttributeForm.INLINE)
+    gc.disable()
+    try:
+        assert dictionary.frame(stack.frames[0])
+        alive = weakref.ref(dictionary)
+        del dictionary
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_equal_resources_are_merged(window):
