@@ -29,7 +29,7 @@ def window(tmp_path, monkeypatch):
 
 def test_every_documented_example_is_tested():
     assert list(EXAMPLES) == [
-        "Send a batch", "Settings from the environment", "Do not wait for receivers",
+        "Send a batch", "Settings from the environment", "Export in the background",
         "Your own exporter",
     ]  # fmt: skip
 
@@ -46,7 +46,7 @@ def test_the_environment_selects_the_exporter(http_receiver, capsys):
 
 
 def test_a_queue_delivers_its_batches(window, capsys):
-    run("Do not wait for receivers", window=window, encode_window=encode_window)
+    run("Export in the background", window=window, encode_window=encode_window)
     assert capsys.readouterr().out == f"{window.sample_count} {{}}\n"
     assert check_file("profiles.jsonl") == []
     assert list(Path("spool").iterdir())

@@ -39,7 +39,7 @@ def run(heading):
 
 def test_every_documented_example_is_tested():
     assert list(EXAMPLES) == [
-        "Write a profile", "Read profiles", "Check payloads", "Split what others made", "Add names",
+        "Write a profile", "Read profiles", "Check payloads", "Split messages of other producers", "Add names",
     ]  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_only_the_invalid_message_violates_a_rule(capsys):
 
 
 def test_a_small_message_is_one_batch(capsys):
-    run("Split what others made")
+    run("Split messages of other producers")
     assert capsys.readouterr().out == "1 {}\n"
 
 
