@@ -157,7 +157,7 @@ def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
     pair = plain, profiled_
     profiled_.ask("/start")
     for service in pair:
-        os.sched_setaffinity(service.pid, {CPUS[0]})  # the thread that answers, not the others
+        os.sched_setaffinity(service.pid, {CPUS[0]})  # only the thread that handles requests
         service.ask(count=3 * batch)
     took: tuple[list[float], list[float]] = ([], [])
     used = [0.0, 0.0]
@@ -165,14 +165,14 @@ def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
         for which in (0, 1) if number % 2 else (1, 0):
             service = pair[which]
             profiled_.ask("/resume" if which else "/pause")
-            service.ask(count=2)  # it finds its caches as if nothing else had happened
+            service.ask(count=2)  # warms up its caches again
             before = cpu_seconds(service.pid)
             took[which].append(service.ask(count=batch))
             used[which] += cpu_seconds(service.pid) - before
     profiled_.ask("/resume")
     profiled_.ask("/stop")
     for service in pair:
-        os.sched_setaffinity(service.pid, CPUS)  # threads that start inherit it
+        os.sched_setaffinity(service.pid, CPUS)  # later threads inherit the affinity
     seconds = [statistics.median(times) / batch for times in took]
     cpu = [each / rounds / batch for each in used]
     ratio = statistics.median(with_ / without for without, with_ in zip(*took, strict=True))

@@ -130,7 +130,7 @@ def run_ns(off_cpu: OffCpuConfig, seconds: float) -> float:
                     results.append((int(facts.get("run_cnt", 0)), int(facts.get("run_time_ns", 0))))
     finally:
         STATS.write_text(before)
-    runs, run_time_ns = max(results)  # of all programs, that at switches runs most often
+    runs, run_time_ns = max(results)  # the program on context switches runs most often
     return run_time_ns / runs
 
 
@@ -161,7 +161,7 @@ def rows(quick: bool) -> Iterator[Row]:
             for name, (off_cpu, _) in settings.items():
                 with following(off_cpu):
                     if off_cpu.samples_per_second:
-                        measure(settling)  # until there are as many samples as are wanted
+                        measure(settling)  # until the sampling rate has settled
                     ratios[name].append(measure(seconds) / plain[-1])
         floor, without = statistics.median(empty), statistics.median(plain)
         yield Row(f"empty program: {load}", f"{floor * without:.0f} switches/s",

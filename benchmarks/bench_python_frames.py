@@ -51,7 +51,7 @@ def working(depth: int, cpu: int) -> Iterator[None]:
 
     def pinned() -> None:
         os.sched_setaffinity(0, (cpu,))
-        work(depth - 4, stop)  # beside: Thread's three functions, and this one
+        work(depth - 4, stop)  # without Thread's three functions, and this one
 
     thread = threading.Thread(target=pinned)
     thread.start()

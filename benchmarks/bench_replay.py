@@ -38,7 +38,7 @@ class Costs(NamedTuple):
 def record(path: str, seconds: float) -> None:
     """Record whole stacks with names of the load of :mod:`benchmarks.peer`, and of nothing else."""
     with user_load(seconds + 30, without={"node"}) as pids:
-        time.sleep(5)  # until the load has compiled its program
+        time.sleep(5)  # until the load's program has been compiled
         command = [sys.executable, "-m", "otel_kprofiler", "record", "-d", f"{seconds}s"]
         options = ["--stacks", "both", "--user-symbols", "names", "--raw", path]
         targets = [word for pid in pids for word in ("-p", str(pid))]

@@ -72,7 +72,7 @@ def see_without_capabilities(pid: int, seconds: float) -> Seen:
         answer = file.read()
     os.waitpid(child, 0)
     if not answer:
-        raise RuntimeError("perf events were refused: is kernel.perf_event_paranoid above 2?")
+        raise RuntimeError("perf events are not permitted: is kernel.perf_event_paranoid above 2?")
     return Seen(*struct.unpack("=QQ", answer))
 
 

@@ -60,7 +60,7 @@ def service(_: float) -> Iterator[list[int]]:
         client = threading.Thread(target=_ask, args=(port, stop))
         client.start()
         try:
-            time.sleep(3)  # the workers are there then
+            time.sleep(3)  # until the workers have started
             children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()
             yield [server.pid, *map(int, children.split())]
             assert server.poll() is None, "gunicorn has ended"

@@ -42,7 +42,7 @@ class Functions:
                 (part["p_vaddr"], part["p_filesz"], part["p_offset"])
                 for part in elf.iter_segments("PT_LOAD")
             ]
-            # Mapped while the file has a name.
+            # Mapped now, since a temporary file may lose its name.
             self._content = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             tables = list(elf.iter_segments("PT_GNU_EH_FRAME"))
             self._table_at = tables[0]["p_vaddr"] if tables else 0

@@ -394,7 +394,7 @@ def main() -> None:
     parser.add_argument("--collector", choices=VERSIONS, default=VERSIONS[0])
     parser.add_argument("--write", type=Path, help="page that gets the table")
     arguments = parser.parse_args()
-    logging.getLogger("otel_kprofiler").setLevel(logging.ERROR)  # each host warns of the restart
+    logging.getLogger("otel_kprofiler").setLevel(logging.ERROR)  # hosts warn of the restart
     rows = []
     for what, value in describe(arguments, run(arguments)):
         rows.append((what, value))

@@ -50,7 +50,7 @@ class _Task(NamedTuple):
     window: Window
     queues: tuple[ExportQueue, ...]
     samples: SampleCounts
-    not_offered: Mapping[str, SampleCounts]  # by exporter, as of that time
+    not_offered: Mapping[str, SampleCounts]  # by exporter, when the window was closed
 
 
 class Reporter:

@@ -143,8 +143,8 @@ class _Fork(NamedTuple):
 class _Registry:
     def __init__(self) -> None:
         self._members: tuple[tuple[ForkStep, weakref.ref[ForkAware]], ...] = ()
-        self._lock = ProcessLock()  # guards changes of the tuple, and the hooks of a child
-        self._one_fork = threading.RLock()  # serialises forks of several threads
+        self._lock = ProcessLock()  # guards changes to the tuple, and a child's hooks
+        self._one_fork = threading.RLock()  # serialises concurrent forks
         self._forks: list[_Fork] = []  # several forks if nested
         self._armed = False
         self._pid = os.getpid()  # pid of the process that the members belong to
@@ -200,7 +200,7 @@ class _Registry:
             if pid in (
                 self._pid,
                 self._catching_up,
-            ):  # done, or called by a hook
+            ):  # hooks have run, or a hook called this
                 return
             self._catching_up = pid
             self._one_fork = threading.RLock()

@@ -72,7 +72,7 @@ def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
             )  # fmt: skip
         if stop.busy:
             _log.warning(
-                "stopped without waiting for %s: the time to stop is over",
+                "stopped without waiting for %s: the stop timeout has expired",
                 ", ".join(sorted(stop.busy)),
             )
 

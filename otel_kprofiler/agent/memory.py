@@ -107,7 +107,7 @@ def unmap_startup_pages() -> None:
     access. Mappings that differ from their files (private pages, see proc_pid_smaps(5)) are
     left alone.
     """
-    libc = ctypes.PyDLL(None)  # keeps the interpreter's lock, which a callback would wait for
+    libc = ctypes.PyDLL(None)  # holds the GIL, so callbacks need not wait for it
     if not hasattr(libc, "dl_iterate_phdr"):
         return
     with open("/proc/self/smaps", "rb") as file:

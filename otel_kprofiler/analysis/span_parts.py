@@ -252,7 +252,7 @@ def _find_parts(
     loops = [0, *accumulate(event.weight * event.is_loop for event in events)]
     loop_counts = [0, *accumulate(event.is_loop for event in events)]
     for trace, in_trace in places.items():
-        wanted: defaultdict[str, list[int]] = defaultdict(list)  # by name: indices of `in_trace`
+        wanted: defaultdict[str, list[int]] = defaultdict(list)  # indices into `in_trace` by name
         for index, at in enumerate(in_trace):
             name = names.get(events[at].span or _NO_SPAN)
             if name is not None:

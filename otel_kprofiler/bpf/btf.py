@@ -22,7 +22,7 @@ _KIND_UNION: Final = 5
 _KIND_FUNC: Final = 12
 # Kinds that alias or qualify a type: typedef, volatile, const, restrict, type tag.
 _TRANSPARENT: Final = frozenset({8, 9, 10, 11, 18})
-# Bytes behind the three words of a type, by kind: fixed, and for each of its members.
+# Bytes after a type's three words, by kind: fixed part, and per member.
 _TAILS: Final = {
     1: (4, 0), 3: (12, 0), 4: (0, 12), 5: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12),
     17: (4, 0), 19: (0, 12),

@@ -173,7 +173,7 @@ class CpuLines:
     def runs(self, cpu: int) -> int:
         """Returns the number of completed runs of the program on a CPU."""
         first = cpu * _CPU_LINE_WORDS
-        # Samples taken or left out; ring_full is part of taken.
+        # Samples taken or omitted; taken includes ring_full.
         return self._words[first] + sum(self._words[first + 2 : first + _COUNTERS])
 
     def in_flight(self) -> list[int]:
@@ -234,7 +234,7 @@ def parse_records(
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
     kinds: dict[int, ProfileKind] = {}
     of_waits = waits or WaitRecords([], [])
-    # Most stacks of a chunk repeat; copies of a backlog would take several times the memory.
+    # Most stacks in a chunk repeat; copies would multiply the memory for a backlog.
     sides: dict[bytes, bytes] = {}
     shared = sides.setdefault
     for start, end in record_spans(chunk):
@@ -256,7 +256,7 @@ def parse_records(
         python = user + user_bytes if user_bytes > 0 else user
         last = python + python_bytes if python_bytes > 0 else python
         if last + context_bytes != end:
-            raise ValueError(f"the record at byte {start} and its stacks differ in length")
+            raise ValueError(f"the record at byte {start} and its stacks have different lengths")
         user_damaged = user_bytes > 0 and user_stack_bytes(chunk, user) != user_bytes
         if user_damaged or (python_bytes > 0 and python_stack_bytes(chunk, python) != python_bytes):
             side = "user" if user_damaged else "Python"

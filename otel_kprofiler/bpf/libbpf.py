@@ -153,7 +153,7 @@ class _LibbpfObject:
     def _failure(self, what: str, code: int) -> Exception:
         """Convert a failure; the verifier shares error codes with other causes, but has a log."""
         log = self._messages.text()
-        if code == errno.EBADF:  # libbpf continues without a descriptor that it could not open
+        if code == errno.EBADF:  # libbpf goes on after a failed open
             code = errno.EMFILE
         reason = f"{what} {self._spec.object.name} failed: {os.strerror(code)}"
         rejected = what != _LOADING or "BEGIN PROG LOAD LOG" in log
@@ -174,7 +174,7 @@ class _Messages:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._parts: list[bytes] = []
-        # A reference keeps it alive while libbpf may call it.
+        # This reference keeps the callback alive while libbpf may call it.
         self._callback = _PRINT_TYPE(self._print)
 
     def __enter__(self) -> Self:

@@ -94,7 +94,9 @@ class CodeParser:
         file = start + _DESCRIPTION.size
         name = file + file_bytes
         if name + name_bytes != end:
-            raise ValueError(f"the description at byte {start} and its texts differ in length")
+            raise ValueError(
+                f"the description at byte {start} and its strings have different lengths"
+            )
         pending_id, table = self._tables.pop(code_id >> _CPU_SHIFT, (0, bytearray()))
         whole = pending_id == code_id and len(table) == table_bytes
         return PythonCode(

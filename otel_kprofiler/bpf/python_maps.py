@@ -24,7 +24,7 @@ _THREADS: Final = 8192
 _TOLD: Final = 16384  # processes
 _OTHER_PROGRAMS: Final = 4096
 _OTHER_PROGRAM_NS: Final = 60 * 10**9
-_OWN_THREADS: Final = 1024  # also without frames: spans of a service need the map
+_OWN_THREADS: Final = 1024  # needed for spans even without Python frames
 _CODES: Final = 16384
 _CONFIG: Final = struct.Struct("=13Q")
 _PROCESS: Final = struct.Struct("=7Q")

@@ -110,7 +110,7 @@ X86_64: Final = Processor(
     address_mask=(1 << 64) - 1,
     sigreturn=bytes.fromhex("48c7c00f0000000f"),  # mov $15, %rax; syscall (its first byte)
     syscall=bytes.fromhex("0f05"),
-    goexit=bytes.fromhex("90e8"),  # nop; call: the return address is behind the nop
+    goexit=bytes.fromhex("90e8"),  # nop; call: the return address is after the nop
     goexit_back=1,
     sigreturn_bytes=9,
     signal_at=40,  # ucontext: flags, link, stack (3 words), then sigcontext
@@ -137,7 +137,7 @@ _A64_SIGNAL: Final = tuple(_WORD * (number + 1) for number in range(32))
 
 AARCH64: Final = Processor(
     flags=A64_CALLS | LINK_REGISTER,
-    address_mask=(1 << 48) - 1,  # signatures of VA_BITS = 48 begin there; more only on request
+    address_mask=(1 << 48) - 1,  # with 48-bit addresses, PAC bits start here
     sigreturn=bytes.fromhex("681180d2010000d4"),  # mov x8, #139; svc #0
     syscall=bytes.fromhex("010000d4"),
     goexit=b"",

@@ -38,7 +38,7 @@ WAIT_UNIT_NS: Final = 256
 """Thresholds are multiples of this (``UNIT_SHIFT``), and fit into 32 bits in this unit."""
 PLACES: Final = 16
 """Number of threads per bucket."""
-_PLACES_AT_ONCE: Final = 4096  # threads of a bucket fill whole pages
+_PLACES_AT_ONCE: Final = 4096  # the threads of a bucket fill whole pages
 
 
 class WaitOffsets(NamedTuple):
@@ -181,7 +181,7 @@ class WaitThread(NamedTuple):
 def parse_threads(data: bytes) -> Iterator[WaitThread]:
     """Parses consecutive structs. Raises ``ValueError`` if one is truncated."""
     if len(data) % THREAD_BYTES:
-        raise ValueError("a thread of the off-CPU totals is cut off")
+        raise ValueError("an entry of the off-CPU totals is truncated")
     states = len(WaitState)
     for words in _THREAD.iter_unpack(data):
         _, since, _, _, state, epoch, _, flags, threshold = words[:9]

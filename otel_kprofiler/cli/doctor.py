@@ -40,7 +40,7 @@ def command(*, as_json: bool) -> None:
     trial = _Trial()
     findings = doctor(access, loaders=loaders, try_sampler=trial.run)
     findings += trial.findings
-    if not is_in_user_namespace(access):  # these findings would only repeat the namespace's
+    if not is_in_user_namespace(access):  # in a user namespace, these findings would be redundant
         findings.append(find_ksymbol_method(access))
         hidden = find_hidden_symbols(access)
         if hidden and hidden.level is Level.OK:

@@ -35,7 +35,7 @@ COMMANDS: Final = {
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 _WRITE_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-_NO_THREAD: Final = "can't start new thread"  # CPython has no other indication of it
+_NO_THREAD: Final = "can't start new thread"  # CPython raises only this message
 
 
 class LazyCommands(click.Group):

@@ -98,7 +98,7 @@ class Screen:
     def __exit__(self, *_: object) -> None:
         try:
             self._leave()
-        finally:  # even if another signal has ended it
+        finally:  # even if another signal interrupts _leave()
             self._open.close()
 
     def size(self) -> os.terminal_size:
@@ -232,7 +232,7 @@ class Screen:
     def _read_some(self) -> bytes:
         try:
             return os.read(self._input, 1024)
-        except OSError:  # closed; or in the background without a shell to continue it
+        except OSError:  # closed, or a background process without a shell
             return b""
 
     def _stop_reading(self) -> None:
@@ -258,5 +258,5 @@ def _open_output() -> int:
     try:
         flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
         return os.open(os.ttyname(number), flags)
-    except OSError:  # it has no name here, such as in a container
+    except OSError:  # the terminal has no path in this container
         return os.dup(number)

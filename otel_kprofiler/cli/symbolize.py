@@ -129,7 +129,7 @@ def _check(options: Options) -> None:
     """Reject conflicting options."""
     in_process, with_copies = options.pid is not None, options.kallsyms is not None
     if not with_copies and any(options.copies.values()):
-        raise click.UsageError("copies of other files need --kallsyms")
+        raise click.UsageError("options for files copied from a host need --kallsyms")
     if options.rvas and (with_copies or not options.elf_files):
         raise click.UsageError("--rva needs --elf, and cannot be combined with --kallsyms")
     if in_process + with_copies + (options.payload is not None) > 1:
@@ -139,7 +139,7 @@ def _check(options: Options) -> None:
     if options.offsets and not (in_process or options.elf_files):
         raise click.UsageError("--file-offset needs --pid or --elf")
     if (options.payload is None) != (options.output is None):
-        raise click.UsageError("--payload and -o need each other")
+        raise click.UsageError("--payload requires -o, and -o requires --payload")
     has_words = bool(options.words or options.rvas)
     if options.payload is not None and has_words:
         raise click.UsageError("--payload takes no addresses")

@@ -215,7 +215,7 @@ def _body(state: TopState, shown: Shown, size: Size, room: int) -> Iterator[str]
     for at, section in enumerate(sections):
         others = sections[at + 1 :]
         count = room
-        if others:  # half, or the space that the other table leaves
+        if others:  # half of the rows, or those that the other table does not need
             count = max(room // 2, room - len(others[0].groups))
         row = selected - first if selected is not None else None
         start = max(0, min(row or 0, len(section.groups) - 1) - count + 1)
@@ -273,7 +273,7 @@ def _table(
 
 
 def _share(title: str, shares: Iterable[float], keep: int, is_sorted: bool) -> Column:
-    if is_sorted:  # narrow terminals keep it
+    if is_sorted:  # shown on narrow terminals, too
         title, keep = f"[{title}]", keep + 2
     return Column(f"{title:>7}", [f"{share:7.1%}" for share in shares], keep)
 

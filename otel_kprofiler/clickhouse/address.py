@@ -75,7 +75,7 @@ def parse_address(text: str, environ: Mapping[str, str]) -> Address:
     """
     problem = f"{redact_address(text)} is not a ClickHouse address"
     try:
-        text.encode()  # names of ClickHouse are UTF-8
+        text.encode()  # ClickHouse names are UTF-8
         unquote(text, errors="strict")
         parts = urlsplit(text)
         port, host = parts.port, parts.hostname

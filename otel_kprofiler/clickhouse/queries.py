@@ -93,7 +93,7 @@ def samples(
         need: the parts needed.
         step_ns: also merge samples of the same time step; None to keep times separate.
     """
-    always = {WAIT_STATE, WAIT_CAUSE}  # since reports leave out waits of idle threads
+    always = {WAIT_STATE, WAIT_CAUSE}  # since reports omit waits of idle threads
     if need.stacks:
         always |= {STACK_STATUS.format(side.name) for side in SIDES}
     wanted = None if need.samples is None else need.samples | always

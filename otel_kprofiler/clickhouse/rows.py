@@ -33,7 +33,7 @@ MAX_TIMES: Final = 20_000_000
 MAX_ROWS: Final = 2_000_000
 """Limit on rows in memory; each uses about 500 bytes until it is written or shown."""
 
-_NARROWER: Final = "name a shorter time by --from and --to, one --service or one --process"
+_NARROWER: Final = "narrow the query with --from and --to, --service or --process"
 _Pairs = tuple[tuple[str, str], ...]
 
 
@@ -151,9 +151,7 @@ class RowReader:
         if self._stacks is None:
             return IN_KERNEL if number else NOT_IN_KERNEL
         if number not in self._stacks:
-            raise KProfilerError(
-                "samples arrived or were removed while they were read", hint="try again"
-            )
+            raise KProfilerError("rows were added or removed during the query", hint="try again")
         return self._stacks.get(number, read.statuses)
 
 

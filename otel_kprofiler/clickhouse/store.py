@@ -143,7 +143,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
             if len(stacks) > MAX_STACKS:
                 raise KProfilerError(
                     f"there are more than {MAX_STACKS:,} different stacks",
-                    hint="name a shorter time by --from and --to, one --service or one --process",
+                    hint="narrow the query with --from and --to, --service or --process",
                 )
         return stacks
 
@@ -180,7 +180,7 @@ def _as_one_window(
         account = parse_account(counted.get(kind, {}))
         window = sum(
             origin.profile.kind == kind.kind for origin in merged
-        )  # each window has a kind once
+        )  # a window has one profile per kind
         profile = Profile(kind.kind, kind.period, (), account.taken, account.lost)
         merged.append(Origin(window, *times, profile, size))
     tables = samples.tables._replace(origins=merged)

@@ -113,10 +113,10 @@ def parse_document(
         document.problems.append(
             ConfigProblem(path, place[0], place[1], "", f"not YAML: {problem}")
         )
-    except YAMLError as error:  # forbidden characters; has no mark
+    except YAMLError as error:  # forbidden characters: the error has no mark
         message = " ".join(str(error).split())
         document.problems.append(ConfigProblem(path, 0, 0, "", f"not YAML: {message}"))
-    except (AssertionError, KeyError):  # which one depends on the library's version
+    except (AssertionError, KeyError):  # the exception depends on the library's version
         problem = "not YAML: unknown version after %YAML"
         document.problems.append(ConfigProblem(path, 0, 0, "", problem))
     except RecursionError:

@@ -237,7 +237,7 @@ class _Client(Exporter):
         "the profiles schema. Collectors from v0.163 on reject unsupported versions. Empty: the "
         "header is not sent, which means version 1.",
     )
-    proxy_url: str  # each transport describes it
+    proxy_url: str  # described by each transport
 
     @field_validator("headers")
     @classmethod

@@ -175,7 +175,7 @@ class ClientSettings:
             if not re.fullmatch(r"[0-9A-Za-z_.-]+", name) or not re.fullmatch(r"[ -~]*", value):
                 raise ExportError(
                     f"the header {name!r} cannot be sent",
-                    hint="names allow only letters, digits and -_., values only printable ASCII",
+                    hint="names may contain letters, digits and -_., values printable ASCII",
                 )
             checked[name.lower()] = value
         return checked

@@ -197,7 +197,7 @@ class FileExporter(ProfileExporter):
         if at != size:
             raise ExportError(
                 f"{self._path} does not end with a complete message",
-                hint="it is truncated or in another format: move it away or choose another path",
+                hint="it is truncated or in a different format: move it or choose another path",
             )
 
     def _prepare(self, more: int) -> None:

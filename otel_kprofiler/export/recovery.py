@@ -104,7 +104,7 @@ class Recovery:
         self._closed = True
         self._is_whole = True  # the segment before
         self._aside_from: SampleCounts | None = None  # appended before segments put aside
-        self._rest = SampleCounts()  # of the window of the last batch, in others behind it
+        self._rest = SampleCounts()  # samples of the last batch's window in later batches
         self._appended = SampleCounts()  # through the last batch
         self._aside: list[tuple[SampleCounts, SampleCounts]] = []
         self.totals = Totals()

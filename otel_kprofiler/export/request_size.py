@@ -29,7 +29,7 @@ class RequestSize:
     def __init__(self, configured: int | None) -> None:
         self._configured = configured
         self._learned_s = -math.inf
-        self._has_accepted = False  # since it rejected a whole batch
+        self._has_accepted = False  # since the receiver rejected a whole batch
         self.forget()
 
     def forget(self) -> None:

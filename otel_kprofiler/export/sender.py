@@ -84,7 +84,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self.max_bytes = settings.max_bytes
         self._limit = settings.max_bytes
         self._size = RequestSize(settings.max_bytes)
-        self._logged_bytes: int | None = None  # of the limit that the last warning names
+        self._logged_bytes: int | None = None  # limit reported by the last warning
         self.attributes = settings.attributes
         self.unnamed_frames = settings.unnamed_frames
         self._timeout_s = settings.timeout_s
@@ -161,7 +161,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 parts.append(Part(part, _accepted(part, answer)))
                 continue
             failing = [part]
-            if cause is not LossCause.REJECTED:  # it affects all others, too
+            if cause is not LossCause.REJECTED:  # the problem affects all batches
                 failing += pending
                 pending.clear()
             parts += [
@@ -169,7 +169,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 for left in failing
             ]
         refused_parts = [part.result.lost.keys() == {LossCause.TOO_LARGE} for part in parts]
-        if is_refused and len(parts) > 1 and all(refused_parts):  # not a large sample alone
+        if is_refused and len(parts) > 1 and all(refused_parts):  # not just a large sample
             learned.refuse_all()
         self.max_bytes = learned.encoded
         return parts
@@ -196,7 +196,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         if learned != self._logged_bytes:
             self._logged_bytes = learned
             _log.warning(
-                "%s: %s: takes no request of %d bytes (%s): it is divided, and later ones have at"
+                "%s: %s: rejects requests of %d bytes (%s): they are split, and later ones have at"
                 " most %d bytes", self.name, self.endpoint, size, why, learned,
                 extra={"subject": f"{self.name} size"},
             )  # fmt: skip
@@ -216,7 +216,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         try:
             return self._attempt(body, timeout_s)
         except Exception as error:
-            # The exception is logged with its traceback, and libraries put addresses into messages.
+            # The traceback is logged, and libraries put addresses into messages.
             self._secrets.redact_error(error)
             raise
 

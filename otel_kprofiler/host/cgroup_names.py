@@ -136,7 +136,7 @@ def _find_container(parts: list[str]) -> tuple[int, str]:
                 return at, fargate[1]
             continue
         match = CONTAINER_ID.fullmatch(part) or _BY_COLONS.fullmatch(part)
-        # A pod of podman, if below this directory and without a runtime's name.
+        # A podman pod, if below this directory and without a runtime's prefix.
         if match and not (part == match[1] and at and parts[at - 1] == _POD_PARENT):
             return at, match[1]
     return -1, ""

@@ -163,7 +163,7 @@ def _read_left(files: HostFiles, directory: str, names: _Files) -> MemoryLeft | 
     limits = []
     for name in names.limits:
         path = f"{directory}/{name}"
-        with suppress(OSError, ValueError):  # none in the root; "max" is not a number
+        with suppress(OSError, ValueError):  # the root cgroup has no limit; "max" is not a number
             limit = int(files.read_bytes(path))
             if limit < _UNLIMITED:
                 limits.append((limit, path))

@@ -71,12 +71,12 @@ class FairQueue(Generic[T]):
         self._share = CpuShare(share * (1 - RESERVE))
         self._reserve = CpuShare(share * RESERVE)
         self._now_ns, self._find_group = now_ns, find_group
-        self._waiting: dict[Hashable, deque[T]] = {}  # without empty ones; longest waiting first
+        self._waiting: dict[Hashable, deque[T]] = {}  # non-empty groups only; longest waiting first
         self._groups: dict[Hashable, Hashable] = {}  # of owners with a cost
         self._costs: dict[Hashable, _Costs] = {}  # of owners, by group
         self._group_costs = _Costs()
-        self._last_ns: dict[Hashable, int] = {}  # time of the last turn, the oldest first
-        self._sizes: Counter[Hashable] = Counter()  # how much work of a group waits
+        self._last_ns: dict[Hashable, int] = {}  # time of the last turn, oldest first
+        self._sizes: Counter[Hashable] = Counter()  # a group's amount of pending work
 
     def __len__(self) -> int:
         return self._sizes.total()
@@ -216,7 +216,7 @@ class _Costs(dict[Hashable, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._level = 0  # cost of the last turn's before it
+        self._level = 0  # cost of the last turn's key before that turn
 
     def begin(self, key: Hashable) -> None:
         self[key] = max(self.get(key, 0), self._level)

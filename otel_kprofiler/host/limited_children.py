@@ -30,7 +30,7 @@ _NO_STATUS: Final = (
 class ChildProblem(enum.Enum):
     """Reasons why a child gave no result."""
 
-    UNANSWERED = "unanswered"  # by the file system of its file
+    UNANSWERED = "unanswered"  # by the file system that its file is on
     STOPPED = "stopped"
     NO_PROCESS = "no_process"
     MEMORY = "memory"

@@ -35,7 +35,7 @@ from otel_kprofiler.host.maps import parse_mappings, read_maps
 from otel_kprofiler.model import FileKey, OpenFile
 
 _DELETED: Final = " (deleted)"
-_MAX_RANGES: Final = 4  # of a file whose first mapping is gone
+_MAX_RANGES: Final = 4  # for a file whose first mapping is gone
 _RIGHTS: Final = (errno.EPERM, errno.EACCES)
 _ABSENT: Final = (errno.ENOENT, errno.ESRCH, errno.ENOTDIR)
 _MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
@@ -186,7 +186,7 @@ def open_mapped(
         MappedFileError: the file is gone, may not be opened by this process, or was replaced.
     """
     outcome = _Outcome(FileProblem.GONE, "")
-    has_gone = False  # a different file is no error then: it merely has the former path
+    has_gone = False  # if True, a different file merely has the former path
     for way in _ways(request, files, known_path):
         try:
             return _open(way, request, files)
@@ -244,7 +244,7 @@ def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
 def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Iterator[_Way]:
     """Yields ways to open the file, most reliable first."""
     paths = []
-    for pid in dict.fromkeys((request.tgid, request.tid)):  # the leader of a process may have ended
+    for pid in dict.fromkeys((request.tgid, request.tid)):  # the main thread may have exited
         process = f"/proc/{pid}"
         for name, path in _mappings(request, files, pid):
             yield _Way("map_files", f"{process}/map_files/{name}", path)

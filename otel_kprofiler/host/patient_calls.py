@@ -111,7 +111,7 @@ class PatientCalls:
         try:
             reader.start()
         except RuntimeError as error:
-            _log.warning("files are read without a limit of time: %s", error)
+            _log.warning("files are read without a time limit: %s", error)
             return None
         self._readers.add(reader)
         return reader
@@ -143,9 +143,9 @@ class _Reader(threading.Thread):
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
         super().__init__(name=name, daemon=True)
-        self._lock = lock  # the caller's lock: a thread that has returned is not abandoned
+        self._lock = lock  # under the caller's lock, so that a returned thread is not abandoned
         self.jobs: deque[Job] = deque()  # filled once abandoned
-        self.on_free: Callable[[], bool] | None = None  # under the lock: whether to end
+        self.on_free: Callable[[], bool] | None = None  # guarded by the lock: whether to stop
         self._begun: tuple[Job, threading.Event] | None = None
         self._wake = threading.Semaphore(0)
         self._ends = False

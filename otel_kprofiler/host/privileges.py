@@ -139,7 +139,7 @@ def check_imports_without_capabilities() -> None:
     closed = run_unprivileged(lambda: next(filter(None, map(_find_closed, files)), None))
     if closed:
         raise HostError(
-            f"{closed} is closed to threads without root's rights, which import modules from it",
+            f"{closed} is not readable by unprivileged threads, which import modules from it",
             hint=f"chmod o+rx {closed}, or install otel-kprofiler elsewhere, such as in /opt",
         )
 

@@ -28,7 +28,7 @@ def coarse_timers() -> Iterator[None]:
         is_coarser = 0 < former_ns < SLACK_NS  # 0 for real-time threads
         if is_coarser:
             prctl(_PR_SET_TIMERSLACK, SLACK_NS)
-    except OSError:  # a sandbox refuses the call; timers stay exact
+    except OSError:  # denied by a sandbox: timers stay exact
         is_coarser = False
     try:
         yield

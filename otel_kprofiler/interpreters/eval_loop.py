@@ -24,7 +24,7 @@ _JUMP_BYTES: Final = 6
 _LEAST_JUMPS: Final = 3
 """Minimum number of jumps; fewer may be data that looks like jumps."""
 _SEARCH: Final = struct.Struct("<4siI")
-_ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])  # the encoding of linkers: pairs of signed 32 bits
+_ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])  # used by linkers: pairs of signed 32-bit values
 _PAIR_BYTES: Final = 8
 _ENTRY: Final = struct.Struct("<8xiI")  # start, relative to itself; number of bytes
 _START_AT: Final = 8

@@ -78,7 +78,7 @@ class InterpreterFiles:
             if _PYTHON in mapping.path.rpartition("/")[2]:
                 refused = InterpreterRefused(Refusal.NOT_OPENED, describe_error(read))
                 return self._refuse(mapping, refused)
-            return None  # not cached: another process may be permitted
+            return None  # not cached: it may be readable through a different process
         interpreter = self._refuse(mapping, read) if isinstance(read, InterpreterRefused) else read
         if isinstance(interpreter, Interpreter) and self._on_found:
             self._on_found(interpreter)

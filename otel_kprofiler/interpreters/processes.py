@@ -128,7 +128,7 @@ class PythonProcesses:
         self._files = InterpreterFiles(files, on_found, self._calls)
         self._registered: dict[int, _Registered] = {}
         self._without_room = 0
-        self._refused: set[int] = set()  # processes that still run
+        self._refused: set[int] = set()  # running processes
         self._refused_count: Counter[Refusal] = Counter()
 
     def inspect(self, seen: ProcessSeen) -> None:
@@ -307,7 +307,7 @@ class PythonTracking:
 
     def _follow(self, undo: contextlib.ExitStack) -> None:
         """Register sampled processes until stopped."""
-        waiting = select.poll()  # select(2) knows descriptors below 1024 only
+        waiting = select.poll()  # select(2) only supports descriptors below 1024
         waiting.register(self._stop_fd, select.POLLIN)
         waiting.register(self._registry.fileno(), select.POLLIN)
         events: ProcessEvents | None = None

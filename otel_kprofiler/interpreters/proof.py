@@ -101,7 +101,7 @@ def prove(layout: PythonLayout, process: PythonProcess) -> None:
         InterpreterRefused: memory differs from what Python reports, or cannot be read.
     """
     waiting = threading.Lock()
-    waiting.acquire()  # a second thread, for the links between threads
+    waiting.acquire()  # a second thread, to locate the links between thread states
     other = threading.Thread(target=waiting.acquire, name="kprofiler-proof", daemon=True)
     other.start()
     try:

@@ -143,5 +143,5 @@ def describe_request(get: Callable[[str], object]) -> str:
         return ""
     method = get("http.request.method") or get("http.method")
     if method == "_OTHER":
-        method = "HTTP"  # as in the names of such spans
+        method = "HTTP"  # as in the span names of unknown methods
     return f"{method} {route}" if method else route

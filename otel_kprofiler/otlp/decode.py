@@ -83,7 +83,7 @@ def _indices_checked() -> Iterator[None]:
         yield
     except IndexError as error:
         raise PayloadError(
-            "an index points outside of its table", hint="see `otel-kprofiler check FILE`"
+            "an index is out of range", hint="see `otel-kprofiler check FILE`"
         ) from error
 
 

@@ -80,15 +80,13 @@ def name_locations(data: bytes, find: FindNames) -> Naming:
         find: returns names; called once per message.
 
     Raises:
-        PayloadError: the data is not OTLP profiles, or an index points outside of its table.
+        PayloadError: the data is not OTLP profiles, or an index is out of range.
     """
     written: list[bytes] = []
     nameless = named = 0
     for payload in parse_payloads(data):
         if any(index_range(Contents(payload.message))):
-            raise PayloadError(
-                "an index points outside of its table", hint="see `otel-kprofiler check FILE`"
-            )
+            raise PayloadError("an index is out of range", hint="see `otel-kprofiler check FILE`")
         wanted = list(_find_nameless(payload.message.dictionary))
         lines = {index: functions for index, functions in find(wanted).items() if functions}
         add_lines(payload.message, payload.tree, lines)

@@ -72,7 +72,7 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
         The requests, and the number of samples dropped because each alone exceeds the limit.
 
     Raises:
-        PayloadError: an index points outside of its table.
+        PayloadError: an index is out of range.
     """
     if _has_references(message):
         _check_indices(message)
@@ -132,9 +132,7 @@ def _parse(batch: Batch) -> Any:
 
 def _check_indices(message: Any) -> None:
     if any(index_range(Contents(message))):
-        raise PayloadError(
-            "an index points outside of its table", hint="see `otel-kprofiler check FILE`"
-        )
+        raise PayloadError("an index is out of range", hint="see `otel-kprofiler check FILE`")
 
 
 def _serialize(message: Any, form: Form) -> bytes:

@@ -48,7 +48,7 @@ def parse_wait(attributes: Mapping[str, AttributeValue]) -> WindowWait | None:
     if state is None:
         return None
     cause, waker = None, None
-    if WAIT_CAUSE in attributes:  # later versions may define more
+    if WAIT_CAUSE in attributes:  # later versions may define more values
         cause = _CAUSES.get(as_text(attributes[WAIT_CAUSE]), WaitCause.OTHER)
     if WAKER_TID in attributes:
         waker = WindowWaker(

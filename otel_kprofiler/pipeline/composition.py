@@ -224,7 +224,7 @@ def _open_ksymbols(
     try:
         watch = KsymbolWatch(access, missed_since_ns=missed_since_ns, ring_bytes=ring_bytes)
     except PrivilegeError:
-        return None  # the sampler needs the same and reports the error
+        return None  # the sampler fails for the same reason and reports it
     except HostError as error:
         _log.warning("BPF programs loaded later will have no names: %s", error.with_fix())
         return None
@@ -273,7 +273,7 @@ def replay(
     """
     try:
         return _replay(recording, schedule, sink, whole_sink, resolvers or {})
-    except DAMAGED as error:  # only the recording has been read
+    except DAMAGED as error:  # only the recording was read
         raise KProfilerError(f"the recording is damaged: {error!r}") from error
 
 

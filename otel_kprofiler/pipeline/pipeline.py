@@ -132,7 +132,7 @@ class Pipeline(Generic[SamplerT]):
         self._counts: Mapping[str, SamplerCounts] = {}
         self._resolving, self._in_windows = SampleCounts(), SampleCounts()
         self._stop_requested = False
-        self._deadline_s = float("inf")  # for stopping; monotonic time
+        self._deadline_s = float("inf")  # deadline for stopping, in monotonic time
         self._handing_over: Account | None = None
         self._collected = SampleCounts()
         self._stream_id = os.urandom(8).hex()
@@ -148,7 +148,7 @@ class Pipeline(Generic[SamplerT]):
         except BaseException:
             self._stacks.close()  # its sources may be open
             raise
-        start_boot_ns = self._clock.boot_ns()  # moved back if samples are earlier
+        start_boot_ns = self._clock.boot_ns()  # moved back if earlier samples arrive
         self._windows = self._open_windows(self._schedule, start_boot_ns)
         if self.options.whole_sink:
             self._whole = self._open_windows(WHOLE_RECORDING, start_boot_ns)
@@ -180,7 +180,7 @@ class Pipeline(Generic[SamplerT]):
         """
         end_ns = self._get_windows().end_boot_ns
         if end_ns <= self._looked_ns:
-            self.sampler.wait(timeout_s)  # for symbols, too, which the window waits for
+            self.sampler.wait(timeout_s)  # also for symbols, since the window waits for them
         else:
             is_idle = not (self._is_busy or self._gate.counts)
             wait_for_samples(
@@ -312,7 +312,7 @@ class Pipeline(Generic[SamplerT]):
                 if pause:
                     pause()
         finally:
-            # Exceptions lose no sample.
+            # No sample is lost if an exception is raised.
             with self._lock:
                 self._in_windows += self._resolving - count_kinds(samples)
                 self._resolving = SampleCounts()

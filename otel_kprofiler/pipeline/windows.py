@@ -161,7 +161,7 @@ class WindowBuilder:
         self._random_unit = random_unit
         self._pause = pause
         self._is_first = True  # no window with samples has been closed
-        self._limit_ns = schedule.first_ns  # maximum length until then
+        self._limit_ns = schedule.first_ns  # maximum window length until then
         self._changes: deque[tuple[int, WindowSchedule, int]] = deque()
         self.period_ns = period_ns
         self.end_boot_ns = start_boot_ns
@@ -332,7 +332,7 @@ class WindowBuilder:
                 if wait is None:
                     cause_stack = resolved if self._find_causes else None
                     wait = waits[resolved, key] = _window_wait(cause_stack, key)
-                resolved = ends.cut(resolved)  # the cause is in the cut part
+                resolved = ends.cut(resolved)  # the cause is in the truncated part
             of_span, its_labels = self._decode(link, labels)
             fields = (resolved, tid, name, cpu, of_span, times, values, its_labels, wait)
             samples.append(new(WindowSample, fields))  # a third of the time of WindowSample(…)

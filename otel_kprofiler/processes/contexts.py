@@ -162,14 +162,14 @@ class ProcessContexts:
                 if len(self._stack_starts) > _CAPACITY:
                     self._stack_starts.popitem(last=False)
             self._expected.append((time.monotonic() + self._first_look_s, key))
-            if len(self._expected) == 1:  # otherwise the thread is scheduled already
+            if len(self._expected) == 1:  # otherwise the thread is already scheduled
                 self._changed.notify_all()
 
     def _start(self) -> bool:
         thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # the limit of threads; samples have no contexts then
+        except RuntimeError as error:  # thread limit reached: samples have no contexts
             self._closed = True
             _log.warning("process contexts are not read: %s; raise the limit on threads", error)
             return False
@@ -193,7 +193,9 @@ class ProcessContexts:
                 lambda: not self._asked and not self._busy, self._answer_timeout_s
             )
             if not answered and not self._late:
-                _log.info("process contexts were not read in time; they come with a later window")
+                _log.info(
+                    "process contexts were not read in time; they will be added in a later window"
+                )
             self._late = not answered
             answer = {key: published for key, published in last.items() if key in self._gone}
             answer |= self._get(keys)
@@ -278,7 +280,7 @@ class ProcessContexts:
         try:
             published = self._read_context(key, last_published)
         except PermissionError:
-            published = None  # reading the environment needs fewer rights
+            published = None  # reading the environment needs fewer privileges
             self.denied.note(key)
         if last_claims and published and published is last_published:
             return last_claims

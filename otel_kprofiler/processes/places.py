@@ -42,7 +42,7 @@ class Places:
         self._files = files
         self._monotonic = monotonic
         self._containers = KnownContainers(files, monotonic)
-        self._mounted: dict[str, str] = {}  # names in pods, by container id
+        self._mounted: dict[str, str] = {}  # names of containers in pods, by container id
         self._paths: dict[int, str] = {}
         self._walk_at = 0.0
         self._in_namespace = is_in_cgroup_namespace(files)

@@ -35,7 +35,7 @@ from otel_kprofiler.processes.shared_resources import SharedResources
 from otel_kprofiler.processes.thread_contexts import ContextReader, decode_context, name_root
 from otel_kprofiler.text import decode_name
 
-_IDLE: Final = "swapper"  # the idle tasks of all CPUs; not in /proc
+_IDLE: Final = "swapper"  # the idle tasks of all CPUs, which /proc does not list
 _SERVICE: Final = ".service"
 _SOURCES: Final[Mapping[str, Sequence[str]]] = {
     "container": ("k8s.container.name", "container.name"),
@@ -240,7 +240,7 @@ class ProcessResources:
         if stat and start_ns is not None and stat.start_ticks == start_ns // TICK_NS:
             # /proc appends the current work: kworker/0:1-events
             comm = _WORKER.sub(rb"\1", stat.name)
-        tid = tgid if comm or not tgid else 0  # 0: not the main thread, whose name is the process's
+        tid = tgid if comm or not tgid else 0  # 0: not the main thread, which names the process
         sample = RawSample(OFF_CPU, 0, 0, 0, tgid, tid, start_ns, 0, comm, (), (), None)
         return self.get(sample._replace(exec_id=process.exec_id, owner=process.owner))
 

@@ -60,7 +60,7 @@ TRACE_FLAGS: Final = "trace_flags"
 MAX_KEYS: Final = 256
 _MAX_AUXV_BYTES: Final = 4096
 _MAX_MAPS: Final = 1024
-_OWNER: Final = 3  # in a ProcessKey: names belong to the program, whatever its user
+_OWNER: Final = 3  # ignores the user in a ProcessKey: names belong to the program
 _AGAIN_S: Final = 10.0
 _MAX_CPU_S: Final = 0.2
 _MAX_BLOCKED_S: Final = 2.0
@@ -295,6 +295,6 @@ class PublishedThreads:
     def decode(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
         """Decodes the attributes of a process's sample, using the names it published last."""
         names = self._names.get(key[:_OWNER])
-        if names is None:  # its waits were seen first, and their totals have no exec_id
+        if names is None:  # waits arrived first, and their totals have no exec_id
             names = self._names.get(ProcessKey(*key.process)[:_OWNER], ())
         return decode_context(context, names, has_span=has_span)

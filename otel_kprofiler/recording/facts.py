@@ -14,7 +14,7 @@ from otel_kprofiler.recording.user_names import parse_process_key
 from otel_kprofiler.sampling import SamplerCounts
 
 FORMAT_VERSION: Final = 3
-END_NS: Final = 1 << 63  # later than any boot time
+END_NS: Final = 1 << 63  # greater than any boot time
 
 
 class RecordingFacts(NamedTuple):

@@ -204,7 +204,7 @@ def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:
     )
     why = _REASONS[checked_text(reason)] if reason else None
     if (why is None) != bool(names):
-        raise ValueError("a frame needs a name, or the reason for none")
+        raise ValueError("a frame needs a name or the reason for a missing one")
     return NamedAddress(names, checked_number(start), why)
 
 

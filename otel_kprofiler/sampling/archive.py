@@ -57,7 +57,7 @@ class Archive:
 
     def _check(self) -> None:
         entries = self._zip.infolist()
-        # Overlapping entries unpack to far more than deflate's compression ratio allows.
+        # Overlapping entries would unpack to more than deflate's maximum ratio.
         if sum(entry.compress_size for entry in entries) > os.path.getsize(self._path):
             raise self._damaged("entries overlap")
         for entry in entries:

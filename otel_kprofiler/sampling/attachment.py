@@ -93,8 +93,8 @@ if TYPE_CHECKING:
 _PLANNED_FRAMES: Final = 64
 _PLANNED_DRAINS: Final = 4
 _MIN_RING_BYTES: Final = 256 * 1024
-_MIN_WAIT_RING_BYTES: Final = 1 << 20  # holds the sums of ended threads
-_FIRST = bytes(4)  # key of an array's only element
+_MIN_WAIT_RING_BYTES: Final = 1 << 20  # holds the sums of exited threads
+_FIRST = bytes(4)  # the only index of a one-element array
 
 _log = logging.getLogger(__name__)
 

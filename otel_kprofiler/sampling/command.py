@@ -16,8 +16,8 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access, find_descendants, open_pidfd, read_processes, signal_pidfd
 
 _GATE: Final = 3
-# posix_spawn returns after the exec of the shell. So the next exec, at which the sampler's event
-# starts counting, is that of the command.
+# posix_spawn returns after the shell's exec, so the next exec, at which the sampler's event starts
+# counting, is the command's.
 _HOLD: Final = f'read -r _ <&{_GATE} || exit 125; exec "$@" {_GATE}<&-'
 _NOT_FOUND: Final = 127
 _NOT_EXECUTABLE: Final = 126
@@ -153,7 +153,9 @@ def _find_program(name: str) -> str:
         program = shutil.which(name)
         if program is None:
             raise CommandError(
-                f"{name}: command not found", _NOT_FOUND, "check its name, PATH, or give its path"
+                f"{name}: command not found",
+                _NOT_FOUND,
+                "check its name and PATH, or give its full path",
             )
         return program
     if not os.path.exists(name):

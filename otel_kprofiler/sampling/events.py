@@ -128,7 +128,7 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
         try:
             changes = self.update()
         except OSError as error:
-            _LOG.warning("CPUs that come and go are not followed: %s", describe_error(error))
+            _LOG.warning("CPU hotplug is not tracked: %s", describe_error(error))
             return
         for cpu in changes.closed:
             _LOG.info("CPU %d is no longer sampled", cpu)

@@ -96,7 +96,7 @@ class GroupFollower:
         self._has_btf = _has_btf(files)
         self._found: list[Cgroup] = []
         self._cgroups: tuple[tuple[int, int], ...] = ()
-        self._pids: tuple[int, ...] | None = None  # of processes outside the cgroup filter
+        self._pids: tuple[int, ...] | None = None  # processes outside the cgroup filter
         self._said_limit = False
 
     def look(self) -> bool:

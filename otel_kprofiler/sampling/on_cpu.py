@@ -102,7 +102,7 @@ class EbpfSampler(ForkAware):
         self._loader = loader
         self._time = time_source or SystemTime()
         self._raw_sink = raw_sink
-        # Held while mapped memory is read, to exclude forks.
+        # Held while mapped memory is read, to prevent concurrent forks.
         self._lock = ProcessLock()
         self._attached: Attachment | None = None
         self.stack_limit = 0
@@ -215,7 +215,9 @@ class EbpfSampler(ForkAware):
             try:
                 attached.waits.note_wakers(config.off_cpu)
             except OSError as error:
-                raise SamplerError(f"wakers cannot be noted without a restart: {error}") from error
+                raise SamplerError(
+                    f"wakers cannot be recorded without a restart: {error}"
+                ) from error
         if events is not None:
             events.between_samples(lambda: attached.configure(config, _NEVER_NS))
             if config.pin_cpu_ids != old.pin_cpu_ids:
@@ -274,7 +276,7 @@ class EbpfSampler(ForkAware):
         """Returns all samples in the ring."""
         attached = self._attachment()
         with self._lock:
-            # The order matters: a record in neither is newer than the horizon.
+            # The order matters: a record missed by both reads is newer than the horizon.
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
             counts, wait_counts, position = _snapshot(attached)

@@ -65,7 +65,7 @@ def pack_config(
     if config.target_descendants and not offsets:
         raise KernelFeatureError(
             "following the descendants of a process needs BTF",
-            hint="the kernel must be built with CONFIG_DEBUG_INFO_BTF, or profile one process",
+            hint="use a kernel built with CONFIG_DEBUG_INFO_BTF, or profile a single process",
         )
     leader, start, parent, tgid, comm, program = offsets or (0, 0, 0, 0, 0, None)
     device, inode = config.target_namespace or (0, INITIAL_NAMESPACE)

@@ -25,7 +25,7 @@ class RecordWaiter:
         try:
             self._epoll = select.epoll()
             self._epoll.register(self._wake_fd, select.EPOLLIN)
-            # Edge-triggered: otherwise a non-empty ring would end every wait at once.
+            # Edge-triggered: otherwise a non-empty ring would end every wait immediately.
             self._epoll.register(ring_fd, select.EPOLLIN | select.EPOLLET)
         except BaseException:
             os.close(self._wake_fd)

@@ -91,8 +91,8 @@ def unwind_choices(plan: UnwindPlan | None) -> Sequence[UnwindPlan | None]:
 def say_frame_pointers(reason: str) -> None:
     """Warn that user stacks will be truncated."""
     _log.warning(
-        "user stacks follow frame pointers, up to the first return address that no call precedes: "
-        "%s; most stacks of code without frame pointers are cut off",
+        "user stacks are unwound by frame pointers, up to the first return address not preceded by "
+        "a call: %s; most stacks of code without frame pointers are cut off",
         reason,
     )
 
@@ -161,7 +161,7 @@ def _load_running(
             until_s=until_s,
         )
     except OSError as error:
-        _log.info("first stacks will be cut off: the kernel does not list mapped files: %s",
+        _log.info("the first stacks will be truncated: the kernel does not list mapped files: %s",
                   describe_error(error))  # fmt: skip
         return
     store.load_early(running, until_s)

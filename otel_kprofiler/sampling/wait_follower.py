@@ -79,7 +79,7 @@ def plan_waits(
     if offsets is None:
         raise KernelFeatureError(
             "off-CPU time needs BTF of the kernel",
-            hint="the kernel must be built with CONFIG_DEBUG_INFO_BTF, or profile without it",
+            hint="use a kernel built with CONFIG_DEBUG_INFO_BTF, or profile without off-CPU time",
         )
     return offsets
 
@@ -291,12 +291,12 @@ class WaitFollower:
             # union bpf_attr of BPF_ITER_CREATE: link, flags
             fd = open_iterator(self._links[_WAITING])
         except PermissionError as error:
-            # Before 5.19 without CAP_BPF: reported only when they end.
+            # Before 5.19 without CAP_BPF: waits are reported only when they end.
             _log.info("some waits are not reported before they end: %s", error)
             os.close(self._links.pop(_WAITING))
             return
         with open(fd, "rb", buffering=0) as tasks:
-            tasks.read(1)  # runs the program for all threads; it writes nothing
+            tasks.read(1)  # runs the program for all threads, without output
 
     def detach(self) -> None:
         """Detach the programs; their counts remain."""

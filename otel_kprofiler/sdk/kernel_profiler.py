@@ -348,7 +348,7 @@ class KernelProfiler(ForkAware):
             return
         renew_thread_id()
         warn_without_threads()
-        inherited = self._provider  # in a forked child, the parent's
+        inherited = self._provider  # the parent's, if this is a forked child
         new = ProfilerProvider() if self._exporters and inherited is None else self._given_provider
         provider = self._provider = inherited or new or get_profiler_provider()
         self._resource = provider.resource
@@ -373,7 +373,7 @@ class KernelProfiler(ForkAware):
             if self._exporters:
                 provider.shutdown(0)
             raise
-        self._publish(sampling=True)  # again: readers look for evidence of it
+        self._publish(sampling=True)  # published again: readers check that sampling is active
         provider.attach(self)
         self._problem = ""
         _running = self

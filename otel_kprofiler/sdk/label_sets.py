@@ -150,9 +150,9 @@ def _check(pairs: Mapping[Any, object]) -> dict[str, str]:
 def check_name(name: Any) -> None:
     """Raise ``ValueError`` if this is not a valid label name."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_LABEL_NAME_CHARS:
-        raise ValueError(f"the name of a label must be text of 1 to 100 characters: {name!r}")
+        raise ValueError(f"a label name must be a string of 1 to 100 characters: {name!r}")
     if name in SAMPLE_ATTRIBUTES or name.startswith("otel_kprofiler."):
-        raise ValueError(f"samples have an attribute {name} of their own: name the label else")
+        raise ValueError(f"{name} is an attribute that samples already have: rename the label")
 
 
 class LabelCounts:

@@ -87,7 +87,7 @@ def renew_thread_id() -> None:
     program, need it.
     """
     tid = threading.get_native_id()
-    if tid != os.getpid():  # a child has only the thread that forked, and it is the first
+    if tid != os.getpid():  # a forked child has only the forking thread, as its first
         return
     if find_tid_offset() is None:
         # Perhaps because of the stale id; the states of new threads have correct ids.

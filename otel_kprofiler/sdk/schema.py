@@ -175,7 +175,7 @@ def make_plan(settings: Settings) -> Plan:
         except ValueError as error:
             raise ConfigError(
                 [ConfigProblem("settings", 0, 0, "baggage_keys", str(error))],
-                hint="name keys of the baggage, separated by commas",
+                hint="list baggage keys, separated by commas",
             ) from error
     return Plan(
         target=settings.target,

@@ -224,7 +224,9 @@ class Session:
             others = find_other_classes()
             if not others:
                 return
-            _log.info("spans of these classes are published: %s", ", ".join(sorted(others)))
+            _log.info(
+                "spans of these classes are published by hooks: %s", ", ".join(sorted(others))
+            )
         self.links = SpanLinks(self._sampler.spans)
         self.links.start()
 

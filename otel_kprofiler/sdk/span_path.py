@@ -167,7 +167,7 @@ def _make_spans() -> Iterator[list[Any]]:
     nothing = Resource.get_empty()  # by default, resource detectors would run
     for make in (NonRecordingSpan, lambda context: recording("", context, resource=nothing)):
         spans: list[Any] = [make(make_context(number)) for number in (1, 2, 3)]
-        vars(spans[1])  # from now on it has a dictionary that shares the keys of the class
+        vars(spans[1])  # makes it use a dictionary that shares its keys with the class
         spans[2].__dict__ = dict(vars(spans[2]))  # a dictionary with unshared keys
         yield spans
 

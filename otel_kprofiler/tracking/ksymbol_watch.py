@@ -94,9 +94,9 @@ class KsymbolWatch(ForkAware):
     ) -> None:
         files = files or Access()
         self._queue_bytes = queue_bytes
-        self._lock = ProcessLock()  # guards the events and the values up to the blank line
+        self._lock = ProcessLock()  # guards the events and the attributes up to the blank line
         self._lost: Counter[tuple[RecordLoss, int]] = Counter()
-        self._lost_since_ns = self._lost_ns = 0  # first and last unrepaired loss
+        self._lost_since_ns = self._lost_ns = 0  # times of the first and last unrepaired loss
         self._chunks: list[tuple[int, bytes]] = []
         self._readings: list[KsymbolChange] = []
         self._losses: list[KsymbolChange] = []
@@ -264,7 +264,7 @@ class KsymbolWatch(ForkAware):
     def _read_all(self) -> None:
         self._all_wanted = False
         began_ns = _now_ns()
-        # Programs first: if records are lost meanwhile, all of this is repeated later.
+        # Programs first: if records are lost meanwhile, everything is reread later.
         reading = self._baseline.read_all(lambda: not (self._closed or self._read_wanted))
         self._push(began_ns, reading)
 

@@ -62,7 +62,7 @@ MAX_ATTEMPTS: Final = 5
 RETRY_INTERVAL_NS: Final = 60_000_000_000
 """Interval between attempts to read a module's names or sections after repeated failures."""
 
-_YIELD_S: Final = 50e-6  # lets other threads take the GIL
+_YIELD_S: Final = 50e-6  # lets other threads acquire the GIL
 _LIST_PAUSE_S: Final = 0.25
 _LONGEST_PAUSE_S: Final = 5.0
 _UNLOADING: Final = "Unloading"

@@ -224,7 +224,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
                 raise
             if self._ring_bytes <= mmap.PAGESIZE:
                 raise _LockLimitError(
-                    "this user has locked as much memory for perf events as it may"
+                    "this user has reached the locked-memory limit for perf events"
                 ) from error
             self._ring_bytes //= 2  # locked-memory limit reached
             return self._open_event(cpu)

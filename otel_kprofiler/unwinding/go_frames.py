@@ -38,7 +38,7 @@ _TEXT: Final = struct.Struct("<Q")
 _TEXT_AT: Final = 22 * _TEXT.size
 """``text`` in ``moduledata``, whose first word points to the table."""
 _TOP_FRAME, _WRITES_SP = 1, 2
-_LONG: Final = 0x80  # of bytes of numbers but the last
+_LONG: Final = 0x80  # set in all bytes of a varint but the last
 
 # Version 1, "zR", alignments 1 and -8, return address 16, pointers pcrel|sdata4; then
 # def_cfa rsp 8; offset rip 1; undefined rbx, r12 to r15. The same for signals.
@@ -55,7 +55,7 @@ _OUTERMOST: Final = b"\7\x10"  # undefined rip
 _UNKNOWN: Final = b"\x16\x10\0"  # val_expression rip, without operations
 _ON_OTHER_STACK: Final = b"\x0f\2\x76\x10"  # def_cfa_expression: breg6 16
 
-_BY_R12: Final = b"\x0f\2\x7c"  # def_cfa_expression: breg12, of a byte
+_BY_R12: Final = b"\x0f\2\x7c"  # def_cfa_expression: breg12 with a one-byte offset
 _MAX_BYTE: Final = 0x3F
 _BY_RSP: Final = b"\x0c\7"  # def_cfa rsp
 
@@ -138,7 +138,7 @@ class Table:
         sizes: list[tuple[int, int]] = []
         at, size, end = at + self._sizes_at, -1, 0
         while True:
-            # Most numbers have one byte; a call would take as long as all the rest.
+            # Most varints have one byte; a call would take as long as everything else.
             change, at = (data[at], at + 1) if data[at] < _LONG else parse_number(data, at)
             if not change and sizes:
                 return sizes
@@ -312,7 +312,7 @@ class FrameMaker:
             return  # not Go code
         size, push, saves, program = self._shapes.get(place) or self._add_shape(place)
         if not program:
-            return  # it pops its return address
+            return  # the function pops its return address
         if push < 0 and self._code.read(start, len(_SIGRETURN)) == _SIGRETURN:
             return  # handled by the BPF program
         if push >= 0 and self._code.read(start + push, 1) != _PUSH:
@@ -367,7 +367,7 @@ def find_text(table: Table, address: int, code: Code, start: int) -> int:
     for text in itertools.chain((table.text, start), code.find_texts(address)):
         if sum(code.read(text + at, 1) == _PUSH for at in pushes) > _FIT * len(pushes):
             return text
-    raise ValueError("code that does not fit the table")
+    raise ValueError("code that does not match the table")
 
 
 def _find_pushes(table: Table, step: int) -> list[int]:

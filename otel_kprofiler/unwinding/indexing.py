@@ -109,7 +109,7 @@ def index_frames(
         raise TableRefused(Refusal.TOO_LARGE, f".eh_frame of {frames.size} bytes")
     with children.trying_once(fd, ".eh_frame"):
         arguments = (frames.offset, frames.size, frames.address)
-        # the output is at most half the size of the section
+        # the output is at most half as large as the section
         limits = ChildLimits(frame_index.MEMORY_BYTES, FRAMES_CPU.grant(frames.size), timeout_s)
         pairs = children.run_script(frame_index.__file__, fd, arguments, limits)
         entries = len(pairs) // ENTRY_BYTES

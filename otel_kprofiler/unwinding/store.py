@@ -102,11 +102,11 @@ class TableStore:
         self._lock = threading.Lock()
         self._space = TableSpace(maps.sizes.slots, limits)
         self._pending: set[FileKey] = set()
-        self._early: set[FileKey] = set()  # keys that no sample has requested
+        self._early: set[FileKey] = set()  # keys not yet requested by a sample
         self._answered = threading.Condition(self._lock)
         self._is_preloading = False  # the shares of a CPU do not apply: the time is limited
         self._holds = GrowingHolds()
-        self._refused: dict[FileKey, int] = {}  # boot time at which it expires; 0: never
+        self._refused: dict[FileKey, int] = {}  # boot time of its expiry; 0: never
         self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
         self._refusals: Counter[Refusal] = Counter()
         self._gone: dict[FileKey, int] = {}  # number of failed opens by file
@@ -207,7 +207,7 @@ class TableStore:
         In a forked child, which has no such threads, it only releases inherited resources.
         """
         if os.getpid() == self._pid and not self._stop_threads():
-            # A running thread would use reused descriptors.
+            # A running thread would use descriptors that have been reused.
             return
         self._requests.close()
         self._maps.close()
@@ -369,11 +369,11 @@ class TableStore:
             is_early = self._end(key)
             if is_early and reason is Refusal.MEMORY_IN_USE:
                 self._requested -= 1
-                self._maps.forget_file(key)  # a sample's request makes space
+                self._maps.forget_file(key)  # a request by a sample will free space
                 return
             self._refusals[reason] += 1
             if reason is Refusal.GONE and not self._is_always_gone(key):
-                self._maps.forget_file(key)  # another process may have the file
+                self._maps.forget_file(key)  # a different process may map the file
                 return
             state = FileState.NO_TABLE if reason in NO_TABLE else FileState.UNAVAILABLE
             self._refused.pop(key, None)

@@ -53,7 +53,7 @@ class _End(NamedTuple):
 
 class _Socket(NamedTuple):
     user: int
-    inode: int  # 0: closed by its process; the user is then not shown
+    inode: int  # 0: closed by its process, so the user is unknown
 
 
 def find_peer_user(connection: socket.socket) -> int | None:
@@ -68,7 +68,7 @@ def find_peer_user(connection: socket.socket) -> int | None:
     here, peer = _parse(connection.getsockname()), _parse(connection.getpeername())
     try:
         holder = _ask_kernel(peer, here)
-        # A kernel without tcp_diag finds not even this end.
+        # A kernel without tcp_diag does not find even this end.
         has_answered = holder or _ask_kernel(here, peer)
     except OSError:
         has_answered = None

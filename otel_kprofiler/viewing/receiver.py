@@ -295,5 +295,5 @@ def _unpack(body: bytes, encoding: str) -> bytes:
     if not unpacker.eof:
         raise _Refused(HTTPStatus.BAD_REQUEST, f"the end of the {encoding} is missing")
     if unpacker.unused_data:
-        raise _Refused(HTTPStatus.BAD_REQUEST, f"there is more behind the end of the {encoding}")
+        raise _Refused(HTTPStatus.BAD_REQUEST, f"there is data after the end of the {encoding}")
     return unpacked

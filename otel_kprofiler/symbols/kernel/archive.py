@@ -29,7 +29,7 @@ _PAD: Final = PAD_PREFIX.decode()
 
 
 class ReadingPacker:
-    """Packs readings, in order, as JSON values; each refers to the ones before."""
+    """Packs readings, in order, as JSON values; each refers to earlier ones."""
 
     def __init__(self) -> None:
         self._known: dict[int, LoadedModule] = {}
@@ -58,7 +58,7 @@ class ReadingPacker:
 
 
 class ReadingUnpacker:
-    """Unpacks what a :class:`ReadingPacker` made, in the same order."""
+    """Unpacks the output of a :class:`ReadingPacker`, in the same order."""
 
     def __init__(self) -> None:
         self._known: dict[int, LoadedModule] = {}
@@ -67,7 +67,7 @@ class ReadingUnpacker:
         """Unpack the next reading.
 
         Raises:
-            AttributeError, KeyError, TypeError, ValueError: it is damaged.
+            AttributeError, KeyError, TypeError, ValueError: the reading is damaged.
         """
         for number, (main, init, until_ns) in row["new"].items():
             until = checked_number(until_ns)
@@ -120,7 +120,7 @@ def _make_lines(table: SymbolTable, module: str) -> str:
     for index in range(len(table)):
         name, start, _ = table.symbol(index)
         if index + 1 < len(table) and table.address(index + 1) == start:
-            continue  # the last name is the preferred one
+            continue  # the last name takes precedence
         if name and _reaches(table, start, 1):
             # All functions have padding of the same size.
             pad = pad or next(n for n in range(MAX_PAD_BYTES, 0, -1) if _reaches(table, start, n))

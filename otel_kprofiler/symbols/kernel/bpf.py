@@ -32,7 +32,7 @@ from otel_kprofiler.symbols.kernel.snapshot import Match
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES
 
 KEEP_NS: Final = 15_000_000_000
-"""How long unloaded symbols are kept, for samples taken before."""
+"""How long unloaded symbols are kept, for samples taken before they were unloaded."""
 MAX_KEPT: Final = 16_384
 """Limit on the number of unloaded symbols kept."""
 PROGRAM_PREFIX: Final = "bpf_prog_"
@@ -44,7 +44,7 @@ _PAGE_BITS: Final = 12
 _UNTIL: Final = attrgetter("until_ns")
 _FOREVER: Final = 1 << 63
 NOW_NS: Final = _FOREVER - 1
-"""A time at which only symbols that are still loaded match."""
+"""A time that only symbols that are still loaded cover."""
 
 
 class KsymbolSource(Protocol):
@@ -68,7 +68,7 @@ class LoadedKsymbol:
 
     If ``sure_ns`` is before ``until_ns``, records were lost from ``sure_ns`` on: the symbol may
     have been unloaded and replaced unseen. Once that period has ended, a separate entry with
-    ``is_uncertain`` stands for it; its frames have no name.
+    ``is_uncertain`` represents it; its frames have no name.
     """
 
     __slots__ = ("_details", "_frames", "_module", "_source", "_uncertain", "end", "is_uncertain",
@@ -95,7 +95,7 @@ class LoadedKsymbol:
         self._uncertain: LoadedKsymbol | None = None
 
     def covers(self, address: int, time_ns: int) -> bool:
-        """Returns whether this symbol is known to have been at an address at a boot time."""
+        """Returns whether this symbol was certainly at an address at a boot time."""
         inside = self.symbol.start <= address < self.end
         return inside and self.since_ns <= time_ns < min(self.until_ns, self.sure_ns)
 
@@ -142,7 +142,7 @@ class LoadedKsymbol:
 
 
 def make_ksymbol_module(symbol: Ksymbol, end: int) -> Module:
-    """A module that stands for a BPF function or trampoline."""
+    """Makes the module that represents a BPF function or trampoline."""
     name = symbol.name
     ranges = (AddressRange(symbol.start, end, name),)
     file_id = make_file_id(None, name)
@@ -160,9 +160,9 @@ class KsymbolTable:
         self._source = source
         self._live: dict[int, LoadedKsymbol] = {}  # by start
         self._pages: dict[int, tuple[LoadedKsymbol, ...]] = {}  # live ones by page
-        self._ended: list[LoadedKsymbol] = []  # in the order of their ends
+        self._ended: list[LoadedKsymbol] = []  # sorted by end
         self._read_ns = 0
-        self._lost_ns = dict.fromkeys((True, False), _FOREVER)  # by whether of BPF programs
+        self._lost_ns = dict.fromkeys((True, False), _FOREVER)  # True: BPF programs
         self._noticed_ns = -1
 
     def __len__(self) -> int:
@@ -286,7 +286,7 @@ class KsymbolTable:
     def _add_found(
         self, present: Mapping[int, Ksymbol], began_ns: int, lost_ns: Mapping[bool, int]
     ) -> None:
-        """Add symbols that only the reading has; their records were lost."""
+        """Add symbols that appear only in the reading, since their records were lost."""
         gone = {
             (entry.symbol.start, entry.symbol.name)
             for entry in self._ended
@@ -360,7 +360,7 @@ class KsymbolTable:
 
 
 def _is_still(entry: LoadedKsymbol, present: Ksymbol | None) -> bool:
-    """Returns whether a reading shows the known symbol, not another load of the same program."""
+    """Returns whether a reading shows this symbol, and not another load of the same program."""
     if present is None or present.name != entry.symbol.name:
         return False
     return entry.sure_ns == _FOREVER or present.since_ns <= entry.since_ns

@@ -25,7 +25,7 @@ TEXT_TYPES: Final = b"tTwW"
 MAX_PAD_BYTES: Final = 64
 """Largest plausible function padding (CONFIG_FUNCTION_PADDING_BYTES is 4 to 59)."""
 END_TYPE: Final = ord("-")
-"""Type of an entry that only ends the one before it."""
+"""Type of an entry that only ends the previous one."""
 
 _OTHER, _FUNCTION, _PAD = 0, 1, 2
 _PAST_PAD_PREFIX = PAD_PREFIX[:-1] + bytes([PAD_PREFIX[-1] + 1])
@@ -129,10 +129,10 @@ class TableBuilder:
             return indices
         sequence = bytes([self._last_class]) + classes
         for match in _END.finditer(sequence):
-            index = match.start()  # of the first symbol that is neither, in `addresses`
+            index = match.start()  # index in `addresses` of the first symbol that is neither
             previous = addresses[index - 1] if index else self._last_address
             if sequence[index] == _PAD and index:
-                indices.append(index - 1)  # a pad without its function names nothing
+                indices.append(index - 1)  # padding without its function has no name
                 continue
             while index < len(classes) and addresses[index] == previous:
                 index += 1
@@ -142,7 +142,7 @@ class TableBuilder:
 
 
 def _name_end(addresses: Sequence[bytes], names: list[bytes], index: int) -> bytes:
-    """Name of an end: of the kernel's text the marker, which is data on arm64, else none."""
+    """Name of an end: the marker after the kernel's text, which is data on arm64; else none."""
     for at in range(index, len(addresses)):
         if addresses[at] != addresses[index]:
             break
@@ -168,7 +168,7 @@ def _find_ties(addresses: Sequence[bytes]) -> list[range] | None:
 def _rank_aliases(
     ties: list[range], types: bytes, classes: bytes, names: list[bytes]
 ) -> tuple[bytes, bytes]:
-    """Order the symbols at each address: others, functions (preferred last), pads.
+    """Order the symbols at each address: others, functions (preferred last), padding.
 
     A pad is then right before its function, and the last entry at an address names it.
 
@@ -193,7 +193,7 @@ def _rank_aliases(
 
 
 def _classify(types: bytes, names: list[bytes]) -> bytes:
-    """Class of each symbol: function, pad in front of one, or something else."""
+    """Class of each symbol: function, padding before a function, or other."""
     text = int.from_bytes(types.translate(_IS_TEXT), "little")
     if not text:
         return bytes(len(types))

@@ -228,7 +228,7 @@ def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModS
 
 
 def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
-    """Add the ends of functions; None if the sizes are of another kernel.
+    """Add the ends of functions; None if the sizes belong to a different kernel.
 
     Args:
         core: symbols of vmlinux.
@@ -282,7 +282,9 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _is_hex(text: str | bytes) -> bool:
-    """Returns whether a text is a 64-bit hex number; ``int`` also accepts signs and underscores."""
+    """Returns whether a string is a 64-bit hex number; ``int`` also accepts signs and
+    underscores.
+    """
     digits = text.encode("ascii", "replace") if isinstance(text, str) else text
     return 0 < len(digits) <= 16 and not digits.translate(None, b"0123456789abcdefABCDEF")
 
@@ -319,7 +321,7 @@ def read_builtin(
     Args:
         files: the host's files, or a captured tree.
         core: symbols of vmlinux.
-        problems: receives one sentence for each thing that cannot be used.
+        problems: receives one sentence per unusable source.
         ranges_of_build: the modules, if they were read before.
     """
     if not len(core):
@@ -342,7 +344,7 @@ def read_builtin(
 
 @contextmanager
 def _reporting(path: str, problems: list[str]) -> Iterator[Callable[[str], None]]:
-    """Yield a function that notes a problem with a file; a missing file is no problem."""
+    """Yield a function that records problems; a missing file is not a problem."""
     try:
         yield lambda text: problems.append(f"{path}: {text}")
     except FileNotFoundError:

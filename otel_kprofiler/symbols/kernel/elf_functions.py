@@ -22,7 +22,7 @@ STB_LOCAL, STB_GLOBAL, STB_WEAK = 0, 1, 2
 
 _LETTERS: Final = {STB_LOCAL: b"t", STB_GLOBAL: b"T", STB_WEAK: b"W"}
 _LABEL: Final = b".L"
-"""Labels of assemblers, which kallsyms omits, too (scripts/mksysmap)."""
+"""Assembler labels, which kallsyms omits as well (scripts/mksysmap)."""
 _ADDRESS_LIMIT = 1 << 63
 _MAX_NAME_BYTES = 1 << 12  # a damaged string table has no terminators
 
@@ -75,7 +75,7 @@ class ElfSymbols:
             table = _find_symtab(image)
         if table is None:
             raise KProfilerError(
-                f"{path} has no symbols", hint="give the file of the kernel's debug package"
+                f"{path} has no symbols", hint="use the file from the kernel's debug package"
             )
         self.name = image.name
         self.build_id = image.build_id

@@ -50,7 +50,7 @@ class Section(NamedTuple):
 
     @property
     def is_code(self) -> bool:
-        """True if it holds instructions that are loaded."""
+        """True if the section contains instructions and is loaded."""
         return self.flags & (SHF_ALLOC | SHF_EXECINSTR) == SHF_ALLOC | SHF_EXECINSTR
 
 
@@ -86,8 +86,8 @@ def open_elf(path: str) -> ElfImage:
     """Read the headers of an ELF file, ``.ko.xz``, ``.ko.gz`` and ``.ko.zst`` included.
 
     Raises:
-        OSError: the file cannot be read.
-        KProfilerError: it is not a 64-bit ELF file, or is damaged.
+        OSError: the file cannot be read. KProfilerError: it is not a 64-bit ELF file, or is
+            damaged.
         DependencyError: it needs ``zstandard``, which is not installed.
     """
     data = unpack(path, _read(path))
@@ -118,7 +118,7 @@ def _read_sections(data: bytes | mmap.mmap, header: Any, order: str) -> tuple[Se
     first = shdr.unpack_from(data, start)  # section 0 holds counts that overflow the ELF header
     count, names_index = count or first[5], first[6] if names_index == SHN_XINDEX else names_index
     if not names_index < count <= MAX_SECTIONS or start + count * shdr.size > len(data):
-        raise ValueError(f"its {count} section headers do not fit, or have no names")
+        raise ValueError(f"its {count} section headers are out of range, or have no names")
     rows = list(shdr.iter_unpack(data[start : start + count * shdr.size]))
     names_at, names_size = rows[names_index][4:6]
     names = data[names_at : names_at + names_size]

@@ -1,7 +1,8 @@
 """File ids: 128 bits from a build id that identify a build of the kernel, a module, a program.
 
 With a build id, the file id is the FNV-1a-128 of its lower-case hexadecimal text, which
-opentelemetry-ebpf-profiler sends as ``htlhash`` for kernel code and symbol stores use as key.
+opentelemetry-ebpf-profiler sends as ``htlhash`` for kernel code, and which symbol stores use as
+key.
 
 Without one, opentelemetry-ebpf-profiler sends a constant; here each build has its own id, the
 FNV-1a-128 of one of these texts (UTF-8):

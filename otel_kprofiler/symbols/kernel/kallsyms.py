@@ -30,12 +30,12 @@ _HEX_DIGITS = 16
 _LAST_ADDRESS = (1 << 64) - 1
 _HIDDEN = b"0" * _HEX_DIGITS
 _CORE_FIELDS, _MODULE_FIELDS = 3, 4
-_MAX_ALIAS_LINES = 256  # at one address; bounds memory on hostile input
+_MAX_ALIAS_LINES = 256  # per address; bounds memory on hostile input
 _MAX_REST_BYTES = 1 << 20
 _SORTED_LINES = 1024  # lines of a module added to its table at once
 _PREAMBLE = b" __cfi_"
 _LOCAL = b" t "
-_MANY_FUNCTIONS = 500  # some would have a preamble
+_MANY_FUNCTIONS = 500  # some functions would have a preamble
 _IS_TEXT = bytes(code in TEXT_TYPES for code in range(256))
 _IS_OTHER = bytes(code not in TEXT_TYPES for code in range(256))
 
@@ -168,7 +168,7 @@ class KallsymsParser:
             self._has_preambles = True
             return PREAMBLE.sub(b" " + PAD_PREFIX, text)
         if self._has_preambles is None and text.count(_LOCAL) >= _MANY_FUNCTIONS:
-            self._has_preambles = False  # a search of the whole text takes long
+            self._has_preambles = False  # searching the whole text is slow
         return text
 
     def _skip(self, line: bytes) -> None:
@@ -299,7 +299,7 @@ class KallsymsParser:
             fields, clones = _split_clones(fields)
             self._add_freed(clones, name)
             self._others += _values(clones.addresses)
-        if self._skipped:  # a pad's function may have been skipped
+        if self._skipped:  # the function after the padding may have been skipped
             pads = [symbol.startswith(PAD_PREFIX) for symbol in fields.names]
             self._others += _values(fields.where(pads).addresses)
             fields = fields.where([not pad for pad in pads])

@@ -124,7 +124,7 @@ class Snapshot:
         self.bad_lines = bad_lines
         self.builtin = builtin
         self._blocks = tuple(blocks)
-        self._programs: dict[int, Module] = {}  # by start address; made on first use
+        self._programs: dict[int, Module] = {}  # by start address; built on first use
         self.freed = tuple(freed)
         self._set_modules(modules)
         self._init_text = self._find_init_text()

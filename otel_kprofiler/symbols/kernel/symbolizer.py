@@ -281,7 +281,7 @@ class KernelSymbolizer:
 
     def state(self, sample: RawSample) -> int:
         """Returns the generation of the snapshot valid at the time of a sample."""
-        time_ns, views = sample.time_ns, self._views  # the way of _view, without a call
+        time_ns, views = sample.time_ns, self._views  # same as _view, but without a call
         for view in views:
             if time_ns >= view.since_ns:
                 return view.generation
@@ -399,9 +399,9 @@ def _with_sizes(snapshot: Snapshot, paths: Sequence[str | os.PathLike[str]]) -> 
         symbols = ElfSymbols(os.fspath(path))
         if symbols.build_id is None or symbols.build_id not in loaded:
             raise KProfilerError(
-                f"{path} belongs to no loaded module: build id {symbols.build_id or 'missing'}",
-                hint="give files of the same kernel as kallsyms, with its modules, /sys/module"
-                " and notes",
+                f"{path} does not match a loaded module: build id {symbols.build_id or 'missing'}",
+                hint="use files of the kernel that kallsyms comes from, with its modules,"
+                " /sys/module and notes",
             )
         tables[symbols.build_id] = symbols.table
     return snapshot.with_tables(tables)

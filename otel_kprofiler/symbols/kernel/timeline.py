@@ -129,13 +129,13 @@ class Timeline:
     def __init__(self, first: Snapshot) -> None:
         self._first = first
         self._generation = first.generation
-        self._lifetimes: dict[tuple[int, bool], _Lifetime] = {  # by number and whether core code
+        self._lifetimes: dict[tuple[int, bool], _Lifetime] = {  # by generation and is-core
             (symbols.module.generation, True): _Lifetime(symbols, first.since_ns)
             for symbols in first.loaded()
         }
         self.snapshots: tuple[Snapshot, ...] = (first,)
         """Newest first."""
-        self._live: dict[int, list[ModuleSymbols]] = {}  # modules of a snapshot, by its start
+        self._live: dict[int, list[ModuleSymbols]] = {}  # a snapshot's modules, by snapshot start
 
     def apply(self, reading: ModuleReading) -> None:
         """Apply a reading; readings must be in order of time."""

@@ -145,7 +145,7 @@ def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool
     if not (is_whole and is_python_whole) and any(
         frame.found_by in _UNPROVEN for frame in native.frames
     ):
-        return False  # the native frames may lack a loop
+        return False  # an evaluation loop may be missing from the native frames
     closed = len(chains.closed)
     has_rest = len(chains.rest) > 0
     if is_python_whole and (has_rest or loops > closed):

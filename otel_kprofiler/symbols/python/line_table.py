@@ -35,7 +35,7 @@ _LINES: Final = bytes(
 )
 _WITHOUT_NUMBER: Final = bytes([head for head in _BYTES if not 0xE8 <= head <= 0xF7])
 
-# Numbers have six bits in a byte, lowest first, and a sign in the lowest; the last byte lacks 0x40.
+# Varints: six bits per byte, lowest first; 0x40 marks continuation. Bit 0 is the sign.
 _NUMBER: Final = rb"[\x40-\x7f]{0,5}[\x00-\x3f]"
 _NUMBERS: Final = re.compile(rb"[\xe8-\xf7](" + _NUMBER + rb")")  # kinds 13 and 14
 _DAMAGE: Final = re.compile(rb"[\xe8-\xf7](?!" + _NUMBER + rb")")

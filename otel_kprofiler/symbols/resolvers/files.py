@@ -127,7 +127,7 @@ def read_code_file(
         ElfError: the file is not a 64-bit ELF file, or its headers are damaged.
     """
     elf = read_elf(source, None)
-    if not elf.texts:  # a debug file, whose segments are elsewhere
+    if not elf.texts:  # a debug file, which has no segment contents
         elf = read_debug_elf(source)
     details = FileDetails(path, elf.build_id, hash_file(source), elf.texts, deleted)
     try:

@@ -122,7 +122,7 @@ class InstalledFiles:
             if entry.isdigit():
                 try:
                     maps = read_maps(self._files, entry)
-                except OSError:  # the process has ended, or is hidden
+                except OSError:  # the process has exited, or is hidden
                     continue
                 for mapping in parse_mappings(maps):
                     if mapping.is_executable and mapping.inode:
@@ -154,7 +154,7 @@ class InstalledFiles:
         return None
 
     def _find_debug_file(self, wanted: FileIdentity) -> CodeFile | None:
-        """Returns the code of a file that is not here, with names from its debug file."""
+        """Returns the code of a file that is not on this host, with names from its debug file."""
         if not wanted.build_id:
             return None
         for debug in self._sources.find_debug_files(WantedDebugFile("", "", wanted.build_id, None)):

@@ -39,8 +39,8 @@ class _Place(NamedTuple):
 class MappedCode:
     """Caches the code of mapped files, each read once for all processes. Not thread-safe.
 
-    A file whose source lines may still come, such as from a busy file system, is reread after 30 s,
-    then at growing intervals.
+    If a file's source lines may become readable later, for example once its file system is less
+    busy, it is reread after 30 s, then at growing intervals.
 
     Args:
         symbols: reads the names of a file.
@@ -62,7 +62,7 @@ class MappedCode:
         self._now_s = now_s
         self._bytes = 0
         self._holds = GrowingHolds()
-        self._again_s: dict[Identity, float] = {}  # of files without source lines
+        self._again_s: dict[Identity, float] = {}  # files without source lines
         self._code: OrderedDict[Identity, CodeFile | None] = OrderedDict()
         self._places: dict[tuple[ProcessKey, MemoryMapping], _Place] = {}
         self._vdso: CodeFile | None = None
@@ -98,7 +98,7 @@ class MappedCode:
         self._bytes -= last.nbytes if last else 0
         self._open(process, mapping)
         new = self._code.get(identity)
-        if new is None or isinstance(new.symbols, Unresolved):  # it cannot be read any more
+        if new is None or isinstance(new.symbols, Unresolved):  # no longer readable
             self._code.pop(identity, None)
             self._add(identity, last)
 
@@ -134,7 +134,7 @@ class MappedCode:
             return None
 
     def _is_there(self, place: _Place) -> bool:
-        """Returns whether the file is still there: its inode may have been reused."""
+        """Returns whether the file still exists: its inode may have been reused."""
         try:
             fd = self._files.open_reference(place.path)
         except OSError:

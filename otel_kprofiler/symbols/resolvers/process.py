@@ -47,9 +47,9 @@ class ProcessesResolver:
 
     Args:
         symbols: reads the names in files; by default from files installed here.
-        files: files of the host. The right to trace a process is needed (ptrace(2),
+        files: files of the host. Requires permission to trace the process (ptrace(2),
             PTRACE_MODE_READ).
-        max_bytes: memory for symbols; the files that were not asked for the longest are forgotten.
+        max_bytes: memory limit for symbols; the least recently used files are evicted.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ProcessesResolver:
         self._lock = threading.Lock()
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses of a process; without a process, none is resolved."""
+        """Resolves addresses in a process; without a process, resolves none."""
         if pid is None:
             return [make_unknown(address, Unresolved.NO_PROCESS) for address in addresses]
         return self.resolve_in(find_process(pid, self._files), addresses)

@@ -30,7 +30,8 @@ class ReadingBudget:
     Readers reserve memory before they allocate it, estimated from sizes in the file.
 
     Args:
-        limit_bytes: limit for a file, and so for all files being read; no limit by default.
+        limit_bytes: limit for a file, and thus for all memory held while reading; no limit by
+            default.
 
     Attributes:
         limit_bytes: the limit.
@@ -69,7 +70,7 @@ class ReadingBudget:
             self.pass_turn(thread)
 
     def pass_turn(self, thread: int) -> None:
-        """End a thread's turn: it has read its file, or is abandoned with its reservations."""
+        """End a thread's turn: its file has been read, or it is abandoned with its reservations."""
         with self._changed:
             if self._reader == thread:
                 self._reader = None
@@ -124,7 +125,7 @@ class ReadingBudget:
             self.take(section.size, purpose)
             return read_content(source, section, limit)
         unpacked = unpacked_size(source, section)
-        # Packed, also without its header; unpacked in parts and joined, and the window.
+        # Compressed with and without header, unpacked parts, joined result, and window.
         with self.hold(2 * section.size + 4 * unpacked + _WINDOW_BYTES, purpose):
             content = read_content(source, section, limit)
         self.take(len(content), purpose)

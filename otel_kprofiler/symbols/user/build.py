@@ -7,7 +7,7 @@ inside functions of earlier sources.
 
 Bounds of functions without names come from unwind information. No name extends beyond the end of
 its symbol. A symbol without a size ends with its unwind entry, at the next symbol or with its
-section; if none of these is certain, it names its first byte only.
+section; if none of these is certain, it names only its first byte.
 """
 
 from __future__ import annotations
@@ -64,15 +64,17 @@ _SORTED_BYTES: Final = 20
 """Memory of a symbol while the table is built, without its columns."""
 _ALIAS_BYTES: Final = 200
 _WANTED_BYTES: Final = 160
-"""Memory of an alias, and of an address with a list of aliases, in collections of Python."""
+"""Memory of an alias, and of an address with a list of aliases, in Python collections."""
 _RANKS: Final = bytes((2, 0, 1, 3)[kind >> 4 & 3] << 1 for kind in range(256))
-"""By ``st_info``: global before weak before local; the lowest bit is for those without a size."""
-_UNKNOWN: Final = 1  # sizes are set after all others
+"""Rank by ``st_info``: global before weak before local; the lowest bit marks symbols without a
+size.
+"""
+_UNKNOWN: Final = 1  # sizes are set last
 _NOWHERE: Final = 1 << 64
 _STUB_KIND: Final = STB_LOCAL << 4 | STT_FUNC
 _NO_SYMBOLS: Final = Symbols(array("Q"), array("Q"), b"", array("I"), b"")
 _NOT_NAMES: Final = re.compile(rb"\.L|" + MAPPING_SYMBOL + rb"\0")
-"""Labels of assemblers, and mapping symbols."""
+"""Assembler labels and mapping symbols."""
 
 
 def read_functions(
@@ -87,15 +89,15 @@ def read_functions(
 
     Args:
         source: the file.
-        elf: its headers; of a debug file alone those by :func:`read_debug_elf`.
+        elf: its headers; those from :func:`read_debug_elf` if it is only a debug file.
         find_debug: opens its debug file, which the caller closes; called if the file has no
             ``.symtab``, or one that leaves functions without names.
         max_bytes: limit for each section.
         budget: memory for reading; None: no limit.
 
     Raises:
-        ElfError: a section that names functions is damaged or too large, and nothing before it
-            names any; or the budget does not suffice for the rest.
+        ElfError: a section with function names is damaged or too large, and no earlier source has
+            names; or the budget does not suffice for the rest.
     """
     budget = budget or ReadingBudget()
     sections = read_sections(source, elf)
@@ -206,13 +208,13 @@ class _Columns:
     def _set_sizes(
         self, starts: array[int], sizes: array[int], order: array[int], limits: _Limits
     ) -> None:
-        """Give sizes to symbols without one, as far as they name code; others keep 0."""
+        """Give sizes to symbols without one if they name code; others keep 0."""
         largest = max(sizes)
         end_before = reach = following = 0
         waiting, followed = array("I"), array("I")
         for at in _zeros(sizes):
             start, index = starts[at], order[at]
-            if at >= following:  # those with another start are behind us
+            if at >= following:  # entries with a different start are done
                 first = bisect_left(starts, start, following, at)
                 near = bisect_left(starts, start - largest, following, first)
                 end_before = _find_end(starts, sizes, slice(near, first), reach)
@@ -258,7 +260,7 @@ class _Limits:
         )
 
     def is_entry(self, start: int) -> bool:
-        """Returns whether a label may be a function: it is not inside of a function."""
+        """Returns whether a label may be a function, that is, is not inside one."""
         around = self._bounds.around(start)
         return around is None or around[0] == start
 

@@ -1,8 +1,8 @@
-"""Converts the DWARF of a file to a SymCache: what a child process runs.
+"""Converts the DWARF of a file to a SymCache; runs in a child process.
 
 The file is standard input, the result goes to standard output, and the cause of a failure, in a few
-words, to standard error. DWARF of hostile files makes the library take much time or memory, or
-abort; the process ends at its limits. Its parent sets those on memory and CPU time.
+words, to standard error. Hostile DWARF can make the library use much time or memory, or abort; the
+parent process limits memory and CPU time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _MAX_ABBREVIATIONS_BYTES: Final = 64 << 20
 
 class _Stream(Protocol):
     def read(self, size: int) -> bytes:
-        """At most so many bytes; none at the end."""
+        """Returns at most this many bytes; none at the end."""
 
 
 def main() -> None:
-    """The argument is the limit on output in bytes."""
-    sys.dont_write_bytecode = True  # a module that is cut off at the limit could never be read
+    """Convert the file; the only argument limits the output, in bytes."""
+    sys.dont_write_bytecode = True  # a bytecode file truncated at the limit would never be readable
     limit_resources({resource.RLIMIT_FSIZE: int(sys.argv[1])})
     os.nice(_NICE)
     cause = os.dup(2)
@@ -72,7 +72,7 @@ def _convert() -> None:
     if made.version != VERSION:
         raise ValueError(f"symbolic writes version {made.version}, not {VERSION}")
     source = FileSource(0, os.fstat(0).st_size)
-    # The library takes the first segment for the base of the file, whatever their order.
+    # The library uses the first segment as base address, whatever the order.
     base = next((start for start, _ in read_load_addresses(source)), 0)
     _write(HEADER.pack(MAGIC, base, _is_partial(source)))
     stream = cast("_Stream", made.open_stream())
@@ -87,7 +87,7 @@ def _write(data: bytes) -> None:
 
 
 def _is_partial(source: FileSource) -> bool:
-    """Returns whether other files have parts of the DWARF (``-gsplit-dwarf``, ``dwz -m``)."""
+    """Returns whether parts of the DWARF are in other files (``-gsplit-dwarf``, ``dwz -m``)."""
     sections = read_sections(source, read_debug_elf(source))
     if any(section.name == b".gnu_debugaltlink" for section in sections):
         return True

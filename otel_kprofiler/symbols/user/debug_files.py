@@ -214,7 +214,7 @@ def _path_below(files: ReferableFiles, root: str, path: str) -> str:
     """Returns a path without the directories of chroot(2), as the process sees it."""
     try:
         above = files.read_link(root).rstrip("/") if root else ""
-    except OSError:  # the process has ended, or root is no link
+    except OSError:  # the process has exited, or root is not a link
         return path
     return path.removeprefix(above) if path.startswith(f"{above}/") else path
 

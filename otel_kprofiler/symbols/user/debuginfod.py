@@ -139,7 +139,7 @@ class Debuginfod:
             try:
                 return self._download(build_id, kind, name)
             except OSError as error:
-                _log.warning("a debug file cannot be kept: %s", describe_error(error))
+                _log.warning("a debug file cannot be cached: %s", describe_error(error))
                 return None
 
     def _download(self, build_id: str, kind: str, name: str) -> int | None:
@@ -187,7 +187,7 @@ class _Download:
     """A download with a time limit, even if data trickles in."""
 
     def __init__(self, limits: DownloadLimits) -> None:
-        # Loads requests, when there is something to download.
+        # Loads requests only when there is a file to download.
         from otel_kprofiler.abortable import AbortableAdapter, PlainSession  # noqa: PLC0415
 
         self._limits = limits
@@ -196,7 +196,7 @@ class _Download:
         self._session = session = PlainSession()
         session.mount("http://", self._adapter)
         session.mount("https://", self._adapter)
-        session.auth = lambda request: request  # none, not even that of ~/.netrc
+        session.auth = lambda request: request  # no credentials, not even from ~/.netrc
         session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         session.headers.update(
             {
@@ -254,7 +254,7 @@ class _Download:
         left = self._limits.file_bytes
         if length.isdecimal() and int(length[:20]) > left:
             raise _DownloadError(f"sends {length[:20]} bytes")
-        # Read again after the end, which alone detects a truncated response. Some proxies compress
+        # Read once more at the end: only this detects a truncated response. Some proxies compress
         # unrequested; the build id decides.
         while chunk := response.raw.read(_CHUNK_BYTES, decode_content=True):
             left -= len(chunk)
@@ -263,7 +263,7 @@ class _Download:
             view = memoryview(chunk)
             while view:
                 view = view[os.write(target, view) :]
-        if self._late.is_set():  # an answer without a length just ends when aborted
+        if self._late.is_set():  # an aborted response without a length just ends
             raise _DownloadError("it took too long")
         return True
 
@@ -302,6 +302,6 @@ def _check(fd: int, build_id: str) -> None:
     try:
         received_id = read_debug_elf(FileSource(fd, os.fstat(fd).st_size)).build_id
     except ElfError as error:
-        raise _DownloadError(f"what it sends is not a debug file: {error}") from error
+        raise _DownloadError(f"its response is not a debug file: {error}") from error
     if received_id != build_id:
-        raise _DownloadError(f"sends the file of another build id: {received_id}")
+        raise _DownloadError(f"returned a file with a different build id: {received_id}")

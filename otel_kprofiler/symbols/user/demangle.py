@@ -86,7 +86,7 @@ def _load(library: str) -> _Demangler:
     """
     run = ctypes.CDLL(library)["__cxa_demangle"]
     run.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    run.restype = ctypes.c_void_p  # not c_char_p, of which the pointer to free would be lost
+    run.restype = ctypes.c_void_p  # not c_char_p, which would lose the pointer to free
     free = ctypes.CDLL(None).free
     free.argtypes, free.restype = [ctypes.c_void_p], None
 

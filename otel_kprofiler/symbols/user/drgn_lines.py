@@ -1,7 +1,6 @@
-"""Source lines and inlined functions by the library drgn, which runs in a process of its own.
+"""Reads source lines and inlined functions with the library drgn, in a child process.
 
-It reads what symbolic does not: split DWARF (``.dwo``, ``.dwp``) and files that share parts
-(``dwz``).
+Unlike symbolic, drgn reads split DWARF (``.dwo``, ``.dwp``) and files with shared parts (``dwz``).
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ class WorkerLimits(NamedTuple):
     """Limits of a worker.
 
     Attributes:
-        memory_bytes: data; at most half of what the cgroup leaves.
-        open_s: seconds until it has opened the file.
+        memory_bytes: data segment; at most half of the memory that the cgroup has left.
+        open_s: seconds to open the file.
         answer_s: seconds for one address.
-        idle_s: seconds after which it ends if it is not asked; it is started again on demand.
+        idle_s: seconds without requests after which it exits; it is restarted on demand.
     """
 
     memory_bytes: int = 4 << 30
@@ -52,15 +51,15 @@ class DrgnLines:
     """Source lines and inlined functions of one file. Thread-safe; one look-up at a time.
 
     A look-up takes about 0.3 ms, but seconds at worst, so threads that sample must not call it. A
-    worker that takes too long or ends is replaced, and after three such failures no more is known.
-    Inlined functions have the names of the source, without namespaces and parameters. Files of
-    split DWARF are read where the file says that they are, on this host.
+    worker that takes too long or exits is replaced; after three such failures, look-ups return
+    nothing. Inlined functions have their source names, without namespaces and parameters. Split
+    DWARF files are read from the paths recorded in the file, on this host.
 
     Args:
-        source: the file, or the debug file of it.
-        path: where it is.
-        alternate: what ``.gnu_debugaltlink`` of the file leads to.
-        limits: what the worker may take.
+        source: the file, or its debug file.
+        path: path of the file.
+        alternate: the target of the file's ``.gnu_debugaltlink``.
+        limits: limits of the worker.
 
     Raises:
         DependencyError: the library is not installed.
@@ -113,7 +112,7 @@ class DrgnLines:
         return 0
 
     def close(self) -> None:
-        """End the worker and close the file; idempotent."""
+        """Stop the worker and close the file; idempotent."""
         with self._lock:
             self._end()
             for fd in self._fds:
@@ -132,7 +131,7 @@ class DrgnLines:
 
 
 class _Worker:
-    """A process that answers; see :mod:`otel_kprofiler.symbols.user.drgn_worker`."""
+    """A worker process; see :mod:`otel_kprofiler.symbols.user.drgn_worker`."""
 
     def __init__(self, task: Task, limits: WorkerLimits) -> None:
         self._limits = limits
@@ -162,25 +161,25 @@ class _Worker:
             raise LinesError(f"the DWARF cannot be read: {cause}")
 
     def has_ended(self) -> bool:
-        """Returns whether the worker has ended, as it does after a while without questions."""
+        """Returns whether the worker has exited, as it does after a while without requests."""
         return self._child.poll() is not None
 
     def ask(self, svma: int) -> tuple[Line, ...]:
-        """The lines at an address.
+        """Returns the lines at an address.
 
         Raises:
-            LinesError: it did not answer in time, or not as it should.
+            LinesError: the response did not arrive in time, or is malformed.
         """
         try:
             cast("IO[bytes]", self._child.stdin).write(b"%x\n" % svma)
             return parse_answer(self._read(self._limits.answer_s))
         except (OSError, ValueError) as error:
             raise LinesError(
-                f"the process for source lines failed: {describe_error(error)}"
+                f"the child process that reads source lines failed: {describe_error(error)}"
             ) from error
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill the worker."""
         self._child.kill()
         self._child.wait()
         self._held.close()
@@ -188,11 +187,11 @@ class _Worker:
             cast("IO[bytes]", pipe).close()
 
     def _read(self, seconds: float) -> str:
-        """One line of its output."""
+        """Reads a line of the worker's output."""
         pipe = cast("IO[bytes]", self._child.stdout)
         deadline = time.monotonic() + seconds
         content = b""
-        ready = select.poll()  # select(2) knows no descriptor above 1023
+        ready = select.poll()  # select(2) does not support descriptors above 1023
         ready.register(pipe, select.POLLIN)
         while not content.endswith(b"\n"):
             left = deadline - time.monotonic()
@@ -201,16 +200,16 @@ class _Worker:
                 raise LinesError(text, LinesProblem.TIME)
             part = os.read(pipe.fileno(), 1 << 16)
             if not part or len(content) > _MAX_ANSWER_BYTES:
-                raise LinesError("the process for source lines has ended")
+                raise LinesError("the child process that reads source lines has exited")
             content += part
         return content[:-1].decode("utf-8", "replace")
 
 
 def parse_answer(text: str) -> tuple[Line, ...]:
-    """The lines in an answer of the worker, which hostile DWARF may have taken over.
+    """Parses a worker's response, untrusted because hostile DWARF may have taken over the worker.
 
     Raises:
-        ValueError: the line is not an answer.
+        ValueError: the response is malformed.
     """
     try:
         return tuple(

@@ -1,8 +1,9 @@
-"""Answers questions for source lines with the library drgn: what a child process runs.
+"""Looks up source lines with the library drgn; runs in a child process.
 
-Each line of standard input is an address (SVMA) in hexadecimal; each answer on standard output is
-a line of JSON: ``[[function, file, line], …]``, innermost first. Before that, a line says why the
-file cannot be read; it is empty if it can. The process ends when it has not been asked for a while.
+Each line of standard input is an address (SVMA) in hexadecimal; each response on standard output is
+a line of JSON: ``[[function, file, line], …]``, innermost first. The first line of output contains
+the reason why the file cannot be read, and is empty if it can. The process exits after a while
+without requests.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class Task(NamedTuple):
     """The task of the process.
 
     Attributes:
-        idle_s: seconds after which it ends if it is not asked.
+        idle_s: seconds without requests after which it exits.
         fd: the file.
-        alternate: descriptor of the file that dwz(1) moved parts to; -1 for none.
-        path: where the file is, for those beside it (``.dwp``).
+        alternate: descriptor of the file that dwz(1) moved parts to; -1 if there is none.
+        path: path of the file, to find files next to it (``.dwp``).
     """
 
     idle_s: float
@@ -38,7 +39,7 @@ class Task(NamedTuple):
 
 
 def main() -> None:
-    """The argument is a :class:`Task` as JSON."""
+    """Serve requests; the only argument is a :class:`Task` as JSON."""
     task = Task(*json.loads(sys.argv[1]))
     limit_resources({})
     try:
@@ -62,7 +63,7 @@ def _answer(text: str) -> None:
 def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
     import drgn  # noqa: PLC0415 - within the limits
 
-    give_up_capabilities("CAP_DAC_READ_SEARCH")  # for the files that this one refers to
+    give_up_capabilities("CAP_DAC_READ_SEARCH")  # referenced files must be readable without it
 
     program: Any = drgn.Program(drgn.host_platform)
     program.set_enabled_debug_info_finders([])  # only what was given
@@ -80,7 +81,7 @@ def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
 
     def look_up(address: int) -> list[tuple[str, str, int]]:
         lines = []
-        # Takes addresses for those that calls return to, and looks at the byte before.
+        # drgn treats addresses as return addresses and looks up the byte before.
         for frame in program.stack_trace_from_pcs([address + bias + 1]):
             try:
                 file, line, _ = frame.source()

@@ -36,7 +36,7 @@ class LineTable(Protocol):
     """Source lines and inlined functions of one file; thread-safe."""
 
     def lookup(self, svma: int) -> tuple[Line, ...]:
-        """The functions at an address, the innermost inlined one first; empty if unknown."""
+        """Returns the functions at an address, innermost inlined first; empty if unknown."""
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +62,7 @@ class FileSymbols:
         functions: the functions.
         demangle: makes a linker name readable.
         lines: source lines and inlined functions; None: only physical functions.
-        lines_problem: why lines cannot be read; None if they can, or if there are none.
+        lines_problem: why lines cannot be read; None if they can, or if the file has none.
         lines_may_come: whether another reading of the unchanged file may give its lines.
     """
 
@@ -116,7 +116,7 @@ class FileSymbols:
         identifiers = [one for one in _IDENTIFIER.findall(plain) if one != "operator"]
         if not identifiers:
             return ()
-        # Compilers write an identifier behind its length.
+        # Mangled names have each identifier after its length.
         part = f"{len(identifiers[-1].encode())}{identifiers[-1]}"
         candidates = islice(self.functions.find_containing(part), MAX_CANDIDATES)
         return tuple(one for one in candidates if _is_called(self._demangle(one.name), name))
@@ -124,9 +124,9 @@ class FileSymbols:
     def _name_by_symbol(
         self, lines: tuple[Line, ...], function: Function | None
     ) -> tuple[Line, ...]:
-        """Lines whose physical function is named by its symbol, as it is without lines.
+        """Returns lines with the physical function named by its symbol, as without lines.
 
-        DWARF has no name for a part of a function, and another for an alias.
+        DWARF has no name for a part of a function, and a different name for an alias.
         """
         if function is None or not function.name:
             return lines

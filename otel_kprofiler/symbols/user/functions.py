@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 MAX_NAME_BYTES: Final = 1 << 16
 """Longer names are truncated; real names have at most a few hundred bytes."""
 MAX_SPAN_BYTES: Final = 1 << 32
-"""Functions further above the first function are dropped, and no function is larger."""
+"""Maximum distance from the first function, and maximum function size; others are dropped."""
 
 
 MAX_DEPTH: Final = 16
@@ -50,7 +50,7 @@ class NamedCode(NamedTuple):
         starts: distances from the table's base.
         sizes: in bytes, at least 1.
         names_at: start of each name in ``names``.
-        names: names of bytes other than zero, each with a zero behind it.
+        names: names of bytes other than zero, each followed by a zero byte.
         ranks: rank of each name; of names with the same start, the lowest rank is preferred.
     """
 
@@ -66,7 +66,7 @@ Alias = tuple[int, int, bytes, int]
 
 
 def make_alias(rank: int, names: bytes | bytearray, at: int, row: int) -> Alias:
-    """Makes an alias of the name at a place of ``names``; a lower rank is better."""
+    """Makes an alias from the name at an offset in ``names``; a lower rank is better."""
     name = bytes(names[at : at + _MAX_RANKED_BYTES].partition(b"\0")[0])
     return rank, len(name), name, row
 
@@ -250,11 +250,11 @@ class FunctionTable:
         return names[at:end].decode("utf-8", "backslashreplace")
 
     def _bound(self, svma: int, last: int) -> Function | None:
-        """The function at an address by its bounds, as far as no named one reaches into it.
+        """Returns the function at an address by its bounds, clipped to exclude named functions.
 
         Args:
             svma: the address, which is in no named function.
-            last: index of the last one that starts before it.
+            last: index of the last named function that starts before it.
         """
         around = self._bounds.around(svma)
         if around is None:

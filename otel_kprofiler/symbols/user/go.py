@@ -5,10 +5,11 @@ Linkers keep it even if all symbols are stripped. Format: ``pclntab`` of Go 1.16
 
     0  magic (u32), two zeros, quantum of code, size of a pointer
     8  words: number of functions, of files, start of the code (not in 1.16; unused from 1.26 on);
-       then where the parts are: names, files of units, files, pc tables, functions
+        then offsets of the parts: names, files of units, files, pc tables, functions
 
-The part of the functions begins with the start of each, and where its struct ``_func`` is. Starts
-count from the start of the code. That start is in the module data, found by the table's address.
+The functions part begins with each function's start and the offset of its struct ``_func``. Starts
+are relative to the start of the code, which is in the module data. The module data is found by the
+table's address.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ MAX_DATA_BYTES: Final = 64 << 20
 MAX_INLINED: Final = 64
 """Limit of nested inlined calls."""
 MAX_PC_TABLE_BYTES: Final = 16 * 1024
-"""Limit of bytes of a pc table: about 5,000 places, read in 2 ms into 100 KB."""
+"""Limit of bytes of a pc table: about 5,000 entries, read in 2 ms into 100 KB."""
 _MAX_KEPT_BYTES: Final = 4 << 20
 """Limit of cached functions, pc tables and names of all files."""
 _ENTRY_BYTES, _PC_BYTES, _CHARACTER_BYTES = 600, 10, 4
@@ -81,8 +82,8 @@ class _Format(NamedTuple):
 
     parts: int  # index of the first part among the words
     start: str  # form of a start
-    count_at: int  # of the number of funcdata in _func; the pcdata follow
-    has_calls: bool  # whether inlined calls have their present form
+    count_at: int  # offset of nfuncdata in _func; pcdata offsets follow
+    has_calls: bool  # whether inlined calls have the current format
 
 
 _FORMATS: Final = {
@@ -99,7 +100,7 @@ class _Function(NamedTuple):
     files: int
     lines: int
     unit: int
-    inlined: int  # pc table of the calls that were inlined
+    inlined: int  # PCDATA table of inlined calls
     calls: int | None  # offset of these calls
 
 
@@ -129,7 +130,7 @@ class GoTable:
 
     Raises:
         ElfError: the table is damaged or too large; with ``NO_SECTION`` if it is of another
-            version, or if it is not known where its code starts.
+            version, or if the start of its code is unknown.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class GoTable:
         magic, zeros, self._quantum, pointer, *words = _HEADER.unpack(self._read(0, _HEADER.size))
         form = _FORMATS.get(magic)
         if form is None or zeros or self._quantum not in _QUANTA or pointer != _POINTER_BYTES:
-            raise ElfError(ElfProblem.NO_SECTION, f"a Go table of a known version: {magic:#x}")
+            raise ElfError(ElfProblem.NO_SECTION, f"a Go table of a supported version: {magic:#x}")
         self._form = form
         self._number = next(_NUMBERS)
         parts = words[form.parts : form.parts + 5]
@@ -183,10 +184,10 @@ class GoTable:
         return Symbols(starts, sizes, bytes([_FUNCTION_KIND]) * len(starts), names_at, names)
 
     def lookup(self, svma: int) -> tuple[Line, ...]:
-        """The functions at an address, the innermost inlined one first; empty if it is in none.
+        """Returns the functions at an address, innermost inlined first; empty if there are none.
 
         Raises:
-            ElfError: the file cannot be read any more, or is damaged.
+            ElfError: the file is no longer readable, or is damaged.
         """
         pc = svma - self._module.text
         index = bisect_right(self._starts, pc) - 1
@@ -197,7 +198,7 @@ class GoTable:
         lines: list[Line] = []
         call = self._pc_value(function.inlined, pc)
         while call >= 0 and len(lines) < MAX_INLINED:
-            if function.calls is None:  # it is not known what the line belongs to
+            if function.calls is None:  # the line's function is unknown
                 return (Line(self._keep(self._read_text, self._names + function.name_at)),)
             at = function.calls + call * _INLINED_CALL.size
             name_at, caller, _ = _INLINED_CALL.unpack(self._source.read(at, _INLINED_CALL.size))
@@ -208,7 +209,7 @@ class GoTable:
         return tuple(lines)
 
     def _line(self, function: _Function, name_at: int, pc: int) -> Line:
-        """The line at an instruction, which belongs to the function of a name."""
+        """Returns the line of an instruction in a named function."""
         file = self._pc_value(function.files, pc)
         line = self._pc_value(function.lines, pc)
         path = ""
@@ -222,12 +223,12 @@ class GoTable:
         )
 
     def _read_starts(self, count: int) -> tuple[array[int], array[int]]:
-        """Starts of the functions with the end of the last one, and where their structs are."""
+        """Returns the functions' starts, the end of the last one, and offsets of structs."""
         form = self._form.start
         size = (2 * count + 1) * struct.calcsize(form)
         if not count or size > MAX_PART_BYTES:
             raise _damaged(f"{count} functions")
-        self._budget.take(3 * size, ".gopclntab")  # itself, and columns together and apart
+        self._budget.take(3 * size, ".gopclntab")  # the table, and its columns joined and split
         columns = array(form, self._read(self._functions, size))
         starts, structs = columns[0::2], columns[1::2]
         if any(low > high for low, high in pairwise(starts)):
@@ -270,7 +271,7 @@ class GoTable:
             raise _damaged("a pc table without end") from error
 
     def _keep(self, read: Callable[..., _T], *place: int) -> _T:
-        """Returns a cached value for a place of this file, or reads it."""
+        """Returns the cached value for an offset in this file, or reads it."""
         key = (self._number, read.__name__, *place)
         value: _T | None = _KEPT.get(key)
         if value is None:
@@ -298,7 +299,7 @@ class GoTable:
             if words:
                 calls = words[_MODULE_CALLS] if self._form.has_calls else None
                 return _Module(words[_MODULE_TEXT], calls)
-        raise ElfError(ElfProblem.NO_SECTION, "it is not known where the code of Go starts")
+        raise ElfError(ElfProblem.NO_SECTION, "the start address of the Go code is unknown")
 
     def _find_words(self, section: Section, wanted: bytes) -> tuple[int, ...]:
         """Returns the words of the module with this start; empty if not in the section."""

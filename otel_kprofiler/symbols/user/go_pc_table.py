@@ -11,11 +11,11 @@ _FOREVER: Final = (1 << 64) - 1
 
 
 class PcTable:
-    """Values along a function; places count in units of the smallest instruction.
+    """Values by position in a function, in units of the smallest instruction.
 
-    The table is a list of pairs of varints: change of the value (zigzag), and number of places that
-    it holds for. A change of 0, except in the first pair, ends the table. Pairs are decoded on
-    demand. Not thread-safe.
+    The table is a list of pairs of varints: change of the value (zigzag), and number of positions
+    that it applies to. A change of 0, except in the first pair, ends the table. Pairs are decoded
+    on demand. Not thread-safe.
 
     Args:
         data: bytes from the start of the table on.
@@ -29,10 +29,10 @@ class PcTable:
         self._values = array("q")
 
     def find(self, place: int) -> int:
-        """Returns the value at a place; -1 if there is none.
+        """Returns the value at a position; -1 if there is none.
 
         Raises:
-            StopIteration: the table continues behind ``data``.
+            StopIteration: the table extends beyond ``data``.
         """
         ends, values, left = self._ends, self._values, self._left
         if ends and place < ends[-1]:

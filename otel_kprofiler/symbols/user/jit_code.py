@@ -36,7 +36,7 @@ class ProcessCode:
         self._dump = JitDump(process, files)
         self._map = PerfMap(process, files, clock)
         self._files: tuple[JitFile[Any], ...] = (self._dump, self._map)
-        self._look_ns = dict.fromkeys(self._files, 0)  # when one that is not there is looked for
+        self._look_ns = dict.fromkeys(self._files, 0)  # time of the next search for a missing file
         self._read_ns = -1
         self._process, self._host = process, files
         self._memory: list[Range] = []
@@ -64,7 +64,7 @@ class ProcessCode:
             raise missing
         if not has_more:
             if now_ns >= self._checked_ns + CHECK_NS:
-                with suppress(OSError):  # it has exited, and maps nothing
+                with suppress(OSError):  # it has exited, so it has no mappings
                     self._end_unmapped(now_ns)
             self._read_ns = now_ns
         return has_more

@@ -16,7 +16,9 @@ from otel_kprofiler.symbols.user.jit_table import JitCode, JitTable
 MAX_FILE_BYTES: Final = 256 << 20
 """Limit of bytes read: about five million functions of a perf map."""
 MAX_UPDATE_BYTES: Final = 256 << 10
-"""Limit of an update: some 5,000 lines of a perf map, 25 ms; 40,000 of 6 bytes take 15 MB."""
+"""Limit of an update: about 5,000 lines of a perf map in 25 ms; 40,000 lines of 6 bytes take 15
+MB.
+"""
 MAX_NAME_BYTES: Final = 1024
 """Longer names are cut."""
 ADDRESS_LIMIT: Final = 1 << 64
@@ -78,19 +80,20 @@ class JitFile(ABC, Generic[EventT]):
     """A file of one process. Thread-safe; ``update`` is for one thread.
 
     Args:
-        process: whose file, with its start time: that of a later process with its pid is not read.
+        process: the process, with its start time: the file of a later process with the same pid is
+            not read.
         files: for ``/proc``.
     """
 
     def __init__(self, process: ProcessKey, files: HostFiles) -> None:
         self._process, self._files = process, files
-        self._lock = threading.Lock()  # guards the table and what was read
+        self._lock = threading.Lock()  # guards the table and the read state
         self._table = JitTable()
         self._read_ns = -1  # the last complete read began
         self._damaged = 0
         self._fd = -1
         self._offset = 0
-        self._mark, self._mark_at = b"", 0  # bytes that stay as long as the file is the same
+        self._mark, self._mark_at = b"", 0  # changes if the file is replaced
         self._unread = 0
 
     def update(self, now_ns: int) -> bool:
@@ -147,7 +150,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @property
     def read_ns(self) -> int:
-        """Latest time that can be looked up; -1 before the first complete read."""
+        """Latest time for which names are known; -1 before the first complete read."""
         return self._read_ns
 
     def counts(self) -> JitCounts:
@@ -178,7 +181,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _set_mark(self, text: bytes) -> None:
-        """Note bytes that were read, to detect a replaced file."""
+        """Save some of the bytes read, to detect a replaced file."""
 
     @property
     def _nbytes(self) -> int:
@@ -188,7 +191,7 @@ class JitFile(ABC, Generic[EventT]):
         return MadeFunction(code.start, code.end, code.name.decode("utf-8", "backslashreplace"))
 
     def _add(self, code: JitCode, now_ns: int) -> None:
-        """Add a function without a time: it was added since the last read."""
+        """Add a function without a timestamp: it was written since the last read."""
         since_ns = 0 if self._table.is_first(code) else now_ns
         self._table.add(code, since_ns=since_ns, seen_ns=now_ns, gone_ns=self._read_ns)
 
@@ -242,5 +245,5 @@ def is_only_of(writer: Writer, status: os.stat_result) -> bool:
 
 
 def is_running(process: ProcessKey, files: HostFiles) -> bool:
-    """Returns whether the process still runs, and its pid was not reused."""
+    """Returns whether the process is still running and its pid has not been reused."""
     return read_start_ticks(files, process.tgid) == (process.start_time_ns or 0) // TICK_NS

@@ -1,7 +1,7 @@
 """Runtime-generated code of a process, by address and time.
 
-Memory of such code is reused, so a name belongs to an address for a time only. Functions never
-overlap: a new function replaces all functions that it overlaps.
+Memory of such code is reused, so a name is valid for an address only during an interval. Functions
+never overlap: a new function replaces all functions that it overlaps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_FORMER: Final = 1024
 MAX_FORMER_BYTES: Final = 1 << 20
 """Limit of memory of replaced functions, with their lines; evicts the oldest."""
 MAX_CODE_BYTES: Final = 1 << 30
-_ROW_BYTES: Final = 96  # of a function without its name: five arrays, two lists, an object
+_ROW_BYTES: Final = 96  # per function, without its name: five arrays, two lists, an object
 _FOREVER: Final = (1 << 64) - 1
 
 
@@ -47,7 +47,7 @@ class _Former(NamedTuple):
 class JitTable:
     """The functions of one process. Not thread-safe.
 
-    Rows without a name are remains of replaced functions: they show where code was before.
+    Rows without a name are remains of replaced functions: they show where code used to be.
 
     Args:
         max_bytes: limit of memory; functions that do not fit are dropped.
@@ -99,7 +99,7 @@ class JitTable:
             self._insert(first, JitCode(left, code.start, b""), 0, _FOREVER)
 
     def is_first(self, code: JitCode) -> bool:
-        """Returns whether no other function is known at the addresses of this function."""
+        """Returns whether no other function was ever added at this function's addresses."""
         first, last = self._overlapped(code)
         return not self.dropped and (first == last or self._is_only(code, first, last))
 

@@ -1,17 +1,18 @@
 """Reads functions and lines of JIT compilers from ``jit-PID.dump``, written for perf(1).
 
-Its format is that of tools/perf/Documentation/jitdump-specification.txt of Linux. Among the writers
-are V8 (``--perf-prof``), OpenJDK (libperf-jvmti of perf), LLVM's perf listener, .NET, and wasmtime.
-A process maps the file that it writes, and only such a file is read.
+The format is specified in tools/perf/Documentation/jitdump-specification.txt of Linux. Writers
+include V8 (``--perf-prof``), OpenJDK (perf's libperf-jvmti), LLVM's perf listener, .NET, and
+wasmtime. A process maps the file that it writes, and only such files are read.
 
-Records have times, so a name is given from its record on until that of other code at the address,
-until the code is moved, or until the compiler closes the file or unmaps it. Times are those of
-``CLOCK_MONOTONIC``, which stands still while the host is suspended: what was replaced then has its
-former name until the suspension at the latest, and the new one from its end on. Records with times
-of another clock are treated as lines of a perf map, by when they were read.
+Records have timestamps, so a name is valid from its record until the record of other code at the
+address, until the code is moved, or until the compiler closes or unmaps the file. Timestamps are of
+``CLOCK_MONOTONIC``, which stops while the host is suspended: code replaced around a suspension
+keeps its old name no longer than until the suspension, and has its new name from the resumption on.
+Records with timestamps of a different clock are treated like lines of a perf map, by the time they
+were read.
 
-Whoever writes through a buffer, as V8 does, writes its last functions late: they have no name until
-then, and other code that was at their addresses keeps its name.
+Compilers that buffer their output, such as V8, write their latest functions late: until then, these
+have no name, and code formerly at their addresses keeps its name.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ _ENTRY: Final = struct.Struct("=QII")
 _SAME_FILE: Final = b"\xff"
 _V8_PADDING: Final = 0xDEADBEEF
 _V8_SHIFT: Final = 64
-"""V8 writes lines as if an ELF header were in front of the code, as perf once read them."""
+"""V8 offsets line addresses as if an ELF header preceded the code, which perf once expected."""
 _V8_ALIGNMENT: Final = 8
-_PLACE: Final = struct.Struct("=III")  # distance from the start of a function, line, file
+_PLACE: Final = struct.Struct("=III")  # offset in the function, line, file
 
 
 class Loaded(NamedTuple):
@@ -84,7 +85,7 @@ class Moved(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """The compiler has closed the file: no more code will run."""
+    """The compiler has closed the file: the code will not run any more."""
 
     time_ns: int
 
@@ -102,7 +103,7 @@ class JitDumpParser:
     Attributes:
         pid: pid of the process in its namespace; records of its children are skipped.
         header: header of the file; empty until it was parsed.
-        has_other_clock: whether times are not of ``CLOCK_MONOTONIC``.
+        has_other_clock: whether timestamps are of a clock other than ``CLOCK_MONOTONIC``.
         sources: names of source files by number; 0 means none.
         nbytes: memory of these names.
     """
@@ -115,11 +116,11 @@ class JitDumpParser:
         self.begin()
 
     def begin(self) -> None:
-        """Start another file of the process; numbers of source files stay valid."""
+        """Start a new file of the process; source file numbers stay valid."""
         self.header = b""
         self.has_other_clock = False
         self._shift = 0
-        self._lines = b""  # body of the record of lines for the next code
+        self._lines = b""  # payload of the debug info record for the next code record
 
     @property
     def waiting_bytes(self) -> int:
@@ -134,7 +135,7 @@ class JitDumpParser:
             left: bytes available in the file from ``text`` on.
 
         Raises:
-            NotADumpError: the header is that of another file.
+            NotADumpError: the header is not a jitdump header.
         """
         records: list[Record] = []
         damaged = 0
@@ -142,7 +143,7 @@ class JitDumpParser:
         while self.header and at + _RECORD.size <= len(text):
             kind, size, time_ns = _RECORD.unpack_from(text, at)
             if size < _RECORD.size or at + size > left:
-                break  # incomplete, or damaged: then later records cannot be located
+                break  # incomplete or damaged: later records cannot be located
             end = min(at + size, len(text))
             if at and end < at + size:
                 break
@@ -170,7 +171,7 @@ class JitDumpParser:
     def _parse_record(
         self, kind: int, time_ns: int, text: bytes, at: int, end: int
     ) -> Record | None:
-        """A record with information about this process; raises ``ValueError`` if it is damaged."""
+        """Parses a record about this process; raises ``ValueError`` if it is damaged."""
         if kind == _LINES:
             self._lines = text[at:end]
         elif kind == _CLOSE:
@@ -194,7 +195,7 @@ class JitDumpParser:
         return None
 
     def _parse_lines(self, body: bytes, code: JitCode) -> bytes:
-        """Parses the places of a function where another line or file begins, if they are valid."""
+        """Parses the offsets in a function where a line or file starts, if they are valid."""
         if not body:
             return b""
         start, count = _TABLE.unpack_from(body)
@@ -224,7 +225,7 @@ class JitDumpParser:
 
 
 _Entry = tuple[int, int, bytes]
-"""An address, with the line and file that begin there."""
+"""An address, with the line and file that start there."""
 
 
 def _split(body: bytes, count: int) -> list[_Entry]:
@@ -243,7 +244,7 @@ def _split(body: bytes, count: int) -> list[_Entry]:
 
 
 def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
-    """Splits entries that all have the file in the function's name, as ``JS:*f a.js:1:13``.
+    """Splits entries if all have the file in the function's name, as ``JS:*f a.js:1:13``.
 
     V8 may write freed file names, whose sizes are still valid.
     """
@@ -257,7 +258,7 @@ def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
 
 
 def find_place(lines: bytes, offset: int) -> tuple[int, int]:
-    """Finds source file number and line of a place in a function; zeros if unknown."""
+    """Finds source file number and line of an offset in a function; zeros if unknown."""
     count = len(lines) // _PLACE.size
     index = bisect_right(range(count), offset, key=lambda row: _place(lines, row)[0]) - 1
     if index < 0:
@@ -280,8 +281,8 @@ class JitDump(JitFile[Record]):
     """The jitdump of one process. Thread-safe; ``update`` is for one thread.
 
     Args:
-        process: the process, with its start time: dumps of later processes with its pid are not
-            read.
+        process: the process, with its start time: dumps of later processes with the same pid are
+            not read.
         files: for ``/proc``.
         get_suspended_ns: returns the time that the host was suspended since boot.
     """
@@ -299,7 +300,7 @@ class JitDump(JitFile[Record]):
         self._is_mapped = True
         self._shift_ns = 0  # of its clock
         self._suspended_ns = 0
-        self._slack_ns = 0  # suspended time that may be after a record
+        self._slack_ns = 0  # time suspended, possibly after a record
 
     def update(self, now_ns: int) -> bool:
         """See :meth:`JitFile.update`."""
@@ -363,7 +364,7 @@ class JitDump(JitFile[Record]):
                 self._table.add(code, since_ns=time_ns, seen_ns=time_ns, gone_ns=until_ns)
 
     def _move(self, record: Moved) -> list[JitCode]:
-        """Moves code: returns an unnamed replacement at the old place, and the code at the new."""
+        """Moves code: returns an unnamed entry for the old address, and one for the new."""
         code = self._table.last_at(record.old)
         end = record.new + record.size
         if code is None or code.start != record.old:

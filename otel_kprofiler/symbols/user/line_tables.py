@@ -1,4 +1,4 @@
-"""Opens the source lines of files, each by the library that reads it best."""
+"""Opens the source lines of files, using the library that reads each file best."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _log = logging.getLogger(__name__)
 
 
 class LineTables:
-    """Opens files with symbolic, and with drgn what symbolic reads only in part. Thread-safe.
+    """Opens files with symbolic, or with drgn if symbolic reads them only in part. Thread-safe.
 
     Args:
-        symbolic: what converts and keeps lines.
-        use_drgn: whether to use drgn where it is installed; not in threads that must not block.
+        symbolic: converts and caches lines.
+        use_drgn: whether to use drgn if installed; not for threads that must not block.
     """
 
     def __init__(self, symbolic: SymbolicLines, *, use_drgn: bool = True) -> None:
@@ -27,15 +27,15 @@ class LineTables:
         self._use_drgn = use_drgn and importlib.util.find_spec("drgn") is not None
 
     def open(self, source: FileSource, path: str, alternate: FileSource | None = None) -> LineTable:
-        """Open the lines of a file, or of the debug file of it; the caller closes them.
+        """Open the lines of a file, or of its debug file; the caller closes them.
 
-        Look-ups take microseconds, but those of files whose DWARF is split or shared with others
-        block for longer: see :class:`DrgnLines`.
+        Look-ups take microseconds, but block for longer if the DWARF is split or shared with other
+        files: see :class:`DrgnLines`.
 
         Args:
             source: the file.
-            path: where it is.
-            alternate: the file that ``.gnu_debugaltlink`` leads to.
+            path: path of the file.
+            alternate: the target of ``.gnu_debugaltlink``.
 
         Raises:
             LinesError: a limit was exceeded, or the DWARF is damaged.
@@ -46,5 +46,5 @@ class LineTables:
             try:
                 return DrgnLines(source, path, alternate=alternate)
             except LinesError as error:
-                _log.info("%s: %s; parts of its source lines are not known", path, error)
+                _log.info("%s: %s; some of its source lines are unknown", path, error)
         return table

@@ -1,7 +1,7 @@
 """Source lines and inlined functions of user files, from their DWARF.
 
-The library ``symbolic`` converts the DWARF of a file once, in a process of its own, to a file of
-which a look-up reads a few pages.
+The library ``symbolic`` converts a file's DWARF once, in a child process, to a format in which a
+look-up reads only a few pages.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 from otel_kprofiler.symbols.user.symcache import VERSION, SymCache
 
 _LEAST_BYTES: Final = 16 << 20
-"""Data of the interpreter and the library, before they convert anything."""
+"""Memory of the interpreter and the library before a conversion."""
 _OLD_PREFIX: Final = b".zdebug_"
 _OLD_HEADER: Final = struct.Struct(">4sQ")
-"""Header that GNU tools wrote before there was SHF_COMPRESSED: "ZLIB", unpacked size."""
+"""Header that GNU tools wrote before SHF_COMPRESSED existed: "ZLIB", unpacked size."""
 _COSTLY: Final = frozenset(
     {LinesProblem.DAMAGED, LinesProblem.MEMORY, LinesProblem.CPU_TIME, LinesProblem.TIME}
 )
-"""Refusals that may have taken the CPU time of a whole conversion."""
+"""Failures that may have used the CPU time of an entire conversion."""
 _PROBLEMS: Final = {
     ChildProblem.UNANSWERED: LinesProblem.UNANSWERED,
     ChildProblem.NO_PROCESS: LinesProblem.NO_PROCESS,
@@ -63,16 +63,16 @@ _EXCEEDED: Final = (LinesProblem.CPU_TIME, LinesProblem.TIME)
 
 
 class ConversionLimits(NamedTuple):
-    """Limits of a file, and of the process that converts it.
+    """Limits on a file, and on the process that converts it.
 
     Attributes:
         file_bytes: size of the file.
-        memory_bytes: data of the process; at most half of what the cgroup leaves. A debug file of
-            11 MB takes 60 MB, one of 350 MB about 1 GB.
+        memory_bytes: memory of the process; at most half of the memory that the cgroup has left. A
+            debug file of 11 MB takes 60 MB, one of 350 MB about 1 GB.
         result_bytes: size of the result, which is kept on disk.
-        cpu: CPU time by the size of the DWARF, unpacked: five times what a MiB of C, C++, Rust and
-            Go compilers takes.
-        wall_s: time in all, for a machine that is busy.
+        cpu: CPU time per size of the uncompressed DWARF: five times what the output of C, C++, Rust
+            and Go compilers takes.
+        wall_s: total time, for busy machines.
     """
 
     file_bytes: int = 1 << 30
@@ -88,14 +88,14 @@ DEFAULT_LIMITS: Final = ConversionLimits()
 class SymbolicLines:
     """Opens source lines and inlined functions with the library ``symbolic``; thread-safe.
 
-    Split DWARF is not followed (functions have no lines then), nor are files of ``dwz -m`` (inlined
-    functions have no names then). A file is recognized by its size, its first and last page, and
-    the time of its last change. The child process has no capabilities. One file is converted at a
+    Split DWARF is not followed, so its functions have no lines; nor are files of ``dwz -m``, so
+    inlined functions have no names. A cached file is identified by its size, its first and last
+    page, and its change time. The child process has no capabilities. Files are converted one at a
     time.
 
     Args:
-        cache: keeps what was converted, also for the next run; None: it is kept while in use.
-        limits: what a file and its conversion may take.
+        cache: keeps converted lines for later runs; None: they are kept while in use.
+        limits: limits on a file and its conversion.
 
     Raises:
         DependencyError: the library is not installed.
@@ -118,16 +118,16 @@ class SymbolicLines:
     def open(
         self, source: FileSource, path: str = "", alternate: FileSource | None = None
     ) -> SymCache:
-        """Open the lines of a file, or of the debug file of it; converts them if need be.
+        """Open the lines of a file, or of its debug file; converts them if necessary.
 
-        Reading them needs no more of the file. Converting takes about 0.2 s, and 30 s for a kernel.
-        A file whose conversion failed is not converted again within an hour, unless it changes, or
-        within 30 s if the cause may pass, such as a full disk.
+        The file is not needed afterwards. Converting takes about 0.2 s, or 30 s for a kernel. After
+        a failed conversion, the file is not converted again for an hour, unless it changes, or for
+        30 s if the cause is temporary, such as a full disk.
 
         Args:
             source: the file.
-            path: where it is; not used here.
-            alternate: what dwz(1) moved parts of its DWARF to; not used here.
+            path: path of the file; unused.
+            alternate: the file that dwz(1) moved parts of its DWARF to; unused.
 
         Raises:
             LinesError: a limit was exceeded, or the DWARF is damaged.
@@ -169,7 +169,7 @@ class SymbolicLines:
         try:
             self._run(source, file.fd)
             table = _map(file.fd)
-            with suppress(OSError):  # the disk is full: it is not kept
+            with suppress(OSError):  # the disk is full: not cached
                 file.finish()
                 cache.trim()
             return table
@@ -213,7 +213,7 @@ def _refuse(source: FileSource, failed: ChildFailed) -> LinesError:
 
 
 def count_dwarf_bytes(source: FileSource) -> int:
-    """Size of the DWARF, unpacked; 0 if it cannot be read."""
+    """Size of the uncompressed DWARF; 0 if it cannot be read."""
     try:
         sections = read_sections(source, read_debug_elf(source))
         return sum(

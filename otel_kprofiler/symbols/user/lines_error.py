@@ -8,7 +8,7 @@ from otel_kprofiler.errors import KProfilerError
 
 
 class LinesProblem(enum.Enum):
-    """A closed list of reasons; the value is the key of a count in ``/status``."""
+    """Reasons; each value is the key of a counter in ``/status``."""
 
     DAMAGED = "damaged"  # or unreadable, or of an unknown kind
     TOO_LARGE = "too_large"
@@ -21,12 +21,12 @@ class LinesProblem(enum.Enum):
 
 
 class LinesError(KProfilerError):
-    """The source lines of a file cannot be read: it is damaged, too large, or made to be slow.
+    """The source lines of a file cannot be read: it is damaged, too large, or too slow to convert.
 
     Args:
         message: what went wrong.
         problem: its kind.
-        may_pass: whether the cause may pass while the file stays the same.
+        may_pass: whether the cause may disappear while the file stays unchanged.
     """
 
     def __init__(

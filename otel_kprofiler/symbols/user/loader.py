@@ -44,16 +44,18 @@ from otel_kprofiler.symbols.user.loader_files import (
 from otel_kprofiler.symbols.user.reopening import WantedFile
 
 MAX_WAITING: Final = 256
-"""Files that wait to be read; each holds a descriptor."""
+"""Limit of queued files; each holds a descriptor."""
 DEFAULT_MAX_BYTES: Final = 32 << 20
 DEFAULT_CPU_SHARE: Final = 0.05
-"""Share of one CPU that reading may take in the long run, after a second in one go."""
+"""Long-run share of one CPU for reading, after a burst of up to a second."""
 _UNUSED_WEIGHT: Final = 4
-"""How many times its size a table counts that was not used, when one must leave."""
+"""Factor on the size of unused tables when choosing a table to evict."""
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Owner of one turn for the code without files of all processes, which take turns themselves."""
+"""Owner of the single turn for code without files of all processes, which take turns among
+themselves.
+"""
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
 T = TypeVar("T")
@@ -66,18 +68,18 @@ CodeSink = Callable[[ProcessKey, int, int, NamedAddress], None]
 class SymbolLoader(ForkAware):
     """Names user frames from symbols that its threads load; thread-safe.
 
-    Files are read once for all processes, and once for equal files such as those of containers of
-    one image. The threads start with the first file.
+    Files are read once for all processes, and equal files, such as those of containers of the same
+    image, only once. The threads start with the first file.
 
     Args:
         read: reads the symbols of a file.
         code: names code without files; closed with the loader. None: there are no such names.
-        code_sink: takes the names of such code as they are given.
-        reopen: opens a file again that is needed and was evicted; None if it cannot.
-        max_bytes: memory for tables and for what reading holds; large tables and those that were
-            not used for a while leave first. A table of more than half of it is refused.
-        budget: what reading holds; None: nothing that counts.
-        cpu_share: CPU time that reading may take, in seconds per second.
+        code_sink: receives the names of such code as they are looked up.
+        reopen: reopens an evicted file that is needed again; returns None on failure.
+        max_bytes: memory limit for tables and for reading; large and recently unused tables are
+            evicted first. A table larger than half of it is refused.
+        budget: memory held by reading; None: not counted.
+        cpu_share: CPU time for reading, in seconds per second.
         workers: number of threads.
         now_ns: any steady clock.
         cpu_ns: CPU time of the calling thread.
@@ -123,7 +125,7 @@ class SymbolLoader(ForkAware):
 
     @property
     def version(self) -> int:
-        """Grows whenever more is known, and every 30 s, so that names are asked for again."""
+        """Grows when more names are known, and every 30 s, so that look-ups are repeated."""
         return self._version + self._now_ns() // UNANSWERED_NS
 
     def add(
@@ -133,11 +135,11 @@ class SymbolLoader(ForkAware):
 
         Args:
             key: the file.
-            details: what is known about it.
-            content: the file, open while this runs, or its image in memory.
-            owner: id of the process that has mapped it; each has a turn.
+            details: details of the file.
+            content: the file, which stays open during the call, or its image in memory.
+            owner: id of the process that has mapped it; processes take turns.
         """
-        # Files without build id may differ where their hash does not look.
+        # Files without a build id may differ in parts that their hash does not cover.
         identity = (details.build_id, details.file_id) if details.build_id else key
         size, modified_ns = content[1:] if isinstance(content, OpenFile) else (0, 0)
         wanted = WantedFile(key, details, owner, size, modified_ns)
@@ -157,7 +159,7 @@ class SymbolLoader(ForkAware):
     def _queue(self, waiting: Waiting) -> None:
         file, content = waiting.file, waiting.content
         if self._calls.has_left(waiting.wanted.key.device):
-            # Even a descriptor of it may take for ever to be closed.
+            # Even closing its descriptor may block forever.
             file.again_ns = self._now_ns() + UNANSWERED_NS
             if isinstance(file.names, NamedAddress):
                 file.names = EVICTED
@@ -175,7 +177,7 @@ class SymbolLoader(ForkAware):
                 self._unread -= 1
                 dropped.file.postpone(self._now_ns())
                 self._dropped += 1
-            else:  # made code, which asks again
+            else:  # JIT code, which is requested again
                 self._code_waits = False
         self._start()
         self._changed.notify_all()
@@ -188,7 +190,7 @@ class SymbolLoader(ForkAware):
             self._changed.notify_all()
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
-        """The functions at an address (SVMA) of a file; never waits."""
+        """Returns the functions at an address (SVMA) of a file; never waits."""
         entry = self._keys.get(key)
         if entry is None:
             return DROPPED
@@ -210,7 +212,7 @@ class SymbolLoader(ForkAware):
                 self._queue(Waiting(*entry, None))
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """The functions at an address of a process in memory without a file; never waits."""
+        """Returns the functions at a process's address in memory without a file; never waits."""
         if self._code is None:
             return NO_FILE
         found, has_work = self._code.name(process, address, at_ns)
@@ -222,7 +224,7 @@ class SymbolLoader(ForkAware):
         return found
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until no file waits, without regard to the share of CPU time."""
+        """Wait until all files are read, ignoring the CPU share."""
         with self._changed:
             self._waiting.lift_limit()
             self._changed.notify_all()
@@ -244,7 +246,7 @@ class SymbolLoader(ForkAware):
             )
 
     def close(self) -> None:
-        """Stop the threads and forget all symbols."""
+        """Stop the threads and drop all symbols."""
         forks.unregister(self)
         with self._changed:
             self._stopping = True
@@ -253,7 +255,7 @@ class SymbolLoader(ForkAware):
         self._release()
 
     def before_fork(self) -> None:
-        """Finish what a child would inherit half done."""
+        """Finish operations that a child would inherit half-done."""
         self._gate.before_fork()
         self._changed.acquire()
 
@@ -263,7 +265,7 @@ class SymbolLoader(ForkAware):
         self._gate.after_fork()
 
     def after_fork_in_child(self) -> None:
-        """Close what was inherited; the child has no reading threads."""
+        """Close inherited files; the child has no reading threads."""
         self._stopping = True
         self._threads = []
         self._changed = threading.Condition()
@@ -298,7 +300,7 @@ class SymbolLoader(ForkAware):
                     self._do(turn)
 
     def _wait_for_work(self) -> bool:
-        """Wait for work, and for CPU time to spend; False at the end."""
+        """Wait for work and CPU time; returns False when closing."""
         with self._changed:
             while not self._stopping:
                 if (wait_ns := self._waiting.wait_ns()) == 0:
@@ -314,7 +316,7 @@ class SymbolLoader(ForkAware):
 
     def _do(self, turn: Turn[Waiting | None]) -> None:
         cpu_ns = children_ns = 0
-        searched: tuple[str, Hashable] | None = None  # whose directories, for the debug file
+        searched: tuple[str, Hashable] | None = None  # owner of the searched directories
 
         def begin_search() -> bool:
             nonlocal searched
@@ -336,11 +338,11 @@ class SymbolLoader(ForkAware):
 
         with self._changed:
             self._code_waits &= turn.item is not None
-        # A process whose files of code do not answer delays no other's.
+        # A process with unresponsive code files does not delay those of others.
         device: Hashable = -next(self._unshared)
         if turn.item is not None:
             device = turn.item.wanted.key.device
-            if turn.item.content is None:  # files that resemble it may hang where it does not
+            if turn.item.content is None:  # similar files may hang even if this one does not
                 device = _REOPENED, device
         has_ended = self._calls.call(device, read, lambda: searched or device)
         with self._changed:
@@ -373,7 +375,7 @@ class SymbolLoader(ForkAware):
         self._settle(waiting, names, self._thread_ns() - began_ns)
 
     def _give_up(self, waiting: Waiting) -> None:
-        """Read a file later whose debug file hangs, then without that."""
+        """Postpone a file whose debug file hangs; it is then read without the debug file."""
         file = waiting.file
         if file.reading is waiting:
             self._unread -= 1
@@ -409,10 +411,10 @@ class SymbolLoader(ForkAware):
             self._changed.notify_all()
 
     def _make_space(self, new: QueuedFile | None = None) -> None:
-        """Evict tables until the rest and what reading holds fit.
+        """Evict tables until the remaining ones and the memory held by reading fit.
 
-        The largest leave first, so that a large file does not push out many small ones; one that
-        was not used since a table last took space counts as if it were larger.
+        The largest are evicted first, so that a large file does not displace many small ones; a
+        table unused since the last eviction counts as larger.
         """
         with self._changed:
             if self._bytes + self._budget.held_bytes <= self._max_bytes:

@@ -1,4 +1,4 @@
-"""Counts of the files whose symbols are read."""
+"""Counts of files by the outcome of reading their symbols."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 
 class LoaderCounts(NamedTuple):
-    """Outcomes of the files that code was sampled in, at one instant.
+    """Outcomes for files with sampled code, at one instant.
 
     Attributes:
-        loaded: read, also if they were evicted later.
+        loaded: read, even if evicted later.
         refused: damaged, too large or unreadable. A file counts once, however often it is tried;
-            so it does in ``gone`` and in each reason of ``lines_refused``.
-        dropped: not read because too many waited; read later if they are still needed.
-        evicted: forgotten to make space.
-        gone: needed after that, and not opened: no visible process maps them any more, and no file
-            at their path is the same. Tried later and later.
+            likewise in ``gone`` and in each reason of ``lines_refused``.
+        dropped: not read because the queue was full; read later if still needed.
+        evicted: evicted to free memory.
+        gone: needed again but not reopened: no visible process maps them any more, and no file at
+            their path is the same. Retried at growing intervals.
         pending: not read yet.
-        bytes: memory of the tables now.
-        cpu_ns: time of this process's thread spent on it.
-        lines_refused: files of the loaded ones whose source lines cannot be read, by reason.
+        bytes: memory of all tables.
+        cpu_ns: CPU time spent in this process.
+        lines_refused: loaded files whose source lines cannot be read, by reason.
     """
 
     loaded: int

@@ -1,4 +1,4 @@
-"""Files of the loader of symbols: their names, and their places in its queue."""
+"""Files of the symbol loader: their names, and their entries in its queue."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from otel_kprofiler.symbols.user.lines_error import LinesProblem
 from otel_kprofiler.symbols.user.reopening import WantedFile
 
 UNANSWERED_NS: Final = int(DEVICE_RETRY_S * 1e9)
-"""Time until files of a device that did not answer are read again."""
-_AGAIN_NS: Final = 500_000_000  # what an evicted file waits, the first time nothing; it doubles
+"""Time until files on an unresponsive device are read again."""
+_AGAIN_NS: Final = 500_000_000  # an evicted file's delay: none at first, then doubling
 _MOST_DOUBLINGS: Final = 10
 DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
-"""There are no names, and there will be none."""
+"""There are no names, and none will be read."""
 EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED, is_interim=True)
-"""There are no names, until the file is read again."""
+"""There are no names until the file is read again."""
 
 
 ReadSymbols = Callable[[FileDetails, OpenFile | bytes, DebugSearch], FileSymbols]
@@ -31,7 +31,7 @@ Raises ``SymbolsRefused``.
 
 
 class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
-    """Symbols that cannot be used; the message says why."""
+    """The symbols cannot be used; the message has the reason."""
 
 
 class QueuedFile:
@@ -39,10 +39,9 @@ class QueuedFile:
 
     Attributes:
         names: the names, or the reason.
-        used: whether they were used since space was last needed.
-        again_ns: when the file may be read again if it was not, or evicted.
-        reading: its place in the queue while it waits and is read; what another place reads does
-            not count.
+        used: whether they were used since the last eviction.
+        again_ns: when the file may be read again after a failure or an eviction.
+        reading: its queue entry while it is queued or read; results of other entries are ignored.
     """
 
     __slots__ = ("_doublings", "_failures", "again_ns", "names", "reading", "used")
@@ -57,27 +56,27 @@ class QueuedFile:
 
     @property
     def nbytes(self) -> int:
-        """Memory that its tables take."""
+        """Memory of its tables."""
         return 0 if isinstance(self.names, NamedAddress) else self.names.nbytes
 
     @property
     def is_wanted(self) -> bool:
-        """Returns whether it does not wait to be read, and another reading may give more."""
+        """Returns whether the file is not queued, and another attempt may read more."""
         return self.reading is None and (self.names is EVICTED or lacks_lines(self.names))
 
     def add_failure(self, failure: NamedAddress | LinesProblem) -> bool:
-        """Note why it could not be read; returns whether no earlier reading failed so."""
+        """Record why it could not be read; returns whether this is the first such failure."""
         is_first = failure not in self._failures
         self._failures |= {failure}
         return is_first
 
     def postpone(self, now_ns: int, *, least_ns: int = 0, is_first_free: bool = False) -> None:
-        """Leave reading it for later, each time for longer; names stay.
+        """Postpone reading, each time for longer; names are kept.
 
         Args:
-            now_ns: the time.
-            least_ns: the shortest wait.
-            is_first_free: whether the first wait is none.
+            now_ns: the current time.
+            least_ns: minimum delay.
+            is_first_free: whether the first delay is zero.
         """
         self.reading = None
         if isinstance(self.names, NamedAddress):
@@ -87,14 +86,14 @@ class QueuedFile:
         self.again_ns = now_ns + max(least_ns, wait_ns)
 
     def evict(self, now_ns: int) -> None:
-        """Forget the names, until the file has been read again."""
+        """Drop the names until the file has been read again."""
         self.names = PENDING
         if self.reading is None:
             self.postpone(now_ns, is_first_free=True)
 
 
 def lacks_lines(names: FileSymbols | NamedAddress) -> bool:
-    """Returns whether source lines are missing that another reading may give."""
+    """Returns whether another attempt may read missing source lines."""
     return not isinstance(names, NamedAddress) and names.lines_may_come
 
 
@@ -116,7 +115,7 @@ class Waiting(NamedTuple):
     Attributes:
         file: the file.
         wanted: one of several equal files.
-        content: None: to be opened again.
+        content: None: the file must be reopened.
     """
 
     file: QueuedFile
@@ -125,11 +124,11 @@ class Waiting(NamedTuple):
 
 
 class FileReader:
-    """Reads the names of files of the queue; thread-safe.
+    """Reads the names of queued files; thread-safe.
 
     Args:
         read: reads the symbols of a file.
-        reopen: opens a file again; None if it cannot.
+        reopen: reopens a file; returns None on failure.
         max_bytes: limit for a table.
     """
 
@@ -144,7 +143,7 @@ class FileReader:
     def read(
         self, waiting: Waiting, begin_search: Callable[[], bool]
     ) -> FileSymbols | NamedAddress:
-        """Reads a file, and closes it; ``EVICTED`` if it cannot be opened again.
+        """Reads and closes a file; ``EVICTED`` if it cannot be reopened.
 
         Raises:
             SymbolsRefused: the names cannot be used.

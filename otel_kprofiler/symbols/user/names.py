@@ -1,4 +1,4 @@
-"""Names of user code at run time: settings, and what they open."""
+"""Settings for the names of user code, and the objects that they open."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ from otel_kprofiler.symbols.user.sources import SymbolSources
 
 MAX_FILE_BYTES: Final = 1 << 30
 _LINE_SHARE: Final = 8
-"""Memory of a process that converts DWARF, in that of symbols: 60 MB for the largest of CPython."""
+"""Memory of a process that converts DWARF, as a multiple of symbol memory: 60 MB suffices for
+CPython's largest file.
+"""
 _WORKERS: Final = {"names": 1, "lines": 2}  # converting DWARF takes seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserSymbolSettings:
-    """Details of user frames besides file and address.
+    """Settings for details of user frames besides file and address.
 
     Attributes:
-        detail: nothing; names of functions; or also source lines and inlined functions.
-        max_bytes: memory for symbols. Three quarters of it may be held while files are read, for
-            which large tables leave. A process that converts DWARF may take eight times as much,
-            and half of what the cgroup leaves.
-        cpu_share: CPU time that reading them may take, in seconds per second.
-        may_block: whether naming an address may take seconds, as source lines of split DWARF do;
-            without, these files have names alone.
+        detail: none; function names; or also source lines and inlined functions.
+        max_bytes: memory for symbols. Up to three quarters of it may be held while reading files,
+            for which large tables are evicted. A process that converts DWARF may use eight times as
+            much, but at most half of the memory that the cgroup has left.
+        cpu_share: CPU time for reading symbols, in seconds per second.
+        may_block: whether naming an address may take seconds, as with source lines of split DWARF;
+            if False, such files have only function names.
     """
 
     detail: Literal["off", "names", "lines"] = "off"
@@ -57,11 +59,11 @@ class UserSymbolSettings:
 def open_user_names(
     settings: UserSymbolSettings, code_sink: CodeSink | None = None
 ) -> SymbolLoader | None:
-    """Opens the loader that names user frames; None if none is wanted. The caller closes it.
+    """Opens the loader that names user frames; None if disabled. The caller closes it.
 
     Args:
-        settings: what shall be read.
-        code_sink: takes the names of code without files as they are given.
+        settings: the details to read.
+        code_sink: receives the names of code without files as they are looked up.
 
     Raises:
         DependencyError: the library for source lines is not installed.
@@ -101,16 +103,16 @@ def read_names(
     content: OpenFile | bytes,
     search: DebugSearch = HOST_SEARCH,
 ) -> FileSymbols:
-    """The names of a file's functions.
+    """Reads the names of a file's functions.
 
     Args:
         sources: reads them.
         details: the file.
         content: the open file, or its image in memory.
-        search: where its debug file is looked for, besides this process's directories.
+        search: where to search for its debug file, besides this process's directories.
 
     Raises:
-        SymbolsRefused: the file is too large, damaged, or no ELF file.
+        SymbolsRefused: the file is too large, damaged, or not an ELF file.
     """
     source = _open(content)
     sources = replace(sources, begin_search=search.begin)

@@ -1,20 +1,21 @@
 """Reads functions of JIT compilers from ``/tmp/perf-PID.map``, written for perf(1).
 
-A line for each function: ``START SIZE NAME``, in hexadecimal (tools/perf/Documentation/
-jit-interface.txt of Linux). Among the writers are V8 (``--perf-basic-prof``), Python
-(``-X perf``), .NET, Erlang, and the JVM (``Compiler.perfmap``).
+Each function has a line ``START SIZE NAME``, in hexadecimal (tools/perf/Documentation/
+jit-interface.txt of Linux). Writers include V8 (``--perf-basic-prof``), Python (``-X perf``), .NET,
+Erlang, and the JVM (``Compiler.perfmap``).
 
-Lines have no times, and memory of code is used again. A name is given for an address and a time:
+Lines have no timestamps, and code memory is reused. A name is returned for an address and a time
+under these rules:
 
-- The file was read after that time. Whoever asks about a later time gets none until the next read.
-- An address with one owner in all of the file has this owner's name.
-- One that changed hands between two reads has the former name until the first of them, the new one
-  from the second on, and none in between.
+- The file must have been read after that time; later times have no name until the next read.
+- An address with a single owner in the entire file has that owner's name.
+- An address whose owner changed between two reads has the old name until the first read, the new
+  name from the second read on, and no name in between.
 
-So the old name is never given for new code, provided that the writer lists its functions before it
-calls them, as those above do. One that keeps lines back in a buffer can have an old name shown
-until it writes them. When memory is unmapped or code is freed, nothing is written: that something
-else is there, with no line of its own, cannot be known from the file.
+So new code never gets an old name, provided that the writer lists functions before it calls them,
+as those above do. If a writer buffers its lines, old names may be shown until it flushes them.
+Nothing is written when memory is unmapped or code is freed, so the file does not reveal that other,
+unlisted code has taken its place.
 """
 
 from __future__ import annotations
@@ -71,10 +72,11 @@ class PerfMap(JitFile[JitCode]):
     """The map of one process. Thread-safe; ``update`` is for one thread.
 
     Args:
-        process: whose map, with its start time: that of a later process with its pid is not read.
+        process: the process, with its start time: the map of a later process with the same pid is
+            not read.
         files: for ``/proc``.
-        clock: to compare times of files.
-        root: where the host's files are; another for tests.
+        clock: compares file times.
+        root: root directory of the host's files; tests use another.
     """
 
     def __init__(self, process: ProcessKey, files: HostFiles, clock: Clock, root: str = "") -> None:
@@ -86,7 +88,7 @@ class PerfMap(JitFile[JitCode]):
 
     def _parse(self, text: bytes, left: int) -> Parsed[JitCode]:
         used = text.rfind(b"\n") + 1
-        if not used and len(text) > _LONGEST_LINE:  # goes on where the line does
+        if not used and len(text) > _LONGEST_LINE:  # continues at the rest of the line
             return Parsed((), len(text), 1)
         lines = parse_perf_map(text[:used])
         return Parsed(lines.codes, used, lines.damaged)
@@ -100,19 +102,19 @@ class PerfMap(JitFile[JitCode]):
 
 
 def open_perf_map(process: ProcessKey, files: HostFiles, clock: Clock, root: str = "") -> int:
-    """Open the map of a process, as the process sees its ``/tmp``, or else in that of the host.
+    """Open the map of a process from its own view of ``/tmp``, else from the host's.
 
-    It must be a regular file of the process's user or of root, not writable for everyone, and
-    written since the process began.
+    It must be a regular file owned by the process's user or root, not world-writable, and written
+    since the process started.
 
     Args:
         process: with its start time.
         files: for ``/proc``.
         clock: to compare times of files.
-        root: where the host's files are.
+        root: root directory of the host's files.
 
     Raises:
-        OSError: there is none, or the process has ended.
+        OSError: there is no map, or the process has exited.
     """
     writer = read_writer(process, files)
     began_ns = process.start_time_ns or 0
@@ -135,7 +137,7 @@ def open_perf_map(process: ProcessKey, files: HostFiles, clock: Clock, root: str
 
 
 def _open_in(directory: str, name: str) -> int:
-    """Open a file without following links, or waiting for the other end of a pipe."""
+    """Open a file without following links or waiting for a pipe's other end."""
     parent = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

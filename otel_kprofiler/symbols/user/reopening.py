@@ -1,4 +1,4 @@
-"""Opens files again whose symbols were evicted."""
+"""Reopens files whose symbols were evicted."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from otel_kprofiler.host import (
 from otel_kprofiler.model import VDSO_NAME, FileDetails, FileKey, OpenFile
 
 MAX_SCAN_NS: Final = 1_000_000_000
-"""Limit of CPU time of a search through all processes."""
+"""Limit of CPU time for a search of all processes."""
 _MAX_LIKELY: Final = 64
 
 
 class WantedFile(NamedTuple):
-    """A file that may have to be opened again.
+    """A file that may have to be reopened.
 
     Attributes:
         key: the file.
-        details: what is known about it.
+        details: details of the file.
         owner: id of a process that has mapped it.
         size: in bytes; 0 if unknown.
         modified_ns: Unix time of its last write; 0 if unknown.
@@ -46,12 +46,12 @@ class WantedFile(NamedTuple):
 
 
 def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None:
-    """Open a file again; None if no visible process maps it, and it is not at its path either.
+    """Reopen a file; None if no visible process maps it, and it is not at its path either.
 
-    It is reached through a process that maps it, whatever its root directory is, also if it was
-    deleted. What is opened has the same inode number, size, time of modification, hash and build
-    id; a file at its path may have another inode if it has a build id, which is that of the same
-    content.
+    The file is opened through a process that maps it, whatever that process's root directory is,
+    even if the file was deleted. The opened file has the same inode number, size, modification
+    time, hash and build id; a file at its path may have a different inode if it has the same build
+    id, which implies the same content.
 
     Args:
         wanted: the file.
@@ -89,10 +89,10 @@ def _is_same(file: OpenFile, details: FileDetails) -> bool:
 
 
 def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRequest]:
-    """Requests for the file by processes that map it, the surest first.
+    """Yields requests for the file by processes that map it, the most reliable first.
 
-    On overlayfs, the kernel shows another device than that of the inode (file_user_inode(),
-    include/linux/fs.h); then inode number and path must be equal, and all surer ones come first.
+    On overlayfs, the kernel shows a device other than the inode's (file_user_inode(),
+    include/linux/fs.h); inode number and path must then be equal, and such requests come last.
     """
     key, modified = wanted.key, modification_time(wanted.modified_ns)
     likely: list[FileRequest] = []
@@ -120,7 +120,7 @@ def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRe
 
 
 def _list_processes(first: int, files: ReferableFiles) -> Iterator[int]:
-    """Ids of processes, the newest behind the given one; ends when the CPU time is spent."""
+    """Yields process ids, newest first after the given one; stops when the CPU time is used up."""
     if first:
         yield first
     began_ns = time.thread_time_ns()

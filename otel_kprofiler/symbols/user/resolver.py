@@ -33,8 +33,9 @@ from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
 MAX_FRAMES_CACHED: Final = 8_192
-"""Limit of cached words of stacks and frames. Each new process has other words; frames stay cached
-while they are used."""
+"""Limit of cached stack words and frames. Each new process has different words; frames stay cached
+while in use.
+"""
 MAX_MAPPINGS_CACHED: Final = 8_192
 _PAGE_BYTES: Final = 4096
 _WORD_MASK: Final = (1 << 64) - 1
@@ -56,7 +57,7 @@ _Place = int | tuple[int, str]
 
 
 class UserNames(Protocol):
-    """Names of user code, as far as loaded; no method waits except ``finish``.
+    """Names of user code that have been loaded; only ``finish`` waits.
 
     The thread that drains samples calls these; ``add`` is called by other threads.
     """
@@ -68,7 +69,7 @@ class UserNames(Protocol):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows with each loaded file, and when more may be asked for."""
+        """Returns a number that grows with each loaded file, and when look-ups should repeat."""
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
         """Names an address (SVMA) of a file; ``SYMBOLS_PENDING`` while the file is read."""
@@ -96,15 +97,15 @@ class _KnownFile:
         # By offset, or a tuple for frames without proof: recently used frames, and older ones.
         self.final: dict[_Place, Frame] = {}
         self._earlier: dict[_Place, Frame] = {}
-        # Those that may have names or source lines later.
+        # Frames that may get names or source lines later.
         self._interim: dict[_Place, Frame] = {}
         self._earlier_interim: dict[_Place, Frame] = {}
 
     def frame(self, offset: int, found_by: str) -> tuple[Frame, bool]:
         """Returns the frame at an offset in the file, shared by all processes; whether it is final.
 
-        Its address (SVMA) is computed from the segment. Outside of segments, and in files that are
-        not ELF, the offset is used as address.
+        Its address (SVMA) is computed from the segment. Outside of segments, and in non-ELF files,
+        the offset is used as the address.
         """
         key = (offset, found_by) if found_by else offset
         frame = self.final.get(key)
@@ -188,7 +189,8 @@ class _Words(dict[int, Frame]):
     def __missing__(self, word: int) -> Frame:
         mapping = self._mappings[word >> ADDRESS_BITS & NO_MAPPING]
         if word >> SOURCE_BITS == _BY_TABLE and mapping.file:
-            # Most words of a new process: its files are mapped elsewhere, their frames are cached.
+            # Most words of a new process: its files are mapped at new addresses, but frames are
+            # cached.
             offset = (word & _ADDRESS_MASK) - 1 - mapping.bias & _WORD_MASK
             frame = mapping.file.final.get(offset)
             if frame is not None:
@@ -278,8 +280,8 @@ class UserResolver(Stateless):
     Stacks contain the keys of their files.
 
     Args:
-        files: filled by the store of tables as the files are met.
-        names: names of their functions; None: frames are addresses. Closed with the resolver.
+        files: filled by the table store as files are first sampled.
+        names: names of their functions, closed with the resolver; None: frames are addresses.
     """
 
     def __init__(self, files: KnownFiles, names: UserNames | None = None) -> None:
@@ -297,7 +299,7 @@ class UserResolver(Stateless):
         return self._known.version + (self._names.version if self._names else 0)
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide | _SideWithCode:
-        """Resolves a user stack; provisional while a file of it is unknown."""
+        """Resolves a user stack; provisional while one of its files is unknown."""
         version = self.version
         side, words = self._find(raw)
         unknown = words.pending
@@ -312,7 +314,7 @@ class UserResolver(Stateless):
         return side, words.pending
 
     def _find(self, raw: RawSide) -> tuple[Side, _Words]:
-        """Makes the side from files known so far; returns also the words of its mappings."""
+        """Makes the side from files known so far; also returns the words of its mappings."""
         if self._kept >= MAX_FRAMES_CACHED:
             self._forget()
         if not self._has_files and self._known.version:
@@ -329,7 +331,7 @@ class UserResolver(Stateless):
         return new(Side, (USER_SIDE, frames, raw.status, cached.pending > 0, ())), cached
 
     def advance(self, now_boot_ns: int) -> int:
-        """Nothing to wait for: files that become known later complete provisional sides."""
+        """Does not wait: files that become known later complete provisional sides."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:

@@ -14,7 +14,7 @@ _LENGTH: Final = re.compile("0|[1-9][0-9]{0,5}")
 
 
 def demangle_legacy(path: str) -> str | None:
-    """The name that the parts of a path spell; None if a part is damaged."""
+    """Returns the name encoded by the parts of a path; None if a part is damaged."""
     parts = []
     at = 0
     while at < len(path):
@@ -40,6 +40,6 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def find_char(code: int) -> str | None:
-    """The character of a code point; None for a surrogate, or beyond Unicode."""
+    """Returns the character of a code point; None for surrogates and values beyond Unicode."""
     is_char = code < 0xD800 or 0xE000 <= code <= 0x10FFFF
     return chr(code) if is_char else None

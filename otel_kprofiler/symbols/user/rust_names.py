@@ -1,9 +1,9 @@
-"""Rust's mangled names: the legacy form (``_ZN…17h<hash>E``) and v0 (``_R…``).
+"""Demangles Rust names: the legacy form (``_ZN…17h<hash>E``) and v0 (``_R…``).
 
 Grammar of v0: https://rust-lang.github.io/rfcs/2603-rust-symbol-name-mangling-v0.html, with the
-constants that were added later (https://doc.rust-lang.org/rustc/symbol-mangling/v0.html). Names are
-printed as rustc-demangle does in its alternate form: without the hashes of crates and the types of
-integer constants.
+constants added later (https://doc.rust-lang.org/rustc/symbol-mangling/v0.html). Names are printed
+as rustc-demangle does in its alternate form: without the hashes of crates and the types of integer
+constants.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _HEX: Final = re.compile("[0-9a-f]*_")
 
 _MAX_DEPTH: Final = 100
 _MAX_STEPS: Final = 20_000
-"""Most elements of a name, each counted as often as references lead to it."""
+"""Maximum elements of a name; each counts once per reference to it."""
 MAX_CHARS: Final = 1 << 14
-"""Most characters of a readable name."""
+"""Maximum characters of a readable name."""
 _BASE_62: Final = {
     digit: value
     for value, digit in enumerate("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -38,9 +38,9 @@ _CONTROLS: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\\0", "\\": "\
 
 
 def demangle_rust(name: str) -> str | None:
-    """The name as Rust writes it, None if it is not a mangled Rust name, or damaged or too deep.
+    """Returns the name as written in Rust; None if not mangled by Rust, damaged or too deep.
 
-    Time and memory are bounded, whatever the name. Thread-safe; never raises.
+    Time and memory are bounded for any name. Thread-safe; never raises.
     """
     if match := LEGACY.fullmatch(name):
         return demangle_legacy(match[1])
@@ -61,7 +61,7 @@ class _DamagedError(Exception):
 
 
 class _Printer:
-    """Reads a name and prints it at once, since a name is read again where it is referred to."""
+    """Parses and prints a name in one pass, since back references are parsed again."""
 
     def __init__(self, body: str) -> None:
         self._body = body
@@ -98,14 +98,14 @@ class _Printer:
         return False
 
     def _enter(self) -> None:
-        """Begin an element that may contain others; its end lowers the depth again."""
+        """Enter an element that may contain others; leaving it lowers the depth again."""
         self._steps += 1
         self._depth += 1
         if self._depth > _MAX_DEPTH or self._steps > _MAX_STEPS:
             raise _DamagedError
 
     def _list(self, read: Callable[[], None], separator: str = ", ") -> int:
-        """Read elements until ``E``; returns how many there were."""
+        """Read elements until ``E``; returns their number."""
         count = 0
         while not self._eat("E"):
             if count:
@@ -126,7 +126,7 @@ class _Printer:
         self._at = back
 
     def _number(self) -> int:
-        """``_`` is 0, ``0_`` is 1, and so on in base 62."""
+        """Reads a number: ``_`` is 0, ``0_`` is 1, and so on in base 62."""
         match = _NUMBER.match(self._body, self._at)
         if match is None:
             raise _DamagedError
@@ -189,7 +189,7 @@ class _Printer:
             raise _DamagedError
 
     def _qualified_path(self, tag: str) -> None:
-        if tag != "Y":  # where the impl is: not printed
+        if tag != "Y":  # path of the impl: not printed
             self._optional_number("s")
             out, self._out = self._out, []
             self._path(in_value=False)
@@ -210,7 +210,7 @@ class _Printer:
             self._type()
 
     def _lifetime(self, index: int) -> None:
-        """Index 0 is an erased lifetime, others count binders from the innermost one."""
+        """Prints a lifetime: index 0 is erased, others count binders from the innermost."""
         if not index:
             self._print("'_")
             return
@@ -220,7 +220,7 @@ class _Printer:
         self._print(f"'{chr(97 + depth)}" if depth < 26 else f"'_{depth}")
 
     def _binder(self, read: Callable[[], None]) -> None:
-        """``for<'a, 'b>`` and what it binds."""
+        """Prints ``for<'a, 'b>`` and the bound element."""
         bound = self._optional_number("G")
         if bound > _MAX_DEPTH:
             raise _DamagedError
@@ -305,7 +305,7 @@ class _Printer:
         self._print(">" if is_open else "")
 
     def _open_path(self) -> bool:
-        """A path whose generic arguments may go on; returns whether they are still open."""
+        """Prints a path with generic arguments; returns whether they are still open."""
         if self._eat("B"):
             opened = []
             self._backref(lambda: opened.append(self._open_path()))
@@ -411,7 +411,7 @@ def _escape(char: str, quote: str) -> str:
 
 
 def _decode_punycode(text: str) -> str:
-    """An identifier with other letters than those of ASCII (RFC 3492, with ``_`` for ``-``)."""
+    """Decodes an identifier with non-ASCII letters (RFC 3492, with ``_`` for ``-``)."""
     base, _, rest = text.rpartition("_")
     try:
         return f"{base}-{rest}".removeprefix("-").encode().decode("punycode")

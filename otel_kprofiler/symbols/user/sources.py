@@ -1,4 +1,4 @@
-"""Where the names of the functions of user files come from."""
+"""Sources of function names of user files."""
 
 from __future__ import annotations
 
@@ -34,43 +34,42 @@ from otel_kprofiler.symbols.user.go import GoLines, find_go_section
 from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 
 MAX_CACHE_BYTES: Final = 2 << 30
-"""Most bytes of downloads, and of source lines."""
+"""Maximum bytes of downloads, and of source lines."""
 _LINE_MEMORY_BYTES: Final = 4 << 30
 _log: Final = logging.getLogger(__name__)
 _DEBUG_INFO: Final = b".debug_info"
 _MOST_OF_READING: Final = 2 / 3
-"""Limit of the tables of a file: half of the memory. Reading may take three quarters."""
+"""Limit of a file's tables: half of the memory. Reading may use three quarters."""
 
 
 class LineReader(Protocol):
     """Reads source lines and inlined functions."""
 
     def open(self, source: FileSource, path: str, alternate: FileSource | None = None) -> LineTable:
-        """Those of a file, or of its debug file. Raises ``KProfilerError`` if it cannot.
+        """Opens the lines of a file, or of its debug file. Raises ``KProfilerError`` on failure.
 
-        ``path`` is where it is, ``alternate`` the file that dwz(1) moved parts of its DWARF to.
+        ``path`` is the file's path, ``alternate`` the file that dwz(1) moved parts of its DWARF to.
         """
 
 
 def find_installed(directories: Sequence[str] = DEBUG_DIRECTORIES) -> tuple[DebugFileFinder, ...]:
-    """Finders of the debug files in some directories of this host, and of containers."""
+    """Returns finders for debug files in directories of this host and of containers."""
     files = Access()
     return BuildIdDirectories(files, directories), DebugLinkDirectories(files, directories)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymbolSources:
-    """Reads names of functions: of the file itself, and of its debug file. Thread-safe.
+    """Reads function names from a file and its debug file. Thread-safe.
 
     Attributes:
-        finders: find debug files, the first one first; one of your own is a
-            :class:`DebugFileFinder`.
+        finders: find debug files, in order; custom finders implement :class:`DebugFileFinder`.
         lines: reads source lines and inlined functions, such as :class:`LineTables`; None: only
-            names of functions are read.
-        demangle: makes linkers' names readable.
+            function names are read.
+        demangle: makes linker names readable.
         max_section_bytes: limit for each section.
-        begin_search: called before debug files are looked for; returns whether to.
-        budget: memory for reading names; files are read one at a time. No limit by default.
+        begin_search: called before debug files are searched for; returns whether to search.
+        budget: memory budget for reading names, one file at a time; no limit by default.
     """
 
     finders: Sequence[DebugFileFinder] | None = None
@@ -91,23 +90,23 @@ class SymbolSources:
         line_memory_bytes: int = _LINE_MEMORY_BYTES,
         may_block: bool = True,
     ) -> SymbolSources:
-        """Sources as most tools need them.
+        """Opens the sources that most tools need.
 
         Args:
             lines: whether to read source lines and inlined functions, which needs the extra
                 ``dwarf``.
-            directories: with debug files, by build id or by the paths of the files.
-            servers: addresses of debuginfod servers that may be asked for debug files.
-            cache_path: directory for what servers sent and for source lines; by default that of
-                the user.
-            line_memory_bytes: memory of the process that converts DWARF; at most half of what the
-                cgroup leaves.
-            may_block: whether looking up source lines may take seconds; False leaves out those of
-                split DWARF.
+            directories: directories with debug files, by build id or by path.
+            servers: addresses of debuginfod servers to query for debug files.
+            cache_path: directory for downloads and source lines; by default the user's cache
+                directory.
+            line_memory_bytes: memory of the process that converts DWARF; at most half of the memory
+                that the cgroup has left.
+            may_block: whether looking up source lines may take seconds; False omits those of split
+                DWARF.
 
         Raises:
             DependencyError: ``symbolic``, which reads source lines, is not installed.
-            HostError: the directory for the cache cannot be used.
+            HostError: the cache directory cannot be used.
         """
         from otel_kprofiler.symbols.user.debuginfod import Debuginfod  # noqa: PLC0415
         from otel_kprofiler.symbols.user.line_tables import LineTables  # noqa: PLC0415
@@ -128,12 +127,12 @@ class SymbolSources:
     def read(
         self, source: Source, elf: ElfFile, details: FileDetails, root: str = ""
     ) -> FileSymbols:
-        """The names of a file.
+        """Reads the names of a file.
 
         Args:
             source: the file, not needed afterwards.
             elf: its headers.
-            details: what else is known about it.
+            details: other details of the file.
             root: directory that is the root of a process that has it; empty for this process's.
 
         Raises:
@@ -163,7 +162,7 @@ class SymbolSources:
         return FileSymbols(functions, self.demangle, lines, problem, lines_may_come=may_pass)
 
     def find_debug_files(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Open what the finders find, in their order; the caller closes each."""
+        """Yields the finders' debug files, opened, in order; the caller closes each."""
         if not self.begin_search():
             return
         for finder in find_installed() if self.finders is None else self.finders:
@@ -172,7 +171,7 @@ class SymbolSources:
     def _open_lines(
         self, source: Source, elf: ElfFile, path: str, root: str, functions: FunctionTable
     ) -> tuple[LineTable | None, LinesError | None]:
-        """Those of DWARF, else those that the runtime of a Go program needs itself."""
+        """Opens lines from DWARF, else from the table of Go's runtime."""
         if self.lines is None or not isinstance(source, FileSource):
             return None, None
         sections = read_sections(source, elf)
@@ -189,7 +188,7 @@ class SymbolSources:
                 return table, None
             table.close()
             raise ElfError(ElfProblem.TOO_LARGE, f"Go's table: {table.nbytes >> 20} MiB of memory")
-        except (KProfilerError, OSError) as error:  # names of functions are better than nothing
+        except (KProfilerError, OSError) as error:  # names alone are better than nothing
             _log.info("no source lines of %s: %s", path, describe_error(error))
             return None, _as_lines_error(error)
 

@@ -36,9 +36,9 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 )
 
 MAX_UNPACKED_BYTES: Final = 64 << 20
-"""Limit of the content of ``.gnu_debugdata``, and of the memory to unpack it."""
+"""Limit on the content of ``.gnu_debugdata``, and on the memory to decompress it."""
 _LARGEST: Final = (1 << 64) - 1
-_PART: Final = 1 << 15  # functions compared at once
+_PART: Final = 1 << 15  # functions compared per step
 _COVERED_BYTES: Final = 40
 """Memory of a symbol while :class:`_Covered` is built."""
 _VALUE_BYTES: Final = 160
@@ -47,7 +47,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class StaticSymbols:
-    """Reads symbols for debuggers; each source fills holes of the sources before it."""
+    """Reads symbols for debuggers; each source fills the gaps left by earlier ones."""
 
     def __init__(
         self,

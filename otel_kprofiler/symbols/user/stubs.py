@@ -23,7 +23,7 @@ _PART_BYTES: Final = 24 << 12  # of relocations
 _STUB_MEMORY: Final = 40
 """Memory per byte of a section of stubs: two tuples of numbers and two keys per stub."""
 _NAME_FACTOR: Final = 3
-"""Copies of a name: itself, among the names of all stubs, and in the table."""
+"""Copies of a name: the name itself, one among the names of all stubs, and one in the table."""
 _RELOCATION: Final = struct.Struct("<QIIq")  # slot, type, symbol, addend (Elf64_Rela)
 _SYMBOL: Final = struct.Struct("<I20x")
 _DYNAMIC: Final = struct.Struct("<qQ")
@@ -75,7 +75,7 @@ def read_stubs(
         sections: its sections.
         symbols: ``.dynsym``, which the relocations refer to; None if there is none.
         limit: size of a table of relocations in bytes.
-        budget: what stubs and their names are taken from.
+        budget: memory budget for stubs and their names.
 
     Raises:
         ElfError: a section is damaged, has more than ``limit`` bytes, or exceeds the budget.
@@ -108,7 +108,7 @@ def read_stubs(
 def _relocations(
     source: Source, section: Section, skipped: int, slots: Collection[int], rows: Collection[int]
 ) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
-    """Yields relocations of the given slots and rows, with their rows, until none is left."""
+    """Yields the relocations of the given slots and rows, with their rows."""
     for at in range(skipped * _RELOCATION.size, section.size, _PART_BYTES):
         if not slots and not rows:
             return

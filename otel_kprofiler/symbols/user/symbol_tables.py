@@ -2,7 +2,7 @@
 
 An entry has 24 bytes (elf(5), Elf64_Sym): name, and a word of type, binding and section index;
 value; size. Columns of integers are sliced by ``memoryview`` and filtered by ``itertools``, which
-is what makes hundreds of thousands of entries affordable without a library.
+handles hundreds of thousands of entries without a native library.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MAX_TABLE_BYTES: Final = 32 << 20
 """Limit of a symbol table: 1.4 million symbols."""
 COLUMN_BYTES: Final = 21
 """Memory of a symbol in :class:`Symbols`, without its name."""
-_RUN: Final = 1 << 16  # symbols that are sorted in one go
+_RUN: Final = 1 << 16  # number of symbols sorted at once
 _SORT_BYTES: Final = 96
-"""Memory of a symbol of the run that is sorted."""
+"""Memory per symbol of the run being sorted."""
 _PICKED: Final = 1 << 12
 _PART_ENTRIES: Final = 1 << 14
 _PICK_BYTES: Final = 192
-"""Memory of an entry of the part that symbols are picked from."""
+"""Memory per entry of the part being filtered."""
 _NAMES_PART_BYTES: Final = 1 << 16
 _CODE_TYPES: Final = (STT_NOTYPE, STT_FUNC, STT_GNU_IFUNC)
 _CODE_KINDS: Final = frozenset(kind for kind in range(256) if kind & 0xF in _CODE_TYPES)
@@ -67,7 +67,7 @@ class Symbols(NamedTuple):
         values: SVMA.
         sizes: in bytes; 0 if unknown.
         kinds: ``st_info``: type in the lower four bits, binding above.
-        names_at: where each name begins in ``names``.
+        names_at: start of each name in ``names``.
         names: names, each with a zero behind it.
     """
 
@@ -117,8 +117,8 @@ def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Sy
     are cut off.
 
     Args:
-        table: the table as it is in the file.
-        budget: what the columns are taken from, and names without versions if there are any.
+        table: the raw table.
+        budget: memory budget for the columns, and for names whose versions are removed.
 
     Raises:
         ElfError: they exceed the budget.
@@ -144,7 +144,7 @@ def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Sy
 
 
 def _cut_versions(names: bytes, budget: ReadingBudget) -> bytes | bytearray:
-    """Cut versions off a part at a time: there may be as many as names."""
+    """Remove versions a part at a time: there may be as many as names."""
     if b"@" not in names:
         return names
     budget.take(len(names), "its names")
@@ -160,7 +160,7 @@ def _cut_versions(names: bytes, budget: ReadingBudget) -> bytes | bytearray:
 def _pick_code(content: bytes, code: frozenset[int]) -> bytes:
     """Returns a byte for each entry: 1 if it may name code, else 0.
 
-    A column of bytes is translated, and combined with others as one large number, at once.
+    Each column of bytes is translated, then combined with others as a single large integer.
     """
     kinds = content[_KIND_AT::ENTRY_BYTES]
     low, high = content[_SECTION_AT::ENTRY_BYTES], content[_SECTION_AT + 1 :: ENTRY_BYTES]
@@ -192,7 +192,7 @@ def sort_symbols(values: array[int]) -> array[int]:
     They are sorted in runs, since a sort takes some 90 bytes for each.
     """
     count = len(values)
-    # A list already holds its integers; the memory of a sort includes one run of them.
+    # A list already holds its integers; sorting needs memory for one run of them.
     get = (values.tolist() if count <= _RUN else values).__getitem__
     runs = [
         array("I", sorted(range(at, min(at + _RUN, count)), key=get))

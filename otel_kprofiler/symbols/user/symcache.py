@@ -1,7 +1,7 @@
 """Reads SymCaches: source lines and inlined functions of one file, sorted by address.
 
 The format is that of version 9 of symbolic's ``symbolic-symcache`` (``src/v9/raw.rs`` in
-https://github.com/getsentry/symbolic), 32-bit little-endian words throughout. It is made for being
+https://github.com/getsentry/symbolic), 32-bit little-endian words throughout. It is designed to be
 mapped and read in place, so a look-up touches a few pages and needs no library.
 """
 
@@ -32,7 +32,7 @@ _MAX_KEPT_CHARACTERS: Final = 2 << 20
 _ENTRY_CHARACTERS: Final = 200
 """Memory of an entry without its text."""
 _MAX_STRING_BYTES: Final = 8192
-"""Longer names and paths are cut, to bound the cache."""
+"""Longer names and paths are truncated to bound the cache."""
 
 
 class _Name(NamedTuple):
@@ -50,7 +50,7 @@ _PATHS: Final = KeptValues[tuple[int, int], str](_MAX_KEPT_CHARACTERS)
 class SymCache:
     """Source lines and inlined functions of one file.
 
-    Thread-safe. Caches names and paths, up to some thousand of all files.
+    Thread-safe. Caches a few thousand names and paths across all files.
 
     Args:
         data: the SymCache; truncated parts are unknown.
@@ -142,7 +142,7 @@ class SymCache:
         return path
 
     def _string(self, offset: int) -> str:
-        """A string behind its length, which is encoded as LEB128."""
+        """Reads a string preceded by its length in LEB128."""
         length = shift = 0
         while offset < len(self._strings):
             byte = self._strings[offset]

@@ -39,7 +39,8 @@ def run(heading):
 
 def test_every_documented_example_is_tested():
     assert list(EXAMPLES) == [
-        "Write a profile", "Read profiles", "Check payloads", "Split messages of other producers", "Add names",
+        "Write a profile", "Read profiles", "Check payloads", "Split messages of other producers",
+        "Add names",
     ]  # fmt: skip
 
 
