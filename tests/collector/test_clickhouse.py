@@ -543,7 +543,7 @@ def test_more_samples_than_fit_into_memory_are_rejected(engine, stored, monkeypa
         pytest.raises(KProfilerError, match="more than 2 ") as raised,
     ):
         profiles.read(chosen, ALL, pytest.fail)
-    assert "name a shorter time" in raised.value.hint
+    assert "narrow the query" in raised.value.hint
 
 
 def test_a_table_and_a_file_are_merged(engine, stored):

@@ -94,7 +94,7 @@ def test_an_installation_unreadable_to_unprivileged_threads_is_rejected_with_a_f
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 3
         error, fix = done.stderr.splitlines()
-        assert error.startswith(f"error: {home} is closed to threads without root's rights")
+        assert error.startswith(f"error: {home} is not readable by unprivileged threads")
         subprocess.run(["sh", "-c", fix.removeprefix("fix: ").partition(",")[0]], check=True)
         with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as agent:
             deadline = time.monotonic() + 60

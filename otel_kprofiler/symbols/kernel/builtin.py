@@ -282,9 +282,7 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _is_hex(text: str | bytes) -> bool:
-    """Returns whether a string is a 64-bit hex number; ``int`` also accepts signs and
-    underscores.
-    """
+    """Returns whether a string is a 64-bit hex number; ``int`` accepts signs, too."""
     digits = text.encode("ascii", "replace") if isinstance(text, str) else text
     return 0 < len(digits) <= 16 and not digits.translate(None, b"0123456789abcdefABCDEF")
 

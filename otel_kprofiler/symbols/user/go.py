@@ -5,7 +5,7 @@ Linkers keep it even if all symbols are stripped. Format: ``pclntab`` of Go 1.16
 
     0  magic (u32), two zeros, quantum of code, size of a pointer
     8  words: number of functions, of files, start of the code (not in 1.16; unused from 1.26 on);
-        then offsets of the parts: names, files of units, files, pc tables, functions
+       then offsets of the parts: names, files of units, files, pc tables, functions
 
 The functions part begins with each function's start and the offset of its struct ``_func``. Starts
 are relative to the start of the code, which is in the module data. The module data is found by the

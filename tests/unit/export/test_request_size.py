@@ -146,7 +146,7 @@ def test_a_grpc_receivers_limit_is_learned(limited, quick, compression, caplog):
     ) as exporter:
         check_all_arrived(exporter, make(), server.taken)
         assert exporter.encoding.max_bytes == exporter.max_bytes >= 64 << 10
-    assert "takes no request of" in caplog.text
+    assert "rejects requests of" in caplog.text
     assert "dropping" not in caplog.text
 
 
@@ -213,7 +213,7 @@ def test_larger_requests_are_tried_again_after_a_while(http_receiver, quick, mon
         assert exporter.export(*make(2)).lost == {}
         assert len(http_receiver.requests) == 1
         assert exporter.max_bytes == DEFAULT_MAX_BYTES
-    assert caplog.text.count("takes no request of") == 1
+    assert caplog.text.count("rejects requests of") == 1
 
 
 def test_a_receiver_that_accepts_no_sample_costs_one_request_per_batch(
