@@ -117,7 +117,7 @@ def test_threads_are_parsed():
     stopped = SLEEPING._replace(id=8, state=WaitState.STOPPED)
     assert list(parse_threads(pack(SLEEPING) + pack(stopped))) == [SLEEPING, stopped]
     assert next(parse_threads(pack(SLEEPING._replace(state=99)))).state == WaitState.RUNNABLE
-    with pytest.raises(ValueError, match="cut off"):
+    with pytest.raises(ValueError, match="truncated"):
         list(parse_threads(pack(SLEEPING)[:-1]))
 
 
@@ -135,7 +135,7 @@ def test_sums_of_ended_threads_are_between_the_samples():
     assert parse_records(chunk, waits=result) == []
     assert result == ([], [SLEEPING])
     assert parse_records(chunk) == []
-    with pytest.raises(ValueError, match="cut off"):
+    with pytest.raises(ValueError, match="truncated"):
         parse_records(in_ring(in_phase(THREAD_ENDED) + pack(SLEEPING)[:-8]))
 
 

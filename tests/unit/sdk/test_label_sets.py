@@ -57,8 +57,8 @@ def test_equal_labels_have_one_number_in_any_order():
         ({"": 1}, "1 to 100 characters"),
         ({"a" * 101: 1}, "1 to 100 characters"),
         ({7: 1}, "1 to 100 characters: 7"),
-        ({"thread.id": 1}, "thread.id of their own"),
-        ({"otel_kprofiler.x": 1}, "of their own"),
+        ({"thread.id": 1}, "thread.id is an attribute that samples already have"),
+        ({"otel_kprofiler.x": 1}, "samples already have"),
         ({f"{number}": number for number in range(17)}, "17 labels are more than 16"),
     ],
 )
