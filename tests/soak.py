@@ -140,13 +140,13 @@ def unaccounted(account: dict, arrived: faults.Arrived, kills: int) -> list[str]
         account["received"] + exporter["carried"]
     ):
         problems.append("received samples are missing in the exporter's account")
-    # Each stream by its own last account: up to the last durable window of one that was killed.
+    # Each stream by its last account: for a killed agent, that of its last durable window.
     for stream, totals in arrived.totals.items():
         ring = sum(n for cause, n in totals.lost.items() if cause.value == "ring_full")
         late = sum(totals.lost.values()) - ring
         got = arrived.samples[stream] - arrived.twice_in[stream]
         print(f"stream {stream}: {totals}, {got} arrived once, {arrived.twice_in[stream]} again")
-        # What a killed agent's kernel program had just taken is in the time that is unknown.
+        # The latest samples of a killed agent's BPF program fall into its unknown time.
         open_end = totals.taken - ring - totals.samples
         was_killed = stream != list(arrived.totals)[-1]
         if got + late != totals.samples or open_end < 0 or (open_end and not was_killed):
@@ -228,7 +228,7 @@ def main() -> int:
                 exporter = account_of(agent)
                 print(f"{number:3} {fault.__name__:15} {name}: {now} {exporter}", flush=True)
         for name, agent in agents.items():
-            # What a fault has held up arrives before the end, so that all of it can be compared.
+            # Data delayed by a fault arrives before the end, so that all of it can be compared.
             agent.wait_until(lambda agent=agent: not agent.get("/status")[1]["unreachable"], 90)
             # Caches fill in the first third; from then on nothing may grow.
             first, warm, last = used[name][0], used[name][len(used[name]) // 3], used[name][-1]

@@ -209,7 +209,7 @@ def compare(samples, log):
     first_ns = min(sample.time_ns for sample in samples if sample.link)
     counts = Counter()
     for sample in samples:
-        # The end of a wait is reported a little later: by then, the thread may have gone on.
+        # The end of a wait is reported slightly later; the thread may have continued by then.
         time_ns = (
             sample.wait.start_ns + sample.wait.duration_ns // 2 if sample.wait else sample.time_ns
         )

@@ -22,7 +22,7 @@ class Browser:
     def __init__(self, binary, profile):
         low_commands, self._write = os.pipe()
         self._read, low_answers = os.pipe()
-        # Chromium reads commands from descriptor 3 and writes answers to descriptor 4.
+        # Chromium reads commands from descriptor 3 and writes responses to descriptor 4.
         commands = fcntl.fcntl(low_commands, fcntl.F_DUPFD, 10)
         answers = fcntl.fcntl(low_answers, fcntl.F_DUPFD, 10)
         command = f'exec "$@" 3<&{commands} 4>&{answers}'

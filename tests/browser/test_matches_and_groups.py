@@ -75,7 +75,7 @@ def test_keys_skip_groups_and_a_click_zooms_to_their_callee(narrow):
     assert names(narrow)["vfs_read"] == 100
 
 
-# The graph is drawn again in the frame in which its size changes.
+# The graph is redrawn in the animation frame in which its size changes.
 DRAWN = "new Promise(done => requestAnimationFrame(() => setTimeout(done)))"
 PIXEL = """(name => {{
   const {{ graph }} = viewer.panes[0];

@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.collector)
-            # The first test of a version waits for its build.
+            # The first test of each version waits for its build.
             item.add_marker(pytest.mark.timeout(BUILD_SECONDS))
     items.sort(key=lambda item: HERE in item.path.parents)  # the others run during the build
 

@@ -192,7 +192,7 @@ def test_source_lines_of_the_service_reach_clickhouse_and_the_page(services, eng
         "page:4317": f"127.0.0.1:{shown}",
     }
     demo.write_text(replace_all((DEMO / "collector.yaml").read_text(), pairs))
-    # chDB takes no compressed blocks.
+    # chDB does not accept compressed blocks.
     extra = (
         "yaml:{exporters: {clickhouse: {compress: none, sending_queue: {batch: "
         "{flush_timeout: 1s}}}}, service: {telemetry: {metrics: {level: none}}}}"

@@ -231,7 +231,7 @@ def test_install_run_upgrade_remove_and_purge(packages, root, collector_program,
     assert 100 <= int(user[2]) < 1000
     assert user[5:] == ["/nonexistent", "/usr/sbin/nologin"]
 
-    # No receiver yet: what was sampled waits on disk.
+    # No receiver yet: samples wait on disk.
     with started(Unit(root)) as unit:
         unit.wait_until(lambda: len(b"".join(spooled_bytes(root).values())) > SEGMENT_HEAD)
         status = unit.status()
@@ -267,7 +267,7 @@ def test_install_run_upgrade_remove_and_purge(packages, root, collector_program,
     assert '"vmlinux"' in output.read_text()
     assert '"level": "error"' not in unit.log
 
-    # Removal leaves the configuration and the state, as Debian's policy wants it; purge nothing.
+    # As Debian's policy requires, removal keeps configuration and state; purge deletes both.
     root.dpkg("--remove", "otel-kprofiler")
     left = {name for name, about in root.list_files().items() if before.get(name) != about}
     left -= {f"etc/{name}" for name in ACCOUNTS}
@@ -288,7 +288,7 @@ def test_systemd_accepts_the_installed_unit(packages, tmp_path):
     unit = tmp_path / "otel-kprofiler.service"
     text = (tree / UNIT).read_text()
     assert "/opt/" not in text
-    # The command of the unit is looked for on this system.
+    # The unit's command is looked up on this system.
     unit.write_text(text.replace("/usr/bin/", f"{tree}/usr/bin/"))
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

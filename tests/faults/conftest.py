@@ -50,8 +50,8 @@ class Receiver:
 
     Attributes:
         payloads: accepted requests.
-        answer: called first with request and context; may abort.
-        max_bytes: the largest request that it takes.
+        answer: called first, with request and context; may abort.
+        max_bytes: maximum size of an accepted request.
     """
 
     def __init__(self):
@@ -187,7 +187,7 @@ class Agent:
         self.wait_until(lambda: self.get("/readyz")[0] == 200)
 
     def get(self, path):
-        """Status and response of the health endpoint; 0 while it does not listen."""
+        """Returns status and response of the health endpoint; status 0 while it does not listen."""
         import urllib.error
         import urllib.request
 
@@ -208,7 +208,7 @@ class Agent:
             time.sleep(0.05)
 
     def stop(self):
-        """Stop it cleanly; returns the account that it prints."""
+        """Stop the agent cleanly; returns the account that it prints."""
         self.process.send_signal(signal.SIGTERM)
         out, _ = self.process.communicate(timeout=90)
         assert self.process.returncode == 0, self.log.read_text()[-3000:]
@@ -217,7 +217,7 @@ class Agent:
         return account
 
     def kill(self):
-        """Kill it as the OOM killer would."""
+        """Kill the agent as the OOM killer would."""
         self.process.kill()
         self.process.communicate()
 
@@ -243,7 +243,7 @@ def receiver(open_receiver):
 
 @pytest.fixture
 def limited_receiver():
-    """Starts receivers that take only small requests, over gRPC or HTTP."""
+    """Starts receivers that accept only small requests, over gRPC or HTTP."""
     receivers = []
 
     def start(exporter, max_bytes):

@@ -44,7 +44,7 @@ NOT_IN_WINDOWS = {"ring_full", "self_profiled"}
 LONGEST_S = 2.5
 LAST_RUN_S = 5.0
 SHARE_OF_RUNS = 0.8
-"""Share of kills from the first sample on; the others also meet starts."""
+"""Share of kills after the first sample; the others may hit the start."""
 
 CONFIG = """
 receivers:
@@ -65,7 +65,7 @@ service:
 
 
 def unless_stored(refuse):
-    """Accepts batches stored before, and rejects the rest."""
+    """Accepts batches stored earlier, and rejects the rest."""
 
     def answer(request):
         is_stored = request.body in request.receiver.payloads
@@ -78,7 +78,7 @@ ANSWERS = (*GOOD, *TRANSIENT, *map(unless_stored, FINAL), *LOSING)
 
 
 class Stream(NamedTuple):
-    """Totals that the last request of a stream states, in samples.
+    """Totals in the last request of a stream, in samples.
 
     Attributes:
         samples: in all its windows.
@@ -94,7 +94,7 @@ class Stream(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """The content of a receiver: distinct samples, the latest time of each stream, its totals."""
+    """Data received: distinct samples, and the latest time and totals of each stream."""
 
     samples: int
     requests: int
@@ -104,7 +104,7 @@ class Arrived(NamedTuple):
 
 
 def read(payloads) -> Arrived:
-    """Read the data of a receiver, in the order of its arrival."""
+    """Read a receiver's data in order of arrival."""
     sizes: dict[bytes, int] = {}
     streams: dict[str, Stream] = {}
     last_ns: dict[str, int] = {}
@@ -141,9 +141,9 @@ def _below(counts: dict[str, int], prefix: str) -> dict[str, int]:
 
 
 def count_difference(arrived: Arrived) -> tuple[int, dict[str, int]]:
-    """Samples reported minus those that arrived or were reported lost; and the lost ones by cause.
+    """Counts samples taken minus those arrived or reported lost; and the lost ones by cause.
 
-    The last stream states the samples and losses of all that were in the spool before it.
+    The last stream reports the samples and losses of all earlier streams of the spool.
     """
     last = list(arrived.streams.values())[-1]
     lost = {cause: n for cause, n in last.lost.items() if cause not in NOT_IN_WINDOWS}
@@ -156,7 +156,7 @@ def count_difference(arrived: Arrived) -> tuple[int, dict[str, int]]:
 
 
 def check_unknown(arrived: Arrived) -> list[str]:
-    """Streams whose first successor does not report since when they are unknown."""
+    """Lists streams whose first successor does not report since when their samples are unknown."""
     wrong = []
     names = list(arrived.streams)
     for before, after in itertools.pairwise(names):
@@ -205,7 +205,9 @@ class Result(NamedTuple):
 
 
 def run_kills(directory: Path, kills: int, fsync: str, seed: int) -> Result:
-    """Kill agents with one spool; a last one delivers the rest to a receiver that accepts all."""
+    """Kill agents that share a spool; a final one delivers the rest to a receiver that accepts
+    all.
+    """
     chance = random.Random(seed)
     receiver = HttpReceiver(at_random(*ANSWERS, seed=seed))
     config = directory / "agent.yaml"
@@ -231,7 +233,7 @@ def run_kills(directory: Path, kills: int, fsync: str, seed: int) -> Result:
 
 
 class Collecting(ProfileExporter):
-    """Takes all batches."""
+    """Accepts all batches."""
 
     name, form, max_bytes = "otlp_http", Form.PROTOBUF, None
 
@@ -247,7 +249,7 @@ class Collecting(ProfileExporter):
 
 
 def deliver(spool: Path) -> tuple[list[Batch], QueueCounts, int]:
-    """Samples that a spool delivers, its counts, and the time since which nothing is known."""
+    """Returns the samples that a spool delivers, its counts, and the start of the unknown time."""
     exporter = Collecting()
     queue = ExportQueue(exporter, spool=Spool(str(spool), fsync=False))
     assert queue.force_flush(60_000)
@@ -259,8 +261,8 @@ def deliver(spool: Path) -> tuple[list[Batch], QueueCounts, int]:
 def run_truncations(directory: Path, cuts: int, seed: int) -> list[str]:
     """Truncates a killed agent's spool at random offsets, like a power failure; returns problems.
 
-    What is missing in front of later segments must be counted. What the end of the spool lacks must
-    be later than ``unknown_since_unix_ns``, or be the counted rest of a window.
+    Samples missing before later segments must be counted. Samples missing at the end of the spool
+    must be later than ``unknown_since_unix_ns``, or be the counted rest of a window.
     """
     chance = random.Random(seed)
     config = directory / "agent.yaml"

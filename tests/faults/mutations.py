@@ -353,7 +353,7 @@ MUTATIONS = [
 
 
 def compile_programs(changed: Path) -> None:
-    """Compile the programs in C if one of their sources is what has changed."""
+    """Compile the C programs if one of their sources has changed."""
     if changed.suffix in {".c", ".h"}:
         subprocess.run(["sh", changed.with_name("build.sh")], check=True)
 
@@ -382,7 +382,7 @@ def survives(mutation: Mutation, copy: Path) -> str:
 
 
 def main() -> int:
-    """Try all mutations, or those that the argument selects."""
+    """Try all mutations, or those selected by the argument."""
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     chosen = [mutation for mutation in MUTATIONS if word in mutation.fault]
     survivors = 0

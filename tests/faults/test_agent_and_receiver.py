@@ -113,7 +113,7 @@ def test_the_next_run_delivers_undelivered_samples(run_agent, receiver, arrived,
 def test_a_receiver_with_a_small_request_limit_gets_every_sample_once(
     *, run_agent, limited_receiver, arrived, tmp_path, exporter, storage
 ):
-    """A batch that is refused for its size is divided; the account stays exact."""
+    """A batch rejected for its size is split; the account stays exact."""
     queue = f"{{storage: '{tmp_path}/spool'}}" if storage else "{queue_size: 1000}"
     receiver = limited_receiver(exporter, 3000)
     agent = run_agent(
@@ -127,7 +127,7 @@ def test_a_receiver_with_a_small_request_limit_gets_every_sample_once(
     assert got.in_order
     assert got.twice == 0
     lost = check_account(account, got, exporter)["lost"]
-    # A deep stack with its names may be larger alone.
+    # A single deep stack with names may be larger.
     assert lost.keys() <= {LossCause.TOO_LARGE.value}
     assert sum(lost.values()) < account["received"]
     (stream,) = got.totals
@@ -238,7 +238,7 @@ def test_a_receiver_added_by_a_reload_is_informed_of_samples_it_missed(
 def test_removing_the_spool_of_a_running_agent_loses_nothing(
     run_agent, receiver, arrived, tmp_path
 ):
-    """As a cleaner of temporary files would."""
+    """A cleaner of temporary files does the same."""
     spool = tmp_path / "spool"
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{spool}'}}")
     agent.wait_until(

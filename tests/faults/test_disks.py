@@ -149,7 +149,7 @@ def test_on_a_read_only_disk_batches_wait_in_memory(disk, caplog, known):
 
 
 def test_batches_of_earlier_runs_are_delivered_once_the_disk_is_readable_again(disk):
-    """As when the spool's disk is mounted after the agent has started."""
+    """Like a spool disk that is mounted after the agent has started."""
     path = disk / "disk" / "spool"
     before = ExportQueue(Receiver(), spool=Spool(str(disk / "real" / "spool")))
     before.put(numbered(1))

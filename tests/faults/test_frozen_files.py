@@ -58,7 +58,7 @@ def running(*paths, niceness=0):
 
 @pytest.fixture
 def frozen(tmp_path):
-    """Mounts and starts programs; freezes reads of what lies behind their code."""
+    """Mounts and starts programs; freezes reads beyond their code."""
     with ExitStack() as undo:
 
         def start(count=1, *, delay_s=None):
@@ -80,7 +80,7 @@ def healthy(tmp_path):
 
 
 def count_functions(payloads):
-    """Samples that have arrived, by the name of the function."""
+    """Counts arrived samples by function name."""
     counts = Counter()
     for payload in payloads:
         for window in decode_windows(payload):
@@ -92,13 +92,13 @@ def count_functions(payloads):
 
 
 def count_waiting(agent):
-    """Threads of an agent that wait for content of a file."""
+    """Counts the agent's threads waiting for file content."""
     places = Path(f"/proc/{agent.process.pid}/task").glob("*/wchan")
     return sum("folio" in place.read_text() for place in places)
 
 
 def stop(agent):
-    """Stop it; returns its account and how long that took to be printed."""
+    """Stop the agent; returns its account and the time until it was printed."""
     began = time.monotonic()
     agent.process.send_signal(signal.SIGTERM)
     line = agent.process.stdout.readline()
@@ -112,7 +112,7 @@ def stop(agent):
 def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     run_agent, receiver, frozen, tmp_path, delay_s
 ):
-    """More files than threads that read wait before the first file of another program comes."""
+    """More files than reading threads wait ahead of another program's first file."""
     receiver.up()
     frozen(6, delay_s=delay_s)
     agent = run_agent(receiver.endpoint, user_symbols="names")

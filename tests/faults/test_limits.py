@@ -48,7 +48,7 @@ def test_memory_stays_within_its_limit_at_the_highest_rate(run_agent, receiver, 
     """Uses a smaller ring buffer and shorter windows; counts samples lost to a full ring."""
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=10_000, more="limits: {max_rss_megabytes: 120}")
-    # Memory grows until windows are on their way and the exporter has sent some of them.
+    # Memory grows until the exporter has sent the first windows.
     highest, end = 0, time.monotonic() + 5
     while time.monotonic() < end or len(receiver.payloads) < 5:
         assert agent.process.poll() is None
@@ -70,7 +70,9 @@ signal.signal(signal.SIGUSR2, lambda *_: time.sleep(8))  # in the main thread
 
 @pytest.mark.long
 def test_health_checks_detect_a_stalled_loop(run_agent, receiver, arrived, tmp_path):
-    """Only the main thread stalls; then the loop goes on, and every sample is accounted for."""
+    """Only the main thread stalls; afterwards the loop continues, and every sample is accounted
+    for.
+    """
     receiver.up()
     (tmp_path / "sitecustomize.py").write_text(STALL)
     agent = run_agent(receiver.endpoint, environment={"PYTHONPATH": str(tmp_path)})
@@ -89,7 +91,9 @@ def test_health_checks_detect_a_stalled_loop(run_agent, receiver, arrived, tmp_p
 
 
 def test_a_stopped_process_does_not_count_as_stalled(run_agent, receiver, arrived):
-    """Nothing answers while SIGSTOP holds the agent; then it goes on, and losses are counted."""
+    """The agent does not respond while stopped by SIGSTOP; then it continues, and losses are
+    counted.
+    """
     receiver.up()
     agent = run_agent(receiver.endpoint)
     agent.process.send_signal(signal.SIGSTOP)
@@ -105,7 +109,9 @@ def test_a_stopped_process_does_not_count_as_stalled(run_agent, receiver, arrive
 
 
 def test_a_stop_at_the_highest_rate_ends_within_its_timeout(run_agent, receiver, arrived):
-    """Beside the backlog of a freeze; what cannot be processed in time is dropped and reported."""
+    """With the backlog of a freeze; samples that cannot be processed in time are dropped and
+    reported.
+    """
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=10_000, more="shutdown_timeout: 1s")
     agent.process.send_signal(signal.SIGSTOP)

@@ -46,7 +46,7 @@ FILES = {
 
 
 class Cgroup:
-    """A cgroup of either version with a limit on memory."""
+    """A cgroup of either version with a memory limit."""
 
     def __init__(self, path, kind):
         self.path = path
@@ -57,7 +57,7 @@ class Cgroup:
 
     @property
     def peak_bytes(self):
-        """The most memory that it had, page cache included; 0 for kernels that do not say."""
+        """Returns the peak memory, page cache included; 0 if the kernel does not report it."""
         path = self.path / self._peak
         return int(path.read_text()) if path.exists() else 0
 
@@ -67,7 +67,7 @@ class Cgroup:
 
     @property
     def prefix(self):
-        """Words before a command that run it here."""
+        """Returns a command prefix that runs a command in this cgroup."""
         return ["sh", "-c", f'echo $$ > {self.path}/cgroup.procs && exec "$@"', "sh"]
 
 
@@ -89,7 +89,7 @@ def cgroup():
 
 @pytest.fixture
 def hostile_programs(tmp_path):
-    """Programs that spin, each with debug sections of a kind."""
+    """Spinning programs, each with a different kind of debug section."""
     if not all(map(shutil.which, ("gcc", "objcopy"))):
         pytest.skip("needs gcc and objcopy")
     (tmp_path / "spins.c").write_text(SPINS)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.live
 
 RATE = 99
 NOBODY, ANOTHER = 65534, 65533
-"""Users that run nothing else."""
+"""Users without other processes."""
 
 GOOD = """
 volatile unsigned long x;
@@ -137,7 +137,7 @@ int main(int count, char **words) {
 }
 """,
 }
-"""Programs whose children each have names, stacks, or a file of their own."""
+"""Programs whose children each have unique names, stacks, or files."""
 NEW_CODE = """
 def f():
     x = 0
@@ -150,7 +150,7 @@ while True:
     f()
 """
 MIN_S, ENOUGH_NS = 4, 1_000_000_000
-"""Time beside a noisy process, and CPU time of the good one in it."""
+"""Time next to a noisy process, and CPU time of the good process during it."""
 SMALL_BUDGET = """
 from otel_kprofiler.pipeline import budget
 class Small(budget.CpuShare):
@@ -192,7 +192,7 @@ def cpu_ns(pid):
 
 
 def samples_of(payloads, pid):
-    """Samples of a process: the sample, and how many."""
+    """Yields the samples of a process, with their numbers."""
     for payload in payloads:
         for window in decode_windows(payload):
             for profile in window.profiles:
@@ -202,7 +202,7 @@ def samples_of(payloads, pid):
 
 
 def count_coarse(agent, kind):
-    """Coarse samples so far; 0 if the agent gives no answer in time."""
+    """Counts coarse samples so far; 0 if the agent does not respond in time."""
     return agent.get("/status")[1].get("coarse_samples", {}).get(kind, 0)
 
 

@@ -60,7 +60,7 @@ class GrpcReceiver:
 
 
 class HttpReceiver:
-    """The same over HTTP; a fault gets the request handler."""
+    """Like :class:`GrpcReceiver`, over HTTP; a fault gets the request handler."""
 
     def __init__(self, faults, context=None):
         self.faults, self.arrived, self.requests = iter(faults), [], 0
@@ -99,7 +99,7 @@ def abort(code, retry_s=None):
 
 
 def hang(handler):
-    """Stop in the middle of a refusal."""
+    """Stop in the middle of an error response."""
     handler.send_response(503)
     handler.send_header("Content-Length", "100")
     handler.end_headers()
@@ -109,7 +109,7 @@ def hang(handler):
 
 
 def cut_off(handler):
-    """Hang up in the middle of a success."""
+    """Hang up in the middle of a success response."""
     handler.send_response(200)
     handler.send_header("Content-Length", "100")
     handler.end_headers()
@@ -117,7 +117,7 @@ def cut_off(handler):
 
 
 def flood(handler):
-    """A response without an end."""
+    """Send an endless response."""
     handler.send_response(200)
     handler.end_headers()
     try:

@@ -1,4 +1,4 @@
-"""The table of faults counts what arrived and what is missing."""
+"""The fault table counts arrived and missing samples."""
 
 import os
 

@@ -145,7 +145,7 @@ def make_exporter(make, directory, port, elapsed_s=1.5, **options):
 
 @pytest.fixture(params=["grpc", "http"])
 def connect(request, authority):
-    """Starts a receiver with a certificate, and returns an exporter and who has sent to it."""
+    """Starts a receiver with a certificate; returns an exporter and the list of senders."""
     serve = {"grpc": open_grpc, "http": open_http}[request.param]
     ends = []
 
@@ -163,7 +163,7 @@ def connect(request, authority):
 
 @pytest.fixture
 def answer_early(authority):
-    """Starts a TLS server that answers and closes without reading a request."""
+    """Starts a TLS server that responds and closes without reading a request."""
     directory = authority.directory
     servers = []
 

@@ -141,7 +141,7 @@ def test_any_replaced_value_is_read_or_rejected(tmp_path_factory, changes):
                 target = target[key]
             target[path[-1]] = copy.deepcopy(value)
         except (IndexError, KeyError, TypeError):
-            continue  # an earlier change has taken this place away
+            continue  # an earlier change has removed this part
     texts = {name: changed[name] for name in TEXTS}
     events = {name: changed[name] for name in EVENTS}
     path = tmp_path_factory.getbasetemp() / "values"

@@ -172,7 +172,7 @@ def run_matrix(options: argparse.Namespace) -> bool:
     session = Session(options.timeout, options.verbose, options.cycles)
     kernels, complete = get_kernels(session, options.kernel)
     boots = [] if options.prepare else [BOOTS[name] for name in options.boot or BOOTS]
-    # Boots that take longest come first.
+    # The slowest boots come first.
     planned = [
         (kernel, files, boot)
         for boot in boots

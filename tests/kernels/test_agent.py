@@ -127,7 +127,7 @@ def test_agent_fits_in_60_mb_with_modules_watched(tmp_path, request):
             agent.send_signal(signal.SIGTERM)
             _, log = agent.communicate(timeout=60)
             receiver.close()
-    resident = median(readings)  # a request that is being encoded takes more for a moment
+    resident = median(readings)  # encoding a request briefly takes more memory
     request.node.user_properties.append(("resident_mb", round(resident / 1e6, 1)))
     assert agent.returncode == 0, log
     assert "pyroute2" not in log

@@ -164,7 +164,7 @@ def test_rapid_loads_at_one_address_never_give_a_wrong_name():
                     variant = ("spin", "other", "other", "spin")[number % 4]
                     with spinning(variant) as file:
                         loaded_ns = boot_ns()
-                        # Every other one stays loaded long enough to be named.
+                        # Every second module stays loaded long enough to be named.
                         time.sleep((3, 0)[number % 2] + chance.uniform(0, 0.3))
                         ended_ns = boot_ns()
                     phases.append((started_ns, loaded_ns, ended_ns, boot_ns(), file))
@@ -311,7 +311,7 @@ def test_load_and_unload_cycles_leak_nothing():
         time.sleep(1)
         symbolizer.advance(boot_ns())
         after = state(symbolizer)
-        assert after[0] <= before[0]  # names may still have been read then
+        assert after[0] <= before[0]  # names may still be read at that time
         assert after[1] == before[1]
         assert after[2] <= before[2] + 64 * 1024
         assert symbolizer.module("kprof_spin") is None

@@ -47,15 +47,15 @@ def test_kprobe_pages_and_trampolines_are_named():
 def test_bpf_programs_are_named():
     """A loaded BPF program is named and is its own module."""
     with sampler():
-        # Linux 5.10 calls subprograms as the program that they belong to.
+        # Linux 5.10 names subprograms after the program that they belong to.
         symbols = [s for s in read_module_symbols() if "_kprofiler_" in s.name]
         symbolizer = KernelSymbolizer.live()
-        # Each as a leaf: a caller would be at the address before.
+        # Each as a leaf: for a caller, the preceding address would be looked up.
         frames = [symbolizer.resolve_addresses([symbol.address])[0] for symbol in symbols]
     assert symbols
     for symbol, frame in zip(symbols, frames, strict=True):
         assert symbol.module == "bpf"
-        # Linux 5.10 lists a program twice: as itself, and as the first of its functions.
+        # Linux 5.10 lists a program twice: as itself, and as its first function.
         assert frame.function in {one.name for one in symbols if one.address == symbol.address}
         assert frame.module.kind is ModuleKind.BPF
 

@@ -52,7 +52,7 @@ def read_symbols():
 
 def test_waits_are_counted_exactly_and_sampled_without_root():
     """Off-CPU time is exact, and waits have stack and cause, with CAP_BPF and CAP_PERFMON."""
-    # Before Linux 5.11 maps count as locked memory.
+    # Before Linux 5.11, maps count as locked memory.
     resource.setrlimit(resource.RLIMIT_MEMLOCK, [resource.RLIM_INFINITY] * 2)
     command = [sys.executable, "-S", "-c", SLEEPS]
     with subprocess.Popen(command) as process, sysctl("kernel.perf_event_paranoid", 2):

@@ -22,7 +22,7 @@ from tests.public import get_public_python
 
 @pytest.fixture(scope="session")
 def compile_once():
-    """bcc's compiler, which is run once for each source and set of descriptors."""
+    """bcc's compiler, run once for each source and set of descriptors."""
     compiled, compile_now = {}, bcc.compile_programs
 
     def compile_programs(spec, maps):
@@ -46,7 +46,7 @@ def loader(request, monkeypatch, compile_once):
 
 @pytest.fixture(scope="session")
 def public_python():
-    """A Python with this package that other users can run, whom this process can become."""
+    """A Python with this package that other users can run."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv, to become another user")
     return get_public_python()
@@ -54,7 +54,7 @@ def public_python():
 
 @pytest.fixture
 def no_low_descriptors():
-    """All descriptors that select(2) knows are taken."""
+    """All descriptors that select(2) supports are in use."""
     soft, hard = limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
     with contextlib.ExitStack() as taken:
@@ -66,5 +66,5 @@ def no_low_descriptors():
 
 @pytest.fixture
 def to_file(tmp_path):
-    """Environment of a service that writes its profiles to a file, and the windows in it."""
+    """Environment of a service that writes its profiles to a file, and the file's windows."""
     return ToFile(tmp_path / "profiles.jsonl")

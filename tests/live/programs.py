@@ -83,7 +83,7 @@ def instructions(number: int, functions: int = 1, spin: int = 0) -> bytes:
         body += [
             _MOVE.pack(0xB7, 0x07, 0, spin),  # r7 = spin
             _MOVE.pack(0x07, 0x07, 0, -1),  # r7 -= 1
-            _MOVE.pack(0x55, 0x07, -2, 0),  # if r7 != 0 goto the line before
+            _MOVE.pack(0x55, 0x07, -2, 0),  # if r7 != 0, go to the previous line
         ]
     length = len(body) + last + 2
     for index in range(last):
@@ -166,10 +166,10 @@ def run(fd: int, repeat: int) -> None:
 
 
 def kallsyms(*blocks: str) -> set[tuple[int, str]]:
-    """Addresses and names of the symbols of some blocks, by an obvious parse.
+    """Returns addresses and names of symbols in some blocks, using a simple parser.
 
-    The kernel goes through its list by index, so that a line is missing from the file when
-    something before it is unloaded meanwhile; two readings that agree missed none.
+    The kernel iterates over its list by index, so a line is missing if an earlier symbol is
+    unloaded meanwhile; if two readings agree, none is missing.
     """
     before = None
     while (result := _read_kallsyms(blocks or ("bpf",))) != before:

@@ -15,7 +15,7 @@ PROCESS = _OWN.process._replace(image_tag=7)
 
 @contextlib.contextmanager
 def sampling(*, pid=None, register=True, codes=None, **settings):
-    """A sampler of a process, by default of this one, which is registered then."""
+    """Runs a sampler on a process, by default this one, which is registered."""
     register = register and pid is None
     config = {"samples_per_second": 999, "target_pids": (pid or os.getpid(),), **settings}
     sampler = EbpfSampler(SamplerConfig(**config), python_codes=codes)
@@ -29,7 +29,7 @@ def sampling(*, pid=None, register=True, codes=None, **settings):
 
 
 def take(sampler, work, *args, seconds=0.5, least=20):
-    """Samples of this thread and others while ``work`` is called again and again."""
+    """Returns samples of this thread and others while ``work`` is called repeatedly."""
     samples, end = [], time.monotonic() + seconds
     while time.monotonic() < end or (len(samples) < least and time.monotonic() < end + 20):
         work(*args)
@@ -53,5 +53,5 @@ def stacks(sampler, samples):
 
 
 def functions(found):
-    """Names only."""
+    """Returns only the names."""
     return tuple(name for name, _, _ in found)

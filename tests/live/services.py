@@ -21,7 +21,7 @@ def work(seconds):
 def run(code, *, wrapper=(), env=None, timeout=120):
     """Run a service in its own process, which must exit with status 0.
 
-    A wrapper drops rights that it may need to read the checkout.
+    A wrapper drops privileges that it may need to read the checkout.
     """
     python = get_public_python().words if wrapper else [sys.executable]
     done = subprocess.run(
@@ -34,7 +34,7 @@ def run(code, *, wrapper=(), env=None, timeout=120):
 
 
 def ask(place, timeout_s):
-    """Ask a web service at a Unix socket for its page, whatever it answers."""
+    """Request a page of a web service on a Unix socket, ignoring the response."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(timeout_s)
         client.connect(str(place))

@@ -1,4 +1,4 @@
-"""A terminal whose screen tests can read, and a program that runs on it."""
+"""A terminal with a readable screen, and a program that runs on it."""
 
 import contextlib
 import fcntl
@@ -16,7 +16,7 @@ _PARTS = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|([^\x1b]+)|(\x1b)")
 
 
 class Page:
-    """Renders a stream as a terminal would; knows the escape sequences that top sends."""
+    """Renders a stream like a terminal; supports the escape sequences that top sends."""
 
     def __init__(self, columns, lines):
         self.modes = set()
@@ -115,7 +115,7 @@ class Terminal:
         os.close(self._master)
 
     def read(self, seconds=0.05):
-        """Show what the program has written, waiting for it."""
+        """Render the program's output, waiting for some."""
         if select.select([self._master], [], [], seconds)[0]:
             data = os.read(self._master, 65536)
             while select.select([self._master], [], [], 0.01)[0]:
@@ -123,7 +123,7 @@ class Terminal:
             self.page.feed(data.decode())
 
     def wait_for(self, *wanted, seconds=20):
-        """Read until the page has all these texts; returns it."""
+        """Read until the page contains all these strings; returns the page."""
         deadline = time.monotonic() + seconds
         while not all(one in self.page.text for one in wanted):
             assert time.monotonic() < deadline, f"no {wanted} on\n{self.page.text}"
@@ -131,7 +131,7 @@ class Terminal:
         return self.page.text
 
     def end(self, seconds=20):
-        """Wait for the end of the program; returns its status."""
+        """Wait for the program to exit; returns its status."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
             self.read(0.05)

@@ -42,7 +42,7 @@ service:
 
 @pytest.fixture
 def _load():
-    """Two processes that keep the kernel busy."""
+    """Runs two processes that keep the kernel busy."""
     with contextlib.ExitStack() as stack:
         for _ in range(2):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", READ]))
@@ -51,7 +51,7 @@ def _load():
 
 
 def assert_whole(account):
-    """The account covers every sample taken, of each kind."""
+    """Check that the account covers every sample taken, of each kind."""
     kinds = account.get("kinds", {}).values()
     for key in ("taken", "received", "waiting", "earlier") if kinds else ():
         assert account[key] == sum(kind[key] for kind in kinds)
@@ -119,7 +119,7 @@ def test_the_status_of_a_sampling_agent_has_no_gaps(tmp_path, request):
 
 
 class Slow(InMemoryProfileExporter):
-    """A slow exporter, during which many accounts are read."""
+    """An exporter slow enough for many accounts to be read."""
 
     name = "slow"
 

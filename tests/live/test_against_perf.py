@@ -41,8 +41,8 @@ AREAS = {
 def hide_programs_loaded(data):
     """Turn KSYMBOL and BPF_EVENT records of ``perf.data`` into records that perf script ignores.
 
-    The kernel makes these longer than they say where several profilers listen, and perf script
-    gives up at the first. Other tests load programs meanwhile.
+    If several profilers listen, the kernel makes these records longer than their headers say, and
+    perf script gives up at the first. Other tests load programs meanwhile.
     """
     content = bytearray(data.read_bytes())
     start, size = struct.unpack_from("<QQ", content, PERF_FILE_DATA)
@@ -57,7 +57,7 @@ def hide_programs_loaded(data):
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
-    """Folded output of ``record``, and the frames printed by ``perf script``."""
+    """Returns the folded output of ``record``, and the frames printed by ``perf script``."""
     if shutil.which("perf") is None:
         pytest.skip("perf is not installed (package linux-perf)")
     directory = tmp_path_factory.mktemp("perf")
@@ -117,7 +117,7 @@ def test_addresses_sampled_by_perf_have_the_same_names(profiled):
             continue
         (frame,) = symbolizer.resolve_addresses([ip])
         if frame.unresolved is Unresolved.FREED_INIT:
-            continue  # perf uses an earlier symbol; we show only module and RVA
+            continue  # perf uses the preceding symbol; we show only module and RVA
         line = frame.lines[-1] if frame.lines else None
         if line and name in {line.function, line.system_name}:
             continue

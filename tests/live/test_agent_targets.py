@@ -46,7 +46,7 @@ FORMS = {
     "ecs": "ecs/73bd0b8c4a9e4f7e8a0b1c2d3e4f5a6b/{}",
     "nested": f"docker/{container_id(99)}/docker/{{}}",
 }
-"""Cgroups as runtimes name them, by what the test names the process in it."""
+"""Cgroup names as runtimes use them, by the name of the process in it."""
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def agent(tmp_path, place):
 
 
 def wait_for(read, is_there):
-    """The attributes, once there are those that are waited for."""
+    """Returns the attributes once they contain the expected ones."""
     deadline = time.monotonic() + WAIT_S
     while not is_there(result := read()):
         names = {one.get("process.executable.name") for one in result}
@@ -178,7 +178,7 @@ def test_the_container_is_right_for_every_runtime(agent, place):
 
 
 def test_processes_that_exit_immediately_are_attributed_to_their_container(agent, place):
-    """By the cgroup that the sample carries: nothing in /proc shows them any more."""
+    """Uses the cgroup in the sample, since /proc no longer lists them."""
     brief = "while :; do ( i=0; while [ $i -lt 500 ]; do i=$((i+1)); done ); done"
     place("spawns", f"docker/{container_id(1)}", script=brief)
 
@@ -201,13 +201,13 @@ TARGETS = {
 
 @pytest.mark.parametrize("kind", further_of(TARGETS, ("pod", "unit")))
 def test_named_targets_are_sampled_from_their_start(kind, agent, place):
-    """Those that start later, too, and in a cgroup namespace of their own."""
+    """Includes targets that start later, and targets in separate cgroup namespaces."""
     targets, path = TARGETS[kind]
     other = path.replace(container_id(1), container_id(2)).replace(UID.replace("-", "_"), "0" * 32)
     place("beside", other.replace("kprofiler-test", "another-test"))
     place("outside")
     read = agent(f"target_{targets}")
-    time.sleep(2)  # there is something to sample, but nothing that is wanted
+    time.sleep(2)  # there is load, but none of it is selected
     assert read() == []
     place("inside", path)
     place("private", path, "unshare", "--cgroup")
@@ -219,7 +219,7 @@ def test_named_targets_are_sampled_from_their_start(kind, agent, place):
 
 @pytest.mark.skipif(not Path(VERSION_1, "cgroup.procs").exists(), reason="needs version 1")
 def test_cgroup_v1_containers_are_sampled_by_process(agent, place):
-    """With their descendants at once, and others that enter within a second."""
+    """Descendants are sampled immediately, others that enter within a second."""
     for number, name in ((1, "early"), (2, "beside")):
         place(name, f"v1/docker/{container_id(number)}")
     place("outside")
@@ -246,7 +246,7 @@ def test_a_name_filter_can_be_changed_by_a_reload(agent, place):
 
 
 def test_an_agent_in_a_cgroup_namespace_identifies_containers(agent, place):
-    """As in a container: it sees its own cgroup as the root of all."""
+    """As in a container: it sees its own cgroup as the root."""
     if not shutil.which("unshare"):
         pytest.skip("needs unshare")
     own = place.make(f"docker/{container_id(3)}")

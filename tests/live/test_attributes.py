@@ -90,7 +90,7 @@ def test_strict_receivers_report_no_violations(receiver, tmp_path, grain):
 
 @pytest.fixture
 def stripped(tmp_path):
-    """A process that lives on, of a program whose functions have no names."""
+    """Runs a long-lived process of a stripped program."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
     command = ["gcc", "-s", "-x", "c", "-o", tmp_path / "stripped", "-"]

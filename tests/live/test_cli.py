@@ -37,7 +37,7 @@ def call(*words, **kwargs):
 
 @contextlib.contextmanager
 def busy():
-    """Something to sample meanwhile, that leaves the CPUs to what is tested."""
+    """Runs a load to sample that yields the CPUs to the tested command."""
     load = subprocess.Popen(["nice", sys.executable, "-m", "benchmarks.mixed_load", "120"])
     try:
         yield
@@ -65,7 +65,7 @@ def test_a_terminal_shows_a_progress_bar(tmp_path, words):
 
 @pytest.mark.parametrize("suffix", further_of(SUFFIXES, ("html", "otlp", "pprof", "txt")))
 def test_the_suffix_selects_the_format(tmp_path, suffix):
-    """Also that unusual names of processes do not break a recording."""
+    """Also checks that unusual process names do not break a recording."""
     program = os.path.join(os.fsencode(tmp_path), b"\xff\x1b[2J")
     shutil.copy(shutil.which("dd"), program)
     outputs = tmp_path / "outputs"
@@ -90,7 +90,7 @@ def test_the_suffix_selects_the_format(tmp_path, suffix):
     if suffix == "pprof":
         content = gzip.decompress(content)
     elif suffix == "txt":
-        return  # has no names of processes
+        return  # has no process names
     assert b"\\xff" in content or b"\\\\xff" in content
     if suffix == "folded":
         assert b"\x1b" not in content
@@ -140,7 +140,7 @@ def test_output_with_kernel_addresses_is_readable_only_by_its_owner(tmp_path):
 
 @contextlib.contextmanager
 def recording(*words, **kwargs):
-    """``record``, as soon as it samples."""
+    """Starts ``record``, and yields once it samples."""
     command = [sys.executable, "-m", "otel_kprofiler", "record", *map(str, words)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **kwargs) as record:
         try:
@@ -219,12 +219,12 @@ def test_a_replay_names_code_without_files(tmp_path):
     (first,) = map(made_code, read_profiles(str(recorded)))
     (window,) = map(made_code, read_profiles(str(again)))
     assert any(line.function.startswith("JS:*hot ") and line.line for line in first)
-    # Stacks that wait for a name get those of one of their samples when recorded.
+    # Stacks with pending names are recorded with the names of one of their samples.
     assert sum(((first - window) + (window - first)).values()) <= 0.05 * sum(first.values())
 
 
 def made_code(window):
-    """Number of samples by the line of their leaf, which is in no file."""
+    """Counts samples by the line of their leaf, which is not in a file."""
     results = Counter()
     for (*_, frames), count in stacks_in(window).items():
         module, _, lines, _ = frames[0] if frames else ("", 0, (), None)
@@ -234,7 +234,7 @@ def made_code(window):
 
 
 def stacks_in(window):
-    """Number of samples by CPU, thread and frames."""
+    """Counts samples by CPU, thread and frames."""
     results = Counter()
     for profile in window.profiles:
         for group in profile.resources:

@@ -31,7 +31,7 @@ BY_ID = ".build-id/ab/" + "ab" * 19 + ".debug"
 
 
 class Container:
-    """A directory that is the root of a program, on a file system of its mount namespace alone."""
+    """A program's root directory, on a file system only in the program's mount namespace."""
 
     def __init__(self, directory, build_id, function="hot"):
         self.root = directory / "root"
@@ -44,7 +44,7 @@ class Container:
         run("objcopy", f"--add-gnu-debuglink={self.debug}", self.program)
 
     def running(self, prepare, enter=None):
-        """The program's process, in a root that some commands of the shell have prepared."""
+        """Runs the program in a root prepared by shell commands."""
         script = (
             'mount -t tmpfs none "$1" && cp -p "$2" "$1/works" && debug=$3 && cd "$1" && '
             f"{{ {prepare} ; }} && {enter or ENTERED['pivot_root']}"
@@ -87,7 +87,7 @@ def address_of(path, function):
 
 
 def name_in(container, process, path="/works"):
-    """The name that the code of ``hot`` gets, or why it gets none."""
+    """Returns the name of ``hot``'s code, or why it has none."""
     with loading() as names:
         key = add(names, process, path)
         names.finish(60)
@@ -125,7 +125,7 @@ def test_a_debug_file_without_a_build_id_is_matched_by_checksum(tmp_path):
 
 @pytest.mark.parametrize("build_id", [BUILD_ID, NO_BUILD_ID])
 def test_a_different_debug_file_on_the_host_is_not_used(build_id, tmp_path):
-    """It is where the container's would be, by path."""
+    """It has the path that the container's debug file would have."""
     container = Container(tmp_path / "one", build_id)
     other = Container(tmp_path / "two", OTHER_ID, "cold")
     (tmp_path / "host").mkdir()

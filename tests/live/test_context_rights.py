@@ -41,7 +41,7 @@ def record_as_nobody(folder, public_python):
     payload = write_payload(folder)
 
     def record(user):
-        """The links in a recording of a user's program, and what the command printed."""
+        """Returns the links in a recording of a user's program, and the command's output."""
         out = folder / f"{user[1]}.otlp"
         words = [*user, program, payload, folder / f"{user[1]}.log", "4"]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

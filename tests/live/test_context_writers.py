@@ -28,7 +28,8 @@ def _host_can():
 def check(name, words, log, missing=0.0):
     """Run a program; check that its samples have the spans that it logs, and their attributes.
 
-    A share of the samples in spans may miss their link: garbage collectors move what is read.
+    A share of the samples in spans may miss their link: garbage collectors move the objects being
+    read.
     """
     with Reader(name.encode()) as reader, Service(words, log) as service:
         reader.collect_until(lambda: reader.count_links() >= WANTED)
@@ -65,7 +66,7 @@ def test_samples_have_the_span_published_by_ddprof(tmp_path):
 
 @pytest.mark.parametrize("writer", nodejs_writer.WRITERS)
 def test_samples_have_the_span_published_by_pprof_for_nodejs(tmp_path, monkeypatch, writer):
-    for name in ("_AGAIN_S", "_SHARE"):  # the variable is searched again with each look
+    for name in ("_AGAIN_S", "_SHARE"):  # the variable is searched for again on each look
         monkeypatch.setattr(thread_contexts, name, 0)
     log = tmp_path / "log"
     words = nodejs_writer.command(writer, log, THREADS)

@@ -48,7 +48,7 @@ def test_the_fix_for_missing_capabilities_works_as_printed(public_python):
 def test_file_capabilities_work_for_a_dedicated_python(public_python):
     if not shutil.which("setcap"):
         pytest.skip("setcap is not installed")
-    # Not below the tests' directory, which only its owner may enter.
+    # Not below pytest's directory, which only its owner may enter.
     directory = tempfile.mkdtemp(dir="/tmp")
     try:
         os.chmod(directory, 0o755)

@@ -233,7 +233,7 @@ def test_hooks_are_removed_before_descriptors_are_closed(monkeypatch):
         close(pipeline)
 
     monkeypatch.setattr(Pipeline, "close", look_and_close)
-    # As where the interpreter cannot be read: there is nothing to hook otherwise.
+    # As if the interpreter could not be read: otherwise nothing is hooked.
     monkeypatch.setattr("otel_kprofiler.sdk.plan.find_span_path", lambda: None)
     with profiling():
         assert type(otel_context._RUNTIME_CONTEXT) is not ContextVarsRuntimeContext
@@ -342,7 +342,7 @@ def test_in_a_pid_namespace_samples_have_its_pids(target, to_file):
         assert stats["linked"] > 0.9 * stats["samples"], stats
         """,
         wrapper=["unshare", "--fork", "--pid", "--mount-proc"],
-        # of the profiler's own threads, which work in user mode, no sample has a span
+        # samples of the profiler's own threads, which run in user mode, have no span
         env={**to_file.env, "OTEL_KPROFILER_TARGET": target, "OTEL_KPROFILER_STACKS": "kernel"},
     )
     assert set(to_file.pids()) == {1}

@@ -25,15 +25,15 @@ SPIN = "i=0; while [ $i -lt {rounds} ]; do i=$((i + 1)); done"
 
 @pytest.fixture
 def shells(tmp_path):
-    """Two programs, which name their processes."""
+    """Two programs with different process names."""
     results = [shutil.copy("/bin/dash", tmp_path / name) for name in ("first", "second")]
     return [str(path) for path in results]
 
 
 def sample(command, resources, *, go=None, **settings):
-    """Samples of a command with their Resources, which are asked for as late as windows do.
+    """Returns a command's samples with their Resources, which are read as late as in windows.
 
-    The file ``go`` is made once its first program was read.
+    The file ``go`` is created once its first program was read.
     """
     settings = {"samples_per_second": 999, "stacks": "both", **settings}
     sampler = EbpfSampler(SamplerConfig(**settings))
@@ -186,7 +186,7 @@ print([(comm.decode(), name) for comm, name in found if comm in (b"first", b"sec
 
 
 def test_program_names_are_correct_without_ptrace_permission(shells, public_python):
-    """Then /proc shows neither the file nor the stack of other users' processes."""
+    """Without it, /proc shows neither the file nor the stack of other users' processes."""
     first, second = shells
     spin = SPIN.format(rounds=1_500_000)
     watcher = subprocess.Popen(
@@ -203,7 +203,7 @@ def test_program_names_are_correct_without_ptrace_permission(shells, public_pyth
 
 
 def test_a_recording_has_the_script_of_an_interpreter_and_no_other_argument(tmp_path):
-    """In the first row, in tables, and read back from a file."""
+    """Checks the first row, tables, and a file that is read back."""
     script = tmp_path / "manage.py"
     script.write_text(
         "import time\nend = time.thread_time() + 1\nwhile time.thread_time() < end: pass"

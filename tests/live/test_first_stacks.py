@@ -23,7 +23,7 @@ BUSY = [sys.executable, "-c", "while True: sorted(map(str, range(9999)))"]
 
 
 def record(pids=(), **options):
-    """Ends of the user stacks of the processes that ran before, in a recording of its own."""
+    """Records processes that were already running; returns how their user stacks end."""
     before = read_processes(Access())
     config = SamplerConfig(samples_per_second=499, stacks="both", target_pids=pids, **options)
     sampler = EbpfSampler(config)
@@ -78,7 +78,7 @@ def test_a_busy_host_has_complete_stacks_from_the_start():
 
 @pytest.fixture
 def busy():
-    """The id of a process that calls functions of Python's, of libc and of the interpreter."""
+    """Runs a process that calls functions of Python, libc and the interpreter; returns its id."""
     with subprocess.Popen(BUSY) as process:
         time.sleep(0.3)
         yield process.pid
@@ -97,7 +97,7 @@ def test_without_preloading_the_first_stacks_of_a_process_are_truncated(busy):
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
 def test_processes_in_a_pid_namespace_have_their_pids_in_it():
-    """Both to a profiler outside of it, and to one inside."""
+    """Covers a profiler outside the namespace and one inside."""
     inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     with subprocess.Popen([*inside, *BUSY], start_new_session=True) as outer:
         try:
@@ -116,7 +116,7 @@ def test_processes_in_a_pid_namespace_have_their_pids_in_it():
 
 
 def record_own_child():
-    """In a pid namespace: its second process."""
+    """Record the second process of a pid namespace, from inside."""
     namespace = os.stat("/proc/self/ns/pid")
     with subprocess.Popen(BUSY) as child:
         time.sleep(0.3)

@@ -18,7 +18,7 @@ from otel_kprofiler.sdk.provider import EXIT_TIMEOUT_MILLIS
 
 pytestmark = pytest.mark.live
 
-# Python warns of every fork beside threads from 3.12 on.
+# From 3.12 on, Python warns about every fork in a multithreaded process.
 QUIET = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}
 
 LINKED_THREADS = """
@@ -167,7 +167,7 @@ WAYS = [
 
 @pytest.fixture
 def children(tmp_path):
-    """Runs a service with one child: its pid, the number of its samples, seconds of its exit."""
+    """Runs a service with one child; returns the child's pid, samples, and exit time in seconds."""
 
     def run_children(way, method, env):
         if way.startswith("billiard"):
@@ -190,7 +190,7 @@ def children(tmp_path):
 def test_the_last_window_of_a_child_arrives(children, to_file, way, method):
     """Children of multiprocessing and billiard exit by os._exit, without atexit.
 
-    On a busy machine an export may take longer than the exit waits for it.
+    On a busy machine, an export may exceed the time that the exit waits for it.
     """
     env = {**to_file.env, "OTEL_KPROFILER_REPORTER_INTERVAL": "60s"}
     for _ in range(5):
@@ -280,7 +280,7 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
 
 
 def test_an_explicit_resource_gets_the_instance_id_of_the_childs_traces():
-    """If the id was that of the traces, but not if it was specific to profiles."""
+    """Applies if the id was that of the traces, but not if it was specific to profiles."""
     done = run(
         """
         from opentelemetry import trace

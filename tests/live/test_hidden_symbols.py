@@ -35,7 +35,7 @@ def truth():
 
 @pytest.fixture
 def load():
-    """Processes that keep the kernel busy."""
+    """Runs processes that keep the kernel busy."""
     commands = (
         ["dd", "if=/dev/zero", "of=/dev/null", "bs=64k"],
         ["sh", "-c", "while :; do cat /proc/self/maps /proc/stat > /dev/null; done"],
@@ -52,7 +52,7 @@ def load():
 
 @pytest.fixture
 def hidden(truth):
-    """Hide addresses from all users meanwhile."""
+    """Hide addresses from all users during the context."""
     before = RESTRICT.read_text()
     try:
         RESTRICT.write_text("2")
@@ -106,7 +106,7 @@ print(json.dumps([hidden and hidden.name, files.is_used, files.refused]))
 
 
 def as_nobody(python, capabilities, code, *arguments):
-    """JSON that a program prints with these capabilities and no other rights."""
+    """Returns the JSON printed by a program that has only these capabilities."""
     listed = ",".join(f"+{name}" for name in capabilities) or "-all"
     done = subprocess.run(
         [*NOBODY, f"--inh-caps={listed}", f"--ambient-caps={listed}", python.command, "-c", code,
@@ -126,7 +126,7 @@ def test_frames_have_the_names_root_sees_in_kallsyms(truth, hidden, load, reques
     named = others = 0
     for pc, is_leaf, function, address in frames:
         (frame,) = truth.resolve_addresses([pc], leaf_exact=is_leaf)
-        if is_bpf(frame) or not frame.function:  # code that came or went in between
+        if is_bpf(frame) or not frame.function:  # code loaded or unloaded in between
             others += 1
             continue
         assert (frame.function, frame.address) == (function, address), hex(pc)

@@ -69,7 +69,7 @@ def known(symbolizer):
 
 @contextlib.contextmanager
 def programs(count, **options):
-    """A number of programs, unloaded at the end unless removed from the list."""
+    """Loads programs; unloads those still in the list at the end."""
     fds = []
     try:
         fds += [load(number, **options) for number in range(count)]
@@ -124,7 +124,7 @@ def test_several_watches_do_not_interfere():
 
 
 def test_programs_loaded_earlier_are_read_exactly():
-    """Both methods without kallsyms know the lengths: addresses past the end have no name."""
+    """Both methods that do not use kallsyms report lengths: addresses past the end have no name."""
     fds = [load(number, functions=1 + number % 9) for number in range(100)]
     try:
         walked = {(s.start, s.name): s for s in ProgramReader().read()}
@@ -159,7 +159,7 @@ def own_programs():
 
 
 def test_programs_of_both_loaders_have_names_lines_and_details(loader):
-    """Full names, source lines, id, type and tag, with either loader."""
+    """Checks full names, source lines, id, type and tag, with either loader."""
     with watching() as (symbolizer, _):
         sampler = EbpfSampler(SamplerConfig())
         sampler.start()
@@ -241,7 +241,7 @@ def test_the_table_is_exact_after_a_forced_loss():
 def test_frames_sampled_during_a_loss_have_no_name():
     """A program was unloaded unseen, and another may have been loaded at its address.
 
-    Where all symbols were read again before that time, it is known that there was none.
+    If all symbols were reread before that time, there certainly was none.
     """
     results = set()
     for _ in range(10):
@@ -295,7 +295,7 @@ def test_a_loss_without_later_records_is_detected():
 
 
 def cpu_s(tasks):
-    """CPU time of threads of this process, in seconds."""
+    """Returns the CPU time of threads of this process, in seconds."""
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
@@ -455,7 +455,7 @@ def test_symbols_inherited_by_a_forked_child_are_uncertain_until_reread():
 
 
 def fork_while_watching():
-    """Exits with 0 if the child holds nothing and its parent goes on."""
+    """Exits with 0 if the child holds nothing and its parent continues."""
     before = set(os.listdir("/proc/self/fd"))
     with watching() as (symbolizer, _):
         pid = os.fork()
@@ -475,7 +475,7 @@ def fork_while_watching():
 
 
 def test_a_forked_child_holds_nothing():
-    """In a process of its own: gRPC, where it is used, opens descriptors in forked children."""
+    """Runs in a new process, because gRPC opens descriptors in forked children."""
     with watching():
         pass  # or skip
     process = multiprocessing.get_context("spawn").Process(target=fork_while_watching)

@@ -32,7 +32,7 @@ ITERATORS = ObjectSpec(
 
 
 def facts(fd):
-    """The kernel's facts about a map or program, except its id and memory."""
+    """Returns the kernel's information about a map or program, except its id and memory."""
     with open(f"/proc/self/fdinfo/{fd}") as file:
         results = dict(line.split(":", 1) for line in file)
     names = ("map_type", "key_size", "value_size", "max_entries", "map_flags", "prog_type")
@@ -161,7 +161,9 @@ def test_an_unsupported_map_type_is_a_missing_feature(monkeypatch):
 
 @pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed")
 def test_timer_signals_of_a_service_do_not_prevent_loading_programs():
-    """The verifier takes longer than the time between two signals, and gives up when one waits."""
+    """The verifier takes longer than the interval between signals, and gives up when one is
+    pending.
+    """
     count = 0
 
     def tick(_number, _frame):

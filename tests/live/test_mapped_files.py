@@ -142,7 +142,7 @@ def test_a_file_of_a_process_in_a_chroot_is_opened(tmp_path):
     program = compile_c(tmp_path / "waits", WAITS, "-static")
     with running("chroot", tmp_path, "/waits") as pid:
         request = wanted(pid, program)
-        # The path is shown as seen from this process's root.
+        # The kernel shows the path as seen from this process's root.
         assert opened(request, Access()) == ("map_files", str(program), False)
         assert opened(request, Without("map_files", "exe")) == ("path", str(program), False)
 
@@ -241,7 +241,7 @@ def test_details_of_a_file_overwritten_meanwhile_are_not_kept(program):
 
 
 def test_only_regular_files_are_opened(tmp_path):
-    """A path may lead to a device by now, on which an open has effects."""
+    """A path may now lead to a device, where opening has side effects."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(MappedFileError) as caught:  # an open for reading would block
@@ -292,7 +292,7 @@ def test_overlay_files_have_the_inode_of_their_layer(overlay, name, layer):
 
 
 def opened_as_nobody(python, request, *capabilities):
-    """The way an unprivileged user with some capabilities opens a file, or the error."""
+    """Returns how an unprivileged user with some capabilities opens a file, or the error."""
     names = ",".join(f"+{name}" for name in capabilities)
     grants = [f"--inh-caps={names}", f"--ambient-caps={names}"] if names else []
     code = (

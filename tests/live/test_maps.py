@@ -56,7 +56,7 @@ def without_query(monkeypatch):
 
 @pytest.fixture
 def odd_mappings(tmp_path):
-    """Mappings of a file with an odd name, of one that was deleted, of one without a name."""
+    """Maps a file with an odd name, a deleted file, and an anonymous file."""
     paths = [tmp_path / "a\nb \\ c", tmp_path / "gone"]
     kept = []
     for path in paths:

@@ -21,7 +21,7 @@ SECONDS = 1.0
 
 @pytest.fixture
 def cpu():
-    """A CPU to run on."""
+    """Pins the test to a CPU."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     yield min(before)
@@ -47,7 +47,9 @@ def call(seconds=SECONDS):
 
 
 def measure(cpu, spin):
-    """Counts with a system call tracer; the ticks in that time, and those of this process."""
+    """Returns counts with a system call tracer, the ticks in that time, and this process's
+    ticks.
+    """
     with running(pin_cpu_ids=(cpu,)) as sampler:
         began = time.monotonic()
         call(0.1)  # counts begin at a tick that is not missed

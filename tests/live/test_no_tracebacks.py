@@ -52,7 +52,7 @@ def test_a_reader_that_closes_the_pipe_is_not_an_error(words):
     assert run(f"{words} | true").stderr == ""
 
 
-# Runs commands in children of one process, which has loaded them: much faster than starting each.
+# Runs commands in forked children of a process that has loaded them: much faster than exec.
 RUN_ALL = """
 import importlib, json, os, sys
 from otel_kprofiler.cli.main import COMMANDS, main
@@ -106,7 +106,7 @@ PRINTERS = [
 @pytest.fixture
 def directory():
     """A directory with a profile, a configuration, and files inaccessible to other users."""
-    directory = Path(tempfile.mkdtemp(dir="/tmp"))  # that of pytest is closed to others
+    directory = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's directory is closed to other users
     directory.chmod(0o755)
     start = 1_700_000_000_000_000_000
     sample = WindowSample(Stack(()), 7, "main", 0, None, [start])
@@ -172,7 +172,7 @@ def test_every_command_reports_a_full_disk(directory):
     check_errors(cases, directory)
 
 
-# Ctrl-C arrives where a library is imported, of those that take long.
+# Ctrl-C arrives during the import of one of the slow libraries.
 EARLY = """
 import builtins, os, runpy, signal, sys
 load = builtins.__import__

@@ -299,7 +299,7 @@ def test_a_loss_triggers_a_full_read(storm):
         known = set(events._table.pids())
         run.kill()
         run.wait()
-    assert len(known ^ alive) < 20  # of other programs, which start and end all the time
+    assert len(known ^ alive) < 20  # events of other programs, which start and exit all the time
     assert run.pid in known
 
 

@@ -32,7 +32,7 @@ class Forgery:
     """Memory that looks like an interpreter's; `spoil` overwrites some of it.
 
     Args:
-        tid: the thread that is in the list of threads.
+        tid: the thread in the list of threads.
     """
 
     def __init__(self, generator, tid):
@@ -69,7 +69,7 @@ class Forgery:
         kind.from_address(at).value = value
 
     def make_frame(self, number):
-        """A frame whose caller is the next one, rarely any one, itself too."""
+        """Makes a frame whose caller is the next frame, or rarely an arbitrary one, even itself."""
         choose, at = self._generator.choice, self._frames[number]
         following = [*self._frames, 0][number + 1]
         self._put(at + LAYOUT.frame_previous, choose((following,) * 30 + (choose(self._frames), 0)))
@@ -81,7 +81,7 @@ class Forgery:
         self._put(at + LAYOUT.frame_entry, number % 7 == 0, ctypes.c_uint8)
 
     def make_code(self, at):
-        """A code object with texts and tables of any size."""
+        """Makes a code object with strings and tables of any size."""
         choose = self._generator.choice
         self._put(at + _TYPE, self.code_type)
         self._put(at + _SIZE, choose((10, 1000, 1 << 40)))
@@ -89,14 +89,14 @@ class Forgery:
             self._put(at + place, choose(self._strings))
 
     def make_string(self, at):
-        """Characters invalid in names, in strings of any length and kind."""
+        """Makes strings of any length and kind, with characters that are invalid in names."""
         choose = self._generator.choice
         ctypes.memmove(at + 40, b"\x1b[31m\n\0\xff\xd8\x00\xdc<script>;\t\r\x7f" * 3, 70)
         self._put(at + _SIZE, choose((0, 1, 20, 500, 1 << 20, 1 << 62, (1 << 64) - 1)))
         self._put(at + _STATE, self._generator.getrandbits(32), ctypes.c_uint32)
 
     def spoil(self):
-        """Overwrite a few words, and make some objects anew."""
+        """Overwrite a few words, and rebuild some objects."""
         choose, bits = self._generator.choice, self._generator.getrandbits
         if bits(3):
             self.make_frame(self._generator.randrange(FRAMES))
@@ -139,7 +139,7 @@ def test_forged_frames_do_no_harm(seed):
         accounted = sampler.counts()["on_cpu"]
     assert samples > 500  # the programs ran all the time
     assert with_frames
-    assert ns / runs < 2_000_000  # some 50 µs on an idle machine; a hypervisor may pause it
+    assert ns / runs < 2_000_000  # about 50 µs on an idle machine; a hypervisor may pause it
     assert counts["described"]
     assert {"not_code", "outside"} <= counts.keys()
     assert accounted.taken == accounted.received + sum(accounted.lost.values())

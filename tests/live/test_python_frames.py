@@ -53,7 +53,7 @@ def recurse(depth):
 
 
 CHAIN = [("leaf", False), ("generate", True), ("middle", True), ("outer", True)]
-"""With whether C has called each."""
+"""With a flag for frames called from C."""
 
 
 def own_part(found):
@@ -182,7 +182,7 @@ def test_the_limit_can_change_while_the_sampler_runs():
 
 
 def test_dropped_code_objects_are_described_again():
-    """Two descriptions have no room: each sample's frames are in turn dropped and described."""
+    """There is no room for two descriptions: they evict each other with each sample."""
     with sampling(codes=KnownCodes(max_bytes=2500)) as sampler:
         take(sampler, outer, seconds=1)
         sampler.stop()
@@ -242,7 +242,7 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[3], sys.argv[1], sys.ar
 
 
 def test_a_process_must_be_registered_again_after_an_exec(tmp_path):
-    """Other processes are read, too; without an address of its own another program is not."""
+    """Other processes are read, too; a new program is not until its own address is registered."""
     switch = tmp_path / "switch"
     folder = os.path.dirname(__file__)
     command = [sys.executable, "-c", SERVICE, folder, str(switch), SERVICE]

@@ -54,9 +54,10 @@ def read_samples(path):
 
 
 def innermost_lines(samples, entry="getdents64"):
-    """Innermost lines of Python of the samples in a system call, once the interpreter has started.
+    """Returns the innermost Python lines of samples in a system call, after the interpreter's
+    start.
 
-    Importing reads directories, too.
+    Imports also read directories.
     """
     lines = [
         next((frame.lines for frame in stack.frames if frame.side is PYTHON_SIDE), None)
@@ -67,7 +68,7 @@ def innermost_lines(samples, entry="getdents64"):
 
 
 def check_hot_line(samples, program, hot_line):
-    """All that was seen in the system call is the planted line, except for what was not read."""
+    """Check that all samples in the system call have the planted line, except unread ones."""
     lines = innermost_lines(samples)
     missing = lines.pop(None, 0)
     (((line,), count),) = lines.items()
@@ -105,9 +106,9 @@ def test_native_frames_appear_where_python_called_them(program, hot_line, tmp_pa
 
 @pytest.mark.parametrize("symbols", ["names", "off"])
 def test_a_replay_shows_what_the_recording_showed(program, hot_line, tmp_path, symbols):
-    """From the recording only, with Python frames between native ones.
+    """Uses only the recording, with Python frames between native ones.
 
-    These must be known in the replay, so the interpreter's loop has a name in it in any case.
+    The replay must recognize the interpreter's loop, so the recording always contains its name.
     """
     command = ["--user-symbols", symbols, *RATE, "--", sys.executable, program, "0.5"]
     live = record(tmp_path / "x.otlp", "--raw", tmp_path / "x.raw", *command)
@@ -197,7 +198,7 @@ def test_report_shows_the_hot_line_of_a_service_under_gunicorn_first(program, ho
     while recording.poll() is None:
         try:
             ask(place, timeout_s=5)
-        except OSError:  # it does not listen yet, or no more
+        except OSError:  # it is not listening yet, or any more
             time.sleep(0.05)
     assert recording.returncode == 0
     lines = innermost_lines(read_samples(path))

@@ -100,7 +100,7 @@ class Target:
         self._process.stdin.flush()
 
     def end(self):
-        """End it; its child sees the end of its input and ends, too."""
+        """Stop the target; its child reads end of file and exits as well."""
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
@@ -134,7 +134,7 @@ def changes(tmp_path_factory):
 
 @contextmanager
 def tracked(**options):
-    """The processes that a real sampler registers; it and they belong to the block."""
+    """Yields the processes registered by a real sampler; both end with the block."""
     config = SamplerConfig(samples_per_second=999, python_frames=1, stacks="both", **options)
     with closing(EbpfSampler(config)) as sampler:
         sampler.start()
@@ -261,7 +261,7 @@ def test_each_program_without_an_interpreter_is_reported_once_a_minute(start, tm
             ]
             paths = [one.path for one in code]
             if str(spins) not in paths or not any("/libc." in path for path in paths):
-                return False  # it is not executed yet, or has not mapped the last of its code
+                return False  # before its execve, or before its last code file is mapped
             pages = sum(one.end - one.start for one in code) // mmap.PAGESIZE
             return first in seen and seen[first].program == (code[0].device, code[0].inode, pages)
 

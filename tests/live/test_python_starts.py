@@ -102,7 +102,7 @@ def test_a_service_without_any_python_frames_logs_it_once(caplog):
 
 @pytest.mark.long
 def test_record_and_top_report_processes_without_python_frames(tmp_path):
-    """Describes a file that has CPython's section, but no version we support."""
+    """The file has CPython's section, but an unsupported version."""
     program = compile_c(
         tmp_path / "python3.1",
         """

@@ -67,7 +67,7 @@ ALTERNATING = {"work_alternating", "compute_alternating"}
 
 
 def take(command, *arguments, enough):
-    """(thread id, functions) of stacks with Python frames, by what the program says of itself."""
+    """Returns (thread id, functions) of stacks with Python frames, by the program's own report."""
     with subprocess.Popen(
         [command, "-c", PROGRAM, *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),

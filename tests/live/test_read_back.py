@@ -84,7 +84,7 @@ def recorded(tmp_path_factory):
 
 
 def read_page(path):
-    """Samples of a page, with all that it shows of them."""
+    """Reads the samples of a page, with all displayed properties."""
     page = data(path.read_text())
     strings, frames, nodes = page["strings"], page["frames"], page["nodes"]
     texts = {"name", "module", "reason", "file"}
@@ -123,7 +123,7 @@ def read_speedscope(path):
 
 
 def read_pprof(path):
-    """Its samples by name. Their addresses are relative where the kernel's base is not known."""
+    """Reads samples by name. Addresses are relative if the kernel's base is unknown."""
     converted = path.with_suffix(".converted.folded")
     run(path.parent, "report", "--idle", "--force", path, "-o", converted)
     return converted.read_text()

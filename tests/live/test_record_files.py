@@ -25,7 +25,7 @@ SHORT = ["-d", "0.5s", "--stacks", "kernel", "--idle"]
 
 @pytest.fixture(autouse=True, scope="module")
 def _kernel_load():
-    """Work in the kernel, for the timers of idle CPUs may stop: without load nothing is sampled."""
+    """Keep the kernel busy: the timers of idle CPUs may stop, so an idle host has no samples."""
     program = "import os\nwhile True: os.urandom(65536)"
     with subprocess.Popen(["nice", sys.executable, "-S", "-c", program]) as load:
         yield
@@ -40,7 +40,7 @@ def record(directory, *words, **kwargs):
 
 
 def start(directory, *words):
-    """A recording that samples, of an hour."""
+    """Starts a recording of an hour, and waits until it samples."""
     command = [*RECORD, *SHORT, "-d", "1h", *map(str, words)]
     running = subprocess.Popen(command, cwd=directory, stderr=subprocess.PIPE, text=True)
     while not holds_sampler(running.pid):
@@ -94,7 +94,7 @@ def test_a_killed_recording_keeps_its_samples_and_the_next_one_reports_it(tmp_pa
 
 
 def test_the_part_file_and_the_output_hold_the_same_samples(tmp_path):
-    """A copy of the part file, taken late, has a beginning of what the output has."""
+    """A late copy of the part file is a prefix of the output."""
     running = start(tmp_path, "-o", "x.otlp")
     early = wait_for_samples(tmp_path / "x.otlp.part", 2)
     end(running)

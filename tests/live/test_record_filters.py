@@ -21,7 +21,7 @@ WAIT = "while [ ! -e go ]; do sleep 0.1; done"
 """A ``sleep`` of the target may be sampled, too."""
 WORK = "i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done"
 LONG = ["-d", "120s"]
-"""Longer than the recording takes that ends with its processes."""
+"""Longer than a recording that ends with its processes."""
 
 
 def record(directory, *words, prefix=()):
@@ -32,7 +32,7 @@ def record(directory, *words, prefix=()):
 
 
 def record_from_go(directory, *words):
-    """Make the file ``go`` when the recording samples."""
+    """Create the file ``go`` when the recording samples."""
     command = [*RECORD, "--force", "-o", "x.folded", *LONG, *map(str, words)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=directory) as running:
         while not holds_sampler(running.pid):
@@ -118,7 +118,7 @@ def test_a_thread_id_is_not_a_process(tmp_path):
 
 
 def test_descendants_are_followed_and_the_recording_ends_with_the_last(programs, tmp_path):
-    """Also those whose parent ends first; a process beside them is not there."""
+    """Includes those whose parent exits first; unrelated processes are excluded."""
     programs("beside", LOOP)
     orphan = "sleep 4; head -c 5G /dev/zero > /dev/null; true"
     target = programs("target", f"{WAIT}; ( {orphan} ) & {WORK}; sleep 2; exit 0")
@@ -217,7 +217,7 @@ def test_pids_are_those_of_the_callers_pid_namespace(in_namespace, tmp_path):
 
 
 def test_commands_are_found_in_the_callers_pid_namespace(in_namespace, tmp_path):
-    """By the name of their file, which only /proc shows."""
+    """Matches the name of their file, which only /proc shows."""
     (tmp_path / "command").symlink_to("inner")
     done = in_namespace(f"{NAMESPACED} -- ./command -c '{WORK}'", "--mount-proc")
     assert done.returncode == 0, done.stderr

@@ -98,7 +98,7 @@ class Systemd:
 
 
 class Witness:
-    """A fast, unchanged sampler: gaps in its samples, too, are delays of the machine."""
+    """A fast, unchanged sampler: gaps that also appear in its samples are delays of the machine."""
 
     RATE = 3989
 
@@ -253,8 +253,8 @@ def test_reloads_lose_no_sample_duplicate_none_and_leak_nothing(agent, receiver)
             if index == len(delays) or delays[index][0] >= b:
                 near = any(a < after and b > after - NEAR_NS for after in moments)
                 (ours if near else others).append((a, b))
-    # bpf(2) calls of other processes occasionally cost a sample, near reloads as often as
-    # elsewhere. An effect of reloads would show at each of them.
+    # bpf(2) calls of other processes occasionally cost a sample, near reloads as often as at other
+    # times. An effect of reloads would appear at each of them.
     near = len(moments) * NEAR_NS
     elsewhere = seconds * 10**9 - near
     sys.stdout.write(

@@ -19,14 +19,14 @@ NO_BUILD_ID, BUILD_ID = "-Wl,--build-id=none", "-Wl,--build-id=sha1"
 
 
 def in_container(program, mounts):
-    """Runs a program at a path that exists in its mount namespace alone."""
+    """Runs a program at a path that exists only in its mount namespace."""
     copy = mounts / program.name
     script = 'mount -t tmpfs none "$1" && cp -p "$2" "$3" && exec "$3"'
     return running("unshare", "-m", "sh", "-c", script, "sh", mounts, program, copy)
 
 
 def on_overlay(program, mounts):
-    """Runs a program in an overlay of directories, in its mount namespace alone."""
+    """Runs a program in an overlay of directories, in a separate mount namespace."""
     script = (
         'cd "$1" && mount -t tmpfs none . && cd . && cd "$1" && mkdir lower upper work root &&'
         ' cp -p "$2" lower && mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work'
@@ -36,7 +36,7 @@ def on_overlay(program, mounts):
 
 
 def wanted(process, path=None, *, owner=0, device=None):
-    """The executable of a process, as the agent remembers it from when it first opened it."""
+    """Returns a process's executable as the agent recorded it when first opening it."""
     exe = f"/proc/{process.pid}/exe"
     with open(exe, "rb") as file:
         status = os.fstat(file.fileno())
@@ -130,7 +130,7 @@ def test_the_vdso_is_read_again():
 
 
 def test_container_files_without_build_ids_are_resolved_again_after_eviction(tmp_path, mounts):
-    """Tables that do not fit together: whichever left is read again."""
+    """The tables do not fit together: whichever was evicted is read again."""
     functions = "\n".join(f"void function_{number}(void) {{}}" for number in range(2000))
     program = compile_c(tmp_path / "waits", WAITS + functions, NO_BUILD_ID)
     names = open_user_names(

@@ -323,7 +323,7 @@ while True:
 
 
 def test_interrupts_taken_while_idle_are_kept():
-    """Packets sent on CPU 1 and received, by packet steering, in softirqs of an idle CPU 0.
+    """Packets are sent on CPU 1 and received, using packet steering, in softirqs of an idle CPU 0.
 
     Not the other way around: in some guests the timers of an idle CPU 1 do not fire.
     """
@@ -388,7 +388,7 @@ def test_a_cpu_back_online_is_sampled_again():
 
 
 def test_a_briefly_offline_cpu_is_sampled_again():
-    """Between two checks of the CPU list, which therefore does not show it."""
+    """The absence falls between two checks of the CPU list, which therefore does not show it."""
     with running(samples_per_second=199, stacks="both") as sampler:
         collect(sampler, 0.1)
         with offline(1):

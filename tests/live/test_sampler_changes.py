@@ -43,7 +43,7 @@ def busy(cpu):
 
 
 class Witness:
-    """A fast, unchanged sampler: gaps in its samples, too, are delays of the machine."""
+    """A fast, unchanged sampler: gaps that also appear in its samples are delays of the machine."""
 
     RATE = 3989
 

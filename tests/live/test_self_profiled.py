@@ -54,7 +54,7 @@ MARK = "otel_kprofiler.self_profiled"
 
 
 class Parts:
-    """The agent, and the processes that it samples."""
+    """The agent and its sampled processes."""
 
     def __init__(self, stack, directory):
         self._stack, self._directory = stack, directory
@@ -114,7 +114,7 @@ def parts(tmp_path):
 
 
 def stop(agent):
-    """Stop the agent; its account."""
+    """Stop the agent; returns its account."""
     agent.send_signal(signal.SIGTERM)
     out, _ = agent.communicate(timeout=60)
     assert agent.returncode == 0
@@ -127,7 +127,7 @@ def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
     agent = parts.start_agent("leave_out")
 
     def without_service():
-        """Windows in which the impostor was sampled, but not the service."""
+        """Yields windows in which only the impostor was sampled, not the service."""
         return [
             window
             for window in parts.windows()
@@ -135,7 +135,7 @@ def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
         ]
 
     parts.wait_for(lambda: len(without_service()) >= 5)
-    # Before its context has been read, which takes place at the end of a window, it may be there.
+    # It may appear until its context has been read, at the end of a window.
     assert service.pid not in parts.windows()[-1]
     (_, resource) = parts.windows()[-1].get(impostor.pid, (0, None))
     assert resource is None or MARK not in resource.attributes

@@ -53,7 +53,7 @@ def register(sampler, slot):
 
 
 def say(slot, owner, span_context):
-    """The fields that a hook stores, in order."""
+    """Print the fields stored by a hook, in order."""
     slot.span_context = None
     slot.owner = owner
     slot.variables = GET_VARIABLES(owner)
@@ -69,7 +69,7 @@ def link(trace_id, span_id):
 
 
 def links_of_this_thread(sampler, seconds=0.1):
-    """Links of this thread's samples while its span does not change."""
+    """Returns links of this thread's samples while its span stays the same."""
     samples, tid = [], threading.get_native_id()
     sampler.drain()
     began = time.clock_gettime_ns(time.CLOCK_BOOTTIME)

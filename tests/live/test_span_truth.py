@@ -40,7 +40,7 @@ def test_samples_are_linked_to_the_current_span(name):
 def test_records_hold_the_current_span(name):
     outcome = run_until_enough(name, "record")
     assert outcome.wrong == 0
-    # The first change of each of uvloop's threads is not noticed: a few samples of some hundred.
+    # The first change in each uvloop thread goes unnoticed: a few of some hundred samples.
     assert outcome.linked_share >= 0.98
 
 

@@ -30,7 +30,7 @@ PROGRAM = """
 
 
 def run(heading, **given):
-    """The names that the example below a heading leaves."""
+    """Returns the names defined by the example below a heading."""
     (code,) = EXAMPLES[heading]
     exec(code, given)
     return given

@@ -44,7 +44,7 @@ PYTHONS = [python for python in find_pythons() if not python.version.startswith(
 
 
 def with_packages(environ):
-    """The environment, with OpenTelemetry's packages, which are the same for all interpreters."""
+    """Returns the environment with OpenTelemetry's packages, shared by all interpreters."""
     packages = os.path.dirname(os.path.dirname(importlib.util.find_spec("click").origin))
     return {**environ, "PYTHONPATH": f"{environ['PYTHONPATH']}:{packages}"}
 
@@ -172,7 +172,7 @@ def test_releasing_a_process_does_not_affect_spans_of_adjacent_pids(run_hostile)
         reader.drain()
         count = reader.count_links()
         deadline = time.monotonic() + LATEST_S
-        while reader.count_links() < count + 100:  # without a look, which registers it again
+        while reader.count_links() < count + 100:  # without a look, which would register it again
             assert time.monotonic() < deadline
             time.sleep(0.1)
             reader.drain()

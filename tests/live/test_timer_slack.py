@@ -43,8 +43,8 @@ def receiver():
 def slacks(process, last):
     """Timer slacks of a process's threads in nanoseconds, by their names.
 
-    Waits until there is a thread whose name begins with ``last`` and all threads have names; a new
-    thread has that of the thread that started it.
+    Waits until a thread's name starts with ``last`` and all threads are named; a new thread
+    inherits its creator's name.
     """
     while True:
         assert process.poll() is None
@@ -52,7 +52,7 @@ def slacks(process, last):
         for tid in os.listdir(f"/proc/{process.pid}/task"):
             try:
                 name = Path(f"/proc/{tid}/comm").read_text().strip()
-                # The file is not below task/, but /proc/TID has it for each thread.
+                # The file is missing below task/, but exists as /proc/TID for each thread.
                 slack = int(Path(f"/proc/{tid}/timerslack_ns").read_text())
             except (FileNotFoundError, ProcessLookupError):
                 continue
@@ -70,7 +70,7 @@ def assert_only_grpc_is_coarse(threads):
 
 
 def hold(script):
-    """Slacks in a process that has opened an exporter."""
+    """Returns the slacks in a process that has opened an exporter."""
     process = subprocess.Popen(
         [*get_public_python().words, "-c", script + HOLD],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`top` on a real terminal: what runs is on the screen, and the terminal is left as it was."""
+"""`top` on a real terminal: it shows what runs, and restores the terminal."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ planted_hot_function()
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory):
-    """A process of a known name that spends its time in one function."""
+    """Runs a named process that spends its time in one function."""
     folder = tmp_path_factory.mktemp("busy")
     (folder / "planted.py").write_text(BUSY.format(directory=os.path.dirname(os.__file__)))
     load = subprocess.Popen(["nice", "-n", "5", sys.executable, folder / "planted.py"])
@@ -37,7 +37,7 @@ def busy(tmp_path_factory):
 
 
 def read_total(text, name):
-    """The total of a function on a screen, in percent."""
+    """Returns a function's total on a screen, in percent."""
     (row,) = [line for line in text.splitlines() if line.endswith(name)]
     return float(row.split()[1].rstrip("%"))
 

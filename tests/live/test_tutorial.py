@@ -1,4 +1,4 @@
-"""The commands of docs/tutorial.md, in their order, lead to the lines that the page names."""
+"""The commands of docs/tutorial.md, run in order, lead to the lines that the page names."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ LIMIT_S = 120
 
 @contextlib.contextmanager
 def service(*options):
-    """The pid of the page's service, once it has taken orders for a second."""
+    """Starts the page's service; returns its pid after a second of orders."""
     with subprocess.Popen([sys.executable, PROGRAM, *options], stdout=subprocess.PIPE) as process:
         try:
             assert b"ms an order" in process.stdout.readline()
@@ -34,7 +34,7 @@ def service(*options):
 
 
 def run(command, folder, pid=0):
-    """Output of a command of the page, for a process of this test and a shorter time."""
+    """Returns the output of a page's command, for a process of this test and a shorter time."""
     command = (
         command.removeprefix("sudo ")
         .replace("17201", str(pid))
@@ -45,7 +45,7 @@ def run(command, folder, pid=0):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(["sh", "-ec", command], cwd=folder, env=os.environ | {"PATH": path},
                           capture_output=True, text=True, timeout=LIMIT_S, check=False)  # fmt: skip
-    none = "no sample matches" in done.stderr  # of a process that hardly runs, in a short time
+    none = "no sample matches" in done.stderr  # few samples, since the process hardly runs
     assert done.returncode == 0 or none, f"{command}: {done.stderr}"
     return done.stdout
 

@@ -177,7 +177,7 @@ def test_the_most_expensive_stacks_are_truncated_at_the_work_limit(built, tmp_pa
         loaded = take_loaded(dumper, pid, 60)
         report = compare.compare(loaded, Maps(pid))
     assert not report.wrong, report.wrong[0]
-    # Between two chains, stacks are whole, and may meet files that no chain has met.
+    # Between two chains, stacks are complete, and may contain files that no chain has.
     assert set(report.ends) <= {StackEnd.WORK_LIMIT, StackEnd.COMPLETE, StackEnd.PENDING}
     assert report.ends[StackEnd.WORK_LIMIT] > 30
     assert max(dump.work for dump in loaded) < DEFAULT_MAX_WORK + LONGEST_STEP
@@ -338,7 +338,7 @@ def test_a_program_before_its_first_instruction_has_no_user_stack():
     stacks = [parse_user_stack(words) for one in result if (words := one.words(USER_SIDE))]
     ends = Counter(stack.end for stack in stacks)
     assert ends[StackEnd.COMPLETE]
-    # A few steps of execve() come after the one that is reported.
+    # A few steps of execve() follow the reported one.
     assert ends[StackEnd.NOT_EXECUTABLE] <= len(stacks) / 100, ends
     assert len(stacks) < len(result)
 

@@ -151,7 +151,7 @@ def test_the_map_holds_the_tables_exactly_as_in_the_file(start, path):
     assert data[256 : 256 + 8 * header.entries] == search[12:]
     result = data[header.frames_at : header.frames_at + header.frames_bytes]
     assert frames.startswith(result)
-    assert not frames[len(result) :].strip(b"\0")  # what is left out is the terminator
+    assert not frames[len(result) :].strip(b"\0")  # only the terminator is omitted
     behind = data[header.frames_at + header.frames_bytes :]
     assert len(behind) >= 512
     assert not behind.strip(b"\0")
@@ -289,7 +289,7 @@ def test_temporary_failures_are_retried_after_a_while(start, tmp_path):
     assert running.settle().refused == {Refusal.NOT_SAME: 1}
     assert running.kernel.file(request.key).state == FileState.UNAVAILABLE
     running.now_ns += 31 * SECOND_NS
-    # The store reads the time again when it refuses another file.
+    # The store rereads the clock when it refuses another file.
     other = running.files.ask(program, 5_999_997)
     running.store.request(other._replace(key=other.key._replace(inode=1), size=1))
     deadline = time.monotonic() + 60

@@ -122,14 +122,14 @@ def test_weights_estimate_the_totals(run):
         wait[0] += sample.value
         wait[1] += sample.wait.duration_ns
     raised = [value for value, duration in waits.values() if value > duration]
-    usual = sum(raised) / len(raised)  # the threshold, which rises while there is too much
+    usual = sum(raised) / len(raised)  # the threshold, which rises while there are too many samples
     close = 0
     estimate, exact, variance = 0, 0, 0.0
     for process in started:
         of_process = [wait for key, wait in waits.items() if key[0] == process.pid]
         weight = sum(value for value, _ in of_process)
         spread = sum(value * (value - duration) for value, duration in of_process)
-        # Few samples of a process show its error badly.
+        # With few samples of a process, its error is imprecise.
         error = math.sqrt(max(spread, usual * totals[process.pid])) + 0.01 * totals[process.pid]
         close += abs(weight - totals[process.pid]) <= 3 * error
         estimate, exact, variance = (
@@ -212,7 +212,7 @@ def test_stacks_belong_to_the_sleeping_thread(functions):
     assert len(known) > len(samples) / 2 > 10
     for sample in known:
         names = functions(sample)
-        # Windows are without what looks on at the switch.
+        # Stacks in windows omit the tracers of the switch.
         at = names.index("__schedule")
         assert names[at : at + 2] == ["__schedule", "schedule"]
     assert len({s.comm for s in samples}) == 1
@@ -247,7 +247,7 @@ for _ in range(20):
     threading.Thread(target=work, daemon=True).start()
 time.sleep(60)
 """
-    # Of all waits that go on, half as many are sampled as are wanted of others.
+    # Ongoing waits get half of the sample rate of ended waits.
     with running(rate=100) as sampler, program(code) as process:
         result, end = {}, time.monotonic() + 40
         while len(result) < 21:

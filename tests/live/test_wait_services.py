@@ -57,8 +57,8 @@ def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
                     slept[sample.link.span_id.hex()] += sample.weight
     assert pids == {pid}
     assert exact >= sum(truth.values())
-    # Sleeps of 50 ms are above the first threshold, so that each is sampled, as long as it was.
-    # A busy machine gives the profiler's first windows more waits, and a higher threshold.
+    # Sleeps of 50 ms exceed the first threshold, so each is sampled with its full duration. A busy
+    # machine gives the profiler's first windows more waits, and a higher threshold.
     known = [span for span in truth if span in slept]
     assert len(known) >= len(truth) // 2, (len(known), len(truth))
     close = [span for span in known if abs(slept[span] - truth[span]) <= 0.3 * truth[span]]
@@ -68,7 +68,7 @@ def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
 def test_waits_are_not_sampled_unless_enabled(tmp_path):
     file = ToFile(tmp_path / "profiles.jsonl")
     run(SERVICE, env=file.env)
-    if file.exists():  # a service that only sleeps may have no sample of what runs
+    if file.exists():  # a service that only sleeps may have no on-CPU sample
         kinds = {
             profile.kind for window in read_profiles(str(file.path)) for profile in window.profiles
         }
@@ -106,7 +106,7 @@ def app(environ, start_response):
     return []
 """
 SPANS = int(os.environ.get("KPROFILER_SPANS", "150"))
-# Of 150, the standard error is 4 % already.
+# With 150 samples, the standard error is already 4 %.
 TOLERANCE = 0.1 if SPANS >= 500 else 0.25
 
 

@@ -227,7 +227,7 @@ def test_an_ongoing_wait_is_reported_once():
             end = time.monotonic_ns()
             reported += read(sampler)[program.process.pid].total_ns
         after = time.monotonic_ns()
-    # The clock of a run queue stands still between its updates.
+    # A run queue's clock stands still between updates.
     assert 0.99 * (end - start) <= reported <= 1.01 * (after - before)
 
 

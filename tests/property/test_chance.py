@@ -16,7 +16,7 @@ def test_the_chance_of_counts_is_twice_the_smaller_tail(first, second, share):
     tail = min(sum(terms[: first + 1]), sum(terms[first:]))
     expected = min(1.0, 2 * tail)
     result = chance_of_counts(first, second, share)
-    # Beside the mean, the tail that is taken may be the larger one: then both are near a half.
+    # Near the mean, the chosen tail may be the larger one; both are then close to one half.
     assert result == pytest.approx(expected, rel=1e-6) or min(result, expected) > 0.5
 
 

@@ -78,7 +78,7 @@ def make_symbols(items):
         elif what in {"padded", "pair", "label", "marker"}:
             names = [name, name + "2"] if what == "pair" else [name]
             symbols += [(address, kind, f"__pfx_{n}") for n in names]
-            if what in {"label", "marker"}:  # at the padding: the end of what is before
+            if what in {"label", "marker"}:  # at the padding: the end of the preceding symbol
                 symbols.append((address, "t", "__a_text_end" if what == "marker" else "end"))
             address += PAD
             symbols += [(address, kind, n) for n in names]

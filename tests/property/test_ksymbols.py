@@ -96,8 +96,8 @@ def test_every_lookup_returns_the_symbol_loaded_at_that_time(choices, readings):
     assert {code.symbol for code in table.live()} == set(live.values())
 
 
-# Each step loads something into a slot or unloads it. Its record may be lost; then programs or
-# everything may be read, from before or after the loss was noticed.
+# Each step loads or unloads a symbol in a slot. Its record may be lost; programs or all symbols may
+# then be reread, as of before or after the loss was noticed.
 lossy_steps = st.lists(
     st.tuples(
         st.integers(0, SLOTS - 1),

@@ -24,7 +24,7 @@ class Script:
 
 def test_the_tightest_of_several_readings_is_used():
     source = Script()
-    # The second reading of each pair is late by a different time.
+    # The second reading of each pair has a different delay.
     source.delays = iter([0, 1001, 0, 5003, 0, 901, 0, 2, 0, 777])
     assert abs(Clock(source).to_unix_ns(0) - NOW) <= 1
 

@@ -186,7 +186,7 @@ def test_threads_in_a_child_of_cs_fork_wait_for_the_first_catch_up(log):
     class Slow(Recording):
         def after_fork_in_child(self):
             threading.Event().wait(0.2)
-            forks.catch_up()  # as what a hook calls may do
+            forks.catch_up()  # as code called by a hook may do
             super().after_fork_in_child()
 
     slow = Slow("slow", log)

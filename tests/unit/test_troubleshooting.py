@@ -62,7 +62,7 @@ def test_every_documented_message_exists():
 
     def exists(text):
         parts = [part for part in text.replace("`", "").split("…") if part.strip(" :,()")]
-        # Log messages have %s where others have an expression.
+        # Log messages have %s where f-strings have an expression.
         return any(all(part in message for part in parts) for message in messages)
 
     assert not {text for text in documented() if not exists(text)}

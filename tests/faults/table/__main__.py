@@ -35,7 +35,7 @@ def _until(end_s: float, scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
 
 
 def main() -> int:
-    """Run what is asked for."""
+    """Run the requested scenarios."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.faults.table", description="Make the table of faults, as root."
     )

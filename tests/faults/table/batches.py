@@ -28,7 +28,7 @@ class Batches:
     """Runs scenarios; host-wide ones run one at a time.
 
     Args:
-        together: how many agents run at once, beside the one that nothing happens to.
+        together: number of concurrent agents, besides the undisturbed one.
     """
 
     def __init__(self, together: int):
@@ -37,7 +37,7 @@ class Batches:
         self._baseline, self._baseline_at = {}, 0.0
 
     def run(self, scenarios: Iterable[Scenario]) -> Iterator[dict]:
-        """Run all; yields a row for each."""
+        """Run all scenarios; yields a row for each."""
         waiting = []
         for scenario in scenarios:
             if scenario.alone:
@@ -51,7 +51,7 @@ class Batches:
             yield from self._run_together(waiting)
 
     def close(self) -> None:
-        """Watch no more processes."""
+        """Stop watching processes."""
         self._peak.stop()
 
     def _run_together(self, scenarios) -> Iterator[dict]:
@@ -101,7 +101,7 @@ class Batches:
 
 
 def _each(runs, action) -> None:
-    """Do something with all at once; an error concerns only its run."""
+    """Do something with all runs concurrently; an error affects only its run."""
 
     def act(run):
         if run.problems:

@@ -16,7 +16,7 @@ CONTROL_FUNCTION = "answer_requests"
 
 
 def split(data: bytes) -> Iterator[bytes]:
-    """Messages of a file of the exporter ``file`` in the format ``proto``."""
+    """Yields the messages of a file that the exporter ``file`` wrote in the format ``proto``."""
     at = 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "big")
@@ -29,7 +29,7 @@ class Received:
     """Distinct samples of messages.
 
     Attributes:
-        samples: how many by kind and stream.
+        samples: number by kind and stream.
         accounts: the last account by kind and stream.
     """
 
@@ -71,7 +71,7 @@ class Received:
                     self._add_control(request.dictionary, profile)
 
     def _add_account(self, kind, stream, account) -> None:
-        """Keep the later of two accounts; a request that is sent again has an old one."""
+        """Keep the later of two accounts; repeated requests carry an old one."""
         before = self.accounts.get((kind, stream), account)
         if _order(account) >= _order(before):
             self.accounts[kind, stream] = account
@@ -95,14 +95,14 @@ class Received:
 
     @property
     def missed_share(self) -> float:
-        """The share of ticks at which the kernel took no sample."""
+        """Returns the share of ticks without a sample."""
         accounts = [account for (kind, _), account in self.accounts.items() if kind == "on_cpu"]
         missed = sum(account.get(STREAM + "missed", 0) for account in accounts)
         return missed / (missed + sum(account[STREAM + "taken"] for account in accounts))
 
     @property
     def named(self) -> float:
-        """The share of the later half of them that have its function."""
+        """Returns the share of the later half of these samples with the program's function."""
         later = sorted(self._control)[len(self._control) // 2 :]
         return sum(named for _, named in later) / max(len(later), 1)
 
@@ -115,9 +115,10 @@ class Received:
         return [stream for of, stream in self.accounts if of == kind]
 
     def missing(self, kind: str) -> int:
-        """Samples of windows that did not arrive and are in no loss of the last accounts.
+        """Returns samples of windows that did not arrive and are not counted as lost in the last
+        accounts.
 
-        With a spool the last stream accounts for those before it.
+        With a spool, the last stream accounts for earlier ones.
         """
         *_, last = accounts = [self.accounts[kind, stream] for stream in self.streams(kind)]
         earlier = last.get(EARLIER + "samples")
@@ -134,7 +135,7 @@ def _order(account: dict[str, int]) -> tuple[int, ...]:
 
 
 def lost_of(account: dict[str, int]) -> Counter[str]:
-    """Samples of a stream's windows that were lost later, by cause."""
+    """Returns samples of a stream's windows lost later, by cause."""
     prefix = STREAM + "lost."
     return Counter(
         {

@@ -1,4 +1,4 @@
-"""Programs of another user that run beside an agent and end with the scenario."""
+"""Other users' programs that run alongside an agent and end with the scenario."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _build_directory() -> Path:
 
 
 def build(source: str, *options: str) -> Path:
-    """Compile C, as text or the name of a file beside this one; returns the program."""
+    """Compile C source, or a file in this directory; returns the program."""
     with _BUILDING:
         return _build(source, *options)
 
@@ -54,7 +54,7 @@ class Programs:
         self._programs, self._at_close = [], []
 
     def on_close(self, undo) -> None:
-        """Undo something after the agent has ended."""
+        """Register a call to make after the agent has exited."""
         self._at_close.append(undo)
 
     def start(self, *words, root=False, **options) -> subprocess.Popen:
@@ -76,7 +76,7 @@ class Programs:
         return self.start(build(source), *words, **options)
 
     def end_programs(self) -> None:
-        """Kill all that still run, with their children."""
+        """Kill all running programs and their children."""
         for program in self._programs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Receivers that keep what they accept, and misbehave until they are healed."""
+"""Receivers that store accepted requests, and misbehave until they are healed."""
 
 from __future__ import annotations
 
@@ -56,30 +56,30 @@ class HttpReceiver:
 
 
 class Request:
-    """A request over HTTP, and ways to answer it."""
+    """A request over HTTP, and ways to respond to it."""
 
     def __init__(self, receiver, handler, body):
         self.receiver, self.handler, self.body = receiver, handler, body
 
     def store(self) -> None:
-        """Keep the samples."""
+        """Store the samples."""
         self.receiver.payloads.append(self.body)
 
     def reply(self, status=200, body=b"", kind="application/x-protobuf", **headers) -> None:
-        """Send an answer; ``_`` in names of headers stands for ``-``."""
+        """Send a response; ``_`` in header names stands for ``-``."""
         self.handler.reply(status, body, **{"Content_Type": kind, **headers})
 
     def send(self, data: bytes) -> None:
-        """Send bytes as they are."""
+        """Send raw bytes."""
         self.handler.wfile.write(data)
 
     def accept(self) -> None:
-        """Store and say so."""
+        """Store, and report success."""
         self.store()
         self.reply()
 
     def close(self, *, reset=False) -> None:
-        """End the connection, by RST if asked for."""
+        """Close the connection, with RST if requested."""
         self.handler.close_connection = True
         if reset:
             self.handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_0)
@@ -92,8 +92,8 @@ class GrpcReceiver:
     """Receives over gRPC.
 
     Args:
-        answer: called with receiver, request and context until it is healed; returns the answer or
-            aborts. By default the request is accepted.
+        answer: called with receiver, request and context until it is healed; returns the response
+            or aborts. By default the request is accepted.
         max_bytes: the largest request that it takes.
     """
 
@@ -145,7 +145,7 @@ class Proxy:
 
     @property
     def payloads(self) -> list[bytes]:
-        """Requests that the receiver behind has accepted."""
+        """Returns the requests that the receiver has accepted."""
         return self.behind.payloads
 
     def configure(self) -> dict:
@@ -173,7 +173,7 @@ class Proxy:
             self.manner(connection, lambda **how: self._connect(connection, **how))
 
     def _connect(self, connection, *, there=None, back=None, pause_s=0.0, piece=65536) -> None:
-        """Copy both ways, at most so many bytes there and back, in pieces with pauses."""
+        """Copy in both directions, up to a number of bytes each, in pieces with pauses."""
         with socket.create_connection(self.behind.address) as other:
             thread = threading.Thread(
                 target=_copy, args=(connection, other, there, pause_s, piece), daemon=True
@@ -197,7 +197,7 @@ def _copy(source, target, limit, pause_s, piece) -> None:
 
 
 class FileReceiver:
-    """The file that the exporter ``file`` writes, in a directory of the run.
+    """The file written by the exporter ``file``, in a directory of the run.
 
     Attributes:
         others: files that have been moved away from its path.
@@ -209,13 +209,13 @@ class FileReceiver:
         self.settings, self.others, self.path = settings, [], None
 
     def place(self, directory: Path) -> None:
-        """Be in a directory of the run, in one of its own."""
+        """Use a new directory in the run's directory."""
         (directory / "disk").mkdir()
         self.path = directory / "disk" / "subject.otlp"
 
     @property
     def payloads(self) -> list[bytes]:
-        """Requests in the file, and in those that were moved away or rotated."""
+        """Returns the requests in the file, and in moved or rotated files."""
         rotated = self.path.parent.glob("subject-*")
         paths = {*self.others, *rotated, *([self.path] if self.path.exists() else [])}
         return [payload for path in sorted(paths) for payload in split(path.read_bytes())]
@@ -225,7 +225,7 @@ class FileReceiver:
         return {"path": str(self.path), "format": "proto", **self.settings}
 
     def heal(self) -> None:
-        """Do nothing: what was done to the file is undone by the fault."""
+        """Do nothing: the fault restores the file."""
 
     def close(self) -> None:
         """Do nothing."""

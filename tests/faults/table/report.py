@@ -106,7 +106,7 @@ def _summary(rows: list[dict]) -> str:
 
 
 def parse(page: str) -> list[dict]:
-    """The rows of a page that :func:`write` has made, rounded as they stand there."""
+    """Parses the rows of a page written by :func:`write`; values are rounded."""
     rows, kind = [], ""
     for text in page[page.index(BEGIN) : page.index(END)].splitlines():
         if text.startswith("## "):
@@ -132,11 +132,11 @@ def parse(page: str) -> list[dict]:
 
 
 def write(rows: dict[str, dict], keys: list[str]) -> None:
-    """Write both pages, each kind where its first row is.
+    """Write both pages, each kind at its first row.
 
     Args:
-        rows: those that have run; others stay as the page has them.
-        keys: of all scenarios, in order; a row of no scenario leaves the page.
+        rows: new rows; other rows of the page stay.
+        keys: keys of all scenarios, in order; rows without a scenario are removed.
     """
     kept = {key(row).lower(): row for row in parse((DOCS / "faults.md").read_text())}
     kinds = list(dict.fromkeys(scenario.split(": ")[0] for scenario in keys))

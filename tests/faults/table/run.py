@@ -1,4 +1,4 @@
-"""One scenario's agent: starts it, reaches it with faults, and counts its samples."""
+"""Runs a scenario's agent, exposes it to the fault, and counts its samples."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ READY_S, STOP_S, HEALED_S = 90, 90, 20
 
 
 class Run(Programs):
-    """An agent in a directory, its receiver, and programs beside it.
+    """An agent in a directory, its receiver, and accompanying programs.
 
     Attributes:
-        scenario: what is done.
+        scenario: the scenario.
         directory: the agent's files.
-        public: a directory that everybody can write, for files of others.
-        receiver: the receiver of the exporter that the fault is for.
-        config: the agent's configuration; ``write_config`` makes a change of it effective.
+        public: a world-writable directory, for other users' files.
+        receiver: the receiver of the fault's exporter.
+        config: the agent's configuration; ``write_config`` writes changes to it.
         process: the agent.
         seconds: how long the fault should last.
-        has_moved_spool: whether the last run has another spool, and an account of this alone.
+        has_moved_spool: whether the last run has a different spool, with a separate account.
     """
 
     def __init__(self, scenario: Scenario, directory: Path, peak: Peak):
@@ -100,7 +100,7 @@ class Run(Programs):
 
     @property
     def witness(self) -> Path:
-        """The file that no fault touches."""
+        """Returns the file that faults never touch."""
         return self.directory / "witness.otlp"
 
     @property
@@ -143,7 +143,7 @@ class Run(Programs):
         self.wait_until(lambda: (self.get_status() or {}).get("status") == "sampling", READY_S)
 
     def wait_until(self, condition, seconds: float, what="it is ready") -> None:
-        """Wait for a condition; an agent that ends meanwhile is an error."""
+        """Wait for a condition; raises an error if the agent exits meanwhile."""
         deadline = time.monotonic() + seconds
         while not condition():
             if self.process.poll() is not None:
@@ -153,7 +153,7 @@ class Run(Programs):
             time.sleep(0.1)
 
     def get_status(self) -> dict | None:
-        """The answer of the health endpoint, if there is one within two seconds."""
+        """Returns the health endpoint's response, if any arrives within two seconds."""
         url = f"http://127.0.0.1:{self.health}/status"
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
             return json.load(answer)
@@ -164,13 +164,13 @@ class Run(Programs):
         self._cpu_from = cpu_seconds(self.process.pid)
 
     def end_measuring(self) -> None:
-        """End it, if it is measured."""
+        """Stop measuring, if started."""
         if self._cpu_from is not None:
             self.cpu_s += cpu_seconds(self.process.pid) - self._cpu_from
             self._cpu_from = None
 
     def settle(self) -> None:
-        """Heal the receiver, and wait until what has been queued has arrived."""
+        """Heal the receiver, and wait until all queued data has arrived."""
         self.receiver.heal()
 
         def is_settled():
@@ -200,13 +200,13 @@ class Run(Programs):
         self.killed += 1
 
     def restart(self) -> None:
-        """Start the agent again, and wait for it."""
+        """Restart the agent, and wait for it."""
         self.launch()
         self.wait_ready()
         self.measure()
 
     def close(self) -> None:
-        """End what is left."""
+        """Stop everything that still runs."""
         self.end_programs()
         if self.process and self.process.poll() is None:
             self.process.kill()
@@ -219,7 +219,7 @@ class Run(Programs):
         self.peak_bytes = max(self.peak_bytes, self._peak.bytes[self.process.pid])
 
     def count(self, control_pid: int) -> dict:
-        """Compare what the receiver and the witness have with all accounts."""
+        """Compare the data of the receiver and the witness with all accounts."""
         received = {
             self.exporter: Received(self.receiver.payloads, control_pid),
             WITNESS: Received(split(self.witness.read_bytes()), control_pid),
@@ -247,7 +247,7 @@ class Run(Programs):
 
         Samples are compared by the printed accounts, and by those in the data if none are left. The
         end of a stream may have been destroyed in the spool between two runs, or its receiver may
-        have been away.
+        have been down.
         """
         taken, rest, before, later = 0, 0, Counter(), Counter()
         gaps = 0
@@ -259,7 +259,7 @@ class Run(Programs):
             rest += account["waiting"] + own["not_offered"]
             gaps += len(account["gaps"])
         for stream in got.streams(kind)[: self.killed]:
-            # What a killed agent had taken is known from its last account that was received.
+            # The samples that a killed agent took are known from its last received account.
             taken += got.accounts[kind, stream][STREAM + "samples"]
             later += lost_of(got.accounts[kind, stream])
         rest += self.accounts[-1][kind]["exporters"].get(exporter, {"pending": 0})["pending"]
@@ -276,7 +276,7 @@ class Run(Programs):
 
 
 def merge(base: dict, changes: dict) -> dict:
-    """A copy with changes at any depth."""
+    """Returns a copy with changes at any depth."""
     result = dict(base)
     for key, value in changes.items():
         inner = isinstance(value, dict) and isinstance(result.get(key), dict)

@@ -1,4 +1,4 @@
-"""Scenarios: the fault an agent meets, and its configuration."""
+"""Scenarios: the fault, and the agent's configuration."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class Scenario:
 
     Attributes:
         kind: its section of the table.
-        name: what happens; unique within its kind.
+        name: description; unique within its kind.
         fault: called once the agent samples; its return ends the measurement.
         receiver: opens the receiver, which is healed after the fault.
         before: called before the agent starts.
         sampler, exporter, service: added to the agent's configuration.
         spool: whether the exporter queues on disk.
         heals: whether the receiver is healed and waited for before the agent stops.
-        alone: whether other agents of the host must not run meanwhile.
-        others: why the samples of others cannot be measured by the control program, such as a
-            restart; empty if they can.
-        misses: whether the kernel takes fewer samples than wanted, of all programs alike, which the
-            agent must count as missed.
+        alone: whether no other agents may run on the host meanwhile.
+        others: why the control program cannot measure the samples of others, such as a restart;
+            empty if it can.
+        misses: whether the kernel takes too few samples of all programs alike, which the agent must
+            count as missed.
         seconds: how long the fault lasts, by default.
-        outputs: opens standard output and error of the agent in its directory.
-        environment: of the agent, by its directory.
+        outputs: opens the agent's standard output and error in its directory.
+        environment: returns the agent's environment for its directory.
     """
 
     kind: str
@@ -64,12 +64,12 @@ class Scenario:
 
     @property
     def key(self) -> str:
-        """Identifies the scenario among all."""
+        """Returns the unique key of the scenario."""
         return f"{self.kind}: {self.name}"
 
 
 def load() -> list[Scenario]:
-    """All scenarios, in the order of the modules' names."""
+    """Returns all scenarios, sorted by module name."""
     kinds = importlib.import_module("tests.faults.table.kinds")
     scenarios = []
     for module in sorted(pkgutil.iter_modules(kinds.__path__), key=lambda module: module.name):

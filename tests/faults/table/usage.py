@@ -20,7 +20,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _all_children(pid: int) -> list[int]:
-    """Children of all threads."""
+    """Returns the children of all threads."""
     results = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -30,7 +30,7 @@ def _all_children(pid: int) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process, and what its children hold alone."""
+    """Returns the resident memory of a process, plus its children's private memory."""
     total = 0
     for one in [pid, *_all_children(pid)]:
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{one}/statm") as file:
@@ -40,7 +40,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and all its children, those that have ended included."""
+    """Returns the CPU time of a process and all its children, including exited ones."""
     total = 0
     for one in [pid, *_all_children(pid)]:
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{one}/stat", "rb") as file:
@@ -50,7 +50,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Peak:
-    """The most memory of each of some processes, read ten times a second."""
+    """Tracks the peak memory of processes, read ten times a second."""
 
     def __init__(self):
         self.bytes: dict[int, int] = {}
@@ -59,12 +59,12 @@ class Peak:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def add(self, pid: int) -> None:
-        """Watch a process from here on."""
+        """Start watching a process."""
         with self._lock:
             self.bytes[pid] = resident_bytes(pid)
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._ended.set()
 
     def _watch(self) -> None:

@@ -104,7 +104,7 @@ def open_release(release: str, home: Path) -> Archive:
             archive.update()
         except MatrixError as error:
             errors.append(str(error))
-            if not list(home.glob("lists/*Release")):  # those of an earlier run will do
+            if not list(home.glob("lists/*Release")):  # files of an earlier run can be reused
                 continue
         return archive
     raise MatrixError(f"no archive has Debian {release}:\n" + "\n".join(errors))

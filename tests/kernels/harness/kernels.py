@@ -172,7 +172,7 @@ def install_tools() -> None:
         "gcc-12": "gcc-12",
         "dpkg-deb": "dpkg",
     }
-    # depmod lies in a directory that is in root's search path only
+    # depmod's directory is only in root's PATH
     os.environ["PATH"] += ":/usr/sbin"
     missing = [package for tool, package in needed.items() if not shutil.which(tool)]
     if not missing:

@@ -90,7 +90,7 @@ def qemu_command(kernel: KernelFiles, boot: Boot, run_dir: Path) -> list[str]:
     share = "local,security_model=none,multidevs=remap"
     append = f"console=ttyS0 quiet panic=-1 oops=panic apparmor=0 audit=0 {boot.arguments}"
     return [
-        *("setpriv", "--pdeathsig", "KILL"),  # no guest outlives the runner, however that ends
+        *("setpriv", "--pdeathsig", "KILL"),  # guests exit with the runner, even if it is killed
         *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max"),
         *("-smp", str(boot.cpus), "-m", "1536M", "-nodefaults", "-no-user-config", "-no-reboot"),
         *("-display", "none", "-serial", f"file:{run_dir}/console.log"),

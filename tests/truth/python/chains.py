@@ -89,7 +89,7 @@ class Chains:
         self._lines = ["import functools, os"]
         if GREENLET in styles:
             self._lines.append("import greenlet")
-        self._marks = 4  # a function has those from a multiple of 4 on
+        self._marks = 4  # a function's marks start at a multiple of 4
         self.roots = {}
         self.callers = {}
         self.tops = {}

@@ -148,7 +148,7 @@ def measure(
         samples_per_second=HZ,
         target_pids=tuple(target.pid for target in targets),
         python_frames=127,
-        stacks="both",  # or samples of user mode, in which frames are made, would be left out
+        stacks="both",  # otherwise user-mode samples, in which frames are created, would be dropped
         user_unwinding="frame_pointers",
     )
     sampler = EbpfSampler(config, loader=loader)
@@ -165,7 +165,7 @@ def measure(
             assert time.monotonic() < end, tracking.counts()
             time.sleep(_WAIT_S)
         marks = loader.loaded.map_fd("marks")
-        sampler.drain()  # what was taken before has no frames
+        sampler.drain()  # earlier samples have no frames
         for target in targets:
             for tid, at in target.threads.items():
                 update_map(marks, tid.to_bytes(4, "little"), at.to_bytes(8, "little"))

@@ -77,7 +77,7 @@ def report(*arguments):
     return done
 
 
-# The root of 2 (3² + 3² + 1²): what is longer than the threshold has no error
+# The root of 2 (3² + 3² + 1²): waits longer than the threshold have no error
 TOTALS = (
     "all waits: 10,014.0 ms exactly (runnable 4.0, interruptible 10,008.0, uninterruptible 2.0); "
     "by samples 10,011.0 ± 6.2 ms"

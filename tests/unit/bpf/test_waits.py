@@ -161,7 +161,7 @@ def test_wait_starts_and_ends_are_parsed_in_order():
         (1000, 1200, 0, (500, 0)),  # it did not sleep
         (1000, 900, 1, (500, 0)),  # in the wait before
         (1000, 1000, 1, (0, 500)),
-        (1000, 1600, 1, (500, 0)),  # woken after the reading began
+        (1000, 1600, 1, (500, 0)),  # woken after the reading started
         (1600, 0, 1, (0, 0)),
     ],
 )

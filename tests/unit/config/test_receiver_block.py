@@ -30,7 +30,7 @@ service:
     profiles: {{receivers: [kprofiler], exporters: [debug]}}
 """
 
-# Key: what a user has written, and what the parts that do the work get.
+# Key: the user's value, and the value passed to the component.
 HONOURED = {
     "reporter_interval": ("7s", lambda c: c.schedule.interval_ns, 7_000_000_000),
     "reporter_jitter": ("0.5", lambda c: c.schedule.jitter, 0.5),

@@ -381,7 +381,7 @@ def trickling(first):
             thread.join()
 
 
-# ssl leaves a socket to the garbage collector that is shut down right before its handshake.
+# ssl leaves a socket shut down just before its handshake to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("who", ["proxy", "receiver"])
 def test_the_timeout_bounds_a_trickling_connection(open_exporter, batch, who):
@@ -513,7 +513,7 @@ def server_context(certificates, *, mutual):
 def test_tls_verifies_the_receiver(
     certificates, open_http_receiver, open_exporter, batch, monkeypatch
 ):
-    # The environment must not replace what was given.
+    # The environment must not override explicit arguments.
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificates / "stranger.pem"))
     with open_http_receiver(server_context(certificates, mutual=False)) as receiver:
         for name, delivered in [("ca.pem", True), ("stranger.pem", False)]:

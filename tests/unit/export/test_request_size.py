@@ -176,7 +176,7 @@ def test_later_batches_are_encoded_within_the_receivers_limit(limited, quick):
         for batch in make(1, 4000, max_bytes=exporter.encoding.max_bytes):
             assert exporter.export(batch).lost == {}
         assert max(asked) <= 100_000
-        # One that was made before, such as in a queue, is divided before it is sent.
+        # An existing batch, such as one in a queue, is split before it is sent.
         asked.clear()
         assert exporter.export(*make(2, 4000)).lost == {}
         assert max(asked) <= 100_000

@@ -21,7 +21,7 @@ CONTAINERS = {
     f"/system.slice/docker-{ID}.scope": {},
     f"/system.slice/docker-{ID}.scope/init.scope": {},
     f"{USER}/user.slice/docker-{ID}.scope": {"unit": "user@1000.service"},
-    # containerd: its CRI plugin with either driver, both mixed up, nerdctl
+    # containerd: its CRI plugin with either driver, with both mixed, nerdctl
     f"/kubepods/burstable/pod{UID}/{ID}": {"pod": UID},
     f"/kubepods/pod{UID}/{ID}": {"pod": UID},
     f"/kubelet/kubepods/besteffort/pod{UID}/{ID}": {"pod": UID},
@@ -56,7 +56,7 @@ CONTAINERS = {
     f"/ecs/{TASK}/{ID}": {},
     f"/ecs/production/{TASK}/{ID}": {},
     f"/ecstasks.slice/ecstasks-{TASK}.slice/docker-{ID}.scope": {},
-    # one in another: Docker in Docker, a node of kind, a systemd in a container
+    # nested: Docker in Docker, a kind node, systemd in a container
     f"/docker/{OTHER}/docker/{ID}": {},
     f"/docker/{OTHER}/kubelet/kubepods/burstable/pod{UID}/{ID}": {"pod": UID},
     f"/system.slice/docker-{OTHER}.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod"
@@ -90,7 +90,7 @@ OTHERS = {
     "/user.slice/user-1000.slice/session-3.scope": {"unit": "session-3.scope"},
     "/machine.slice/machine-debian.scope": {"unit": "machine-debian.scope"},
     "/lxc.payload.web/system.slice/nginx.service": {},
-    # what belongs to a container and is not in it
+    # processes that belong to a container, but run outside it
     f"{KUBEPODS}-pod{SLICED}.slice": {"pod": UID},
     f"{KUBEPODS}-pod{SLICED}.slice/crio-conmon-{ID}.scope": {
         "pod": UID,
@@ -145,7 +145,7 @@ def test_fargate_container_ids_with_a_suffix_are_recognized():
             f"2:cpu:/docker/{ID}\n1:name=systemd:/system.slice/web.service\n",
             {"container": ID, "unit": "web.service"},
         ),
-        # of several answers, that of version 2, then systemd's
+        # with several hierarchies: version 2, then systemd's
         (f"5:pids:/docker/{OTHER}\n0::/docker/{ID}\n", {"container": ID}),
         (f"5:pids:/docker/{OTHER}\n1:name=systemd:/docker/{ID}\n", {"container": ID}),
         # damaged lines

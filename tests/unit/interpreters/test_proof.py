@@ -25,7 +25,7 @@ def test_every_installed_interpreter_is_verified(minor):
             assert ran.stdout.strip() == python.version, ran.stderr
 
 
-# Not used in some versions, or equal to what is beside them.
+# Unused in some versions, or equal to the adjacent member.
 UNSEEN = {
     "flags",
     "interpreters_head",

@@ -85,7 +85,7 @@ def test_stacks_of_already_sleeping_threads_get_the_right_cause(name, cause):
     """The kernel omits functions in its section .sched.text, such as those of locks."""
     kernel = [one for one in captured(name) if not SCHEDULER.fullmatch(one)]
     result = find_cause(WaitState.INTERRUPTIBLE, kernel, in_iowait=cause == "disk")
-    if cause == "kernel_lock":  # what it was taken for is left
+    if cause == "kernel_lock":  # without these functions, the cause is less specific
         assert result in (WaitCause.OTHER, WaitCause.PAGE_FAULT, WaitCause.KERNEL_LOCK)
     else:
         assert result.label == cause

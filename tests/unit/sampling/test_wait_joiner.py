@@ -118,7 +118,7 @@ def test_an_ongoing_wait_is_reported_once():
 @pytest.mark.parametrize(
     "asleep",
     [
-        thread(1000, threshold=301),  # not long enough to be sampled for sure
+        thread(1000, threshold=301),  # too short to be sampled with certainty
         thread(1000, flags=0),
         thread(1000, epoch=2),
         thread(999),

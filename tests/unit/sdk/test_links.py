@@ -548,7 +548,7 @@ def test_starting_while_threads_change_their_spans_gives_no_wrong_links(monkeypa
     going, wrong, right, kept = True, [], collections.Counter(), []
     sampled = Slots()  # read by the kernel program; empty between two runs
 
-    def make_slot():  # outlives the links: unlike the kernel's reads, ours do not stop the thread
+    def make_slot():  # outlives the links: unlike the kernel's, our reads do not stop the thread
         kept.append(ThreadSlot())
         return kept[-1]
 

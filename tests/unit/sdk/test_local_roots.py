@@ -165,7 +165,7 @@ def test_the_oldest_spans_are_evicted_and_counted(roots, tracer):
     assert roots.forgotten == 100 - len(roots)
     assert name_of(roots, spans[0]) is None
     assert name_of(roots, spans[-1]) == "99"
-    spans[0].end()  # its own end changes nothing
+    spans[0].end()  # ending it changes nothing
     for span in spans:
         span.end()
     assert len(roots) == 0
@@ -263,7 +263,7 @@ def test_spans_that_raise_are_limited_and_hinder_no_others(roots, tracer):
         roots.start(other)
     assert len(roots) <= 64
     assert roots.failures == 1000
-    assert not encoded  # the span is among those that were forgotten
+    assert not encoded  # the span has been evicted
 
 
 class Slow(dict):
@@ -289,7 +289,7 @@ def test_no_name_of_a_span_remains_that_ends_while_it_is_stored(roots, tracer):
     encoded.ending = None
     top = tracer.start_span("top")
     top.set_attribute("http.route", "/a")
-    encoded.ending = top  # while the name is stored that its child finds
+    encoded.ending = top  # while the name for its child is being stored
     child = child_of(tracer, top)
     assert encoded == {child.get_span_context().span_id: b"/a"}
     child.end()
@@ -303,7 +303,7 @@ def test_samples_get_the_name_known_when_the_window_closes(roots, tracer, now):
     unknown = SpanLink(b"\1" * 16, b"\2" * 8)
     seen(names, [child, top])
     child.end()
-    now[0] += 60  # the window is long, and the spans are forgotten
+    now[0] += 60  # the window is long, so the spans are evicted
     roots.forget_ended()
     roots.forget_ended()
     top.set_attribute("http.route", "/a")

@@ -189,7 +189,7 @@ def test_unmapped_memory_costs_only_the_span(path):
 def other_paths(path):
     """Copies of the path, each with one wrong field that the proof must catch."""
     unused = {"tgid", "classes"}  # the first is compared with ids of the kernel only
-    unused.add("collision_type")  # no hashes are equal; without links if it is wrong
+    unused.add("collision_type")  # all hashes differ; a wrong one yields no links
     for field in [name for name in path._fields if name not in unused]:
         for flip in (1, 8):
             yield path._replace(**{field: getattr(path, field) ^ flip})

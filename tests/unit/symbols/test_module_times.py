@@ -139,7 +139,7 @@ def test_no_name_is_wrong_whenever_captured_uevents_are_received(host, symbolize
         else:
             place = places.pop(event.name, None)
             if place is None:
-                continue  # it was there when the capture began
+                continue  # it was loaded when the capture started
             host.unload(event.name, announce=False)
             owners.append((clock.ns, place, None))
         host.events.queue.append(datagram)
@@ -157,7 +157,7 @@ def test_no_name_is_wrong_whenever_captured_uevents_are_received(host, symbolize
             if any(since_ns <= time_ns <= since_ns + MS for since_ns, _ in changes):
                 continue
             if not then or then[-1] is None:
-                continue  # no code is there to be sampled
+                continue  # no code to sample
             result = frame(symbolizer, TEXT + 0x4000 * place + 0x14, time_ns)
             assert result.module is None or then[-1].endswith(result.module.name)
             assert result.function in ("", f"{then[-1]}_a")

@@ -164,7 +164,7 @@ def uvloop():
     global may_miss
     import uvloop as other
 
-    async def first():  # where it is noticed that the library has been loaded
+    async def first():  # at the point where the loaded library is noticed
         with tracer.start_as_current_span("first"):
             check()
 
@@ -605,7 +605,7 @@ def endpoints():
             assert endpoint() == "GET /a/{id}"
             with labels(tenant="acme"):
                 assert sorted(read_record()[3].values()) == ["GET /a/{id}", "acme"]
-            with labels({f"label{at}": "x" * 200 for at in range(3)}):  # takes nearly all the room
+            with labels({f"label{at}": "x" * 200 for at in range(3)}):  # fills nearly all the space
                 assert endpoint() is None
                 assert len(read_record()[3]) == 3
             assert endpoint() == "GET /a/{id}"

@@ -303,7 +303,7 @@ def test_overload_responses_have_a_retry_delay(receivers, intake, monkeypatch):
         status, headers, _ = post(receivers, payload())
         assert (status, headers["Retry-After"]) == (503, "5")
         assert intake.counts.refused == 2
-        # Senders try again, and lose nothing.
+        # Senders retry, and lose nothing.
         monkeypatch.setattr("otel_kprofiler.viewing.grpc_receiver.RETRY_S", 0)
         policy = RetryPolicy(initial_interval_s=0.05, max_interval_s=0.05)
         exporter = OtlpGrpcExporter(f"http://127.0.0.1:{receivers[0].port}", retry=policy)

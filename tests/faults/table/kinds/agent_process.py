@@ -42,7 +42,7 @@ def signals(number, pause_s=0.0005):
 
 
 def queued(run):
-    """As many real-time signals as may be queued, at once."""
+    """Send as many real-time signals as can be queued, at once."""
     for _ in range(50_000):
         with contextlib.suppress(OSError):
             run.process.send_signal(signal.SIGRTMIN + 3)
@@ -74,7 +74,7 @@ def hogs(run, count=8, code="while True: pass"):
 
 
 def scheduled(change):
-    """Each thread of the agent is scheduled otherwise, beside eight busy processes."""
+    """Change the scheduling policy of each agent thread, with eight busy processes running."""
 
     def fault(run):
         for thread in os.listdir(f"/proc/{run.process.pid}/task"):
@@ -99,7 +99,7 @@ def one_cpu(thread):
 
 @contextlib.contextmanager
 def cgroup(run, controller, **values):
-    """The agent in a cgroup (version 1) with values of its files."""
+    """Put the agent into a version 1 cgroup, with the given values in its files."""
     place = CGROUPS / controller / f"kprofiler-fault-{run.process.pid}"
     before = CGROUPS / controller / read_cgroup(controller).lstrip("/")
     place.mkdir()
@@ -143,7 +143,7 @@ def in_cgroup(controller, **values):
 
 
 def frozen(run):
-    """By the cgroup freezer, as a paused container."""
+    """Freeze the agent with the cgroup freezer, like a paused container."""
     with cgroup(run, "freezer") as place:
         (place / "freezer.state").write_text("FROZEN")
         time.sleep(3)

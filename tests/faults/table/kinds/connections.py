@@ -83,7 +83,7 @@ class Elsewhere:
 
 
 def correct(run):
-    """Reload with the right address after a while; the queue goes on there."""
+    """Reload with the right address after a while; the queue continues there."""
     time.sleep(run.seconds)
     run.config["exporters"][run.exporter].update(run.receiver.behind.configure())
     run.reload()
@@ -98,7 +98,7 @@ PLACES = {
 
 @functools.cache
 def certificates() -> Path:
-    """Certificates by their defect, and keys."""
+    """Returns certificates by their defect, and keys."""
     place = Path(tempfile.mkdtemp(prefix="kprofiler-faults-", dir="/tmp"))
 
     def openssl(*words):
@@ -195,7 +195,7 @@ class RevokingReceiver(TlsReceiver):
 
 
 def expect_revocation(run):
-    """The log must name the cause."""
+    """Check that the log names the cause."""
     time.sleep(run.seconds)
     if "the client certificate is revoked" not in run.log:
         raise RuntimeError("the log does not name the revoked certificate")

@@ -32,7 +32,7 @@ def remount(run, options, name="disk"):
 
 @contextlib.contextmanager
 def full(directory):
-    """A disk without a free block."""
+    """Creates a disk without a free block."""
     filler = directory / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
@@ -53,12 +53,12 @@ def fill(run, name):
 
 
 def tiny(run):
-    """A file system of 128 kB; it stays full."""
+    """Creates a file system of 128 kB, which stays full."""
     wait(run)
 
 
 def move_away(run):
-    """As logrotate does without copytruncate; the file goes on under its new name."""
+    """Move the file as logrotate does without copytruncate; writes continue under the new name."""
     path = run.receiver.path
     time.sleep(1)
     target = path.with_name("old.otlp")
@@ -68,7 +68,9 @@ def move_away(run):
 
 
 def unlink(run):
-    """Removed by a cleaner; the agent's further writes have no name, but a link keeps the file."""
+    """Remove the file like a cleaner; the agent's further writes have no path, but a link keeps
+    them.
+    """
     path = run.receiver.path
     link = path.with_name("kept.otlp")
     os.link(path, link)
@@ -105,7 +107,7 @@ def change_mode(run):
 
 
 def limit_file_size(run):
-    """RLIMIT_FSIZE just above what is written; the signal SIGXFSZ would end a process."""
+    """Set RLIMIT_FSIZE just above the written size; SIGXFSZ would kill a process."""
     size = run.witness.stat().st_size
     largest = max(size, run.receiver.path.stat().st_size)
     before = resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE)

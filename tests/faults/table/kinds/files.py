@@ -17,7 +17,7 @@ COPIES = 4
 
 
 def running(make, copies=1, name="hostile"):
-    """Runs code of copies of a file. Each ends differently, and so has another identity."""
+    """Runs code of copies of a file. Each has a different end, and thus a different identity."""
 
     def fault(run):
         content = make()
@@ -42,7 +42,7 @@ def program() -> bytes:
 
 
 def field(offset, form, value):
-    """A field of the file's header gets a value."""
+    """Set a field of the file's header."""
 
     def make():
         data = bytearray(program())
@@ -53,7 +53,7 @@ def field(offset, form, value):
 
 
 def sections(offset, form, value):
-    """A field of every section header gets a value."""
+    """Set a field of every section header."""
 
     def make():
         data = bytearray(program())
@@ -67,7 +67,7 @@ def sections(offset, form, value):
 
 
 def segments(offset, form, value):
-    """A field of every program header gets a value."""
+    """Set a field of every program header."""
 
     def make():
         data = bytearray(program())
@@ -116,7 +116,7 @@ DAMAGES = {
 
 
 def sparse(run):
-    """A program of 8 GiB, all but its first bytes holes."""
+    """Creates a program of 8 GiB; all but its first bytes are holes."""
     path = run.public / "sparse"
     path.write_bytes(program())
     os.truncate(path, 8 << 30)
@@ -137,7 +137,7 @@ def changing(run):
 
 
 def truncated(run):
-    """A mapped file that is cut to nothing, and grows again."""
+    """Truncate a mapped file to zero, then let it grow again."""
     path = run.public / "truncated"
     path.write_bytes(program() * 2)
     run.start("nice", build("runs_code.c"), path)

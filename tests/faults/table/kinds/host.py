@@ -31,7 +31,7 @@ def hotplug(times, pause_s):
 
 
 def setting(name, value):
-    """A setting of the kernel, and back."""
+    """Change a kernel setting, and restore it."""
 
     def fault(run):
         path = KERNEL / name
@@ -63,7 +63,7 @@ def expect_warning(run):
 
 
 def clock(seconds, times=1):
-    """The wall clock jumps by some seconds, and back."""
+    """Move the wall clock by some seconds, and back."""
 
     def fault(run):
         for _ in range(times):
@@ -91,7 +91,7 @@ def caches(run):
 
 
 def cgroups(name):
-    """Cgroups with a name, made and removed with a process in each."""
+    """Create and remove named cgroups, each with a process."""
 
     def fault(run):
         end, number = time.monotonic() + run.seconds, 0
@@ -110,7 +110,7 @@ def cgroups(name):
 
 
 def memory(run):
-    """All memory except 2 GB is allocated, and released."""
+    """Allocate all memory except 2 GB, and release it."""
     with open("/proc/meminfo") as file:
         free = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
     run.python(
@@ -131,13 +131,13 @@ def mounts(run):
 
 
 def real_time(run):
-    """A real-time process on a CPU, which leaves it 5 % of the time."""
+    """Run a real-time process that leaves 5 % of a CPU's time."""
     run.start("chrt", "-f", 5, "taskset", "-c", 0, "sh", "-c", "while :; do :; done", root=True)
     wait(run)
 
 
 def low_pids(run):
-    """Process ids that are used again within a second."""
+    """Reuse process ids within a second."""
     path = KERNEL / "pid_max"
     before = path.read_text()
     highest = max(int(name) for name in os.listdir("/proc") if name.isdigit())

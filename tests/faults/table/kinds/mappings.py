@@ -220,9 +220,9 @@ SCENARIOS = [
 
 
 def run_from_fuse(delay_s):
-    """A program whose file system answers nothing until it is unmounted, or late.
+    """Runs a program whose file system does not respond until unmounted, or responds late.
 
-    The kernel keeps a process whose threads wait for an answer, also after its end.
+    The kernel keeps a process whose threads wait for a response, even after it exits.
     """
 
     def fault(run):

@@ -44,7 +44,7 @@ def status(code, **headers):
 
 
 def storing(*data, **headers):
-    """Store, and answer 200 with a body or headers."""
+    """Store, and respond 200 with a body or headers."""
 
     def answer(request):
         request.store()
@@ -54,7 +54,7 @@ def storing(*data, **headers):
 
 
 def raw(*parts, store=True, pause_s=0.0):
-    """Answer with bytes as they are, then close."""
+    """Respond with raw bytes, then close."""
 
     def answer(request):
         if store:
@@ -68,7 +68,7 @@ def raw(*parts, store=True, pause_s=0.0):
 
 
 def endless(piece, head=b"HTTP/1.1 200 OK\r\n"):
-    """Store, and answer without an end, for up to ten seconds."""
+    """Store, and send an endless response for up to ten seconds."""
 
     def answer(request):
         request.store()
@@ -164,7 +164,7 @@ def http(name, answer, **more):
 
 
 def too_large(request):
-    """Take at most 20,000 bytes, unpacked."""
+    """Accept at most 20,000 bytes, uncompressed."""
     if len(request.body) > 20_000:
         status(413)(request)
     else:
@@ -179,7 +179,7 @@ def abort(code, message="no", **details):
 
 
 def wait_and_abort(receiver, request, context):
-    """UNAVAILABLE with a retry delay of one second."""
+    """Respond UNAVAILABLE with a retry delay of one second."""
     detail = error_details_pb2.RetryInfo()
     detail.retry_delay.seconds = 1
     rich = status_pb2.Status(code=grpc.StatusCode.UNAVAILABLE.value[0], message="wait")

@@ -1,4 +1,4 @@
-"""Configurations that are changed or broken while the agent runs."""
+"""Configurations changed or broken while the agent runs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ FILES = {
 
 
 def changed(*changes):
-    """Reload with changes one after the other, each from the first configuration."""
+    """Reload with one change after another, each relative to the first configuration."""
 
     def fault(run):
         first = run.config
@@ -88,7 +88,7 @@ def sampler(**values):
 
 
 def exporters(*names):
-    """With some of the exporters only; ``-`` stands for that of the fault."""
+    """Reload with only some of the exporters; ``-`` is the fault's exporter."""
 
     def change(run):
         ids = [run.exporter if name == "-" else name for name in names]
@@ -98,7 +98,7 @@ def exporters(*names):
 
 
 def another(run):
-    """An exporter more, whose receiver is not there."""
+    """Add an exporter whose receiver is down."""
     name = "otlp_http/away"
     new = {name: {"endpoint": f"http://127.0.0.1:{free_port()}", "timeout": "1s"}}
     ids = [run.exporter, "file/witness", name]
@@ -130,7 +130,7 @@ def while_frozen(run):
 
 
 def occupied(run):
-    """The health endpoint at an address that another program listens on."""
+    """Move the health endpoint to an address already in use."""
     return {"service": {"health": {"endpoint": "{}:{}".format(*run.receiver.address)}}}
 
 

@@ -16,16 +16,16 @@ KIND = "damage to a spool"
 
 
 class AwayReceiver(HttpReceiver):
-    """A receiver that nobody listens for until it is healed."""
+    """A receiver that does not listen until it is healed."""
 
     def configure(self, address=None):
         return super().configure(("127.0.0.1", free_port()))
 
 
 def damaged(damage, segments=1):
-    """A fault that stops the agent, damages the spool that it leaves, and starts it again.
+    """Makes a fault that stops the agent, damages its spool, and restarts it.
 
-    With ``segments`` above 1 the first is closed by another run.
+    With ``segments`` above 1, an additional run closes the first segment.
     """
 
     def fault(run):
@@ -44,7 +44,7 @@ def damaged(damage, segments=1):
 
 
 def patch(at, change, which=0):
-    """Change bytes of a segment; ``at`` is a share of its length, or an offset."""
+    """Change bytes of a segment; ``at`` is a fraction of its length, or an offset."""
 
     def damage(run, segments):
         segment = segments[which]
@@ -74,7 +74,7 @@ def insert(data, at):
 
 
 def with_segment(name, content):
-    """Put another file beside the segments."""
+    """Add a foreign file next to the segments."""
 
     def damage(run, segments):
         path = segments[0].with_name(name)
@@ -93,7 +93,7 @@ def huge_record(run, segments):
 
 
 def lying_record(run, segments):
-    """A record with a valid checksum whose JSON is impossible."""
+    """Append a record with a valid checksum and impossible JSON."""
     body = b'{"settled": 9007199254740993, "done": {"on_cpu": -5}, "appended": {"on_cpu": 1e400}}'
     checked = struct.pack("<IB", len(body), 2) + body
     with segments[-1].open("ab") as file:
@@ -107,7 +107,7 @@ def swap(run, segments):
 
 
 def exchange_records(data, at):
-    """Put the second half before the first, behind the magic number."""
+    """Swap the two halves after the magic number."""
     return data[:8] + data[at:] + data[8:at]
 
 

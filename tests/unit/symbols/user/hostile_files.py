@@ -193,7 +193,7 @@ def go_lines():
     count, address, header_bytes = GO_FUNCTIONS, 0x2000, 8 + 8 * 8
     starts = array("I", bytes(4 * (2 * count + 1)))
     starts[::2] = array("I", range(count + 1))
-    starts[1::2] = array("I", [4]) * count  # the name is at 1, the first start behind
+    starts[1::2] = array("I", [4]) * count  # the name is at 1, followed by the first start
     words = (count, 0, 0, *[header_bytes] * 4, header_bytes + 8)
     table = struct.pack("<IHBB8Q", 0xFFFFFFF1, 0, 1, 8, *words) + b"-f\0".ljust(8, b"\0")
     module = [address, address + header_bytes, *[0] * 39]

@@ -17,7 +17,7 @@ from tests.unit.symbols.user.hostile_files import GO_FUNCTIONS, KINDS, go_lines,
 pytestmark = pytest.mark.system
 
 LIMIT_MIB = 32
-SLACK_MIB = 12  # of the allocator, and of code that is imported when it is needed
+SLACK_MIB = 12  # for the allocator, and for code imported on demand
 FILES = 20
 DWARF_LIMIT_MIB = 12  # and 96 for the child
 ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
@@ -46,7 +46,7 @@ def read(folder, content, limit_mib, count, detail="names"):
 def test_files_are_read_within_the_limit(tmp_path, kind):
     count = ALL or (2 if kind in SLOW else FILES)
     report = read(tmp_path, KINDS[kind](), LIMIT_MIB, count)
-    # Tables that fit leave for what reading takes.
+    # Tables within the limit are evicted to make room for reading.
     added_kib = report["peak_kib"] - report["before_kib"]
     assert added_kib <= (LIMIT_MIB + SLACK_MIB) * 1024, report
     assert report["good"] == [["good_000000"]], report
@@ -80,7 +80,7 @@ def test_go_lines_are_read_within_the_limit(tmp_path):
     assert counts["loaded"] == 1 + FILES, report
     kept = FILES - counts["evicted"]
     assert counts["evicted"]
-    # Thirteen bytes of a name, eight of its lines.
+    # Thirteen bytes per name, eight for its lines.
     assert counts["bytes"] >= kept * 21 * GO_FUNCTIONS, report
     added_kib = report["peak_kib"] - report["before_kib"]
     assert added_kib <= (LIMIT_MIB + SLACK_MIB) * 1024, report

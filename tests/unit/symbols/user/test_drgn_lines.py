@@ -181,13 +181,13 @@ def test_a_worker_that_exits_is_replaced(folder, opened, keep):
     address = next(at for at in range(start, start + size) if table.lookup(at))
     expected = table.lookup(address)
     first = table._worker._child
-    first.wait(10)  # it is not asked for a while
+    first.wait(10)  # no requests for a while
     assert table.lookup(address) == expected
     assert table._worker._child.pid != first.pid
     for _ in range(2):
         table._worker._child.send_signal(signal.SIGSTOP)
         started = time.monotonic()
-        assert table.lookup(address) == expected  # late, by the next worker
+        assert table.lookup(address) == expected  # answered late, by the next worker
         assert time.monotonic() - started > 0.9
     table._worker._child.send_signal(signal.SIGSTOP)
     assert table.lookup(address) == ()  # no more than three

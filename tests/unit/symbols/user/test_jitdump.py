@@ -175,7 +175,7 @@ ENDS = st.just(("close",))
 def test_names_are_right_at_any_time(rounds):
     """Events at times 10, 20, …; the dump is read after each round."""
     codes = []  # [start, end, name] that are there
-    history = [[]]  # what was there in each ten
+    history = [[]]  # the code there in each interval of ten
     with written(header()) as (dump, path):
         for events in rounds:
             for event in events:
@@ -310,7 +310,7 @@ def test_a_rewritten_dump_is_read_again(replace):
         if not replace:
             dump.update(20)
         else:
-            dump.update(12)  # what is mapped counts, not what is in its place
+            dump.update(12)  # the mapped file counts, not the one at its path
             assert name_at(dump, 1, 12) == "old"
     if not replace:
         assert [name_at(dump, 1, at) for at in (10, 12, 15)] == ["old", None, "new"]

@@ -130,7 +130,7 @@ def test_lines_and_inlined_functions_equal_those_of_llvm(name, build, cache, ope
         elif len(expected) == 1 and not expected[0][2]:  # only in the symbol table
             assert not found or found == expected, hex(address)
         elif found and found == expected[1:]:
-            stale += 1  # the row of the line table is that of the function before, at its end
+            stale += 1  # the line table's row is the end of the preceding function
         else:
             assert found == expected, hex(address)
             compared += 1
@@ -320,7 +320,7 @@ def test_a_frozen_file_does_not_delay_others(build, opened, tmp_path, monkeypatc
     content = Path(build("pie")).read_bytes()
     with mounted(tmp_path / "fuse", {"file": content}) as fuse, open(fuse.point / "file") as file:
         source = FileSource(file.fileno(), len(content))
-        os.posix_fadvise(source.fd, 0, 0, os.POSIX_FADV_RANDOM)  # no more than what is read
+        os.posix_fadvise(source.fd, 0, 0, os.POSIX_FADV_RANDOM)  # no readahead
         module.hash_file(source)
         module.count_dwarf_bytes(source)
         lines = SymbolicLines(None)

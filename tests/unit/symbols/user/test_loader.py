@@ -179,7 +179,7 @@ def test_least_recently_used_tables_are_evicted_first(make):
     assert (loader.counts().evicted, loader.counts().bytes) == (1, 300)
     assert function(loader, 1) is Unresolved.SYMBOLS_PENDING
     loader.finish(30)
-    assert function(loader, 1) is Unresolved.SYMBOLS_DROPPED  # it cannot be opened again
+    assert function(loader, 1) is Unresolved.SYMBOLS_DROPPED  # it cannot be reopened
     assert (loader.counts().gone, loader.counts().refused, loader.counts().pending) == (1, 0, 0)
 
 
@@ -475,7 +475,7 @@ def test_a_process_with_a_slow_file_waits_for_files_of_others(make):
         order.append(file.path)
         return Names("f")
 
-    loader = make(read, cpu_ns=lambda: 0)  # only children cost more than a turn
+    loader = make(read, cpu_ns=lambda: 0)  # only child processes cost more than a turn
     loader.add(key(0), details(0), b"slow", 1)
     for number in range(1, 4):
         loader.add(key(number), details(number), b"f", 1)

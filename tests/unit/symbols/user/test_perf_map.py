@@ -135,7 +135,7 @@ def test_appended_lines_are_read_and_the_newer_name_wins(path, opened):
     assert not opened.update(20)
     names = [name_at(opened, 0x10F, at) for at in (5, 10, 11, 19, 20)]
     assert names == ["first", "first", None, None, "second"]
-    assert opened.lookup(0x105, 20) is None  # what is left of the first one has gone
+    assert opened.lookup(0x105, 20) is None  # the rest of the first function is gone
     assert name_at(opened, 0x205, 20) == "other"
     assert opened.lookup(0x305, 20) is None
     with open(path, "ab") as file:

@@ -95,7 +95,7 @@ def test_frame_addresses_are_elf_virtual_addresses(resolve):
     )
     assert [(frame.module.name, frame.address) for frame in side.frames] == [
         ("libc.so.6", 0x30000),
-        ("libc.so.6", 0x3000F),  # in the call, not behind it
+        ("libc.so.6", 0x3000F),  # in the call, not after it
         ("program", 0x402900),  # where the signal hit
         ("program", 0x60000F),
     ]
