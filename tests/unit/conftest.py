@@ -1,7 +1,8 @@
-"""Unit tests run in their own process alone, unless they are marked ``system``.
+"""Unit tests may not leave their process, unless they are marked ``system``.
 
-An audit hook (PEP 578) sees what Python code starts and opens, and the bpf(2) call of the package
-is replaced: a test without the marker that uses the system fails, even if it catches the error.
+An audit hook (PEP 578) observes the processes and sockets that Python code opens, and the package's
+bpf(2) call is replaced: a test without the marker that uses the system fails, even if it catches
+the error.
 """
 
 import signal
@@ -37,10 +38,10 @@ class SystemUsedError(Exception):
 
 
 class Guard:
-    """Records and stops what a test uses of the system.
+    """Records and blocks a test's use of the system.
 
     Attributes:
-        uses: what the current test has used; None while it may use the system.
+        uses: recorded uses of the current test; None while it may use the system.
         threads: threads of earlier tests, which may still do so.
     """
 
@@ -75,13 +76,13 @@ sys.addaudithook(_guard.audit)
 
 @pytest.fixture
 def guard():
-    """The guard of this process, which is on in tests without the marker."""
+    """The guard of this process, enabled in tests without the marker."""
     return _guard
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Guard the fixtures, too: those of a module are made for the first test that uses them."""
+    """Also guard fixtures: a module's are created for the first test that uses them."""
     # Hooks of this file are called for the tests of other directories, too.
     if UNIT_TESTS in item.path.parents and not item.get_closest_marker("system"):
         _guard.start()

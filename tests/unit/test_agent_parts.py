@@ -235,7 +235,9 @@ def test_clients_that_hold_connections_do_not_lock_out_others(health, caplog):
 
 
 def test_simultaneous_clients_are_all_connected(health):
-    """Also while the server is busy with another one; the kernel drops what it cannot queue."""
+    """Also while the server is busy with a client; the kernel drops connections that it cannot
+    queue.
+    """
     with health._server._changed, contextlib.ExitStack() as stack:
         for _ in range(2 * MAX_CONNECTIONS):
             client = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))

@@ -14,7 +14,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("[!m]*.md"))]  # not m
 
 
 def shown(page):
-    """Commands in blocks and in spans of code, without what a shell does with their output."""
+    """Yields commands in code blocks and spans, without redirections and pipes."""
     text = page.read_text()
     blocks = re.findall(r"^```(?:sh|console)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
@@ -25,7 +25,7 @@ def shown(page):
 
 
 def parse(name, arguments):
-    """Options and their number of values, but not the values; raises ``UsageError``."""
+    """Parses options and their number of values, but not the values; raises ``UsageError``."""
     command = cli.get_command(click.Context(cli), name)
     command.make_parser(click.Context(command)).parse_args(arguments)
 

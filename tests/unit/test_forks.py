@@ -156,7 +156,7 @@ def test_objects_registered_in_a_child_of_cs_fork_catch_up(registered, log, call
 
 
 def test_child_hooks_run_even_without_hooks_before_the_fork(registered, log):
-    """uWSGI with py-call-osafterfork calls PyOS_AfterFork_Child alone."""
+    """uWSGI with py-call-osafterfork calls only PyOS_AfterFork_Child."""
 
     def child():
         ctypes.pythonapi.PyOS_AfterFork_Child()

@@ -45,7 +45,7 @@ def status(port, request):
 
 @pytest.mark.parametrize("lines", [1, 80], ids=["one line", "many lines"])
 def test_the_total_size_of_headers_is_limited(port, lines):
-    """A line may have 64 KiB, and a request 100 of them."""
+    """A line may have 64 KiB, and a request may have 100 lines."""
     line = b"X-A: " + b"a" * (MAX_HEADER_BYTES // lines) + b"\r\n"
     head = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
     assert status(port, head + line * lines) == 431

@@ -50,7 +50,7 @@ def system_python():
 
 @pytest.fixture
 def clone(tmp_path):
-    """A clone whose package is installed at once."""
+    """A clone whose package installs quickly."""
     clone = tmp_path / "clone"
     (clone / "otel_kprofiler").mkdir(parents=True)
     shutil.copy(ROOT / "setup.sh", clone)
@@ -64,7 +64,7 @@ def clone(tmp_path):
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
-    """A directory of programs with a `python3` that is not the system's, as pyenv or uv have it."""
+    """A directory with a `python3` other than the system's, as with pyenv or uv."""
     home = tmp_path_factory.mktemp("elsewhere")
     (home / "bin").mkdir()
     shutil.copy(SYSTEM.resolve(), home / "bin/python3")
@@ -76,7 +76,7 @@ def elsewhere(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory):
-    """A directory of programs whose `python3` answers as a version that is too old."""
+    """A directory whose `python3` reports a version that is too old."""
     directory = tmp_path_factory.mktemp("older")
     program = directory / "python3"
     shutil.copy(SYSTEM.resolve(), directory / "real")  # not hidden with the system's
@@ -89,7 +89,9 @@ def older(tmp_path_factory):
 
 
 def set_up(clone, *words, path=(), system=None, wrapper=(), **environ):
-    """Run the set-up with directories before the PATH, and another file as the system's Python."""
+    """Run setup.sh with directories prepended to the PATH, and a different file as the system's
+    Python.
+    """
     command = [*wrapper, "./setup.sh", *words]
     if system:
         mount = f'mount --bind "$0" {system_python()} && exec "$@"'

@@ -58,7 +58,7 @@ def window(number=0):
 
 
 def read(tmp_path, content, expected=()):
-    """Windows of a file with this content, which is reported with these sentences."""
+    """Reads windows from a file with this content; expects these problem reports."""
     path = tmp_path / "no suffix"
     path.write_bytes(content)
     said = []

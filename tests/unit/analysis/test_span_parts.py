@@ -50,7 +50,7 @@ A, B, CHILD = (
 def write(path, *timeline, service=None):
     """A profile of what threads did: (milliseconds from the start, span, what, how long, thread).
 
-    What runs is sampled each millisecond.
+    Running threads are sampled every millisecond.
     """
     running, waiting = [], []
     for at, link, what, length, *thread in timeline:
@@ -110,7 +110,7 @@ def test_parts_of_synchronous_spans_sum_to_their_durations(synchronous):
 
 @pytest.fixture
 def asynchronous(tmp_path):
-    """Two tasks of a loop; the first awaits the second, an event, and a callback of no span."""
+    """Two tasks of a loop; the first awaits the second, an event, and a callback without a span."""
     return write(
         tmp_path / "async.otlp",
         (0, None, "epoll", 50),

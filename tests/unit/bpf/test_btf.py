@@ -10,7 +10,7 @@ TASK = ("task_struct", 4096, [("state", 0, 1), ("leader", 80, 1), ("start", 160,
 
 
 def test_offsets_are_in_bytes():
-    """A member of another struct has the same name."""
+    """A different struct has a member of the same name."""
     types = KernelTypes(btf(("other", 8, [("task_struct", 0, 1), ("leader", 8, 1)]), TASK))
     assert [types.offset("task_struct", name) for name in ("leader", "start")] == [80, 160]
     assert types.size("task_struct") == 4096

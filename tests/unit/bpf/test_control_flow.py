@@ -17,7 +17,7 @@ STACK_BYTES = 512  # MAX_BPF_STACK: total for all functions in a call chain
 
 
 def functions(path):
-    """Instructions of each section with code, and where its functions begin."""
+    """Returns the instructions of each code section, and the starts of its functions."""
     with path.open("rb") as file:
         elf = ELFFile(file)
         symbols = list(elf.get_section_by_name(".symtab").iter_symbols())
@@ -42,7 +42,9 @@ def successors(code, at):
 
 
 def loops_without_a_jump(code, start):
-    """Instructions that go on with one before, in the order of ``check_cfg`` of the verifier."""
+    """Returns instructions that fall through to an earlier one, in the order of the verifier's
+    ``check_cfg``.
+    """
     result, done = [], {start: False}
     path = [(start, iter(successors(code, start)))]
     while path:
@@ -95,7 +97,7 @@ def stack_bytes(code):
 
 
 def read_calls(path):
-    """By section and place of each function: name, bytes of stack, the functions it calls."""
+    """Returns, by section and offset of each function: name, bytes of stack, called functions."""
     with path.open("rb") as file:
         elf = ELFFile(file)
         symbols = list(elf.get_section_by_name(".symtab").iter_symbols())

@@ -235,7 +235,7 @@ def test_interrupt_ranges_are_packed_as_start_and_size():
     reason="clang-14 and llvm-14, which the committed object was made with, are not installed",
 )
 def test_the_committed_objects_match_their_sources(tmp_path):
-    """Built from another directory too, so that no path of a machine is in it."""
+    """They are also built in a different directory, so that they contain no machine's paths."""
     for source in (*PROGRAMS.glob("*.bpf.[ch]"), PROGRAMS / "build.sh"):
         shutil.copy(source, tmp_path)
     version = subprocess.run(["clang-14", "--version"], capture_output=True, text=True, check=True)

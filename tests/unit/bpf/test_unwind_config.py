@@ -77,7 +77,7 @@ def test_saved_register_offsets_match_their_block(machine):
 
 
 def kernel(**changes):
-    """A kernel's structs; ``changes`` replaces members of one by name."""
+    """A kernel's structs; ``changes`` replaces members of a struct by name."""
     structs = {
         "task_struct": [("mm", 8, 0), ("stack", 16, 0)],
         "mm_struct": [("", 64, 9)],

@@ -71,7 +71,7 @@ COMPUTE = stack((PYTHON_SIDE, None, "compute", 42), MAIN)
 
 
 def window(number, *, reads=5, computes=3, sends=2, lost=0):
-    """One second: nginx in web has some reads and sends, and the rest belongs to evil."""
+    """One second: nginx in web reads and sends; evil has the rest."""
 
     def sample(stack, tid, name, count):
         times = [START + number * SECOND + at for at in range(count)]
@@ -110,7 +110,7 @@ STATUS = Status("host", "6.12", "99 Hz", 0.012)
 
 
 def screen(state, shown, width=80, height=24, **more):
-    """Lines of the screen without bold and so on; each fits."""
+    """Returns the screen's lines without attributes; checks that each fits."""
     lines = page(state, shown, STATUS, Size(width, height, **more), color=True)
     plain = [click.unstyle(line) for line in lines]
     assert len(plain) == height
@@ -119,7 +119,7 @@ def screen(state, shown, width=80, height=24, **more):
 
 
 def selected(state, shown, **size):
-    """The row that is selected; no more than one is."""
+    """Returns the selected row; checks that there is at most one."""
     lines = page(state, shown, STATUS, Size(80, 24, **size), color=False)
     rows = [click.unstyle(line) for line in lines if "\x1b[7m" in line]
     rows = [row for row in rows if "ms/s" not in row]
@@ -137,7 +137,7 @@ def press(state, shown, *keys):
 
 
 def waiting(number):
-    """A second with 3 ms for a pipe and 900 ms of polling, beside one of what runs."""
+    """A second with waits of 3 ms for a pipe and 900 ms of polling, and on-CPU samples."""
     nginx = Resource({"process.pid": 7, "process.executable.name": "nginx"})
     waits = [
         WindowSample(READ, 7, "nginx", 0, None, [START + number * SECOND], [value], (), wait)

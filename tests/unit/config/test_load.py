@@ -277,7 +277,9 @@ def test_messages_never_show_secrets_of_addresses_and_headers(block):
     ],
 )
 def test_messages_never_show_a_misplaced_secret(text):
-    """A password as a key, an alias, a tag, or a reference: its length and its place are shown."""
+    """A password as a key, an alias, a tag, or a reference: only its length and position are
+    shown.
+    """
     result = problems(text)
     assert result
     assert not any("tr0ub4dor" in problem for problem in result), result

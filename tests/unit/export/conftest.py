@@ -43,7 +43,7 @@ def status_details():
 
 
 class Receiver:
-    """Common base of the receivers: a script of answers, the last repeated, and a record."""
+    """Base class of the receivers: scripted responses, the last of which repeats, and a record."""
 
     def __init__(self):
         self.script = deque()
@@ -59,7 +59,7 @@ class Receiver:
 
 
 class GrpcReceiver(Receiver):
-    """Answers are functions of (request, context), or response bytes."""
+    """Responses are functions of (request, context), or bytes."""
 
     def __init__(self, credentials=None):
         super().__init__()
@@ -81,7 +81,7 @@ class GrpcReceiver(Receiver):
 
 
 class HttpReceiver(Receiver):
-    """Answers are (status, headers, body), or functions of the request handler."""
+    """Responses are (status, headers, body), or functions of the request handler."""
 
     def __init__(self, context=None):
         super().__init__()

@@ -53,7 +53,7 @@ def profiles(payload):
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
 def test_resent_batches_keep_their_profile_ids(grpc_receiver, http_receiver, quick, kind):
-    """The receiver stores the request, but its answer is lost."""
+    """The receiver stores the request, but its response is lost."""
     if kind == "grpc":
         grpc_receiver.answer(lambda _, context: context.abort(StatusCode.UNAVAILABLE, "gone"), b"")
         exporter = OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", retry=quick)
@@ -74,7 +74,7 @@ def test_resent_batches_keep_their_profile_ids(grpc_receiver, http_receiver, qui
 def test_batches_whose_response_is_unreadable_are_delivered_once(
     grpc_receiver, http_receiver, quick, kind, caplog
 ):
-    """The receiver stores the request, but a proxy answers with a page instead."""
+    """The receiver stores the request, but a proxy responds with a page instead."""
     page = b"<html>welcome</html>"
     if kind == "grpc":
         grpc_receiver.answer(page)

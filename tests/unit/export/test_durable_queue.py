@@ -12,7 +12,7 @@ from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples
 
 
 class Receiver(ProfileExporter):
-    """A receiver that can be up or down and records what it gets."""
+    """A receiver that can be up or down and records requests."""
 
     name, form, max_bytes = "receiver", Form.PROTOBUF, None
 
@@ -85,7 +85,7 @@ def open_queue(tmp_path):
 
 
 def kill(queue):
-    """End a queue as SIGKILL would: nothing more is written, the lock is released."""
+    """Stop a queue as SIGKILL would: nothing more is written, and the lock is released."""
     with queue._changed:
         queue._spool._end_segment()
         os.close(queue._spool._guard)

@@ -14,7 +14,7 @@ EXAMPLES = examples("export.md")
 
 
 def run(heading, page=EXAMPLES, **given):
-    """The names that the example below a heading leaves."""
+    """Runs the example below a heading; returns the names it defines."""
     (code,) = page[heading]
     exec(code, given)
     return given
@@ -22,7 +22,7 @@ def run(heading, page=EXAMPLES, **given):
 
 @pytest.fixture
 def window(tmp_path, monkeypatch):
-    """That of the other page, in a directory for files."""
+    """The window of the OTLP page; changes into a directory for files."""
     monkeypatch.chdir(tmp_path)
     return run("Write a profile", examples("otlp.md"))["window"]
 

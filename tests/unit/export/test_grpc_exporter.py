@@ -166,7 +166,7 @@ def test_partial_success_is_never_resent(grpc_receiver, exporter, batch, answer,
 def test_a_success_is_delivered_whatever_its_response(
     grpc_receiver, exporter, batch, response, caplog
 ):
-    """Unreadable, or above the 4 MiB that are read of it: logged once per exporter."""
+    """An unreadable response, or one above 4 MiB, is logged once per exporter."""
     grpc_receiver.answer(response, b"", response)
     for _ in range(3):
         result = exporter.export(batch())

@@ -244,7 +244,7 @@ def test_partial_success_is_parsed_from_a_chunked_gzip_body(http_receiver, open_
 def test_a_success_is_delivered_whatever_its_body(
     http_receiver, open_exporter, batch, answer, caplog
 ):
-    """The status decides; that partial success cannot be read is logged once per exporter."""
+    """The status decides; an unreadable partial success is logged once per exporter."""
     headers, body = answer
     http_receiver.answer(
         (200, {"Connection": "close", **headers}, body), (200, {}, b""), (200, headers, body)
@@ -385,7 +385,7 @@ def trickling(first):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("who", ["proxy", "receiver"])
 def test_the_timeout_bounds_a_trickling_connection(open_exporter, batch, who):
-    """Both in a proxy's answer to CONNECT and in a TLS handshake."""
+    """Covers a proxy's response to CONNECT and a TLS handshake."""
     answers = {
         "proxy": b"HTTP/1.1 200 OK\r\nX: ",
         "receiver": b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc",

@@ -135,7 +135,7 @@ def test_an_unresolvable_host_name_is_reported_without_a_traceback():
 
 
 def starts(path):
-    """Numbers of the windows in a file, with all of their samples."""
+    """Returns the numbers of the windows in a file, and checks their samples."""
     windows = read_profiles(path)
     assert all(window.sample_count == 3 for window in windows)
     return [one.start_unix_ns // SECOND - 1_700_000_000 for one in windows]

@@ -61,7 +61,7 @@ def make(number=0, count=COUNT, name="thread", max_bytes=None):
 
 
 def stamps(payloads):
-    """How often each sample is in these requests."""
+    """Counts each sample in these requests."""
     return Counter(
         (profile.kind.name, sample.thread_name, stamp)
         for decoded in decode_windows(payloads)
@@ -107,7 +107,7 @@ def opened(exporter):
 
 
 def limit_http(receiver, limit, status=413, body=b""):
-    """Makes the receiver reject larger unpacked requests; returns those it accepts."""
+    """Makes the receiver reject larger uncompressed requests; returns the accepted ones."""
     taken = []
 
     def answer(handler):
@@ -184,7 +184,7 @@ def test_later_batches_are_encoded_within_the_receivers_limit(limited, quick):
 
 
 def test_later_batches_are_split_upfront_to_the_accepted_size(http_receiver, quick):
-    """Even below the size in which windows are encoded, and without a limit in the answer."""
+    """Even below the size at which windows are encoded, and without a limit in the response."""
     (batch,) = make()
     limit = len(batch.payload) // 6
     assert limit < MIN_LEARNED_BYTES
@@ -337,7 +337,9 @@ def test_size_errors_of_grpc_libraries_are_recognized(grpc_receiver, quick, code
 
 
 def test_throttling_does_not_depend_on_size(grpc_receiver, quick, status_details):
-    """RESOURCE_EXHAUSTED with RetryInfo is sent again as it is; another text is a refusal."""
+    """After RESOURCE_EXHAUSTED with RetryInfo, the same request is retried; a different message is
+    a rejection.
+    """
     (batch,) = make()
 
     def throttle(_, context):
@@ -433,7 +435,7 @@ def test_remaining_parts_of_a_batch_are_left_to_the_next_run(limited, tmp_path):
 
 
 def test_losses_of_a_split_batch_are_handed_over(http_receiver, quick):
-    """As files of unsent batches need it."""
+    """Files of unsent batches need them."""
     lost = []
     (batch,) = make()
     taken = limit_http(http_receiver, 4000)

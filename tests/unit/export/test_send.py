@@ -59,7 +59,7 @@ def lines(messages):
 
 
 def run(capsys, *words):
-    """Exit status, lines on standard output and on standard error."""
+    """Returns exit status and the lines on standard output and standard error."""
     try:
         main(["send", *map(str, words)])
         status = 0
@@ -70,7 +70,7 @@ def run(capsys, *words):
 
 
 def received(receiver):
-    """Numbers of the samples' threads in all requests but the first, which asks."""
+    """Returns the samples' thread ids in all requests but the first, which is a probe."""
     bodies = [one[0] if isinstance(one[0], bytes) else one[2] for one in receiver.requests[1:]]
     return sorted(
         sample.thread_name for window in decode_windows(bodies) for _, sample in window.samples

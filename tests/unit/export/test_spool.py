@@ -42,7 +42,7 @@ def fill(directory, count, **options):
 
 
 def abandon(spool):
-    """End as a killed process would: nothing more is written, the lock is released."""
+    """Stop like a killed process: nothing more is written, and the lock is released."""
     spool._release()
 
 
@@ -264,7 +264,7 @@ def change_version(path):
 
 
 def aside(by_segment, *positions):
-    """Change the version of some segments; the batches that remain."""
+    """Change the version of some segments; returns the remaining batches."""
     for position in positions:
         change_version(list(by_segment)[position])
     left = [path for path in by_segment if path.read_bytes().startswith(MAGIC)]

@@ -51,7 +51,7 @@ USER = Frame(None, 0x401000, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
 
 @pytest.fixture
 def windows():
-    """Ten samples: 6 + 1 of ``dd`` (pid 7) and 3 of a process that nobody could look up."""
+    """Ten samples: 6 + 1 of ``dd`` (pid 7) and 3 of a process without attributes."""
     deep = Stack.from_frames((EXT4_READ, READ, ENTRY, USER))
     cut = Stack.from_frames((GAP, BPF, READ, READ), {KERNEL_SIDE: STACK_TRUNCATED})
     missing = Stack.from_frames((), {KERNEL_SIDE: -14})
@@ -76,7 +76,7 @@ def windows():
 
 @pytest.fixture
 def off_cpu():
-    """Three waits of ``dd`` on one CPU, each with the time that it took."""
+    """Three waits of ``dd`` on one CPU, each with its duration."""
     read, entry = Stack.from_frames((READ, ENTRY)), Stack.from_frames((ENTRY,))
     return [
         Window(5_000, 15_000, [Profile(ProfileKind("off_cpu", "off_cpu", "nanoseconds"), 0, [

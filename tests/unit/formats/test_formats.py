@@ -1,4 +1,4 @@
-"""Files for other tools hold what the windows hold, and the tools accept them."""
+"""Files for other tools have the windows' content, and the tools accept them."""
 
 import gzip
 import json

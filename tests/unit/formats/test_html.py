@@ -1,4 +1,4 @@
-"""The page holds every sample once, and was built from the sources beside it."""
+"""The page holds every sample once, and was built from the committed sources."""
 
 import base64
 import hashlib

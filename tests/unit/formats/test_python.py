@@ -104,7 +104,7 @@ def test_every_format_shows_the_line():
 
 
 def strings(profile):
-    """Texts of a pprof profile: field 6 of the outer message."""
+    """Strings of a pprof profile: field 6 of the outer message."""
     raw, at = gzip.decompress(profile), 0
 
     def number():
@@ -128,7 +128,7 @@ def strings(profile):
 
 @pytest.mark.parametrize("place", ["function", "file"])
 def test_names_cannot_break_out_of_a_format(place):
-    """Names are what a process has in its memory; other names of it are dealt with alike."""
+    """Names come from a process's memory; its other names are treated alike."""
     names = {"function": (HOSTILE, "a.py"), "file": ("f", HOSTILE)}[place]
     windows = [sent(stack_of(python(names[0], 3, 1, names[1])))]
     (line,) = folded(windows).splitlines()

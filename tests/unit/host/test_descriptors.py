@@ -1,4 +1,4 @@
-"""Descriptors, in every interpreter of this machine: some miss functions of the module os."""
+"""Descriptors, in every interpreter of this machine: some lack functions of the module os."""
 
 import pytest
 

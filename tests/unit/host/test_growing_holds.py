@@ -1,4 +1,4 @@
-"""Retries of what fails repeatedly."""
+"""Retries of repeated failures."""
 
 from otel_kprofiler.host.growing_holds import MAX_HELD, GrowingHolds
 

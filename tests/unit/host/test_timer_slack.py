@@ -21,7 +21,7 @@ def slack():
 
 @pytest.fixture
 def in_thread():
-    """Runs a function in a new thread, whose slack is BEFORE_NS."""
+    """Runs a function in a new thread with slack BEFORE_NS."""
 
     def run(function, slack_ns=BEFORE_NS):
         results = []

@@ -35,7 +35,7 @@ def file_system(request, monkeypatch):
 
 @pytest.fixture
 def theirs(tmp_path):
-    """A directory of another user, with a file of ours beside it."""
+    """A different user's directory, next to a file of ours."""
     directory = tmp_path / "theirs"
     directory.mkdir()
     os.chown(directory, NOBODY, NOBODY)

@@ -43,7 +43,7 @@ def read(path):
 
 @pytest.fixture(scope="module")
 def own_file():
-    """Content of the file that has the interpreter of this process."""
+    """Content of the file that contains this process's interpreter."""
     at = id(type(read.__code__))
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(one, 16) for one in line.split()[0].split("-"))
@@ -113,7 +113,7 @@ def test_files_for_other_machines_yield_none(own_file):
 
 
 def test_damaged_files_are_rejected_or_yield_none(own_file):
-    """Whatever bytes of headers and symbol tables are changed."""
+    """Any bytes of headers and symbol tables may be changed."""
     source = ImageSource(own_file)
     elf = read_elf(source)
     sections = read_sections(source, elf)

@@ -24,7 +24,7 @@ PAST_ALL_PIDS = 1 << 22  # PID_MAX_LIMIT
 
 
 class OwnFiles(Access):
-    """The files of this host; what is opened for reading is remembered."""
+    """The files of this host; records the files opened for reading."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ def own_code(own):
 
 
 def mapped(pid, own, start=0x7F0000000000):
-    """The interpreter of this process, mapped elsewhere."""
+    """The interpreter of this process, mapped at a different address."""
     text = own.interpreter.texts[0]
     mapping = own_code(own)._replace(
         start=start, end=start + text.size, file_offset=text.offset & ~4095
@@ -78,7 +78,7 @@ def mapped(pid, own, start=0x7F0000000000):
 
 
 def shift(own, start):
-    """How far from the file's own addresses the process has it."""
+    """Distance of the process's addresses from the file's."""
     text = own.interpreter.texts[0]
     return start - (text.address - text.offset % 4096)
 
@@ -108,7 +108,7 @@ def test_a_sampled_process_is_registered_for_the_program_it_ran(processes, journ
 
 @pytest.fixture
 def sleeping():
-    """The pid of a process that runs something else."""
+    """The pid of a process that does not run Python."""
     with subprocess.Popen(["sleep", "100"]) as run:
         yield run.pid
         run.kill()

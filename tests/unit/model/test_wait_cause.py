@@ -184,7 +184,7 @@ EXTENSION = Module("lz4.so", ModuleKind.USER, None, FileId("2"), 0)
 
 
 def native(module, *names):
-    """Frames of a file; of functions without a name for the empty ones."""
+    """Makes frames of a file; empty names stand for unnamed functions."""
     return tuple(Frame(module, 1, (Line(name),) if name else (), 0, USER_SIDE) for name in names)
 
 

@@ -153,7 +153,7 @@ class Mutable:
         return self.scope(index).profiles[0]
 
     def string(self, text):
-        """Index of a string, added if it is not there."""
+        """Returns the index of a string, added if missing."""
         table = self.dictionary.string_table
         if text not in table:
             table.append(text)
@@ -180,7 +180,7 @@ class Mutable:
         )
 
     def use_location(self, **fields):
-        """A new location with a stack and a sample of its own."""
+        """Adds a location with its own stack and sample."""
         location = self.dictionary.location_table.add(**fields)
         index = len(self.dictionary.location_table) - 1
         self.dictionary.stack_table.add(location_indices=[index])

@@ -1,4 +1,4 @@
-"""Decoding of files and payloads, our own and those of other producers."""
+"""Decoding of files and payloads from this and other producers."""
 
 from __future__ import annotations
 

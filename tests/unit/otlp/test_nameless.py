@@ -195,7 +195,7 @@ def test_unknown_fields_are_preserved(window):
 
 
 def test_json_is_given_the_same_names_as_protobuf():
-    """Some producers write them; the tables grow where they are."""
+    """Some producers write JSON; its tables are extended in place."""
     tree = MessageToDict(peer_message(), preserving_proto_field_name=True)
     for profile in tree["resource_profiles"][0]["scope_profiles"][0]["profiles"]:
         profile["profile_id"] = "01" * 16

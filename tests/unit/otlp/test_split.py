@@ -57,7 +57,7 @@ def message(window, attributes=AttributeForm.INLINE):
 
 
 def contents(payloads):
-    """Each sample with everything that it has, from decoded requests."""
+    """Returns each sample of decoded requests with all its properties."""
     return sorted(
         (
             time,
@@ -191,7 +191,7 @@ def two_kinds(samples=40):
 
 
 def divided(batch, limit):
-    """The parts of a batch, each divided until it is small enough or one sample."""
+    """Returns the parts of a batch, split until each is small enough or a single sample."""
     parts = divide_batch(batch, limit) if len(batch.payload) > limit else ()
     return [one for part in parts for one in divided(part, limit)] or [batch]
 
@@ -235,7 +235,7 @@ def test_dividing_a_batch_is_deterministic():
 
 
 def test_parts_of_parts_have_different_ids():
-    """Receivers take profiles with equal ids for one that was sent twice."""
+    """Receivers treat profiles with equal ids as duplicates."""
     (batch,) = encode_window(window([sample(1, times=9), sample(2, times=9)])).batches
     waiting, ids = [batch], []
     while waiting:

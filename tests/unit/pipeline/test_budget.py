@@ -1,4 +1,4 @@
-"""A process above its budget gets coarser samples; those of others are unchanged."""
+"""A process over budget gets coarser samples; other processes' samples are unchanged."""
 
 import struct
 
@@ -117,7 +117,7 @@ class Parts:
         return stack, resource
 
     def close(self):
-        """Samples of each process in the window: stack, thread, name, labels, how many."""
+        """Returns each process's samples in the window: stack, thread, name, labels, number."""
         (profile,) = self.windows.close(2).profiles
         return {
             group.resource.attributes["process.executable.name"]: [
@@ -213,7 +213,7 @@ def test_a_process_that_execs_constantly_keeps_one_resource(parts):
 
 
 def storm(parts, count=1000, first=1000, age_ns=1):
-    """Processes with a program, a name and a stack each; the Resource of each."""
+    """Makes processes, each with a unique program, name and stack; returns their Resources."""
     return [
         parts.add(sample(tgid, number=tgid, exec_id=tgid, comm=b"%d" % tgid, age_ns=age_ns))[1]
         for tgid in range(first, first + count)
@@ -289,7 +289,7 @@ def test_receivers_see_which_samples_are_coarse(parts):
 
 
 def test_a_resource_shared_by_processes_names_no_thread(parts):
-    """Nor if the budget suffices again between the Resource and the group of the same sample."""
+    """Not even if the budget suffices again between finding a sample's Resource and its group."""
     parts.budgets.resolve(sample(NOISY))
     while (resolved := parts.budgets.resolve(sample(NOISY, exec_id=1, owner=2000)))[
         1

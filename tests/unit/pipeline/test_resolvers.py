@@ -61,7 +61,7 @@ def recording(tmp_path):
 
 
 class Names:
-    """Names addresses after the process that they are in, from a time on."""
+    """Names addresses after their process, from a time on."""
 
     def __init__(self, known_from_ns=0):
         self.known_from_ns = known_from_ns

@@ -1,4 +1,4 @@
-"""Waits in the pipeline: causes in windows, and exact totals beside the samples."""
+"""Waits in the pipeline: causes in windows, and exact totals alongside the samples."""
 
 import pytest
 
@@ -30,7 +30,7 @@ UNKNOWN = ("schedule", "synchronize_rcu")
 
 
 class Source:
-    """Scripted samples of waits and totals; it is the clock, too."""
+    """Scripted wait samples and totals; also serves as the clock."""
 
     period_ns = SECOND // 100
     wait_threshold_ns = 2_000_000

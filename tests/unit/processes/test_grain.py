@@ -47,7 +47,9 @@ def of_processes():
 
 
 def count_samples(window):
-    """How often each kind, stack, thread, CPU, time and value occur, whatever the Resource."""
+    """Counts each combination of kind, stack, thread, CPU, time and value, ignoring the
+    Resource.
+    """
     counts = Counter()
     for profile in window.profiles:
         for _, sample in profile.samples:
@@ -65,7 +67,7 @@ def samples_of_processes(of_processes):
 
 
 def labels_of(payload):
-    """Returns what Pyroscope identifies each profile of a request by."""
+    """Returns the labels by which Pyroscope identifies each profile of a request."""
     request = ExportProfilesServiceRequest.FromString(payload)
     strings = request.dictionary.string_table
     return [

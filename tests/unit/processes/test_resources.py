@@ -93,7 +93,7 @@ def test_processes_that_reuse_a_pid_never_share_a_resource(proc):
 
 
 def program(exec_id, stack_start, comm=b"main", owner=0, tgid=5):
-    """A sample of process 5, or of another one that started at the same time."""
+    """A sample of process 5, or of a different process started at the same time."""
     sample = raw(tgid, 300 * TICK_NS, comm)
     return sample._replace(exec_id=exec_id, stack_start=stack_start, owner=owner)
 
@@ -240,7 +240,9 @@ NAMES = {"k8s.container.name": "cart", "k8s.pod.name": "shop", "k8s.namespace.na
 
 
 def renew_until(resolver, resource, expected):
-    """Renews a shared Resource until it has these attributes: files are not read all the time."""
+    """Renews a shared Resource until it has these attributes, since files are read only at
+    intervals.
+    """
     until_s = time.monotonic() + 30
     while not expected.items() <= resource.attributes.items():
         assert time.monotonic() < until_s, resource.attributes
@@ -312,7 +314,7 @@ def test_a_process_has_parent_and_owner(proc):
 
 
 def test_a_user_without_a_name_has_a_number(proc):
-    """In a container, /etc/passwd is that of its image."""
+    """In a container, /etc/passwd comes from its image."""
     proc(5, 300)
     passwd(proc.root, f"me:x:{os.geteuid()}:1::/:\n")
     (Path(proc.root) / "proc/self").mkdir()

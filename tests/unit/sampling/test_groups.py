@@ -156,7 +156,9 @@ def test_a_hybrid_host_filters_by_cgroup_if_all_targets_are_in_cgroup_v2(host):
 
 
 def test_without_the_cgroup_filter_processes_are_followed(host):
-    """Other loaders cannot; cgroups below the 15th level are not seen by the program."""
+    """Other loaders do not support the filter; the program does not see cgroups below the 15th
+    level.
+    """
     host("/proc/5/cgroup", "0::/a.service\n")
     host.cgroup("a.service")
     follower = host.follow(loader="bcc", units=("a",))

@@ -93,7 +93,7 @@ def test_a_wait_not_marked_as_kept_is_dropped():
 
 
 def test_a_wait_end_is_joined_only_with_its_start():
-    """The end of the one before was lost, or the other thread's."""
+    """The previous end was lost, or belongs to the other thread."""
     joiner = WaitJoiner()
     (one,) = joiner.join([begin(1000), end(5000, 200, flags=WAIT_KEPT)])
     assert one.stacks == ()
@@ -197,7 +197,7 @@ def test_any_sequence_of_waits_is_reported_exactly(seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_parts_of_ongoing_waits_fit_the_budget_and_sum_to_the_total(seed):
-    """500 threads sleep all the time, and 50 parts are wanted in each round."""
+    """500 threads sleep continuously, with a budget of 50 parts per round."""
     joiner, rounds, rng = WaitJoiner(random.Random(seed)), 60, random.Random(seed)
     joiner.join([begin(1000, tid=tid) for tid in range(500)])
     now, samples, largest = 1000, [], 0
@@ -216,7 +216,7 @@ def test_parts_of_ongoing_waits_fit_the_budget_and_sum_to_the_total(seed):
 
 
 def test_the_last_part_of_a_wait_compensates_for_a_raised_threshold():
-    """A part of it was sampled; then the program took it with the chance 500 / 2000."""
+    """A part of it was sampled; then the program sampled it with probability 500 / 2000."""
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
     joiner.sample_lasting([thread(1000)], 1300, 77, 1)
@@ -261,7 +261,7 @@ def test_the_initial_threshold_is_shorter_for_higher_rates(rate, first):
 
 
 def test_the_threshold_converges():
-    """Waits of many durations: as many are sampled as are wanted."""
+    """With waits of many durations, the number sampled equals the target."""
     rng, control, taken = random.Random(3), ThresholdControl(1, 0, 20), 0
     for second in range(1, 30):
         before = taken

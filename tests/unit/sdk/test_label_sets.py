@@ -22,7 +22,7 @@ STACK = Stack.from_frames(())
 
 
 def current():
-    """Labels of samples in this context."""
+    """Returns the labels of samples in this context."""
     number = otel_context.get_value(KEY)
     return None if number is None else dict(process_labels.find(number))
 

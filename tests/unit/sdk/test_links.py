@@ -269,7 +269,7 @@ def test_threads_without_a_free_slot_are_counted_and_have_no_links():
 
 
 async def nest(slots, depth, wrong):
-    """Nested spans around waits, so that other tasks run between the steps."""
+    """Nests spans around waits, so that other tasks run between the steps."""
     with TRACER.start_as_current_span("n") as span:
         for _ in range(3):
             if seen(slots) != ids(span):
@@ -430,7 +430,7 @@ def test_a_forked_child_has_no_hooks_and_the_parent_keeps_its_links(slots, links
 
 
 def hold_a_span(leave, spans):
-    """Stay in a span until asked to leave, then start another one outside it."""
+    """Stay in a span until the event is set, then start a new one outside it."""
     with TRACER.start_as_current_span("long") as span:
         spans.put(span)
         leave.wait()
@@ -441,7 +441,9 @@ def hold_a_span(leave, spans):
 
 @pytest.fixture
 def holding():
-    """Threads in a span, each with an event that makes it leave, and its spans."""
+    """Starts threads in a span; returns them with the event that makes each leave, and its
+    spans.
+    """
     held = []
     for _ in range(3):
         leave, spans = threading.Event(), queue.SimpleQueue()

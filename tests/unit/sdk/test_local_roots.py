@@ -36,7 +36,7 @@ STACK = Stack.from_frames(())
 
 @pytest.fixture
 def roots(monkeypatch):
-    """Those of the spans of ``tracer``, apart from those of the process."""
+    """The local roots of ``tracer``'s spans, separate from the process's."""
     result = LocalRoots(limit=64)
     result.keep_ended = True
     return result
@@ -55,7 +55,7 @@ def tracer(roots):
 
 @pytest.fixture
 def now(monkeypatch):
-    """The clock of what is forgotten, as a list of one number."""
+    """The clock for expiry, as a list with one number."""
     time = [1000.0]
     monkeypatch.setattr(local_roots, "time", SimpleNamespace(monotonic=lambda: time[0]))
     return time
@@ -267,7 +267,7 @@ def test_spans_that_raise_are_limited_and_hinder_no_others(roots, tracer):
 
 
 class Slow(dict):
-    """Encoded names; while each is stored, another thread ends a span."""
+    """Encoded names; while each one is stored, a different thread ends a span."""
 
     ending = None
 

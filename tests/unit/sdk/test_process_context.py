@@ -328,7 +328,7 @@ def resources(process):
 
 
 def close_window(resources, *seen):
-    """The Resources of a window when it is closed."""
+    """Closes a window; returns its Resources."""
     renewed = resources.renew(seen)
     return [renewed.get(resource, resource) for resource in seen]
 

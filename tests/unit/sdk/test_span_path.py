@@ -96,7 +96,7 @@ def test_context_maps_of_any_shape_are_read(path):
 
 
 class Named(str):
-    """A name of a context variable whose hash is chosen."""
+    """A context variable's name with a chosen hash."""
 
     __slots__ = ("value",)
 
@@ -105,7 +105,7 @@ class Named(str):
 
 
 def make_equal(key):
-    """A context variable with the same hash in contexts as another."""
+    """Makes a context variable with the same hash in contexts as a given one."""
     for _ in range(1000):
         name = Named("equal")
         name.value = 0
@@ -151,7 +151,7 @@ def test_attributes_are_read_wherever_an_instance_stores_them(path):
 
 
 class Stranger(NonRecordingSpan):
-    """A span of a class that is not known."""
+    """A span of an unknown class."""
 
 
 def test_unknown_span_classes_yield_no_span(path):

@@ -22,7 +22,7 @@ def clones_folder():
 
 @pytest.fixture(scope="session")
 def boundaries():
-    """Symbols with which linker scripts delimit code."""
+    """Symbols that delimit code in linker scripts."""
     lines = (DATA / "boundaries.txt").read_bytes().splitlines()
     return [line.split()[0] for line in lines]
 

@@ -51,7 +51,7 @@ def core_symbols(text):
 
 
 def kallmodsyms(symbols, owner, slide, sized):
-    """The same symbols as a kernel with kallmodsyms shows them."""
+    """The same symbols in the format of a kernel with kallmodsyms."""
     ends = sorted({address for address, _, _ in symbols})
     for address, kind, name in symbols:
         following = bisect_right(ends, address)
@@ -147,7 +147,7 @@ def test_types_that_look_like_sizes_are_not_sizes():
 
 
 def test_sizes_of_kallmodsyms_end_functions(tmp_path):
-    """The oracle scans all symbols for the last that starts before an address and covers it."""
+    """The oracle scans all symbols for the last one that starts before an address and covers it."""
     symbols = [s for s in core_symbols(unpack("kallsyms.xz")) if s[1] in "tTwW"]
     rng = random.Random(5)
     starts = sorted({address for address, _, _ in symbols})

@@ -47,7 +47,7 @@ def copies(modules_folder):
 
 @pytest.fixture
 def symbolize(capsys):
-    """Runs the command; gives its exit status, output and messages."""
+    """Runs the command; returns its exit status, output and messages."""
 
     def run(*arguments):
         with pytest.raises(SystemExit) as ended:

@@ -278,7 +278,7 @@ def test_the_reader_reports_errors(tmp_path):
 
 
 class Value:
-    """A value that shows by a weak reference whether it is kept."""
+    """A value whose lifetime is observable through a weak reference."""
 
     def __init__(self, key):
         self.key = key

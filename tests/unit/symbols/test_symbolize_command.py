@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def program(folder):
-    """Its addresses are not its offsets."""
+    """A program whose addresses differ from its file offsets."""
     return build(folder, "program", "-no-pie")
 
 
@@ -77,7 +77,7 @@ def programs(program, unmarked, split):
 
 @pytest.fixture
 def symbolize(capsysbinary, monkeypatch):
-    """Runs the command; gives its exit status, output and messages."""
+    """Runs the command; returns its exit status, output and messages."""
     monkeypatch.setattr(installed, "DIRECTORIES", ())  # /usr takes a second
 
     def run(*arguments):
@@ -336,7 +336,7 @@ def test_a_payload_whose_files_are_all_missing_is_reported(symbolize, tmp_path):
 
 
 def test_installed_files_are_located_by_name_and_verified_by_id(tmp_path, program, unmarked):
-    """Among files of one name, the build id decides, or else the hash."""
+    """Among files of the same name, the build id decides, or else the hash."""
     for folder, path in (("a", unmarked), ("b/c", program)):
         (tmp_path / folder).mkdir(parents=True)
         shutil.copy(path, tmp_path / folder / "tool")

@@ -34,7 +34,7 @@ checked = linked = 0
 
 
 def check():
-    """The record is that of the current span; `may_miss`: or there is none."""
+    """Check that the record is the current span's; with `may_miss`, there may be none."""
     global checked, linked
     span = trace.get_current_span().get_span_context()
     record = read_record()
@@ -205,7 +205,7 @@ def read_rights(address):
 
 
 def compile_runner(change=lambda library: None):
-    """A function of C that calls another in a context, with imports that are read-only.
+    """Compiles a C function that calls another in a context, with read-only imports.
 
     ``change`` is called with the path of its library before that is loaded.
     """
@@ -231,7 +231,7 @@ def compile_runner(change=lambda library: None):
 
 
 def c_code():
-    """C code enters contexts in each other, at last more than are kept."""
+    """C code enters nested contexts, eventually more than are kept."""
     global may_miss
     run = compile_runner()
 
@@ -511,7 +511,7 @@ def c_fork():
 
 
 def subinterpreters():
-    """Code of other interpreters changes no record, and cannot start the writer."""
+    """Code in other interpreters does not change records, and cannot start the writer."""
     interpreters = importlib.import_module(
         "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
     )
@@ -545,7 +545,7 @@ def subinterpreters():
 
 
 def start_in_a_subinterpreter():
-    """Called before the start: it is refused there, and works here afterwards."""
+    """A start in a subinterpreter is rejected, and one in the main interpreter then succeeds."""
     interpreters = importlib.import_module(
         "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
     )
@@ -657,7 +657,7 @@ def ends():
 
 
 def fail_to_start():
-    """Hooks that fail half way are removed."""
+    """Partially installed hooks are removed after a failure."""
     taken = []
     add = getattr(ctypes.pythonapi, "PyContext_AddWatcher", None)
     find_methods = thread_contexts._methods

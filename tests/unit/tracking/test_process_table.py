@@ -203,7 +203,7 @@ CHANGES = st.one_of(
 @settings(max_examples=400)
 @given(st.lists(CHANGES, max_size=40))
 def test_events_alone_yield_the_current_mappings(changes):
-    """Whoever follows the events knows the mappings: byte for byte what was mapped last."""
+    """A follower of the events knows the current mappings byte for byte."""
     table, bytes_of, mapped = ProcessTable(), {}, {}
     for time_ns, one in enumerate(changes, 1):
         change = one._replace(time_ns=time_ns)

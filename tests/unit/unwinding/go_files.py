@@ -37,7 +37,9 @@ def pack_sizes(sizes):
 
 
 def go_file(functions, *, magic=0xFFFFFFF1, text=TEXT):
-    """A file, where its table is, and its segments; ``text``: what the table says of its code."""
+    """Makes a file, with the location of its table and its segments; ``text`` is the code address
+    in the table.
+    """
     shared = {}
     code, names, sizes, rows, table = bytearray(), b"\0", b"\0", [], b""
     for made in functions:

@@ -25,7 +25,7 @@ class Kernel:
 
 
 def claim_of(space, *request):
-    """The claim and None, or None and why there is none."""
+    """Returns the claim and None, or None and the reason."""
     try:
         return space.claim(*request), None
     except TableRefused as error:

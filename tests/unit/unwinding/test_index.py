@@ -29,7 +29,7 @@ def cie(augmentation=b"zR", data=b"\x1b", rest=b"\x0c\x07\x08\x90\x01\0\0"):
 
 
 def fde(frames, start, *, form="<iI", address=0x1000, relative=True):
-    """An entry behind ``frames`` for a function; its CIE is the first entry."""
+    """Makes an entry after ``frames`` for a function; its CIE is the first entry."""
     at = len(frames)
     if relative:
         start -= address + at + 8
@@ -225,7 +225,7 @@ def test_memory_is_limited(tmp_path):
 
 
 def test_an_entry_takes_little_memory():
-    """Entries are the shortest ones, in another order than their functions."""
+    """Entries have minimal size, and are not in the order of their functions."""
     count = 150_000
     head = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
     ats = range(len(head), len(head) + 16 * count, 16)

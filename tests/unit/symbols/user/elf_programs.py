@@ -87,7 +87,7 @@ last: nop
 
 
 def build(folder, name, *options, source=SOURCE, language="c"):
-    """Compile a source; the path of the result."""
+    """Compile a source file; returns the path of the result."""
     if "-fuse-ld=gold" in options and shutil.which("ld.gold") is None:
         pytest.skip("needs the linker gold")
     path = os.path.join(folder, name)

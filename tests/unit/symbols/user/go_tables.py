@@ -62,7 +62,7 @@ def build_go(path, *options):
 
 
 class GoFunction(NamedTuple):
-    """A function: name, size, and for each place how long its file and line hold."""
+    """A function: name, size, and the number of bytes for which each file and line apply."""
 
     name: str
     size: int
@@ -78,7 +78,7 @@ def number(value):
 
 
 def pc_table(steps):
-    """A pc table of (size, value); values that are equal to the one before are one with it."""
+    """Makes a pc table from (size, value) pairs; equal successive values are merged."""
     written, before = b"", -1
     for value, run in groupby(steps, key=itemgetter(1)):
         size, delta = sum(size for size, _ in run), value - before
@@ -92,7 +92,7 @@ TEXT, TABLE_AT = 0x401000, 0x1000
 
 
 def make_table(version, functions, files=("a.go", "b.go")):
-    """The table of functions that lie behind each other from ``TEXT`` on."""
+    """Makes the table of consecutive functions that start at ``TEXT``."""
     names = b"\0".join(function.name.encode() for function in functions) + b"\0"
     files_text = b"\0".join(map(str.encode, files)) + b"\0"
     unit = b"".join(struct.pack("<I", files_text.index(name.encode() + b"\0")) for name in files)
@@ -129,7 +129,7 @@ def make_table(version, functions, files=("a.go", "b.go")):
 
 
 def open_table(table, version):
-    """The table in a file whose module's data lies behind it."""
+    """Opens the table in a file with the module data after it."""
     names = struct.unpack_from("<Q", table, 8 + 8 * (2 if version == 16 else 3))[0]
     module = [0] * 41
     module[0], module[1], module[22] = TABLE_AT, TABLE_AT + names, TEXT

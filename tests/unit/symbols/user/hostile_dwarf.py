@@ -85,12 +85,12 @@ def dwarf(info, lines=None, strings=b"f\0", abbreviations=ABBREVIATIONS, others=
 
 
 def line_rows():
-    """A program of a row for each byte."""
+    """A line program with a row for each byte."""
     return dwarf(unit(b"".join(map(function, range(3)))), lines(b"\x21\x20" * (8 << 20)))
 
 
 def functions():
-    """Functions, each as short as an entry may be."""
+    """Functions with minimal entries."""
     return dwarf(unit(b"".join(map(function, range(600_000)))))
 
 
@@ -123,14 +123,14 @@ def origins():
 
 
 def names():
-    """Functions with long names, each the end of another's."""
+    """Functions with long names, each a suffix of the next."""
     count = 1000
     entries = b"".join(function(at, at) for at in range(count))
     return dwarf(unit(entries), strings=b"n" * (1 << 20) + b"\0")
 
 
 def indirect():
-    """A name whose form is given by a form, and so on."""
+    """A name with nested indirect forms."""
     head = b"\7" + bytes([INDIRECT]) * (16 << 20) + bytes([STRP])
     return dwarf(unit(head + struct.pack("<IQI", 0, TEXT, 16)))
 
@@ -169,4 +169,4 @@ KINDS = {
 LARGE = {"line-rows", "functions", "names", "abbreviations", "compressed-lines"}
 """Kinds that take more than 96 MB."""
 SLOW = {"ranges"}
-"""Kinds that take as much CPU time as they may."""
+"""Kinds that use up the CPU time limit."""

@@ -48,7 +48,7 @@ def make_elf(sections, search=None):
 
 
 def make_symbols(count, name=b"f%06x"):
-    """Entries and names of functions of 16 bytes, in no order."""
+    """Unsorted entries and names of functions of 16 bytes."""
     width = len(name % 0) + 1
     rows = array("Q", bytes(24 * count))
     heads = array("I", bytes(8 * count))
@@ -75,7 +75,7 @@ def good():
 
 
 def versions():
-    """All names have versions, of as few bytes as possible."""
+    """A program whose names all have the shortest possible versions."""
     entries, names = make_symbols(2)
     table = b".symtab", 2, 0, 0, entries, 3, 24
     return make_elf([CODE, table, (b".strtab", 3, 0, 0, names + b"a@b\0" * (2 << 20), 0, 0)])
@@ -127,12 +127,12 @@ def packed_zeros():
 
 
 def packed_streams():
-    """A packed debug file that unpacks to 10 GB: streams behind each other."""
+    """A packed debug file that unpacks to 10 GB: concatenated streams."""
     return packed(lzma.compress(bytes(64 << 20), preset=0) * 160)
 
 
 def packed_with_a_dictionary():
-    """A packed debug file that wants a dictionary of 1 GB, and one of the good program's."""
+    """A packed debug file that requires a dictionary of 1 GB, and one of the good program."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 8 << 20}]
     whole = bytearray(lzma.compress(good(), filters=filters))
     # The xz file format 1.1.0, 3.1 and 5.3.1: header of a block, with its CRC32 at its end.
@@ -152,7 +152,7 @@ def packed_symbols():
 
 
 def stubs():
-    """Stubs of a PLT with long names, as many as a section may have."""
+    """The maximum number of PLT stubs, with long names."""
     count = (1 << 20) // 8
     entry = struct.pack("<IBBHQQ", 1, 0x12, 0, 0, 0, 0)
     sections = [
@@ -174,7 +174,7 @@ def stubs():
 
 
 def go():
-    """A table of Go's runtime of many functions, all of one struct."""
+    """A Go runtime table of many functions that share one struct."""
     count = 3 << 20
     starts = array("I", bytes(4 * (2 * count + 1)))
     starts[::2] = array("I", range(count + 1))

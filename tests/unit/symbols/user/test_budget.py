@@ -25,7 +25,9 @@ ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
 SLOW = {"versions", "packed-symbols", "symbols-that-fit"}
 """Kinds that are read, which takes a third of a second for each."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Has glibc return what was freed at once, so that memory is what is held (mallopt(3))."""
+"""Makes glibc return freed memory immediately, so that only held memory is measured
+(mallopt(3)).
+"""
 
 
 def read(folder, content, limit_mib, count, detail="names"):
@@ -56,7 +58,7 @@ def test_files_are_read_within_the_limit(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", hostile_dwarf.KINDS)
 def test_dwarf_is_converted_within_the_limits(tmp_path, kind):
-    """By children, so that nothing of it is held here."""
+    """Child processes convert it, so that this process holds none of it."""
     count = ALL or (1 if kind in hostile_dwarf.SLOW else 2)
     report = read(tmp_path, hostile_dwarf.KINDS[kind](), DWARF_LIMIT_MIB, count, "lines")
     added_kib = report["peak_kib"] - report["before_kib"]
@@ -74,7 +76,7 @@ def test_dwarf_is_converted_within_the_limits(tmp_path, kind):
 
 
 def test_go_lines_are_read_within_the_limit(tmp_path):
-    """They are kept while the names are, and leave with them."""
+    """Lines are kept as long as the names, and evicted with them."""
     report = read(tmp_path, go_lines(), LIMIT_MIB, FILES, "lines")
     counts = report["counts"]
     assert counts["loaded"] == 1 + FILES, report

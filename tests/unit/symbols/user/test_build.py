@@ -197,7 +197,7 @@ def test_symbol_versions_are_removed_from_names(folder):
 
 
 def test_minidebuginfo_is_read(program, folder):
-    """As Fedora packages programs: .gnu_debugdata has the names that .dynsym has not."""
+    """As in Fedora's packages, .gnu_debugdata has the names missing from .dynsym."""
     small, packed, stripped = (os.path.join(folder, name) for name in ("mini", "mini.xz", "fedora"))
     tool("objcopy", "-S", "--keep-symbol=hidden", "--keep-symbol=main", program, small)
     tool("objcopy", "--only-keep-debug", small)
@@ -220,7 +220,7 @@ def opened(path):
 
 
 def partial(program, folder, kept, packed=()):
-    """The program with some of its symbols alone, and others in ``.gnu_debugdata``."""
+    """The program with only some of its symbols, and others in ``.gnu_debugdata``."""
     path = os.path.join(folder, "partial-" + "-".join([*kept, *packed]))
     keep = [f"--keep-symbol={name}" for name in kept]
     options = []

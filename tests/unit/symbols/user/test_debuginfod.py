@@ -42,7 +42,7 @@ def made(tmp_path_factory):
 
 
 class Server:
-    """A local server whose answer is a function of the handler; counts what it was asked."""
+    """A local server whose response is a function of the handler; counts requests."""
 
     def __init__(self, answer):
         self.asked, self._answer = [], answer

@@ -97,7 +97,7 @@ def test_names_are_demangled(mangled, expected):
 
 
 def nested(count):
-    """A name whose types are pairs of the type before: it doubles ``count`` times."""
+    """A name whose types are pairs of the preceding type: it doubles ``count`` times."""
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     return "_Z1f1A1XIS_S_E" + "".join(f"S0_IS{d}_S{d}_E" for d in digits[1 : count + 1])
 

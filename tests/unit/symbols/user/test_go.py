@@ -160,7 +160,7 @@ def test_functions_equal_those_of_go_tool_nm(variants):
 
 
 def generic(name):
-    """The runtime leaves out the types of generic functions; the tools write a dot for another."""
+    """The runtime omits the types of generic functions; the tools write some characters as dots."""
     return name.removesuffix(".abi0").partition("[")[0].replace("·", ".")
 
 

@@ -494,7 +494,7 @@ def test_arbitrary_bytes_parse_as_records_or_are_skipped(parts, cut):
 
 
 def test_memory_and_time_are_bounded():
-    """Functions without end, of long names and many source files."""
+    """An endless stream of functions with long names and many source files."""
     parts = [header()]
     for at in range(20_000):
         entry = (at * 16, at, b"%d" % at * 20)

@@ -221,7 +221,7 @@ def test_a_conversion_stops_at_its_limits(limits, cause, build, cache, opened):
 
 
 def test_dwarf_that_takes_too_long_for_its_size_is_rejected(cache, opened, tmp_path):
-    """A list of ranges that all functions share is read once for each of them."""
+    """A range list shared by all functions is read again for each of them."""
     path = tmp_path / "ranges"
     path.write_bytes(hostile_dwarf.ranges())
     rate = CpuRate(least_s=0.5, per_mib_s=0.2, most_s=60)
@@ -352,7 +352,7 @@ def test_the_cpu_limit_is_based_on_the_unpacked_size_of_dwarf(build, opened, tmp
 
 
 def test_lines_that_cannot_be_cached_are_not_written_to_a_temporary_file(build, cache, opened):
-    """Such a file may be one in memory, for as long as the lines are used."""
+    """A temporary file might stay in memory for as long as the lines are used."""
     os.rmdir(cache.path)
     with pytest.raises(LinesError, match=rf"cannot be kept in {cache.path}: No such file"):
         SymbolicLines(cache).open(opened(build("pie")))
@@ -387,7 +387,7 @@ def test_the_library_is_not_loaded_into_the_calling_process(build):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a directory of another user")
 def test_the_library_is_loaded_before_privileges_to_read_it_are_dropped(build):
-    """By root, from the closed home directory of a user."""
+    """Run as root, from a user's private home directory."""
     with tempfile.TemporaryDirectory(dir="/tmp") as home:
         os.chmod(home, 0o755)
         words = copy_environment(Path(home)).words

@@ -76,7 +76,7 @@ def resolve(known):
     resolver, answers = UserResolver(known), {}
 
     def resolve_side(side):
-        """As :class:`StackResolver` does, which caches answers."""
+        """Resolves like :class:`StackResolver`, which caches results."""
         answer = answers.setdefault(side, None) or resolver.resolve(side, None)
         answers[side] = answer
         return answer if isinstance(answer, Side) else answer.of(SAMPLE)
@@ -218,7 +218,7 @@ def test_memory_is_bounded(monkeypatch, known):
 
 
 def test_the_number_of_frames_of_a_mapping_is_bounded(monkeypatch, known):
-    """A process that runs all over a large library has one mapping and many frames."""
+    """A process that executes many parts of a large library has one mapping and many frames."""
     monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
     resolver = UserResolver(known)
     for number in range(1000):
@@ -229,7 +229,7 @@ def test_the_number_of_frames_of_a_mapping_is_bounded(monkeypatch, known):
 
 
 def test_frames_in_use_are_kept_while_processes_start_and_exit(monkeypatch, known):
-    """Each start of a program has other addresses, and the same frames."""
+    """Each start of a program has different addresses, but the same frames."""
     monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
     resolver = UserResolver(known)
     first = None
@@ -294,7 +294,7 @@ def test_functions_without_source_lines_are_kept_while_processes_start_and_exit(
 
 
 def test_frames_of_an_evicted_file_have_names_once_it_is_read_again():
-    """Though no other stack is met, and without a look-up for each sample."""
+    """Even without new stacks, and without a look-up for each sample."""
     asked = []
 
     class Asked(Names):
@@ -321,7 +321,7 @@ def test_frames_of_an_evicted_file_have_names_once_it_is_read_again():
 
 
 def test_symbols_of_frames_in_use_are_requested_while_processes_start_and_exit(monkeypatch, known):
-    """Those not asked for are the first to be evicted."""
+    """Unrequested symbols are evicted first."""
     monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
     asked = []
 
