@@ -131,9 +131,7 @@ class Spool:
             if error.errno not in _TRANSIENT:
                 self._release()
                 raise _refusal(directory, error) from error
-            _log.warning(
-                "the spool %s: %s; new data cannot be stored for now", directory, error.strerror
-            )
+            _log.warning("the spool %s: %s; no new data is stored yet", directory, error.strerror)
             with contextlib.suppress(OSError):  # the cause was just logged
                 self._drop_settled()
 
