@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 from tests.faults.table.scenario import Scenario, wait
@@ -94,6 +95,85 @@ for _ in range(4000):
 while True:
     pass
 """
+NAMED = """
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+int main(void)
+{
+    for (unsigned long number = 0;; number++) {
+        pid_t child = fork();
+        if (!child) {
+            char name[16];
+            struct timespec now;
+            snprintf(name, sizeof name, "%lx", number);
+            prctl(PR_SET_NAME, name);
+            do clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+            while (now.tv_nsec < 20000000);
+            _exit(0);
+        }
+        waitpid(child, 0, 0);
+    }
+}
+"""
+# clone3(2) with set_tid: the next process, or thread group, has the id of the one before.
+SAME_ID = """
+#define _GNU_SOURCE
+#include <linux/sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+int main(void)
+{
+    int pid = getpid() + 1000;
+    for (unsigned long number = 0;; number++) {
+        struct clone_args how = {
+            .exit_signal = SIGCHLD, .set_tid = (unsigned long)&pid, .set_tid_size = 1};
+        int child = syscall(SYS_clone3, &how, sizeof how);
+        if (child < 0) { pid++; continue; }
+        if (!child) {
+            char name[16];
+            struct timespec now;
+            snprintf(name, sizeof name, "reused-%lu", number);
+            prctl(PR_SET_NAME, name);
+            do clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+            while (now.tv_nsec < 5000000);
+            _exit(0);
+        }
+        waitpid(child, 0, 0);
+    }
+}
+"""
+LABELS = """
+from opentelemetry.sdk.trace import TracerProvider
+from otel_kprofiler import labels, thread_context
+thread_context.start({"service.name": "labels"})
+tracer = TracerProvider().get_tracer("labels")
+number = 0
+while True:
+    number += 1
+    with tracer.start_as_current_span("GET"), labels({f"key-{number % 1000}": str(number) * 10}):
+        sum(range(5000))
+"""
+
+
+def reused(run):
+    """Asking for an id needs root."""
+    run.c(SAME_ID, root=True)
+    wait(run)
+
+
+def labelled(run):
+    """A service that publishes other labels, of other names, for each millisecond of work."""
+    for _ in range(2):
+        run.start(sys.executable, "-c", LABELS)
+    wait(run)
 
 
 def one(name, fault, **more):
@@ -111,6 +191,9 @@ SCENARIOS = [
         "names of threads that are not UTF-8",
         c(RENAMES, 500_000, b"\xff\xfe".decode(errors="surrogateescape")),
     ),
+    one("processes with a name each as fast as two cores can", c(NAMED, count=2)),
+    one("each process has the id of the one before, and another name", reused),
+    one("services publish endless labels of endless names", labelled),
     one("5,000 zombies", zombies),
     one("a chain of 500 processes", python(DEEP)),
     one("4,000 threads that sleep", python(MANY_THREADS)),
