@@ -40,7 +40,7 @@ def _text(text):
 
 
 def _block(columns, rows):
-    """A block as servers of revision 54454 and later send it: texts and 32-bit numbers."""
+    """A block as sent by servers of revision 54454 and later: strings and 32-bit numbers."""
     info = b"\x01\x00\x02" + struct.pack("<i", -1) + b"\x00"
     data = info + _varint(len(columns)) + _varint(len(rows))
     for at, (name, kind) in enumerate(columns):
@@ -52,7 +52,7 @@ def _block(columns, rows):
 
 
 class Engine:
-    """One session of chDB, which takes one query at a time."""
+    """One chDB session, which accepts one query at a time."""
 
     def __init__(self, directory):
         from chdb import session  # not for those who want the names of this module only

@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Build what is missing while the first tests run."""
+    """Build missing Collectors while the first tests run."""
     wanted = any(HERE in item.path.parents for item in session.items)
     is_first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
     if not wanted or not is_first or session.config.option.collectonly:
@@ -135,7 +135,7 @@ class Collector:
         version: of the Collector, without ``v``.
         grpc_endpoint: ``host:port`` of its OTLP/gRPC receiver (plain text).
         http_endpoint: base address of its OTLP/HTTP receiver.
-        output: file with one line of OTLP JSON for each request of profiles.
+        output: file with a line of OTLP JSON for each profiles request.
         traces: the same for traces.
         metrics: the same for metrics.
         log: file with its log.
@@ -209,7 +209,7 @@ class FileReceiver(HttpServer):
         request.reply(body=b"{}", Content_Type="application/json")
 
     def replace_file_exporters(self, config):
-        """The configuration of a Collector, which sends here instead of writing to files."""
+        """Changes a Collector's configuration to send to this receiver instead of writing files."""
         settings = "compression: none, encoding: json, sending_queue: {enabled: false}"
         config = re.sub(
             r"^  file(/\w+)?: .*$",
@@ -329,7 +329,7 @@ def resolve(request):
 
 @pytest.fixture
 def samples_of():
-    """Function: all samples of some of the Collector's requests, resolved; see ``resolve``."""
+    """Returns a function that resolves all samples of Collector requests; see ``resolve``."""
     return lambda requests: [sample for request in requests for sample in resolve(request)]
 
 

@@ -23,7 +23,7 @@ def build_tool(name, version, package, tags=""):
     """Path of a tool at a version.
 
     Args:
-        name: of the program in the cache, before the version.
+        name: name of the program in the cache, without the version.
         version: of its module, with ``v``.
         package: of its ``main``.
         tags: of the build, separated by commas.
@@ -38,7 +38,7 @@ def build_tool(name, version, package, tags=""):
 
 
 def build_program(sources):
-    """Path of the program built from a directory."""
+    """Builds the program in a directory; returns its path."""
     texts = b"".join(path.read_bytes() for path in sorted(sources.iterdir()))
     digest = hashlib.sha256(texts).hexdigest()[:12]
 

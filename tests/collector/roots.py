@@ -18,9 +18,10 @@ UBUNTU = "deb [trusted=yes] http://archive.ubuntu.com/ubuntu noble main universe
 
 
 def make_archive(variant, *packages, release=""):
-    """A tar file of a root of a release, by default this one, from the cache if it is there.
+    """Returns a tar file with a release's root, by default this release's, from the cache if
+    present.
 
-    ``variant`` is one of mmdebstrap: ``essential``, or ``minbase``, which has apt.
+    ``variant`` is mmdebstrap's: ``essential``, or ``minbase``, which includes apt.
     """
     codename = release or platform.freedesktop_os_release()["VERSION_CODENAME"]
     sources = [UBUNTU] if codename == "noble" else []
@@ -59,7 +60,7 @@ def find_certificates():
 
 
 class Root:
-    """A root directory with the kernel's file systems and, if asked for, a network of its own."""
+    """A root directory with the kernel's file systems and, if requested, a network namespace."""
 
     def __init__(self, path, read_only=False, own_network=True):
         self.path = path
@@ -76,11 +77,11 @@ class Root:
         assert self._holder.stdout.readline() == "ready\n"
 
     def beside(self, *words):
-        """The words of a command in this network, with the files of the host."""
+        """Returns a command's words to run it in this network, with the host's files."""
         return ["nsenter", "-t", str(self._holder.pid), "-n", "--", *map(str, words)]
 
     def command(self, *words):
-        """The words of a command inside."""
+        """Returns a command's words to run it inside."""
         enter = ["nsenter", "-t", str(self._holder.pid), *self._shares, "--", "chroot", self.path]
         return [*map(str, enter), *map(str, words)]
 

@@ -54,7 +54,7 @@ def run_agent(directory, endpoint, seconds):
 
 
 def timestamps_in(requests):
-    """Number of timestamps, and of duplicates on one CPU, counted without the package."""
+    """Counts timestamps, and duplicates on one CPU, without using the package."""
     seen = Counter()
     for request in requests:
         tables = request["dictionary"]

@@ -81,7 +81,9 @@ def test_processors_and_exporters_see_keys_and_values(processing_collector, kind
 
 
 def test_these_collectors_do_not_resolve_references_over_grpc(processing_collector):
-    """Why inline is the default: these versions resolve references only in the file exporter."""
+    """The reason why inline is the default: these versions resolve references only in the file
+    exporter.
+    """
     send(processing_collector, "grpc", attributes=AttributeForm.REFERENCES)
     result = shown(processing_collector)["Resource attributes"]
     assert all(item.startswith(": ") for block in result for item in block)

@@ -284,7 +284,7 @@ def gateway(program, engine, directory):
 
 @pytest.fixture(scope="module")
 def stored(engine, tmp_path_factory):
-    """Windows in the table; yields the Collector's own file of them."""
+    """Stores windows in the table; yields the Collector's file with the same windows."""
     from tests.collector.conftest import VERSIONS, build
 
     directory = tmp_path_factory.mktemp("gateway")
@@ -308,7 +308,7 @@ def run(*words, status=0, environ=None):
 
 
 def report(*words):
-    """Parses the output of ``report``; runs it in this process, since there are many calls."""
+    """Runs ``report`` in this process, since there are many calls; parses its output."""
     try:
         done = CliRunner().invoke(
             report_command, ["--json", *map(str, words)], catch_exceptions=False
@@ -319,7 +319,7 @@ def report(*words):
 
 
 def comparable(kinds, words=()):
-    """Groups without details the table does not store: why a frame has no name, and its address."""
+    """Removes details that the table does not store: reasons for missing names, and addresses."""
     for kind in kinds:
         groups = Counter()
         for group in kind["groups"]:
@@ -622,7 +622,9 @@ def test_the_collector_accepts_the_shipped_files(collector_program, name):
 
 
 def own(kinds):
-    """Own weights of functions by module, without what the table does not keep."""
+    """Returns self weights of functions by module, without details that the table does not
+    store.
+    """
     results = Counter()
     for group in kinds[0]["groups"]:
         nameless = group["name"] in REASONS or group["name"].startswith("fun_")

@@ -85,7 +85,7 @@ def engine(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stored(engine, tmp_path_factory):
-    """The window in the table; yields the file that was sent."""
+    """Stores the window in the table; yields the sent file."""
     directory = tmp_path_factory.mktemp("gateway")
     source = directory / "sent.otlp"
     parts = [batch.payload for batch in encode_window(window()).batches]
@@ -97,7 +97,7 @@ def stored(engine, tmp_path_factory):
 
 
 def counts(source, *words):
-    """Samples by name, as ``report --json`` has them."""
+    """Counts samples by name in the output of ``report --json``."""
     try:
         words = ["--json", "--limit", "0", *words, str(source), "--from", "0s"]
         done = CliRunner().invoke(command, words, catch_exceptions=False)

@@ -37,7 +37,7 @@ PATIENCE_S = 120
 
 
 def compose(path=DEMO / "compose.yaml"):
-    """A file as Compose resolves it, with all of its profiles."""
+    """Returns a file as resolved by Compose, with all profiles enabled."""
     program = build_tool("docker-compose", "v5.5.0", "github.com/docker/compose/v5/cmd")
     words = ["-f", path, "--profile", "*", "config", "--format", "json"]
     return subprocess.run([program, *words], capture_output=True, text=True)

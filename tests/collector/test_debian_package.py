@@ -52,7 +52,7 @@ ACCOUNTS = ("passwd", "group", "shadow", "gshadow")
 NOT_OURS = re.compile(
     r"(dev|proc|run|sys|tmp|var/lib/dpkg|var/log|root)/|etc/(passwd|g?shadow|group)-$"
 )
-"""Files that dpkg, adduser and the kernel keep."""
+"""Files that dpkg, adduser and the kernel leave behind."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ class CleanRoot(Root):
     """A Debian root that lists its files and fails on any complaint of dpkg."""
 
     def dpkg(self, *words):
-        """Run dpkg, which must not complain."""
+        """Run dpkg; checks that it prints no complaints."""
         *options, last = words
         if os.path.exists(last):
             shutil.copy(last, self.path / "tmp/package.deb")
@@ -157,7 +157,7 @@ class Unit:
             time.sleep(0.2)
 
     def stop(self):
-        """End it as systemd does; returns the account."""
+        """Stop the agent as systemd does; returns the account."""
         self.process.send_signal(signal.SIGTERM)
         output, _ = self.process.communicate(timeout=120)
         assert self.process.returncode == 0, self.log
@@ -179,7 +179,7 @@ def started(thing):
 
 @contextlib.contextmanager
 def run_collector(root, program, directory):
-    """The Collector with the configuration that the package has as an example."""
+    """Runs the Collector with the package's example configuration."""
     config = root.path / "usr/share/doc/otel-kprofiler/examples/collector/file.yaml"
     with open(directory / "collector.log", "wb") as log:
         process = subprocess.Popen(
@@ -198,7 +198,7 @@ def run_collector(root, program, directory):
 
 
 SEGMENT_HEAD = 1000
-"""More bytes than a segment of the spool without batches has; the smallest batch has more."""
+"""Larger than a spool segment without batches, and smaller than any batch."""
 
 
 def spooled_bytes(root):

@@ -53,7 +53,7 @@ def get(port):
 
 @contextlib.contextmanager
 def running(command, port, env, log):
-    """A running service, asked to stop at the end; it must exit cleanly by itself."""
+    """Runs a service, and requests its stop at the end; it must exit cleanly."""
     with open(log, "wb") as output:
         process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -94,7 +94,7 @@ def load(port, seconds, clients=4):
 
 
 def spans_of(collector):
-    """Start and end of each span that the Collector received, by (trace id, span id)."""
+    """Returns start and end of each span received by the Collector, by (trace id, span id)."""
     results = {}
     for line in collector.traces.read_text().splitlines():
         for resource in json.loads(line)["resourceSpans"]:

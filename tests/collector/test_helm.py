@@ -20,7 +20,7 @@ OF_HELM = {
     "helm.sh/chart",
     "checksum/config",
 }
-"""Labels and annotations that only a release has."""
+"""Labels and annotations that exist only in a release."""
 COLLECTOR = "config.exporters.otlp_grpc.endpoint=collector.example:4317"
 
 
@@ -45,7 +45,7 @@ def by_kind(text):
 
 
 def without_release(value):
-    """A manifest without what only a release has, and with configurations as values."""
+    """Removes release-specific fields from a manifest, and parses its configurations."""
     if isinstance(value, list):
         return [without_release(entry) for entry in value]
     if not isinstance(value, dict):

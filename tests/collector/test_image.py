@@ -63,7 +63,7 @@ def trust(directory):
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory):
-    """Where the image's files are mounted, and its configuration."""
+    """Mounts the image; returns the path of its files, and its configuration."""
     if os.geteuid() or not all(map(shutil.which, TOOLS)):
         pytest.skip(f"needs root and {', '.join(TOOLS)}")
     directory = tmp_path_factory.mktemp("image")

@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 DIRECTORY = HERE.parents[1] / "config/kubernetes"
 CONTAINER = "4c01db0b339c8f9a9f6e1d0c7c5d0a1be4d6a1d3d0d2b1e7c5f3a9b8c7d6e5f4"
 WITH_KUBERNETES = "0.159.0"
-"""The Collector of the tests that has the processor and the extension of the gateway."""
+"""The test Collector that includes the gateway's processor and extension."""
 WITH_CLICKHOUSE = "0.161.0"
 
 
@@ -79,7 +79,7 @@ def test_the_api_server_rejects_an_invalid_manifest(right, wrong, complaint):
 
 
 def test_the_collector_knows_every_key_of_the_gateway(tmp_path):
-    """By two Collectors, as neither has all that the distribution of the image has."""
+    """Uses two Collectors, since neither includes all components of the image's distribution."""
     whole = configuration("gateway.yaml", "collector.yaml")
     for version in (WITH_KUBERNETES, WITH_CLICKHOUSE):
         config = json.loads(json.dumps(whole))
@@ -220,7 +220,7 @@ def running(command, log, environ):
 
 @contextlib.contextmanager
 def spinning(path, environ):
-    """Run a program of that name, and so with that comm, which uses a CPU."""
+    """Run a CPU-bound program with this name, and thus this comm."""
     shutil.copy("/bin/bash", path)
     process = subprocess.Popen([path, "-c", "while :; do :; done"], env={**os.environ, **environ})
     try:
@@ -251,7 +251,7 @@ def read_resources(text):
 
 
 def services(path):
-    """Names of services in a Collector's file so far; the last line may be half written."""
+    """Returns service names in a Collector's file so far; the last line may be incomplete."""
     if not path.exists():
         return set()
     whole = path.read_text().rpartition("\n")[0]

@@ -66,7 +66,7 @@ def expressions():
 
 
 class Prometheus:
-    """A running Prometheus that takes OTLP."""
+    """A running Prometheus that accepts OTLP."""
 
     def __init__(self, directory):
         program = build_tool(
@@ -271,7 +271,7 @@ def test_panels_do_not_overlap(path):
 
 
 def expand(sql):
-    """A query as Grafana's data source for ClickHouse sends it."""
+    """Expands a query like Grafana's ClickHouse data source."""
     start = "toStartOfInterval(toDateTime(Timestamp), INTERVAL 60 second)"
     for macro, text in (
         ("$__timeFilter(Timestamp)", "Timestamp >= toDateTime(0) AND Timestamp <= now() + 86400"),

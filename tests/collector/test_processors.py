@@ -69,7 +69,7 @@ def send(open_collector, receiver):
 
 
 def changed(sample):
-    """A sample as it leaves the processors; None if the filter drops it."""
+    """Returns a sample as changed by the processors; None if the filter drops it."""
     resource = dict(sample[0])
     if resource["service.name"] == "service-3":
         return None
@@ -108,7 +108,9 @@ def test_processors_and_batching_change_only_what_is_configured(
 
 
 def test_over_http_newer_collectors_write_references(send, receiver, samples_of):
-    """Why a Collector in front of Pyroscope should use gRPC; over HTTP v0.159 writes in place."""
+    """The reason why a Collector in front of Pyroscope should use gRPC; over HTTP, v0.159 writes
+    attributes inline.
+    """
     window = make_window()
     send("0.161.0", "grpc", [window], "memory_limiter", "otlphttp")
     assert receiver.accepted == {}

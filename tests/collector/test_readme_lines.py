@@ -1,7 +1,7 @@
 """The README's lines for services and fleets: agent, embedded profiler and a Collector on a host.
 
-The lines run as the README has them, in a network of their own where its ports are free. The
-Collector has one further exporter, which passes on what arrives.
+The lines run unchanged, in a separate network namespace where the ports are free. The Collector has
+one additional exporter, which forwards received data.
 """
 
 import contextlib
@@ -56,7 +56,9 @@ pytestmark = [
 
 @pytest.fixture
 def start():
-    """Function: start a command in a network of the test; all end with the test."""
+    """Returns a function that starts a command in the test's network; all are stopped at the
+    end.
+    """
     holder = ["unshare", "--net", "sh", "-c", "ip link set lo up && echo ready && exec sleep inf"]
     with contextlib.ExitStack() as stack:
 
@@ -114,7 +116,9 @@ def summarize(samples):
 
 
 def has_all_of(service):
-    """Condition: user and kernel time of a service, with names of Python and kernel functions."""
+    """Returns whether a service has user and kernel time, with names of Python and kernel
+    functions.
+    """
     functions = ("sort_orders", "list_orders", "do_syscall_64")
     wanted = [(service, side) for side in (False, True, *functions)]
     return lambda samples: all(map(summarize(samples).__getitem__, wanted))

@@ -26,7 +26,7 @@ from tests.servers import free_ports
 pytestmark = [NEEDS_ENGINE, pytest.mark.live, pytest.mark.long]
 SERVICES = Path(__file__).parents[1] / "data" / "trace"
 TRACES, WORK_MS = 2, 400
-"""Requests, and the time that a span of each service computes, reads and sleeps."""
+"""Number of requests, and the time that each service's span computes, reads and sleeps."""
 ENDPOINTS = {
     "front": "GET /checkout",
     "orders": "POST /orders",
@@ -124,7 +124,9 @@ class Agent:
         self._process.communicate()
 
     def stop(self):
-        """Returns the number of samples, all of which the Collector has accepted."""
+        """Stops the agent; returns the number of samples, after checking that the Collector
+        accepted all.
+        """
         self._process.send_signal(signal.SIGTERM)
         account = parse_account(self._process.communicate(timeout=PATIENCE_S)[0])
         exported = account["exporters"]["otlp_grpc"]["exported"]
@@ -147,7 +149,7 @@ def linked_services(file):
 
 @pytest.fixture
 def recorded(services, collector_program, tmp_path):
-    """A server of the profiles, the Collector's file of them, and what spans measured."""
+    """Yields a server with the profiles, the Collector's file, and the spans' measurements."""
     missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
     if missing:
         pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))

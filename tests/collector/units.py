@@ -10,7 +10,7 @@ UNIT = ROOT / "config/systemd/otel-kprofiler.service"
 
 
 def unit_capabilities():
-    """Names of the capabilities that the shipped unit gives."""
+    """Returns the names of the capabilities granted by the shipped unit."""
     return parse_unit(UNIT.read_text())["AmbientCapabilities"][0].split()
 
 
@@ -20,7 +20,7 @@ def capability_mask():
 
 
 def parse_unit(text):
-    """Settings of a unit, each with the list of its values."""
+    """Parses the settings of a unit, each with a list of values."""
     settings = {}
     for line in text.splitlines():
         if "=" in line and not line.startswith("#"):

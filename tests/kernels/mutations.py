@@ -32,8 +32,8 @@ class Mutation:
     """One broken rule: ``old`` occurs exactly once in ``file`` and becomes ``new``.
 
     Attributes:
-        name: what the rule is about.
-        broken: what holds instead of the rule.
+        name: subject of the rule.
+        broken: behaviour of the broken code.
         file: path in the package.
         old: text of the working code.
         new: text of the broken code.

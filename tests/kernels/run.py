@@ -35,7 +35,7 @@ from harness.results import FAILED, Column, read_junit, render_table
 
 TABLE = CHECKOUT / "docs/kernels.md"
 TRIES = 2
-"""Boots of a guest that dies of a fault of the emulator."""
+"""Boots to attempt for a guest that dies of an emulator fault."""
 BOOT_TIMEOUT_S = 1200
 """Emulated CPUs of a machine that has other work take more than ten minutes."""
 
@@ -79,7 +79,7 @@ def check_collection() -> None:
 
 @dataclass
 class Session:
-    """Kernels made ready once, then booted as often as wanted; only one session at a time."""
+    """Prepares kernels once, and boots them any number of times; only one session at a time."""
 
     timeout_s: float
     verbose: bool = False
@@ -168,7 +168,7 @@ def get_kernels(
 
 
 def run_matrix(options: argparse.Namespace) -> bool:
-    """Boot everything that was asked for; True when all passed."""
+    """Boot all requested kernels; returns True if all tests passed."""
     session = Session(options.timeout, options.verbose, options.cycles)
     kernels, complete = get_kernels(session, options.kernel)
     boots = [] if options.prepare else [BOOTS[name] for name in options.boot or BOOTS]

@@ -13,7 +13,7 @@ from tests.truth.reference import Dump, Maps, Truth, unwind
 
 
 class Verdict(enum.Enum):
-    """How a stack compares with the reference, as far as that goes."""
+    """Outcome of comparing a stack with the reference, as far as the reference reaches."""
 
     EQUAL = "the whole stack"
     SHORT = "the beginning of it"
@@ -26,8 +26,8 @@ class Report(NamedTuple):
 
     Attributes:
         verdicts: how many of each.
-        ends: how the stacks of the kernel program end.
-        wrong: the wrong ones, for people.
+        ends: how the BPF program's stacks end.
+        wrong: descriptions of wrong stacks.
         frames: of all.
     """
 
@@ -72,7 +72,7 @@ def judge(dump: StackDump, truth: Truth) -> Verdict:
 
 
 def compare(dumps: Iterable[StackDump], maps: Maps) -> Report:
-    """Compare stacks of one process."""
+    """Compare the stacks of a process."""
     verdicts: Counter[Verdict] = Counter()
     ends: Counter[StackEnd] = Counter()
     wrong, frames = [], 0

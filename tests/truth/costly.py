@@ -2,7 +2,7 @@
 
 Each frame is in a different file from its caller's: its mapping is looked up in the process's tree,
 its rule by a binary search in a large table outside the processor's caches, and the entry's CIE
-differs from the last. Between calls, the leaf reads more memory than caches hold.
+differs from the last. Between calls, the leaf reads more memory than the caches hold.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ KINDS: Final[Mapping[str, str]] = {
     "entries of 40 operations": ".rept 40\n.cfi_escape 0\n.endr",
     "entries of 600 operations": ".rept 300\n.cfi_remember_state\n.cfi_restore_state\n.endr",
 }
-"""Directives that each call lies behind."""
+"""Directives that precede each call."""
 
 
 def build(
@@ -117,12 +117,13 @@ def build(
     """Compile it.
 
     Args:
-        folder: where to.
+        folder: output directory.
         kind: of :data:`KINDS`.
-        files: how many take turns; each is mapped, and has a table of its own.
-        entries: of each file's search table, about.
-        frame_bytes: of the smallest stack frame; a multiple of 16, and 8.
-        alike: all files are equal; otherwise no function has a frame of equal size in two.
+        files: number of alternating files; each is mapped and has its own table.
+        entries: approximate size of each file's search table.
+        frame_bytes: size of the smallest stack frame; a multiple of 16, plus 8.
+        alike: whether all files are equal; otherwise each function's frame size differs between
+            files.
 
     Returns:
         the command that runs it.

@@ -57,15 +57,14 @@ class StackDump(NamedTuple):
     """One interrupt.
 
     Attributes:
-        stack: what the kernel program found.
+        stack: the BPF program's result.
         registers: by DWARF number.
-        stacks: copies of the stack, from the page that the stack pointer lies in on, and of the
-            goroutine's.
+        stacks: copies of the stack, from the stack pointer's page on, and of the goroutine's.
         goroutine: see :class:`Dump`.
-        cold_ns: time of the walk.
-        warm_ns: of the same walk once more.
-        work: units of work of the first walk.
-        pointers_ns: time of the kernel's own walk, by frame pointers.
+        cold_ns: duration of the walk.
+        warm_ns: duration of a repetition of the walk.
+        work: work units of the first walk.
+        pointers_ns: duration of the kernel's own walk by frame pointers.
         pointers: frames that it found.
     """
 
@@ -90,11 +89,11 @@ class Dumps:
 
     Args:
         built: the compiled program.
-        top_of_stack: find the registers as on kernels without ``bpf_task_pt_regs``.
+        top_of_stack: locate the registers as on kernels without ``bpf_task_pt_regs``.
         max_work: limit of one walk.
         limits: of the tables.
-        answering: load the tables that the program asks for.
-        forgetting: begin each walk without rules and mappings of earlier ones.
+        answering: load the requested tables.
+        forgetting: start each walk without cached rules and mappings.
     """
 
     def __init__(

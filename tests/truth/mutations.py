@@ -25,7 +25,7 @@ _COMPLETE = 0.98
 
 
 class Mutation(NamedTuple):
-    """One change of a source file: the first place that has ``old``."""
+    """A change to a source file, at the first occurrence of ``old``."""
 
     name: str
     file: str

@@ -1,4 +1,4 @@
-"""Frame names, compared with programs that log which function they run.
+"""Compares frame names with the logs of programs that record which function they run.
 
 ``python -m tests.truth.naming [SECONDS]`` runs every workload for longer, and prints a table.
 """
@@ -44,11 +44,11 @@ class Tally(NamedTuple):
     """Counts of the samples of a workload.
 
     Attributes:
-        frames: user frames of threads that said what they ran.
-        wrong: frames with the name of a function that did not run then, as (said, name).
-        samples: samples with a user frame, of such threads.
-        named: how many of them have a named leaf.
-        unnamed: reasons of the others, with the module of the leaf.
+        frames: user frames of logging threads.
+        wrong: frames with the name of a function that did not run at the time, as (logged, name).
+        samples: samples of such threads with a user frame.
+        named: those of them with a named leaf.
+        unnamed: reasons for the others, with the leaf's module.
     """
 
     frames: int
@@ -73,7 +73,7 @@ def build(directory: Path) -> None:
 
 @contextlib.contextmanager
 def running(*command: str | Path) -> Iterator[None]:
-    """A command, killed at the end."""
+    """Runs a command, killed at the end."""
     with subprocess.Popen(command) as process:
         try:
             yield
@@ -84,7 +84,7 @@ def running(*command: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def repeating(step: Callable[[], object]) -> Iterator[None]:
-    """A step that is repeated by a thread, at most 500 times a second."""
+    """Repeats a step in a thread, at most 500 times a second."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -108,23 +108,23 @@ def repeating(step: Callable[[], object]) -> Iterator[None]:
 
 
 def libraries(how: str) -> Callable[[Path], contextlib.AbstractContextManager[None]]:
-    """One process that loads and unloads libraries."""
+    """Runs one process that loads and unloads libraries."""
     return lambda directory: running(directory / "host", directory, how, str(VARIANTS), _LONG)
 
 
 def execs(directory: Path) -> contextlib.AbstractContextManager[None]:
-    """One process that becomes one program after the other."""
+    """Runs one process that executes one program after another."""
     return running(directory / "p0", _SHORT, "1000000", directory, str(VARIANTS))
 
 
 def short(directory: Path) -> contextlib.AbstractContextManager[None]:
-    """500 short processes per second, if the host can run so many."""
+    """Starts 500 short-lived processes per second, if the host is fast enough."""
     options = (str(VARIANTS), _SHORTEST, str(_PER_SECOND))
     return running(directory / "launcher", directory, *options)
 
 
 def reused_pid(directory: Path) -> contextlib.AbstractContextManager[None]:
-    """Short processes of different programs that all have one pid."""
+    """Starts short-lived processes of different programs, all with the same pid."""
     programs = itertools.cycle(directory / f"p{at}" for at in range(VARIANTS))
     highest = int(_HIGHEST_PID.read_text())
     pid = (int(_LAST_PID.read_text()) + highest // 2) % (highest - 1000) + 1000
@@ -218,7 +218,9 @@ def tally(windows: list[Window]) -> Tally:
 
 
 def main() -> None:
-    """All workloads, long; fails at a wrong name, and if ended processes have too few."""
+    """Runs all workloads for longer; fails on a wrong name, or if exited processes have too few
+    names.
+    """
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 30.0
     frames = wrong = per_second = 0
     least = 1.0

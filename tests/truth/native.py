@@ -63,11 +63,11 @@ class NativeRow(NamedTuple):
 
 
 class NativeUnwinder:
-    """One process of a processor. There is one at a time: the program's state is global.
+    """One process on a processor; only one at a time, since the program's state is global.
 
     Args:
         built: by :func:`build`.
-        machine: whose code the process ran, as uname(2) calls it.
+        machine: the process's machine, as named by uname(2).
     """
 
     def __init__(self, built: Path, machine: str) -> None:
@@ -81,12 +81,12 @@ class NativeUnwinder:
         self._code.begin(settings)
 
     def add_memory(self, start: int, content: bytes) -> None:
-        """Memory of the process."""
+        """Add memory of the process."""
         self._kept.append(content)
         self._code.add_memory(ctypes.c_uint64(start), ctypes.c_uint64(len(content)), content)
 
     def add_table(self, path: Path, inode: int) -> int:
-        """Load a file's tables as the agent does, if it has any; the slot."""
+        """Load a file's tables as the agent does, if any; returns the slot."""
         with path.open("rb") as file:
             source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
             elf = read_elf(source, self._machine)
@@ -100,11 +100,11 @@ class NativeUnwinder:
         return self._code.add_table(ctypes.c_uint64(inode), image, ctypes.c_uint64(len(image)))
 
     def add_mapping(self, start: int, end: int, offset: int, inode: int) -> None:
-        """An executable mapping, in ascending order; inode 0: the vDSO."""
+        """Add an executable mapping, in ascending order; inode 0: the vDSO."""
         self._code.add_mapping(*map(ctypes.c_uint64, (start, end, offset, inode)))
 
     def unwind(self, registers: bytes, base: int, memory: bytes) -> UserStack:
-        """The stack of an interrupt.
+        """Unwind the stack of an interrupt.
 
         Args:
             registers: the kernel's ``pt_regs``.

@@ -1,4 +1,4 @@
-"""Programs whose stacks are compared: real ones, and some compiled for the comparison."""
+"""Programs whose stacks are compared: real ones, and some built for the comparison."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _PERL = (
 
 
 class Program(NamedTuple):
-    """A program that runs until it is ended.
+    """A program that runs until it is stopped.
 
     Attributes:
-        name: what it is called here.
-        needs: what must be installed.
-        command: what runs. ``{made}`` stands for a file that ``make`` writes, ``{source}`` for the
-            folder of sources.
-        make: a command that is run once before.
-        share: of its stacks that must be complete.
+        name: its name in this package.
+        needs: required installed programs.
+        command: the command line. ``{made}`` stands for a file that ``make`` writes, ``{source}``
+            for the source directory.
+        make: a command that is run once beforehand.
+        share: share of its stacks that must be complete.
     """
 
     name: str
@@ -43,7 +43,7 @@ def _compiled(name: str, *flags: str, arguments: Sequence[str] = ()) -> Program:
 
 _ALL = ("signals", "threads")
 _GO_SHARE = 0.95
-"""The busier the machine, the more often Go's runtime changes stacks."""
+"""The busier the machine, the more often Go's runtime switches stacks."""
 PROGRAMS = (
     _compiled("PIE", "-O2", "-fomit-frame-pointer", arguments=_ALL),
     _compiled("fixed", "-O2", "-no-pie", "-fomit-frame-pointer", arguments=_ALL),
@@ -103,7 +103,7 @@ def make(program: Program, folder: Path) -> list[str]:
     """Prepares a program's files; returns its command.
 
     Raises:
-        subprocess.CalledProcessError: it could not be made; the output has been shown.
+        subprocess.CalledProcessError: it could not be built; the output has been printed.
     """
     values = {"made": folder / program.name.replace(" ", "-"), "source": _FOLDER, "cc1": ""}
     if any("{cc1}" in word for word in program.command):

@@ -20,7 +20,7 @@ class RecordedStack(NamedTuple):
 
     Attributes:
         dump: registers by DWARF number and the program counter; a copy of the stack.
-        frames: what the kernel program found, leaf first, to the end.
+        frames: the BPF program's result, leaf first, to the end.
         signal: whether one of them was interrupted by a signal.
     """
 
@@ -69,7 +69,7 @@ class Recorded(NamedTuple):
     stacks: list[RecordedStack]
 
     def add_to(self, unwinder: NativeUnwinder, program: Path, vdso: Path) -> None:
-        """Give its files and mappings to the native unwinder."""
+        """Add its files and mappings to the native unwinder."""
         for inode, path in enumerate((vdso, program)):
             unwinder.add_table(path, inode)
         for mapping in self.maps.mappings:
@@ -80,13 +80,13 @@ class Recorded(NamedTuple):
 
 
 def read_recorded(path: Path, name: str, program: Path, vdso: Path) -> Recorded:
-    """A process of a file of them.
+    """Reads a process from a file.
 
     Args:
         path: of the file.
         name: of the process.
-        program: that it ran.
-        vdso: where to write the vDSO that it had.
+        program: program of the process.
+        vdso: where to write its vDSO.
     """
     process = json.loads(lzma.decompress(path.read_bytes()))[name]
     content = base64.b64decode(process["vdso"])

@@ -21,15 +21,15 @@ _FP, _SP, _R12, _PC = 6, 7, 12, 16  # x86-64
 
 
 class Processor(NamedTuple):
-    """DWARF numbers of registers, and what else differs.
+    """DWARF register numbers, and other differences between processors.
 
     Attributes:
         sp: the stack pointer; ``pc`` and ``ra`` are the program counter and the return address.
         scratch: registers that a call does not preserve.
-        mask: bits of a return address that are address.
+        mask: address bits of a return address.
         sigreturn: the code of a signal trampoline without an entry; empty: all have one.
-        saved_at: what it finds the registers at, from the stack pointer on, by DWARF number.
-        instruction: bytes of the shortest.
+        saved_at: offsets of the saved registers from the stack pointer, by DWARF number.
+        instruction: size of the shortest instruction in bytes.
     """
 
     sp: int
@@ -84,7 +84,7 @@ class Maps:
 
     @staticmethod
     def parse(maps: str) -> Iterator[tuple[int, int, str, int, str, tuple[str, str]]]:
-        """Start, end, rights, offset, name, and identity of the file of each mapping."""
+        """Parses start, end, permissions, offset, name, and file identity of each mapping."""
         for line in maps.splitlines():
             fields = line.split(None, 5)
             start, end = (int(part, 16) for part in fields[0].split("-"))
@@ -93,7 +93,7 @@ class Maps:
 
     @classmethod
     def forget(cls) -> None:
-        """Read the files again."""
+        """Reread the files."""
         cls._tables.clear()
 
     def find(self, pc: int) -> Any:
@@ -139,7 +139,7 @@ class Maps:
                 return b""
 
     def follows_call(self, address: int) -> bool:
-        """Returns whether there is code at an address, behind what may be a call."""
+        """Returns whether an address is in code, and follows a possible call."""
         if not 8 <= address < 1 << 47 or self.find(address - 1) is None:
             return False
         code = self.code(address - 7, 7)
@@ -173,7 +173,7 @@ class Dump(NamedTuple):
     goroutine: tuple[int, int] | None = None
 
     def word(self, address: int) -> int:
-        """A word of a stack; raises ``LookupError`` outside of the copies."""
+        """Returns a word of a stack; raises ``LookupError`` outside the copies."""
         for base, data in self.stacks:
             if 0 <= address - base <= len(data) - 8:
                 return int(struct.unpack_from("=Q", data, address - base)[0])
@@ -181,7 +181,7 @@ class Dump(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """Return addresses, leaf first, and how it ended: ``end``, or why no more is known."""
+    """Return addresses, leaf first, and how the walk ended: ``end``, or the reason for stopping."""
 
     frames: list[int]
     end: str
@@ -193,11 +193,11 @@ class Truth(NamedTuple):
 
 
 class _EndError(Exception):
-    """No frame follows, or none that is known."""
+    """There is no further frame, or it is unknown."""
 
 
 def unwind(maps: Maps, dump: Dump, limit: int = 127, processor: Processor = X86_64) -> Truth:
-    """Unwind a dump as far as tables and the copies of stacks go."""
+    """Unwind a dump as far as tables and stack copies reach."""
     registers = dict(enumerate(dump.registers))
     frames, leaf = [registers[processor.pc]], True
     try:
@@ -214,7 +214,7 @@ def unwind(maps: Maps, dump: Dump, limit: int = 127, processor: Processor = X86_
 def _step(
     maps: Maps, registers: dict[int, int], dump: Dump, leaf: bool, processor: Processor
 ) -> tuple[dict[int, int], bool]:
-    """Registers of the caller, and whether it was interrupted rather than called."""
+    """Returns the caller's registers, and whether it was interrupted rather than called."""
     pc = registers[processor.pc] - (not leaf)
     mapping = maps.find(pc)
     if mapping is None:
@@ -289,7 +289,7 @@ def _goroutine(dump: Dump) -> tuple[int, int]:
 def _on_own_stack(
     function: str, registers: dict[int, int], dump: Dump, leaf: bool
 ) -> dict[int, int]:
-    """Registers as they are on the stack that a function of Go's runtime was called on."""
+    """Returns the registers on the stack from which a function of Go's runtime was called."""
     if function not in _GO_SWITCHES:
         return registers
     if leaf:

@@ -9,7 +9,7 @@ from otel_kprofiler.bpf import PROGRAMS
 
 
 class Change(Protocol):
-    """One change of a source file: the first place that has ``old``."""
+    """A change to a source file, at the first occurrence of ``old``."""
 
     name: str
     file: str
@@ -18,7 +18,7 @@ class Change(Protocol):
 
 
 def copy_sources(folder: Path, mutation: Change | None) -> Path:
-    """A directory with the kernel programs' sources, one of them changed."""
+    """Copies the BPF programs' sources, one of them changed; returns the directory."""
     include = folder / "include"
     shutil.rmtree(include, ignore_errors=True)
     shutil.copytree(PROGRAMS, include)

@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 class GoOffsets(NamedTuple):
-    """Where members of the Go runtime's structs lie."""
+    """Offsets of members of the Go runtime's structs."""
 
     g_m: int
     g_stack: int
@@ -51,7 +51,7 @@ class Section:
         self._starts = [entry[0] for entry in self._entries]
 
     def _scan(self) -> Iterator[tuple[int, int, int]]:
-        """Start, end, and offset of the entry of each function."""
+        """Returns start, end, and entry offset of each function."""
         info = self._info
         info.stream.seek(0)
         data, at, eh_frame = info.stream.read(info.size), 0, info.for_eh_frame

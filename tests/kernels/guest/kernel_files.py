@@ -22,7 +22,7 @@ def write(path: str, text: str) -> None:
 
 @contextmanager
 def sysctl(name: str, value: int) -> Iterator[None]:
-    """A sysctl set for a while."""
+    """Sets a sysctl, and restores it at the end."""
     path = Path("/proc/sys") / name.replace(".", "/")
     before = path.read_text()
     path.write_text(str(value))
@@ -34,7 +34,7 @@ def sysctl(name: str, value: int) -> Iterator[None]:
 
 @contextmanager
 def traced(filters: Iterable[str]) -> Iterator[None]:
-    """The function tracer on functions, or with ``*:mod:NAME`` on a module that is loaded later."""
+    """Enables the function tracer on functions, or with ``*:mod:NAME`` on a module loaded later."""
     for text in filters:
         write(f"{TRACING}/set_ftrace_filter", f"{text}\n")
     write(f"{TRACING}/current_tracer", "function")

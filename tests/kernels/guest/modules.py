@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Place(NamedTuple):
-    """Where a function lies relative to its module's base: half-open."""
+    """A function's half-open address range, relative to its module's base."""
 
     start: int
     end: int
@@ -47,7 +47,7 @@ class KernelObject:
 
     @cached_property
     def functions(self) -> dict[str, list[Place]]:
-        """Functions by name, at the addresses that the canonical layout gives them.
+        """Functions by name, at their addresses in the canonical layout.
 
         That layout is what a backend can know from the file alone: executable sections but
         those of init, in the order of their headers, each aligned, the first at 0.
@@ -97,7 +97,9 @@ def loaded_objects() -> dict[str, tuple[int, KernelObject]]:
 
 
 def spin_object(variant: str = "spin") -> Path:
-    """File of the test module: ``spin``, or ``other`` with other functions at its places."""
+    """File of the test module: ``spin``, or ``other`` with different functions at the same
+    addresses.
+    """
     return Path(os.environ["MATRIX_SPIN"]) / variant / "kprof_spin.ko"
 
 
@@ -146,7 +148,7 @@ class KernelSymbol(NamedTuple):
 
 
 def read_module_symbols() -> list[KernelSymbol]:
-    """Symbols of /proc/kallsyms that belong to a module, parsed in the plainest way."""
+    """Returns the module symbols in /proc/kallsyms, using a simple parser."""
     text = Path("/proc/kallsyms").read_text()
     # only these have a tab before their last word, and all of them follow the kernel's own
     start = text.rindex("\n", 0, text.index("\t"))

@@ -18,7 +18,7 @@ def sampler(
     stacks: Literal["kernel", "user", "both"] = "kernel",
     off_cpu: OffCpuConfig | None = None,
 ) -> Iterator[EbpfSampler]:
-    """A running sampler, of waits alone if they are asked for; closed at the end."""
+    """Runs a sampler, only for waits if requested; closed at the end."""
     running = EbpfSampler(
         SamplerConfig(
             samples_per_second=samples_per_second,
@@ -47,7 +47,7 @@ def drain_for(running: EbpfSampler, seconds: float) -> list[RawSample]:
 def drain_until(
     running: EbpfSampler, enough: Callable[[list[RawSample]], bool], timeout_s: float = 30
 ) -> list[RawSample]:
-    """Drain until there are enough samples, or for so long; a busy host slows the guest."""
+    """Drain until there are enough samples or the time is up; a busy host slows the guest."""
     samples: list[RawSample] = []
     end = time.monotonic() + timeout_s
     while not enough(samples) and time.monotonic() < end:
@@ -65,6 +65,6 @@ def finish(running: EbpfSampler) -> list[RawSample]:
 
 
 def sample(seconds: float) -> list[RawSample]:
-    """All samples of some seconds."""
+    """Returns all samples of some seconds."""
     with sampler() as running:
         return drain_for(running, seconds) + finish(running)

@@ -44,7 +44,7 @@ class Archive:
         call(["apt-get", *self.options, "-o", "APT::Update::Error-Mode=any", "update"])
 
     def dependencies(self, package: str, pattern: str) -> list[str]:
-        """Those that match; raises MatrixError if apt does not know the package."""
+        """Returns matching dependencies; raises MatrixError if the package is unknown to apt."""
         wanted = re.compile(r"^\s*\|?Depends: (" + pattern + r")$", re.MULTILINE)
         return wanted.findall(call(["apt-cache", *self.options, "depends", package]))
 
@@ -111,7 +111,7 @@ def open_release(release: str, home: Path) -> Archive:
 
 
 def _mirrors() -> dict[str, str]:
-    """Addresses of the archives that this machine uses, by what apt calls them."""
+    """Returns the addresses of the archives that this machine uses, by apt's names for them."""
     lines = call(["apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)"]).splitlines()
     known = dict(line.split(" ", 1) for line in lines if " " in line)
     return {label: known[label] for label in _FORMER if label in known}

@@ -47,7 +47,7 @@ exec $b switch_root /root /bin/sh {RUN_DIR}/job.sh
 
 
 def parse_dependencies(modules_dep: str) -> dict[str, list[str]]:
-    """``modules.dep`` → for every file what it needs, in the order it names them."""
+    """Parses ``modules.dep``: the dependencies of each file, in file order."""
     rows = (line.partition(":") for line in modules_dep.splitlines())
     return {path: needed.split() for path, _, needed in rows}
 
@@ -58,9 +58,9 @@ def module_name(path: str) -> str:
 
 
 def load_order(dependencies: dict[str, list[str]], wanted: Sequence[str]) -> list[str]:
-    """Files of the wanted modules and all they need, each after what it needs.
+    """Returns the files of modules and their dependencies, each after its dependencies.
 
-    Modules that have no file are taken to be built in.
+    Modules without a file are assumed to be built in.
     """
     by_name = {module_name(path): path for path in dependencies}
     order: list[str] = []

@@ -33,8 +33,8 @@ class KernelFiles:
         release: output of ``uname -r``.
         image: the bzImage.
         modules: the directory to appear as ``/lib/modules``, with ``modules.dep``.
-        headers: what ``make -C`` needs to build a module, None if there is nothing.
-        work: directory for what is built for this kernel.
+        headers: directory for ``make -C`` to build a module; None if there are no headers.
+        work: directory for files built for this kernel.
     """
 
     name: str
@@ -64,7 +64,7 @@ class DebianKernel:
     tests: tuple[str, ...] = ()
 
     def get(self) -> KernelFiles:
-        """Download and unpack what is not in the cache yet; raises MatrixError."""
+        """Download and unpack files missing from the cache; raises MatrixError."""
         archive = Archive()
         if self.release:
             archive = open_release(self.release, cache_dir() / f"apt-{self.release}")
@@ -105,7 +105,7 @@ class DirectoryKernel:
     tests: tuple[str, ...] = ()
 
     def get(self) -> KernelFiles:
-        """Look the files up; raises MatrixError when the directory has not that shape."""
+        """Look up the files; raises MatrixError if the directory's layout differs."""
         modules = self.path / "lib/modules"
         releases = sorted(os.listdir(modules)) if modules.is_dir() else []
         if len(releases) != 1 or not (self.path / "bzImage").exists():
@@ -153,7 +153,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 def get_kernel(name: str) -> Kernel:
-    """The row called ``name``; a path with a slash is a directory that is in no table."""
+    """Returns the row called ``name``; a name with a slash is a directory outside the table."""
     if "/" in name:
         path = Path(name).absolute()
         return DirectoryKernel(path.name, path)
@@ -163,7 +163,7 @@ def get_kernel(name: str) -> Kernel:
 
 
 def install_tools() -> None:
-    """Install what booting needs when it is missing and this user may; raises MatrixError."""
+    """Install missing tools for booting, if this user may; raises MatrixError."""
     needed = {
         "qemu-system-x86_64": "qemu-system-x86",
         "busybox": "busybox-static",
@@ -217,5 +217,5 @@ def _unpack(archive: Archive, packages: Sequence[str], root: Path) -> None:
 
 
 def _own_makefiles(sources: Path) -> Iterator[Path]:
-    """Makefiles that name the place where the package would be installed."""
+    """Rewrites makefiles that contain the package's installation path."""
     return (path for path in sources.glob("linux-headers-*/Makefile") if path.stat().st_size < 200)

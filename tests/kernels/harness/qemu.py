@@ -70,7 +70,7 @@ class Outcome:
 
     @property
     def console_tail(self) -> str:
-        """Its last lines."""
+        """The last lines of the console output."""
         return "\n".join(self.console.splitlines()[-TAIL_LINES:])
 
     @property

@@ -1,7 +1,7 @@
-"""Generated call chains whose stacks are known: each function is called at one place only.
+"""Generated call chains whose stacks are known: each function is called from a single place.
 
-A function stores one mark on entry and another on return, so a mark shows which
-functions may be on top. Runs in every version of CPython that is tested; imports nothing else.
+A function stores one mark on entry and another on return, so a mark shows which functions may be on
+top. Runs in every tested version of CPython; imports nothing else.
 """
 
 import random
@@ -31,7 +31,7 @@ _LEAVES = {
 }
 
 _STEPS = ("for i in range(60):", " n.x = i", " m[0] = {step}", " n.y = i", " m[0] = {begin}")
-"""A loop whose lines say which of them run."""
+"""A loop whose lines record which of them run."""
 
 _CALLS = {
     "direct": ("x = {0}(m, n)",),
@@ -61,7 +61,7 @@ _ENDS = {
 
 
 class Function(NamedTuple):
-    """Its name and that of the next one, how they are called, and what the last one does."""
+    """A function: its name, the next one's name, how they are called, and the last one's work."""
 
     name: str
     callee: str
@@ -71,7 +71,7 @@ class Function(NamedTuple):
 
 
 class Chains:
-    """The source of all functions, and what may be seen of them.
+    """The source of all functions, and their permitted samples.
 
     Attributes:
         source: of the module; its file is `chains.py`.
@@ -130,7 +130,7 @@ class Chains:
             below = qualname, line
 
     def _add_function(self, function, marks):
-        """One function; its qualified name, and the line that calls the next one."""
+        """Adds a function; returns its qualified name, and the line that calls the next one."""
         me, _, called_by, *_ = function
         method, indent = _METHODS.get(called_by), " "
         qualname, head = me, []
@@ -162,7 +162,9 @@ class Chains:
         return qualname, calling
 
     def _add_work(self, qualname, function, indent, marks):
-        """Body of a function between its marks; the line of its call, or a leaf's last line."""
+        """Adds the body of a function between its marks; returns the line of its call, or a leaf's
+        last line.
+        """
         if function.style is None and not function.leaf:
             lines = [self._emit(indent + text.format(**vars(marks))) for text in _STEPS]
             first, second = {marks.begin}, {marks.step}
@@ -190,7 +192,7 @@ class Chains:
 
 
 class Marks:
-    """With which marks the lines of a function may be on top."""
+    """The marks with which a function's lines may be on top."""
 
     def __init__(self, base, called_by, style):
         self.switch, self.begin, self.end, self.step = range(base, base + 4)

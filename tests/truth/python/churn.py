@@ -1,7 +1,7 @@
 """Creates, runs and frees functions continuously, so that code objects reuse earlier addresses.
 
-Usage: python churn.py; like program.py. Two threads give each function another name; the functions
-of two others differ in their lines alone, whose tables have addresses of earlier ones, too.
+Usage: python churn.py; like program.py. Two threads give each function a new name; the functions of
+two others differ only in their lines, whose tables also reuse addresses.
 """
 # ruff: noqa: T201 - a command
 
@@ -18,11 +18,11 @@ SPREAD = 5
 _NAMES = 1_000_000
 _WORK = " m[0] = {0}\n for i in r: pass\n for i in r: pass\n"
 _FEW_LINES = 5
-"""Tables with a leap over more than so many lines have the same size."""
+"""Tables with a jump over more lines than this have the same size."""
 
 
 def make(source, name):
-    """A new function."""
+    """Makes a new function."""
     names = {}
     exec(compile(source, "churn.py", "exec"), names)
     return names[name]
@@ -33,7 +33,7 @@ def name_of(serial):
 
 
 def named(serial):
-    """A function with a unique name; its work is in lines 2 to 4."""
+    """Makes a function with a unique name; its work is in lines 2 to 4."""
     name = name_of(serial)
     return make(f"def {name}(m, r):\n{_WORK.format(serial)}", name)
 
@@ -43,7 +43,7 @@ def first_line_of(serial):
 
 
 def lined(serial):
-    """A function that differs in its lines, and in constants, which are not read."""
+    """Makes a function that differs in its lines, and in constants, which are not read."""
     code = _LINED[serial % SPREAD].__code__
     table = bytes(bytearray(code.co_linetable))
     code = _LINED[0].__code__.replace(co_linetable=table, co_consts=code.co_consts)

@@ -1,4 +1,4 @@
-"""Compares stacks with the code that ran."""
+"""Compares stacks with the running code."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Seen(NamedTuple):
     """A sample.
 
     Attributes:
-        mark: what the thread has stored; 0 before its first chain.
-        frames: the Python side, leaf first; empty if there is none.
+        mark: the value stored by the thread; 0 before its first chain.
+        frames: the Python side, leaf first; may be empty.
         kernel: names of kernel functions, leaf first.
     """
 
@@ -31,16 +31,16 @@ class Report:
     """The outcomes of the samples of a program.
 
     Attributes:
-        right: how many are exactly what ran.
-        frameless: how many have no Python frames, when none may have been there; the sampler must
-            say so of as many (`no_frame` in `outcomes`).
-        absent: how many others have no Python frames.
-        unknown: how many have a frame without a description.
-        wrong: how many are wrong, by why.
-        examples: some of these, for people.
-        styles: how many right ones have a function that was called in each way.
-        outcomes: what the sampler counted.
-        in_system_calls: how many right ones were taken in a system call of the function on top.
+        right: number that match the running code exactly.
+        frameless: number without Python frames when there may have been none; the sampler must
+            report the same number (`no_frame` in `outcomes`).
+        absent: number of others without Python frames.
+        unknown: number with an undescribed frame.
+        wrong: number of wrong ones, by reason.
+        examples: examples of wrong ones.
+        styles: number of right ones by how their functions were called.
+        outcomes: the sampler's counts.
+        in_system_calls: number of right ones in a system call of the function on top.
     """
 
     def __init__(self) -> None:
@@ -57,14 +57,14 @@ class Report:
         return shown + self.frameless + self.absent
 
     def add_wrong(self, why: str, seen: Seen) -> None:
-        """Count a sample that is wrong."""
+        """Count a wrong sample."""
         self.wrong[why] += 1
         if len(self.examples) < _EXAMPLES:
             top = [(frame.function, frame.lines[0].line) for frame in seen.frames[:4]]
             self.examples.append(f"  {why}: {top}, mark {seen.mark}, {seen.kernel[:3]}")
 
     def describe(self) -> str:
-        """In one line, with examples behind it."""
+        """Returns one line, followed by examples."""
         total = max(self.total, 1)
         line = (
             f"{self.total} samples: {self.wrong.total()} wrong, {self.absent / total:.2%} absent, "
@@ -77,7 +77,7 @@ class Report:
 
 
 class ChurnJudge:
-    """Compares the functions of churn.py; only those that have stored their mark count."""
+    """Compares the functions of churn.py; counts only those that have stored their mark."""
 
     def __init__(self) -> None:
         self.report = Report()
@@ -105,7 +105,7 @@ class Judge:
     """Compares the stacks of the threads of a program with its chains.
 
     Args:
-        chains: what the program runs.
+        chains: the program's chains.
         below: functions below all chains, by their qualified names, from the first one's caller.
     """
 
@@ -115,7 +115,7 @@ class Judge:
         self.report = Report()
 
     def take(self, seen: Seen) -> None:
-        """Add a sample; those of the time before the first chain do not count."""
+        """Add a sample; those before the first chain do not count."""
         if not seen.mark:
             return
         report = self.report

@@ -50,7 +50,7 @@ class MarkingLoader(LibbpfLoader):
 
 
 class Target(NamedTuple):
-    """A program that runs: its process, ids of its threads as samples have them, and its judge."""
+    """A running program: its process, its threads' ids as in samples, and its judge."""
 
     process: subprocess.Popen[str]
     threads: dict[int, int]
@@ -66,7 +66,7 @@ def running(
     styles: tuple[str, ...] = STYLES,
     **options: Any,
 ) -> Iterator[Target]:
-    """Run the program, or a copy, with an interpreter; `wrapper` comes before the command."""
+    """Run the program, or a copy, with an interpreter; `wrapper` precedes the command."""
     arguments = [str(program), str(SEED), ",".join(styles)]
     with _started([*wrapper, str(python.command), *arguments], options) as (process, started):
         judge = Judge(Chains(SEED, styles), started["threads"][0][2])
@@ -87,7 +87,7 @@ def _make_target(process: subprocess.Popen[str], started: Any, judge: AnyJudge) 
 
 @contextlib.contextmanager
 def _started(command: list[str], options: Any) -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    """A program that runs until this ends, and what it says of itself."""
+    """Runs a program for the context; yields it with its self-description."""
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
         **options,
@@ -103,7 +103,7 @@ def _started(command: list[str], options: Any) -> Iterator[tuple[subprocess.Pope
 
 
 def find_outer_ids(pid: int, inner: int) -> tuple[int, dict[int, int]]:
-    """The process below `pid` that calls itself `inner`, and its threads by their own ids."""
+    """Finds the descendant of `pid` with the inner id `inner`, and its threads by inner ids."""
     for one in (pid, *_descendants(pid)):
         status = _read_ids(one, one)
         if status == inner:
@@ -142,7 +142,7 @@ class KernelNames:
 def measure(
     built: Path, targets: list[Target], samples: int, *, timeout_s: float = 60
 ) -> list[Report]:
-    """Sample programs until each has this many samples, or the time is over."""
+    """Sample programs until each has this many samples, or the time is up."""
     loader, names = MarkingLoader(built), KernelNames()
     config = SamplerConfig(
         samples_per_second=HZ,
@@ -198,6 +198,6 @@ def _see(sample: RawSample, resolver: PythonResolver, names: KernelNames) -> See
 
 @contextlib.contextmanager
 def building() -> Iterator[Path]:
-    """The compiled sampler, in a folder that is removed then."""
+    """Yields the compiled sampler, in a directory that is removed afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         yield build(Path(folder))

@@ -24,11 +24,11 @@ _WORD = "return put_word(w, word | find_code(w, l, code));"
 
 
 class Mutation(NamedTuple):
-    """One change of a source file, the first place that has ``old``; none if that stays.
+    """A change to a source file, at the first occurrence of ``old``; none if it is unchanged.
 
     Attributes:
-        minor: version with which it shows.
-        churn: whether it shows with functions that come and go.
+        minor: version in which it is detectable.
+        churn: whether it is detectable with short-lived functions.
     """
 
     name: str
@@ -140,14 +140,14 @@ def run(folder: Path, mutation: Mutation, python: Python) -> Report | str:
 
 
 def is_true(report: Report | str, churn: bool) -> bool:
-    """Returns whether the comparison is clean; functions that come and go may be absent."""
+    """Returns whether the comparison is clean; short-lived functions may be absent."""
     if isinstance(report, str) or report.wrong or report.total < _SAMPLES // 2:
         return False
     return churn or report.absent + report.unknown <= _MAX_ABSENT * report.total
 
 
 def find_python(minor: str) -> Python | None:
-    """The first interpreter of a version."""
+    """Returns the first interpreter of a version."""
     return next((python for python in find_pythons() if python.minor == minor), None)
 
 

@@ -1,6 +1,6 @@
 """Runs the chains of chains.py in threads until its standard input ends.
 
-Usage: python program.py SEED STYLES; writes one line of JSON: its pid, and of each thread its id,
+Usage: python program.py SEED STYLES; writes one line of JSON: its pid, and for each thread its id,
 the address of its mark, and the functions below its chains.
 """
 # ruff: noqa: T201 - a command
