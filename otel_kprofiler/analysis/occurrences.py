@@ -39,7 +39,7 @@ _PROGRAM: Final = re.compile(r"bpf_prog_([0-9a-f]{16})_(.+)")
 class FrameKeys:
     """Builds the keys of stack entries, outermost first, once for each frame.
 
-    Frames are cached by identity, so stacks must outlive this object.
+    Frames are cached by identity.
 
     Args:
         key: returns the key of an entry.
@@ -47,7 +47,7 @@ class FrameKeys:
 
     def __init__(self, key: Callable[[Entry], Key]) -> None:
         self._key = key
-        self._known: dict[int, tuple[Key, ...]] = {}  # by identity, since frames are large
+        self._known: dict[Frame, tuple[Key, ...]] = {}
 
     def __call__(self, stack: Stack) -> list[Key]:
         """Returns the keys of a stack."""
@@ -59,9 +59,9 @@ class FrameKeys:
                     keys_of_stack += map(self._key, frame_entries(frame))
                 continue
             for frame in reversed(side.frames):
-                keys = self._known.get(id(frame))
+                keys = self._known.get(frame)
                 if keys is None:
-                    keys = self._known[id(frame)] = tuple(map(self._key, frame_entries(frame)))
+                    keys = self._known[frame] = tuple(map(self._key, frame_entries(frame)))
                 keys_of_stack += keys
         return keys_of_stack
 

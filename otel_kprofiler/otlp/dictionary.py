@@ -186,8 +186,7 @@ class _ModuleMappings:
 class Dictionary:
     """Interns values into the seven tables and serializes each entry once.
 
-    Modules and stacks are looked up by identity first, so they must outlive the dictionary. Not
-    thread-safe.
+    Modules are looked up by identity first, so they must outlive the dictionary. Not thread-safe.
 
     Attributes:
         tables: the entries.
@@ -208,9 +207,9 @@ class Dictionary:
         self._functions: dict[_FunctionKey, Token] = {}
         self._frames = _FrameLocations(self)
         self._raw: dict[tuple[SideKind, Unresolved], _RawLocations] = {}
-        self._stacks: dict[int, Token] = {}
+        self._stacks: dict[Stack, Token] = {}
         self._mappings: dict[int, _ModuleMappings] = {}
-        self._statuses: dict[int, _Statuses] = {}  # for incomplete stacks
+        self._statuses: dict[Stack, _Statuses] = {}  # for incomplete stacks
         self._shortcuts: dict[tuple[object, ...], bytes] = {}
         self._frame_kinds: dict[tuple[object, ...], bytes] = {}
 
@@ -264,10 +263,10 @@ class Dictionary:
     def sample_head(self, sample: WindowSample) -> bytes:
         """Encode a sample except for its timestamps and values."""
         stack, tid, thread_name, cpu, link = sample[:5]
-        token = self._stacks.get(id(stack))
+        token = self._stacks.get(stack)
         if token is None:
             token = self._add_stack(stack)
-        statuses = self._statuses.get(id(stack), ()) if self._statuses else ()
+        statuses = self._statuses.get(stack, ()) if self._statuses else ()
         root = link.local_root if link else ""
         shortcut = (tid, thread_name, cpu, statuses, root, sample.labels, sample.wait)
         attributes = self._shortcuts.get(shortcut)
@@ -308,14 +307,14 @@ class Dictionary:
                     self._join(map(self.raw_locations(frames).__getitem__, frames.addresses))
                 )
             if status:
-                others = self._statuses.get(id(stack), ())
-                self._statuses[id(stack)] = (*others, (kind, status))
+                others = self._statuses.get(stack, ())
+                self._statuses[stack] = (*others, (kind, status))
         if run:
             parts.append(self._locations(run))
         token = b""
         if parts:
             token = self.tables.intern(STACK, self._writer.stack(self._join(parts)))
-        self._stacks[id(stack)] = token
+        self._stacks[stack] = token
         return token
 
     def _locations(self, frames: Sequence[Frame]) -> bytes:

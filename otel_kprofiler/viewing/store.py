@@ -30,7 +30,7 @@ from otel_kprofiler.formats import (
     side_remarks,
     wait_rows,
 )
-from otel_kprofiler.model import Profile, RawFrames, Resource, Stack, Window, WindowSample
+from otel_kprofiler.model import Frame, Profile, RawFrames, Resource, Stack, Window, WindowSample
 from otel_kprofiler.text import escape_controls
 from otel_kprofiler.viewing.database import NAME, lock, make_directory, open_writer
 
@@ -307,7 +307,7 @@ class _Paths:
         self._node = node
         self._leaves: dict[tuple[str, Stack], int] = {}
         self._nodes: dict[tuple[int, int], int] = {}
-        self._frames: dict[int, tuple[int, ...]] = {}  # by identity, since frames are large
+        self._frames: dict[Frame, tuple[int, ...]] = {}
 
     def leaf(self, process: str, sample: WindowSample) -> int:
         """Returns the node of a sample's innermost frame, below its process's name."""
@@ -334,11 +334,11 @@ class _Paths:
             yield from map(self._frame, map(frame_row, side_remarks(side)))
             is_kept = not isinstance(side.frames, RawFrames)
             for frame in reversed(side.frames):
-                numbers = self._frames.get(id(frame)) if is_kept else None
+                numbers = self._frames.get(frame) if is_kept else None
                 if numbers is None:
                     numbers = tuple(map(self._frame, map(frame_row, frame_entries(frame))))
                     if is_kept:
-                        self._frames[id(frame)] = numbers
+                        self._frames[frame] = numbers
                 yield from numbers
 
 
