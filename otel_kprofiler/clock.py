@@ -138,7 +138,7 @@ class Interval(NamedTuple):
 class StreamClock:
     """Maps consecutive boot-time intervals to Unix time, which never goes back. Not thread-safe.
 
-    If the clock is set forward, the stream follows at once and leaves a gap. If it is set back,
+    If the clock is set forward, the stream follows immediately and leaves a gap. If it is set back,
     the stream continues at a fraction of the speed until the clock has caught up.
     """
 

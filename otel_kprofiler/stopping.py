@@ -67,8 +67,8 @@ def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
         _stop.reset(token)
         if stop.unread:
             _log.warning(
-                "cannot read %s: the file system does not answer; threads that read it go on until"
-                " it does", ", ".join(sorted(stop.unread)),
+                "cannot read %s: the file system does not respond; threads reading it continue"
+                " until it does", ", ".join(sorted(stop.unread)),
             )  # fmt: skip
         if stop.busy:
             _log.warning(

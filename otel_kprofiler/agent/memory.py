@@ -103,9 +103,8 @@ def give_back_memory() -> None:
 def unmap_startup_pages() -> None:
     """Unmap pages of libraries used only at startup, so that they no longer count as resident.
 
-    Code and constants used again are mapped again from the page cache, without disk
-    access. Mappings that differ from their files (private pages, see proc_pid_smaps(5)) are
-    left alone.
+    Code and constants used again are mapped again from the page cache, without disk access.
+    Mappings that differ from their files (private pages, see proc_pid_smaps(5)) are kept.
     """
     libc = ctypes.PyDLL(None)  # holds the GIL, so callbacks need not wait for it
     if not hasattr(libc, "dl_iterate_phdr"):

@@ -1,4 +1,4 @@
-"""Saves samples during a recording, to ``NAME.part`` beside the output file.
+"""Saves samples during a recording, to ``NAME.part`` next to the output file.
 
 The file has one length-prefixed message per second, as in the Collector's files, and is
 deleted when the output file is complete. If the recording is killed, the file is readable up to the
@@ -88,7 +88,7 @@ def find_dead(directory: str) -> list[str]:
 
 
 def _create(path: str) -> tuple[str, int]:
-    """Create and lock a file beside ``path``, under an unused name."""
+    """Create and lock a file next to ``path``, under an unused name."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     for name in _names(path):
         try:

@@ -1,7 +1,7 @@
 """Reads the ELF headers that unwinding and symbolization need.
 
 Reads a few hundred bytes per file: ELF header, program headers and notes. pyelftools, used for
-kernel files, is too slow when many new binaries start at once.
+kernel files, is too slow when many new binaries start simultaneously.
 """
 
 from __future__ import annotations

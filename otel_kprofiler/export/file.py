@@ -50,7 +50,7 @@ class Rotation:
 
 
 class FileExporter(ProfileExporter):
-    """Appends each batch to a file atomically, visible to readers at once.
+    """Appends each batch to a file atomically, immediately visible to readers.
 
     Only one process may write a file at a time.
 

@@ -249,8 +249,8 @@ class ExportQueue:
         spool.unknown_since_unix_ns = 0
         if self.unknown_since_unix_ns:
             _log.warning(
-                "%s: the previous run was killed, or the end of its spool is damaged; what it took"
-                " after its last batch is unknown",
+                "%s: the previous run was killed, or the end of its spool is damaged; the number of"
+                " samples taken after its last batch is unknown",
                 self.exporter.name,
             )
 

@@ -74,8 +74,8 @@ class Recovery:
     """Reads all segments of a directory, oldest first.
 
     Segments of other versions are renamed to ``NUMBER.spool.aside``; their samples are neither
-    delivered nor lost here, and are not counted. Anything that cannot be opened as a regular file
-    of this user is left alone.
+    delivered nor lost here, and are not counted. Anything that is not a regular file owned by this
+    user is left unchanged.
 
     Args:
         directory: the spool's directory.

@@ -161,7 +161,7 @@ def parse_record(data: bytes, offset: int = 0) -> Record | None:
 
 
 def find_other_version(data: bytes) -> str:
-    """Returns the magic number if another version wrote the segment, otherwise an empty string."""
+    """Returns the magic number if a different version wrote the segment; otherwise empty."""
     magic = data[: len(MAGIC)]
     is_supported = len(magic) < len(MAGIC) or magic == MAGIC or magic[:-1] != MAGIC[:-1]
     return "" if is_supported else magic.decode("ascii", "backslashreplace")

@@ -42,7 +42,7 @@ _V2: Final = _Files(
 
 
 class MemoryLeft(NamedTuple):
-    """Memory that a cgroup leaves to its processes.
+    """Memory that a cgroup has left for its processes.
 
     Attributes:
         count_bytes: bytes until the nearest limit, without page cache.

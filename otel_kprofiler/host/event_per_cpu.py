@@ -18,7 +18,7 @@ class CpuChanges(NamedTuple):
 
     Attributes:
         opened: CPUs with a new event.
-        closed: CPUs that are offline or no longer wanted.
+        closed: CPUs that are offline or no longer selected.
         refused: why a CPU's event cannot be opened; reported once until opening succeeds.
     """
 

@@ -54,7 +54,7 @@ class FairQueue(Generic[T]):
     waiting is next.
 
     All owners together have a share of one CPU. A fifth of it is a reserve for owners that had no
-    turn in the last minute: they do not wait until the expensive work of another is paid for.
+    turn in the last minute: they do not wait for another owner's expensive work to be paid for.
 
     Args:
         share: CPU seconds earned per second.

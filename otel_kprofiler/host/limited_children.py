@@ -28,7 +28,7 @@ _NO_STATUS: Final = (
 
 
 class ChildProblem(enum.Enum):
-    """Reasons why a child gave no result."""
+    """Reasons why a child produced no result."""
 
     UNANSWERED = "unanswered"  # by the file system that its file is on
     STOPPED = "stopped"
@@ -40,13 +40,13 @@ class ChildProblem(enum.Enum):
 
 
 class ChildFailed(Exception):  # noqa: N818 - an outcome
-    """A child process gave no result.
+    """A child process produced no result.
 
     Args:
         problem: the reason.
         text: what happened, without a subject.
         grant: the memory granted to the child.
-        may_pass: whether the cause may pass while the file stays the same.
+        may_pass: whether a retry with the unchanged file may succeed.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class LimitedChildren:
 
         Args:
             command: the program and its arguments. It reports the cause of a failure on standard
-                error, and ends with ``os.EX_TEMPFAIL`` if the cause may pass; ``DONE`` there means
-                success where the kernel does not keep its status.
+                error, and exits with ``os.EX_TEMPFAIL`` if the cause is temporary; ``DONE`` there
+                means success where the kernel does not keep its status.
             fd: the file.
             limits: limits of the command.
             output: descriptor for the output.
@@ -105,7 +105,7 @@ class LimitedChildren:
             The output, unless it goes to a descriptor.
 
         Raises:
-            ChildFailed: it gave no result.
+            ChildFailed: the child produced no result.
         """
         device = os.fstat(fd).st_dev
         try:

@@ -1,4 +1,4 @@
-"""Decides which symbolic links to follow when writing a file: none planted by another user.
+"""Decides which symbolic links to follow when writing a file: none created by other users.
 
 Root follows only links that root can have created, in any directory of a path. Other users follow
 all links that the kernel allows: they gain no rights.

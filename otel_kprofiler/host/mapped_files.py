@@ -282,10 +282,10 @@ def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator
 def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool = False) -> bool:
     """Returns whether a file is the requested one.
 
-    Inode, size and time of modification must be equal, since inode numbers are used again at once;
-    and so must the device. Where the device of ``stat`` is not that of the inode, which is so on
-    overlayfs and btrfs, it is an anonymous one (major 0). Then the size must be known, or the file
-    have been reached by its very mapping.
+    Inode, size, modification time and device must be equal, since inode numbers are reused
+    immediately. Where the device of ``stat`` is not that of the inode, which is so on overlayfs and
+    btrfs, it is an anonymous one (major 0). Then the size must be known, or the file have been
+    reached by its very mapping.
 
     Args:
         request: names the file.

@@ -54,7 +54,7 @@ class PatientCalls:
     def call(
         self, device: Hashable, job: Job, find_hanging: Callable[[], Hashable] | None = None
     ) -> bool:
-        """Call a function in another thread (in this thread after :meth:`stop`); wait for its end.
+        """Call a function in a different thread (after :meth:`stop`, in this one) and wait for it.
 
         Args:
             device: device of the file that it reads.

@@ -15,7 +15,7 @@ DEVICE_RETRY_S: Final = 30.0
 
 
 class DeviceHangs(Exception):  # noqa: N818 - an outcome
-    """A file system does not respond to a child process, which is left behind."""
+    """A file system does not respond to a child process, which is abandoned."""
 
     def __init__(self) -> None:
         super().__init__("its file system does not respond")
@@ -24,9 +24,9 @@ class DeviceHangs(Exception):  # noqa: N818 - an outcome
 class PatientChildren:
     """Waits for children that read files; thread-safe.
 
-    A child in the same storage wait at two looks is killed, and left behind if it does not end.
-    Until it has ended, and for some time, no other child may read a file of the device. A child
-    that merely takes too long to end is left behind without blocking its device.
+    A child found twice in the same storage wait is killed, and abandoned if it does not exit. Until
+    it has ended, and for some time, no other child may read a file of the device. A child that
+    merely takes too long to exit is abandoned without blocking its device.
 
     Args:
         patience_s: time between two looks, in seconds.
@@ -39,7 +39,7 @@ class PatientChildren:
         self._left: list[tuple[int | None, float, MeteredChild]] = []
 
     def check(self, device: int) -> None:
-        """Refuse to start a child for a device that hangs, or while too many are left behind.
+        """Refuse to start a child for a hanging device, or while too many children are abandoned.
 
         Raises:
             DeviceHangs: no child should be started.

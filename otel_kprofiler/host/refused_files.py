@@ -21,8 +21,7 @@ T = TypeVar("T")
 class RefusedFiles(Generic[T]):
     """Reasons by file, so that a file costs its limit of CPU time once an hour; thread-safe.
 
-    After a cause that may pass, it is read again after 30 s, then at intervals that double, up to
-    an hour.
+    After a temporary failure, it is reread after 30 s, then at doubling intervals of up to an hour.
 
     Args:
         now_s: any steady clock, in seconds.
@@ -40,7 +39,7 @@ class RefusedFiles(Generic[T]):
         Args:
             file: its identity, which differs once it has changed.
             reason: returned by :meth:`find`.
-            may_pass: whether the cause may pass while the file stays the same.
+            may_pass: whether a retry with the unchanged file may succeed.
         """
         with self._lock:
             self._reasons.pop(file, None)

@@ -234,7 +234,7 @@ class ProcessEvents(ForkAware):
             self._read_wanted(self._table.wanted & pids)
 
     def _read_wanted(self, pids: Collection[int]) -> None:
-        """Read the wanted processes, and their existing children if children are reported."""
+        """Read the selected processes, and their existing children if children are reported."""
         if self._table.takes_children:
             children = find_descendants(read_processes(self._files), pids)
             self._table.wanted |= children

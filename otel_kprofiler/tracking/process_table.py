@@ -151,7 +151,7 @@ class ProcessTable:
     """Tracks a stream's processes. Not thread-safe.
 
     Args:
-        pids: the wanted processes; empty for all.
+        pids: the selected processes; empty for all.
         children: whether to include their children.
         same_start_ns: maximum delay of a start time in records relative to ``/proc``.
     """
@@ -175,7 +175,7 @@ class ProcessTable:
         return process.mappings if process else ()
 
     def wants(self, pid: int) -> bool:
-        """Returns whether a process is wanted."""
+        """Returns whether a process is selected."""
         return self.takes_all or pid in self.wanted
 
     def apply(

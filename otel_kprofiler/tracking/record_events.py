@@ -58,7 +58,7 @@ class WantedRecords(NamedTuple):
     """The kinds of records to request.
 
     Attributes:
-        name: name in errors: "… cannot be followed".
+        name: name in errors: "… cannot be tracked".
         flags: bits of ``struct perf_event_attr``.
         largest_bytes: maximum size of a record in bytes.
         extra_flags: bits to omit on older kernels that reject them.
@@ -135,7 +135,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
         except _LockLimitError as error:
             self.close()
             raise HostError(
-                f"{wanted.name} cannot be followed: {error}",
+                f"{wanted.name} cannot be tracked: {error}",
                 hint="raise kernel.perf_event_mlock_kb or RLIMIT_MEMLOCK (systemd: LimitMEMLOCK), "
                 "or grant CAP_IPC_LOCK",
             ) from error
@@ -144,7 +144,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
             if error.errno in (errno.EPERM, errno.EACCES):
                 raise get_privilege_error(f"following {wanted.name}", files) from error
             raise find_open_files_error(f"following {wanted.name}", error) or HostError(
-                f"{wanted.name} cannot be followed: {describe_error(error)}"
+                f"{wanted.name} cannot be tracked: {describe_error(error)}"
             ) from error
 
     def take(self) -> Iterator[tuple[int, bytes]]:
@@ -171,13 +171,13 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
             changes = self.update()
         except OSError as error:
             name = self._wanted_records.name
-            _log.warning("%s of new CPUs cannot be followed: %s", name, describe_error(error))
+            _log.warning("%s of new CPUs cannot be tracked: %s", name, describe_error(error))
             return
         for cpu in changes.opened:
             self._lose(RecordLoss.CPU_CAME, cpu, 0)
         for cpu, refusal in changes.refused.items():
             name = self._wanted_records.name
-            _log.warning("%s of CPU %d cannot be followed: %s", name, cpu, refusal)
+            _log.warning("%s of CPU %d cannot be tracked: %s", name, cpu, refusal)
 
     def close(self) -> None:
         """Close descriptors and mappings; idempotent."""

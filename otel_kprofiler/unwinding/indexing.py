@@ -71,7 +71,7 @@ class Children(LimitedChildren):
     def trying_once(self, fd: int, section: str) -> Iterator[None]:
         """Refuse immediately what was refused in the last hour, unless the file has changed.
 
-        Causes that may pass are not remembered.
+        Temporary failures are not remembered.
 
         Args:
             fd: the file.

@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 
 
 class _PostponedError(Exception):
-    """Raised while other tables are being made; the request is kept until then."""
+    """Raised while other tables are being built; the request is kept until they are done."""
 
 
 class TableStore:
@@ -259,9 +259,9 @@ class TableStore:
                 self._requests.done(taken, 0 if self._is_preloading else cpu_ns)
 
     def _serve(self, item: FileRequest | Opened) -> int:
-        """Open a file or load its tables; returns the CPU time, 0 if its device does not answer.
+        """Open a file or load its tables; returns the CPU time, 0 if its device does not respond.
 
-        In that case the request stays pending until the device answers.
+        In that case, the request stays pending until the device responds.
         """
         request = item if isinstance(item, FileRequest) else item.request
         cpu_ns = 0

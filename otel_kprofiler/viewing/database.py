@@ -106,7 +106,7 @@ def lock(path: str) -> int:
     except OSError as error:
         os.close(fd)
         raise KProfilerError(
-            f"{path} is in use by another `view`", hint="end that process, or name another file"
+            f"{path} is in use by another `view`", hint="stop that process, or use a different file"
         ) from error
     return fd
 
@@ -131,7 +131,7 @@ def open_writer(path: str, synchronous: str) -> sqlite3.Connection:
         names = ("application_id", "user_version")
         versions = tuple(database.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
         if not is_new and versions != (_APPLICATION, _VERSION):
-            raise sqlite3.DatabaseError("it is a different database, or has another version")
+            raise sqlite3.DatabaseError("it is a different database, or has a different version")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(f"PRAGMA synchronous = {synchronous}")
         database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")

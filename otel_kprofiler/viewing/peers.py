@@ -31,9 +31,9 @@ _UNSET: Final = 0xFFFFFFFF
 
 
 def find_trusted_users() -> frozenset[int]:
-    """Returns the users who may read from this server: its own, root, and the user behind it.
+    """Returns the users who may read from this server: its user, root, and the originating user.
 
-    The user behind it is the caller of sudo(8), or the login user before su(1).
+    The originating user is the caller of sudo(8), or the login user before su(1).
     """
     users = {0, os.getuid()}
     if os.getuid() == 0:

@@ -237,7 +237,7 @@ def test_install_run_upgrade_remove_and_purge(packages, root, collector_program,
         status = unit.status()
         assert status["Uid"].split() == [user[2]] * 4
         assert status["NoNewPrivs"] == "1"
-        assert int(status["CapBnd"], 16) == capability_mask()  # some are given up after the start
+        assert int(status["CapBnd"], 16) == capability_mask()  # dropped after startup
         assert int(status["CapEff"], 16) & ~int(status["CapBnd"], 16) == 0
         waiting = unit.stop()
     assert waiting["taken"] > 0

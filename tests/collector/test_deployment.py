@@ -177,7 +177,7 @@ def test_the_installed_wheel_delivers_all_samples_as_the_units_user(
     collector.wait(10)
     assert status["Uid"].split()[1] == NOBODY
     assert status["NoNewPrivs"] == "1"
-    assert int(status["CapBnd"], 16) == capability_mask()  # some are given up after the start
+    assert int(status["CapBnd"], 16) == capability_mask()  # dropped after startup
     assert int(status["CapEff"], 16) & ~int(status["CapBnd"], 16) == 0
     assert account["gaps"] == []
     exported = account["exporters"]["otlp_grpc"]["exported"]

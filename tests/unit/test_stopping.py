@@ -35,7 +35,7 @@ def test_only_threads_that_read_a_file_blame_the_file_system(release, caplog):
     with stop_within(0):
         assert not join_all(threads)
     unread, busy = (record.getMessage() for record in caplog.records)
-    assert "cannot read /mnt/frozen/lib.so: the file system does not answer" in unread
+    assert "cannot read /mnt/frozen/lib.so: the file system does not respond" in unread
     assert "worker" not in unread
     assert "without waiting for worker:" in busy
     assert "file system" not in busy

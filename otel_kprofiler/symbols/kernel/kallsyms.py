@@ -161,7 +161,7 @@ class KallsymsParser:
         return Kallsyms(core, blocks, tuple(self._freed), self.lines, bad_lines, self.hidden, cut)
 
     def _fold_preambles(self, text: bytes) -> bytes:
-        """Make pads of preambles, so that both belong to the function behind them."""
+        """Convert preambles to padding, so that both belong to the function after them."""
         if self._has_preambles is False:
             return text
         if _PREAMBLE in text:

@@ -152,7 +152,7 @@ def _find_damage(kallsyms: Kallsyms) -> list[str]:
 
 
 def _find_text(core: SymbolTable) -> AddressRange | None:
-    """``_text`` to ``_etext``, without the freed init text behind it."""
+    """``_text`` to ``_etext``, without the freed init text after it."""
     start = core.find_address(b"_text")
     if start is None and (start := core.find_address(b"_stext")) is not None:
         start -= _HEAD_BYTES if core.find_address(_ARM64_VECTORS) is not None else 0

@@ -73,7 +73,7 @@ class Interleaver:
         self._version = self._loops.version
 
     def __call__(self, sides: Sequence[Side]) -> tuple[Side, ...]:
-        """Arranges the sides of a stack, with Python frames in place of evaluation loops.
+        """Arranges the sides of a stack, with Python frames replacing evaluation loops.
 
         Args:
             sides: from leaf to root, each kind once.

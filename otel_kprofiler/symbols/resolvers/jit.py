@@ -1,4 +1,4 @@
-"""Names code made at run time, using the files that JIT compilers write for perf(1)."""
+"""Names runtime-generated code, using the files that JIT compilers write for perf(1)."""
 
 from __future__ import annotations
 

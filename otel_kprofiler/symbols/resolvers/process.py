@@ -158,7 +158,7 @@ class ProcessesResolver:
 
 
 class ProcessResolver:
-    """Resolves user code of the process that had the pid when this was made.
+    """Resolves user code of the process that had the pid when this object was created.
 
     Thread-safe.
 

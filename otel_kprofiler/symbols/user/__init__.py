@@ -1,1 +1,1 @@
-"""Symbols of user files: executables, libraries, and code made at run time."""
+"""Symbols of user files: executables, libraries, and runtime-generated code."""

@@ -129,8 +129,8 @@ class GoTable:
         budget: memory for its functions and names; None: no limit.
 
     Raises:
-        ElfError: the table is damaged or too large; with ``NO_SECTION`` if it is of another
-            version, or if the start of its code is unknown.
+        ElfError: the table is damaged or too large; with ``NO_SECTION`` if its version is
+            unsupported, or if the start of its code is unknown.
     """
 
     def __init__(

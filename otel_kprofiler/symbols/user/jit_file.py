@@ -97,7 +97,7 @@ class JitFile(ABC, Generic[EventT]):
         self._unread = 0
 
     def update(self, now_ns: int) -> bool:
-        """Read new data; call again at once if it returns True.
+        """Read new data; call again immediately if it returns True.
 
         Reads at most :data:`MAX_UPDATE_BYTES`. May block on the file system of the file.
 

@@ -26,7 +26,7 @@ class LinesError(KProfilerError):
     Args:
         message: what went wrong.
         problem: its kind.
-        may_pass: whether the cause may disappear while the file stays unchanged.
+        may_pass: whether a retry with the unchanged file may succeed.
     """
 
     def __init__(

@@ -131,7 +131,7 @@ class SymbolLoader(ForkAware):
     def add(
         self, key: FileKey, details: FileDetails, content: OpenFile | bytes, owner: int = 0
     ) -> None:
-        """Queue a file; returns at once.
+        """Queue a file; returns immediately.
 
         Args:
             key: the file.

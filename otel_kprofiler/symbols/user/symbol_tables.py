@@ -51,7 +51,7 @@ class SymbolTable(NamedTuple):
 
     Attributes:
         content: entries.
-        names: names, each with a zero behind it.
+        names: names, each followed by a zero byte.
         code: indices of sections with code.
     """
 
@@ -68,7 +68,7 @@ class Symbols(NamedTuple):
         sizes: in bytes; 0 if unknown.
         kinds: ``st_info``: type in the lower four bits, binding above.
         names_at: start of each name in ``names``.
-        names: names, each with a zero behind it.
+        names: names, each followed by a zero byte.
     """
 
     values: array[int]
