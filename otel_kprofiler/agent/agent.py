@@ -142,7 +142,7 @@ class Agent:
         # Threads started by C libraries inherit the capabilities of the calling thread.
         self._reporter = reporter = run_unprivileged(self._open_reporter)
         try:
-            self._health = self._open_health(config)
+            self._health = self._open_health(config, waits=True)
             with self._signals():
                 self._start(reporter, config)
                 if self._pipeline:
@@ -395,9 +395,9 @@ class Agent:
     def _status(self) -> str:
         return "sampling" if self._pipeline else "running without samples"
 
-    def _open_health(self, config: AgentConfig) -> HealthServer | None:
+    def _open_health(self, config: AgentConfig, *, waits: bool = False) -> HealthServer | None:
         probes = {"/livez": self._watchdog.find_stall, "/readyz": self._find_unready}
-        return open_health(config.health_endpoint, probes, self._describe)
+        return open_health(config.health_endpoint, probes, self._describe, waits=waits)
 
     def _describe(self) -> dict[str, object]:
         """The body of ``/status``."""

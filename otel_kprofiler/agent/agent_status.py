@@ -58,7 +58,11 @@ def describe_agent(
 
 
 def open_health(
-    endpoint: str, probes: dict[str, Probe], describe: Callable[[], dict[str, object]]
+    endpoint: str,
+    probes: dict[str, Probe],
+    describe: Callable[[], dict[str, object]],
+    *,
+    waits: bool,
 ) -> HealthServer | None:
     """Serve the probes and ``/status``; None without an endpoint.
 
@@ -66,10 +70,11 @@ def open_health(
         endpoint: ``host:port``, or empty.
         probes: by path.
         describe: returns the body of ``/status``.
+        waits: whether to wait for a port that another process has.
     """
     if not endpoint:
         return None
     # Imports http.server: 2 MB beyond gRPC, which most agents do not need.
     from otel_kprofiler.agent.health import HealthServer  # noqa: PLC0415
 
-    return HealthServer(endpoint, probes, describe)
+    return HealthServer(endpoint, probes, describe, waits=waits)

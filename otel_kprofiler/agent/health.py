@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from otel_kprofiler.errors import HostError
@@ -12,8 +16,12 @@ from otel_kprofiler.serving import HttpHandler, HttpServer, is_loopback
 CONNECTION_TIMEOUT_S: Final = 5.0
 """Time limit for a client to send its request and read the response."""
 
+RETRY_S: Final = 5.0
+"""Time between two tries to listen on a port that another process has, in seconds."""
+
 Probe = Callable[[], list[str]]
 """Returns the problems, one sentence each; empty if healthy."""
+_log: Final = logging.getLogger(__name__)
 
 
 class HealthServer:
@@ -23,30 +31,56 @@ class HealthServer:
         endpoint: ``host:port`` to listen on; ``[::1]:port`` for IPv6, port 0 for a free one.
         probes: by path, such as ``/livez``; called in server threads.
         status: returns the body of ``/status`` as values for JSON; called in server threads.
+        waits: whether to wait for a port that another process has, and listen later: any user may
+            take a port above 1023 before this process does.
 
     Raises:
         HostError: the endpoint cannot be listened on.
     """
 
     def __init__(
-        self, endpoint: str, probes: dict[str, Probe], status: Callable[[], object] = dict
+        self,
+        endpoint: str,
+        probes: dict[str, Probe],
+        status: Callable[[], object] = dict,
+        *,
+        waits: bool = False,
     ) -> None:
+        self._open = partial(_Server, endpoint, probes, status)
+        self._server: _Server | None = None
+        self._closing = threading.Event()
+        self._waiting = threading.Thread(target=self._wait, name="kprofiler-health", daemon=True)
         try:
-            self._server = _Server(endpoint, probes, status)
+            self._server = self._open()
         except OSError as error:
-            raise HostError(
-                f"cannot listen on {endpoint} for health checks: {error.strerror}",
-                hint="change service.health.endpoint, or stop the process that listens there",
-            ) from error
+            problem = f"cannot listen on {endpoint} for health checks: {error.strerror}"
+            hint = "change service.health.endpoint, or stop the process that listens there"
+            if not waits or error.errno != errno.EADDRINUSE:
+                raise HostError(problem, hint=hint) from error
+            _log.error("%s; trying again every %g s\nfix: %s", problem, RETRY_S, hint)
+            self._waiting.start()
+
+    def _wait(self) -> None:
+        while self._server is None and not self._closing.wait(RETRY_S):
+            try:
+                self._server = self._open()
+            except OSError as error:
+                _log.debug("the health endpoint is not available yet: %s", error)
+            else:
+                _log.info("listening for health checks")
 
     @property
     def port(self) -> int:
-        """The port that the server listens on."""
-        return self._server.port
+        """The port that the server listens on; 0 while it waits for one."""
+        return self._server.port if self._server else 0
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.close()
+        self._closing.set()
+        if self._waiting.ident is not None:
+            self._waiting.join()
+        if self._server:
+            self._server.close()
 
 
 class _Server(HttpServer):

@@ -206,6 +206,7 @@ MUTATIONS = [
     Mutation("view: clients that stop reading", SERVING, "        return slowest if now - self._answering[slowest] >= _STALLED_S else None\n", "        return None\n", "tests/unit/test_serving.py::test_clients_that_stop_reading_give_way_to_others"),
     Mutation("view: clients that read slowly among others that stop", SERVING, "            self.server.note_progress(self.connection)\n            self.wfile.write(rest[:_PIECE_BYTES])\n", "            self.wfile.write(rest[:_PIECE_BYTES])\n", "tests/unit/test_serving.py::test_clients_that_stop_reading_give_way_to_others"),
     Mutation("view: headers without an end", SERVING, "        if self._left < 0:\n", "        if False:\n", "tests/unit/test_serving.py"),
+    Mutation("health: another process has the port at the start", "otel_kprofiler/agent/health.py", "            if not waits or error.errno != errno.EADDRINUSE:\n", "            if True:\n", f"{PARTS}::test_a_port_in_use_is_waited_for"),
     Mutation("health: DNS rebinding", "otel_kprofiler/agent/health.py", '        if "Host" in self.headers and is_loopback(self.server.host) and not self.is_named():\n', "        if False:\n", "tests/unit/test_serving.py"),
     Mutation("view: calls whose message never comes", CALLS, "            context.cancel()\n", "            pass\n", f"{RECEIVED}::test_calls_whose_message_never_arrives_do_not_block_others"),
     Mutation("view: idle connections of gRPC", CALLS, '    ("grpc.max_connection_idle_ms", 10_000),\n', "", f"{RECEIVED}::test_connections_are_limited_and_closed_when_idle"),

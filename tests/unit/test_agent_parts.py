@@ -210,6 +210,30 @@ def test_a_port_in_use_is_reported():
             HealthServer(endpoint, {})
 
 
+def test_a_port_in_use_is_waited_for(monkeypatch, caplog):
+    monkeypatch.setattr("otel_kprofiler.agent.health.RETRY_S", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+        server = HealthServer(endpoint, {"/livez": list}, waits=True)
+        with contextlib.closing(HealthServer(endpoint, {}, waits=True)):
+            time.sleep(0.1)  # closed while it waits
+        assert server.port == 0
+    with contextlib.closing(server):
+        until = time.monotonic() + 60
+        while not server.port:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert get(server.port, "/livez")[0] == 200
+    (lines,) = {record.getMessage() for record in caplog.records if record.levelname == "ERROR"}
+    assert "cannot listen on" in lines
+    assert "trying again every" in lines
+
+
+def test_only_a_port_in_use_is_waited_for():
+    with pytest.raises(HostError, match="cannot listen on"):
+        HealthServer("192.0.2.1:0", {}, waits=True)
+
+
 @pytest.fixture
 def health(monkeypatch):
     """A server that waits for its clients for less time than in production."""

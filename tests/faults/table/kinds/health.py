@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
 
 from tests.faults.table.scenario import Scenario, wait
@@ -165,8 +166,17 @@ def notified(name, make):
     return Scenario(OUTPUT, name, environment=make)
 
 
+def take_port(run):
+    """Another process listens on the agent's port before the agent does, for 6 s."""
+    taken = socket.create_server(("127.0.0.1", run.health))
+    release = threading.Timer(6, taken.close)
+    release.start()
+    run.on_close(release.join)
+
+
 SCENARIOS = [
     *[Scenario(HEALTH, name, fault) for name, fault in ATTACKS.items()],
+    Scenario(HEALTH, "another process has its port while the agent starts", before=take_port),
     unread("log to a pipe that is full", full_pipe),
     unread("log to a pipe without a reader", closed_pipe),
     unread("log to a full disk", opened("/dev/full")),
