@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from otel_kprofiler.formats import columns, html, page
+from otel_kprofiler.formats import Interval, columns, compared_columns, html, page
 from otel_kprofiler.model import (
     ON_CPU,
     PYTHON_SIDE,
@@ -69,7 +69,7 @@ class Files:
         lines = (Line(name, "", str(path or self.c), line),)
         return Frame(SERVER, 0x100 + line, lines, 0, USER_SIDE)
 
-    def window(self):
+    def window(self, hashed=25):
         main, walk = self.python_frame("main", 8), self.python_frame("walk", 3)
         end = self.python_frame("walk", 2)
         native = Frame(SERVER, 0x50, (Line("native"),), 0, USER_SIDE)
@@ -77,7 +77,7 @@ class Files:
             sample([end, walk, walk, main], 30),
             sample([native, walk, main], 20, cpu=1),
             sample([READ, SYSCALL, native, end, main], 10),
-            sample([self.c_frame("hash", 2500)], 25),
+            sample([self.c_frame("hash", 2500)], hashed),
             sample([READ, SYSCALL, self.c_frame("hash", 12)], 5),
             sample([self.c_frame("gone", 7, self.missing)], 10),
         ]
@@ -239,6 +239,31 @@ def test_the_report_in_one_file_says_why_it_has_no_source(browser, files, tmp_pa
     assert note.startswith("This page contains no source files.")
     assert [row[0] for row in browser.evaluate(COUNTED)] == [2, 3, 8]
     assert [url[:5] for url in browser.requests] == ["file:"]
+
+
+@pytest.mark.parametrize("tab", ["table", "sandwich", "source"])
+@pytest.mark.parametrize("width", [1000, 390])
+def test_comparisons_keep_their_changes(browser, files, tmp_path, tab, width):
+    ends = RECORDED_NS, RECORDED_NS + 5 * 10**9
+    intervals = [Interval(name, [files.window(hashed)], *ends)
+                 for name, hashed in (("before", 25), ("after", 525))]  # fmt: skip
+    path = tmp_path / "x.html"
+    path.write_text(page(compared_columns(intervals)))
+    browser.open(f"{path.as_uri()}#tab={tab}&baseline=0-5000&range=5000-10000", width=width)
+    choose(browser, "hash")
+    changes = """[...document.querySelectorAll('.body > .table tr[aria-current] .change')]
+      .filter(one => one.offsetWidth)
+      .map(one => [one.textContent, one.classList.contains('gain')])"""
+    is_wide = tab == "table" and width == 1000
+    assert browser.evaluate(changes) == [["+62.50", True], ["+58.33", True]][: 1 + is_wide]
+    names = "[...document.querySelectorAll('td.name')].map(one => one.clientWidth)"
+    assert min(browser.evaluate(names)) > 90
+    assert "before 25.00%, after 87.50%" in text(browser, "details")
+    if tab == "source":
+        assert [row[3] for row in browser.evaluate(COUNTED)] == ["-4.17", "+62.50"]
+        colours = """[...document.querySelectorAll('td.gain')].map(
+          cell => getComputedStyle(cell).color)"""
+        assert len(set(browser.evaluate(colours))) == 1
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

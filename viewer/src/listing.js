@@ -37,7 +37,7 @@ export class Listing {
   }
 
   // `title`; `notes` (texts); `text` of the file or null; `lines`: self, total and amounts (texts, and
-  // parts of 1 for bars, null for nothing) by number of line; `columns` (names); `own` (set of the function's lines);
+  // parts of 1 for bars or signs of changes, null for nothing) by number of line; `columns` (names); `own` (set of the function's lines);
   // `hot` (line with the most); `at` (line to look at); `key` of what is shown: when it changes, that
   // line comes into view.
   show(shown) {
@@ -125,13 +125,14 @@ export class Listing {
   }
 }
 
-const classOf = (column) => `number ${column.endsWith("%") ? "share" : ""}`;
+const classOf = (column) => `number ${column.endsWith("%") ? "share" : column.startsWith("±") ? "change" : ""}`;
 
 function amountCell(column, amount) {
   const cell = document.createElement("td");
   cell.className = classOf(column);
   if (!amount) return cell;
   cell.textContent = amount.text;
+  if (amount.sign) cell.classList.add(amount.sign);
   if (amount.part !== undefined) cell.style.setProperty("--part", `${(100 * amount.part).toFixed(1)}%`);
   return cell;
 }

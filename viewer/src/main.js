@@ -82,9 +82,10 @@ function countsOf(kind) {
   return { filter, before, after, counts: once(`both ${kind}`, [before, after], () => mean(before, after)) };
 }
 
-// Counts of the recorded nodes in the range, for lines.
-const ownOf = (kind, filter) => once(`own ${kind}`, [profile, filter.threads, filter.cpu, ...binsOf(profile, state.range)], () =>
-  countRecorded(profile, filter, binsOf(profile, state.range)));
+// Counts of the recorded nodes in a range, for lines.
+const ownOf = (name, filter, range) =>
+  once(`own ${name}`, [profile, filter.threads, filter.cpu, ...binsOf(profile, range)], () =>
+    countRecorded(profile, filter, binsOf(profile, range)));
 
 // The mean of the shares of both, so that what is gone is drawn as well as what is new.
 function mean(before, after) {
@@ -123,7 +124,8 @@ function draw() {
     const { filter, ...counts } = countsOf(kind);
     if (at === 0) showStrip(filter, counts);
     panes[at].show({ profile, kind: profile.kinds[kind] ?? NO_KIND, state, search, isOnly: kinds.length < 2,
-      sources, own: () => ownOf(kind, filter),
+      sources, own: () => ownOf(kind, filter, state.range),
+      ownBefore: () => ownOf(`before ${kind}`, filter, state.baseline),
       why: () => once(`why ${kind}`, [profile, write(state), kind], () => why(profile, state, kind, strip)), ...counts });
   });
   showMatches();

@@ -61,7 +61,8 @@ export class Pane {
     this.element.append(this.heading, this.empty, this.body);
   }
 
-  // `view`: profile, kind, counts, before and after (counts, or null), own() (counts of recorded nodes), sources,
+  // `view`: profile, kind, counts, before and after (counts, or null), own() and ownBefore() (counts of
+  // recorded nodes), sources,
   // onCpu (counts of the part of wall-clock time on CPUs, or null), state, search (or null),
   // isOnly, why() (of empty.js, called if there are no samples).
   show(view) {
@@ -156,7 +157,8 @@ export class Pane {
     const own = this.view.own();
     const { file, lines } = fileOf(profile, own, chosen);
     const counts = file ? linesOf(profile, own, file) : { self: new Map(), total: new Map() };
-    const shown = this.view.listing(chosen, file, counts);
+    const before = file && this.view.before ? linesOf(profile, this.view.ownBefore(), file) : null;
+    const shown = this.view.listing(chosen, file, counts, before);
     this.listing.show({ ...shown, own: lines, hot: hottest(counts),
       at: hottest(counts, lines), key: `${chosen} ${file} ${shown.text !== null}` });
   }
@@ -194,7 +196,7 @@ export class Pane {
         compared && (({ at }) => compared[1][column][at] / (after.all || 1))),
       ...(changes ? [{
         name: "±", text: ({ at }) => inWords(changes[column][at]),
-        className: ({ at }) => sign(changes[column][at]),
+        className: ({ at }) => sign(changes[column][at]), changeOf: column,
       }] : []),
     ]);
     const chosen = rows.find(({ id }) => id === state.chosen) ?? (rows.includes(first) ? first : rows[0]) ?? first;
@@ -237,7 +239,7 @@ export class Pane {
         ...this.view.amounts({ name: "Total" }, rows, ({ value }) => value, root.value,
           before && ((row) => change(row).after)),
         ...(before
-          ? [{ name: "±", text: (row) => inWords(change(row)), className: (row) => sign(change(row)) }]
+          ? [{ name: "±", text: (row) => inWords(change(row)), className: (row) => sign(change(row)), changeOf: "total" }]
           : []),
       ],
       rows, sort: "", chosen: "",
@@ -265,8 +267,12 @@ export class Pane {
     const { own, total } = this.#trees.get("functions");
     const module = profile.text("module", frame);
     const parts = [profile.name(frame), ...(module ? [`in ${module}`] : [])];
-    for (const [name, sums] of [["self", own], ["total", total]]) {
-      parts.push(`${name} ${this.view.amount(sums[this.chosen], counts.all)}, ${share(sums[this.chosen], counts.all)}`);
+    const compared = this.#trees.get("compared");
+    for (const [name, column, sums] of [["self", "own", own], ["total", "total", total]]) {
+      const [one, other] = compared?.map((side) => side[column][this.chosen]) ?? [];
+      parts.push(compared
+        ? `${name} before ${share(one, this.view.before.all)}, after ${share(other, this.view.after.all)}`
+        : `${name} ${this.view.amount(sums[this.chosen], counts.all)}, ${share(sums[this.chosen], counts.all)}`);
     }
     this.events.tell(parts.join(" · "), profile.name(frame), id);
   }

@@ -45,7 +45,7 @@ export class Table {
     });
   }
 
-  // `caption`; `columns`: name, text(row), part(row) of 1 for a bar; `rows`: id ("" for none),
+  // `caption`; `columns`: name, text(row), part(row) of 1 for a bar, changeOf (key of another); `rows`: id ("" for none),
   // name, module, family, isMatch.
   show({ caption, columns, rows, sort, chosen }) {
     if (this.#shown?.sort !== sort) this.#limit = FIRST;
@@ -58,9 +58,10 @@ export class Table {
     this.caption.textContent = caption;
     const focused = document.activeElement?.closest?.("tr")?.dataset.id;
     const holds = this.body.contains(document.activeElement);
-    this.head.replaceChildren(header("Function"), ...columns.map(({ name, key, part }) => {
+    this.head.replaceChildren(header("Function"), ...columns.map((column) => {
+      const { name, key, part } = column;
       const cell = header(this.events.sort && key ? "" : name);
-      cell.className = part ? "number share" : "number";
+      cell.className = classOf(column, sort);
       if (!this.events.sort || !key) return cell;
       const button = cell.appendChild(document.createElement("button"));
       button.type = "button";
@@ -74,7 +75,7 @@ export class Table {
       line.dataset.id = row.id;
       if (row.id && row.id === chosen) line.setAttribute("aria-current", "true");
       line.classList.toggle("matched", Boolean(row.isMatch));
-      line.append(nameCell(row), ...columns.map((column) => numberCell(column, row)));
+      line.append(nameCell(row), ...columns.map((column) => numberCell(column, row, sort)));
       return line;
     }));
     this.more.hidden = rows.length <= this.#limit;
@@ -108,9 +109,16 @@ function nameCell({ id, name, module, family }) {
   return cell;
 }
 
-function numberCell({ text, part, className }, row) {
+// Narrow tables of a comparison leave out the change of the `unsorted` column.
+function classOf({ part, key, changeOf }, sort) {
+  const of = changeOf ?? key;
+  return `number ${part ? "share" : changeOf ? "change" : ""} ${sort && of !== sort ? "unsorted" : ""}`;
+}
+
+function numberCell(column, row, sort) {
+  const { text, part, className } = column;
   const cell = document.createElement("td");
-  cell.className = `number ${part ? "share" : ""} ${className?.(row) ?? ""}`;
+  cell.className = `${classOf(column, sort)} ${className?.(row) ?? ""}`;
   cell.textContent = text(row);
   if (part) cell.style.setProperty("--part", `${(100 * part(row)).toFixed(1)}%`);
   return cell;

@@ -42,7 +42,7 @@ export class View {
   }
 
   // What the source of a function shows: counts beside the lines of its file, or why there are none.
-  listing(chosen, file, { self, total }) {
+  listing(chosen, file, { self, total }, earlier) {
     const { profile, kind, state, sources, before } = this;
     const all = (this.after ?? this.counts).all;
     const name = profile.name(profile.functions[chosen].frame);
@@ -57,11 +57,18 @@ export class View {
       const part = { text: share(value, all), part: value / most };
       return isShare ? [part] : [{ text: brief(value, all, kind, state.unit) }, part];
     });
-    const lines = new Map([...total.keys()].map((line) =>
-      [line, { self: self.get(line) ?? 0, total: total.get(line), amounts: cells(line) }]));
+    const change = (line) => {
+      const found = difference(earlier.total.get(line) ?? 0, before.all, total.get(line) ?? 0, all, kind);
+      return { text: inWords(found), sign: found.isChance || !found.by ? "" : found.by > 0 ? "gain" : "loss" };
+    };
+    const numbers = new Set([...total.keys(), ...(earlier?.total.keys() ?? [])]);
+    const lines = new Map([...numbers].map((line) => [line, {
+      self: self.get(line) ?? 0, total: total.get(line) ?? 0,
+      amounts: [...cells(line), ...(earlier ? [change(line)] : [])],
+    }]));
     return {
       title: path, text: content?.text ?? null, lines,
-      columns: sides.flatMap(([side]) => (isShare ? [`${side} %`] : [side, `${side} %`])),
+      columns: [...sides.flatMap(([side]) => (isShare ? [`${side} %`] : [side, `${side} %`])), ...(earlier ? ["± total"] : [])],
       notes: content ? [...notesOn(content, profile, total), ...(lines.size ? [] : [`No samples of ${path} have a line.`])] : [`Loading ${path} …`],
     };
   }
