@@ -81,6 +81,19 @@ def test_controls_take_two_lines_in_a_wide_window(browser, path):
         assert browser.evaluate(HEIGHT_OF.format(row)) <= LINE, row
 
 
+@pytest.mark.parametrize("width", [1500, 1200, 1000, 800, 600, 390])
+def test_the_strip_stays_under_the_pointer_while_a_range_is_chosen(browser, path, width):
+    browser.open(path.as_uri(), width=width, height=800)
+    top = "document.querySelector('#strip canvas').getBoundingClientRect().top"
+    height = browser.evaluate(top)
+    browser.evaluate("viewer.brush([10000, 20000])")
+    assert browser.evaluate("document.getElementById('whole').hidden") is False
+    assert browser.evaluate(top) == height
+    brushed = "(one => [one.scrollWidth, one.clientWidth])(document.getElementById('brushed'))"
+    needed, shown = browser.evaluate(brushed)
+    assert needed <= shown
+
+
 @pytest.mark.parametrize("tab", ["table", "sandwich", "source"])
 @pytest.mark.parametrize("width", [1500, 1000, 810])
 def test_names_in_tables_are_legible_and_hide_no_numbers(browser, path, tab, width):
