@@ -122,7 +122,7 @@ def test_many_threads_leave_room_for_the_graph(browser, tmp_path):
         assert browser.evaluate(room) > 0.4 * height
 
 
-def test_columns_of_time_are_made_for_rows_that_are_shown_alone(browser, tmp_path):
+def test_time_columns_are_computed_only_for_visible_rows(browser, tmp_path):
     path = tmp_path / "x.html"
     waits = [waited(100 + tid, WaitCause.PIPE, tid=tid) for tid in range(1, 31)]
     path.write_text(html([recording([ran(5)], waits)]))

@@ -169,7 +169,7 @@ def test_wall_clock_time_has_the_time_on_cpus_that_our_sampler_took(
     assert browser.evaluate(f"{KIND}.title") == " + ".join(parts)
 
 
-def test_several_kinds_of_time_on_cpus_of_others_have_no_wall_clock_time(browser, tmp_path):
+def test_foreign_profiles_with_several_cpu_time_kinds_have_no_wall_clock_view(browser, tmp_path):
     other, waits = RECORDING.profiles
     kinds = [ON_CPU._replace(name=name) for name in ("first", "second")]
     profiles = [*(Profile(kind, 10 * MS, other.resources) for kind in kinds), waits]

@@ -183,7 +183,7 @@ def read_times(source, trace):
     }
 
 
-def test_one_report_has_the_time_of_each_service_and_so_has_the_table(recorded):
+def test_report_and_table_show_the_time_of_each_service(recorded):
     engine, file, measured = recorded
     rows = engine.ask(RECIPE.replace("LIMIT 20", ""))
     for trace, spans in measured.items():

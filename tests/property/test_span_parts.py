@@ -117,7 +117,7 @@ def test_parts_of_all_spans_are_those_of_the_chosen(samples):
     assert plain(find_span_parts(samples, samples)) == find_parts(samples, links, links)
 
 
-def test_timelines_are_gone_over_once_however_many_endpoints_there_are(monkeypatch):
+def test_timelines_are_scanned_once_for_any_number_of_endpoints(monkeypatch):
     passes, find = [], span_parts._find_parts
     monkeypatch.setattr(span_parts, "_find_parts", lambda *args: passes.append(1) or find(*args))
     samples = [

@@ -55,7 +55,7 @@ class Archive:
 
     def download(self, packages: Sequence[str], folder: Path) -> None:
         """Put packages into a folder; raises MatrixError."""
-        # the user _apt cannot write there, and signatures are checked before and after
+        # user _apt cannot write there; signatures are checked anyway
         sandbox = "APT::Sandbox::User=" + ("root" if os.geteuid() == 0 else "")
         call(["apt-get", *self.options, "download", "-o", sandbox, *packages], cwd=folder)
 

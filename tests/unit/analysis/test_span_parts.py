@@ -209,7 +209,7 @@ def test_an_event_loop_waits_for_the_span_that_was_left_last(tmp_path):
     assert list(times("--span", CHILD.span_id.hex(), path).values()) == [(2, 0, 20)]
 
 
-def test_spans_of_a_trace_have_their_service_and_stand_together(tmp_path):
+def test_spans_of_a_trace_are_grouped_and_show_their_service(tmp_path):
     for name, *timeline in (
         ("front", (0, A, "user", 1), (1, A, "poll", 30), (31, A, "kernel", 1)),
         ("stock", (10, CHILD, "kernel", 4), (5, B, "user", 20)),

@@ -158,7 +158,7 @@ def test_causes_that_may_pass_are_marked(run, code, limits, may_pass):
     assert caught.value.may_pass is may_pass
 
 
-def test_memory_that_the_cgroup_does_not_leave_may_come_back(run, monkeypatch):
+def test_a_memory_shortage_in_the_cgroup_is_temporary(run, monkeypatch):
     left = MemoryLeft(80 * MIB, "/sys/fs/cgroup/memory.max", 100 * MIB)
     monkeypatch.setattr(child_memory, "find_memory_left", lambda _: left)
     with pytest.raises(ChildFailed) as caught:

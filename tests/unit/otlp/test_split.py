@@ -199,9 +199,7 @@ def divided(batch, limit):
 @pytest.mark.parametrize("attributes", list(AttributeForm))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limit", [1, 3_000, 9_000])
-def test_a_divided_batch_holds_each_sample_once_and_its_account_in_each_part(
-    form, limit, attributes
-):
+def test_parts_of_a_split_batch_hold_each_sample_once_and_the_full_account(form, limit, attributes):
     samples = 10 if limit == 1 else 40
     window = two_kinds(samples)
     (batch,) = encode_window(window, form=form, attributes=attributes).batches

@@ -28,7 +28,7 @@ def keys(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives directories to other users")
-def test_processes_that_hang_hold_no_caller_and_take_no_reading_of_other_users(tmp_path, keys):
+def test_hanging_processes_block_neither_callers_nor_reads_for_other_users(tmp_path, keys):
     read = []
     with mounted(tmp_path / "fuse", {"mem": b"content"}, cached=False) as fuse:
         processes = HangingProcesses(Access(str(tmp_path)), "kprofiler-test", patience_s=0.05)

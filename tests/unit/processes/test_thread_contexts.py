@@ -74,7 +74,7 @@ def test_attributes_share_the_limits_of_labels():
     assert again["3"] == "new"
 
 
-def test_the_local_root_name_is_kept_beside_the_labels():
+def test_the_local_root_name_is_kept_in_addition_to_the_labels():
     names = (*map(str, range(20)), LOCAL_ROOT)
     entries = [entry(number, b"x") for number in range(20)]
     labels = decode(*entries, entry(20, b"GET /"), names=read_key_map(schema(names)))

@@ -280,7 +280,7 @@ class Slow(dict):
         super().__setitem__(span_id, name)
 
 
-def test_no_name_of_a_span_remains_that_ends_while_it_is_stored(roots, tracer):
+def test_the_name_of_a_span_that_ends_while_it_is_stored_is_dropped(roots, tracer):
     encoded = Slow()
     encoded.ending = early = tracer.start_span("early")
     roots.follow(str.encode, encoded)

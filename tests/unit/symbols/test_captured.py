@@ -63,7 +63,7 @@ def options(copies):
 
 @pytest.mark.parametrize("suffix", [*COMPRESS, ""])
 def test_copies_may_be_compressed(tmp_path, copies, modules, suffix):
-    """Whatever the file names suggest."""
+    """The file names do not matter."""
     compress = COMPRESS.get(suffix, bytes)
     given = {}
     for what, path in copies.items():

@@ -82,7 +82,7 @@ def test_terminators_between_two_objects_entries_are_skipped():
         struct.pack("<II", 1000, 0),  # beyond the section
         struct.pack("<II", 2, 0),
         entry(bytes(8), back=400),  # a CIE before the section
-        entry(bytes(8), back=4),  # that is no CIE, but the entry itself
+        entry(bytes(8), back=4),  # not a CIE, but the entry itself
         cie(b"zX") + entry(bytes(12), back=28),
         cie(b"zR", b"\x9b") + entry(bytes(12), back=28),  # indirect
         cie(b"zR", b"\x0f") + entry(bytes(12), back=28),
