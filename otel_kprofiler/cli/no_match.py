@@ -40,7 +40,7 @@ def check_matches(chosen: Filter, *sources: Samples) -> None:
             )
     options = ", ".join(OPTIONS[name] for name in given)
     raise KProfilerError(
-        f"no sample matches {options} together, although each one alone matches some",
+        f"no sample matches all of {options}, although each alone matches some",
         hint="omit one of them",
     )
 
