@@ -168,10 +168,11 @@ def test_a_mutation_is_caught_only_by_a_failure_of_the_named_test():
         ("[  227.5] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI\n", None, True),
         ("[   12.1] int3: 0000 [#1] PREEMPT SMP NOPTI\n", None, True),
         ("[   12.1] int3: 0000 [#1] PREEMPT SMP NOPTI\n", 1, False),
+        ("[    0.1] Kernel panic - not syncing: IO-APIC + timer doesn't work!\n", None, True),
         ("[    4.1] Oops: general protection fault: 0000 [#1] SMP\n", None, False),
         ("[    4.1] Kernel panic - not syncing: Attempted to kill init!\n", None, False),
     ],
 )
-def test_only_an_unknown_breakpoint_is_an_emulator_fault(tmp_path, console, status, failed):
+def test_only_deaths_that_no_real_machine_has_are_faults_of_the_emulator(tmp_path, console, status, failed):
     (tmp_path / "console.log").write_text(console)
     assert Outcome(status, tmp_path, 1.0, "").emulator_failed == failed
