@@ -52,7 +52,8 @@ class WaitStacks:
             sides = tuple(map(self._cut_side, stack.sides))
             if _is_of_kernel_thread(stack):
                 sides = tuple(map(_without_status, sides))
-            key = tuple((side.kind, tuple(side.frames), side.status) for side in sides)
+            # Frames are hashed by identity, their tuples by value.
+            key = tuple((side.kind, tuple(map(tuple, side.frames)), side.status) for side in sides)
             cut = self._cut[stack] = self._equal.setdefault(
                 key, stack if sides == stack.sides else Stack(sides)
             )

@@ -173,6 +173,8 @@ def test_a_mutation_is_caught_only_by_a_failure_of_the_named_test():
         ("[    4.1] Kernel panic - not syncing: Attempted to kill init!\n", None, False),
     ],
 )
-def test_only_deaths_that_no_real_machine_has_are_faults_of_the_emulator(tmp_path, console, status, failed):
+def test_deaths_that_no_real_machine_has_are_faults_of_the_emulator(
+    tmp_path, console, status, failed
+):
     (tmp_path / "console.log").write_text(console)
     assert Outcome(status, tmp_path, 1.0, "").emulator_failed == failed

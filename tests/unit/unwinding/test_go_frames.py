@@ -162,7 +162,7 @@ def test_a_wrong_text_start_is_corrected_from_the_code_or_rejected():
     data = Segment(len(file), len(module), 0x600000)
     maker = make_tables(file + module, table, TEXT - 32, [*segments, data], ADDRESS)
     assert maker.pairs[0][0] == TEXT
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError, match="does not match the table"):
         make_tables(file, table, TEXT - 32, segments, ADDRESS)
 
 
