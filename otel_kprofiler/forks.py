@@ -33,11 +33,9 @@ class ForkStep(enum.IntEnum):
 
     RELEASE = 0
     """Close descriptors and mappings shared with the parent."""
-    UNHOOK = 1
-    """Remove hooks that would announce this process to the parent's kernel program."""
-    RENEW = 2
+    RENEW = 1
     """Replace locks, threads and connections."""
-    RESTART = 3
+    RESTART = 2
     """Publish and profile again."""
 
 

@@ -84,10 +84,11 @@ from otel_kprofiler.bpf.ring import (
     record_spans,
     ring_bytes,
 )
-from otel_kprofiler.bpf.spans import SpanLayout, SpanSlots
+from otel_kprofiler.bpf.spans import SpanLayout
 from otel_kprofiler.bpf.task_offsets import ProgramOffsets, TaskOffsets, find_task_offsets
 from otel_kprofiler.bpf.thread_contexts import (
     MAX_CONTEXT_PROCESSES,
+    SLOT_WORDS,
     ContextKind,
     ContextPlace,
     ThreadContexts,
@@ -157,6 +158,7 @@ __all__ = [
     "RECORD_VERSION",
     "SAMPLER_OBJECT",
     "SAMPLER_SOURCE",
+    "SLOT_WORDS",
     "SPAN_LINKS",
     "START_TIME",
     "THREAD_CONTEXTS",
@@ -199,7 +201,6 @@ __all__ = [
     "SpanClass",
     "SpanLayout",
     "SpanPath",
-    "SpanSlots",
     "TaskOffsets",
     "ThreadContexts",
     "ThreadTable",

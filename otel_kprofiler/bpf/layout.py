@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.map_calls import MMAPABLE, MapShape
 from otel_kprofiler.bpf.ring import record_spans
-from otel_kprofiler.bpf.spans import SLOT_BYTES, SpanLayout
+from otel_kprofiler.bpf.spans import SpanLayout
 from otel_kprofiler.bpf.task_offsets import ProgramOffsets
-from otel_kprofiler.bpf.thread_contexts import parse_thread_context
+from otel_kprofiler.bpf.thread_contexts import PLACE_BYTES, parse_thread_context
 from otel_kprofiler.bpf.wait_maps import (
     THREAD_ENDED,
     WAIT_END_BYTES,
@@ -129,7 +129,8 @@ MAPS: Final = {
     "config": MapShape(2, 4, _CONFIG.size),
     "cpu_lines": MapShape(2, 4, _CPU_LINE_BYTES, MMAPABLE),
     "reader_waits": MapShape(2, 4, 8, MMAPABLE),
-    "span_slots": MapShape(1, 4, SLOT_BYTES),
+    "thread_contexts": MapShape(1, 4, PLACE_BYTES),
+    "context_slots": MapShape(2, 4, 8),
     "targets": MapShape(1, 4, 1),
     "roots": MapShape(1, 4, 1),
     "comms": MapShape(1, COMM_BYTES, 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import platform
 import struct
 from typing import Final, NamedTuple
 
@@ -13,7 +14,9 @@ from otel_kprofiler.model import SpanLink
 
 MAX_CONTEXT_PROCESSES: Final = 4096
 _SLOTS: Final = 32768
-_PLACE: Final = struct.Struct("=10Q")  # struct context_place
+SLOT_WORDS: Final = _SLOTS // 64
+_PLACE: Final = struct.Struct("=11Q")  # struct context_place
+PLACE_BYTES: Final = _PLACE.size
 # struct context_head, as specified: trace id, span id, valid, flags, size
 _HEAD: Final = struct.Struct("=16s8sBBH")
 _NO_TRACE: Final = bytes(16)
@@ -42,6 +45,7 @@ class ContextPlace(NamedTuple):
         generation: lowest generation of a vector with the module; 0: not checked.
         stride: size of an entry of the vector, in bytes.
         length_at: offset of the vector's length from its address.
+        vector_at: offset of the vector's address from the thread pointer.
         kind: type of the variable.
         wrap_at: offset in bytes of the pointer to the record, for ``WRAPPED_IN_V8``.
     """
@@ -51,12 +55,15 @@ class ContextPlace(NamedTuple):
     generation: int = 0
     stride: int = 0
     length_at: int = 0
+    vector_at: int = 0
     kind: ContextKind = ContextKind.POINTER
     wrap_at: int = 0
 
 
 def find_thread_pointer(types: KernelTypes) -> int | None:
     """Finds the offset of the user thread pointer in a task; None if tasks do not have it."""
+    if platform.machine() == "aarch64":
+        return types.offset("task_struct", "thread", "uw", "tp_value")
     return types.offset("task_struct", "thread", "fsbase")
 
 
@@ -129,6 +136,7 @@ class ThreadContexts(LockedForForks):
                 place.module * place.stride - place.length_at,
                 place.kind,
                 place.wrap_at,
+                place.vector_at & _WORD,
             )
             update_map(self._map_fd, tgid.to_bytes(4, "little"), value)
             self._registered[tgid] = None

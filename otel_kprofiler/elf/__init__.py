@@ -24,6 +24,7 @@ from otel_kprofiler.elf.identity import hash_file
 from otel_kprofiler.elf.loaded import (
     LoadedElf,
     Read,
+    ThreadStorage,
     find_relocations,
     find_thread_variable,
     read_loaded,
@@ -55,6 +56,7 @@ __all__ = [
     "Read",
     "Section",
     "Source",
+    "ThreadStorage",
     "cut_versions",
     "find_address",
     "find_build_id",

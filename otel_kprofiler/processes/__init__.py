@@ -20,7 +20,13 @@ from otel_kprofiler.processes.self_profiled import (
     is_self_profiled,
     leave_out_self_profiled,
 )
-from otel_kprofiler.processes.thread_contexts import KEY_MAP, SCHEMA
+from otel_kprofiler.processes.thread_contexts import (
+    KEY_MAP,
+    SCHEMA,
+    ContextReader,
+    SearchTooLongError,
+    find_place,
+)
 
 __all__ = [
     "CONTEXT_HEADER",
@@ -32,9 +38,12 @@ __all__ = [
     "SELF_PROFILED",
     "SERVICE_SOURCES",
     "TARGET",
+    "ContextReader",
     "Grain",
     "ProcessContexts",
     "ProcessResources",
+    "SearchTooLongError",
+    "find_place",
     "is_self_profiled",
     "leave_out_self_profiled",
     "merge_resources",

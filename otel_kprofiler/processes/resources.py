@@ -71,6 +71,8 @@ def format_time(unix_ns: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+_SAMPLED: Final = 1  # of the W3C trace flags
+
 SERVICE_SOURCES: Final = ("container", "unit", "executable")
 """Fallback sources of a service's name, used if its context and environment have none."""
 
@@ -132,6 +134,8 @@ class ProcessResources:
             object. Configured and observed attributes take precedence.
         service_sources: see :func:`find_service_name`; used for processes that publish no name.
         reads_threads: whether :meth:`follow_threads` has an effect.
+        links_unsampled: whether to link samples of processes with a set Resource (:meth:`fix`) to
+            unsampled spans of their thread contexts.
     """
 
     def __init__(
@@ -146,6 +150,7 @@ class ProcessResources:
         contexts: ProcessContexts | None = None,
         service_sources: Sequence[str] = (),
         reads_threads: bool = True,
+        links_unsampled: bool = True,
     ) -> None:
         self._files = files
         self._boot_unix_ns = clock.to_unix_ns(0)
@@ -158,6 +163,7 @@ class ProcessResources:
         self._checked: dict[int, ProcessKey] = {}
         self._contexts = contexts
         self._reads_threads = reads_threads
+        self._links_unsampled = links_unsampled
         self._latest: dict[ProcessKey, _Process] = {}
         self._newest: dict[tuple[int, int | None], _Process] = {}  # whatever program it runs
         self._running: dict[Resource, _Process] = {}  # processes whose attributes may change
@@ -383,6 +389,8 @@ class ProcessResources:
         Returns:
             The link with the name of the local root, and the other attributes.
         """
+        if key.tgid in self._fixed and not (self._links_unsampled or context[0] & _SAMPLED):
+            link = None
         if not self._contexts:
             return link, decode_context(context, (), has_span=link is not None)
         return name_root(link, self._contexts.decode(key, context, has_span=link is not None))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -184,8 +185,46 @@ def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None,
     return link and link._replace(local_root=root or link.local_root), tuple(named.items())
 
 
-class _SearchTooLongError(Exception):
+class SearchTooLongError(Exception):
     """Searching a process for its variable takes too long."""
+
+
+_POINTER: Final = _Variable(VARIABLE)
+
+
+def find_place(
+    files: HostFiles, pid: int, memory: int, variable: _Variable = _POINTER
+) -> ContextPlace | None:
+    """Locates the variable of a process; None if it has none, or it is not resolved yet.
+
+    Args:
+        files: the host's files.
+        pid: the process.
+        memory: descriptor of ``/proc/PID/mem``.
+        variable: by default ``otel_thread_ctx_v1``.
+
+    Raises:
+        OSError: the process has exited.
+    """
+    objects = find_objects(parse_mappings(read_maps(files, pid)))
+    auxv = read_limited(files, f"/proc/{pid}/auxv", _MAX_AUXV_BYTES)
+
+    search = SearchTime(_MAX_CPU_S, _MAX_BLOCKED_S)
+
+    def read(address: int, size: int) -> bytes:
+        if search.is_over():
+            raise SearchTooLongError
+        if not 0 <= address < 1 << 63:
+            raise OSError(f"no address of a process: {address:#x}")
+        data = os.pread(memory, size, address)
+        if len(data) != size:
+            raise OSError(f"{len(data)} of {size} bytes at {address:#x}")
+        return data
+
+    machine = platform.machine()
+    headers_at = parse_headers_address(auxv)
+    place = find_context_place(read, objects, headers_at, variable.name, machine)
+    return place and place._replace(kind=variable.kind, wrap_at=variable.wrap_at)
 
 
 class PublishedThreads:
@@ -231,8 +270,8 @@ class PublishedThreads:
             return
         started, started_cpu = time.monotonic(), time.thread_time()
         try:
-            place = self._find(key.tgid, memory, variable)
-        except _SearchTooLongError:  # the result of an earlier search remains valid
+            place = find_place(self._files, key.tgid, memory, variable)
+        except SearchTooLongError:  # the result of an earlier search remains valid
             place = None
         else:
             if place is None:
@@ -245,25 +284,6 @@ class PublishedThreads:
         cpu_s = time.thread_time() - started_cpu
         wait = max(cpu_s * _CPU_SHARE, (now - started) * _SHARE, _AGAIN_S if place else 0)
         self._not_before[key] = now + wait
-
-    def _find(self, pid: int, memory: int, variable: _Variable) -> ContextPlace | None:
-        objects = find_objects(parse_mappings(read_maps(self._files, pid)))
-        auxv = read_limited(self._files, f"/proc/{pid}/auxv", _MAX_AUXV_BYTES)
-
-        search = SearchTime(_MAX_CPU_S, _MAX_BLOCKED_S)
-
-        def read(address: int, size: int) -> bytes:
-            if search.is_over():
-                raise _SearchTooLongError
-            if not 0 <= address < 1 << 63:
-                raise OSError(f"no address of a process: {address:#x}")
-            data = os.pread(memory, size, address)
-            if len(data) != size:
-                raise OSError(f"{len(data)} of {size} bytes at {address:#x}")
-            return data
-
-        place = find_context_place(read, objects, parse_headers_address(auxv), variable.name)
-        return place and place._replace(kind=variable.kind, wrap_at=variable.wrap_at)
 
     def _register(
         self, key: ProcessKey, start_time_ns: int, stack_start: int, place: ContextPlace

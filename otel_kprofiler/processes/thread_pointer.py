@@ -3,9 +3,9 @@
 The variable is ``otel_thread_ctx_v1``; in Node.js it is ``otel_thread_ctx_nodejs_v1``. Its location
 comes from the definition in the program, or from a library's references that the dynamic linker has
 resolved: an offset from the thread pointer, or an offset in the TLS block of a module, found
-through the dynamic thread vector (DTV). Relocations: the ABI of x86-64, section 4.4.1; TLSDESC:
-Oliva, RFC TLSDESC-x86. The linker's results in memory: glibc's sysdeps/x86_64/dl-machine.h and
-dl-tlsdesc.h, musl's ldso/dynlink.c.
+through the dynamic thread vector (DTV). Relocations: the ABIs of x86-64, section 4.4.1, and AArch64
+(ELF, section 5.7); TLSDESC: Oliva, RFC TLSDESC-x86. The linker's results in memory: glibc's
+sysdeps/{x86_64,aarch64}/dl-machine.h and dl-tlsdesc.h, musl's ldso/dynlink.c and pthread_arch.h.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from otel_kprofiler.elf import (
     ElfError,
     LoadedElf,
     Read,
+    ThreadStorage,
     find_relocations,
     find_thread_variable,
     read_loaded,
@@ -35,12 +36,12 @@ MAX_DEFINITIONS: Final = 16
 """Maximum libraries that define the variable; further libraries' references are ignored."""
 MAX_REFERENCES: Final = 64
 """Maximum references to the variable in a library."""
-_DTPMOD, _TPOFF, _TLSDESC = 16, 18, 36  # R_X86_64_DTPMOD64, R_X86_64_TPOFF64, R_X86_64_TLSDESC
 _POINTER_BYTES: Final = 8
 _WORDS_2: Final = struct.Struct("<QQ")
 _AT_PHDR: Final = 3
 _MAX_MODULE: Final = 1 << 16
 _MOST_STATIC: Final = 1 << 31
+_MOST_ABOVE: Final = 1 << 16  # vm.mmap_min_addr, below which nothing is mapped
 _MUSL: Final = "libc.so"
 """File name of musl's C library and linker; glibc's has a version."""
 _ALPINE: Final = ("ld-musl-", "libc.musl-")
@@ -54,16 +55,46 @@ class LoadedObject(NamedTuple):
     path: str
 
 
+class _Machine(NamedTuple):
+    """Relocation types of a processor, and where its threads have static blocks.
+
+    Attributes:
+        dtpmod: module id, followed by an offset.
+        tpoff: offset from the thread pointer.
+        tlsdesc: descriptor.
+        head: bytes from the thread pointer to the program's block; None if that is below it.
+        glibc_vector: offset of the vector's address from the thread pointer in glibc.
+        musl_vector: the same in musl.
+    """
+
+    dtpmod: int
+    tpoff: int
+    tlsdesc: int
+    head: int | None
+    glibc_vector: int
+    musl_vector: int
+
+
+_MACHINES: Final = {
+    "x86_64": _Machine(16, 18, 36, None, 8, 8),
+    "aarch64": _Machine(1028, 1030, 1031, 16, 0, -8),
+}
+
+
 class _Vector(NamedTuple):
-    """Layout of a libc's dynamic thread vector: entry size, location of its length."""
+    """Layout of a libc's dynamic thread vector: entry size, location of its length and address."""
 
     stride: int
     length_at: int
+    address_at: int
     has_generations: bool
 
 
-_GLIBC: Final = _Vector(16, -16, has_generations=True)
-_MUSL_VECTOR: Final = _Vector(8, 0, has_generations=False)
+class _Threads(NamedTuple):
+    """How a processor and a libc place thread-local variables."""
+
+    machine: _Machine
+    vector: _Vector
 
 
 def find_objects(mappings: Iterable[MemoryMapping]) -> list[LoadedObject]:
@@ -107,9 +138,16 @@ def find_context_place(
         objects: files loaded by the process.
         headers_at: address of the executable's program headers.
         name: the variable.
-        machine: machine of uname(2); only x86_64 is supported.
+        machine: machine of uname(2): x86_64 or aarch64; there is no variable on others.
     """
-    vector = _MUSL_VECTOR if any(_is_musl(loaded.path) for loaded in objects) else _GLIBC
+    kinds = _MACHINES.get(machine)
+    if kinds is None:
+        return None
+    if any(_is_musl(loaded.path) for loaded in objects):
+        vector = _Vector(8, 0, kinds.musl_vector, has_generations=False)
+    else:
+        vector = _Vector(16, -16, kinds.glibc_vector, has_generations=True)
+    threads = _Threads(kinds, vector)
     place: ContextPlace | None = None
     definitions = 0
     for loaded in objects[:MAX_OBJECTS]:
@@ -119,10 +157,10 @@ def find_context_place(
             if not variable or not elf.storage:
                 continue
             if elf.headers_at == headers_at:
-                return ContextPlace(variable[1] - elf.storage.distance)
+                return ContextPlace(_in_program(elf.storage, variable[1], kinds))
             definitions += 1
             if not place and definitions <= MAX_DEFINITIONS:
-                place = _find_in_library(read, elf, loaded.end, variable, vector)
+                place = _find_in_library(read, elf, loaded.end, variable, threads)
         except (ElfError, OSError):
             continue  # no ELF file, damaged, or unmapped meanwhile
     return place
@@ -133,25 +171,33 @@ def _is_musl(path: str) -> bool:
     return name == _MUSL or name.startswith(_ALPINE)
 
 
+def _in_program(storage: ThreadStorage, value: int, kinds: _Machine) -> int:
+    """Returns the offset of the program's variable from the thread pointer."""
+    if kinds.head is None:
+        return value - storage.distance
+    return -(-kinds.head // storage.alignment) * storage.alignment + value
+
+
 def _find_in_library(
-    read: Read, elf: LoadedElf, end: int, variable: tuple[int, int], vector: _Vector
+    read: Read, elf: LoadedElf, end: int, variable: tuple[int, int], threads: _Threads
 ) -> ContextPlace | None:
     """Locates the variable from a library's resolved references; the library ends at ``end``."""
+    kinds, vector = threads
     symbol, value = variable
-    kinds = (_TPOFF, _TLSDESC, _DTPMOD)
-    for relocation in islice(find_relocations(read, elf, symbol, kinds), MAX_REFERENCES):
+    wanted = (kinds.tpoff, kinds.tlsdesc, kinds.dtpmod)
+    for relocation in islice(find_relocations(read, elf, symbol, wanted), MAX_REFERENCES):
         # Without a symbol, the reference is to the file itself: the addend is the variable's
         # offset.
-        if not relocation.symbol and relocation.kind != _DTPMOD and relocation.addend != value:
+        if not relocation.symbol and relocation.kind != kinds.dtpmod and relocation.addend != value:
             continue
         first, second = _WORDS_2.unpack(read(relocation.address, _WORDS_2.size))
         place: ContextPlace | None = None
-        if relocation.kind == _TPOFF:
-            place = _static(first)
-        elif relocation.kind == _DTPMOD:
+        if relocation.kind == kinds.tpoff:
+            place = _static(first, kinds)
+        elif relocation.kind == kinds.dtpmod:
             place = _dynamic(first, second if relocation.symbol else value, 0, vector)
-        elif first and second >> 63:
-            place = _static(second)
+        elif first and (place := _static(second, kinds)):
+            pass
         elif first and not elf.base <= second < end:  # otherwise resolved at first use
             place = _read_descriptor(read, second, vector)
         if place:
@@ -168,8 +214,13 @@ def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace 
     return _dynamic(module, offset, generation, vector)
 
 
-def _static(word: int) -> ContextPlace | None:
-    """Returns an offset below the thread pointer; None for 0, which is not yet resolved."""
+def _static(word: int, kinds: _Machine) -> ContextPlace | None:
+    """Returns an offset from the thread pointer; None for 0, which is not yet resolved.
+
+    It is negative on x86-64. Where it is positive, it is below all addresses of descriptors.
+    """
+    if kinds.head is not None:
+        return ContextPlace(word) if kinds.head <= word < _MOST_ABOVE else None
     distance = -word & (1 << 64) - 1
     return ContextPlace(-distance) if _POINTER_BYTES <= distance < _MOST_STATIC else None
 
@@ -177,4 +228,6 @@ def _static(word: int) -> ContextPlace | None:
 def _dynamic(module: int, offset: int, generation: int, vector: _Vector) -> ContextPlace | None:
     if not 0 < module < _MAX_MODULE or offset >= _MOST_STATIC:
         return None
-    return ContextPlace(offset, module, generation, vector.stride, vector.length_at)
+    return ContextPlace(
+        offset, module, generation, vector.stride, vector.length_at, vector.address_at
+    )

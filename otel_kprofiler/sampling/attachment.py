@@ -25,7 +25,6 @@ from otel_kprofiler.bpf import (
     ReaderFlag,
     RingMemory,
     RingReader,
-    SpanSlots,
     TaskOffsets,
     WaitOffsets,
     find_task_offsets,
@@ -108,13 +107,13 @@ class Attachment:
         waiter: waits for records.
         events: perf events that trigger the program.
         target_slots: maximum number of target processes.
-        spans: slots in which threads publish their spans; None if not configured.
-        follows_spans: whether the current span is read from the interpreter instead.
+        follows_spans: whether the current span is read from the interpreter.
         stack_limit: size in bytes from which a stack counts as truncated.
         tables: unwind tables of user files; None if unwinding does not use them.
         python: processes whose Python frames are read; None if disabled.
         python_problem: why Python frames are not read although configured.
         contexts: processes whose thread contexts are read.
+        reads_contexts: whether thread contexts can be read on this host.
         waits: programs that follow off-CPU threads; None if not configured.
     """
 
@@ -133,7 +132,6 @@ class Attachment:
             size = plan_ring_bytes(config, possible)
             entries = {
                 "cpu_lines": possible,
-                "span_slots": max(1, config.span_slots),
                 **target_map_entries(config),
                 "ring": size,
             }
@@ -169,12 +167,8 @@ class Attachment:
             ring_fd = program.map_fd("ring")
             self.ring = RingReader(RingMemory(ring_fd, size), size)
             undo.callback(self.ring.close)
-            self.spans: SpanSlots | None = None
-            self.follows_spans = False
-            if config.span_layout is not None:
-                self.spans = SpanSlots(program.map_fd("span_slots"), config.span_slots)
-                undo.callback(self.spans.close)
-                self.follows_spans = _follow_spans(program, config, loader.name)
+            self.follows_spans = _follow_spans(program, config, loader.name)
+            self.reads_contexts = plans.thread_pointer > 0
             self.contexts = undo.enter_context(
                 contextlib.closing(open_contexts(plans.thread_pointer, program))
             )
@@ -228,7 +222,7 @@ def _find_stack_limit(config: SamplerConfig, files: HostFiles) -> int:
 
 def _follow_spans(program: LoadedObject, config: SamplerConfig, loader: str) -> bool:
     """Let the program read the current span from the interpreter, if it can."""
-    if config.span_path is None or loader != "libbpf":
+    if config.span_path is None or config.span_layout is None or loader != "libbpf":
         return False
     set_span_path(program.map_fd("span_path"), config.span_path)
     return True
@@ -291,7 +285,7 @@ def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
         *plan_python(config, read_types, loader),
         plan_waits(config, read_types, loader),
         _find_task_offsets(read_types),
-        plan_contexts(read_types, loader),
+        plan_contexts(read_types),
     )
 
 

@@ -13,7 +13,6 @@ from otel_kprofiler.bpf import (
     Loader,
     ProgramCounts,
     PythonMaps,
-    SpanSlots,
     ThreadContexts,
     WaitCounts,
     WaitRecords,
@@ -128,14 +127,14 @@ class EbpfSampler(ForkAware):
         return events.cpus if isinstance(events, CpuEvents) else ()
 
     @property
-    def spans(self) -> SpanSlots | None:
-        """Returns slots in which threads publish their spans; None without ``span_layout``."""
-        return self._attachment().spans
-
-    @property
     def contexts(self) -> ThreadContexts:
         """Returns the processes whose thread contexts are read."""
         return self._attachment().contexts
+
+    @property
+    def reads_contexts(self) -> bool:
+        """Returns whether thread contexts can be read on this host."""
+        return self._attachment().reads_contexts
 
     @property
     def follows_spans(self) -> bool:
@@ -350,7 +349,7 @@ class EbpfSampler(ForkAware):
             attached.close()
 
     def before_fork(self) -> None:
-        """Finish work on mapped memory and span slots, and take their locks."""
+        """Finish work on mapped memory, and take its locks."""
         self._lock.acquire()
         for part in self._locked():
             part.before_fork()
@@ -365,11 +364,11 @@ class EbpfSampler(ForkAware):
         """Close the events without disabling them, because the parent uses them."""
         self.close()
 
-    def _locked(self) -> list[SpanSlots | ThreadContexts | PythonMaps | TableStore]:
+    def _locked(self) -> list[ThreadContexts | PythonMaps | TableStore]:
         """Returns the components with locks, in locking order."""
         if (a := self._attached) is None:
             return []
-        return [part for part in (a.spans, a.contexts, a.python, a.tables) if part is not None]
+        return [part for part in (a.contexts, a.python, a.tables) if part is not None]
 
     def _cpu_events(self) -> CpuEvents:
         events = self._attachment().events

@@ -66,7 +66,6 @@ class SamplerConfig:
         span_layout: layout of this process's span contexts; None for no links.
         span_path: location of the current span of this process's threads, if the loader supports
             the program that reads it; otherwise, threads publish their spans.
-        span_slots: number of threads that can publish a span.
         target_namespace: device and inode of the pid namespace of ``target_pids`` and of the ids
             in samples (see ``stat`` of ``/proc/self/ns/pid``); None for the initial namespace.
             Processes of other namespaces keep their initial ids.
@@ -102,7 +101,6 @@ class SamplerConfig:
     interrupt_ranges: tuple[tuple[int, int], ...] = ()
     span_layout: SpanLayout | None = None
     span_path: SpanPath | None = None
-    span_slots: int = 0
     target_namespace: tuple[int, int] | None = None
     target_descendants: bool = False
     child_pid: int | None = None

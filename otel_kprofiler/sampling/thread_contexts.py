@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 
 from otel_kprofiler.bpf import (
     MAX_CONTEXT_PROCESSES,
+    SLOT_WORDS,
     KernelTypes,
     LoadedObject,
     ThreadContexts,
@@ -14,10 +14,8 @@ from otel_kprofiler.bpf import (
 )
 
 
-def plan_contexts(read_types: Callable[[], KernelTypes], loader: str) -> int:
+def plan_contexts(read_types: Callable[[], KernelTypes]) -> int:
     """Returns the offset of the user thread pointer in a task; 0 if contexts cannot be read."""
-    if loader != "libbpf" or platform.machine() != "x86_64":
-        return 0
     try:
         return find_thread_pointer(read_types()) or 0
     except (OSError, ValueError):  # no BTF
@@ -26,7 +24,8 @@ def plan_contexts(read_types: Callable[[], KernelTypes], loader: str) -> int:
 
 def context_map_entries(thread_pointer: int) -> dict[str, int]:
     """Returns the sizes of the maps."""
-    return {"thread_contexts": MAX_CONTEXT_PROCESSES if thread_pointer else 1}
+    processes = MAX_CONTEXT_PROCESSES if thread_pointer else 1
+    return {"thread_contexts": processes, "context_slots": SLOT_WORDS}
 
 
 def open_contexts(thread_pointer: int, program: LoadedObject) -> ThreadContexts:

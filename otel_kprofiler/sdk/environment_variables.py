@@ -29,9 +29,6 @@ time in user mode."""
 OTEL_KPROFILER_USER_SYMBOLS = "OTEL_KPROFILER_USER_SYMBOLS"
 """Detail of user frames beyond file and address: ``names`` (default), ``lines`` or ``off``."""
 
-OTEL_KPROFILER_MAX_THREADS = "OTEL_KPROFILER_MAX_THREADS"
-"""Maximum number of threads with span links at a time, 1 to 65536; 1024 by default."""
-
 OTEL_KPROFILER_MAX_FRAMES = "OTEL_KPROFILER_MAX_FRAMES"
 """Maximum frames per side of a stack, 1 to 127."""
 

@@ -24,7 +24,6 @@ from otel_kprofiler.sdk.ancestors import describe_sampling_ancestor
 from otel_kprofiler.sdk.environment import Wanted, read_environment, read_options
 from otel_kprofiler.sdk.exporters import ExporterFactory
 from otel_kprofiler.sdk.later import LaterStart, warn_without_threads
-from otel_kprofiler.sdk.other_threads import renew_thread_id
 from otel_kprofiler.sdk.plan import Plan, Target
 from otel_kprofiler.sdk.provider import (
     EXIT_TIMEOUT_MILLIS,
@@ -41,6 +40,7 @@ from otel_kprofiler.sdk.refusals import (
 from otel_kprofiler.sdk.session import Session
 from otel_kprofiler.sdk.signals import come_before_sigterm
 from otel_kprofiler.sdk.thread_contexts import describe_threads
+from otel_kprofiler.sdk.thread_states import renew_thread_id
 from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.workers import is_before_workers
 
@@ -80,7 +80,6 @@ class KernelProfiler(ForkAware):
             using a span processor in the global TracerProvider.
         baggage_keys: baggage entries that become labels of the samples, as set when that span
             starts.
-        max_threads: maximum threads with span links at a time, where span changes are hooked.
         publish_context: publish the Resource for profilers outside this process (OTEP 4719).
         publish_thread_contexts: also publish each thread's current span (OTEP 4947).
         restart_in_children: start a profiler in each forked child; otherwise children are not
@@ -107,7 +106,6 @@ class KernelProfiler(ForkAware):
         link_unsampled_spans: bool = False,
         local_root_names: bool = True,
         baggage_keys: Sequence[str] = (),
-        max_threads: int = 1024,
         publish_context: bool = True,
         publish_thread_contexts: bool = True,
         restart_in_children: bool = True,
@@ -120,7 +118,6 @@ class KernelProfiler(ForkAware):
                 stacks=stacks,
                 max_frames=max_frames,
                 python_frames=python_frames,
-                span_slots=max_threads,
                 off_cpu=OffCpuConfig(leaves_out="process") if off_cpu else None,
             ),
             schedule=WindowSchedule(
@@ -302,12 +299,12 @@ class KernelProfiler(ForkAware):
         ``thread_contexts``: ``published``, ``problem`` (why not) and ``failures``, and, while
         running, ``python_frames``: ``problem`` (why there are none) and ``stacks`` (counts by
         outcome), ``labels``: ``possible``, ``samples`` (with labels) and ``left_out`` (samples
-        without labels, by reason), and ``span_links``: ``source`` (``interpreter`` or ``hooks``),
-        ``possible``, ``problem`` (why there are no links, or not for all threads),
-        ``unlinked_share`` (share of samples without a link, 0 to 1), ``local_roots`` (samples with
-        a name, samples without by reason, and counts of tracked, forgotten and failed spans), and
-        with hooks ``threads``, ``without_slot``, ``failures`` and ``unhooked_event_loops``. The
-        last four are in ``hooks`` if only span classes other than the SDK's need hooks.
+        without labels, by reason), and ``span_links``: ``source`` (``interpreter`` or
+        ``thread_contexts``), ``possible``, ``problem`` (why there are no links), ``unlinked_share``
+        (share of samples without a link, 0 to 1), ``local_roots`` (samples with a name, samples
+        without by reason, and counts of tracked, forgotten and failed spans), and
+        ``other_classes`` (``possible`` and ``problem`` of spans of classes other than the SDK's, if
+        there are any).
         """
         forks.catch_up()
         session = self._session

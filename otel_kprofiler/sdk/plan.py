@@ -25,9 +25,9 @@ from otel_kprofiler.processes import (
 )
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sdk.label_sets import check_name
+from otel_kprofiler.sdk.object_layout import find_span_layout
 from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.span_path import UnprovenError, find_span_path
-from otel_kprofiler.sdk.thread_slot import find_span_layout
 from otel_kprofiler.symbols import UserSymbolSettings
 
 Target = Literal["self", "children", "host"]
@@ -134,7 +134,7 @@ def _find_span_path() -> SpanPath | None:
     try:
         return find_span_path()
     except UnprovenError as error:
-        _log.info("current spans are not read from the interpreter, but published: %s", error)
+        _log.info("spans are read from thread contexts, not from the interpreter: %s", error)
         return None
 
 
@@ -145,7 +145,14 @@ def make_resources(plan: Plan, access: Access, clock: Clock) -> ProcessResources
     they publish.
     """
     contexts = None if plan.target == "self" else ProcessContexts(access)
-    return ProcessResources(access, clock, {}, contexts=contexts, reads_threads=plan.span_links)
+    return ProcessResources(
+        access,
+        clock,
+        {},
+        contexts=contexts,
+        reads_threads=plan.span_links,
+        links_unsampled=plan.link_unsampled_spans,
+    )
 
 
 def set_service(resources: ProcessResources, plan: Plan, service: Resource, access: Access) -> None:

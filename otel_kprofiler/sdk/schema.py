@@ -55,13 +55,6 @@ class Settings(Receiver):
         max_length=16,
         description="Entries of the baggage of local root spans that samples carry as labels.",
     )
-    max_threads: int = Field(
-        default=1024,
-        ge=1,
-        le=65_536,
-        description="Maximum number of threads with span links at a time, 1 to 65536; each takes "
-        "150 bytes.",
-    )
     publish_context: bool = Field(
         default=True,
         description="Publish the Resource for profilers outside this process (OTEP 4719).",
@@ -179,7 +172,7 @@ def make_plan(settings: Settings) -> Plan:
             ) from error
     return Plan(
         target=settings.target,
-        sampler=replace(sampler_config(settings), span_slots=settings.max_threads),
+        sampler=sampler_config(settings),
         schedule=window_schedule(settings),
         user_symbols=user_symbol_settings(settings),
         loader=settings.loader,

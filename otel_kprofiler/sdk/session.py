@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from opentelemetry.sdk.resources import Resource
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import Account, ExporterAccount, Window
+from otel_kprofiler.model import Account, ExporterAccount, RawSample, Window
 from otel_kprofiler.pipeline import (
     IDLE_S,
     PipelineOptions,
@@ -25,11 +25,10 @@ from otel_kprofiler.pipeline import (
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sdk.kernel_entries import name_entries
 from otel_kprofiler.sdk.label_sets import LabelCounts
-from otel_kprofiler.sdk.links import SpanLinks
 from otel_kprofiler.sdk.local_roots import MAX_NAMES, RootNames
+from otel_kprofiler.sdk.own_contexts import OwnContexts
 from otel_kprofiler.sdk.pacing import Pacer
 from otel_kprofiler.sdk.plan import Plan, complete_sampler_config, make_resources, set_service
-from otel_kprofiler.sdk.span_path import find_other_classes
 from otel_kprofiler.symbols import KernelSymbolizer, open_user_names
 
 DRAIN_THREAD: Final = "kprofiler-drain"
@@ -56,7 +55,6 @@ class Session:
 
     Attributes:
         symbolizer: resolves kernel addresses.
-        links: publishes spans; None if links are disabled, or if the sampler reads all spans.
         root_names: names samples after local roots; None if links or names are disabled.
         failure: why the daemon thread ended unexpectedly; empty if it did not.
 
@@ -107,13 +105,13 @@ class Session:
             options=PipelineOptions(
                 exporters=exporters,
                 pause=Pacer(),
-                on_drained=self.root_names.look if self.root_names else None,
+                on_drained=self._look,
                 find_labels=self._labels.find,
             ),
         )
         self._sampler = self._pipeline.sampler
         self.failure = ""
-        self.links: SpanLinks | None = None
+        self._own_contexts: OwnContexts | None = None
         self._plan, self._access = plan, access
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
@@ -123,12 +121,18 @@ class Session:
             self._pipeline.start()
             self._follows_spans = self._sampler.follows_spans
             _log.info("%s", _describe_start(plan, self._sampler.config))
-            self._link_other_spans()
+            if plan.span_links:
+                self._own_contexts = OwnContexts(
+                    access,
+                    self._sampler.contexts if self._sampler.reads_contexts else None,
+                    follows_spans=self._follows_spans,
+                )
+                self._own_contexts.prepare()
             if self.root_names is not None:
                 self.root_names.start()
             self._thread.start()
         except BaseException:
-            self._unhook()
+            self._forget_roots()
             self._pipeline.close()
             raise
 
@@ -170,10 +174,11 @@ class Session:
 
     def _describe_links(self) -> dict[str, Any]:
         names = {"local_roots": self.root_names.as_dict()} if self.root_names else {}
-        hooks = self.links.as_dict() if self.links else {}
+        contexts = self._own_contexts
+        described = contexts.as_dict() if contexts and contexts.is_needed else {}
         if not self._follows_spans:
-            return {"source": "hooks", **hooks, **names}
-        more = {"hooks": hooks} if hooks else {}
+            return {"source": "thread_contexts", **described, **names}
+        more = {"other_classes": described} if described else {}
         return {"source": "interpreter", "possible": True, "problem": "", **more, **names}
 
     def stop(self, timeout_s: float) -> None:
@@ -201,7 +206,8 @@ class Session:
         try:
             while not self._stopping:
                 self._pipeline.step(self._interval_s, IDLE_S)
-                self._link_other_spans()
+                if self._own_contexts is not None:
+                    self._own_contexts.prepare()
                 while not self._commands.empty():
                     self._commands.get()()
             self._pipeline.stop()
@@ -209,30 +215,16 @@ class Session:
             self.failure = f"{type(error).__name__}: {error}"
             _log.exception("profiling has ended because of an error")
         finally:
-            # In this order, so that no hook uses a closed map.
-            self._unhook()
+            self._forget_roots()
             self._pipeline.close()
 
-    def _link_other_spans(self) -> None:
-        """Let threads publish spans that the sampler cannot find in the interpreter's objects."""
-        if not self._plan.span_links:
-            return
-        if self.links is not None:
-            self.links.look()
-            return
-        if self._follows_spans:
-            others = find_other_classes()
-            if not others:
-                return
-            _log.info(
-                "spans of these classes are published by hooks: %s", ", ".join(sorted(others))
-            )
-        self.links = SpanLinks(self._sampler.spans)
-        self.links.start()
+    def _look(self, samples: Sequence[RawSample]) -> None:
+        if self._own_contexts is not None:
+            self._own_contexts.look(samples)
+        if self.root_names is not None:
+            self.root_names.look(samples)
 
-    def _unhook(self) -> None:
-        if self.links is not None:
-            self.links.stop()
+    def _forget_roots(self) -> None:
         if self.root_names is not None:
             self.root_names.stop()
 

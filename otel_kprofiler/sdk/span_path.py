@@ -33,7 +33,7 @@ from otel_kprofiler.bpf import (
 )
 from otel_kprofiler.errors import describe_error
 from otel_kprofiler.sdk.label_sets import KEY as LABELS_KEY
-from otel_kprofiler.sdk.other_threads import find_tid_offset
+from otel_kprofiler.sdk.object_layout import find_context_offset, get_thread_state
 from otel_kprofiler.sdk.span_reader import (
     MAX_THREADS,
     Read,
@@ -43,7 +43,7 @@ from otel_kprofiler.sdk.span_reader import (
     read_own_memory,
     read_word,
 )
-from otel_kprofiler.sdk.thread_slot import find_context_offset, get_thread_state
+from otel_kprofiler.sdk.thread_states import find_tid_offset
 
 _STYLES: Final = {
     (3, 11): VALUES_BY_POINTER,

@@ -32,10 +32,10 @@ from otel_kprofiler.otlp import LOCAL_ROOT
 from otel_kprofiler.processes import KEY_MAP, SCHEMA
 from otel_kprofiler.sdk.label_sets import KEY, process_labels
 from otel_kprofiler.sdk.local_roots import process_roots, watch_provider
+from otel_kprofiler.sdk.object_layout import find_context_offset, find_entered_offset
 from otel_kprofiler.sdk.process_context import publish_thread_keys
 from otel_kprofiler.sdk.refusals import refuse_subinterpreters
 from otel_kprofiler.sdk.resource import find_resource, plain_attributes
-from otel_kprofiler.sdk.thread_slot import find_context_offset, find_entered_offset
 from otel_kprofiler.thread_record import load
 
 _VERSION: Final = "tlsdesc_v1_dev"
@@ -111,6 +111,11 @@ class _Writer:
             publish_thread_keys(_keys(self._attributes.names), resource)
             self._published = True
             self.problem = ""
+
+    def write(self) -> None:
+        with self._lock:
+            if self._library is None:
+                self._install()
 
     def stop(self) -> None:
         with self._lock:
@@ -249,6 +254,15 @@ def publish_threads(*, endpoints: bool) -> None:
         if _writer.problem != error.message:
             _log.info("%s", error.with_fix())
         _writer.problem = error.message
+
+
+def write_records() -> str:
+    """Write records without announcing them; returns why not, empty if they are. Thread-safe."""
+    try:
+        _writer.write()
+    except HostError as error:
+        return error.with_fix()
+    return ""
 
 
 def describe_threads() -> dict[str, object]:

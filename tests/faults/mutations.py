@@ -348,6 +348,9 @@ MUTATIONS = [
     Mutation("a span that ends while its encoded name is stored", "otel_kprofiler/sdk/local_roots.py", "a different thread\n            self._encoded.pop(span_id, None)\n", "a different thread\n            pass\n", "tests/unit/sdk/test_local_roots.py::test_the_name_of_a_span_that_ends_while_it_is_stored_is_dropped"),
     Mutation("code of another interpreter inside a span", RECORD, "	return PyInterpreterState_Get() == interpreter;\n", "	return 1;\n", f"{RECORDS}[subinterpreters]"),
     Mutation("thread contexts that are started in another interpreter", "otel_kprofiler/sdk/thread_contexts.py", "        refuse_subinterpreters()\n", "", f"{RECORDS}[start_in_a_subinterpreter]"),
+    Mutation("own memory that takes too long to search", "otel_kprofiler/sdk/own_contexts.py", "        except SearchTooLongError:\n", "        except ZeroDivisionError:\n", "tests/unit/thread_record/test_embedded.py::test_a_service_whose_memory_cannot_be_searched_reports_it"),
+    Mutation("a kernel without thread contexts", "otel_kprofiler/sdk/own_contexts.py", "        if not self.problem and self._reader is None:\n", "        if False:\n", "tests/unit/thread_record/test_embedded.py::test_spans_without_links_are_explained_once"),
+    Mutation("unsampled spans of the service in thread contexts", "otel_kprofiler/processes/resources.py", " or context[0] & _SAMPLED):\n", " or True):\n", "tests/live/test_span_links.py::test_unsampled_spans_in_thread_contexts_have_no_link"),
     Mutation("hooks of thread contexts that fail half way", RECORD, "	Py_CLEAR(variable);\n", "", f"{RECORDS}[begin_after_a_failure]"),
     Mutation("a thread-local variable that is not resolved yet", "otel_kprofiler/processes/thread_pointer.py", "if not 0 < module < _MAX_MODULE or", "if module >= _MAX_MODULE or", "tests/unit/processes/test_thread_pointer.py::test_words_not_resolved_by_the_linker_yield_no_tls_location"),
 ]  # fmt: skip

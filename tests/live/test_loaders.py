@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(not BccLoader.is_installed(), reason="python3-bpfcc is not installed"),
 ]
 
-ENTRIES = {"cpu_lines": 3, "span_slots": 5, "targets": 7, "ring": 8192}
+ENTRIES = {"cpu_lines": 3, "comms": 5, "targets": 7, "context_slots": 512, "ring": 8192}
 SPEC = ObjectSpec(SAMPLER_SOURCE, SAMPLER_OBJECT, ("kprofiler_sample",), ENTRIES)
 ITERATORS = ObjectSpec(
     PROGRAMS / "iterators.bpf.c", PROGRAMS / "iterators.bpf.o", ("list_programs",), {}
@@ -88,7 +88,7 @@ def test_libbpf_finds_programs_of_an_object_by_name():
 
 TWO = """
 #include "loaders.bpf.h"
-INLINE int is_there(u32 key) { return LOOKUP(span_slots, &key) ? 1 : 0; }
+INLINE int is_there(u32 key) { return LOOKUP(roots, &key) ? 1 : 0; }
 PROGRAM("perf_event") int first(void *ctx) { return is_there(1); }
 PROGRAM("perf_event") int second(void *ctx) { return is_there(2); }
 """
@@ -135,7 +135,7 @@ def test_closing_bcc_closes_every_descriptor():
 BROKEN = """
 int kprofiler_sample(void *ctx) {
     unsigned zero = 0;
-    int *value = bpf_map_lookup_elem_(bpf_pseudo_fd(1, KPROFILER_FD_span_slots), &zero);
+    int *value = bpf_map_lookup_elem_(bpf_pseudo_fd(1, KPROFILER_FD_roots), &zero);
     *value = 1;
     return 0;
 }

@@ -91,28 +91,3 @@ def test_a_child_that_calls_nothing_exits_normally(to_file):
     done = run(SERVICE + "\nfork_and(lambda: work(0.2))\n", env=to_file.env)
     assert problems(done.stderr) == []
     assert int(done.stdout) not in to_file.pids()
-
-
-def test_a_child_does_not_publish_spans_to_its_parents_sampler(to_file):
-    """Covers a span class published by hooks, which the child inherits."""
-    done = run(
-        SERVICE
-        + """
-class Wrapper(trace.NonRecordingSpan):
-    pass
-
-while "hooks" not in profiler.stats()["span_links"]:
-    time.sleep(0.01)
-hook = trace.context_api._RUNTIME_CONTEXT
-
-def child():
-    profiler.stop()
-    assert trace.context_api._RUNTIME_CONTEXT is not hook
-    with trace.use_span(Wrapper(trace.INVALID_SPAN_CONTEXT)):
-        pass
-
-fork_and(child)
-""",
-        env=to_file.env,
-    )
-    assert problems(done.stderr) == []

@@ -1,42 +1,35 @@
-"""Links of real samples: the kernel program follows the interpreter's objects."""
+"""Links of real samples: the kernel program follows the interpreter's objects, or reads records."""
 
 import contextlib
-import contextvars
 import os
 import threading
 import time
 
 import pytest
-from opentelemetry.trace import SpanContext, TraceFlags
+from opentelemetry import context, trace
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from services import run
 
+from otel_kprofiler.bpf import BccLoader
 from otel_kprofiler.model import SpanLink
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
-from otel_kprofiler.sdk.thread_slot import (
-    ThreadSlot,
-    find_context_offset,
-    find_owner_offset,
-    find_span_layout,
-    get_thread_state,
-    get_token,
-    make_get_variables,
-)
+from otel_kprofiler.sdk.object_layout import find_span_layout
+from otel_kprofiler.sdk.span_path import find_span_path
 
 pytestmark = pytest.mark.live
 
-GET_VARIABLES = make_get_variables()
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 UNSAMPLED = TraceFlags(TraceFlags.DEFAULT)
 
 
 @contextlib.contextmanager
-def spans_of(threads, *, unsampled=False):
+def sampling(*, unsampled=False):
     config = SamplerConfig(
         samples_per_second=4999,
         stacks="both",
         target_pids=(os.getpid(),),
         span_layout=find_span_layout(unsampled=unsampled),
-        span_slots=threads,
+        span_path=find_span_path(),
     )
     sampler = EbpfSampler(config)
     sampler.start()
@@ -46,18 +39,14 @@ def spans_of(threads, *, unsampled=False):
         sampler.close()
 
 
-def register(sampler, slot):
-    owner_at = id(slot) + find_owner_offset()
-    context_at = get_thread_state() + find_context_offset()
-    return sampler.spans.register(threading.get_native_id(), owner_at, context_at)
-
-
-def say(slot, owner, span_context):
-    """Print the fields stored by a hook, in order."""
-    slot.span_context = None
-    slot.owner = owner
-    slot.variables = GET_VARIABLES(owner)
-    slot.span_context = span_context
+@contextlib.contextmanager
+def current(span_context):
+    """Inside a span with this context, or with another object in its place."""
+    token = context.attach(trace.set_span_in_context(NonRecordingSpan(span_context)))
+    try:
+        yield
+    finally:
+        context.detach(token)
 
 
 def span(trace_id, span_id, *, is_remote=False, flags=SAMPLED):
@@ -79,40 +68,6 @@ def links_of_this_thread(sampler, seconds=0.1):
     return {sample.link for sample in samples}
 
 
-@pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
-def test_samples_carry_the_span_of_their_thread(loader):
-    going, tids = True, {}
-
-    def work(number):
-        tids[threading.get_native_id()] = number
-        slot = ThreadSlot()
-        register(sampler, slot)
-        say(slot, get_token(), span(number << 100, number))
-        while going:
-            pass
-        sampler.spans.release(threading.get_native_id())
-
-    with spans_of(2) as sampler:
-        workers = [threading.Thread(target=work, args=(number,)) for number in (1, 2)]
-        for worker in workers:
-            worker.start()
-        time.sleep(0.1)
-        sampler.drain()
-        samples, end = [], time.monotonic() + 0.5
-        while time.monotonic() < end:
-            sampler.wait(0.05)
-            samples += sampler.drain()
-        going = False
-        for worker in workers:
-            worker.join()
-    linked = [sample for sample in samples if sample.tid in tids]
-    assert {sample.tid for sample in linked} == tids.keys()
-    for sample in linked:
-        number = tids[sample.tid]
-        assert sample.link == link(number << 100, number)
-    assert all(sample.link is None for sample in samples if sample.tid not in tids)
-
-
 @pytest.mark.parametrize(
     ("trace_id", "span_id"),
     [
@@ -124,12 +79,9 @@ def test_samples_carry_the_span_of_their_thread(loader):
     ],
 )
 def test_trace_and_span_ids_of_every_size_are_read(trace_id, span_id):
-    with spans_of(1) as sampler:
-        slot = ThreadSlot()
-        assert register(sampler, slot)
-        say(slot, get_token(), span(trace_id, span_id))
-        assert links_of_this_thread(sampler) == {link(trace_id, span_id)}
-        slot.span_context = None
+    with sampling() as sampler:
+        with current(span(trace_id, span_id)):
+            assert links_of_this_thread(sampler) == {link(trace_id, span_id)}
         assert links_of_this_thread(sampler) == {None}
 
 
@@ -160,87 +112,13 @@ def raw(*entries):
     ],
 )
 def test_objects_that_are_not_span_contexts_yield_no_link(odd):
-    with spans_of(1) as sampler:
-        slot = ThreadSlot()
-        assert register(sampler, slot)
-        say(slot, get_token(), odd)
+    with sampling() as sampler, current(odd):
         assert links_of_this_thread(sampler) == {None}
 
 
 def test_unsampled_spans_are_linked_on_request():
-    with spans_of(1, unsampled=True) as sampler:
-        slot = ThreadSlot()
-        register(sampler, slot)
-        say(slot, get_token(), span(1, 2, flags=UNSAMPLED))
+    with sampling(unsampled=True) as sampler, current(span(1, 2, flags=UNSAMPLED)):
         assert links_of_this_thread(sampler) == {link(1, 2)}
-
-
-def test_a_span_is_linked_only_in_its_context():
-    """The thread publishes the context itself, or a token created in it."""
-    inside = contextvars.copy_context()
-    with spans_of(1) as sampler:
-        slot = ThreadSlot()
-        register(sampler, slot)
-        for owner in (inside, inside.run(get_token)):
-            say(slot, owner, span(1, 2))
-            assert links_of_this_thread(sampler) == {None}
-            assert inside.run(links_of_this_thread, sampler) == {link(1, 2)}
-            inside.run(get_token)  # variables have changed since
-            assert inside.run(links_of_this_thread, sampler) == {None}
-        for owner in (None, "no context", contextvars.Context()):
-            slot.owner = owner
-            assert inside.run(links_of_this_thread, sampler) == {None}
-
-
-def test_unmapped_memory_costs_only_the_link():
-    with spans_of(1) as sampler:
-        tid, slot = threading.get_native_id(), ThreadSlot()
-        say(slot, get_token(), span(1, 2))
-        owner_at = id(slot) + find_owner_offset()
-        context_at = get_thread_state() + find_context_offset()
-        for addresses, expected in (
-            ((8, context_at), None),
-            ((owner_at, 8), None),
-            ((owner_at, context_at), link(1, 2)),
-        ):
-            assert sampler.spans.register(tid, *addresses)
-            assert links_of_this_thread(sampler) == {expected}
-
-
-def test_a_changing_span_is_never_read_torn(loader):
-    """Each id repeats one number; the owner is right only for even numbers."""
-    with spans_of(1) as sampler:
-        slot = ThreadSlot()
-        register(sampler, slot)
-        owners = get_token(), contextvars.copy_context().run(get_token)
-        variables = [GET_VARIABLES(owner) for owner in owners]
-        samples, number, end = [], 0, time.monotonic() + 2
-        while time.monotonic() < end:
-            for _ in range(2000):
-                number += 1
-                changed = span(number << 64 | number, number)
-                slot.span_context = None
-                slot.owner = owners[number & 1]
-                slot.variables = variables[number & 1]
-                slot.span_context = changed
-            samples += sampler.drain()
-        slot.span_context = None
-    links = [sample.link for sample in samples if sample.link]
-    assert len(links) > 200
-    for result in links:
-        assert result.trace_id[:8] == result.trace_id[8:] == result.span_id
-        assert result.span_id[7] & 1 == 0, "of the context that the thread is in"
-    assert len(links) < len(samples)
-
-
-def test_slots_are_limited_and_released():
-    with spans_of(1) as sampler:
-        assert sampler.spans.register(1001, 8, 8)
-        assert sampler.spans.register(1001, 16, 16), "the same thread again"
-        assert not sampler.spans.register(1002, 8, 8)
-        assert sampler.spans.release(1001)
-        assert not sampler.spans.release(1001)
-        assert sampler.spans.register(1002, 8, 8)
 
 
 BEFORE_THE_START = """
@@ -300,7 +178,7 @@ def test_wrappers_of_spans_are_linked_by_their_span_context():
         BEFORE_THE_START
         + """
     profiler.start("raise")
-    assert "hooks" not in profiler.stats()["span_links"]
+    assert "other_classes" not in profiler.stats()["span_links"]
     nothing = lambda self, *_, **__: None
 
     class Wrapper(trace.Span):
@@ -314,8 +192,8 @@ def test_wrappers_of_spans_are_linked_by_their_span_context():
     wrapper = Wrapper()
     wrapper.inside = tracer.start_span("inside")
     with trace.use_span(wrapper):
-        while not profiler.stats()["span_links"].get("hooks", {}).get("threads"):
-            time.sleep(0.01)
+        while "other_classes" not in profiler.stats()["span_links"]:
+            work(0.01)
         work(1.5)
         assert profiler.stats()["span_links"]["source"] == "interpreter"
         expect(wrapper)
@@ -339,4 +217,66 @@ def test_a_forked_worker_keeps_linking_the_span_entered_before_the_fork():
         assert os.waitpid(pid, 0)[1] == 0
         """,
         env={"PYTHONWARNINGS": "ignore::DeprecationWarning"},
+    )
+
+
+WITHOUT_A_PATH = (
+    BEFORE_THE_START
+    + """
+    import dataclasses
+    from otel_kprofiler.sdk import plan
+    from otel_kprofiler.sdk.span_path import UnprovenError
+
+    def find_no_path():
+        raise UnprovenError("the layout of this interpreter's objects is unknown")
+    """
+)
+
+
+NO_PATH = "plan.find_span_path = find_no_path"
+BCC = "profiler._plan = dataclasses.replace(profiler._plan, loader='bcc')"
+
+
+@pytest.mark.parametrize(
+    ("change", "is_published"), [(NO_PATH, True), (NO_PATH, False), (BCC, True)]
+)
+def test_without_a_path_samples_are_linked_by_thread_contexts(change, is_published):
+    if change == BCC and not BccLoader.is_installed():
+        pytest.skip("needs python3-bpfcc")
+    run(
+        WITHOUT_A_PATH
+        + f"""
+    {change}
+    profiler._plan = dataclasses.replace(profiler._plan, publish_thread_contexts={is_published})
+    """
+        + """
+    profiler.start("raise")
+    while profiler.stats()["samples"] == 0:
+        work(0.1)
+    assert profiler.flush_window(60_000)
+    exporter.clear()
+    with tracer.start_as_current_span("linked") as span:
+        work(0.5)
+        stats = profiler.stats()["span_links"]
+        assert (stats["source"], stats["problem"]) == ("thread_contexts", ""), stats
+        expect(span)
+        """
+    )
+
+
+def test_unsampled_spans_in_thread_contexts_have_no_link():
+    run(
+        WITHOUT_A_PATH
+        + f"""
+    {NO_PATH}
+    """
+        + """
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+    profiler.start("raise")
+    while profiler.stats()["samples"] == 0:
+        work(0.1)
+    with TracerProvider(sampler=ALWAYS_OFF).get_tracer("t").start_as_current_span("off"):
+        work(0.5)
+        assert not any(samples())
+        """
     )

@@ -1,6 +1,5 @@
 """Span links of services, compared with the services' logs; `make test-span-truth` runs longer."""
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -35,20 +34,12 @@ def test_samples_are_linked_to_the_current_span(name):
     assert outcome.linked_share >= 0.99
 
 
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64")
 @pytest.mark.parametrize("name", [*SHORT, "uvloop", "greenlets"])
 def test_records_hold_the_current_span(name):
     outcome = run_until_enough(name, "record")
     assert outcome.wrong == 0
     # The first change in each uvloop thread goes unnoticed: a few of some hundred samples.
     assert outcome.linked_share >= 0.98
-
-
-@pytest.mark.parametrize("name", ["asgiref", "contexts"])
-def test_hooks_may_omit_links_but_never_give_a_wrong_one(name):
-    outcome = run(name, 1, "hooks")
-    assert outcome.wrong == 0
-    assert outcome.right > 0
 
 
 def test_links_read_from_the_interpreter_install_no_hooks():

@@ -1,6 +1,6 @@
 """Tabulates samples of services against the services' own span logs.
 
-usage: python -m tests.spans [--source interpreter|hooks|record] [SECONDS] [SCENARIO…]
+usage: python -m tests.spans [--source interpreter|record] [SECONDS] [SCENARIO…]
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """Records the spans and samples of a service, and compares both.
 
-Spans are read from a source: ``interpreter`` (the interpreter's objects), ``hooks`` (published by
-hooks, as where the interpreter cannot be read) or ``record`` (the thread context that any profiler
-reads).
+Spans are read from a source: ``interpreter`` (the interpreter's objects, as an embedded profiler
+does) or ``record`` (the thread context that any profiler reads).
 """
 
 import bisect
@@ -21,12 +20,12 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.model import SpanLink
 from otel_kprofiler.processes import ProcessContexts
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
-from otel_kprofiler.sdk.links import SpanLinks
-from otel_kprofiler.sdk.span_path import find_other_classes, find_span_path
-from otel_kprofiler.sdk.thread_slot import find_span_layout
+from otel_kprofiler.sdk.object_layout import find_span_layout
+from otel_kprofiler.sdk.own_contexts import OwnContexts
+from otel_kprofiler.sdk.span_path import find_span_path
 
 HERTZ = 4999
-SOURCES = ("interpreter", "hooks", "record")
+SOURCES = ("interpreter", "record")
 LATEST_S = 30
 
 
@@ -130,7 +129,6 @@ def open_sampler(source):
         target_pids=(os.getpid(),),
         span_layout=None if is_record else find_span_layout(unsampled=False),
         span_path=find_span_path() if source == "interpreter" else None,
-        span_slots=1024,
     )
     return EbpfSampler(config, loader=LibbpfLoader())
 
@@ -158,36 +156,50 @@ def follow_records(sampler):
         contexts.look(processes)
 
 
+def follow_contexts(contexts, drain):
+    """Take a sample of this process, which registers its records if spans need them."""
+    contexts.prepare()
+    until = time.monotonic() + LATEST_S
+    while contexts.is_needed and not contexts.is_registered:
+        assert time.monotonic() < until
+        assert not contexts.problem
+        os.stat("/proc/self")
+        drain()
+    assert not contexts.problem
+
+
 @contextlib.contextmanager
 def sampling(source="interpreter"):
     """Sample this process; the list has all samples at the end.
 
     Args:
-        source: where spans are read; from the interpreter, those of classes that are not the SDK's
-            are published by hooks.
+        source: where spans are read; those of classes that are not the SDK's are in records.
     """
     sampler = open_sampler(source)
     sampler.start()
-    samples, links, ended = [], [], threading.Event()
+    samples, ended = [], threading.Event()
+    contexts = OwnContexts(Access(), sampler.contexts, follows_spans=sampler.follows_spans)
 
-    def publish():
-        wants_hooks = source == "hooks" or (source == "interpreter" and find_other_classes())
-        if not links and wants_hooks:
-            links.append(SpanLinks(sampler.spans))
-            links[0].start()
+    def drain_once():
+        drained = sampler.drain()
+        if source == "interpreter":
+            contexts.prepare()
+            contexts.look(drained)
+        samples.extend(drained)
 
     def drain():
         while not ended.wait(0.05):
-            publish()
-            samples.extend(sampler.drain())
+            drain_once()
         sampler.stop()
-        samples.extend(sampler.drain())
+        drain_once()
 
     with contextlib.ExitStack() as stack:
         stack.callback(sampler.close)
         if source == "record":
             stack.callback(follow_records(sampler).close)
-        publish()
+        else:
+            follow_contexts(contexts, drain_once)
+        samples.clear()
         thread = threading.Thread(target=drain, name="drain")
         thread.start()
         try:
@@ -195,5 +207,3 @@ def sampling(source="interpreter"):
         finally:
             ended.set()
             thread.join()
-            for link in links:
-                link.stop()

@@ -43,7 +43,7 @@ struct span_class {
 
 /* See SpanPath in bpf/python_span.py. */
 struct span_path {
-	u64 tgid; /* 0: threads publish their spans instead */
+	u64 tgid; /* 0: there is no path */
 	u64 oldest_thread;
 	u64 tid_at;
 	u64 context_at;

@@ -167,8 +167,8 @@ RING(ring);
 
 #ifndef KPROFILER_BCC
 #include "python_frames.bpf.h"
-#include "thread_context.bpf.h"
 #endif
+#include "thread_context.bpf.h"
 
 /*
  * Length of a stack out of a helper's result; 0 for errors. The mask tells every verifier the
@@ -280,39 +280,38 @@ INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct re
 	return bytes;
 }
 
+#ifndef KPROFILER_BCC
+
 /*
- * The span of the interrupted thread, into the record. A function of its own, so that its stack
- * is free again when the unwinder needs it: 512 bytes are for all that call each other.
+ * Writes the span of the interrupted thread, and its labels, into the record. Returns whether the
+ * interpreter's objects have a span context, even of a span not to link to. A function of its own,
+ * so that its stack is free again when the unwinder needs it: 512 bytes are for all that call each
+ * other.
  */
 GLOBAL int collect_span(void)
 {
+	const struct span_path *path = get_span_path();
 	u32 zero = 0;
 	struct config *options = LOOKUP(config, &zero);
 	struct scratch *own = LOOKUP(scratch, &zero);
 	struct record *record;
-	u64 found = 0;
+	u64 table, found;
 
-	if (!options || !own)
+	if (!options || !own || !path || !path->tgid || path->tgid != own->record.tgid)
 		return 0;
 	record = &own->record;
-#ifndef KPROFILER_BCC
-	const struct span_path *path = get_span_path();
-
-	if (path && path->tgid) {
-		u64 table = path->tgid == record->tgid ? find_otel_context(record->tid) : 0;
-
-		if (table) {
-			found = find_span_context_in(path, table);
-			record->labels = find_labels_in(path, &options->spans, table);
-		}
-	}
-#endif
-	if (!found) /* none, or its class does not say where it has its context */
-		found = find_published_span(&options->spans, &record->tid);
-	if (found)
-		read_span_context(&options->spans, found, &record->span);
-	return 0;
+	table = find_otel_context(record->tid);
+	if (!table)
+		return 0;
+	record->labels = find_labels_in(path, &options->spans, table);
+	found = find_span_context_in(path, table);
+	if (!found)
+		return 0;
+	read_span_context(&options->spans, found, &record->span);
+	return 1;
 }
+
+#endif
 
 /* A band above the mark: two CPUs may jump over it, and beyond it the reader is awake. */
 INLINE u64 find_wakeup(const struct config *options)
@@ -335,6 +334,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 {
 	u64 flags = options->flags, limit = stack_bytes(options->stack_bytes);
 	u64 kernel_bytes = 0, user_bytes = 0, python_bytes = 0, context_bytes = 0;
+	int has_span = 0;
 	long result;
 
 	record->kernel_bytes = record->user_bytes = record->python_bytes = NOT_COLLECTED;
@@ -364,14 +364,15 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	bpf_get_current_comm(record->comm, sizeof(record->comm));
 	record->span.trace_id[0] = record->span.trace_id[1] = record->span.span_id = 0;
 	record->labels = 0;
-	if (flags & SPAN_LINKS && in_namespace)
-		collect_span();
 #ifndef KPROFILER_BCC
-	if (flags & THREAD_CONTEXTS && in_namespace && may_publish(record->tgid)) {
+	if (flags & SPAN_LINKS && in_namespace)
+		has_span = collect_span();
+#endif
+	/* What the process publishes is only needed for spans of classes that the path lacks. */
+	if (!has_span && flags & THREAD_CONTEXTS && in_namespace && may_publish(record->tgid)) {
 		context_bytes = collect_thread_context(kernel_bytes + user_bytes + python_bytes);
 		BOUND(context_bytes, CONTEXT_MASK);
 	}
-#endif
 	record->context_bytes = context_bytes;
 	if (RING_OUTPUT(ring, record,
 			HEADER_BYTES + kernel_bytes + user_bytes + python_bytes + context_bytes,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Reads span contexts, and the current span of a thread that announces its changes in a slot.
- * The structs are written by spans.py; change both together.
+ * Reads span contexts of opentelemetry-api. The layout is written by spans.py; change both together.
  */
 #pragma once
 
@@ -17,29 +16,13 @@ enum {
  */
 struct span_layout {
 	u64 span_context_type;
-	u64 token_type;
 	u64 int_type;
 	u64 flags_type;
 	u64 false_at;
 	u64 items_at;
-	u64 token_context_at;
-	u64 variables_at;
 	u64 size_shift;
 	u64 negative_bit;
 	u64 unsampled;
-};
-
-/* Where a thread publishes its current span; addresses in its process. */
-struct span_slot {
-	u64 said_at;	/* of struct said */
-	u64 context_at; /* of the address of the context that the thread is in */
-};
-
-/* Live objects of the interpreter; the thread writes one pointer at a time. */
-struct said {
-	u64 owner; /* the context in which the span is current, or a token made in it */
-	u64 span_context; /* something else: no span */
-	u64 variables;	  /* of that context; each change of a variable replaces them */
 };
 
 /* What follows the reference count, the first word of every object. */
@@ -53,8 +36,6 @@ struct span {
 	u64 trace_id[2]; /* high half, low half */
 	u64 span_id;	 /* zero: no span */
 };
-
-HASH(span_slots, struct span_slot, SIZED_BY_LOADER);
 
 #define TYPE_AT 8
 
@@ -101,28 +82,4 @@ INLINE void read_span_context(const struct span_layout *layout, u64 object, stru
 	if (!read_int(layout, items[1], layout->int_type, &number))
 		return;
 	span->span_id = low_half(&number);
-}
-
-/*
- * The span context that a thread has published; 0: none. All of it belongs to the interrupted
- * thread, so nothing changes while it is read. Anything unexpected means that no span is known. So
- * does a thread that is in another context than the published one, or in one whose variables have
- * changed: an event loop or a library has switched, or set a variable, without our hooks.
- */
-INLINE u64 find_published_span(const struct span_layout *layout, const u32 *tid)
-{
-	struct span_slot *slot = LOOKUP(span_slots, tid);
-	struct said said;
-	u64 context, variables, type;
-
-	if (!slot || READ_USER(said, slot->said_at))
-		return 0;
-	if (READ_USER(type, said.owner + TYPE_AT) || READ_USER(context, slot->context_at))
-		return 0;
-	if (type == layout->token_type &&
-	    READ_USER(said.owner, said.owner + layout->token_context_at))
-		return 0;
-	if (said.owner != context || READ_USER(variables, context + layout->variables_at))
-		return 0;
-	return variables == said.variables ? said.span_context : 0;
 }

@@ -18,6 +18,7 @@ struct context_place {
 	u64 entry_at;	/* of the module's block, from there */
 	u64 kind;	/* of the variable: enum context_kind */
 	u64 wrap_at;	/* of the pointer to the record in the object that WRAPPED ones have */
+	u64 vector_at;	/* of the address of the thread's vector, from the thread pointer */
 };
 
 enum context_kind { POINTER, IN_V8, WRAPPED_IN_V8 };
@@ -35,7 +36,6 @@ struct context_head {
 enum {
 	CONTEXT_HEAD_BYTES = sizeof(struct context_head),
 	FIRST_ATTRIBUTES = 100, /* bytes that are read with the head, in 128 */
-	DTV_AT = 8, /* tcbhead_t.dtv of glibc on x86-64, struct pthread of musl */
 	DTV_BYTES = 512, /* of a vector that are read at once */
 	IS_VALID = 1,
 	SLOTS = 32768, /* bits for process ids, as in thread_contexts.py */
@@ -65,7 +65,7 @@ INLINE u64 find_context_pointer(const struct context_place *place, u64 thread_po
 
 	if (!place->module)
 		return thread_pointer + place->offset;
-	if (READ_USER(vector, thread_pointer + DTV_AT))
+	if (READ_USER(vector, thread_pointer + place->vector_at))
 		return 0;
 	vector += place->length_at;
 	bytes = place->entry_at + sizeof(block);

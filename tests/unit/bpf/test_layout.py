@@ -27,6 +27,7 @@ from otel_kprofiler.bpf.layout import (
     ProgramCounts,
 )
 from otel_kprofiler.bpf.python_span import pack_span_path
+from otel_kprofiler.bpf.thread_contexts import PLACE_BYTES
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     ON_CPU,
@@ -203,12 +204,12 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     assert counters == (*range(0, 8 * _COUNTERS, 8), 8 * _MISSED_WORD, 8 * _BUSY_WORD)
     assert places("cpu_line", ("unused",)) == (_CPU_LINE_BYTES - 56,)
     assert places("cpu_line", ("in_flight",)) == (8 * _IN_FLIGHT_WORD,)
-    assert places("span_slot", ("said_at", "context_at")) == (0, 8)
     for name, fields in (("span_path", SpanPath._fields), ("span_class", SpanClass._fields)):
         assert places(name, fields) == tuple(range(0, 8 * len(fields), 8))
     vector = ("length_at", "first_at", "entry_at")
     place = ("start_time_ns", "stack_start", "offset", "module", "generation", *vector)
-    assert places("context_place", place) == tuple(range(0, 64, 8))
+    place = (*place, "kind", "wrap_at", "vector_at")
+    assert places("context_place", place) == tuple(range(0, PLACE_BYTES, 8))
 
 
 def test_the_path_to_spans_is_packed_with_its_classes():
@@ -223,10 +224,10 @@ def test_the_path_to_spans_is_packed_with_its_classes():
 
 def test_interrupt_ranges_are_packed_as_start_and_size():
     program = ProgramOffsets(*range(16, 21))
-    spans = SpanLayout(*range(21, 32))
+    spans = SpanLayout(*range(21, 29))
     numbers = 1, 2, 3, 4, 5, 6
     packed = ProgramConfig(*numbers, [(100, 130), (200, 201)], *range(7, 16), program, spans).pack()
-    assert struct.unpack("<39Q", packed) == (*range(1, 32), 100, 30, 200, 1, *[0] * 4)
+    assert struct.unpack("<36Q", packed) == (*range(1, 29), 100, 30, 200, 1, *[0] * 4)
 
 
 @pytest.mark.system

@@ -155,3 +155,44 @@ def test_interpreters_without_the_api_of_cpython_are_rejected_with_the_fix():
     (line,) = log.splitlines()
     assert line.startswith("WARNING no kernel profiles: ")
     assert "fix: run CPython 3.11 or later" in line
+
+
+def test_spans_without_links_are_explained_once():
+    log = run(
+        """
+        from otel_kprofiler.host import Access
+        from otel_kprofiler.sdk.own_contexts import OwnContexts
+        contexts = OwnContexts(Access(), None, follows_spans=False)
+        contexts.prepare()
+        contexts.prepare()
+        assert contexts.as_dict() == {
+            "possible": False,
+            "problem": "the sampler reads no thread contexts: this kernel has no BTF",
+        }
+        """
+    )
+    (line,) = [line for line in log.splitlines() if "have no links" in line]
+    assert line.startswith("WARNING spans have no links: the sampler reads no thread contexts")
+
+
+def test_a_service_whose_memory_cannot_be_searched_reports_it():
+    run(
+        """
+        from otel_kprofiler.host import Access
+        from otel_kprofiler.model import ON_CPU, RawSample
+        from otel_kprofiler.sdk import own_contexts
+        from otel_kprofiler.processes import SearchTooLongError
+
+        def search(*_):
+            raise SearchTooLongError
+
+        own_contexts.find_place = search
+        contexts = own_contexts.OwnContexts(Access(), object(), follows_spans=False)
+        contexts.prepare()
+        for pid in (os.getpid() + 1, os.getpid()):
+            assert contexts.as_dict() == {"possible": True, "problem": ""}
+            sample = RawSample(ON_CPU, 0, 0, 0, pid, pid, 5, 0, b"", (), (), None)
+            contexts.look([sample])
+        assert contexts.as_dict()["problem"] == "this process's memory takes too long to search"
+        """
+    )

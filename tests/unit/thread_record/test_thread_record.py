@@ -24,6 +24,7 @@ pytestmark = [
 ]
 LIBRARIES = sorted(FOLDER.glob("*.so"))
 SCENARIOS = Path(__file__).with_name("scenarios.py")
+PLACE = Path(__file__).with_name("place.py")
 ROOT = Path(otel_kprofiler.__file__).parents[1]
 
 
@@ -63,23 +64,50 @@ EMULATED = [
 """Scenarios without C code of other packages; qemu leaves MADV_DONTFORK out, as `c_fork` needs."""
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", EMULATED)
-def test_the_record_of_arm64_always_matches_the_current_span(name):
+def run_on_arm64(*arguments):
     """`KPROFILER_ARM64_ROOT` is the root of a system for arm64 with Python 3.11 or later."""
     qemu, root = shutil.which("qemu-aarch64-static"), os.environ.get("KPROFILER_ARM64_ROOT")
     if not qemu or not root:
         pytest.skip("needs qemu-user-static and KPROFILER_ARM64_ROOT, a root for arm64")
     path = ":".join((str(ROOT), sysconfig.get_path("purelib")))
     done = subprocess.run(
-        [qemu, "-L", root, f"{root}/usr/bin/python3", SCENARIOS, name],
+        [qemu, "-L", root, f"{root}/usr/bin/python3", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    checked, linked = map(int, done.stdout.split())
+    return done.stdout
+
+
+def compile_helper(compiler, folder):
+    if shutil.which(compiler) is None:
+        pytest.skip(f"needs {compiler}")
+    source, library = folder / "helper.c", folder / "helper.so"
+    source.write_text(
+        "unsigned long thread_pointer(void) { return (unsigned long)__builtin_thread_pointer(); }"
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", "-nostdlib", source, "-o", library], check=True)
+    return library
+
+
+def test_the_variable_is_found_where_the_linker_put_it(tmp_path):
+    helper = compile_helper("x86_64-linux-gnu-gcc-12", tmp_path)
+    subprocess.run(
+        [sys.executable, PLACE, helper], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True
+    )
+
+
+@pytest.mark.long
+def test_the_variable_on_arm64_is_found_where_the_linker_put_it(tmp_path):
+    run_on_arm64(PLACE, compile_helper("aarch64-linux-gnu-gcc-12", tmp_path))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", EMULATED)
+def test_the_record_of_arm64_always_matches_the_current_span(name):
+    checked, linked = map(int, run_on_arm64(SCENARIOS, name).split())
     assert 0 <= linked <= checked
     assert linked or name in {"attributes", "endpoints"}
 

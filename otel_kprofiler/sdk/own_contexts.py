@@ -1,0 +1,99 @@
+"""Reads this process's thread contexts, for spans that the sampler cannot read otherwise.
+
+These are spans of classes other than the SDK's, and all spans of interpreters whose objects the
+sampler cannot follow (:mod:`.span_path`). Needs neither a process context nor privileges.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+
+from otel_kprofiler.errors import describe_error
+from otel_kprofiler.host import HostFiles
+from otel_kprofiler.model import RawSample
+from otel_kprofiler.processes import ContextReader, SearchTooLongError, find_place
+from otel_kprofiler.sdk.span_path import find_other_classes
+from otel_kprofiler.sdk.thread_contexts import write_records
+
+_log = logging.getLogger(__name__)
+
+
+class OwnContexts:
+    """Has the sampler read this process's records, once spans need it. Belongs to one thread.
+
+    Args:
+        files: the host's files.
+        reader: the sampler's; None if it cannot read thread contexts on this host.
+        follows_spans: whether the sampler reads spans of the SDK from the interpreter.
+
+    Attributes:
+        is_needed: whether there are spans that only records have.
+        is_registered: whether this process has been searched.
+        problem: why they are not read; empty if there is no problem.
+    """
+
+    def __init__(
+        self, files: HostFiles, reader: ContextReader | None, *, follows_spans: bool
+    ) -> None:
+        self._files = files
+        self._reader = reader
+        self._follows_spans = follows_spans
+        self._sample: RawSample | None = None
+        self.is_needed = self.is_registered = False
+        self.problem = ""
+
+    def prepare(self) -> None:
+        """Write records once spans need them; call repeatedly, as classes are imported later."""
+        if self.is_needed:
+            return
+        others = find_other_classes() if self._follows_spans else frozenset()
+        if self._follows_spans and not others:
+            return
+        self.is_needed = True
+        if others:
+            _log.info(
+                "spans of these classes are read from thread contexts: %s",
+                ", ".join(sorted(others)),
+            )
+        self.problem = write_records()
+        if not self.problem and self._reader is None:
+            self.problem = "the sampler reads no thread contexts: this kernel has no BTF"
+        if self.problem:
+            spans = "spans of other classes" if others else "spans"
+            _log.warning("%s have no links: %s", spans, self.problem)
+        self._register()
+
+    def look(self, samples: Iterable[RawSample]) -> None:
+        """Remember this process's first sample, which has its start time; register it if needed."""
+        if self._sample is None:
+            self._sample = next((sample for sample in samples if sample.tgid == os.getpid()), None)
+            self._register()
+
+    def _register(self) -> None:
+        sample, reader = self._sample, self._reader
+        if sample is None or reader is None or self.problem:
+            return
+        if not self.is_needed or self.is_registered:
+            return
+        self.is_registered = True
+        try:
+            with open("/proc/self/mem", "rb", buffering=0) as memory:
+                place = find_place(self._files, os.getpid(), memory.fileno())
+            if place is None:
+                self.problem = "the variable of the writer is not in a known place"
+            elif sample.start_time_ns is None:
+                self.problem = "samples have no start time of the process"
+            else:
+                reader.register(sample.tgid, sample.start_time_ns, sample.stack_start, place)
+        except OSError as error:
+            self.problem = f"this process's memory cannot be searched: {describe_error(error)}"
+        except SearchTooLongError:
+            self.problem = "this process's memory takes too long to search"
+        if self.problem:
+            _log.warning("no span links by thread contexts: %s", self.problem)
+
+    def as_dict(self) -> dict[str, object]:
+        """Returns ``possible`` and ``problem``."""
+        return {"possible": not self.problem, "problem": self.problem}
