@@ -22,7 +22,9 @@ from tests.thread_contexts import NODEJS_SCHEMA, SOURCES, build, compile_with, w
 
 NODEJS: Final = "nodejs"
 """A heap as V8 has it, with two entries in the bucket."""
-MODELS: Final = ("local_exec", "descriptor", "opened_descriptor", NODEJS)
+GO: Final = "Go"
+"""A goroutine with three labels."""
+MODELS: Final = ("local_exec", "descriptor", "opened_descriptor", NODEJS, GO)
 STATES: Final = ("nobody publishes", "another process publishes", "it publishes")
 LATEST_S: Final = 30.0
 GOAL_NS: Final = 300
@@ -71,6 +73,11 @@ def _start(model: str, directory: Path) -> subprocess.Popen[bytes]:
         words = ["gcc", "-O2", "-rdynamic", "-pthread", "-o", program, SOURCES / "heap.c"]
         compile_with(words)
         words = [program, write_payload(directory, NODEJS_SCHEMA), "whole"]
+    elif model == GO:
+        program = directory / "program"
+        words = ["go", "build", "-C", SOURCES / "go", "-o", program, "./steady"]
+        compile_with(words)
+        words = [program]
     else:
         program, libraries = build(directory, model, source="steady.c")
         words = [program, write_payload(directory), *libraries]

@@ -87,12 +87,17 @@ from otel_kprofiler.bpf.ring import (
 from otel_kprofiler.bpf.spans import SpanLayout
 from otel_kprofiler.bpf.task_offsets import ProgramOffsets, TaskOffsets, find_task_offsets
 from otel_kprofiler.bpf.thread_contexts import (
+    IS_GO,
     MAX_CONTEXT_PROCESSES,
     SLOT_WORDS,
+    SPAN_LABEL,
+    TRACE_LABEL,
     ContextKind,
     ContextPlace,
+    GoOffsets,
     ThreadContexts,
     find_thread_pointer,
+    split_named,
 )
 from otel_kprofiler.bpf.unwind import (
     DEFAULT_MAX_WORK,
@@ -136,6 +141,7 @@ __all__ = [
     "COMM_BYTES",
     "DEFAULT_MAX_WORK",
     "DESCENDANTS",
+    "IS_GO",
     "KEEP_IDLE",
     "KERNEL_STACKS",
     "MAX_CGROUP_LEVEL",
@@ -159,9 +165,11 @@ __all__ = [
     "SAMPLER_OBJECT",
     "SAMPLER_SOURCE",
     "SLOT_WORDS",
+    "SPAN_LABEL",
     "SPAN_LINKS",
     "START_TIME",
     "THREAD_CONTEXTS",
+    "TRACE_LABEL",
     "USER_STACKS",
     "VALUES_BY_POINTER",
     "VALUES_INLINE",
@@ -178,6 +186,7 @@ __all__ = [
     "ContextPlace",
     "CpuLines",
     "Fence",
+    "GoOffsets",
     "KernelOffsets",
     "KernelTypes",
     "LibbpfLoader",
@@ -235,6 +244,7 @@ __all__ = [
     "record_spans",
     "ring_bytes",
     "set_span_path",
+    "split_named",
     "update_map",
     "without_signals",
 ]

@@ -73,7 +73,7 @@ STACK_BYTES: Final = MAX_FRAMES * 8
 _USER_STACK_BYTES: Final = 1536
 """Upper bound of the largest record: head, 15 mappings, MAX_FRAMES words."""
 _PYTHON_STACK_BYTES: Final = 2048
-_CONTEXT_BYTES: Final = 1056
+_CONTEXT_BYTES: Final = 1152
 _RECORD_BYTES: Final = (
     RECORD_HEADER_BYTES + STACK_BYTES + _USER_STACK_BYTES + _PYTHON_STACK_BYTES + _CONTEXT_BYTES
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import platform
 import struct
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.btf import KernelTypes
@@ -15,13 +16,21 @@ from otel_kprofiler.model import SpanLink
 MAX_CONTEXT_PROCESSES: Final = 4096
 _SLOTS: Final = 32768
 SLOT_WORDS: Final = _SLOTS // 64
-_PLACE: Final = struct.Struct("=11Q")  # struct context_place
+_PLACE: Final = struct.Struct("=14Q")  # struct context_place
 PLACE_BYTES: Final = _PLACE.size
 # struct context_head, as specified: trace id, span id, valid, flags, size
 _HEAD: Final = struct.Struct("=16s8sBBH")
+IS_GO: Final = 2
+"""In place of ``valid``: attributes are named labels, not numbered."""
 _NO_TRACE: Final = bytes(16)
 _NO_SPAN: Final = bytes(8)
 _WORD: Final = (1 << 64) - 1
+TRACE_LABEL: Final = b"trace_id"
+SPAN_LABEL: Final = b"span_id"
+"""Labels with the ids of a goroutine's span, named as in the specification's Trace Context in
+non-OTLP Log Formats: lower-case hexadecimal."""
+_TRACE_DIGITS, _SPAN_DIGITS = 32, 16
+_HEX: Final = frozenset(b"0123456789abcdef")
 
 
 class ContextKind(enum.IntEnum):
@@ -33,6 +42,18 @@ class ContextKind(enum.IntEnum):
     """``otel_thread_ctx_nodejs_v1``: a struct; the record is in an object's internal field."""
     WRAPPED_IN_V8 = 2
     """The same struct; the internal field leads to an object with a pointer to the record."""
+    GO_LABELS = 3
+    """Go's ``g``, with labels as a slice (since Go 1.24)."""
+    GO_LABEL_MAP = 4
+    """Go's ``g``, with labels as a map."""
+
+
+class GoOffsets(NamedTuple):
+    """Offsets in bytes of ``g.m``, ``m.curg`` and ``g.labels`` in Go's runtime."""
+
+    m: int
+    curg: int
+    labels: int
 
 
 class ContextPlace(NamedTuple):
@@ -48,6 +69,7 @@ class ContextPlace(NamedTuple):
         vector_at: offset of the vector's address from the thread pointer.
         kind: type of the variable.
         wrap_at: offset in bytes of the pointer to the record, for ``WRAPPED_IN_V8``.
+        go: layout of Go's runtime, for ``GO_LABELS`` and ``GO_LABEL_MAP``.
     """
 
     offset: int
@@ -58,6 +80,7 @@ class ContextPlace(NamedTuple):
     vector_at: int = 0
     kind: ContextKind = ContextKind.POINTER
     wrap_at: int = 0
+    go: GoOffsets = GoOffsets(0, 0, 0)
 
 
 def find_thread_pointer(types: KernelTypes) -> int | None:
@@ -74,18 +97,49 @@ def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
         record: the published record, with the bytes of attributes that were read.
 
     Returns:
-        The span; and the trace flags, one byte, followed by the attributes.
+        The span; and two bytes, ``valid`` and the trace flags, followed by the attributes. If
+        ``valid`` is :data:`IS_GO`, attributes have names (:func:`split_named`).
 
     Raises:
         ValueError: the record is too short.
     """
     if len(record) < _HEAD.size:
         raise ValueError(f"a thread context of {len(record)} bytes")
-    trace_id, span_id, _, flags, _ = _HEAD.unpack_from(record)
+    trace_id, span_id, valid, flags, _ = _HEAD.unpack_from(record)
+    attributes = record[_HEAD.size :]
+    if valid == IS_GO:
+        trace_id, span_id = _parse_ids(dict(split_named(attributes)))
     link = None
     if trace_id != _NO_TRACE and span_id != _NO_SPAN:
         link = SpanLink(trace_id, span_id)
-    return link, bytes((flags,)) + record[_HEAD.size :]
+    return link, bytes((valid, flags)) + attributes
+
+
+def split_named(attributes: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the names and values of labels: two lengths of a byte each, then both strings.
+
+    Ends at a truncated label.
+    """
+    at = 0
+    while at + 2 <= len(attributes):
+        value = at + 2 + attributes[at]
+        end = value + attributes[at + 1]
+        if end > len(attributes):
+            return
+        yield attributes[at + 2 : value], attributes[value:end]
+        at = end
+
+
+def _parse_ids(labels: dict[bytes, bytes]) -> tuple[bytes, bytes]:
+    """Returns trace id and span id of labels; zeros unless both are hexadecimal and complete."""
+    trace, span = labels.get(TRACE_LABEL, b""), labels.get(SPAN_LABEL, b"")
+    if (
+        len(trace) != _TRACE_DIGITS
+        or len(span) != _SPAN_DIGITS
+        or not _HEX.issuperset(trace + span)
+    ):
+        return _NO_TRACE, _NO_SPAN
+    return bytes.fromhex(trace.decode()), bytes.fromhex(span.decode())
 
 
 class ThreadContexts(LockedForForks):
@@ -137,6 +191,7 @@ class ThreadContexts(LockedForForks):
                 place.kind,
                 place.wrap_at,
                 place.vector_at & _WORD,
+                *place.go,
             )
             update_map(self._map_fd, tgid.to_bytes(4, "little"), value)
             self._registered[tgid] = None

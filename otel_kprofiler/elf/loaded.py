@@ -25,7 +25,8 @@ _SYMBOL: Final = struct.Struct("<IBBHQQ")
 _RELOCATION: Final = struct.Struct("<QQq")
 _WORD: Final = struct.Struct("<I")
 _WORDS_4: Final = struct.Struct("<4I")
-_PT_LOAD, _PT_DYNAMIC, _PT_TLS = 1, 2, 7
+_PT_LOAD, _PT_DYNAMIC, _PT_NOTE, _PT_TLS = 1, 2, 4, 7
+_PF_W: Final = 2
 _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH = 4, 5, 6, 0x6FFFFEF5
 _DT_RELA, _DT_RELASZ, _DT_JMPREL, _DT_PLTRELSZ, _DT_PLTREL = 7, 8, 23, 2, 20
 _STT_TLS: Final = 6
@@ -70,6 +71,8 @@ class LoadedElf(NamedTuple):
         headers_at: runtime address of the program headers.
         storage: the PT_TLS segment; None if there is none.
         dynamic: values of the dynamic section by tag; the first of repeated tags.
+        notes: runtime address and size of each PT_NOTE segment.
+        writable: runtime address and size in the file of each writable PT_LOAD segment.
     """
 
     base: int
@@ -77,6 +80,8 @@ class LoadedElf(NamedTuple):
     headers_at: int
     storage: ThreadStorage | None
     dynamic: dict[int, int]
+    notes: tuple[tuple[int, int], ...] = ()
+    writable: tuple[tuple[int, int], ...] = ()
 
     def at(self, tag: int) -> int | None:
         """Returns the runtime address that a tag holds; None without the tag.
@@ -113,7 +118,8 @@ def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
     if code != machine or is_odd or at > _HEADER_SPACE:
         raise ElfError(ElfProblem.DAMAGED_HEADERS, f"machine {code}, {count} program headers")
     bias, storage, dynamic = None, None, (0, 0)
-    for row in _PROGRAM_HEADER.iter_unpack(read(base + at, size * count)):
+    rows = [*_PROGRAM_HEADER.iter_unpack(read(base + at, size * count))]
+    for row in rows:
         kind, _, offset, address, _, _, memory_size, alignment = row
         if kind == _PT_LOAD and not offset and bias is None:
             bias = base - address
@@ -132,7 +138,9 @@ def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
             if not tag:
                 break
             tags.setdefault(tag, value)
-    return LoadedElf(base, bias, base + at, storage, tags)
+    notes = tuple([(bias + row[3], row[5]) for row in rows if row[0] == _PT_NOTE])
+    writable = [(bias + row[3], row[5]) for row in rows if row[0] == _PT_LOAD and row[1] & _PF_W]
+    return LoadedElf(base, bias, base + at, storage, tags, notes, tuple(writable))
 
 
 def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, int] | None:

@@ -84,8 +84,9 @@ class RawSample(NamedTuple):
         owner: see :class:`ProcessKey`.
         stack_start: start address of the main thread's stack (``startstack`` of
             ``/proc/PID/stat``); 0 if unknown, and during execve(2).
-        context: trace flags (one byte) and attributes of the thread context of ``link``, as encoded
-            by the process (OTEP 4947); empty without a context.
+        context: kind and trace flags (a byte each) and attributes of the thread context of
+            ``link``, as encoded by the process (OTEP 4947), or labels of a goroutine; empty without
+            a context.
     """
 
     kind: ProfileKind

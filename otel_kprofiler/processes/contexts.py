@@ -21,7 +21,6 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.model import Attributes, AttributeValue, LabelSet, ProcessKey
 from otel_kprofiler.otlp import PROGRAM, ProcessContext
-from otel_kprofiler.processes.denied_contexts import DeniedContexts
 from otel_kprofiler.processes.hanging_processes import HangingProcesses
 from otel_kprofiler.processes.programs import read_program
 from otel_kprofiler.processes.published_context import Published, find_context, opened
@@ -33,6 +32,7 @@ from otel_kprofiler.processes.thread_contexts import (
     PublishedThreads,
     decode_context,
 )
+from otel_kprofiler.processes.unread_contexts import UnreadContexts
 from otel_kprofiler.text import decode_name
 
 MAX_VALUES: Final = 128
@@ -105,7 +105,7 @@ class ProcessContexts:
         answer_timeout_s: how long :meth:`look` waits for results.
 
     Attributes:
-        denied: the processes whose contexts the kernel did not permit to read.
+        unread: counts the processes whose contexts could not be read.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class ProcessContexts:
         self._thread: threading.Thread | None = None
         self._calls = HangingProcesses(files, _THREAD)
         self._threads: PublishedThreads | None = None
-        self.denied = DeniedContexts(files)
+        self.unread = UnreadContexts(files)
 
     def follow_threads(self, reader: ContextReader) -> None:
         """Register processes that publish thread contexts; call before the first sample."""
-        self._threads = PublishedThreads(self._files, reader)
+        self._threads = PublishedThreads(self._files, reader, self.unread)
 
     def decode(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
         """Returns the attributes of a sample with a thread context; see :func:`decode_context`."""
@@ -281,7 +281,7 @@ class ProcessContexts:
             published = self._read_context(key, last_published)
         except PermissionError:
             published = None  # reading the environment needs fewer privileges
-            self.denied.note(key)
+            self.unread.deny(key)
         if last_claims and published and published is last_published:
             return last_claims
         claims = Claims(published, {})

@@ -373,8 +373,8 @@ class ProcessResources:
             self._contexts.close()
 
     def remarks(self) -> list[str]:
-        """Lists the processes whose contexts may not be read, for reports; one line per reason."""
-        return self._contexts.denied.remarks() if self._contexts else []
+        """Lists the processes whose contexts are not read, for reports; one line per reason."""
+        return self._contexts.unread.remarks() if self._contexts else []
 
     def follow_threads(self, reader: ContextReader) -> None:
         """Read the thread contexts of processes that publish them; call before the first sample."""
@@ -389,7 +389,7 @@ class ProcessResources:
         Returns:
             The link with the name of the local root, and the other attributes.
         """
-        if key.tgid in self._fixed and not (self._links_unsampled or context[0] & _SAMPLED):
+        if key.tgid in self._fixed and not (self._links_unsampled or context[1] & _SAMPLED):
             link = None
         if not self._contexts:
             return link, decode_context(context, (), has_span=link is not None)

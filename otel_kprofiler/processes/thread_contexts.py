@@ -15,7 +15,15 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
 
-from otel_kprofiler.bpf import ContextKind, ContextPlace
+from otel_kprofiler.bpf import (
+    IS_GO,
+    SPAN_LABEL,
+    TRACE_LABEL,
+    ContextKind,
+    ContextPlace,
+    split_named,
+)
+from otel_kprofiler.elf import Read
 from otel_kprofiler.host import HostFiles, parse_mappings, read_limited, read_maps
 from otel_kprofiler.model import (
     MAX_LABEL_NAME_CHARS,
@@ -27,18 +35,22 @@ from otel_kprofiler.model import (
     SpanLink,
 )
 from otel_kprofiler.otlp import LOCAL_ROOT, SAMPLE_ATTRIBUTES, describe_request
+from otel_kprofiler.processes.goroutines import UnsupportedGoError, find_goroutines
 from otel_kprofiler.processes.search_time import SearchTime
 from otel_kprofiler.processes.thread_pointer import (
     NODEJS_VARIABLE,
     VARIABLE,
+    LoadedObject,
     find_context_place,
     find_objects,
     parse_headers_address,
 )
+from otel_kprofiler.processes.unread_contexts import UnreadContexts
 
 SCHEMA: Final = "threadlocal.schema_version"
 KEY_MAP: Final = "threadlocal.attribute_key_map"
 NODEJS_SCHEMA: Final = "nodejs_v1_dev"
+GO_SCHEMA: Final = "go_pprof_labels_v1"
 SCHEMAS: Final = ("tlsdesc_v1_dev", "tls_v1", NODEJS_SCHEMA)
 """Supported schema versions; other versions differ in format."""
 WRAP_OFFSET: Final = "threadlocal.native_wrap_fields_offset"
@@ -61,6 +73,7 @@ TRACE_FLAGS: Final = "trace_flags"
 MAX_KEYS: Final = 256
 _MAX_AUXV_BYTES: Final = 4096
 _MAX_MAPS: Final = 1024
+_MAX_SEARCHED: Final = 8192
 _OWNER: Final = 3  # ignores the user in a ProcessKey: names belong to the program
 _AGAIN_S: Final = 10.0
 _MAX_CPU_S: Final = 0.2
@@ -150,13 +163,14 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
     truncates values to 200 characters. Decoding stops at a truncated entry.
 
     Args:
-        context: trace flags and attributes, as in :class:`RawSample`.
-        names: attribute names of the
-        process.
+        context: kind, trace flags and attributes, as in :class:`RawSample`.
+        names: attribute names of the process; labels of goroutines have theirs.
         has_span: whether the flags belong to a span.
     """
+    if context[0] == IS_GO:
+        return _decode_named(context, has_span=has_span)
     labels: dict[str, str] = {}
-    at = 1
+    at = 2
     while at + 2 <= len(context):
         number, size = context[at], context[at + 1]
         end = at + 2 + size
@@ -168,7 +182,19 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
             labels[name] = text[:MAX_LABEL_VALUE_CHARS]
         at = end
     if has_span:
-        labels[TRACE_FLAGS] = f"{context[0]:02x}"
+        labels[TRACE_FLAGS] = f"{context[1]:02x}"
+    return tuple(sorted(labels.items()))
+
+
+def _decode_named(context: bytes, *, has_span: bool) -> LabelSet:
+    """Decodes the labels of a goroutine, without the ids of its span."""
+    labels: dict[str, str] = {}
+    for key, value in split_named(context[2:]):
+        name = _check_name(key.decode("utf-8", "replace"))
+        if not name or (has_span and key in {TRACE_LABEL, SPAN_LABEL}):
+            continue
+        if name == LOCAL_ROOT or name in labels or len(labels) < MAX_LABELS:
+            labels[name] = value.decode("utf-8", "replace")[:MAX_LABEL_VALUE_CHARS]
     return tuple(sorted(labels.items()))
 
 
@@ -206,6 +232,14 @@ def find_place(
     Raises:
         OSError: the process has exited.
     """
+    read, objects, headers_at = _open(files, pid, memory)
+    machine = platform.machine()
+    place = find_context_place(read, objects, headers_at, variable.name, machine)
+    return place and place._replace(kind=variable.kind, wrap_at=variable.wrap_at)
+
+
+def _open(files: HostFiles, pid: int, memory: int) -> tuple[Read, list[LoadedObject], int]:
+    """Returns a bounded reader of the memory, the files and the headers' address."""
     objects = find_objects(parse_mappings(read_maps(files, pid)))
     auxv = read_limited(files, f"/proc/{pid}/auxv", _MAX_AUXV_BYTES)
 
@@ -213,7 +247,7 @@ def find_place(
 
     def read(address: int, size: int) -> bytes:
         if search.is_over():
-            raise SearchTooLongError
+            raise SearchTooLongError("searching the process takes too long")
         if not 0 <= address < 1 << 63:
             raise OSError(f"no address of a process: {address:#x}")
         data = os.pread(memory, size, address)
@@ -221,10 +255,7 @@ def find_place(
             raise OSError(f"{len(data)} of {size} bytes at {address:#x}")
         return data
 
-    machine = platform.machine()
-    headers_at = parse_headers_address(auxv)
-    place = find_context_place(read, objects, headers_at, variable.name, machine)
-    return place and place._replace(kind=variable.kind, wrap_at=variable.wrap_at)
+    return read, objects, parse_headers_address(auxv)
 
 
 class PublishedThreads:
@@ -235,15 +266,20 @@ class PublishedThreads:
     Args:
         files: the host's files.
         reader: reads the thread contexts of registered processes.
+        unread: counts the Go programs whose labels cannot be located.
     """
 
-    def __init__(self, files: HostFiles, reader: ContextReader) -> None:
+    def __init__(
+        self, files: HostFiles, reader: ContextReader, unread: UnreadContexts | None = None
+    ) -> None:
         self._files = files
         self._reader = reader
         self._registered: dict[int, ProcessKey] = {}
         self._not_before: dict[ProcessKey, float] = {}
         self._names: OrderedDict[tuple[object, ...], KeyMap] = OrderedDict()
         self._failed = False
+        self._unread = unread or UnreadContexts(files)
+        self._goroutines: OrderedDict[ProcessKey, ContextPlace | None] = OrderedDict()
 
     def update(
         self, key: ProcessKey, stack_start: int, extra: Mapping[str, AttributeValue], memory: int
@@ -262,6 +298,9 @@ class PublishedThreads:
             OSError: the process has exited.
         """
         names, variable = read_key_map(extra), find_variable(extra)
+        if extra.get(SCHEMA) in {None, GO_SCHEMA} and key.start_time_ns is not None:
+            self._update_goroutines(key, key.start_time_ns, stack_start, memory)
+            return
         if names is None or variable is None or key.start_time_ns is None:
             self.release(key)
             return
@@ -284,6 +323,29 @@ class PublishedThreads:
         cpu_s = time.thread_time() - started_cpu
         wait = max(cpu_s * _CPU_SHARE, (now - started) * _SHARE, _AGAIN_S if place else 0)
         self._not_before[key] = now + wait
+
+    def _update_goroutines(
+        self, key: ProcessKey, start_time_ns: int, stack_start: int, memory: int
+    ) -> None:
+        """Register a Go program; a process that announces nothing else may be one."""
+        if key not in self._goroutines:
+            self._goroutines[key] = self._find_goroutines(key.tgid, memory)
+            if len(self._goroutines) > _MAX_SEARCHED:
+                self._goroutines.popitem(last=False)
+        place = self._goroutines[key]
+        if place is None:
+            self.release(key)
+        else:
+            self._register(key, start_time_ns, stack_start, place)
+
+    def _find_goroutines(self, pid: int, memory: int) -> ContextPlace | None:
+        try:
+            return find_goroutines(*_open(self._files, pid, memory))
+        except OSError:
+            return None
+        except (UnsupportedGoError, SearchTooLongError) as error:
+            self._unread.count("goroutine labels", str(error))
+            return None
 
     def _register(
         self, key: ProcessKey, start_time_ns: int, stack_start: int, place: ContextPlace

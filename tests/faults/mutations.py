@@ -71,6 +71,8 @@ FAIR, TURNS = "otel_kprofiler/host/fair_queue.py", "tests/unit/host/test_fair_qu
 THREAD_CONTEXT = "otel_kprofiler/bpf/programs/thread_context.bpf.h"
 V8_CONTEXT = "otel_kprofiler/bpf/programs/v8_context.bpf.h"
 CONTEXTS = "otel_kprofiler/processes/thread_contexts.py"
+GO_LABELS = "otel_kprofiler/bpf/programs/go_labels.bpf.h"
+GOROUTINES = "tests/live/test_goroutine_labels.py"
 THREAD_CONTEXTS = "tests/live/test_thread_contexts.py"
 RECORD = "otel_kprofiler/thread_record/record.c"
 RECORDS = "tests/unit/thread_record/test_thread_record.py::test_the_record_always_matches_the_current_span"
@@ -326,6 +328,12 @@ MUTATIONS = [
     Mutation("attributes of a thread context that are not there", THREAD_CONTEXT, "		bytes = 0; /*", "		return 0; /*", f"{THREAD_CONTEXTS}::test_overlong_or_unmapped_attributes_are_truncated"),
     Mutation("a thread context that another thread changes", THREAD_CONTEXT, " || !is_same_head(head, &again))\n", ")\n", f"{THREAD_CONTEXTS}::test_a_record_being_changed_by_another_thread_yields_no_span"),
     Mutation("a vector that is too long to be read at once", THREAD_CONTEXT, "	if (bytes <= DTV_BYTES) {\n", "	if (1) {\n", f"{THREAD_CONTEXTS}::test_samples_are_linked_to_the_span_of_their_thread[gcc-opened_behind_others]"),
+    Mutation("labels of a goroutine above the limit", GO_LABELS, "	if (at + 2 + key + value > MAX_CONTEXT_ATTRIBUTES)\n		return 0;\n", "", f"{GOROUTINES}::test_labels_at_odd_addresses_cost_no_more_than_the_limit[many]"),
+    Mutation("a value of a goroutine's label that is too long", GO_LABELS, "		value = GO_MAX_VALUE;\n", "		return 0;\n", f"{GOROUTINES}::test_labels_at_odd_addresses_cost_no_more_than_the_limit[long]"),
+    Mutation("a version of Go that is not supported", "otel_kprofiler/processes/goroutines.py", 'patch[0] == "." and patch[1:].isdigit()', "True", "tests/unit/processes/test_goroutines.py::test_other_versions_are_refused_with_their_name"),
+    Mutation("a Go program with other thread-local variables", "otel_kprofiler/processes/goroutines.py", "elf.storage.size != _POINTER_BYTES", "False", "tests/unit/processes/test_goroutines.py::test_programs_with_further_thread_local_variables_are_refused"),
+    Mutation("a process that no longer announces contexts", CONTEXTS, "        if place is None:\n            self.release(key)\n", "        if place is None:\n            return\n", "tests/unit/processes/test_thread_pointer.py::test_a_process_that_no_longer_announces_contexts_is_released"),
+    Mutation("processes of other users whose contexts may not be read", "otel_kprofiler/processes/contexts.py", "            self.unread.deny(key)\n", "", "tests/live/test_context_rights.py::test_processes_of_other_users_without_spans_are_counted_with_the_reason"),
     Mutation("a map of V8 whose buckets are no power of two", V8_CONTEXT, " || buckets & (buckets - 1) ||", " ||", f"{THREAD_CONTEXTS}::test_objects_in_the_v8_heap_that_are_not_contexts_yield_no_span[odd]"),
     Mutation("a storage of Node.js without a context", V8_CONTEXT, "room->entry.value == room->writer.undefined ||", "", f"{THREAD_CONTEXTS}::test_objects_in_the_v8_heap_that_are_not_contexts_yield_no_span[undefined]"),
     Mutation("the layout of V8 is not kept for the next search", "otel_kprofiler/processes/contexts.py", "for name in ANNOUNCED if", "for name in ANNOUNCED[:2] if", "tests/live/test_context_writers.py::test_samples_have_the_span_published_by_pprof_for_nodejs[pprof-wrapped]"),
@@ -350,7 +358,7 @@ MUTATIONS = [
     Mutation("thread contexts that are started in another interpreter", "otel_kprofiler/sdk/thread_contexts.py", "        refuse_subinterpreters()\n", "", f"{RECORDS}[start_in_a_subinterpreter]"),
     Mutation("own memory that takes too long to search", "otel_kprofiler/sdk/own_contexts.py", "        except SearchTooLongError:\n", "        except ZeroDivisionError:\n", "tests/unit/thread_record/test_embedded.py::test_a_service_whose_memory_cannot_be_searched_reports_it"),
     Mutation("a kernel without thread contexts", "otel_kprofiler/sdk/own_contexts.py", "        if not self.problem and self._reader is None:\n", "        if False:\n", "tests/unit/thread_record/test_embedded.py::test_spans_without_links_are_explained_once"),
-    Mutation("unsampled spans of the service in thread contexts", "otel_kprofiler/processes/resources.py", " or context[0] & _SAMPLED):\n", " or True):\n", "tests/live/test_span_links.py::test_unsampled_spans_in_thread_contexts_have_no_link"),
+    Mutation("unsampled spans of the service in thread contexts", "otel_kprofiler/processes/resources.py", " or context[1] & _SAMPLED):\n", " or True):\n", "tests/live/test_span_links.py::test_unsampled_spans_in_thread_contexts_have_no_link"),
     Mutation("hooks of thread contexts that fail half way", RECORD, "	Py_CLEAR(variable);\n", "", f"{RECORDS}[begin_after_a_failure]"),
     Mutation("a thread-local variable that is not resolved yet", "otel_kprofiler/processes/thread_pointer.py", "if not 0 < module < _MAX_MODULE or", "if module >= _MAX_MODULE or", "tests/unit/processes/test_thread_pointer.py::test_words_not_resolved_by_the_linker_yield_no_tls_location"),
 ]  # fmt: skip

@@ -184,7 +184,7 @@ def test_overlong_or_unmapped_attributes_are_truncated(run_hostile, kind, kept):
         run_hostile(kind)
         reader.collect_until(lambda: reader.count_links() > 500)
         linked = [sample for sample in reader.samples if sample.link]
-        assert {len(sample.context) - 1 for sample in linked} == {kept}
+        assert {len(sample.context) - 2 for sample in linked} == {kept}
         assert {sample.link.span_id for sample in linked} == {b"\7" * 8}
 
 

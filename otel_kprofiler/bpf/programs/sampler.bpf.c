@@ -21,7 +21,7 @@ enum {
 	PYTHON_STACK_BYTES = 2048, /* more than the largest; a power of two */
 	MAX_CONTEXT_ATTRIBUTES = 612, /* OTEP 4947: a record of at most 640 bytes */
 	CONTEXT_MASK = 1023,
-	CONTEXT_BYTES = 1056, /* a record's head, and attributes as the verifier bounds them */
+	CONTEXT_BYTES = 1152, /* a record's head, and attributes as the verifier bounds them */
 	ALL_STACKS_BYTES = STACK_BYTES + USER_STACK_BYTES + PYTHON_STACK_BYTES,
 	ALL_STACKS_MASK = 8191,
 	NOT_COLLECTED = -32768,

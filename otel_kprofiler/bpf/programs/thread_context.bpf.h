@@ -3,7 +3,8 @@
  * Reads the thread context that the interrupted thread publishes (OTEP 4947): a thread-local
  * pointer to a record. User space finds out where the pointer is (processes/thread_pointer.py); the
  * struct is written by bpf/thread_contexts.py; change both together. Included by sampler.bpf.c
- * after its structs. In Node.js the variable is a struct that leads to the record (v8_context.bpf.h).
+ * after its structs. In Node.js the variable is a struct that leads to the record (v8_context.bpf.h); in
+ * Go it leads to labels (go_labels.bpf.h).
  */
 
 /* Where the threads of a process have the variable. */
@@ -19,9 +20,12 @@ struct context_place {
 	u64 kind;	/* of the variable: enum context_kind */
 	u64 wrap_at;	/* of the pointer to the record in the object that WRAPPED ones have */
 	u64 vector_at;	/* of the address of the thread's vector, from the thread pointer */
+	u64 m_at;	/* in Go: of g.m, of m.curg and of g.labels */
+	u64 current_at;
+	u64 labels_at;
 };
 
-enum context_kind { POINTER, IN_V8, WRAPPED_IN_V8 };
+enum context_kind { POINTER, IN_V8, WRAPPED_IN_V8, GO_LABELS, GO_LABEL_MAP };
 
 #include "v8_context.bpf.h"
 
@@ -40,6 +44,10 @@ enum {
 	IS_VALID = 1,
 	SLOTS = 32768, /* bits for process ids, as in thread_contexts.py */
 };
+
+#ifndef KPROFILER_BCC
+#include "go_labels.bpf.h"
+#endif
 
 HASH_OF(thread_contexts, u32, struct context_place, SIZED_BY_LOADER);
 
@@ -123,6 +131,14 @@ GLOBAL int collect_thread_context(u64 behind)
 	BOUND(behind, ALL_STACKS_MASK);
 	if (behind > ALL_STACKS_BYTES)
 		return 0;
+	if (place->kind >= GO_LABELS) {
+#ifdef KPROFILER_BCC /* reads this process only */
+		return 0;
+#else
+		at = find_go_labels(place, thread_pointer);
+		return at ? collect_go_labels(behind, at, place->kind == GO_LABEL_MAP) : 0;
+#endif
+	}
 	head = (void *)((u8 *)own->record.frames + behind);
 	pointer_at = find_context_pointer(place, thread_pointer, (u8 *)head);
 	if (!pointer_at)

@@ -87,13 +87,43 @@ def test_a_thread_context_follows_the_stacks():
     packed = pack((1,), kernel=8, user=-32768, trace=7, span=8, context=head + b"\0\0")
     sample = parse(packed)
     assert sample.link == SpanLink(bytes(range(16)), bytes(range(8, 16)))
-    assert (sample.context, sample.stacks) == (b"\3\0\0", (words(1),))
+    assert (sample.context, sample.stacks) == (b"\1\3\0\0", (words(1),))
 
 
 @pytest.mark.parametrize("ids", [bytes(24), bytes(16) + b"s" * 8, b"t" * 16 + bytes(8)])
 def test_a_thread_context_without_both_ids_has_no_span(ids):
     sample = parse(pack((1,), kernel=8, context=ids + struct.pack("<BBH", 1, 0, 3) + b"\0\1x"))
-    assert (sample.link, sample.context) == (None, b"\0\0\1x")
+    assert (sample.link, sample.context) == (None, b"\1\0\0\1x")
+
+
+GO = {"trace_id": "0af7651916cd43dd8448eb211c80319c", "span_id": "b7ad6b7169203331", "user": "x"}
+
+
+def pack_go(labels):
+    """The labels of a goroutine, as the program writes them."""
+    entries = [
+        bytes((len(name), len(value))) + name.encode() + value.encode()
+        for name, value in labels.items()
+    ]
+    return bytes(24) + struct.pack("<BBH", 2, 0, len(b"".join(entries))) + b"".join(entries)
+
+
+def test_labels_of_a_goroutine_with_both_ids_have_a_span():
+    sample = parse(pack((1,), kernel=8, context=pack_go(GO)))
+    assert sample.link == SpanLink(*(bytes.fromhex(GO[name]) for name in ("trace_id", "span_id")))
+    assert sample.context[:2] == b"\2\0"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"span_id": ""}, {"trace_id": "0" * 32}, {"span_id": "0" * 16}, {"span_id": "B" * 16},
+        {"trace_id": "0x" + "1" * 30}, {"span_id": "1" * 15}, {"span_id": "1" * 17},
+        {"trace_id": "1" * 30 + "_1"}, {"span_id": " " * 16},
+    ],
+)  # fmt: skip
+def test_labels_of_a_goroutine_without_both_ids_have_no_span(changes):
+    assert parse(pack((1,), kernel=8, context=pack_go(GO | changes))).link is None
 
 
 def test_a_truncated_thread_context_is_rejected():
@@ -208,7 +238,7 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
         assert places(name, fields) == tuple(range(0, 8 * len(fields), 8))
     vector = ("length_at", "first_at", "entry_at")
     place = ("start_time_ns", "stack_start", "offset", "module", "generation", *vector)
-    place = (*place, "kind", "wrap_at", "vector_at")
+    place = (*place, "kind", "wrap_at", "vector_at", "m_at", "current_at", "labels_at")
     assert places("context_place", place) == tuple(range(0, PLACE_BYTES, 8))
 
 

@@ -32,7 +32,7 @@ def entry(number, value):
 
 
 def decode(*entries, names=NAMES, flags=1, has_span=True):
-    return dict(decode_context(bytes((flags,)) + b"".join(entries), names, has_span=has_span))
+    return dict(decode_context(bytes((1, flags)) + b"".join(entries), names, has_span=has_span))
 
 
 def test_attribute_indices_are_resolved_to_names():
@@ -101,10 +101,35 @@ def test_the_local_root_is_named_by_its_attribute_or_by_the_route(labels, root):
     assert name_root(None, tuple(labels.items())) == (None, kept)
 
 
+def name_labels(*labels, has_span=True):
+    encoded = b"".join([bytes((len(name), len(value))) + name + value for name, value in labels])
+    return dict(decode_context(b"\2\0" + encoded, (), has_span=has_span))
+
+
+def test_labels_of_goroutines_have_names():
+    ids = ((b"trace_id", b"1" * 32), (b"span_id", b"2" * 16))
+    labels = ((b"user", "käse".encode()), (b"empty", b""), *ids)
+    assert name_labels(*labels) == {"user": "käse", "empty": ""}
+    assert name_labels(*labels, has_span=False).keys() == {"user", "empty", "trace_id", "span_id"}
+
+
+def test_labels_of_goroutines_are_limited_as_attributes_are():
+    many = [(f"label{number:02}".encode(), b"v" * 250) for number in range(20)]
+    labels = name_labels((b"otel_kprofiler.x", b"x"), (b"thread.id", b"1"), (b"", b"x"), *many)
+    assert labels == {f"label{number:02}": "v" * 200 for number in range(16)}
+
+
+@given(st.binary(max_size=700), st.booleans())
+def test_arbitrary_labels_of_goroutines_are_decoded_within_the_limits(encoded, has_span):
+    labels = decode_context(b"\2\0" + encoded, (), has_span=has_span)
+    assert len(labels) <= 16
+    assert list(labels) == sorted(labels)
+
+
 @given(st.binary(min_size=1, max_size=700), st.booleans())
 @example(b"\0" * 700, True)
 def test_arbitrary_bytes_are_decoded_within_the_limits(context, has_span):
-    labels = decode_context(context, ("a", "b", "") * 80, has_span=has_span)
+    labels = decode_context(b"\1" + context, ("a", "b", "") * 80, has_span=has_span)
     assert len(labels) <= 3
     assert list(labels) == sorted(labels)
 

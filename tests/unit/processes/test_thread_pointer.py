@@ -182,6 +182,28 @@ def test_a_slow_search_does_not_end_a_registration(tmp_path, monkeypatch, limit)
             assert list(registered) == [program.pid]
 
 
+@pytest.mark.parametrize("announcements", [(True,), (False, True), (False, True, False, True)])
+def test_a_process_that_no_longer_announces_contexts_is_released(tmp_path, announcements):
+    registered = {}
+
+    class Reader:
+        def register(self, pid, start_time_ns, stack_start, place):
+            registered[pid] = place
+
+        def release(self, pid):
+            del registered[pid]
+
+    threads = thread_contexts.PublishedThreads(Access(), Reader())
+    with Program(tmp_path, "local_exec", threads=1, late_ms=1) as program:
+        program.wait_ready()
+        key = ProcessKey(program.pid, 1)
+        with open(f"/proc/{program.pid}/mem", "rb") as memory:
+            for is_announced in (*announcements, False):
+                extra = {SCHEMA: thread_contexts.SCHEMAS[0]} if is_announced else {}
+                threads.update(key, 1, extra, memory.fileno())
+                assert list(registered) == [program.pid] * is_announced
+
+
 def test_a_missing_program_header_address_is_0():
     assert parse_headers_address(b"") == 0
     assert parse_headers_address(bytes(ctypes.c_uint64(3)) + b"\1") == 0
@@ -205,5 +227,5 @@ def test_a_process_that_waited_before_its_first_sample_has_the_names_of_its_attr
         resources.renew([resource])
         key = waited._replace(exec_id=7, owner=os.geteuid())
         label = ("span.hex", "x")
-        assert resources.decode_context(key, b"\0\0\1x", None) == (None, (label,))
+        assert resources.decode_context(key, b"\1\0\0\1x", None) == (None, (label,))
     resources.close()

@@ -1,4 +1,4 @@
-"""Counts the processes whose contexts this process may not read, by what is missing."""
+"""Counts the processes whose contexts are not read, by reason."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.text import describe_count
 
 _CAPACITY: Final = 8192
+_MAX_REASONS: Final = 64
 
 
-class DeniedContexts:
+class UnreadContexts:
     """Counts processes with unreadable contexts. One thread notes them; any may read the counts.
 
     Args:
@@ -22,10 +23,12 @@ class DeniedContexts:
     def __init__(self, files: HostFiles) -> None:
         self._files = files
         self._seen: set[ProcessKey] = set()
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[tuple[str, str]] = Counter()
 
-    def note(self, key: ProcessKey) -> None:
-        """Count a process once; kernel threads, which publish nothing, are not counted.
+    def deny(self, key: ProcessKey) -> None:
+        """Count a process whose memory may not be read, once.
+
+        Kernel threads, which publish nothing, are not counted.
 
         Raises:
             OSError: the process has exited.
@@ -40,12 +43,21 @@ class DeniedContexts:
         self._seen.add(key)
         missing = read_capabilities(self._files, "thread-self").missing(CONTEXTS)
         reason = f"{' and '.join(missing)} missing" if missing else "the kernel forbids it"
-        self._counts[reason] += 1
+        self.count("spans and service attributes", reason)
+
+    def count(self, subject: str, reason: str) -> None:
+        """Count a process.
+
+        Args:
+            subject: what is not read of it.
+            reason: the cause; at most 64 different ones are kept.
+        """
+        if (subject, reason) in self._counts or len(self._counts) < _MAX_REASONS:
+            self._counts[subject, reason] += 1
 
     def remarks(self) -> list[str]:
         """Lists the counts for reports; one line per reason."""
         return [
-            f"spans and service attributes of {describe_count(count, 'process', 'processes')} "
-            f"not read: {reason}"
-            for reason, count in self._counts.copy().items()
+            f"{subject} of {describe_count(count, 'process', 'processes')} not read: {reason}"
+            for (subject, reason), count in self._counts.copy().items()
         ]

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Reads the labels of the goroutine that the interrupted thread runs (runtime/pprof): the thread's
+ * g, its m, the m's current goroutine, and the labels of that. They are never changed once they are
+ * set, and the thread stands still. User space finds out the offsets (processes/goroutines.py).
+ * Layouts: runtime/runtime2.go, runtime/map.go (until Go 1.23) and runtime/pprof/label.go.
+ * Included by thread_context.bpf.h.
+ */
+
+struct go_string {
+	u64 at;
+	u64 bytes;
+};
+
+struct go_label {
+	struct go_string key, value;
+};
+
+/* What is read on the way; one for each CPU. */
+struct go_work {
+	u64 behind; /* of the head, from the stacks of the record */
+	u64 at;	    /* of the next label, from the end of the head */
+	u64 labels; /* address */
+	struct go_label label;
+	struct {
+		u64 list, length, capacity;
+	} slice;
+	struct {
+		u64 count;
+		u8 flags, log2_buckets;
+		u16 overflows;
+		u32 seed;
+		u64 buckets, old_buckets;
+	} map;
+	u8 tops[8]; /* of a bucket: upper bits of the hash, or a small number if nothing is there */
+	u64 number;
+};
+
+enum {
+	GO_BUCKET_LABELS = 8,
+	GO_KEYS = 8, /* in a bucket, behind the upper bits */
+	GO_VALUES = GO_KEYS + GO_BUCKET_LABELS * sizeof(struct go_string),
+	GO_NEXT = GO_VALUES + GO_BUCKET_LABELS * sizeof(struct go_string),
+	GO_BUCKET_BYTES = GO_NEXT + 8,
+	GO_MIN_TOP = 5, /* minTopHash */
+	GO_MAX_LOG2_BUCKETS = 3,
+	GO_MAX_BUCKETS = 16, /* with those that overflow */
+	GO_MAX_LABELS = 24,
+	GO_STRING_MASK = 255,
+	GO_MAX_KEY = 200,
+	GO_MAX_VALUE = 250,
+	IS_GO = 2, /* in place of IS_VALID: names, not key indexes */
+};
+
+SCRATCH(go_work, struct go_work);
+
+/*
+ * Copy a string of the process behind the head; returns 0 on success. A function of its own, since
+ * the verifier of 5.10 loses the bounds of what is spilled.
+ */
+GLOBAL int add_go_string(u64 at, u64 from, u64 bytes)
+{
+	struct go_work *work;
+	struct scratch *own;
+	u32 zero = 0;
+	u64 behind;
+
+	work = LOOKUP(go_work, &zero);
+	own = LOOKUP(scratch, &zero);
+	if (!work || !own)
+		return -1;
+	behind = work->behind;
+	BOUND(behind, ALL_STACKS_MASK);
+	BOUND(at, CONTEXT_MASK);
+	BOUND(bytes, GO_STRING_MASK);
+	if (behind > ALL_STACKS_BYTES || at > MAX_CONTEXT_ATTRIBUTES)
+		return -1;
+	return bpf_probe_read_user((u8 *)own->record.frames + behind + CONTEXT_HEAD_BYTES + at,
+				   bytes, (void *)from);
+}
+
+/* Append the label: lengths of key and value, a byte each, and both. One without room is left out. */
+GLOBAL int add_go_label(void)
+{
+	u64 behind, at, key, value;
+	struct go_work *work;
+	struct scratch *own;
+	u32 zero = 0;
+	u8 *to;
+
+	work = LOOKUP(go_work, &zero);
+	own = LOOKUP(scratch, &zero);
+	if (!work || !own)
+		return 0;
+	key = work->label.key.bytes;
+	value = work->label.value.bytes;
+	if (!key || key > GO_MAX_KEY)
+		return 0;
+	if (value > GO_MAX_VALUE)
+		value = GO_MAX_VALUE;
+	at = work->at;
+	if (at + 2 + key + value > MAX_CONTEXT_ATTRIBUTES)
+		return 0;
+	behind = work->behind;
+	BOUND(behind, ALL_STACKS_MASK);
+	BOUND(at, CONTEXT_MASK);
+	if (behind > ALL_STACKS_BYTES || at > MAX_CONTEXT_ATTRIBUTES)
+		return 0;
+	to = (u8 *)own->record.frames + behind + CONTEXT_HEAD_BYTES + at;
+	to[0] = key;
+	to[1] = value;
+	if (add_go_string(at + 2, work->label.key.at, key) ||
+	    add_go_string(at + 2 + key, work->label.value.at, value))
+		return 0; /* not resident */
+	work->at = at + 2 + key + value;
+	return 1;
+}
+
+/* Labels of Go until 1.23: a map, which no longer grows once they are set. */
+INLINE void add_go_map(struct go_work *work)
+{
+	u64 map, bucket, next;
+
+	if (READ_USER(map, work->labels) || READ_USER(work->map, map) || work->map.old_buckets ||
+	    work->map.log2_buckets > GO_MAX_LOG2_BUCKETS)
+		return;
+	bucket = work->map.buckets;
+	work->number = 0;
+#pragma clang loop unroll(disable)
+	for (int visit = 0; visit < GO_MAX_BUCKETS; visit++) {
+		if (READ_USER(work->tops, bucket) || READ_USER(next, bucket + GO_NEXT))
+			return;
+#pragma clang loop unroll(disable)
+		for (u32 index = 0; index < GO_BUCKET_LABELS; index++) {
+			u64 skip = index * sizeof(struct go_string);
+
+			if (work->tops[index] >= GO_MIN_TOP &&
+			    !READ_USER(work->label.key, bucket + GO_KEYS + skip) &&
+			    !READ_USER(work->label.value, bucket + GO_VALUES + skip))
+				add_go_label();
+		}
+		if (next) {
+			bucket = next;
+			continue;
+		}
+		work->number++;
+		if (work->number >> (work->map.log2_buckets & GO_MAX_LOG2_BUCKETS))
+			return;
+		bucket = work->map.buckets + work->number * GO_BUCKET_BYTES;
+	}
+}
+
+/* Labels of Go 1.24 and later: a slice. */
+INLINE void add_go_slice(struct go_work *work)
+{
+	if (READ_USER(work->slice, work->labels))
+		return;
+#pragma clang loop unroll(disable)
+	for (u64 index = 0; index < GO_MAX_LABELS; index++) {
+		if (index >= work->slice.length ||
+		    READ_USER(work->label, work->slice.list + index * sizeof(work->label)))
+			return;
+		add_go_label();
+	}
+}
+
+/* Write the labels of the current goroutine behind the stacks: bytes, 0 if it has none. */
+GLOBAL int collect_go_labels(u64 behind, u64 labels, u64 is_map)
+{
+	struct context_head *head;
+	struct go_work *work;
+	struct scratch *own;
+	u32 zero = 0;
+
+	work = LOOKUP(go_work, &zero);
+	own = LOOKUP(scratch, &zero);
+	if (!work || !own)
+		return 0;
+	work->behind = behind;
+	work->labels = labels;
+	work->at = 0;
+	if (is_map)
+		add_go_map(work);
+	else
+		add_go_slice(work);
+	behind = work->behind;
+	BOUND(behind, ALL_STACKS_MASK);
+	if (!work->at || behind > ALL_STACKS_BYTES)
+		return 0;
+	head = (void *)((u8 *)own->record.frames + behind);
+	head->trace_id[0] = head->trace_id[1] = head->span_id = 0;
+	head->valid = IS_GO;
+	head->trace_flags = 0;
+	head->attributes_bytes = work->at;
+	return CONTEXT_HEAD_BYTES + head->attributes_bytes;
+}
+
+/* Address of the labels of the goroutine; 0: none. */
+INLINE u64 find_go_labels(const struct context_place *place, u64 thread_pointer)
+{
+	u64 g, m, labels;
+
+	if (READ_USER(g, thread_pointer + place->offset) || !g || READ_USER(m, g + place->m_at) ||
+	    !m || READ_USER(g, m + place->current_at) || !g ||
+	    READ_USER(labels, g + place->labels_at))
+		return 0;
+	return labels;
+}

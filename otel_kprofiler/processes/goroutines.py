@@ -1,0 +1,117 @@
+"""Locates the labels of goroutines in a process, by the version of its Go runtime.
+
+A Go program has a note with its build id, a block with its version (debug/buildinfo) in writable
+data, and ``g``, the current goroutine, in thread-local storage: at the thread pointer's -8 in
+static programs, otherwise as ``runtime.tlsg``, the program's only thread-local variable. Layouts
+are those of runtime/runtime2.go for 64-bit processors, from the DWARF information of each version's
+first and last release.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from otel_kprofiler.bpf import ContextKind, ContextPlace, GoOffsets
+from otel_kprofiler.elf import MACHINES, ElfError, LoadedElf, Read, read_loaded
+from otel_kprofiler.processes.thread_pointer import LoadedObject
+
+_MAP, _SLICE = ContextKind.GO_LABEL_MAP, ContextKind.GO_LABELS
+LAYOUTS: Final = {
+    "1.21": (_MAP, GoOffsets(48, 192, 344)),
+    "1.22": (_MAP, GoOffsets(48, 192, 344)),
+    "1.23": (_MAP, GoOffsets(48, 192, 352)),
+    "1.24": (_SLICE, GoOffsets(48, 192, 352)),
+    "1.25": (_SLICE, GoOffsets(48, 184, 344)),
+    "1.26": (_SLICE, GoOffsets(48, 184, 352)),
+}
+"""Kind of labels, and offsets, by minor version of Go."""
+_STATIC_G: Final = -8
+_POINTER_BYTES: Final = 8
+_NOTE: Final = b"\4\0\0\0Go\0\0"  # type and owner of the build id (cmd/internal/buildid)
+_MAX_NOTE_BYTES: Final = 4096
+_MAGIC: Final = b"\xff Go buildinf:"
+_ALIGNMENT: Final = 16
+_FLAGS_AT, _VERSION_AT, _INLINE = 15, 32, 2
+_MAX_VERSION: Final = 127  # a varint of one byte
+_CHUNK_BYTES: Final = 1 << 18
+_MAX_DATA_BYTES: Final = 64 << 20
+
+
+class UnsupportedGoError(Exception):
+    """A Go program whose labels cannot be located; the message says why."""
+
+
+def find_goroutines(
+    read: Read, objects: list[LoadedObject], headers_at: int, machine: str = "x86_64"
+) -> ContextPlace | None:
+    """Locates the labels of the current goroutine in threads; None if it is not a Go program.
+
+    Args:
+        read: reads the process's memory.
+        objects: files loaded by the process.
+        headers_at: address of the executable's program headers.
+        machine: machine of uname(2); only x86_64 is supported.
+
+    Raises:
+        UnsupportedGoError: version or thread-local storage is not supported.
+        OSError: the memory cannot be read.
+    """
+    for loaded in objects:
+        if not loaded.start < headers_at < loaded.end:
+            continue
+        try:
+            elf = read_loaded(read, loaded.start, MACHINES[machine])
+        except ElfError:
+            return None
+        return _locate(read, elf) if _is_go(read, elf) else None
+    return None
+
+
+def _is_go(read: Read, elf: LoadedElf) -> bool:
+    return any(_NOTE in read(at, min(size, _MAX_NOTE_BYTES)) for at, size in elf.notes)
+
+
+def _locate(read: Read, elf: LoadedElf) -> ContextPlace:
+    version = _read_version(read, elf)
+    minor = next((name for name in LAYOUTS if _is_release(version, name)), None)
+    if minor is None:
+        raise UnsupportedGoError(f"{version or 'Go of an unknown version'} is not supported")
+    if elf.storage and elf.storage.size != _POINTER_BYTES:
+        raise UnsupportedGoError("the program has other thread-local variables")
+    kind, offsets = LAYOUTS[minor]
+    offset = -elf.storage.distance if elf.storage else _STATIC_G
+    return ContextPlace(offset, kind=kind, go=offsets)
+
+
+def _is_release(version: str, minor: str) -> bool:
+    """Returns whether a version, such as ``go1.25.7 X:nodwarf5``, is a release of ``minor``.
+
+    Release candidates and forks may differ in layout.
+    """
+    prefix = f"go{minor}"
+    patch = version.removeprefix(prefix).partition(" ")[0]
+    is_patch = not patch or (patch[0] == "." and patch[1:].isdigit())
+    return version.startswith(prefix) and is_patch
+
+
+def _read_version(read: Read, elf: LoadedElf) -> str:
+    """Reads the version of the compiler from writable data; empty if it is not there."""
+    for start, size in elf.writable:
+        end = start + min(size, _MAX_DATA_BYTES)
+        for at in range(start, end, _CHUNK_BYTES):
+            data = read(at, min(_CHUNK_BYTES + _VERSION_AT + 1 + _MAX_VERSION, end - at))
+            offset = data.find(_MAGIC)
+            while offset >= 0:
+                if (at + offset) % _ALIGNMENT == 0:
+                    return _parse_version(data[offset:])
+                offset = data.find(_MAGIC, offset + 1)
+    return ""
+
+
+def _parse_version(block: bytes) -> str:
+    size = block[_VERSION_AT] if len(block) > _VERSION_AT else 0
+    text = block[_VERSION_AT + 1 : _VERSION_AT + 1 + size]
+    is_inline = len(block) > _FLAGS_AT and block[_FLAGS_AT] & _INLINE
+    if not is_inline or size > _MAX_VERSION or len(text) != size or not text.isascii():
+        return ""
+    return text.decode()

@@ -1,0 +1,109 @@
+"""Locates goroutine labels in the memory of Go programs, described by an image of their headers."""
+
+import os
+import struct
+
+import pytest
+
+from otel_kprofiler.bpf import ContextKind, ContextPlace, GoOffsets
+from otel_kprofiler.processes.goroutines import LAYOUTS, UnsupportedGoError, find_goroutines
+from otel_kprofiler.processes.thread_pointer import LoadedObject
+
+pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="needs x86-64")
+BASE, DATA = 0x400000, 0x500000
+NOTE = struct.pack("<III4s", 4, 8, 4, b"Go\0\0") + b"build id"
+OTHER_OWNER = NOTE.replace(b"Go", b"GN")
+OTHER_KIND = NOTE.replace(b"\4\0\0\0Go", b"\3\0\0\0Go")
+_PT_LOAD, _PT_NOTE, _PT_TLS = 1, 4, 7
+
+
+class Program:
+    """The memory of a program: headers and a note, and data with the compiler's version."""
+
+    def __init__(self, version="go1.26.1", *, note=NOTE, storage=None, gap=0, flags=2):
+        segments = [
+            (_PT_LOAD, 5, 0, BASE, BASE, 0x1000, 0x1000, 0x1000),
+            (_PT_NOTE, 4, 0x800, BASE + 0x800, BASE + 0x800, len(note), len(note), 4),
+            (_PT_LOAD, 6, 0x1000, DATA, DATA, gap + 256, 0x100000, 0x1000),
+        ]
+        if storage is not None:
+            segments.append((_PT_TLS, 4, 0, DATA, DATA, 0, storage, 8))
+        headers = b"".join(struct.pack("<IIQQQQQQ", *segment) for segment in segments)
+        ident = b"\x7fELF\2\1\1".ljust(16, b"\0")
+        head = struct.pack(
+            "<16sHHIQQQIHHHHHH", ident, 2, 62, 1, 0, 64, 0, 0, 64, 56, len(segments), 0, 0, 0
+        )
+        code = (head + headers).ljust(0x800, b"\0") + note
+        block = b"\xff Go buildinf:" + bytes((8, flags)) + bytes(16)
+        block += bytes((len(version),)) + version.encode()
+        self.parts = {
+            BASE: code.ljust(0x1000, b"\0"),
+            DATA: bytes(gap) + block.ljust(256, b"\0"),
+        }
+        self.objects = [LoadedObject(BASE, DATA + 0x1000, "/program")]
+
+    def read(self, address, size):
+        for start, data in self.parts.items():
+            if start <= address and address + size <= start + len(data):
+                return data[address - start : address - start + size]
+        raise OSError(f"no {size} bytes at {address:#x}")
+
+    def find(self):
+        return find_goroutines(self.read, self.objects, BASE + 64)
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "offsets"),
+    [
+        ("go1.21", ContextKind.GO_LABEL_MAP, (48, 192, 344)),
+        ("go1.23.12", ContextKind.GO_LABEL_MAP, (48, 192, 352)),
+        ("go1.24.0", ContextKind.GO_LABELS, (48, 192, 352)),
+        ("go1.25.7 X:nodwarf5", ContextKind.GO_LABELS, (48, 184, 344)),
+        ("go1.26.8", ContextKind.GO_LABELS, (48, 184, 352)),
+    ],
+)
+def test_offsets_are_those_of_the_version(version, kind, offsets):
+    assert Program(version).find() == ContextPlace(-8, kind=kind, go=GoOffsets(*offsets))
+
+
+def test_the_variable_of_position_independent_programs_is_below_the_thread_pointer():
+    assert Program(storage=8).find().offset == -8
+
+
+@pytest.mark.parametrize("gap", [16, 0x3FFF0, 0x40000, 0x200000])
+def test_the_version_is_found_anywhere_in_writable_data(gap):
+    assert Program(gap=gap).find().go == LAYOUTS["1.26"][1]
+
+
+@pytest.mark.parametrize(
+    "version",
+    ["go1.20.14", "go1.99", "go1.260.1", "go1.26rc1", "go1.26-fork", "devel go1.26-0a1b", "x", ""],
+)
+def test_other_versions_are_refused_with_their_name(version):
+    with pytest.raises(
+        UnsupportedGoError, match=f"^{version or 'Go of an unknown version'} is not"
+    ):
+        Program(version).find()
+
+
+@pytest.mark.parametrize(("gap", "flags"), [(8, 2), (0, 0)])
+def test_a_version_elsewhere_or_by_pointer_is_unknown(gap, flags):
+    with pytest.raises(UnsupportedGoError, match="unknown version"):
+        Program(gap=gap, flags=flags).find()
+
+
+def test_programs_with_further_thread_local_variables_are_refused():
+    with pytest.raises(UnsupportedGoError, match="other thread-local variables"):
+        Program(storage=16).find()
+
+
+@pytest.mark.parametrize("note", [b"", OTHER_OWNER, OTHER_KIND])
+def test_programs_without_the_note_of_go_are_not_go(note):
+    assert Program(note=note).find() is None
+
+
+def test_libraries_in_go_are_not_the_program():
+    program = Program()
+    assert find_goroutines(program.read, program.objects, 0x10000) is None
+    program.parts[BASE] = bytes(0x1000)
+    assert program.find() is None
