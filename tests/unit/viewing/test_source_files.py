@@ -4,6 +4,8 @@ import codecs
 import contextlib
 import json
 import os
+import tempfile
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
@@ -14,6 +16,15 @@ from tests.unit.viewing.test_server import NOBODY, ask, ask_as
 
 pytestmark = pytest.mark.system
 ONLY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that everybody may enter, unlike pytest's."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
 
 
 def read(path):
@@ -92,10 +103,8 @@ def test_scripts_and_headers_need_no_suffix(tmp_path):
 
 
 @ONLY_ROOT
-def test_another_user_reads_only_what_that_user_may(tmp_path):
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    public, secret, group = (tmp_path / f"{name}.py" for name in ("public", "secret", "group"))
+def test_another_user_reads_only_what_that_user_may(open_folder):
+    public, secret, group = (open_folder / f"{name}.py" for name in ("public", "secret", "group"))
     for path, mode in ((public, 0o644), (secret, 0o600), (group, 0o640)):
         path.write_text("x\n")
         path.chmod(mode)
@@ -147,11 +156,9 @@ def test_no_file_is_served_to_other_hosts(tmp_path):
 
 
 @ONLY_ROOT
-def test_the_user_who_ran_sudo_reads_files_as_that_user(tmp_path, monkeypatch):
+def test_the_user_who_ran_sudo_reads_files_as_that_user(open_folder, monkeypatch):
     monkeypatch.setenv("SUDO_UID", str(NOBODY))
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    public, secret = tmp_path / "public.py", tmp_path / "secret.py"
+    public, secret = open_folder / "public.py", open_folder / "secret.py"
     for path, mode in ((public, 0o644), (secret, 0o600)):
         path.write_text("x\n")
         path.chmod(mode)
