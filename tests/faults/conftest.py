@@ -34,7 +34,7 @@ exporters:
   {exporter}:
     endpoint: "{endpoint}"
     {tls}
-    timeout: 2s
+    timeout: {timeout}
     retry_on_failure: {{initial_interval: 100ms, max_interval: 500ms}}
     sending_queue: {queue}
 service:
@@ -140,6 +140,7 @@ class Agent:
         endpoint,
         *,
         exporter="otlp_grpc",
+        timeout="2s",
         queue="{}",
         rate=199,
         stacks="both",
@@ -163,6 +164,7 @@ class Agent:
                 endpoint=endpoint,
                 exporter=exporter,
                 tls="tls: {insecure: true}" if exporter == "otlp_grpc" else "",
+                timeout=timeout,
                 queue=queue,
                 health=self.health,
                 more=more,

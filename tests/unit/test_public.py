@@ -15,6 +15,7 @@ pytestmark = pytest.mark.system
 
 TESTS = Path(__file__).parents[1]
 EXEMPT = {
+    "test_fair_queue.py": "the child imports nothing from the checkout",
     "test_image.py": "the image's own Python",
     "test_deployment.py": "the wheel's own environment",
     "test_server.py": "no other program: a child that asks and ends",
