@@ -65,6 +65,7 @@ test-symbols-truth:  ## 1,000 addresses of each large file here: the same functi
 
 test-hostile-files:  ## 20 files of each kind that are made to take memory: within the limits, and others keep their names
 	KPROFILER_HOSTILE_FILES=20 $(PYTEST) tests/unit/symbols/user/test_budget.py
+	KPROFILER_HOSTILE_FILES=20 $(PYTEST) -rP tests/faults/test_memory.py
 
 test-reload:  ## 100 reloads in 60 seconds at 999 Hz: exact account, no gaps, no leaks
 	KPROFILER_RELOADS=100 $(PYTEST) tests/live/test_reload.py -k lose_no_sample

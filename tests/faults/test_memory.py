@@ -21,6 +21,7 @@ from tests.unit.symbols.user import hostile_dwarf, hostile_files
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
+FILES_OF_EACH_KIND = int(os.environ.get("KPROFILER_HOSTILE_FILES", "1"))
 SECONDS = float(os.environ.get("KPROFILER_HOSTILE_SECONDS", "20"))
 SPINS = """
     volatile long count;
@@ -112,12 +113,31 @@ def hostile_programs(tmp_path):
                 words.append(f"--add-section={section}={content}")
         assert words, listed
         subprocess.run(["objcopy", "--strip-all", *words, good, program], check=True)
-        commands.append(program)
+        commands += copy_program(program, read_build_id(good))
     running = [subprocess.Popen(["nice", command]) for command in commands]
     yield tmp_path
     for process in running:
         process.kill()
         process.wait()
+
+
+def read_build_id(program):
+    note = subprocess.check_output(
+        ["objcopy", "-O", "binary", "--only-section=.note.gnu.build-id", program, "/dev/stdout"]
+    )
+    return note[-20:]
+
+
+def copy_program(program, build_id):
+    """Returns the program and its copies, which have build ids of their own."""
+    image = program.read_bytes()
+    assert build_id in image
+    programs = [program]
+    for number in range(1, FILES_OF_EACH_KIND):
+        programs.append(program.with_name(f"{program.name}{number}"))
+        programs[-1].write_bytes(image.replace(build_id, os.urandom(len(build_id))))
+        programs[-1].chmod(0o755)
+    return programs
 
 
 def name_of_leaf(sample):
