@@ -1,32 +1,31 @@
 // Counts of the lines of source files.
 
-import { KINDS } from "./profile.js";
+import { KINDS, sumUp } from "./profile.js";
 
 const PYTHON = KINDS.indexOf("python");
 
-// Counts of each node of the recorded tree itself, of what passes a filter and no transform drops.
+// Counts of the nodes of the recorded tree, of what passes a filter and no transform drops.
 export function countRecorded(profile, filter, range) {
-  const own = new Float64Array(profile.recorded.nodes.parent.length);
+  const { parent } = profile.recorded.nodes;
+  const own = new Float64Array(parent.length);
   const { node } = profile.samples;
   profile.each(filter, range, (i, _, value) => (own[node[i]] += value));
-  return own;
+  return sumUp(parent, own);
 }
 
 // Of a file: `self` and `total` of each line (maps), and the largest of them. A line's total counts a stack
 // once, however often the line is in it. A line of Python itself includes the native code and the
 // kernel that it runs, since it is never the end of a stack that has these.
-export function linesOf(profile, own, file) {
+export function linesOf(profile, { own, total: sums }, file) {
   const { nodes: { parent, frame }, frames, looks } = profile.recorded;
   const { nodeOf, nodes: { frame: shown } } = profile;
   const [self, total] = [new Map(), new Map()];
-  const sums = own.slice();
   const isOf = (node) => frames.file[frame[node]] === file && frames.line[frame[node]] > 0;
   const add = (map, node, value) => {
     const line = frames.line[frame[node]];
     if (value) map.set(line, (map.get(line) ?? 0) + value);
   };
   for (let node = own.length - 1; node >= 0; node -= 1) {
-    if (parent[node] >= 0) sums[parent[node]] += sums[node];
     if (!own[node]) continue;
     let at = node; // what a transform merged into its caller counts there
     while (parent[at] >= 0 && looks[frame[at]] !== shown[nodeOf[node]]) at = parent[at];
@@ -46,12 +45,10 @@ export function linesOf(profile, own, file) {
 
 // The source file of a function (an index of strings, 0 for none): of several, that with the most samples.
 // `lines`: of its frames there.
-export function fileOf(profile, own, chosen) {
-  const { nodes: { frame, parent }, frames, functionOf } = profile.recorded;
-  const sums = own.slice();
+export function fileOf(profile, { total: sums }, chosen) {
+  const { nodes: { frame }, frames, functionOf } = profile.recorded;
   const amounts = new Map();
-  for (let node = own.length - 1; node >= 0; node -= 1) {
-    if (parent[node] >= 0) sums[parent[node]] += sums[node];
+  for (let node = sums.length - 1; node >= 0; node -= 1) {
     const file = frames.file[frame[node]];
     if (functionOf[frame[node]] === chosen && file) amounts.set(file, (amounts.get(file) ?? 0) + sums[node]);
   }

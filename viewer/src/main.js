@@ -83,8 +83,8 @@ function countsOf(kind) {
 }
 
 // Counts of the recorded nodes in a range, for lines.
-const ownOf = (name, filter, range) =>
-  once(`own ${name}`, [profile, filter.threads, filter.cpu, ...binsOf(profile, range)], () =>
+const recordedOf = (name, filter, range) =>
+  once(`recorded ${name}`, [profile, filter.threads, filter.cpu, ...binsOf(profile, range)], () =>
     countRecorded(profile, filter, binsOf(profile, range)));
 
 // The mean of the shares of both, so that what is gone is drawn as well as what is new.
@@ -124,8 +124,8 @@ function draw() {
     const { filter, ...counts } = countsOf(kind);
     if (at === 0) showStrip(filter, counts);
     panes[at].show({ profile, kind: profile.kinds[kind] ?? NO_KIND, state, search, isOnly: kinds.length < 2,
-      sources, own: () => ownOf(kind, filter, state.range),
-      ownBefore: () => ownOf(`before ${kind}`, filter, state.baseline),
+      sources, recorded: () => recordedOf(kind, filter, state.range),
+      recordedBefore: () => recordedOf(`before ${kind}`, filter, state.baseline),
       why: () => once(`why ${kind}`, [profile, write(state), kind], () => why(profile, state, kind, strip)), ...counts });
   });
   showMatches();

@@ -61,7 +61,7 @@ export class Pane {
     this.element.append(this.heading, this.empty, this.body);
   }
 
-  // `view`: profile, kind, counts, before and after (counts, or null), own() and ownBefore() (counts of
+  // `view`: profile, kind, counts, before and after (counts, or null), recorded() and recordedBefore() (counts of
   // recorded nodes), sources,
   // onCpu (counts of the part of wall-clock time on CPUs, or null), state, search (or null),
   // isOnly, why() (of empty.js, called if there are no samples).
@@ -154,10 +154,10 @@ export class Pane {
     const chosen = this.#showFunctions();
     this.#attach(this.functions.element, this.listing.element);
     const { profile } = this.view;
-    const own = this.view.own();
-    const { file, lines } = fileOf(profile, own, chosen);
-    const counts = file ? linesOf(profile, own, file) : { self: new Map(), total: new Map() };
-    const before = file && this.view.before ? linesOf(profile, this.view.ownBefore(), file) : null;
+    const recorded = this.view.recorded();
+    const { file, lines } = fileOf(profile, recorded, chosen);
+    const counts = file ? linesOf(profile, recorded, file) : { self: new Map(), total: new Map() };
+    const before = file && this.view.before ? linesOf(profile, this.view.recordedBefore(), file) : null;
     const shown = this.view.listing(chosen, file, counts, before);
     this.listing.show({ ...shown, own: lines, hot: hottest(counts),
       at: hottest(counts, lines), key: `${chosen} ${file} ${shown.text !== null}` });

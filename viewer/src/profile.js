@@ -71,6 +71,17 @@ function findBins(found) {
   for (let at = 0; at < bins; at += 1) found.binStart[at + 1] += found.binStart[at];
 }
 
+// Counts of each node itself, and of it and all below it; parents come before their children.
+export function sumUp(parent, own) {
+  const total = own.slice();
+  let all = 0;
+  for (let at = own.length - 1; at >= 0; at -= 1) {
+    if (parent[at] >= 0) total[parent[at]] += total[at];
+    else all += total[at];
+  }
+  return { own, total, all };
+}
+
 export class Profile {
   #outermost = null;
   #lines = null;
@@ -184,14 +195,7 @@ export class Profile {
   }
 
   sum(own) {
-    const total = own.slice();
-    const { parent } = this.nodes;
-    let all = 0;
-    for (let at = this.size - 1; at >= 0; at -= 1) {
-      if (parent[at] >= 0) total[parent[at]] += total[at];
-      else all += total[at];
-    }
-    return { own, total, all };
+    return sumUp(this.nodes.parent, own);
   }
 
   // Counts by CPU (a row for each of `cpus`) and bin.
