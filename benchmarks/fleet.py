@@ -32,11 +32,10 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 )
 
 from benchmarks.bench_otlp import HOST, mixed_load_window
-from benchmarks.receiver import METHOD
 from benchmarks.usage import cpu_seconds
 from otel_kprofiler.config import Receiver
 from otel_kprofiler.config.otlp import RetryOnFailure, SendingQueue
-from otel_kprofiler.export import ExportQueue, OtlpGrpcExporter, Part
+from otel_kprofiler.export import PROFILES, ExportQueue, OtlpGrpcExporter, Part
 from otel_kprofiler.model import Attributes, Batch, Resource, Window
 from otel_kprofiler.otlp import encode_window, read_profiles
 from otel_kprofiler.pipeline import WindowSchedule, window_schedule
@@ -180,7 +179,7 @@ class Sink(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> object:
         """The only method."""
-        return self._method if handler_call_details.method == METHOD else None
+        return self._method if handler_call_details.method == PROFILES.method else None
 
     def _take(self, request: bytes, _context: grpc.ServicerContext) -> bytes:
         message = ExportProfilesServiceRequest.FromString(request)

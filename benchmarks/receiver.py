@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-METHOD = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
+from otel_kprofiler.export import PROFILES
 
 
 class Receiver:
@@ -46,4 +46,4 @@ class _Handler(grpc.GenericRpcHandler):
         self._method = grpc.unary_unary_rpc_method_handler(take)
 
     def service(self, handler_call_details):
-        return self._method if handler_call_details.method == METHOD else None
+        return self._method if handler_call_details.method == PROFILES.method else None

@@ -48,7 +48,6 @@ _KIND: Final = "kprofiler.sample.kind"
 _COARSE: Final = "kprofiler.coarse"
 _DURATIONS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
-_NO_PIPELINE: Final = frozenset({"UNIMPLEMENTED", "404"})
 _ADVICE: Final = (
     "; give the receiver a metrics pipeline, or set service.telemetry.metrics.level: none"
 )
@@ -274,7 +273,7 @@ class _Exporter(MetricExporter):
         if answer.verdict is Verdict.ACCEPTED:
             self._warned.clear()
             return MetricExportResult.SUCCESS
-        no_pipeline = answer.status in _NO_PIPELINE
+        no_pipeline = answer.is_unimplemented
         if no_pipeline not in self._warned:
             self._warned.add(no_pipeline)
             advice = _ADVICE if no_pipeline else ""

@@ -32,6 +32,8 @@ class Verdict(enum.Enum):
     """Rejected for its size: parts of it may be accepted."""
 
 
+_UNIMPLEMENTED: Final = frozenset({"UNIMPLEMENTED", "404"})
+
 _SETTLED: Final = {
     Verdict.ACCEPTED: None,
     Verdict.REFUSED: LossCause.REJECTED,
@@ -60,6 +62,11 @@ class Answer(NamedTuple):
     delay_s: float | None = None
     unreadable: str = ""
     max_bytes: int = 0
+
+    @property
+    def is_unimplemented(self) -> bool:
+        """Returns whether the receiver does not know the gRPC method or the HTTP path."""
+        return self.status in _UNIMPLEMENTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,6 @@ from otel_kprofiler.version import __version__
 
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 """Maximum response size (OTLP specification, "Response size limits")."""
-_NO_SUCH_SIGNAL = frozenset({"UNIMPLEMENTED", "404"})
-"""Statuses of receivers that do not know the signal's method or path."""
 _NO_TLS = (
     "the receiver speaks no TLS at this port: set tls: {insecure: true}"
     " (OTEL_EXPORTER_OTLP_INSECURE=true), or write its address with http://"
@@ -252,7 +250,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     def _clean(self, answer: Answer) -> Answer:
         message = answer.message
-        if answer.status in _NO_SUCH_SIGNAL:
+        if answer.is_unimplemented:
             missing = self._signal.missing
             message = f"{missing} ({message})" if message else missing
         message, problem = map(self._clean_text, (message, answer.unreadable))

@@ -23,7 +23,7 @@ from opentelemetry.sdk.metrics.export import (
     Sum,
 )
 
-from otel_kprofiler.otlp.protobuf import key_value
+from otel_kprofiler.otlp.protobuf import key_value, message_field, text_field
 from otel_kprofiler.otlp.wire import delimited, double, fixed64, varint
 from otel_kprofiler.otlp.writer import KeyValue
 
@@ -45,25 +45,25 @@ def _resource_metrics(group: ResourceMetrics) -> bytes:
     return (
         delimited(b"\x0a", _attributes(b"\x0a", group.resource.attributes))
         + _repeated(b"\x12", map(_scope_metrics, group.scope_metrics))
-        + _text(b"\x1a", group.resource.schema_url)
+        + text_field(b"\x1a", group.resource.schema_url)
     )
 
 
 def _scope_metrics(group: ScopeMetrics) -> bytes:
     scope = group.scope
-    described = _text(b"\x0a", scope.name) + _text(b"\x12", scope.version or "")
+    described = text_field(b"\x0a", scope.name) + text_field(b"\x12", scope.version or "")
     return (
         delimited(b"\x0a", described + _attributes(b"\x1a", scope.attributes or {}))
         + _repeated(b"\x12", map(_metric, group.metrics))
-        + _text(b"\x1a", scope.schema_url or "")
+        + text_field(b"\x1a", scope.schema_url or "")
     )
 
 
 def _metric(metric: Metric) -> bytes:
     names = (
-        _text(b"\x0a", metric.name)
-        + _text(b"\x12", metric.description or "")
-        + _text(b"\x1a", metric.unit or "")
+        text_field(b"\x0a", metric.name)
+        + text_field(b"\x12", metric.description or "")
+        + text_field(b"\x1a", metric.unit or "")
     )
     data = metric.data
     if isinstance(data, Sum):
@@ -117,10 +117,5 @@ def _repeated(tag: bytes, messages: Iterable[bytes]) -> bytes:
     return b"".join([delimited(tag, message) for message in messages])
 
 
-def _text(tag: bytes, text: str) -> bytes:
-    return delimited(tag, text.encode()) if text else b""
-
-
 def _packed(tag: bytes, layout: str, numbers: Iterable[float]) -> bytes:
-    body = struct.pack(layout, *numbers)
-    return delimited(tag, body) if body else b""
+    return message_field(tag, struct.pack(layout, *numbers))

@@ -28,12 +28,14 @@ def _field(tag: bytes, token: Token) -> bytes:
     return tag + token if token else b""
 
 
-def _message(tag: bytes, body: bytes) -> bytes:
+def message_field(tag: bytes, body: bytes) -> bytes:
+    """Encode a length-delimited field; nothing if its body is empty."""
     return delimited(tag, body) if body else b""
 
 
-def _text(tag: bytes, text: str) -> bytes:
-    return _message(tag, escape_surrogates(text).encode())
+def text_field(tag: bytes, text: str) -> bytes:
+    """Encode a string field with lone surrogates escaped; nothing if it is empty."""
+    return message_field(tag, escape_surrogates(text).encode())
 
 
 def _any_value(value: AttributeValue) -> bytes:
@@ -53,7 +55,7 @@ def key_value(attribute: KeyValue) -> bytes:
     """Encode a ``KeyValue`` with its length, without a tag."""
     key, value, key_token, value_token = attribute
     any_value = b"\x40" + value_token if value_token else _any_value(value)
-    body = _text(b"\x0a", "" if key_token else key) + delimited(b"\x12", any_value)
+    body = text_field(b"\x0a", "" if key_token else key) + delimited(b"\x12", any_value)
     return delimited(b"", body + _field(b"\x18", key_token))
 
 
@@ -88,7 +90,7 @@ class ProtobufWriter:
         for tag, number in zip((b"\x08", b"\x10", b"\x18"), place, strict=True):
             body += _field(tag, varint(number & MASK_64) if number else b"")
         body += _field(b"\x20", filename)
-        return delimited(b"\x0a", body + _message(b"\x2a", attributes))
+        return delimited(b"\x0a", body + message_field(b"\x2a", attributes))
 
     def location(
         self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
@@ -111,7 +113,7 @@ class ProtobufWriter:
 
     def location_attributes(self, attributes: bytes) -> bytes:
         """The field ``attribute_indices`` of a location."""
-        return _message(b"\x22", attributes)
+        return message_field(b"\x22", attributes)
 
     def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
         """Entry of ``function_table``."""
@@ -127,7 +129,7 @@ class ProtobufWriter:
     def link(self, link: SpanLink) -> bytes:
         """Entry of ``link_table``."""
         return delimited(
-            b"\x22", _message(b"\x0a", link.trace_id) + _message(b"\x12", link.span_id)
+            b"\x22", message_field(b"\x0a", link.trace_id) + message_field(b"\x12", link.span_id)
         )
 
     def attribute(self, key: Token, value: AttributeValue) -> bytes:
@@ -147,7 +149,7 @@ class ProtobufWriter:
 
     def sample_attributes(self, attributes: bytes) -> bytes:
         """The field ``attribute_indices`` of a sample."""
-        return _message(b"\x12", attributes)
+        return message_field(b"\x12", attributes)
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
         """The fields of a sample before its timestamps."""
@@ -168,7 +170,7 @@ class ProtobufWriter:
         """One sample of a profile."""
         if values:
             head += delimited(b"\x22", values)
-        return delimited(b"\x12", head + _message(b"\x2a", timestamps))
+        return delimited(b"\x12", head + message_field(b"\x2a", timestamps))
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
         """The fields of a profile before and after ``samples``."""
@@ -184,19 +186,23 @@ class ProtobufWriter:
         self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
     ) -> bytes:
         """One field ``profiles`` of a ScopeProfiles."""
-        fields = _message(b"\x3a", profile_id) + _message(b"\x5a", attributes)
+        fields = message_field(b"\x3a", profile_id) + message_field(b"\x5a", attributes)
         return delimited(b"\x12", samples.join(envelope) + fields)
 
     def scope(
         self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
     ) -> Envelope:
         """The fields ``scope`` and ``schema_url`` of a ScopeProfiles."""
-        scope = _text(b"\x0a", name) + _text(b"\x12", version) + _repeated(b"\x1a", attributes)
-        return delimited(b"\x0a", scope), _text(b"\x1a", schema_url)
+        scope = (
+            text_field(b"\x0a", name)
+            + text_field(b"\x12", version)
+            + _repeated(b"\x1a", attributes)
+        )
+        return delimited(b"\x0a", scope), text_field(b"\x1a", schema_url)
 
     def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
         """The fields ``resource`` and ``schema_url`` of a ResourceProfiles."""
-        return delimited(b"\x0a", _repeated(b"\x0a", attributes)), _text(b"\x1a", schema_url)
+        return delimited(b"\x0a", _repeated(b"\x0a", attributes)), text_field(b"\x1a", schema_url)
 
     def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
         """One ResourceProfiles."""
