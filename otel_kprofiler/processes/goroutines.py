@@ -42,15 +42,16 @@ class UnsupportedGoError(Exception):
 
 
 def find_goroutines(
-    read: Read, objects: list[LoadedObject], headers_at: int, machine: str = "x86_64"
+    read: Read, objects: list[LoadedObject], headers_at: int
 ) -> ContextPlace | None:
     """Locates the labels of the current goroutine in threads; None if it is not a Go program.
+
+    Only x86-64 is supported.
 
     Args:
         read: reads the process's memory.
         objects: files loaded by the process.
         headers_at: address of the executable's program headers.
-        machine: machine of uname(2); only x86_64 is supported.
 
     Raises:
         UnsupportedGoError: version or thread-local storage is not supported.
@@ -60,7 +61,7 @@ def find_goroutines(
         if not loaded.start < headers_at < loaded.end:
             continue
         try:
-            elf = read_loaded(read, loaded.start, MACHINES[machine])
+            elf = read_loaded(read, loaded.start, MACHINES["x86_64"])
         except ElfError:
             return None
         return _locate(read, elf) if _is_go(read, elf) else None

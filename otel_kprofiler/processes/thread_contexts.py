@@ -297,10 +297,10 @@ class PublishedThreads:
         Raises:
             OSError: the process has exited.
         """
-        names, variable = read_key_map(extra), find_variable(extra)
         if extra.get(SCHEMA) in {None, GO_SCHEMA} and key.start_time_ns is not None:
             self._update_goroutines(key, key.start_time_ns, stack_start, memory)
             return
+        names, variable = read_key_map(extra), find_variable(extra)
         if names is None or variable is None or key.start_time_ns is None:
             self.release(key)
             return

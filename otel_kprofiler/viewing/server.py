@@ -172,13 +172,9 @@ class _Handler(HttpHandler):
             self.send_error(HTTPStatus.FORBIDDEN, "other pages cannot read profiles")
         elif url.path == "/":
             self._send("text/html; charset=utf-8", [self.server.page])
-        elif url.path in {f"/{DATA}", f"/{SOURCE}"}:
+        elif make := {f"/{DATA}": self._query, f"/{SOURCE}": self._read}.get(url.path):
             try:
-                is_data = url.path == f"/{DATA}"
-                pieces = (
-                    self.server.answer(parse_query(url.query)) if is_data else self._read(url.query)
-                )
-                self._send("application/json", pieces)
+                self._send("application/json", make(url.query))
             except (QueryError, SourceError) as error:
                 self.send_error(HTTPStatus.BAD_REQUEST, error.message)
             except KProfilerError as error:
@@ -196,6 +192,9 @@ class _Handler(HttpHandler):
             return f"nobody is answered: who asks is not known ({describe_error(error)})"
         self._user = user
         return "" if user in self.server.users else "another user of this host serves this page"
+
+    def _query(self, query: str) -> Iterable[bytes]:
+        return self.server.answer(parse_query(query))
 
     def _read(self, query: str) -> Iterable[bytes]:
         """Returns the source file that a query names, with the host that it is on."""
