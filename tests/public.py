@@ -17,6 +17,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,14 @@ class PublicPython(NamedTuple):
 
 
 _copies: list[str] = []
+
+
+@contextlib.contextmanager
+def open_directory(mode: int = 0o755) -> Iterator[Path]:
+    """A directory that all users may enter, unlike pytest's, which only its user may."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        os.chmod(name, mode)
+        yield Path(name)
 
 
 @functools.cache

@@ -3,14 +3,12 @@
 import json
 import os
 import subprocess
-import tempfile
-from pathlib import Path
 
 import pytest
 
 from otel_kprofiler.host import Access, read_capabilities
 from otel_kprofiler.otlp import read_profiles
-from tests.public import NOBODY
+from tests.public import NOBODY, open_directory
 from tests.thread_contexts import build, write_payload
 
 pytestmark = [
@@ -30,9 +28,8 @@ SOMEBODY = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
 @pytest.fixture
 def folder():
     """A directory that all users can write."""
-    with tempfile.TemporaryDirectory() as name:
-        os.chmod(name, 0o777)
-        yield Path(name)
+    with open_directory(0o777) as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from otel_kprofiler.bpf import LibbpfLoader
 from tests.interpreters import Python, find_pythons
-from tests.public import NOBODY, publish_interpreter
+from tests.public import NOBODY, open_directory, publish_interpreter
 from tests.truth.python.chains import STYLES
 from tests.truth.python.measure import PROGRAM, SEED, building, running
 
@@ -32,10 +31,8 @@ pytestmark = [
 
 @pytest.fixture
 def folder():
-    """A world-readable directory."""
-    with tempfile.TemporaryDirectory() as name:
-        os.chmod(name, 0o755)
-        yield Path(name)
+    with open_directory() as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -29,6 +29,16 @@ pytestmark = [
 DYNAMIC = {"stride": 16, "length_at": -16, "vector_at": 8}  # of glibc
 
 
+class Registered(dict):
+    """The places of registered processes."""
+
+    def register(self, pid, start_time_ns, stack_start, place):
+        self[pid] = place
+
+    def release(self, pid):
+        del self[pid]
+
+
 class Image:
     """The memory of a process."""
 
@@ -157,19 +167,11 @@ def test_damaged_memory_is_not_an_error(image_of, name):
 
 @pytest.mark.parametrize("limit", ["_MAX_BLOCKED_S", "_MAX_CPU_S"])
 def test_a_slow_search_does_not_end_a_registration(tmp_path, monkeypatch, limit):
-    registered = {}
-
-    class Reader:
-        def register(self, pid, start_time_ns, stack_start, place):
-            registered[pid] = place
-
-        def release(self, pid):
-            del registered[pid]
-
+    registered = Registered()
     monkeypatch.setattr(thread_contexts, "_AGAIN_S", 0)
     monkeypatch.setattr(thread_contexts, "_SHARE", 0)
     monkeypatch.setattr(thread_contexts, "_CPU_SHARE", 0)
-    threads = thread_contexts.PublishedThreads(Access(), Reader())
+    threads = thread_contexts.PublishedThreads(Access(), registered)
     with Program(tmp_path, "local_exec", threads=1, late_ms=1) as program:
         program.wait_ready()
         key = ProcessKey(program.pid, 1)
@@ -184,16 +186,8 @@ def test_a_slow_search_does_not_end_a_registration(tmp_path, monkeypatch, limit)
 
 @pytest.mark.parametrize("announcements", [(True,), (False, True), (False, True, False, True)])
 def test_a_process_that_no_longer_announces_contexts_is_released(tmp_path, announcements):
-    registered = {}
-
-    class Reader:
-        def register(self, pid, start_time_ns, stack_start, place):
-            registered[pid] = place
-
-        def release(self, pid):
-            del registered[pid]
-
-    threads = thread_contexts.PublishedThreads(Access(), Reader())
+    registered = Registered()
+    threads = thread_contexts.PublishedThreads(Access(), registered)
     with Program(tmp_path, "local_exec", threads=1, late_ms=1) as program:
         program.wait_ready()
         key = ProcessKey(program.pid, 1)
@@ -210,16 +204,9 @@ def test_a_missing_program_header_address_is_0():
 
 
 def test_a_process_that_waited_before_its_first_sample_has_the_names_of_its_attributes(tmp_path):
-    class Reader:
-        def register(self, pid, start_time_ns, stack_start, place):
-            pass
-
-        def release(self, pid):
-            pass
-
     contexts = ProcessContexts(Access(), first_look_s=0, answer_timeout_s=30)
     resources = ProcessResources(Access(), Clock(), {}, contexts=contexts)
-    resources.follow_threads(Reader())
+    resources.follow_threads(Registered())
     with Program(tmp_path, "local_exec", threads=1, late_ms=1) as program:
         program.wait_ready()
         waited = ProcessKey(program.pid, read_start_ticks(Access(), program.pid) * TICK_NS)

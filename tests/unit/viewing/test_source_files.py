@@ -4,14 +4,13 @@ import codecs
 import contextlib
 import json
 import os
-import tempfile
-from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
 
 from otel_kprofiler.viewing import PageServer
 from otel_kprofiler.viewing.source_files import MAX_SOURCE_BYTES, SourceError, read_source
+from tests.public import open_directory
 from tests.unit.viewing.test_server import NOBODY, ask, ask_as
 
 pytestmark = pytest.mark.system
@@ -20,10 +19,7 @@ ONLY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a
 
 @pytest.fixture
 def open_folder():
-    """A folder that everybody may enter, unlike pytest's."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+    with open_directory() as folder:
         yield folder
 
 

@@ -95,31 +95,8 @@ for _ in range(4000):
 while True:
     pass
 """
-NAMED = """
-#include <stdio.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-int main(void)
-{
-    for (unsigned long number = 0;; number++) {
-        pid_t child = fork();
-        if (!child) {
-            char name[16];
-            struct timespec now;
-            snprintf(name, sizeof name, "%lx", number);
-            prctl(PR_SET_NAME, name);
-            do clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-            while (now.tv_nsec < 20000000);
-            _exit(0);
-        }
-        waitpid(child, 0, 0);
-    }
-}
-"""
-# clone3(2) with set_tid: the next process, or thread group, has the id of the one before.
-SAME_ID = """
+# A child's work under a name of its own.
+WORKS = """
 #define _GNU_SOURCE
 #include <linux/sched.h>
 #include <signal.h>
@@ -129,6 +106,35 @@ SAME_ID = """
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+static void work(const char *format, unsigned long number, long nanoseconds)
+{
+    char name[16];
+    struct timespec now;
+    snprintf(name, sizeof name, format, number);
+    prctl(PR_SET_NAME, name);
+    do clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    while (now.tv_nsec < nanoseconds);
+    _exit(0);
+}
+"""
+NAMED = (
+    WORKS
+    + """
+int main(void)
+{
+    for (unsigned long number = 0;; number++) {
+        pid_t child = fork();
+        if (!child)
+            work("%lx", number, 20000000);
+        waitpid(child, 0, 0);
+    }
+}
+"""
+)
+# clone3(2) with set_tid: the next process, or thread group, has the id of the one before.
+SAME_ID = (
+    WORKS
+    + """
 int main(void)
 {
     int pid = getpid() + 1000;
@@ -137,19 +143,13 @@ int main(void)
             .exit_signal = SIGCHLD, .set_tid = (unsigned long)&pid, .set_tid_size = 1};
         int child = syscall(SYS_clone3, &how, sizeof how);
         if (child < 0) { pid++; continue; }
-        if (!child) {
-            char name[16];
-            struct timespec now;
-            snprintf(name, sizeof name, "reused-%lu", number);
-            prctl(PR_SET_NAME, name);
-            do clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-            while (now.tv_nsec < 5000000);
-            _exit(0);
-        }
+        if (!child)
+            work("reused-%lu", number, 5000000);
         waitpid(child, 0, 0);
     }
 }
 """
+)
 LABELS = """
 from opentelemetry.sdk.trace import TracerProvider
 from otel_kprofiler import labels, thread_context
