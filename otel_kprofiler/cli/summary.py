@@ -111,7 +111,7 @@ def _describe_unresolved(windows: Sequence[Window]) -> str:
 def find_whole_share(windows: Sequence[Window]) -> float | None:
     """Returns the share of samples with a user stack whose stack is complete; None without any.
 
-    Python functions divide a user stack into several sides, of which the last has its status.
+    Python frames split a user stack into several sides; the last side has the stack's status.
     """
     stacks: Counter[bool] = Counter()
     for window in windows:

@@ -65,7 +65,7 @@ class SamplerConfig:
             are dropped.
         span_layout: layout of this process's span contexts; None for no links.
         span_path: location of the current span of this process's threads, if the loader supports
-            the program that reads it; otherwise, threads publish their spans.
+            the program that reads it; otherwise, spans are read from thread contexts.
         target_namespace: device and inode of the pid namespace of ``target_pids`` and of the ids
             in samples (see ``stat`` of ``/proc/self/ns/pid``); None for the initial namespace.
             Processes of other namespaces keep their initial ids.

@@ -43,7 +43,7 @@ def status_details():
 
 
 class Receiver:
-    """Base class of the receivers: scripted responses, the last of which repeats, and a record."""
+    """Base class of receivers: replays scripted responses, repeats the last, records requests."""
 
     def __init__(self):
         self.script = deque()

@@ -67,7 +67,7 @@ def samples_of_processes(of_processes):
 
 
 def labels_of(payload):
-    """Returns the labels by which Pyroscope identifies each profile of a request."""
+    """Returns Pyroscope's identifying labels of each profile in a request."""
     request = ExportProfilesServiceRequest.FromString(payload)
     strings = request.dictionary.string_table
     return [
