@@ -192,7 +192,7 @@ def command(
             output.write(windows, title, idle=sampling.idle, has_whole_threads=not modules)
     _say_remarks(session.pipeline)
     if output:
-        say(summarize(session, output, windows), err=True)
+        say("\n".join(summarize(session, output, windows)), err=True)
     if sending:
         say(summarize_sent(session, sending), err=True)
     if sending:

@@ -27,6 +27,7 @@ from otel_kprofiler.analysis import (
     summarize_waits,
 )
 from otel_kprofiler.cli.columns import Column, layout
+from otel_kprofiler.cli.completeness import Completeness
 from otel_kprofiler.cli.report_table import amount, table, unit_name
 from otel_kprofiler.model import ProfileKind, WaitState
 from otel_kprofiler.text import describe_count, escape_controls
@@ -144,6 +145,8 @@ class Report:
                 )
                 exact = amount(summary.exact.total_ns, unit)
                 yield f"all waits: {exact} ms exactly ({states or 'none'}); {by_samples}"
+        if remark := Completeness.of_samples(shown).remark():
+            yield escape_controls(remark)
         if left := every.count - shown.count:
             weight = sum(every.weights()) - sum(shown.weights())
             yield (

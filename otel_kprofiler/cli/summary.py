@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from otel_kprofiler.cli.completeness import Completeness
 from otel_kprofiler.cli.output import Output
 from otel_kprofiler.cli.sending import Sending
 from otel_kprofiler.cli.session import Session
@@ -14,8 +15,6 @@ from otel_kprofiler.errors import describe_status
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     SIDES,
-    STACK_OK,
-    USER_SIDE,
     Account,
     Losses,
     SideKind,
@@ -24,8 +23,8 @@ from otel_kprofiler.model import (
 from otel_kprofiler.sampling import HeldCommand
 
 
-def summarize(session: Session, output: Output, windows: Sequence[Window]) -> str:
-    """Returns a summary: samples written and lost, and the next step."""
+def summarize(session: Session, output: Output, windows: Sequence[Window]) -> Iterator[str]:
+    """Yields lines: incomplete user stacks if many; samples written, lost; next step."""
     account = session.pipeline.account()
     count = sum(window.sample_count for window in windows)
     seconds = sum(window.end_unix_ns - window.start_unix_ns for window in windows) / 1e9
@@ -37,11 +36,13 @@ def summarize(session: Session, output: Output, windows: Sequence[Window]) -> st
         f"lost {describe_losses(account.lost)}",
         f"unresolved {_describe_unresolved(windows)}",
     ]
-    whole = find_whole_share(windows)
-    if whole is not None:
-        parts.append(f"{whole:.1%} of user stacks complete")
+    completeness = Completeness.of_windows(windows)
+    if completeness.share is not None:
+        parts.append(f"{completeness.share:.1%} of user stacks complete")
+    if remark := completeness.remark():
+        yield remark
     ended = _end(session, parts, account)
-    return f"wrote {output.path}: {ended}{_next_step(output, count)}"
+    yield f"wrote {output.path}: {ended}{_next_step(output, count)}"
 
 
 def summarize_sent(session: Session, sending: Sending) -> str:
@@ -106,25 +107,6 @@ def _describe_unresolved(windows: Sequence[Window]) -> str:
     kinds = [kind for kind in SIDES if frames[kind]] or [KERNEL_SIDE]
     shares = [f"{unresolved[kind] / max(1, frames[kind]):.1%} of {kind.name}" for kind in kinds]
     return f"{' and '.join(shares)} frames"
-
-
-def find_whole_share(windows: Sequence[Window]) -> float | None:
-    """Returns the share of samples with a user stack whose stack is complete; None without any.
-
-    Python frames split a user stack into several sides; the last side has the stack's status.
-    """
-    stacks: Counter[bool] = Counter()
-    for window in windows:
-        for _, sample in window.samples:
-            statuses = [
-                side.status
-                for side in sample.stack.sides
-                if side.kind is USER_SIDE and (side.frames or side.status > STACK_OK)
-            ]
-            if statuses:
-                is_whole = all(status == STACK_OK for status in statuses)
-                stacks[is_whole] += len(sample.timestamps_unix_ns)
-    return stacks[True] / stacks.total() if stacks else None
 
 
 def _next_step(output: Output, count: int) -> str:

@@ -1,0 +1,107 @@
+"""The completeness of user stacks, as in the summary of a recording and in reports."""
+
+import pytest
+
+from otel_kprofiler.analysis import load_samples
+from otel_kprofiler.cli.completeness import Completeness
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    PYTHON_SIDE,
+    STATUS_BY_END,
+    USER_SIDE,
+    Frame,
+    Module,
+    ModuleKind,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    StackEnd,
+    Unresolved,
+    Window,
+    WindowSample,
+)
+
+NO_RULE = {USER_SIDE: STATUS_BY_END[StackEnd.NO_RULE]}
+PENDING = {USER_SIDE: STATUS_BY_END[StackEnd.PENDING]}
+MIXED = [USER_SIDE, PYTHON_SIDE, USER_SIDE, PYTHON_SIDE, USER_SIDE]
+LIBC = Module("libc.so.6", ModuleKind.USER, None, None, 0, ())
+
+
+def sample(sides, statuses=None, count=1, module=None):
+    unresolved = None if module else Unresolved.NO_FILE
+    stack = Stack.from_frames(
+        (Frame(module, 1, (), 0, side, unresolved=unresolved) for side in sides), statuses
+    )
+    return WindowSample(
+        stack, tid=1, thread_name="t", cpu=0, link=None, timestamps_unix_ns=list(range(count))
+    )
+
+
+def window(**samples_by_program):
+    resources = [
+        ResourceSamples(Resource({"process.executable.name": program}), samples)
+        for program, samples in samples_by_program.items()
+    ]
+    return Window(0, 1, [Profile(ON_CPU, 1, resources, taken=9)])
+
+
+def whole_share(*samples):
+    return Completeness.of_windows([window(program=list(samples))]).share
+
+
+def remark(**samples_by_program):
+    """Returns the remark, which is the same for a recording and for a report."""
+    recorded = window(**samples_by_program)
+    counts = Completeness.of_windows([recorded])
+    assert Completeness.of_samples(load_samples([recorded])) == counts
+    return counts.remark()
+
+
+def test_a_stack_with_python_functions_counts_once():
+    assert whole_share(sample(MIXED, PENDING), sample([USER_SIDE])) == pytest.approx(1 / 2)
+    assert whole_share(sample(MIXED), sample([USER_SIDE], PENDING)) == pytest.approx(1 / 2)
+
+
+def test_each_sample_of_a_stack_counts():
+    assert whole_share(sample(MIXED, count=3), sample(MIXED, PENDING)) == pytest.approx(3 / 4)
+
+
+def test_a_cut_stack_without_native_frames_counts():
+    assert whole_share(sample([PYTHON_SIDE], PENDING), sample(MIXED)) == pytest.approx(1 / 2)
+
+
+def test_samples_without_a_user_stack_are_left_out():
+    assert whole_share(sample([KERNEL_SIDE])) is None
+    assert whole_share(sample([KERNEL_SIDE]), sample([USER_SIDE])) == 1
+
+
+def test_the_program_with_most_incomplete_stacks_is_named_with_file_and_reason():
+    node = [sample([USER_SIDE], NO_RULE, count=8), sample([USER_SIDE], NO_RULE, 1, LIBC)]
+    sh = [sample([USER_SIDE], PENDING, 3, LIBC), sample([USER_SIDE], count=20)]
+    assert remark(node=node, sh=sh) == (
+        "12 incomplete user stacks, 9 of them in node, in code without a file: "
+        "the code has neither unwind table nor frame pointer"
+    )
+    assert remark(sh=sh) == (
+        "3 incomplete user stacks, all in sh, in libc.so.6: "
+        "the unwind table of the caller's file was not loaded yet"
+    )
+
+
+def test_without_a_program_of_half_the_incomplete_stacks_their_number_is_named():
+    programs = {
+        f"cc{number}": [sample([USER_SIDE], PENDING, 2, LIBC), sample([USER_SIDE])]
+        for number in range(4)
+    }
+    assert remark(**programs, sh=[sample([USER_SIDE], NO_RULE)]) == (
+        "9 incomplete user stacks, 8 of them in 4 programs such as cc0: "
+        "the unwind table of the caller's file was not loaded yet"
+    )
+
+
+def test_a_few_incomplete_stacks_are_not_mentioned():
+    assert remark(sh=[sample([USER_SIDE], PENDING), sample([USER_SIDE], count=99)]) == ""
+    assert remark(sh=[sample([USER_SIDE], PENDING), sample([USER_SIDE], count=98)]) != ""
+    assert remark(sh=[sample([KERNEL_SIDE])]) == ""
