@@ -41,9 +41,15 @@ export function passing(profile, { process, thread }) {
 // The CPU that passes, null for all.
 export const cpuOf = ({ cpu }) => (cpu === "" ? null : Number(cpu));
 
-// The half-open range of bins of a range of milliseconds; null is the whole time.
+// The part of a range of milliseconds that lies in the time of a profile, without length at its start or
+// end if none does; null is the whole time.
+export const clip = (spanMs, range) => range?.map((ms) => Math.min(spanMs, Math.max(0, ms))) ?? null;
+
+// The half-open range of bins of a range of milliseconds, empty if it lies outside of the profile's time;
+// null is the whole time.
 export function binsOf({ bins, bin_ms: binMs }, range) {
   if (!range) return [0, bins];
+  if (range[1] <= 0 || range[0] >= bins * binMs) return [0, 0];
   const [from, to] = range.map((ms) => Math.min(bins, Math.max(0, Math.round(ms / binMs))));
   return [Math.min(from, bins - 1), Math.max(to, from + 1)];
 }

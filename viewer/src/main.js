@@ -2,7 +2,7 @@
 
 import { colourOf, forgetTheme, reserve } from "./colours.js";
 import { why } from "./empty.js";
-import { binsOf, cpuOf, fillFilters, passing } from "./filters.js";
+import { binsOf, clip, cpuOf, fillFilters, passing } from "./filters.js";
 import { listen } from "./keys.js";
 import { countRecorded } from "./lines.js";
 import { FUNCTION, Menu, savings } from "./menu.js";
@@ -50,9 +50,9 @@ function go(change, replaces = false) {
   render();
 }
 
-// Times in addresses are Unix times, those of the state are counted from the start of the profile; of
-// several intervals, both are counted from the start of the first.
-const origin = ({ parts, start_ms: startMs }) => (parts.length > 1 ? 0 : startMs);
+// Times in addresses are Unix times in whole milliseconds, those of the state are counted from the start of
+// the profile; of several intervals, both are counted from the start of the first.
+const origin = ({ parts, start_ms: startMs }) => (parts.length > 1 ? 0 : Math.floor(startMs));
 
 function moved(from, by) {
   const move = (range) => range?.map((ms) => ms + by) ?? null;
@@ -177,7 +177,7 @@ function showStrip(filter, { counts, before, after }) {
   element("tracked").hidden = !nsOf(kind);
   if (isTracked) {
     once("tracks", [...inputs, gutter], () => tracks.load(profile, { ...filter, kind: wallOr(filter.kind) }, gutter));
-    tracks.show(state.range);
+    tracks.show(clip(strip.spanMs, state.range));
   }
   const amount = (of) => format(of.all, of.all, kind, state.unit === "share" ? "count" : state.unit);
   element("brushed").textContent = before

@@ -1,6 +1,7 @@
 // Time × CPU as a heat map; a range of time can be brushed on it, which narrows everything else.
 
 import { onCanvas } from "./colours.js";
+import { clip } from "./filters.js";
 
 const AXIS = 16; // pixels for times below
 const HIGHEST = 96; // pixels for all CPUs
@@ -74,8 +75,8 @@ export class Strip {
 
   // Marks what is shown and what it is compared with: ranges of milliseconds, or null.
   show(range, baseline) {
-    this.#range = range;
-    this.#baseline = baseline;
+    this.#range = clip(this.spanMs, range);
+    this.#baseline = clip(this.spanMs, baseline);
     this.draw();
   }
 
@@ -172,7 +173,9 @@ export class Strip {
   }
 
   // A range in words.
-  describe([from, to]) {
+  describe(range) {
+    const [from, to] = clip(this.spanMs, range);
+    if (from === to) return "outside of the recording";
     const { parts, bin_ms: binMs } = this.#profile;
     let start = 0;
     const part = parts.find(({ bins }) => {
@@ -253,7 +256,7 @@ export class Strip {
   // By keys: moves the range, or its end, by a fiftieth of the time.
   #move(by, isEnd) {
     const step = Math.max(1, Math.round(this.#profile.bins / 50)) * this.#profile.bin_ms;
-    if (!this.#range) {
+    if (!this.#range || this.#range[0] === this.#range[1]) {
       this.events.choose([0, Math.min(this.spanMs, 5 * step)], true);
       return;
     }
