@@ -137,7 +137,7 @@ def services(count: int) -> Iterator[list[Service]]:
 
 
 class Cost(NamedTuple):
-    """Seconds and CPU seconds of a request without profiles and with, and their ratios."""
+    """Seconds and CPU seconds of a request, without and with profiles, and their ratios."""
 
     seconds: tuple[float, float]
     cpu_seconds: tuple[float, float]

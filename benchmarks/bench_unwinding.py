@@ -46,7 +46,7 @@ class Totals:
 
 @contextlib.contextmanager
 def program_times() -> Iterator[None]:
-    """The kernel measures the run time of BPF programs meanwhile. Needs CAP_SYS_ADMIN."""
+    """Measures the run time of BPF programs while the context is open. Needs CAP_SYS_ADMIN."""
     fd = bpf_call(_ENABLE_STATS, ctypes.c_uint32(0))
     try:
         yield

@@ -170,7 +170,7 @@ def _duckdb(path: str, start: int, end: int) -> dict[str, float]:
     database = duckdb.connect(path, config={"threads": 1, "memory_limit": "100MB"})
     database.execute(f"{_SCHEMA})")
 
-    def add(part: _Part) -> None:  # the fastest way without Arrow and pandas
+    def add(part: _Part) -> None:  # the fastest way without Arrow or pandas
         values = ",".join(map(str, part))
         database.execute(f"INSERT INTO samples VALUES {values}")
 

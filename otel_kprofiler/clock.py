@@ -1,10 +1,10 @@
-"""Converts boot time to Unix time, and tracks their offset.
+"""Converts boottime to Unix time, and tracks their offset.
 
-The kernel stamps samples with ``CLOCK_BOOTTIME`` (time since boot, including suspend);
+The kernel stamps samples with boottime (``CLOCK_BOOTTIME``: time since boot, including suspend);
 receivers expect Unix time. The offset is measured by reading the Unix clock between two reads of
 the boot clock, keeping the tightest of several tries (as opentelemetry-ebpf-profiler does).
 
-Boot time includes suspend and is never set, so only setting or slewing the Unix clock changes the
+Boottime includes suspend and is never set, so only setting or slewing the Unix clock changes the
 offset. :class:`Clock` tracks that, and :class:`StreamClock` derives a time that never goes back.
 """
 
@@ -61,7 +61,7 @@ def suspended_ns() -> int:
 
 
 class Clock:
-    """Converts boot time to Unix time with an offset remeasured on demand.
+    """Converts boottime to Unix time with an offset remeasured on demand.
 
     Until the Unix clock is set, time counts from :data:`EARLIEST_UNIX_NS`, because receivers
     reject or misplace data from 1970. Thread-safe: the offset is one integer.
@@ -77,7 +77,7 @@ class Clock:
         return self._source.boot_ns()
 
     def to_unix_ns(self, boot_ns: int) -> int:
-        """Convert a boot time with the most recently measured offset."""
+        """Convert a boottime with the most recently measured offset."""
         return boot_ns + self._offset_ns
 
     def sync(self) -> int:
@@ -113,7 +113,7 @@ class Clock:
 
 
 class Interval(NamedTuple):
-    """A boot-time interval and its Unix-time interval, both half-open."""
+    """A boottime interval and its Unix time interval, both half-open."""
 
     start_boot_ns: int
     end_boot_ns: int
@@ -121,7 +121,7 @@ class Interval(NamedTuple):
     end_unix_ns: int
 
     def to_unix_ns(self, times_boot_ns: Sequence[int]) -> list[int]:
-        """Convert boot times in order; results are clamped to the interval."""
+        """Convert boottimes in order; results are clamped to the interval."""
         first, last = self.start_unix_ns, self.end_unix_ns - 1
         length, boot_length = last + 1 - first, self.end_boot_ns - self.start_boot_ns
         if length == boot_length:
@@ -136,7 +136,7 @@ class Interval(NamedTuple):
 
 
 class StreamClock:
-    """Maps consecutive boot-time intervals to Unix time, which never goes back. Not thread-safe.
+    """Maps consecutive boottime intervals to Unix time, which never goes back. Not thread-safe.
 
     If the clock is set forward, the stream follows immediately and leaves a gap. If it is set back,
     the stream continues at a fraction of the speed until the clock has caught up.

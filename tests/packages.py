@@ -40,7 +40,7 @@ class Package(NamedTuple):
 PACKAGES = {
     "version": Package("The version number"),
     "errors": Package("All errors shown to users, with cause and fix"),
-    "clock": Package("Boot time, Unix time, and the offset between them"),
+    "clock": Package("Boottime, Unix time, and the offset between them"),
     "workers": Package("Workers of uWSGI, which C code forks"),
     "forks": Package("Fork hooks, in a defined order", "workers"),
     "stopping": Package("One deadline for threads that are stopped together"),

@@ -31,8 +31,8 @@ class HealthServer:
         endpoint: ``host:port`` to listen on; ``[::1]:port`` for IPv6, port 0 for a free one.
         probes: by path, such as ``/livez``; called in server threads.
         status: returns the body of ``/status`` as values for JSON; called in server threads.
-        waits: whether to wait for a port that another process has, and listen later: any user may
-            take a port above 1023 before this process does.
+        waits: whether to wait for a port that another process has, and listen once it is free: any
+            user may take a port above 1023 before this process does.
 
     Raises:
         HostError: the endpoint cannot be listened on.

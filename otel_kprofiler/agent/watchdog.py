@@ -38,7 +38,7 @@ class Watchdog:
     def __init__(self, after_s: float = STALLED_AFTER_S) -> None:
         self.stalls = 0
         self._interval_s = after_s / _CHECKS
-        self._missed_checks = 0  # since the last progress
+        self._missed_checks = 0  # since progress was last made
         self._stop = threading.Event()
 
     def alive(self) -> None:
@@ -46,11 +46,11 @@ class Watchdog:
         self._missed_checks = 0
 
     def idle_s(self) -> float:
-        """Returns the seconds since the last progress, rounded to checks."""
+        """Returns the seconds since progress was last made, rounded to the check interval."""
         return self._missed_checks * self._interval_s
 
     def find_stall(self) -> list[str]:
-        """Yields a sentence about the current stall, if there is one. Thread-safe."""
+        """Returns a sentence about the current stall; empty if there is none. Thread-safe."""
         if self._missed_checks < _CHECKS:
             return []
         return [f"the main loop has stalled for {self.idle_s():.0f} s"]

@@ -34,7 +34,8 @@ class Filter:
         containers: names of containers, or the first characters of their ids.
         services: names of services.
         cpus: logical CPUs.
-        modules: modules with a frame in the stack, loaded or built in; ``-`` and ``_`` are equal.
+        modules: modules with a frame in the stack, loaded or built in; ``-`` and ``_`` are treated
+            as the same character.
         functions: functions in the stack.
         spans: the first hexadecimal digits of span ids or trace ids.
         endpoints: names of local root spans.

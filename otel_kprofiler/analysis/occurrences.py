@@ -39,7 +39,7 @@ _PROGRAM: Final = re.compile(r"bpf_prog_([0-9a-f]{16})_(.+)")
 class FrameKeys:
     """Builds the keys of stack entries, outermost first, once for each frame.
 
-    Frames are cached by identity.
+    Keys are cached per ``Frame`` object.
 
     Args:
         key: returns the key of an entry.
@@ -80,7 +80,7 @@ def line_occurrence(stack: Stack) -> Occurrence:
     """Groups by source line; a sample belongs to the innermost line with debug information.
 
     Lines of interpreted code take precedence over native code, so time in the kernel and in native
-    libraries counts for the line that called them.
+    libraries is attributed to the line that called them.
     """
     entries = [entry for entry in stack_entries(stack) if entry.line]
     if not entries:

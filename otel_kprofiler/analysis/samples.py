@@ -123,7 +123,7 @@ class Samples:
             start = end
 
     def counts(self) -> list[int]:
-        """Returns the samples of each row: sums of values for kinds that count, else timestamps."""
+        """Returns each row's number of samples: its counts summed, else the timestamps."""
         if not self.values:
             return self._lengths()
         is_count = [origin.profile.kind.sample_unit == "count" for origin in self.tables.origins]

@@ -12,7 +12,7 @@ from otel_kprofiler.model import Stack
 def select_sides(samples: Samples, names: Collection[str]) -> Samples:
     """Returns all samples with only the frames of the given sides, named by side or frame type.
 
-    Time in other languages and in the kernel then counts for the calling function.
+    Time in other languages and in the kernel is then attributed to the calling function.
     """
 
     def kept(stack: Stack) -> Stack:

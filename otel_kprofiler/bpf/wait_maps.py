@@ -216,7 +216,7 @@ def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
 
 
 class WaitRecord(NamedTuple):
-    """A record of a wait; at its start, ``end`` is None and the sample's value is ``since_ns``."""
+    """A record of a wait; when it begins, ``end`` is None and the sample's value ``since_ns``."""
 
     sample: RawSample
     end: WaitEnd | None

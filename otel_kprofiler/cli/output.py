@@ -142,7 +142,7 @@ class Output:
     ) -> None:
         """Write the recording; only the owner may read a file with kernel addresses.
 
-        If a file of this name has appeared meanwhile, a numbered name is used.
+        If a file of this name appeared during the recording, a numbered name is used.
 
         Args:
             windows: the recording.

@@ -111,7 +111,7 @@ class Screen:
 
     @property
     def is_empty(self) -> bool:
-        """True if the whole screen must be drawn: at the start, after a resize or a stop."""
+        """True if the whole screen must be drawn: at startup, after a resize or a stop."""
         return not self._shown
 
     def take_keys(self) -> list[str]:

@@ -175,7 +175,7 @@ def _get_cgroup(access: Access, path: str) -> Cgroup:
     cgroup = find_cgroup(access, path)
     if cgroup is None:
         raise KProfilerError(
-            f"there is no version 2 cgroup {path}",
+            f"{path} is not a version 2 cgroup",
             hint="list cgroups with systemd-cgls; give a path below /sys/fs/cgroup",
         )
     if not 1 <= cgroup.level <= MAX_CGROUP_LEVEL:

@@ -89,7 +89,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
     def read(self, selection: Selection, need: Need, report: Callable[[str], None]) -> Samples:
         """Reads the samples of a selection, including some that do not match its filter.
 
-        Returns one window that covers the profiles; several if the period changed meanwhile.
+        Returns one window that covers the profiles; several if the period changed within it.
 
         Args:
             selection: the samples to read.

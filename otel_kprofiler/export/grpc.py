@@ -153,7 +153,7 @@ class OtlpGrpcExporter(OtlpSender):
         return Answer(Verdict.ACCEPTED, "OK", partial.message, partial.rejected)
 
     def _reopen(self) -> None:
-        """Reconnect with renewed certificates, unless the exporter was closed meanwhile."""
+        """Reconnect with renewed certificates, unless the exporter is closed."""
         with self._lock:
             if not self._closed:
                 old, self._channel = self._channel, self._open()

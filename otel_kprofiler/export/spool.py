@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 class Spool:
     """The spool of one exporter, open in one process at a time. Thread-safe.
 
-    If the disk is full or read-only at the start, every :meth:`append` tries to open the spool;
+    If the disk is full or read-only at startup, every :meth:`append` tries to open the spool;
     batches of earlier runs appear in ``waiting`` when that succeeds.
 
     Args:
@@ -300,7 +300,7 @@ class Spool:
             self._directory.close()
 
     def _make_ready(self) -> None:
-        """Open the spool if that failed at the start; recreate files removed since."""
+        """Open the spool if that failed at startup; recreate files removed since."""
         self._check_open()
         if self._directory is None:
             self._open()

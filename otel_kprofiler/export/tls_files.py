@@ -79,7 +79,7 @@ class TlsFiles:
             return False
         try:
             contents = self._tls.read()
-        except ExportError:  # removed meanwhile: detected by the next call
+        except ExportError:  # removed after the check: detected by the next call
             return False
         self._seen = seen
         is_new, self.contents = contents != self.contents, contents

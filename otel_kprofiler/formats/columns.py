@@ -201,7 +201,7 @@ def _about(intervals: Sequence[Interval]) -> About:
 
 
 def _count(profile: Profile) -> int:
-    """Returns the number of samples: the sum of values for kinds that count, else timestamps."""
+    """Returns the number of samples: the sum of the values if they are counts."""
     return profile.weight if profile.kind.sample_unit == "count" else profile.sample_count
 
 

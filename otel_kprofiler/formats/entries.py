@@ -33,8 +33,9 @@ class Entry(NamedTuple):
         name: the function; ``fun_`` and its address if only its bounds are known;
             ``[module+0xrva]`` or ``[0xaddress]`` if unresolved; or a remark such as
             ``[truncated]``.
-        module: name of the module, empty if unknown; built-in modules follow ``vmlinux`` in
-            brackets, as in kallsyms. For code without modules, the source file.
+        module: name of the module, empty if unknown; a built-in module is shown as ``vmlinux``
+            followed by its name in brackets, as in kallsyms. For code without modules, the source
+            file.
         side: side of the stack.
         reason: reason for a missing function name; empty if there is a name.
         inlined: whether it was inlined into the preceding entry.

@@ -13,8 +13,8 @@ from otel_kprofiler.model import Frame, Profile, ResourceSamples, Stack, Window
 def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Window]:
     """Returns windows with only the samples that have a frame in any of the modules.
 
-    Matches modules that are loaded or built into vmlinux; ``-`` and ``_`` are equal in names, as
-    for modprobe. Other samples do not count as taken.
+    Matches modules that are loaded or built into vmlinux; ``-`` and ``_`` are treated as the same
+    character, as by modprobe. Other samples do not count as taken.
     """
     wanted = {plain_module(name) for name in names}
 

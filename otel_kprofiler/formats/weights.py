@@ -30,7 +30,7 @@ class Weights:
 
     Attributes:
         kinds: all kinds in the windows.
-        unit: unit of the weights; ``samples`` for a kind that counts, empty for mixed units.
+        unit: unit of the weights; ``samples`` if they are counts, empty for mixed units.
     """
 
     def __init__(self, windows: Iterable[Window]) -> None:

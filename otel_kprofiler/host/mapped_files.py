@@ -261,8 +261,8 @@ def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Itera
 def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator[tuple[str, str]]:
     """Names in map_files of mappings of the file, with its path.
 
-    The request's mapping comes first, then others if it is gone. The links in map_files show the
-    path; where they may not be read, the maps do.
+    Yields the request's mapping first, then others if it no longer exists. The path comes from the
+    links in map_files, or from the maps if the links are not readable.
     """
     wanted = f"{request.start:x}-{request.end:x}"
     try:
@@ -282,10 +282,10 @@ def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator
 def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool = False) -> bool:
     """Returns whether a file is the requested one.
 
-    Inode, size, modification time and device must be equal, since inode numbers are reused
-    immediately. Where the device of ``stat`` is not that of the inode, which is so on overlayfs and
-    btrfs, it is an anonymous one (major 0). Then the size must be known, or the file have been
-    reached by its very mapping.
+    Inode, size, modification time and device must match, since inode numbers are reused
+    immediately. On overlayfs and btrfs, ``stat`` reports an anonymous device (major 0) instead of
+    the inode's. In that case, the size must be known, or the file must have been opened through its
+    mapping.
 
     Args:
         request: names the file.

@@ -57,7 +57,7 @@ class PatientChildren:
     def wait(self, child: MeteredChild, device: int, timeout_s: float) -> tuple[bytes, bytes]:
         """Wait for a child to end; kill it if it does not end in time.
 
-        Its CPU time counts for the calling thread: see :func:`children_time_ns`.
+        The child's CPU time is charged to the calling thread: see :func:`children_time_ns`.
 
         Args:
             child: a child just started.

@@ -1,8 +1,8 @@
 """Drops the capabilities that a running agent no longer needs, and prevents gaining any by exec.
 
-Capabilities are per thread (capabilities(7), capset(2)). So every thread drops at its start those
-that its job, identified by its name, does not need; the thread that attaches the sampler does so
-afterwards. Descriptors opened earlier stay usable.
+Capabilities are per thread (capabilities(7), capset(2)). On startup, every thread drops the
+capabilities that its job, identified by the thread's name, does not need; the thread that attaches
+the sampler drops them once the sampler is attached. Descriptors opened earlier stay usable.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Privileges:
         threading.setprofile(self._begin_thread)
 
     def close(self) -> None:
-        """Stop limiting threads that start later."""
+        """Stop limiting new threads."""
         threading.setprofile(None)
 
     def reduce_this_thread(self) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ class NewFile:
         """Give the file its name and close it.
 
         Args:
-            other_names: names to try if this name has been taken meanwhile; sets :attr:`path`.
+            other_names: names to try if this name is taken by now; sets :attr:`path`.
 
         Raises:
             OSError: finishing failed, and the file was removed.

@@ -1,7 +1,8 @@
 """Verifies a layout in this process: reads memory as the BPF program does, and compares.
 
-Nearly all of this memory belongs to the calling thread, so it does not change meanwhile. The links
-to other threads change whenever a thread starts or exits: they are reread until two reads agree.
+Nearly all of this memory belongs to the calling thread, so it does not change during a read. The
+links to other threads change whenever a thread starts or exits: they are reread until two reads
+agree.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class ExporterAccount(NamedTuple):
         lost: samples that did not reach the receiver, by cause.
         pending: samples in flight, or in the spool for the next run.
         not_offered: samples of windows closed while the exporter was not configured.
-        carried: samples of earlier runs that were in the spool at the start.
+        carried: samples of earlier runs that were in the spool at startup.
         carried_lost: the part of ``lost`` from earlier runs.
         unknown_since_unix_ns: nonzero if the previous run was killed; the number of samples taken
             after this time is unknown.

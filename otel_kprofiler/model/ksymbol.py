@@ -17,7 +17,7 @@ class Ksymbol(NamedTuple):
         length: in bytes, 0 if unknown.
         name: symbol name, as in kallsyms.
         kind: ``BPF`` or ``OUT_OF_LINE``.
-        since_ns: boot time of loading, 0 if unknown.
+        since_ns: boottime of loading, 0 if unknown.
         program_id: id of the containing BPF program, 0 if none or unknown.
     """
 
@@ -46,10 +46,10 @@ class KsymbolChange(NamedTuple):
     """A change of code outside vmlinux and modules, or a snapshot of it.
 
     Attributes:
-        time_ns: boot time of the change, of the start of a snapshot, or the last before a loss.
+        time_ns: boottime of the change, of the start of a snapshot, or the last before a loss.
         action: the event.
         symbols: the symbols added, removed or present.
-        until_ns: for a loss, the boot time at which it was detected.
+        until_ns: for a loss, the boottime at which it was detected.
     """
 
     time_ns: int
@@ -59,7 +59,7 @@ class KsymbolChange(NamedTuple):
 
 
 class KsymbolBatch(NamedTuple):
-    """Changes in time order, and the boot time up to which they are complete."""
+    """Changes in time order, and the boottime up to which they are complete."""
 
     changes: Sequence[KsymbolChange]
     complete_until_ns: int

@@ -143,5 +143,5 @@ class ProcessKey(NamedTuple):
 
     @property
     def process(self) -> tuple[int, int | None]:
-        """Returns the process key without program and user."""
+        """Returns the process key without its program or user."""
         return self.tgid, self.start_time_ns

@@ -71,7 +71,7 @@ class BpfProgram(NamedTuple):
         id: program id; reused only after billions of loads.
         type: such as ``kprobe`` or ``xdp``, empty if unknown.
         tag: hash of its instructions, 16 hexadecimal digits.
-        load_time_ns: boot time of loading, 0 if unknown.
+        load_time_ns: boottime of loading, 0 if unknown.
         attached_to: attach point (a tracepoint, a function), empty if unknown.
     """
 
@@ -87,7 +87,7 @@ class Module:
     """The owner of code: vmlinux, a loaded module, a BPF program, a user object.
 
     Attributes:
-        name: ``vmlinux``, the module name without path and suffix, or the BPF symbol.
+        name: ``vmlinux``, the module name without path or suffix, or the BPF symbol.
         kind: kind of module.
         build_id: GNU build id, None if it has none or it cannot be read.
         file_id: 128-bit id derived from the build id (see ``docs/symbols.md``).
@@ -144,7 +144,7 @@ class Unresolved(enum.Enum):
     SYMBOLS_DROPPED = "the symbols of the file were not read: limit of memory or time"
     SYMBOLS_REFUSED = "the symbols of the file are damaged or too large"
     NO_PROCESS = "the process of the address was not given"
-    PROCESS_GONE = "the process has ended, or executed another program meanwhile"
+    PROCESS_GONE = "the process has ended or executed another program"
     PROCESS_HIDDEN = "this process may not see the mappings of that one"
     FILE_UNREADABLE = "the file of the code could not be opened or read"
     LEFT_OUT = "the process is left out by a filter"
@@ -299,8 +299,8 @@ class Side(NamedTuple):
 class Stack:
     """A resolved stack; compared by identity.
 
-    Equal stacks are the same object while their symbols are unchanged, so grouping samples takes
-    only a dictionary lookup.
+    Equal stacks are the same object until their symbols change, so grouping samples takes only a
+    dictionary lookup.
 
     Attributes:
         sides: collected sides, from leaf to root. Where frames of two sides alternate, each run is

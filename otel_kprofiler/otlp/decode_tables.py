@@ -162,7 +162,7 @@ class Tables:
         )
 
     def identity(self, sample: Any) -> Identity:
-        """Returns a sample without its times and values."""
+        """Returns a sample without its times or values."""
         indices = tuple(sample.attribute_indices)
         attributes = self._taken.get(indices)
         if attributes is None:

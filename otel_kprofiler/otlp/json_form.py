@@ -117,7 +117,7 @@ class JsonWriter:
         )
 
     def raw_location(self, address: int, attributes: bytes) -> bytes:
-        """Entry of ``locationTable`` without mapping and lines."""
+        """Entry of ``locationTable`` without a mapping or lines."""
         return self.location(b"", address, (), attributes)
 
     def location_attributes(self, attributes: bytes) -> bytes:

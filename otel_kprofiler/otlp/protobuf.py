@@ -107,7 +107,7 @@ class ProtobufWriter:
         return b"\x12" + ONE_BYTE[size] + body if size < len(ONE_BYTE) else delimited(b"\x12", body)
 
     def raw_location(self, address: int, attributes: bytes) -> bytes:
-        """Entry of ``location_table`` without mapping and lines."""
+        """Entry of ``location_table`` without a mapping or lines."""
         body = b"\x10" + varint(address & MASK_64) if address else b""
         return delimited(b"\x12", body + attributes)
 

@@ -320,7 +320,7 @@ def frame_type(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def kernel_mapping_name(contents: Contents) -> Iterator[Problem]:
-    """A kernel mapping is named vmlinux or after its module, without path and suffix."""
+    """A kernel mapping is named vmlinux or after its module, without path or suffix."""
     kernel = {
         entry.mapping_index
         for _, entry in contents.table("location_table")

@@ -53,7 +53,7 @@ class Writer(Protocol):
     first_tokens: tuple[Token, ...]
     """Precomputed results of :meth:`token` for the lowest indices."""
     sample_bytes: int
-    """Minimum size of a sample without its head and timestamps."""
+    """Minimum size of a sample without its head or timestamps."""
 
     def token(self, index: int) -> Token:
         """Serialize an index."""

@@ -66,11 +66,10 @@ class ProcessBudgets:
         now_ns: a steady clock, in nanoseconds.
 
     Attributes:
-        coarse: number of samples so far by what was coarsened: ``resource`` (it is that of the
-            program that the process ran before, or shared by new processes), ``stack`` (user sides
-            have no frames, with the status ``over_budget``), ``group`` (the thread is called like
-            the executable, and has the number of the process, or 0 if the Resource is shared;
-            without span and labels).
+        coarse: number of samples so far by what was coarsened: ``resource`` (the process's previous
+            program is reported, or new processes share a Resource), ``stack`` (user sides have no
+            frames, with the status ``over_budget``), ``group`` (the thread has the executable's
+            name, and the process's id or 0 if the Resource is shared; no span or labels).
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def open_symbols(
     inherited: KernelSymbolizer | None = None,
     ring_bytes: int | None = None,
 ) -> KernelSymbolizer:
-    """Opens this host's symbols; starts tracking changes before they are read.
+    """Starts tracking symbol changes, then reads this host's symbols.
 
     No thread starts before the first ``advance``. The caller closes the symbolizer.
 

@@ -28,8 +28,8 @@ class EventTimeGate:
     """Holds samples back and releases them in time order. Belongs to one thread.
 
     The wait is bounded: a stalled symbol stream delays samples by at most ``max_wait_ns``, and a
-    sampler with a stalled watermark by at most ``max_stall_ns``. Samples that arrive later count
-    towards the window open at that time.
+    sampler with a stalled watermark by at most ``max_stall_ns``. Samples that arrive after that
+    count towards the window open at that time.
 
     Args:
         max_wait_ns: maximum wait for symbol streams, in nanoseconds.
@@ -51,12 +51,12 @@ class EventTimeGate:
         self.counts += count_kinds(samples)
 
     def passed_ns(self, samples_ns: int, symbols_ns: int, now_ns: int) -> int:
-        """Returns the boot time up to which everything is known, or is no longer awaited.
+        """Returns the boottime up to which everything is known, or is no longer awaited.
 
         Args:
-            samples_ns: every sample before this boot time has been pushed.
-            symbols_ns: every symbol event before this boot time has been applied.
-            now_ns: the current boot time.
+            samples_ns: every sample before this boottime has been pushed.
+            symbols_ns: every symbol event before this boottime has been applied.
+            now_ns: the current boottime.
         """
         samples_ns = max(samples_ns, now_ns - self._max_stall_ns)
         return min(samples_ns, max(symbols_ns, now_ns - self._max_wait_ns))

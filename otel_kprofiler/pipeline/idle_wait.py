@@ -18,8 +18,8 @@ def wait_for_samples(
 
     Args:
         sampler: takes the samples; its ``wake`` ends the wait.
-        clock: reads boot time.
-        end_ns: boot time at which the window ends; the wait ends just after it.
+        clock: reads boottime.
+        end_ns: boottime at which the window ends; the wait ends just after it.
         timeout_s: how long to wait for more samples, in seconds.
         idle_s: seconds to wait for the first sample; 0 if one may be waiting.
     """

@@ -79,7 +79,7 @@ class Pipeline(Generic[SamplerT]):
         resources: finds the Resource of a process; closed with the pipeline.
         schedule: the window lengths.
         sink: receives each closed window; must not block.
-        clock: reads boot time and converts it to Unix time.
+        clock: reads boottime and converts it to Unix time.
         options: further options of the pipeline.
         python: registers the processes that run CPython; closed with the pipeline.
         on_started: called once the sampler has started, before it is drained.

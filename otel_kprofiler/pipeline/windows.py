@@ -122,7 +122,7 @@ class WindowBuilder:
     Samples must be added in time order (see :class:`EventTimeGate`). Belongs to one thread.
 
     Args:
-        clock: converts boot time to Unix time, with the offset at the time of closing.
+        clock: converts boottime to Unix time, with the offset at the time of closing.
         schedule: the window lengths.
         start_boot_ns: start of the first window.
         period_ns: sampling period of a CPU, for kinds with a period.
@@ -168,7 +168,7 @@ class WindowBuilder:
         self._open(start_boot_ns)
 
     def change(self, at_boot_ns: int, schedule: WindowSchedule, period_ns: int) -> None:
-        """End a window at a boot time, and apply a new schedule and period from then on.
+        """End a window at a boottime, and apply a new schedule and period from then on.
 
         The time must not be before the previous change or any sample added.
         """

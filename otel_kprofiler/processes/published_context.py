@@ -5,7 +5,7 @@ specification), version 2. A mapping with a known name starts with a header of 3
 host's byte order::
 
     0  signature "OTEL_CTX"    8  version (u32)      12  size of the payload (u32)
-    16 published at (u64, boot time in ns, 0 while it changes)    24  address of the payload
+    16 published at (u64, boottime in ns, 0 while it changes)    24  address of the payload
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
             if files.read_link(f"/proc/{pid}/fd/{name}") == _BPF_MAP:
                 return True
         except FileNotFoundError:
-            continue  # closed meanwhile
+            continue  # closed since the listing
     return False
 
 

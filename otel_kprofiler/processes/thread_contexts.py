@@ -78,7 +78,7 @@ _OWNER: Final = 3  # ignores the user in a ProcessKey: names belong to the progr
 _AGAIN_S: Final = 10.0
 _MAX_CPU_S: Final = 0.2
 _MAX_BLOCKED_S: Final = 2.0
-"""Limits of a search, regardless of the process's memory: other processes wait meanwhile.
+"""Limits of a search, regardless of the process's memory: other processes wait for it.
 
 The CPU time suffices for a large program; blocked time covers slow memory.
 """

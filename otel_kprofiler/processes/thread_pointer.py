@@ -162,7 +162,7 @@ def find_context_place(
             if not place and definitions <= MAX_DEFINITIONS:
                 place = _find_in_library(read, elf, loaded.end, variable, threads)
         except (ElfError, OSError):
-            continue  # no ELF file, damaged, or unmapped meanwhile
+            continue  # not an ELF file, damaged, or unmapped by now
     return place
 
 

@@ -14,19 +14,19 @@ from otel_kprofiler.recording.user_names import parse_process_key
 from otel_kprofiler.sampling import SamplerCounts
 
 FORMAT_VERSION: Final = 3
-END_NS: Final = 1 << 63  # greater than any boot time
+END_NS: Final = 1 << 63  # greater than any boottime
 
 
 class RecordingFacts(NamedTuple):
     """The sampler's settings and counters in a recording.
 
     Attributes:
-        offset_ns: Unix time minus boot time on the recorded host.
+        offset_ns: Unix time minus boottime on the recorded host.
         period_ns: sampling period on each CPU.
         stack_limit: size in bytes from which a stack counts as truncated.
-        until_ns: boot time at which sampling stopped.
+        until_ns: boottime at which sampling stopped.
         counts: the sampler's counters when sampling stopped, by kind.
-        since_ns: boot time at which sampling started; 0 if unknown.
+        since_ns: boottime at which sampling started; 0 if unknown.
         waits: exact off-CPU time of each process during sampling; empty if not counted.
         wait_threshold_ns: last wait threshold, above which all waits were sampled; 0 if unknown.
     """

@@ -28,7 +28,7 @@ _CHANGES: Final = "code"
 _DETAILS: Final = "code_details"
 
 EventSink = Callable[[str, int, bytes], None]
-"""Receives stream, boot time and payload of an event, like ``RecordingWriter.add_event``."""
+"""Receives stream, boottime and payload of an event, like ``RecordingWriter.add_event``."""
 
 
 class _Source(Protocol):
@@ -92,7 +92,7 @@ class ReplayedKsymbols:
         self._details = dict(details)
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Returns changes up to a recorded boot time that have not been returned yet."""
+        """Returns changes up to a recorded boottime that have not been returned yet."""
         return KsymbolBatch(*self._changes.poll(now_ns))
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:

@@ -1,6 +1,6 @@
 """Records and replays the loading and unloading of modules.
 
-Uses two streams: ``uevents`` has the kernel's module datagrams with the boot time of receipt;
+Uses two streams: ``uevents`` has the kernel's module datagrams with the boottime of receipt;
 ``modules`` has the readings of a poll as a JSON list.
 """
 
@@ -64,7 +64,7 @@ class ReplayedModules:
         """Do nothing: every reading has all modules."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns readings up to a recorded boot time that have not been returned yet."""
+        """Returns readings up to a recorded boottime that have not been returned yet."""
         return self._readings.poll(now_ns)
 
     def close(self) -> None:

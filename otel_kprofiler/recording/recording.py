@@ -13,7 +13,7 @@ A recording is a zip archive::
     files/…                 the host's files that symbols come from
     errors.json             errno of files that could not be read
 
-Times are boot times in nanoseconds; integers are little-endian. The writers of event streams
+Times are boottimes in nanoseconds; integers are little-endian. The writers of event streams
 define their names and payloads; readers skip unknown streams.
 """
 
@@ -318,7 +318,7 @@ class EventReader(Generic[_T]):
         self._complete_ns = 0
 
     def poll(self, now_ns: int = END_NS) -> tuple[list[_T], int]:
-        """Returns new items up to a recorded boot time, and the time until which they are complete.
+        """Returns new items up to a recorded boottime, and the time until which they are complete.
 
         Raises:
             KProfilerError: the recording is damaged.

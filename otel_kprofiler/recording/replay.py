@@ -75,11 +75,11 @@ class ReplaySampler:
             raise KProfilerError(f"the recording is damaged: {error}") from error
 
     def complete_until_ns(self) -> int:
-        """Returns the recorded boot time before which every sample has been returned."""
+        """Returns the recorded boottime before which every sample has been returned."""
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns the recording's totals after the last sample, and no totals before.
+        """Returns the recording's totals once, after the last sample; nothing earlier or again.
 
         The recording lists all running processes; all others have exited.
         """
@@ -97,11 +97,11 @@ class ReplaySampler:
         return self._facts.wait_threshold_ns
 
     def boot_ns(self) -> int:
-        """Returns the recorded host's boot time."""
+        """Returns the ``CLOCK_BOOTTIME`` timestamp, in ns, that the replay has reached."""
         return self._complete_until_ns
 
     def unix_ns(self) -> int:
-        """Returns the recorded host's Unix time."""
+        """Returns the Unix time, in ns, that the replay has reached."""
         return self._complete_until_ns + self._facts.offset_ns
 
     def counts(self) -> Mapping[str, SamplerCounts]:

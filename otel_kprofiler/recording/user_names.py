@@ -29,7 +29,7 @@ function starts (0 if it is in none), the reason if it has no name (else empty),
 
 CODE_NAME: Final = "code_names.json"
 """Member with the names of code without files. A row has pid and start time of a process, an
-address, and a name: first and last boot time in ns, then the fields above from the start of the
+address, and a name: first and last boottime in ns, then the fields above from the start of the
 function on."""
 
 Place = tuple[BuildId | None, FileId, int]
@@ -40,7 +40,7 @@ _REASONS: Final = {reason.name: reason for reason in Unresolved}
 
 
 class NamedRun(NamedTuple):
-    """The name at an address between two samples, in nanoseconds of boot time."""
+    """The name at an address between two samples, in nanoseconds of boottime."""
 
     since_ns: int
     until_ns: int
@@ -59,7 +59,7 @@ class CodeNameCollector:
         self._runs: dict[CodePlace, list[NamedRun]] = {}
 
     def add(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:
-        """Add the name at an address in a process at a boot time."""
+        """Add the name at an address in a process at a boottime."""
         if named.unresolved is Unresolved.SYMBOLS_PENDING:
             return  # resolved again
         runs = self._runs.setdefault((process, address), [])

@@ -190,7 +190,7 @@ class Attachment:
 
         Args:
             config: what to sample.
-            regular_since_ns: boot time from which the program runs once per period on each CPU,
+            regular_since_ns: boottime from which the program runs once per period on each CPU,
                 unless the kernel skips runs.
         """
         packed = self._pack_config(config, regular_since_ns=regular_since_ns)

@@ -179,7 +179,7 @@ class EbpfSampler(ForkAware):
         pointers.
 
         Returns:
-            Boot time from which the new period applies to every CPU.
+            Boottime from which the new period applies to every CPU.
 
         Raises:
             HostError: a CPU does not exist, or there are too many targets; nothing has changed.
@@ -302,7 +302,7 @@ class EbpfSampler(ForkAware):
         return samples
 
     def complete_until_ns(self) -> int:
-        """Returns the boot time before which every sample has been drained."""
+        """Returns the boottime before which every sample has been drained."""
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
@@ -436,7 +436,7 @@ def _name_wait_counts(
 
 
 def _horizon(now: int, attached: Attachment) -> int:
-    """Returns the boot time before which no record can be reserved after this call; 0 if unknown.
+    """Returns the boottime before which no record can be reserved after this call; 0 if unknown.
 
     On each CPU the program flags a record as in flight before it reads the clock, and then
     publishes the record's time. A CPU without a record in flight will read a later time.

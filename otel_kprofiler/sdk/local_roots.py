@@ -140,7 +140,7 @@ class LocalRoots(ForkAware):
 
     def _store(self, span_id: int, name: bytes) -> None:
         self._encoded[span_id] = name
-        if span_id not in self._active:  # ended meanwhile in a different thread
+        if span_id not in self._active:  # ended by now in a different thread
             self._encoded.pop(span_id, None)
 
     def __len__(self) -> int:

@@ -75,7 +75,7 @@ class SideResolver(Protocol[StateT]):
         """Apply new information since the last call.
 
         Returns:
-            The boot time up to which information is complete. Samples wait at most half a second
+            The boottime up to which information is complete. Samples wait at most half a second
             for it.
         """
 
@@ -163,7 +163,7 @@ class StackResolver:
     def resolve(self, sample: RawSample) -> Stack:
         """Resolve a sample's stack as of the time of the sample.
 
-        Equal raw stacks resolve to the same object as long as their resolvers' states are equal.
+        Equal raw stacks resolve to the same object until the state of a resolver changes.
         """
         stack = self._stacks[sample.collected, sample.stacks, self._state(sample)]
         return stack.of(sample) if isinstance(stack, _VariableStack) else stack
@@ -240,7 +240,7 @@ class _VariableStack:
         self._stack = Stack()
 
     def of(self, sample: RawSample) -> Stack:
-        """Returns a sample's stack; the same object as long as no side differs."""
+        """Returns a sample's stack; the same object until a side changes."""
         sides = [side if isinstance(side, Side) else side.of(sample) for side in self._sides]
         if list(map(id, sides)) != list(map(id, self._last)):
             self._last, self._stack = sides, Stack(self._arrange(sides))

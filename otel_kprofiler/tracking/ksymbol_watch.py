@@ -74,7 +74,7 @@ class KsymbolWatch(ForkAware):
 
     Args:
         files: the host.
-        missed_since_ns: boot time since which changes were missed, as in a forked child; all
+        missed_since_ns: boottime since which changes were missed, as in a forked child; all
             symbols are then read again.
         ring_bytes: ring size per CPU, a power of two of pages; None for 512 KiB, which any user
             may lock, and less with more than 16 CPUs.
@@ -122,14 +122,14 @@ class KsymbolWatch(ForkAware):
 
     @property
     def method(self) -> ReadMethod:
-        """Returns the method used to read the programs loaded at the start."""
+        """Returns the method used to read the programs loaded at startup."""
         return self._baseline.method
 
     def poll(self, now_ns: int) -> KsymbolBatch:
         """Empty the rings and return the changes since the last call, in time order.
 
         Args:
-            now_ns: the current boot time.
+            now_ns: the current boottime.
         """
         if self._thread.ident is None and not self._closed:
             self._thread.start()
@@ -264,7 +264,7 @@ class KsymbolWatch(ForkAware):
     def _read_all(self) -> None:
         self._all_wanted = False
         began_ns = _now_ns()
-        # Programs first: if records are lost meanwhile, everything is reread later.
+        # Programs first: if records are lost during the reading, everything is reread.
         reading = self._baseline.read_all(lambda: not (self._closed or self._read_wanted))
         self._push(began_ns, reading)
 

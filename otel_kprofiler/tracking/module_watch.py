@@ -80,10 +80,10 @@ class ModuleWatch(ForkAware):
             :attr:`problem`, and modules are found only by polling the list.
         until_bpf: whether to stop reading kallsyms at the first BPF program.
         keep_datagrams: whether to keep datagrams for :meth:`take_datagrams`.
-        missed_since_ns: boot time since which changes were missed, as in a forked child; all
+        missed_since_ns: boottime since which changes were missed, as in a forked child; all
             modules are then compared with those of ``begin``.
         names_share: long-term share of one CPU for reading names.
-        now_ns: returns the boot time.
+        now_ns: returns the current boottime.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ModuleWatch(ForkAware):
         self._events.wake()
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns readings since the last call, and the boot time up to which they are complete."""
+        """Returns readings since the last call, and the boottime up to which they are complete."""
         if self._thread.ident is None and not self._closed:
             self._thread.start()
         with self._lock:
@@ -162,7 +162,7 @@ class ModuleWatch(ForkAware):
             return readings, self._complete_ns
 
     def take_datagrams(self) -> list[tuple[int, bytes]]:
-        """Returns datagrams since the last call, with their boot times of receipt."""
+        """Returns datagrams since the last call, with their boottimes of receipt."""
         with self._lock:
             taken, self._datagrams = self._datagrams, []
         return taken
@@ -195,7 +195,7 @@ class ModuleWatch(ForkAware):
         return NoEvents()
 
     def _is_unchanged(self) -> bool:
-        """Returns whether the list is unchanged; the lock is held and the thread is idle."""
+        """Returns whether the list is unchanged. Call with the lock held and the thread idle."""
         looked_ns = self._now()
         try:
             lines = self._read_list()

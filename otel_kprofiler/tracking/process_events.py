@@ -242,7 +242,7 @@ class ProcessEvents(ForkAware):
         self._read_until_quiet(sorted(pids))
 
     def _read_until_quiet(self, pids: Iterable[int]) -> None:
-        """Read processes; reread those that changed meanwhile.
+        """Read processes; reread any that changed during the reading.
 
         A reading is consistent only if no record shows a change during it.
         """

@@ -19,7 +19,7 @@ class Started(NamedTuple):
     A forked process has its parent's mappings, without events for them.
 
     Attributes:
-        time_ns: boot time.
+        time_ns: boottime.
         process: pid and start time. A forked process's start time is ``time_ns``, some milliseconds
             later than in ``/proc``; a running process's start time is from ``/proc``.
         parent: parent's pid; None if the process was already running.
@@ -34,7 +34,7 @@ class Exec(NamedTuple):
     """A process executed a program, and all its earlier mappings are gone.
 
     Attributes:
-        time_ns: boot time.
+        time_ns: boottime.
         process: which.
         name: new name in the kernel: the first 15 bytes of the program's name.
     """
@@ -51,7 +51,7 @@ class Mapped(NamedTuple):
     it.
 
     Attributes:
-        time_ns: boot time.
+        time_ns: boottime.
         process: which.
         mapping: the mapping; device and inode are 0 if the kernel reports the build id instead.
         build_id: build id of the file, from kernel 5.12 on; None if it has none, or if it was
@@ -71,7 +71,7 @@ class Unmapped(NamedTuple):
     or by rereading the maps (``refresh``); until then, the mapping counts as present.
 
     Attributes:
-        time_ns: boot time of detection; the mapping may have disappeared long before.
+        time_ns: boottime of detection; the mapping may have disappeared long before.
         process: which.
         mapping: the unmapped mapping; remaining parts are reported as ``Mapped``.
     """
@@ -89,7 +89,7 @@ class Exited(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Events may be missing between two boot times.
+    """Events may be missing between two boottimes.
 
     All processes are then reread. Changes follow as events with the time of that reading; an
     executed program is reported as changed mappings.
@@ -106,7 +106,7 @@ class Reading(NamedTuple):
     """A process as read from ``/proc``.
 
     Attributes:
-        time_ns: boot time before reading.
+        time_ns: boottime before reading.
         process: pid and start time.
         threads: thread ids.
         mappings: code mappings.
@@ -119,14 +119,14 @@ class Reading(NamedTuple):
 
 
 class Census(NamedTuple):
-    """All processes that existed at a boot time."""
+    """All processes that existed at a boottime."""
 
     time_ns: int
     pids: frozenset[int]
 
 
 class Absent(NamedTuple):
-    """A process that was no longer readable at a boot time.
+    """A process that was no longer readable at a boottime.
 
     If the process exited before the stream started, no record reports its exit, and its pid may be
     reused.

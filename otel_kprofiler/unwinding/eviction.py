@@ -31,7 +31,7 @@ class Table(NamedTuple):
         key: file of the table.
         slot: slot of the table in the program's map.
         size: size of the table's map in bytes.
-        loaded_ns: boot time of loading; 0 if no sample has requested the table.
+        loaded_ns: boottime of loading; 0 if no sample has requested the table.
     """
 
     key: FileKey
@@ -76,8 +76,8 @@ class TableSpace:
 
         Args:
             size: size of the new table in bytes.
-            last_uses_ns: boot time of the last sample for each slot.
-            now_ns: current boot time.
+            last_uses_ns: boottime of the last sample for each slot.
+            now_ns: current boottime.
             evicts: whether to evict other tables.
 
         Raises:

@@ -113,7 +113,7 @@ class TableMaps:
         self._epoch.words[0] += 1
 
     def last_uses_ns(self) -> list[int]:
-        """Returns the boot time of the last sample that used each slot's table; 0 if none."""
+        """Returns the boottime of the last sample that used each slot's table; 0 if none."""
         return self._used.words.tolist()
 
     def close(self) -> None:

@@ -82,7 +82,7 @@ class TableStore:
         maps: maps of the loaded program; closed with the store.
         files: this host's.
         limits: memory limits for tables.
-        now_ns: returns the boot time, the program's clock.
+        now_ns: returns the boottime, the program's clock.
         known_files: receives the details of files.
     """
 
@@ -106,7 +106,7 @@ class TableStore:
         self._answered = threading.Condition(self._lock)
         self._is_preloading = False  # the shares of a CPU do not apply: the time is limited
         self._holds = GrowingHolds()
-        self._refused: dict[FileKey, int] = {}  # boot time of its expiry; 0: never
+        self._refused: dict[FileKey, int] = {}  # boottime of its expiry; 0: never
         self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
         self._refusals: Counter[Refusal] = Counter()
         self._gone: dict[FileKey, int] = {}  # number of failed opens by file

@@ -189,7 +189,7 @@ class _Handler(HttpHandler):
         try:
             user = find_peer_user(self.connection)
         except OSError as error:
-            return f"nobody is answered: who asks is not known ({describe_error(error)})"
+            return f"request rejected: its user could not be determined ({describe_error(error)})"
         self._user = user
         return "" if user in self.server.users else "another user of this host serves this page"
 
@@ -197,7 +197,7 @@ class _Handler(HttpHandler):
         return self.server.answer(parse_query(query))
 
     def _read(self, query: str) -> Iterable[bytes]:
-        """Returns the source file that a query names, with the host that it is on."""
+        """Returns the source file named by a query, and the name of its host."""
         if self._user is None:
             raise SourceError(
                 "source files are shown only on a page that other hosts cannot read: omit --bind"

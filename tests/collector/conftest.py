@@ -230,7 +230,7 @@ def collector_program():
 
 @pytest.fixture
 def open_collector(tmp_path_factory):
-    """Start a Collector; with ``profiles=False``, without feature gate and pipeline."""
+    """Start a Collector; with ``profiles=False``, without a feature gate or pipeline."""
     started = []
 
     def start(version=VERSIONS[0], **options):

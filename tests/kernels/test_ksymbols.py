@@ -24,7 +24,7 @@ BLOCKS = ("bpf", "__builtin__ftrace", "__builtin__kprobes")
 
 @contextmanager
 def watching():
-    """A symbolizer that tracks ksymbols; kallsyms is read only once, at the start."""
+    """A symbolizer that tracks ksymbols; kallsyms is read only once, at startup."""
     watch = KsymbolWatch()
     symbolizer = KernelSymbolizer.live(ksymbols=watch)
     yield symbolizer, watch

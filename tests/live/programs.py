@@ -169,7 +169,7 @@ def kallsyms(*blocks: str) -> set[tuple[int, str]]:
     """Returns addresses and names of symbols in some blocks, using a simple parser.
 
     The kernel iterates over its list by index, so a line is missing if an earlier symbol is
-    unloaded meanwhile; if two readings agree, none is missing.
+    unloaded during the reading; if two readings agree, none is missing.
     """
     before = None
     while (result := _read_kallsyms(blocks or ("bpf",))) != before:

@@ -42,7 +42,7 @@ def hide_programs_loaded(data):
     """Turn KSYMBOL and BPF_EVENT records of ``perf.data`` into records that perf script ignores.
 
     If several profilers listen, the kernel makes these records longer than their headers say, and
-    perf script gives up at the first. Other tests load programs meanwhile.
+    perf script gives up at the first. Other tests load programs at the same time.
     """
     content = bytearray(data.read_bytes())
     start, size = struct.unpack_from("<QQ", content, PERF_FILE_DATA)

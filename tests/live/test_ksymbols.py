@@ -87,7 +87,7 @@ def wait_unloaded(symbols):
 
 
 def mine(symbols):
-    """Only programs of this test; other processes may load and unload theirs meanwhile."""
+    """Only this test's programs; other processes may load and unload theirs at any time."""
     return {symbol for symbol in symbols if "kprof_" in symbol[1]}
 
 
@@ -260,9 +260,9 @@ def test_frames_sampled_during_a_loss_have_no_name():
             catch_up(symbolizer)
             assert set(watch.count_lost()) == {"queue_full"}
             (before,) = symbolizer.resolve_addresses([start], time_ns=before_ns)
-            (meanwhile,) = symbolizer.resolve_addresses([start], time_ns=doubt_ns)
+            (in_doubt,) = symbolizer.resolve_addresses([start], time_ns=doubt_ns)
         assert before.function == name
-        results.add(meanwhile.unresolved)
+        results.add(in_doubt.unresolved)
         if Unresolved.RECORDS_LOST in results:
             break
     assert results <= {Unresolved.RECORDS_LOST, Unresolved.UNMAPPED}

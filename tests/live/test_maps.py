@@ -84,7 +84,7 @@ def check_every_mapping(odd_mappings):
         and (one.mapping.path, one.mapping.file_offset) == (row.path, row.file_offset)
         for one, row in zip(result, rows, strict=True)
     ]
-    # The heap and unnamed memory may have grown; no other mapping changes meanwhile.
+    # The heap and unnamed memory may have grown; no other mapping changes.
     assert all(match or not row.inode for match, row in zip(same, rows, strict=True))
     for one, row in zip(result, rows, strict=True):
         if row.inode:

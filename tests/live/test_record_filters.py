@@ -94,7 +94,7 @@ def cgroup():
 def test_a_missing_target_is_reported_immediately(tmp_path):
     for words, message in (
         (["-p", 2**22 - 1], "there is no process 4194303"),
-        (["--cgroup", "/no/such"], "there is no version 2 cgroup /no/such"),
+        (["--cgroup", "/no/such"], "/no/such is not a version 2 cgroup"),
         (["--container", "nosuch"], "there is no running container nosuch"),
         (["--pod", "nosuch"], "there is no pod nosuch"),
         (["--unit", "nosuch"], "there is no unit nosuch"),

@@ -124,7 +124,7 @@ class Witness:
         self._thread.join()
 
     def delays(self, cpu):
-        """Intervals of boot time in which a sample of the witness is missing."""
+        """Intervals of boottime in which a sample of the witness is missing."""
         times = sorted(self.times[cpu])
         return [(a, b) for a, b in itertools.pairwise(times) if b - a > 1.5e9 / self.RATE]
 

@@ -22,7 +22,7 @@ RESOURCE = Resource({})
 
 
 class Host:
-    """Clocks that tests set; the Unix clock may run faster or slower than boot time."""
+    """Clocks that tests set; the Unix clock may run faster or slower than boottime."""
 
     def __init__(self, unix_ns):
         self.boot = 0

@@ -74,7 +74,7 @@ class Away(Receiver):
 
 
 class Interrupted(Receiver):
-    """Stops responding after a number of requests, as for a process killed meanwhile."""
+    """Stops responding after a number of requests, as if the process had been killed."""
 
     def __init__(self, name, script, answers):
         super().__init__(name, script)

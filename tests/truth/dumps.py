@@ -93,7 +93,7 @@ class Dumps:
         max_work: limit of one walk.
         limits: of the tables.
         answering: load the requested tables.
-        forgetting: start each walk without cached rules and mappings.
+        forgetting: start each walk without cached rules or mappings.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Conversion of boot time to Unix time."""
+"""Conversion of boottime to Unix time."""
 
 import pytest
 
@@ -9,7 +9,7 @@ NOW = 1_790_000_000 * SECOND
 
 
 class Script:
-    """Clocks with scripted durations of reading boot time."""
+    """Clocks with scripted durations of reading boottime."""
 
     def __init__(self, offset=NOW):
         self.boot, self.offset, self.delays = 0, offset, iter(())
@@ -63,5 +63,5 @@ def test_an_unset_clock_does_not_date_samples_to_1970(caplog):
 def test_suspend_does_not_move_unix_time():
     source = Script()
     clock = Clock(source)
-    source.boot += 3600 * SECOND  # boot time includes suspend
+    source.boot += 3600 * SECOND  # boottime includes suspend
     assert clock.follow() == 0

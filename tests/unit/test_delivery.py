@@ -325,7 +325,7 @@ def test_accounts_do_not_wait_for_a_disk_and_stay_exact():
     reporter(sized_window(10))
     assert slow.accepted.wait(10)
     assert account_of(reporter, 10).gaps() == []
-    for handed_over in range(2, 5):  # beyond the capacity: the oldest is lost meanwhile
+    for handed_over in range(2, 5):  # beyond the capacity: the oldest is lost
         reporter(sized_window(10))
         assert account_of(reporter, 10 * handed_over).gaps() == []
     assert [a.lost for a in reporter.accounts()] == [{LossCause.QUEUE_FULL: 10}] * 2

@@ -1,6 +1,6 @@
 """Finds the BPF function, trampoline, ftrace or kprobe page at an address at a time.
 
-Each symbol is an interval of addresses and of boot time, so a single table covers all times, and
+Each symbol is an interval of addresses and of boottime, so a single table covers all times, and
 loading copies nothing. One thread changes the table while other threads look up without a lock:
 each change replaces single values, and never alters the result for an earlier time.
 """
@@ -51,7 +51,7 @@ class KsymbolSource(Protocol):
     """Source of changes: the running kernel, or a recording."""
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Returns changes since the last call; ``now_ns`` is the boot time. Does not block."""
+        """Returns changes since the last call; ``now_ns`` is the boottime. Does not block."""
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
         """Returns details of a BPF program's function; None if unknown. Thread-safe."""
@@ -95,7 +95,7 @@ class LoadedKsymbol:
         self._uncertain: LoadedKsymbol | None = None
 
     def covers(self, address: int, time_ns: int) -> bool:
-        """Returns whether this symbol was certainly at an address at a boot time."""
+        """Returns whether this symbol was certainly at an address at a boottime."""
         inside = self.symbol.start <= address < self.end
         return inside and self.since_ns <= time_ns < min(self.until_ns, self.sure_ns)
 
@@ -184,7 +184,7 @@ class KsymbolTable:
         self._forget(change.time_ns)
 
     def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedKsymbol | None:
-        """Returns the symbol at an address at a boot time, by default now; None if there was none.
+        """Returns the symbol at an address at a boottime, by default now; None if there was none.
 
         Where records were lost, it may be an entry with ``is_uncertain``.
         """

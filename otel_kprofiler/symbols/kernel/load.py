@@ -77,7 +77,7 @@ def read_snapshot(
     Args:
         files: the host's files, or a captured tree.
         generation: number of the new snapshot.
-        since_ns: boot time from which it holds.
+        since_ns: boottime from which it holds.
         previous: its ``Module`` objects are reused for unchanged modules.
     """
     problems: list[str] = []

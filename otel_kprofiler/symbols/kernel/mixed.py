@@ -42,7 +42,7 @@ class MixedSide:
         )
 
     def at(self, time_ns: int) -> Side:
-        """The side at a boot time; the same object while the same code is loaded."""
+        """Returns the side at a boottime; the same object until the loaded code changes."""
         whole, (side, old_codes) = self._side, self._last
         frames = whole.frames
         codes = tuple(

@@ -75,7 +75,7 @@ class Snapshot:
         blocks: symbols outside modules.
         freed: clones of freed init functions.
         generation: number of the snapshot.
-        since_ns: boot time from which the snapshot is valid.
+        since_ns: boottime from which the snapshot is valid.
         hidden: why symbols are hidden; None if they are not hidden.
         problems: unreadable files, one sentence each.
         bad_lines: number of skipped lines in kallsyms and the module list.

@@ -199,7 +199,7 @@ class KernelSymbolizer:
 
     @property
     def complete_until_ns(self) -> int:
-        """Returns the boot time up to which symbols are complete, as of :meth:`advance`."""
+        """Returns the boottime up to which symbols are complete, as of :meth:`advance`."""
         return self._complete_until_ns
 
     @property
@@ -238,10 +238,10 @@ class KernelSymbolizer:
         """Apply the changes delivered by the sources.
 
         Args:
-            now_boot_ns: the current boot time.
+            now_boot_ns: the current boottime.
 
         Returns:
-            The boot time up to which the symbols are complete: samples up to then may be
+            The boottime up to which the symbols are complete: samples up to then may be
             resolved.
         """
         ksymbols_ns = modules_ns = now_boot_ns
@@ -311,7 +311,7 @@ class KernelSymbolizer:
         Args:
             pcs: runtime addresses, leaf first.
             leaf_exact: whether the first address is a program counter rather than a return address.
-            time_ns: boot time of the stack; None for now.
+            time_ns: boottime of the stack; None for now.
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
         frames = _frames(view.frames, pcs, leaf_exact=leaf_exact)
@@ -342,7 +342,7 @@ class KernelSymbolizer:
 
         Args:
             address: a program counter, or a return address minus one.
-            time_ns: boot time; None for now.
+            time_ns: boottime; None for now.
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
         explanation = view.snapshot.explain(address)

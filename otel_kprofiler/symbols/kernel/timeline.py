@@ -1,7 +1,7 @@
 """The history of loaded modules: turns readings of the modules into snapshots over time.
 
-A module runs before the kernel announces it. So it counts as loaded since the reading before, or
-since the removal of the module that had its memory, whichever is later. A removal is known to be
+A module runs before the kernel announces it. So it is treated as loaded since the previous reading,
+or since the removal of the module that had its memory, whichever is later. A removal is known to be
 between two polls of the announcements; in between, the addresses belong to no module.
 """
 
@@ -25,7 +25,7 @@ class LoadedModule(NamedTuple):
     Attributes:
         main: the module and its symbols.
         init: its init code while that was in memory; None if unknown.
-        init_until_ns: boot time until which the init code was in memory.
+        init_until_ns: boottime until which the init code was in memory.
     """
 
     main: ModuleSymbols
@@ -37,8 +37,8 @@ class Removal(NamedTuple):
     """Bounds of the time at which a module was unloaded.
 
     Attributes:
-        there_ns: boot time at which it was last seen loaded.
-        gone_ns: boot time at which it was first seen gone.
+        there_ns: boottime at which it was last seen loaded.
+        gone_ns: boottime at which it was first seen gone.
     """
 
     there_ns: int
@@ -49,8 +49,8 @@ class ModuleReading(NamedTuple):
     """One reading of all loaded modules.
 
     Attributes:
-        looked_ns: boot time at which the list of modules was read.
-        free_ns: boot time of the reading before; modules not in it were loaded later.
+        looked_ns: boottime at which the list of modules was read.
+        free_ns: boottime of the previous reading; modules not in it were loaded after it.
         removed: modules unloaded since then, by number; one without an entry was unloaded
             between ``free_ns`` and ``looked_ns``.
         modules: the loaded modules, oldest first.
@@ -87,7 +87,7 @@ class ModuleSource(Protocol):
         """Start from the modules of a first snapshot; call once."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Readings since the last call, and the boot time up to which they are complete."""
+        """Readings since the last call, and the boottime up to which they are complete."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""
@@ -123,7 +123,7 @@ class Timeline:
     """Snapshots of a kernel as modules are loaded and unloaded; not thread-safe.
 
     Args:
-        first: the symbols at the start.
+        first: the symbols at startup.
     """
 
     def __init__(self, first: Snapshot) -> None:

@@ -64,8 +64,9 @@ class CachedResolver:
 
     Args:
         resolver: closed with this one.
-        state: returns the state of a process, or of None; results are valid while it is equal. See
-            :meth:`Processes.state`. By default, results stay valid, as for files.
+        state: returns the state of a process, or the state that applies without a process; cached
+            results are used until it changes. See :meth:`Processes.state`. By default, results stay
+            valid, as for files.
         entries: maximum number of cached results, about 500 bytes each; the oldest are evicted
             first.
     """

@@ -31,7 +31,7 @@ _NO_RIGHT: Final = (errno.EPERM, errno.EACCES)
 def find_process(pid: int, files: HostFiles | None = None) -> ProcessKey | None:
     """Returns the process that currently has a pid; None if there is none.
 
-    Its start time comes from ``/proc/PID/stat``, in nanoseconds of boot time, with a resolution of
+    Its start time comes from ``/proc/PID/stat``, in nanoseconds of boottime, with a resolution of
     10 ms.
     """
     ticks = read_start_ticks(files or Access(), pid)

@@ -124,7 +124,7 @@ def _word_indices(entries: array[int], first: int) -> memoryview[int]:
 
 
 def _size_at(frames: bytes, at: int) -> int | None:
-    """Returns the position of a function's size in its entry, if the size has four bytes."""
+    """Returns the offset of ``pc_range`` within an FDE; None if it is not four bytes wide."""
     if at & 3 or not 0 <= at <= len(frames) - _ENTRY_BYTES:
         return None
     (back,) = struct.unpack_from("<I", frames, at + 4)

@@ -20,7 +20,7 @@ from otel_kprofiler.elf import (
 
 _UNBOUNDED: Final = 1 << 62
 _WINDOW_BYTES: Final = 8 << 20
-"""Memory of a decompressor without its input and output."""
+"""Memory of a decompressor without its input or output."""
 _KEY: Final = "max_user_symbol_megabytes"
 
 

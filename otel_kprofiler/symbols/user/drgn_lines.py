@@ -52,7 +52,7 @@ class DrgnLines:
 
     A look-up takes about 0.3 ms, but seconds at worst, so threads that sample must not call it. A
     worker that takes too long or exits is replaced; after three such failures, look-ups return
-    nothing. Inlined functions have their source names, without namespaces and parameters. Split
+    nothing. Inlined functions have their source names, without namespaces or parameters. Split
     DWARF files are read from the paths recorded in the file, on this host.
 
     Args:
@@ -108,7 +108,7 @@ class DrgnLines:
 
     @property
     def nbytes(self) -> int:
-        """None: the worker holds the lines."""
+        """Returns 0: the worker process holds the lines."""
         return 0
 
     def close(self) -> None:

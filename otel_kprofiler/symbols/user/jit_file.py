@@ -102,7 +102,7 @@ class JitFile(ABC, Generic[EventT]):
         Reads at most :data:`MAX_UPDATE_BYTES`. May block on the file system of the file.
 
         Args:
-            now_ns: the current boot time.
+            now_ns: the current boottime.
 
         Returns:
             Whether there is more to read.
@@ -131,7 +131,7 @@ class JitFile(ABC, Generic[EventT]):
         return has_more
 
     def lookup(self, address: int, at_ns: int) -> MadeFunction | None:
-        """Returns the function at an address at a boot time; None if unknown."""
+        """Returns the function at an address at a boottime; None if unknown."""
         with self._lock:
             if at_ns > self._read_ns:
                 return None

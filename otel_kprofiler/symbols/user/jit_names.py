@@ -27,7 +27,7 @@ class _Process:
     def __init__(self, key: ProcessKey, code: ProcessCode) -> None:
         self.key = key
         self.code = code
-        self.looked_ns = -1  # boot time of the last attempt without a description
+        self.looked_ns = -1  # boottime of the last attempt without a description
         self.is_waiting = False
         self.nbytes = 0
 
@@ -37,7 +37,7 @@ class JitNames:
 
     Args:
         open_code: returns the code of a process, not read yet.
-        boot_ns: returns the current boot time.
+        boot_ns: returns the current boottime.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class JitNames:
         return bool(self._waiting)
 
     def name(self, key: ProcessKey, address: int, at_ns: int) -> tuple[NamedAddress, bool]:
-        """Returns the function at an address of a process at a boot time; never waits.
+        """Returns the function at an address of a process at a boottime; never waits.
 
         Returns:
             The function, and whether :meth:`read_one` has more to do now.

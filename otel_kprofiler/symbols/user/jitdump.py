@@ -314,7 +314,7 @@ class JitDump(JitFile[Record]):
         return has_more
 
     def _open_file(self) -> int:
-        """Open the file that the process has mapped under the name of a dump."""
+        """Open the mapped file whose name is that of a jitdump."""
         writer = read_writer(self._process, self._files)
         maps = read_maps(self._files, self._process.tgid)
         shift_ns = _read_clock_shift(self._process, self._files)
@@ -335,7 +335,7 @@ class JitDump(JitFile[Record]):
             raise FileNotFoundError(str(error)) from error
         if not is_only_of(writer, opened.status):
             opened.close()
-            raise PermissionError(f"others can write the jitdump of process {pid}")
+            raise PermissionError(f"the jitdump of process {pid} is writable by other users")
         self._parser.pid = writer.pid
         self._shift_ns = shift_ns
         return opened.fd
@@ -351,7 +351,7 @@ class JitDump(JitFile[Record]):
             self._apply_at(event, time_ns, now_ns)
 
     def _apply_at(self, record: Record, time_ns: int | None, now_ns: int) -> None:
-        """Apply a record at a boot time; None if unknown."""
+        """Apply a record at a boottime; None if unknown."""
         until_ns = self._read_ns if time_ns is None else time_ns - self._slack_ns - 1
         if isinstance(record, Closed):
             self._table.end_all(until_ns)

@@ -62,7 +62,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 CodeSink = Callable[[ProcessKey, int, int, NamedAddress], None]
-"""Receives process, address, boot time, and the code at that address at that time."""
+"""Receives process, address, boottime, and the code at that address at that time."""
 
 
 class SymbolLoader(ForkAware):

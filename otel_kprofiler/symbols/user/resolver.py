@@ -75,7 +75,7 @@ class UserNames(Protocol):
         """Names an address (SVMA) of a file; ``SYMBOLS_PENDING`` while the file is read."""
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Returns the functions at an address of a process outside files, at a boot time."""
+        """Returns the functions at an address of a process outside files, at a boottime."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait for all pending symbols, for at most ``timeout_s``."""
@@ -218,7 +218,7 @@ class _PendingSide:
         self._version, self._side, self._unknown = version, side, unknown
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side with the files known so far; the same object until more are known."""
+        """Returns the side with the files read so far; the same object until more are read."""
         version = self._resolver.version
         if self._unknown and version != self._version:
             self._version = version
@@ -238,7 +238,7 @@ class _SideWithCode:
         self._last: tuple[Side, tuple[NamedAddress, ...], Side] | None = None
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side of a process; the same object while names are equal."""
+        """Returns the side of a process; the same object until a name changes."""
         side = self._side if isinstance(self._side, Side) else self._side.of(sample)
         process = sample.process
         named = tuple([

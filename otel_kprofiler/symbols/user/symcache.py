@@ -109,7 +109,7 @@ class SymCache:
 
     @property
     def nbytes(self) -> int:
-        """None: the data is mapped from a file."""
+        """Returns 0: the data is mapped from a file."""
         return 0
 
     def close(self) -> None:

@@ -143,7 +143,7 @@ class Run(Programs):
         self.wait_until(lambda: (self.get_status() or {}).get("status") == "sampling", READY_S)
 
     def wait_until(self, condition, seconds: float, what="it is ready") -> None:
-        """Wait for a condition; raises an error if the agent exits meanwhile."""
+        """Wait for a condition; raises an error if the agent exits first."""
         deadline = time.monotonic() + seconds
         while not condition():
             if self.process.poll() is not None:

@@ -35,7 +35,7 @@ class Scenario:
         sampler, exporter, service: added to the agent's configuration.
         spool: whether the exporter queues on disk.
         heals: whether the receiver is healed and waited for before the agent stops.
-        alone: whether no other agents may run on the host meanwhile.
+        alone: whether no other agents may run on the host during the scenario.
         others: why the control program cannot measure the samples of others, such as a restart;
             empty if it can.
         misses: whether the kernel takes too few samples of all programs alike, which the agent must

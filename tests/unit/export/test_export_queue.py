@@ -167,7 +167,7 @@ def test_force_flush_waits_only_for_earlier_batches(open_queue, gate, batch):
     thread = threading.Thread(target=lambda: done.append(queue.force_flush(5000)))
     thread.start()
     time.sleep(0.05)
-    for _ in range(9):  # batches dropped meanwhile must not count as the awaited ones
+    for _ in range(9):  # dropped batches must not count as the awaited ones
         queue.put(batch())
     time.sleep(0.05)
     assert not done

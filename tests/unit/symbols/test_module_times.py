@@ -22,7 +22,7 @@ BEGAN_NS = 1_000_000 * MS
 
 @pytest.fixture
 def clock(clock):
-    """Boot time."""
+    """Boottime."""
     clock.ns = BEGAN_NS
     return clock
 

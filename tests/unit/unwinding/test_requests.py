@@ -1,4 +1,4 @@
-"""The order in which file requests are handled, and which files stay open meanwhile."""
+"""The order in which file requests are handled, and which files stay open until then."""
 
 import os
 import threading

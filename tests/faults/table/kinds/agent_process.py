@@ -175,7 +175,7 @@ def moved_between_cgroups(run):
 
 def loop(name, fault, kind=LIMIT, **more):
     if kind is FREEZE:
-        more["others"] = "the agent stands still meanwhile"
+        more["others"] = "the agent stands still"
     return Scenario(kind, name, fault, **more)
 
 

@@ -153,7 +153,7 @@ CHANGES = {
     "to a health endpoint in use": changed(occupied),
 }
 
-KEEPS = "the agent samples others meanwhile, or none"
+KEEPS = "the agent samples others, or none"
 SCENARIOS = [
     *[Scenario(BROKEN, name, broken(write)) for name, write in FILES.items()],
     *[Scenario(CHANGED, name, fault,

@@ -264,7 +264,7 @@ def test_lines_an_unresponsive_file_system_withheld_are_read_later(make):
     assert stalled.readings == 1, "it was read again at each sample"
     stalled.now_s = 31
     assert stalled.loader.version > version, "nobody asks for the names again"
-    assert stalled.name() == ("first_10", True), "the functions are lost meanwhile"
+    assert stalled.name() == ("first_10", True), "the functions are lost while it is reread"
     assert [stalled.name() for _ in range(3)] == [("again_10", False)] * 3
     assert stalled.readings == 2
     assert stalled.loader.counts().bytes == Names.nbytes

@@ -1,7 +1,7 @@
 // Goroutines that change their labels at random, each with its ids, and log them.
 //
 // Arguments: payload of a process context or "-", log, number of goroutines. Prints "ready"; ends
-// with its standard input. Lines of the log, little-endian: boot times in nanoseconds before and
+// with its standard input. Lines of the log, little-endian: boottimes in nanoseconds before and
 // after the labels are set, and before and after they are replaced; the thread id, 0 if the goroutine
 // may run on any; trace id, span id. The two times in the middle are in reverse if the goroutine gave
 // up its thread in between.
