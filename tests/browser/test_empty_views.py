@@ -28,7 +28,7 @@ def test_a_view_with_samples_shows_no_empty_state_message(page):
     assert page.evaluate(REASON) is None
 
 
-def test_contradictory_filters_are_named_with_the_samples_each_hides(page):
+def test_contradictory_filters_are_listed_with_the_samples_that_each_hides(page):
     go(page, "process=sh&cpu=0")
     assert page.evaluate(REASON) == "No samples of on_cpu pass: process sh, CPU 0."
     assert page.evaluate(WAYS) == [

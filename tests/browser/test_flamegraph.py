@@ -299,7 +299,7 @@ def test_the_keyboard_alone_navigates_zooms_and_inverts(page):
 
 
 @pytest.mark.parametrize("root", ["bottom", "top"])
-def test_the_root_is_visible_however_deep_the_stacks_are(browser, tmp_path, root):
+def test_the_root_is_visible_at_any_stack_depth(browser, tmp_path, root):
     path = tmp_path / "deep.html"
     deep = [frame(f"level_{level}") for level in range(100)]
     path.write_text(html([window(("x", 1, [sample(deep, 5)]))]))

@@ -190,7 +190,7 @@ def test_a_key_leads_from_the_graph_to_the_lines_of_the_function(show):
     )
 
 
-def test_what_makes_a_file_doubtful_is_said(show, files):
+def test_doubts_about_a_source_file_are_stated(show, files):
     os.utime(files.python, ns=(RECORDED_NS + 10**9, RECORDED_NS + 10**9))
     files.python.write_text("one line\n")
     os.utime(files.python, ns=(RECORDED_NS + 10**9, RECORDED_NS + 10**9))

@@ -173,7 +173,7 @@ def test_a_mutation_is_caught_only_by_a_failure_of_the_named_test():
         ("[    4.1] Kernel panic - not syncing: Attempted to kill init!\n", None, False),
     ],
 )
-def test_deaths_that_no_real_machine_has_are_faults_of_the_emulator(
+def test_crashes_impossible_on_real_hardware_are_blamed_on_the_emulator(
     tmp_path, console, status, failed
 ):
     (tmp_path / "console.log").write_text(console)

@@ -89,7 +89,7 @@ def test_hidden_frames_have_a_reason():
     assert frame.unresolved is Unresolved.HIDDEN
 
 
-def test_the_kernel_build_id_equals_that_in_its_notes():
+def test_the_kernel_build_id_matches_its_notes():
     """The kernel's build id is that of its notes."""
     notes = Path("/sys/kernel/notes").read_bytes()
     build_id = KernelSymbolizer.live().snapshot.vmlinux_build_id

@@ -99,7 +99,7 @@ def functions_in(folded):
 
 
 @pytest.mark.parametrize("area", AREAS)
-def test_functions_of_each_area_are_named_like_in_perf(profiled, area):
+def test_functions_in_each_area_have_the_names_perf_reports(profiled, area):
     folded, kernel = profiled
     pattern = re.compile(AREAS[area])
     ours = {name for name in functions_in(folded) if pattern.fullmatch(name)}

@@ -75,7 +75,7 @@ def test_file_capabilities_work_for_a_dedicated_python(public_python):
         shutil.rmtree(directory)
 
 
-def test_a_low_open_file_limit_is_the_verdict():
+def test_the_doctor_blames_a_low_open_file_limit():
     def conclude(limit):
         command = f'ulimit -S -n {limit}; exec "$0" -m otel_kprofiler doctor'
         done = subprocess.run(

@@ -202,7 +202,7 @@ def test_program_names_are_correct_without_ptrace_permission(shells, public_pyth
     assert printed.count("'first'") == printed.count("'second'") == 2, printed
 
 
-def test_a_recording_has_the_script_of_an_interpreter_and_no_other_argument(tmp_path):
+def test_a_recording_keeps_only_the_script_among_an_interpreters_arguments(tmp_path):
     """Checks the first row, tables, and a file that is read back."""
     script = tmp_path / "manage.py"
     script.write_text(

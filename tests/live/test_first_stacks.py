@@ -56,14 +56,14 @@ def show(host, ends):
     print(f"{RECORDINGS} recordings of {host}: {shown}")  # noqa: T201 - shown by -rP
 
 
-def test_an_idle_host_has_complete_stacks_from_the_start():
+def test_an_idle_host_has_complete_stacks_from_the_first_sample():
     ends = record_many()
     show("a host as it is", ends)
     assert ends
     assert ends[StackEnd.PENDING] <= (1 - LEAST_WHOLE) * ends.total()
 
 
-def test_a_busy_host_has_complete_stacks_from_the_start():
+def test_a_busy_host_has_complete_stacks_from_the_first_sample():
     command = [sys.executable, "-m", "benchmarks.mixed_load", "600"]
     with subprocess.Popen(command) as load:
         try:
@@ -85,7 +85,7 @@ def busy():
         process.kill()
 
 
-def test_a_single_target_process_has_complete_stacks_from_the_start(busy):
+def test_a_single_target_process_has_complete_stacks_from_the_first_sample(busy):
     ends = record(pids=(busy,))
     assert ends[StackEnd.COMPLETE] > 10
     assert ends[StackEnd.PENDING] == 0
@@ -96,7 +96,7 @@ def test_without_preloading_the_first_stacks_of_a_process_are_truncated(busy):
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
-def test_processes_in_a_pid_namespace_have_their_pids_in_it():
+def test_first_stacks_are_complete_inside_and_outside_a_pid_namespace():
     """Covers a profiler outside the namespace and one inside."""
     inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     with subprocess.Popen([*inside, *BUSY], start_new_session=True) as outer:

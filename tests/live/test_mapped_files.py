@@ -221,8 +221,8 @@ def test_an_exited_process_does_not_affect_files_of_others(program):
         assert caught.value.problem is FileProblem.GONE
 
 
-def test_details_of_a_file_overwritten_meanwhile_are_not_kept(program):
-    """Its build id would be that of the new content."""
+def test_details_of_an_overwritten_file_are_discarded(program):
+    """The build id would come from the new content."""
     request, known = request_of(program), KnownFiles()
     places = FilePlaces([program.parent])
 

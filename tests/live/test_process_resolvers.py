@@ -395,7 +395,7 @@ def test_symbols_are_read_once_for_all_processes_and_evicted_by_size(first, seco
         assert len(reads) == 4
 
 
-def test_lines_an_unresponsive_file_system_withheld_are_read_later(first):
+def test_lines_are_read_once_their_file_system_responds(first):
     now_s, problems = 0.0, []
 
     class Stalled:

@@ -73,7 +73,7 @@ sys.stdin.read()
 """
 
 
-def test_processes_of_other_users_that_start_later_are_registered(folder, public_python):
+def test_new_processes_of_other_users_are_registered(folder, public_python):
     """With CAP_PERFMON: by path, which must lead to a file of the same build id.
 
     Their mappings cannot be read, so that the kernel's records are followed.

@@ -187,7 +187,7 @@ def test_finds_an_interpreter_started_by_exec(start, changes):
         assert target.is_running
 
 
-def test_finds_an_interpreter_loaded_later(tmp_path):
+def test_finds_an_interpreter_loaded_after_startup(tmp_path):
     own = open_own()
     text = own.interpreter.texts[0]
     offset = text.offset & ~4095
@@ -224,7 +224,7 @@ def test_finds_only_target_processes_and_their_descendants(start):
         assert {tgid for tgid, *_ in journal.all} == {process.pid, before, after}
 
 
-def test_a_process_that_keeps_mapping_code_is_reported_ever_less_often(changes):
+def test_a_process_that_keeps_mapping_code_is_reported_at_growing_intervals(changes):
     config = SamplerConfig(samples_per_second=999, python_frames=1, stacks="both")
     with (
         closing(EbpfSampler(config)) as sampler,
@@ -237,7 +237,7 @@ def test_a_process_that_keeps_mapping_code_is_reported_ever_less_often(changes):
     assert 1 < len(seen) < 12
 
 
-def test_each_program_without_an_interpreter_is_reported_once_a_minute(start, tmp_path):
+def test_each_program_without_an_interpreter_is_reported_at_most_once_a_minute(start, tmp_path):
     config = SamplerConfig(samples_per_second=999, python_frames=1, stacks="both")
     spins = compile_c(tmp_path / "spins", "int main(void) { for (;;); }")
     with closing(EbpfSampler(config)) as sampler, contextlib.ExitStack() as ends:

@@ -144,7 +144,7 @@ def test_recordings_at_the_same_time_do_not_share_a_file(tmp_path):
     assert names(tmp_path) == ["profile-2.html", "profile.html"]
 
 
-def test_an_output_name_taken_meanwhile_gets_a_number(tmp_path):
+def test_a_number_is_appended_if_the_output_name_is_taken(tmp_path):
     running = start(tmp_path, "-o", "x.folded")
     (tmp_path / "x.folded").write_text("precious")
     assert "wrote x-2.folded" in end(running)

@@ -208,7 +208,7 @@ def in_namespace(tmp_path):
 NAMESPACED = " ".join([*RECORD, "-o", "x.folded"])
 
 
-def test_pids_are_those_of_the_callers_pid_namespace(in_namespace, tmp_path):
+def test_pids_are_in_the_callers_pid_namespace(in_namespace, tmp_path):
     # Process 1 is the shell, 2 the target; its child is sampled too.
     target = f"./inner -c '(exec dd if=/dev/zero of=/dev/null bs=1M) & {LOOP}'"
     done = in_namespace(f"{target} & {NAMESPACED} -d 3s -p 2", "--mount-proc")

@@ -301,7 +301,7 @@ def test_temporary_failures_are_retried_after_a_while(start, tmp_path):
     running.kernel.loaded(request.key)
 
 
-def test_a_table_without_space_is_rebuilt_ever_less_often(start, programs):
+def test_a_table_that_does_not_fit_is_rebuilt_at_growing_intervals(start, programs):
     size = image_bytes(start(), programs[0])
     running = start(Limits(total_bytes=size))
     running.load(programs[0])

@@ -370,7 +370,7 @@ def test_bcc_rejects_off_cpu_programs_and_suggests_libbpf():
     assert "libbpf1" in raised.value.hint
 
 
-def test_process_keys_equal_those_of_samples():
+def test_process_keys_match_samples():
     with running() as sampler, Program(SLEEP, 60) as program:
         program.go()
         time.sleep(0.5)

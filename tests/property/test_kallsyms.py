@@ -166,7 +166,7 @@ def check_is_right(table, symbols):
 
 @given(ITEMS, DAMAGE, st.integers(1, 500))
 @settings(max_examples=300, deadline=None)
-def test_a_damaged_file_gives_no_wrong_name(items, harm, size):
+def test_a_damaged_file_never_causes_a_wrong_name(items, harm, size):
     symbols = make_symbols(items)
     data = damage([f"{a:016x} {k} {n}\n" for a, k, n in symbols], harm)
     result = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
@@ -176,7 +176,7 @@ def test_a_damaged_file_gives_no_wrong_name(items, harm, size):
 
 @given(ITEMS, DAMAGE)
 @settings(max_examples=200, deadline=None)
-def test_a_damaged_module_gives_no_wrong_name(items, harm):
+def test_a_damaged_module_never_causes_a_wrong_name(items, harm):
     """Module lines need not be sorted; a line that lost its address is not checked."""
     symbols = make_symbols(items)
     harm = [(at, what) for at, what in harm if what not in {"digit", "empty"}]
@@ -188,7 +188,7 @@ def test_a_damaged_module_gives_no_wrong_name(items, harm):
 
 @given(ITEMS, st.integers(1, 4000))
 @settings(max_examples=300, deadline=None)
-def test_a_truncated_file_gives_no_wrong_name(items, cut):
+def test_a_truncated_file_never_causes_a_wrong_name(items, cut):
     symbols = make_symbols(items)
     data = "".join(f"{a:016x} {k} {n}\n" for a, k, n in symbols).encode()
     data = data[: max(0, len(data) - cut)]

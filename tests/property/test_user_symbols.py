@@ -203,14 +203,14 @@ def check(path):
 
 
 @pytest.mark.parametrize("path", list(installed()))
-def test_symbols_of_installed_files_equal_those_of_llvm_symbolizer(path):
+def test_symbols_of_installed_files_match_llvm_symbolizer(path):
     if not os.path.exists(path):
         pytest.skip(f"there is no {path}")
     check(path)
 
 
 @pytest.mark.parametrize("kind", BUILDS)
-def test_symbols_of_compiled_files_equal_those_of_llvm_symbolizer(kind, tmp_path):
+def test_symbols_of_compiled_files_match_llvm_symbolizer(kind, tmp_path):
     check(build(tmp_path, kind, *BUILDS[kind]))
 
 
@@ -230,7 +230,7 @@ def test_no_function_of_a_stripped_program_has_its_neighbours_name(tmp_path):
 
 
 @pytest.mark.parametrize(("language", "source"), [("go", GO), ("rs", RUST)])
-def test_symbols_of_go_and_rust_programs_equal_those_of_llvm_symbolizer(language, source, tmp_path):
+def test_symbols_of_go_and_rust_programs_match_llvm_symbolizer(language, source, tmp_path):
     compiler = {"go": "go", "rs": "rustc"}[language]
     if language == "go" and not IS_LONG:
         pytest.skip("its library is compiled for half a minute")

@@ -229,7 +229,7 @@ def test_a_port_in_use_is_waited_for(monkeypatch, caplog):
     assert "trying again every" in lines
 
 
-def test_only_a_port_in_use_is_waited_for():
+def test_the_agent_waits_only_for_a_port_in_use():
     with pytest.raises(HostError, match="cannot listen on"):
         HealthServer("192.0.2.1:0", {}, waits=True)
 

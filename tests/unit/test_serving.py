@@ -115,7 +115,7 @@ def reading_slowly(port, count):
         yield made
 
 
-def test_clients_that_stop_reading_give_way_to_others():
+def test_clients_that_stop_reading_are_disconnected_to_serve_others():
     body = b" " * (32 << 20)
     with (
         contextlib.closing(PageServer("127.0.0.1:0", "<p>", lambda _: [body])) as server,
@@ -131,7 +131,7 @@ def test_clients_that_stop_reading_give_way_to_others():
         assert any(len(answer.read()) < len(body) for answer in stalled)
 
 
-def test_a_health_check_that_takes_long_is_answered_among_slow_clients(monkeypatch):
+def test_a_long_health_check_is_answered_despite_slow_clients(monkeypatch):
     monkeypatch.setattr(health, "CONNECTION_TIMEOUT_S", 120)  # the machine may be busy
     begun, go_on, statuses = threading.Event(), threading.Event(), []
 

@@ -174,7 +174,7 @@ def test_a_directory_that_is_not_a_virtual_environment_is_kept(clone):
 
 @pytest.mark.system
 @needs_root
-def test_without_a_usable_system_python_the_path_is_searched_then_the_environment(
+def test_without_a_usable_system_python_path_is_searched_then_the_environment(
     clone, elsewhere, older
 ):
     done = set_up(clone, "show", path=[older, elsewhere], system="/dev/null")
@@ -229,7 +229,7 @@ def test_a_user_without_sudo_gets_everything_that_needs_no_root(clone):
 
 @pytest.mark.system
 @needs_root
-def test_commands_find_the_programs_of_the_environment_and_the_systems_python(clone):
+def test_commands_find_the_environments_programs_and_the_system_python(clone):
     words = ["sh", "-c", "command -v show; command -v python3"]
     assert chosen(set_up(clone, *words)).split() == [f"{clone}/.venv/bin/show", "/usr/bin/python3"]
     away = clone.parent / "away"
@@ -238,14 +238,14 @@ def test_commands_find_the_programs_of_the_environment_and_the_systems_python(cl
 
 
 @pytest.mark.system
-def test_a_set_up_without_a_command_reports_the_next_step(clone):
+def test_setup_without_a_command_reports_the_next_step(clone):
     done = set_up(clone)
     assert chosen(done) == ""
     assert done.stderr.splitlines()[-1].startswith("setup: next: ./setup.sh bash ")
 
 
 @pytest.mark.system
-def test_long_steps_show_that_they_go_on(clone):
+def test_long_steps_show_progress(clone):
     """The build waits until the reader of the output has seen a dot."""
     (clone / "build.py").write_text(
         "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\n" + BUILD_BACKEND
@@ -270,7 +270,7 @@ def setup_lines(shown):
 
 
 @pytest.mark.system
-def test_a_failing_step_ends_the_set_up(clone):
+def test_a_failing_step_aborts_the_setup(clone):
     (clone / "build.py").write_text("raise SystemExit('no build')\n")
     done = set_up(clone, "show")
     assert done.returncode != 0

@@ -166,7 +166,7 @@ def test_without_spans_the_error_suggests_how_to_record_them(tmp_path, by):
 
 
 @pytest.mark.parametrize("by", ["part", "trace"])
-def test_times_of_spans_are_only_available_as_a_table(synchronous, tmp_path, by):
+def test_span_times_are_available_only_as_a_table(synchronous, tmp_path, by):
     done = CliRunner().invoke(command, ["--by", by, "-o", tmp_path / "x.html", synchronous])
     assert done.exit_code == 2
     assert "omit -o" in done.output
@@ -191,7 +191,7 @@ def test_spans_have_user_kernel_and_waiting_time(synchronous):
     assert list(times("--endpoint", "GET /b", synchronous).values()) == [(1, 0, 6)]
 
 
-def test_a_span_waits_while_its_event_loop_does_and_not_while_others_run(asynchronous):
+def test_a_span_waits_while_its_event_loop_waits_and_not_while_other_spans_run(asynchronous):
     assert times(asynchronous) == {
         ("-", A.span_id.hex()): (3, 0, 10),
         ("-", CHILD.span_id.hex()): (2, 0, 0),
@@ -199,7 +199,7 @@ def test_a_span_waits_while_its_event_loop_does_and_not_while_others_run(asynchr
     }  # fmt: skip
 
 
-def test_an_event_loop_waits_for_the_span_that_was_left_last(tmp_path):
+def test_event_loop_waits_are_charged_to_the_last_active_span(tmp_path):
     path = write(
         tmp_path / "child.otlp",
         (0, A, "user", 1), (1, None, "epoll", 5), (6, CHILD, "user", 1), (7, None, "poll", 20),

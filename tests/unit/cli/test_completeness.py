@@ -68,7 +68,7 @@ def test_each_sample_of_a_stack_counts():
     assert whole_share(sample(MIXED, count=3), sample(MIXED, PENDING)) == pytest.approx(3 / 4)
 
 
-def test_a_cut_stack_without_native_frames_counts():
+def test_a_truncated_stack_without_native_frames_counts():
     assert whole_share(sample([PYTHON_SIDE], PENDING), sample(MIXED)) == pytest.approx(1 / 2)
 
 

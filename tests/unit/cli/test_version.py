@@ -26,7 +26,7 @@ def test_the_version_lists_loader_interpreter_and_kernel():
     assert LibbpfLoader.find_version() in said.output
 
 
-def test_commands_learn_how_children_end_although_their_parent_ignored_it():
+def test_commands_restore_sigchld_if_their_parent_ignored_it():
     code = """
 import signal, sys
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

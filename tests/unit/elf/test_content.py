@@ -36,7 +36,7 @@ def test_uncompressed_sections_are_read():
 
 
 @pytest.mark.parametrize("form", PACKED)
-def test_compressed_sections_are_unpacked(form):
+def test_compressed_sections_are_decompressed(form):
     assert read(packed(form, PACKED[form]), flags=SHF_COMPRESSED) == TEXT
     large = packed(form, PACKED[form])
     assert problem(large, flags=SHF_COMPRESSED, limit=len(TEXT) - 1) is ElfProblem.TOO_LARGE
@@ -54,5 +54,5 @@ def test_damaged_sections_are_rejected(form):
 
 
 @pytest.mark.parametrize("form", PACKED)
-def test_no_more_is_unpacked_than_the_header_declares(form):
+def test_decompression_stops_at_the_declared_size(form):
     assert read(packed(form, PACKED[form], 5), flags=SHF_COMPRESSED) == TEXT[:5]

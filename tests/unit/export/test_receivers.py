@@ -204,7 +204,7 @@ def test_samples_for_a_vanished_receiver_are_saved_in_its_encoding(http_receiver
     assert starts("x.unsent.otlp.jsonl") == [0, 1]
 
 
-def test_batches_waiting_when_sending_stops_are_saved(http_receiver, capsys):
+def test_queued_batches_are_saved_when_sending_stops(http_receiver, capsys):
     http_receiver.answer((503, {"Retry-After": "60"}, b""))
     address = http_receiver.endpoint
 

@@ -44,7 +44,7 @@ def test_an_exited_child_is_not_an_error():
 
 @pytest.mark.system
 @pytest.mark.parametrize("minor", VERSIONS)
-def test_every_interpreter_here_runs_limited_children(minor):
+def test_every_installed_interpreter_runs_limited_children(minor):
     """Some are built for an old glibc, and lack functions of the module os."""
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
@@ -81,7 +81,7 @@ print(late.communicate(timeout=60), late.cpu_ns)
 
 
 @pytest.mark.system
-def test_children_that_the_kernel_reaps_are_waited_for_without_their_cpu_time():
+def test_children_reaped_by_the_kernel_are_waited_for_without_their_cpu_time():
     command = [sys.executable, "-c", _WITHOUT_STATUS]
     ran = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert ran.stdout == "(b'output\\n', None) 0\n(b'', None) 0\n", ran.stderr

@@ -68,7 +68,7 @@ def test_usage_in_the_current_cgroup_excludes_the_page_cache(tree, version):
     assert find_memory_left(files) == MemoryLeft(186 * MIB, path, 256 * MIB)
 
 
-def test_the_cgroup_with_the_least_memory_left_is_decisive(tree, version):
+def test_the_cgroup_with_the_least_memory_left_sets_the_limit(tree, version):
     limits = {
         "a/b": (256 * MIB, 50 * MIB, 0),
         "a": (400 * MIB, 390 * MIB, 0),
@@ -92,7 +92,7 @@ def test_without_a_limit_children_are_not_limited(tree, most):
     assert grant_memory(300 * MIB, files) == MemoryGrant(300 * MIB, None)
 
 
-def test_memory_high_counts_as_a_limit(tree, version):
+def test_memory_high_is_a_limit_too(tree, version):
     if version == "v1":
         pytest.skip("version 1 has no limit that throttles")
     files = tree("/u", {"u": (256 * MIB, 0, 0)}, u__memory_high=f"{128 * MIB}\n")

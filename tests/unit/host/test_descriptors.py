@@ -24,7 +24,7 @@ SHOWN = "True -15\nhas ended\n/memfd:some name (deleted) False\n"
 
 
 @pytest.mark.parametrize("minor", VERSIONS)
-def test_every_interpreter_here_opens_processes_and_files_in_memory(minor):
+def test_every_installed_interpreter_opens_pidfds_and_memfds(minor):
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
     for python in find_pythons():

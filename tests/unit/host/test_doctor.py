@@ -126,7 +126,7 @@ def test_cap_sys_admin_implies_bpf_and_perfmon_but_not_syslog():
     }
 
 
-def test_any_single_loader_suffices_but_none_is_a_failure():
+def test_one_loader_suffices_and_none_is_a_failure():
     neither = {"libbpf.so.1": False, "python3-bpfcc": False}
     assert bad(FakeHost(), loaders=neither) == {"loader": Level.FAIL}
     assert not bad(FakeHost(), loaders=neither | {"python3-bpfcc": True})
@@ -194,7 +194,7 @@ def test_a_low_open_file_limit_is_reported_as_a_limitation(soft, hard, level, fi
     assert result.fix.startswith(fix)
 
 
-def test_too_low_an_open_file_limit_explains_a_sampler_that_cannot_start():
+def test_a_low_open_file_limit_explains_a_sampler_that_cannot_start():
     def explode():
         raise HostError("setting up the sampler: too many open files", hint="ulimit")
 
@@ -281,7 +281,7 @@ def test_capabilities_kept_while_sampling_are_listed_with_their_purpose():
 
 
 @pytest.mark.parametrize(("release", "is_told"), [("5.10.0-46-amd64", True), ("5.11.0", False)])
-def test_an_error_from_an_old_kernel_may_be_due_to_locked_memory(release, is_told):
+def test_an_error_on_an_old_kernel_may_be_due_to_locked_memory(release, is_told):
     host = FakeHost(**{"/proc/sys/kernel/osrelease": release})
     error = get_privilege_error("loading the BPF program", host)
     assert "although no capability is missing" in str(error)

@@ -32,7 +32,7 @@ def serve(queue, cpu_ns=0):
     return turn.owner, turn.item
 
 
-def test_owners_take_turns_however_much_each_queues(queue):
+def test_owners_take_turns_regardless_of_queue_length(queue):
     for number in range(4):
         queue.put("noisy", number)
     queue.put("good", 0)
@@ -49,7 +49,7 @@ def test_work_of_one_owner_is_served_in_order(queue):
     assert [serve(queue)[1] for _ in range(3)] == [0, 1, 2]
 
 
-def test_an_owner_with_costly_work_has_fewer_turns(queue):
+def test_an_owner_of_costly_work_gets_fewer_turns(queue):
     for number in range(20):
         queue.put("costly", number)
         queue.put("cheap", number)
@@ -74,7 +74,7 @@ def test_idle_time_earns_no_credit(queue):
     assert owners == ["early", "busy", "early", "busy"]
 
 
-def test_parallel_turns_go_to_different_owners(queue):
+def test_concurrent_turns_go_to_different_owners(queue):
     for number in range(3):
         queue.put("noisy", number)
     queue.put("good", 0)
@@ -111,7 +111,7 @@ def test_the_reserve_counts_towards_the_share(queue, clock):
     assert spent >= 300 * SECOND_NS * SHARE * (1 - RESERVE)
 
 
-def test_the_owner_with_most_work_loses_its_newest(queue):
+def test_the_owner_with_the_most_work_loses_its_newest_item(queue):
     queue.put("good", 0)
     for number in range(3):
         queue.put("noisy", number)
@@ -166,7 +166,7 @@ def test_the_cost_of_a_group_is_the_sum_of_its_owners(grouped, clock):
     assert turns["costly"] <= 2
 
 
-def test_the_group_with_most_work_loses_its_newest(grouped):
+def test_the_group_with_the_most_work_loses_its_newest_item(grouped):
     grouped.put(("good", 0), "good")
     for number in range(3):
         grouped.put(("storm", number), number)

@@ -51,7 +51,7 @@ def test_the_package_can_be_used_as_usual_afterwards(package):
         results["whole"].nothing  # noqa: B018
 
 
-def test_a_module_is_found_as_an_attribute_without_the_rest(package):
+def test_a_submodule_is_found_as_an_attribute_without_importing_the_rest(package):
     import_module_alone(f"{package}.other")
     assert sys.modules[package].wanted.VALUE == 7
     assert f"{package}.heavy" not in sys.modules

@@ -83,7 +83,7 @@ for code in (
 """
 
 
-def test_a_child_succeeds_only_by_its_report_where_the_kernel_discards_its_status():
+def test_without_an_exit_status_a_child_succeeds_only_by_its_report():
     ran = subprocess.run(
         [sys.executable, "-c", _IGNORING], env=environment(), capture_output=True, text=True
     )
@@ -152,7 +152,7 @@ def test_stopping_kills_children_and_starts_no_more(run):
     ],
     ids=("slow", "killed", "full_disk", "damaged", "large", "aborted"),
 )
-def test_causes_that_may_pass_are_marked(run, code, limits, may_pass):
+def test_temporary_causes_are_marked(run, code, limits, may_pass):
     with pytest.raises(ChildFailed) as caught:
         run(code, limits)
     assert caught.value.may_pass is may_pass

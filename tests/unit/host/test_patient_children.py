@@ -107,7 +107,7 @@ def test_cpu_time_of_children_is_charged_to_the_waiting_thread(start):
     assert other_ns == [0]
 
 
-def test_the_cpu_time_of_a_child_that_is_left_behind_counts(start):
+def test_the_cpu_time_of_an_abandoned_child_is_counted(start):
     """Its output stays open in a process that it started, which ends once nobody reads that."""
     waits = "signal.signal(signal.SIGPIPE, signal.SIG_DFL); os.fork()"
     writes = "while True: print('.', flush=True); time.sleep(0.05)"

@@ -18,7 +18,7 @@ def test_a_rejected_file_is_not_retried_for_an_hour():
     assert refused.find("file") == "slow again"
 
 
-def test_a_cause_that_never_passes_is_retried_ever_less_often():
+def test_a_persistent_failure_is_retried_at_growing_intervals():
     now_s, retries = 0.0, []
     refused = RefusedFiles(lambda: now_s)
     while now_s < 4 * REFUSAL_S:

@@ -107,7 +107,7 @@ def test_a_link_of_another_user_is_neither_followed_nor_replaced(theirs, tmp_pat
 
 @as_root
 @pytest.mark.usefixtures("file_system")
-def test_a_link_that_appears_meanwhile_is_not_followed(theirs, tmp_path):
+def test_a_link_created_during_the_write_is_not_followed(theirs, tmp_path):
     path = theirs / "out"
     file = NewFile(str(path), replace=True)
     os.write(file.fd, b"new")

@@ -96,7 +96,7 @@ def test_every_capture_is_tested():
     assert tested == {path.stem for path in WAITS.glob("*.txt")}
 
 
-def test_causes_marked_as_idle():
+def test_exactly_the_listed_causes_are_idle():
     assert {cause.label for cause in WaitCause if cause.is_idle} == {
         "epoll", "io_uring", "kernel_thread", "poll", "pool", "signal", "sleep", "socket_accept",
         "terminal",
@@ -114,7 +114,7 @@ def test_causes_marked_as_idle():
         (WaitState.UNINTERRUPTIBLE, {}, WaitCause.PAGE_FAULT),
     ],
 )
-def test_the_state_decides_before_the_stack(state, flags, cause):
+def test_the_thread_state_takes_precedence_over_the_stack(state, flags, cause):
     assert find_cause(state, captured("page_fault"), **flags) is cause
 
 
@@ -122,7 +122,7 @@ def test_preempted_threads_wait_for_a_cpu():
     assert find_cause(WaitState.RUNNABLE, captured("preempted")) is WaitCause.RUN_QUEUE
 
 
-def test_since_6_18_throttled_threads_are_identified_by_their_stack():
+def test_from_linux_6_18_throttled_threads_are_identified_by_their_stack():
     kernel = ["schedule", "throttle_cfs_rq_work", "task_work_run", "exit_to_user_mode_loop"]
     assert find_cause(WaitState.RUNNABLE, kernel) is WaitCause.THROTTLED
 
@@ -155,7 +155,7 @@ def test_kernel_threads_that_wait_uninterruptibly_are_not_idle():
     assert find_cause(WaitState.UNINTERRUPTIBLE, kernel) is WaitCause.OTHER
 
 
-def test_without_symbols_the_block_io_flag_decides():
+def test_without_symbols_the_block_io_flag_determines_the_cause():
     assert find_cause(WaitState.UNINTERRUPTIBLE, [], in_iowait=True) is WaitCause.DISK
 
 
@@ -207,7 +207,7 @@ WAITING = native(None, "", "pthread_cond_timedwait")
         ([native(INTERPRETER, "")], WaitCause.FUTEX),
     ],
 )
-def test_an_unnamed_function_may_be_the_one_that_takes_the_gil(sides, cause):
+def test_an_unnamed_function_may_take_the_gil(sides, cause):
     sides = [side if isinstance(side, Side) else Side(USER_SIDE, side) for side in sides]
     stack = Stack((frames(KERNEL_SIDE, FUTEX), Side(USER_SIDE, WAITING), *sides))
     assert find_stack_cause(WaitState.INTERRUPTIBLE, stack) is cause

@@ -57,7 +57,7 @@ def names(stack):
          "schedule", "do_nanosleep"],
     ],
 )  # fmt: skip
-def test_equal_waits_have_one_stack_however_it_was_captured(above):
+def test_equal_waits_share_a_stack_regardless_of_how_it_was_captured(above):
     stacks = WaitStacks(SCHEDULER)
     late = stacks.cut(Stack((kernel(ROOT),)))
     assert stacks.cut(Stack((kernel([*above, *ROOT]),))) is late
@@ -65,7 +65,7 @@ def test_equal_waits_have_one_stack_however_it_was_captured(above):
     assert stacks.cut(late) is late
 
 
-def test_without_markers_function_names_decide():
+def test_without_markers_scheduler_frames_are_recognized_by_name():
     stack = WaitStacks().cut(Stack((kernel(["bpf_prog_1", "__schedule", "schedule", *ROOT]),)))
     assert names(stack) == ROOT
 

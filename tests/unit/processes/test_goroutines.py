@@ -62,11 +62,11 @@ class Program:
         ("go1.26.8", ContextKind.GO_LABELS, (48, 184, 352)),
     ],
 )
-def test_offsets_are_those_of_the_version(version, kind, offsets):
+def test_offsets_match_the_go_version(version, kind, offsets):
     assert Program(version).find() == ContextPlace(-8, kind=kind, go=GoOffsets(*offsets))
 
 
-def test_the_variable_of_position_independent_programs_is_below_the_thread_pointer():
+def test_in_position_independent_programs_the_variable_is_below_the_thread_pointer():
     assert Program(storage=8).find().offset == -8
 
 
@@ -79,7 +79,7 @@ def test_the_version_is_found_anywhere_in_writable_data(gap):
     "version",
     ["go1.20.14", "go1.99", "go1.260.1", "go1.26rc1", "go1.26-fork", "devel go1.26-0a1b", "x", ""],
 )
-def test_other_versions_are_refused_with_their_name(version):
+def test_unsupported_versions_are_rejected_by_name(version):
     with pytest.raises(
         UnsupportedGoError, match=f"^{version or 'Go of an unknown version'} is not"
     ):
@@ -87,22 +87,22 @@ def test_other_versions_are_refused_with_their_name(version):
 
 
 @pytest.mark.parametrize(("gap", "flags"), [(8, 2), (0, 0)])
-def test_a_version_elsewhere_or_by_pointer_is_unknown(gap, flags):
+def test_a_version_stored_elsewhere_or_by_pointer_is_unknown(gap, flags):
     with pytest.raises(UnsupportedGoError, match="unknown version"):
         Program(gap=gap, flags=flags).find()
 
 
-def test_programs_with_further_thread_local_variables_are_refused():
+def test_programs_with_additional_thread_local_variables_are_rejected():
     with pytest.raises(UnsupportedGoError, match="other thread-local variables"):
         Program(storage=16).find()
 
 
 @pytest.mark.parametrize("note", [b"", OTHER_OWNER, OTHER_KIND])
-def test_programs_without_the_note_of_go_are_not_go(note):
+def test_programs_without_a_go_note_are_not_go(note):
     assert Program(note=note).find() is None
 
 
-def test_libraries_in_go_are_not_the_program():
+def test_go_libraries_do_not_make_a_go_program():
     program = Program()
     assert find_goroutines(program.read, program.objects, 0x10000) is None
     program.parts[BASE] = bytes(0x1000)

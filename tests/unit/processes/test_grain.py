@@ -202,7 +202,7 @@ def test_a_process_has_one_resource_across_profile_kinds(of_processes):
     assert on_cpu.resources[0].resource is off_cpu.resources[0].resource
 
 
-def test_exact_times_off_the_cpu_add_up():
+def test_exact_off_cpu_times_add_up():
     waits = WaitTotals((1, 20, 0, 0, 0), 3, 1)
     groups = [
         ResourceSamples(Resource({"process.pid": pid, "host.name": "h"}), [], totals)

@@ -69,7 +69,7 @@ def mount(uid, name):
     return f"90 80 8:1 {root} /dev/termination-log rw - ext4 /dev/sda1 rw\n"
 
 
-def test_the_kubelets_mount_names_the_container_of_the_same_pod_only(host):
+def test_the_kubelets_mount_names_only_containers_of_the_same_pod(host):
     for pid, uid in ((5, UID), (6, UID.replace("c", "d"))):
         host(f"/proc/{pid}/cgroup", f"0::{POD.replace(ID, f'{pid:064x}')}\n")
         host(f"/proc/{pid}/mountinfo", mount(uid, "cart"))
@@ -144,7 +144,7 @@ def test_in_a_namespace_mounts_identify_the_agents_container(host):
     assert places.read(6) == {}
 
 
-def test_in_a_namespace_of_a_pod_its_mounts_identify_the_pod(host):
+def test_in_a_pods_namespace_its_mounts_identify_the_pod(host):
     host.link("cgroup:[4026532999]")
     host("/proc/5/cgroup", "0::/\n")
     host("/proc/self/mountinfo", mount(UID, "cart"))

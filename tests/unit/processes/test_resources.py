@@ -111,7 +111,7 @@ def test_each_program_executed_by_a_process_has_a_resource(proc):
     assert result.get_of(ProcessKey(5, 300 * TICK_NS)) is second
 
 
-def test_a_program_that_exits_before_it_is_read_is_named_after_its_thread(proc):
+def test_a_program_replaced_before_it_is_read_is_named_after_its_thread(proc):
     proc(5, 300, exe="/bin/second", stack=0x9000)
     attributes = resources(proc).get(program(1, 0x7000, b"first")).attributes
     assert attributes["process.executable.name"] == "first"
@@ -313,7 +313,7 @@ def test_a_process_has_parent_and_owner(proc):
     assert "process.user.id" not in result
 
 
-def test_a_user_without_a_name_has_a_number(proc):
+def test_a_user_without_a_name_is_shown_by_number(proc):
     """In a container, /etc/passwd comes from its image."""
     proc(5, 300)
     passwd(proc.root, f"me:x:{os.geteuid()}:1::/:\n")
@@ -387,7 +387,7 @@ def test_services_are_named_from_the_configured_sources(sources, expected):
     assert find_service_name(attributes, sources) == expected
 
 
-def test_sessions_are_not_services_and_kernel_threads_are_in_brackets():
+def test_sessions_are_not_services_and_kernel_thread_names_are_bracketed():
     assert find_service_name({"systemd.unit.name": "session-3.scope"}, ("unit",)) == ""
     thread = {"otel_kprofiler.kernel_thread": "kworker", "process.executable.name": "kworker/0:1"}
     assert find_service_name(thread, SERVICE_SOURCES) == "[kworker]"

@@ -106,21 +106,21 @@ def name_labels(*labels, has_span=True):
     return dict(decode_context(b"\2\0" + encoded, (), has_span=has_span))
 
 
-def test_labels_of_goroutines_have_names():
+def test_goroutine_labels_have_names():
     ids = ((b"trace_id", b"1" * 32), (b"span_id", b"2" * 16))
     labels = ((b"user", "käse".encode()), (b"empty", b""), *ids)
     assert name_labels(*labels) == {"user": "käse", "empty": ""}
     assert name_labels(*labels, has_span=False).keys() == {"user", "empty", "trace_id", "span_id"}
 
 
-def test_labels_of_goroutines_are_limited_as_attributes_are():
+def test_goroutine_labels_have_the_same_limits_as_attributes():
     many = [(f"label{number:02}".encode(), b"v" * 250) for number in range(20)]
     labels = name_labels((b"otel_kprofiler.x", b"x"), (b"thread.id", b"1"), (b"", b"x"), *many)
     assert labels == {f"label{number:02}": "v" * 200 for number in range(16)}
 
 
 @given(st.binary(max_size=700), st.booleans())
-def test_arbitrary_labels_of_goroutines_are_decoded_within_the_limits(encoded, has_span):
+def test_arbitrary_goroutine_labels_are_decoded_within_the_limits(encoded, has_span):
     labels = decode_context(b"\2\0" + encoded, (), has_span=has_span)
     assert len(labels) <= 16
     assert list(labels) == sorted(labels)
@@ -134,7 +134,7 @@ def test_arbitrary_bytes_are_decoded_within_the_limits(context, has_span):
     assert list(labels) == sorted(labels)
 
 
-def test_the_key_map_is_read_for_known_versions_only():
+def test_the_key_map_is_read_only_for_supported_versions():
     assert read_key_map({SCHEMA: "tlsdesc_v1_dev", KEY_MAP: NAMES}) == NAMES
     assert read_key_map({SCHEMA: "tls_v1", KEY_MAP: NAMES}) == NAMES
     assert read_key_map({SCHEMA: "tls_v1"}) == ()

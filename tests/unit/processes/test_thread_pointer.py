@@ -198,12 +198,12 @@ def test_a_process_that_no_longer_announces_contexts_is_released(tmp_path, annou
                 assert list(registered) == [program.pid] * is_announced
 
 
-def test_a_missing_program_header_address_is_0():
+def test_a_missing_program_header_address_is_zero():
     assert parse_headers_address(b"") == 0
     assert parse_headers_address(bytes(ctypes.c_uint64(3)) + b"\1") == 0
 
 
-def test_a_process_that_waited_before_its_first_sample_has_the_names_of_its_attributes(tmp_path):
+def test_a_process_sampled_first_in_a_wait_has_its_attribute_names(tmp_path):
     contexts = ProcessContexts(Access(), first_look_s=0, answer_timeout_s=30)
     resources = ProcessResources(Access(), Clock(), {}, contexts=contexts)
     resources.follow_threads(Registered())

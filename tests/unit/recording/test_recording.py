@@ -85,7 +85,7 @@ def test_a_replay_returns_each_recorded_drain_with_its_watermark(recorded):
     recording.close()
 
 
-def test_replayed_files_are_those_of_the_recorded_host(recorded):
+def test_replayed_files_come_from_the_recorded_host(recorded):
     recording = Recording(recorded)
     files = recording.files
     assert files.read_bytes("/proc/kallsyms") == b"ffffffff81000000 T _text\n"
@@ -97,7 +97,7 @@ def test_replayed_files_are_those_of_the_recorded_host(recorded):
     recording.close()
 
 
-def test_missing_and_unreadable_files_are_so_in_a_replay(recorded):
+def test_missing_and_unreadable_files_stay_so_in_a_replay(recorded):
     recording = Recording(recorded)
     with pytest.raises(FileNotFoundError):
         recording.files.read_bytes("/proc/modules")

@@ -71,12 +71,12 @@ def test_an_unsupported_kernel_is_named_in_the_error():
         ({"min_duration_ns": 1 << 32}, "min_duration_ns is 4294967296, must be 0 to 4294967295"),
     ],
 )
-def test_settings_of_waits_have_limits(settings, wrong):
+def test_wait_settings_have_limits(settings, wrong):
     with pytest.raises(ValueError, match=wrong):
         OffCpuConfig(**settings)
 
 
-def test_a_sampler_samples_something():
+def test_a_sampler_needs_something_to_sample():
     assert SamplerConfig(on_cpu=False, off_cpu=OffCpuConfig()).off_cpu == OffCpuConfig()
     with pytest.raises(ValueError, match="nothing is sampled"):
         SamplerConfig(on_cpu=False)

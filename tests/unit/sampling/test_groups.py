@@ -97,7 +97,7 @@ def test_the_topmost_cgroups_of_the_targets_are_selected(host, groups, expected)
     assert set(cgroups(follower)) == ({made[path] for path in expected} or set(NOTHING))
 
 
-def test_appearing_and_disappearing_targets_are_followed_once_a_second(host):
+def test_new_and_exited_targets_are_detected_once_a_second(host):
     follower = host.follow(units=("a",))
     follower.look()
     assert cgroups(follower) == NOTHING

@@ -62,7 +62,7 @@ def test_a_long_wait_has_its_exact_duration():
     assert joiner.added == 0
 
 
-def test_a_short_wait_is_weighted_for_others():
+def test_a_short_wait_represents_other_waits_by_its_weight():
     (one,) = WaitJoiner().join([begin(1000), end(1000, 20)])
     assert (one.value, one.wait.duration_ns) == (100, 20)
 
@@ -84,7 +84,7 @@ def test_a_preemption_has_no_sleep_part():
     assert (one.value, one.wait.state, one.wait.is_throttled) == (150, WaitState.RUNNABLE, True)
 
 
-def test_a_wait_not_marked_as_kept_is_dropped():
+def test_a_wait_that_is_not_marked_as_kept_is_dropped():
     joiner = WaitJoiner()
     assert joiner.join([begin(1000), end(1000, 20, flags=WAIT_HAS_BEGUN)]) == []
     (one,) = joiner.join([end(1000, 20, flags=WAIT_KEPT, stack=b"late    ")])
@@ -272,7 +272,7 @@ def test_the_threshold_converges():
     assert taken - before == pytest.approx(40, rel=0.7)
 
 
-def test_waits_of_excluded_threads_become_no_samples():
+def test_waits_of_excluded_threads_are_not_sampled():
     joiner = WaitJoiner(is_left_out=lambda sample: sample.tid == begin(0)[0].tid)
     assert joiner.join([begin(1000), end(1000, 20)]) == []
     assert joiner.added == -1, "the program has counted it"

@@ -20,7 +20,7 @@ def thread(number=1, by_state=(0,) * 5, *, since=0, woken=0, waits=0, tgid=100, 
     return WaitThread(number, 5, since, woken, by_state, waits, 0, tgid, tgid, state, epoch, 0, 0)
 
 
-def test_each_reading_returns_new_changes_only():
+def test_each_read_returns_only_new_changes():
     sums = WaitSums()
     first = sums.read([thread(by_state=(1, 2, 3, 4, 5), waits=2)], 100, 1)
     assert first == {KEY: WaitTotals((1, 2, 3, 4, 5), 2)}
@@ -67,7 +67,7 @@ def test_the_remaining_time_of_an_exited_thread_is_counted():
     }, "another thread of the first process lives"
 
 
-def test_readings_sum_to_the_threads_totals():
+def test_reads_sum_to_the_threads_totals():
     """In any order of readings, ends and waits, against the sums of all threads."""
     rng = random.Random(7)
     sums, reported, expected = WaitSums(), Counter(), Counter()
@@ -132,6 +132,6 @@ def test_hosts_that_cannot_follow_waits_get_the_reason():
         plan_waits(OFF, no_types, "libbpf")
 
 
-def test_a_held_command_is_passed_as_a_target():
+def test_a_held_command_must_be_a_target():
     with pytest.raises(ValueError, match="target_pids"):
         SamplerConfig(off_cpu=OffCpuConfig(), child_pid=5)

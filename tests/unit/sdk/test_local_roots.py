@@ -185,7 +185,7 @@ def test_spans_never_ended_are_not_kept_alive(roots, tracer):
     assert result.get_name() == ""
 
 
-def test_children_of_spans_older_than_the_processor_get_their_root_if_it_is_their_parent(roots):
+def test_children_of_spans_older_than_the_processor_get_their_parent_as_root(roots):
     class Processor(LocalRootSpanProcessor):
         on_start = roots.start
         on_end = roots.end
@@ -253,7 +253,7 @@ def test_exceptions_raised_by_spans_are_counted_and_do_not_reach_the_service(roo
     assert names.as_dict()["unnamed"]["unknown_span"] == 2
 
 
-def test_spans_that_raise_are_limited_and_hinder_no_others(roots, tracer):
+def test_spans_that_raise_are_limited_and_do_not_affect_others(roots, tracer):
     broken = [Broken("attributes", span_id) for span_id in range(1, 1001)]
     roots.start(broken[0])
     span, encoded = tracer.start_span("span"), {}
@@ -296,7 +296,7 @@ def test_the_name_of_a_span_that_ends_while_it_is_stored_is_dropped(roots, trace
     assert not encoded
 
 
-def test_samples_get_the_name_known_when_the_window_closes(roots, tracer, now):
+def test_samples_get_the_name_set_when_the_window_closes(roots, tracer, now):
     names = RootNames(roots)
     top = tracer.start_span("GET")
     child = child_of(tracer, top)

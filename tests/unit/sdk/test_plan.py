@@ -31,11 +31,11 @@ def test_the_drain_interval_of_one_process_does_not_depend_on_the_host_size(
         assert result == pytest.approx(expected, rel=0.01)
 
 
-def test_targets_on_all_cpus_are_drained_more_often_on_larger_hosts(monkeypatch):
+def test_samplers_of_all_cpus_are_drained_more_often_on_larger_hosts(monkeypatch):
     assert interval_s("children", 99, monkeypatch, 64) < interval_s("children", 99, monkeypatch, 4)
 
 
-def test_the_defaults_equal_those_of_the_schema():
+def test_the_defaults_match_the_schema():
     """The defaults apply without importing the schema."""
     assert KernelProfiler()._plan == make_plan(read_settings({}))
 
@@ -48,7 +48,7 @@ def test_the_defaults_equal_those_of_the_schema():
         ("TARGET_CONTAINERS", "3f2a3f2a3f2a"),
     ],
 )
-def test_keys_without_effect_in_a_service_are_rejected(variable, value):
+def test_keys_that_have_no_effect_in_a_service_are_rejected(variable, value):
     with pytest.raises(ConfigError, match="only for the agent"):
         make_plan(read_settings({f"OTEL_KPROFILER_{variable}": value}))
 

@@ -260,7 +260,7 @@ def found(process, pid=5):
     "name",
     ["[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]", "/memfd:OTEL_CTX", "/memfd:OTEL_CTX (deleted)"],
 )
-def test_every_possible_name_of_the_mapping_is_recognized(process, name):
+def test_every_name_of_the_mapping_is_recognized(process, name):
     process(name=name)
     assert found(process) == {"service.name": "svc"}
 
@@ -344,7 +344,7 @@ def test_a_published_service_name_is_in_the_resource_within_a_window(process, re
     assert close_window(resources, closed) == [closed]
 
 
-def test_later_and_changed_contexts_apply_to_the_next_window(process, resources):
+def test_new_and_changed_contexts_apply_from_the_next_window(process, resources):
     directory = process(name="/tmp/other")
     sample = raw(5, 300 * TICK_NS)
     (before,) = close_window(resources, resources.get(sample))
@@ -479,7 +479,7 @@ def test_contexts_of_all_processes_share_one_limit(process):
     assert 0 < len(published) * len(payload) <= 16 * 1024 * 1024
 
 
-def test_if_no_thread_can_be_started_there_are_no_contexts_and_one_warning(
+def test_without_a_reader_thread_there_are_no_contexts_and_one_warning(
     process, monkeypatch, caplog
 ):
     process()
@@ -496,7 +496,7 @@ def test_if_no_thread_can_be_started_there_are_no_contexts_and_one_warning(
     assert len([r for r in caplog.records if "can't start new thread" in r.message]) == 1
 
 
-def test_the_environment_names_a_service_until_its_context_does(process, resources):
+def test_a_service_is_named_by_its_environment_until_it_publishes_a_name(process, resources):
     directory = process(name="/tmp/other")
     environ = b"OTEL_RESOURCE_ATTRIBUTES=service.name=env,service.version=1\0"
     (directory / "environ").write_bytes(environ)

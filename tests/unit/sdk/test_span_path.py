@@ -200,7 +200,7 @@ def other_paths(path):
             yield path._replace(classes=tuple(classes))
 
 
-def test_verification_rejects_any_other_path(path):
+def test_verification_rejects_every_wrong_path(path):
     span_path._prove(SpanReader(path), VARIABLE)
     for other in other_paths(path):
         if other.values_style > VALUES_INLINE:  # read as the last of them
@@ -209,7 +209,7 @@ def test_verification_rejects_any_other_path(path):
             span_path._prove(SpanReader(other), VARIABLE)
 
 
-def test_an_unproven_path_is_not_followed(monkeypatch):
+def test_an_unverified_path_is_not_followed(monkeypatch):
     def deny(address, size):
         raise OSError(1, "Operation not permitted")
 

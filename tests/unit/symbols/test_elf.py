@@ -135,7 +135,7 @@ def test_preambles_and_long_functions_are_named_as_in_running_code(tmp_path):
     }  # fmt: skip
 
 
-def test_the_file_id_equals_that_of_the_running_module(module):
+def test_the_file_id_matches_the_running_module(module):
     symbols = ElfSymbols(str(module))
     assert (symbols.name, symbols.build_id) == ("snd_test", BUILD_ID)
     assert symbols.file_id == make_file_id(BUILD_ID)

@@ -185,7 +185,7 @@ def test_a_bad_line_ends_the_function_before_it(bad, ends):
     assert named(table, 0x200) == ("c", 0x200)
 
 
-def test_out_of_order_lines_give_no_wrong_name(clones_lines):
+def test_out_of_order_lines_never_cause_a_wrong_name(clones_lines):
     lines = [line for line in clones_lines if not line[3]]
     names = {}
     for address, _, name, _ in lines:
@@ -205,7 +205,7 @@ def test_out_of_order_lines_give_no_wrong_name(clones_lines):
             assert result[0].decode() in names[address]
 
 
-def test_a_bad_line_of_a_module_ends_the_function_before_it_too():
+def test_a_bad_line_in_a_module_also_ends_the_function_before_it():
     data = text((0x2000, "t", "a"), (0x2200, "t", "c"), module="m")
     table = parse_kallsyms([data + b"%016x tt b\t[m]\n" % (BASE + 0x2100)]).blocks["m"]
     assert named(table, 0x20FF) == ("a", 0x2000)

@@ -211,7 +211,7 @@ def test_interrupt_ranges_keep_markers_that_share_an_address_with_a_function(hos
         ({}, HiddenCause.NO_CAP_SYSLOG),
     ],
 )
-def test_hidden_symbols_are_not_fatal_and_their_cause_is_reported(tmp_path, files, cause):
+def test_hidden_symbols_are_reported_with_their_cause_and_are_not_fatal(tmp_path, files, cause):
     zeros = "".join("0" * 16 + line[16:] + "\n" for line in KALLSYMS.splitlines())
     modules = "m 4096 0 - Live 0x0000000000000000\n"
     symbolizer = KernelSymbolizer.live(

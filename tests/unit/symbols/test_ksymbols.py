@@ -129,7 +129,7 @@ def test_a_reused_address_resolves_to_the_program_of_its_time():
     assert name_at(result, A + 127) == "two"
 
 
-def test_an_unloaded_symbol_is_not_found_now():
+def test_an_unloaded_symbol_is_not_found_without_a_time():
     result = table((1, ADDED, symbol(A, "one")), (2, REMOVED, symbol(A, "one")))
     assert name_at(result, A) is None
     assert name_at(result, A, 2 + 11 * MS) is None
@@ -180,7 +180,7 @@ def test_a_slow_read_does_not_undo_concurrent_changes():
     assert [c.symbol.name for c in result.live()] == ["bpf_prog_b", "bpf_prog_c"]
 
 
-def test_a_late_read_does_not_displace_newer_symbols_at_a_reused_address():
+def test_a_delayed_read_does_not_displace_newer_symbols_at_a_reused_address():
     result = table(
         (0, ALL_READ, symbol(A, "a")),
         (150, REMOVED, symbol(A, "a")),

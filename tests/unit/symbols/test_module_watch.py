@@ -34,7 +34,7 @@ def symbolizer(host):
     result.close()
 
 
-def test_a_module_is_known_soon_after_its_announcement(host, symbolizer):
+def test_a_module_is_named_soon_after_its_announcement(host, symbolizer):
     vmlinux, old = symbolizer.module("vmlinux"), symbolizer.module("old")
     before_ns = boot_ns()
     host.load("fresh")
@@ -47,7 +47,7 @@ def test_a_module_is_known_soon_after_its_announcement(host, symbolizer):
     assert frame(symbolizer, TEXT + 0x14, before_ns - 10**9).module is None
 
 
-def test_a_forked_child_finds_the_modules_that_changed_meanwhile(host, symbolizer):
+def test_a_forked_child_finds_modules_that_changed_since_the_last_read(host, symbolizer):
     """One was replaced at the same address, one was unloaded, one was loaded."""
     host.load("fresh")
     host.load("going", TEXT + 0x200000, init=INIT + 0x1000)
@@ -158,7 +158,7 @@ def test_init_code_is_named_while_it_runs_and_a_failure_leaves_nothing(host, sym
     assert not symbolizer.find("failing_init")
 
 
-def test_init_code_is_gone_after_it_succeeded(host, symbolizer):
+def test_init_code_is_removed_after_it_succeeds(host, symbolizer):
     host.load("slow", state="Loading", announce=False)
     time.sleep(0.12)
     symbolizer.advance(boot_ns())
@@ -183,7 +183,7 @@ def test_lost_announcements_cause_a_rescan(host, symbolizer):
     assert symbolizer.watch.counts.rescans == 1
 
 
-def test_a_failing_watch_restarts_and_misses_nothing(host, symbolizer, caplog):
+def test_a_failed_watch_restarts_and_misses_nothing(host, symbolizer, caplog):
     caplog.set_level(logging.CRITICAL)
     host.load("fresh", announce=False)
     host.events.error = OSError(errno.EBADF, "broken")
@@ -221,7 +221,7 @@ def test_a_module_loaded_while_names_are_read_gets_its_own_names(host, symbolize
     wait_for_name(symbolizer, TEXT + 0x8014, "late_a")
 
 
-def test_pending_names_are_reported_and_read_later(host, symbolizer):
+def test_pending_names_are_reported_until_they_are_read(host, symbolizer):
     kallsyms = host.root / "proc/kallsyms"
     host.load("fresh", announce=False)
     kallsyms.write_text(CORE)

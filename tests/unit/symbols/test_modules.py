@@ -66,7 +66,7 @@ def test_every_text_symbol_of_kallsyms_resolves_to_itself(clones, clones_lines):
     assert checked > 1800
 
 
-def test_freed_init_functions_name_no_frame(clones, clones_lines):
+def test_no_frame_is_named_after_a_freed_init_function(clones, clones_lines):
     """The address of a clone resolves to the live symbol there, or to nothing."""
     freed = clones.snapshot.freed
     assert len(freed) == 26
@@ -86,7 +86,7 @@ def test_freed_init_functions_name_no_frame(clones, clones_lines):
     assert clones.explain(0xFFFFFFFFC0615010).frame.function == "sound_devnode"
 
 
-def test_init_text_of_the_kernel_names_no_frame(clones, clones_lines):
+def test_no_frame_is_named_after_kernel_init_text(clones, clones_lines):
     at = {name: a for a, _, name, _ in clones_lines}
     start, end = at["_sinittext"], at["_einittext"]
     for address, kind, name, module in clones_lines:
@@ -176,7 +176,7 @@ def test_a_module_without_names_ends_at_the_next_allocation():
         assert module.ranges == ((BASE, BASE + end, ".text"),)
 
 
-def test_freed_init_text_of_ext4_belongs_to_the_module_that_reused_it(modules, modules_files):
+def test_ext4s_freed_init_text_belongs_to_the_module_that_reused_it(modules, modules_files):
     init = int(modules_files.read_bytes("/sys/module/ext4/sections/.init.text"), 16)
     (frame,) = modules.resolve_addresses([init])
     assert frame.module is None or frame.module.name != "ext4"
@@ -203,7 +203,7 @@ def test_file_ids_match_the_keys_of_symbol_stores(build_id, file_id):
     assert make_file_id(build_id) == file_id
 
 
-def test_each_build_without_build_id_has_its_own_file_id():
+def test_each_build_without_a_build_id_has_a_distinct_file_id():
     ids = {
         make_file_id(None, "m", "kernel1", ""),
         make_file_id(None, "m", "kernel2", ""),
@@ -257,7 +257,7 @@ def test_without_sysfs_ranges_come_from_symbols(clones, clones_folder):
     assert match.rva == clones.find("br_dev_xmit")[0].rva
 
 
-def test_without_module_list_the_base_is_the_page_of_the_first_symbol(clones, clones_folder):
+def test_without_a_module_list_the_base_is_the_first_symbols_page(clones, clones_folder):
     bare = KernelSymbolizer.from_files(kallsyms=clones_folder / "kallsyms.xz")
     assert {m.name for m in bare.snapshot.modules} == {m.name for m in clones.snapshot.modules}
     for module in clones.snapshot.modules[1:]:

@@ -122,7 +122,7 @@ def test_cached_results_are_valid_only_for_their_state():
     assert functions(cache.resolve([1], 7)) == ["new"]
 
 
-def test_a_filter_excludes_processes():
+def test_a_pid_filter_excludes_other_processes():
     table, pids = Table({1: "one"}), {7}
     only = PidFilter(table, pids)
     assert functions(only.resolve([1], 7)) == functions(only.resolve([1])) == ["one"]

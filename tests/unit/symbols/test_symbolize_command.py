@@ -351,7 +351,7 @@ def test_installed_files_are_located_by_name_and_verified_by_id(tmp_path, progra
     assert files.find(FileIdentity("tool", BuildId(""), FileId(""))) is None
 
 
-def test_files_that_processes_have_mapped_are_candidates(tmp_path, program):
+def test_files_mapped_by_processes_are_candidates(tmp_path, program):
     copy = tmp_path / "of-a-process"
     shutil.copy(sys.executable, copy)
     code = "import sys; print(flush=True); sys.stdin.read()"

@@ -106,7 +106,7 @@ def test_the_variable_on_arm64_is_found_where_the_linker_put_it(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", EMULATED)
-def test_the_record_of_arm64_always_matches_the_current_span(name):
+def test_the_arm64_record_always_matches_the_current_span(name):
     checked, linked = map(int, run_on_arm64(SCENARIOS, name).split())
     assert 0 <= linked <= checked
     assert linked or name in {"attributes", "endpoints"}
@@ -142,7 +142,7 @@ def test_the_library_has_no_dependencies_and_exports_the_variable(library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
-def test_the_library_needs_only_python_and_functions_of_every_c_library(library):
+def test_the_library_needs_only_python_and_portable_c_functions(library):
     if shutil.which("readelf") is None:
         pytest.skip("needs readelf")
     text = subprocess.check_output(["readelf", "-W", "--dyn-syms", library], text=True)

@@ -118,7 +118,7 @@ def facts(**more):
     return ProgramFacts(**{**values, **more})
 
 
-def test_function_names_match_those_of_the_kernel(monkeypatch):
+def test_program_function_names_match_the_kernel(monkeypatch):
     """The first function has the program's tag; without types the others are called F."""
     reader = ProgramReader()
     assert reader._function_names(facts()) == [f"bpf_prog_{'a' * 16}_short",

@@ -185,7 +185,7 @@ def test_a_full_ring_is_reported():
 
 
 @pytest.mark.parametrize("head", [PAGE + 8, 1 << 40])
-def test_a_torn_head_does_not_cause_a_read_beyond_the_ring(head):
+def test_a_torn_head_does_not_cause_an_out_of_bounds_read(head):
     memory = Memory(PAGE)
     memory.control[128] = head
     ring = PerfRing(memory, PAGE)

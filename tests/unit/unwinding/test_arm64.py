@@ -49,7 +49,7 @@ def found_rule(kind, from_column, offset):
     return kind, {AT_CFA: offset, IN_REGISTER: from_column}.get(kind, 0)
 
 
-def test_every_row_equals_that_of_an_independent_decoder(built, program):
+def test_every_row_matches_an_independent_decoder(built, program):
     unwinder = native.NativeUnwinder(built, "aarch64")
     slot = unwinder.add_table(program, 1)
     with program.open("rb") as file:
@@ -64,7 +64,7 @@ def test_every_row_equals_that_of_an_independent_decoder(built, program):
         assert found_rule(result.ra, result.ra_column, result.ra_offset) == rule_of(row, RA)
 
 
-def test_stacks_equal_those_of_a_real_kernel_and_the_reference_unwinder(built, program, tmp_path):
+def test_stacks_match_a_real_kernel_and_the_reference_unwinder(built, program, tmp_path):
     """Through signals, and with signed return addresses."""
     vdso = tmp_path / "vdso"
     recorded = read_recorded(DATA / "arm64.json.xz", program.name, program, vdso)

@@ -106,7 +106,7 @@ def switching(name):
     return rows(Made(name, code, ((1, 0), (37, 8), (38, 0)), flags=6))
 
 
-def test_systemstack_is_unwound_by_the_frame_pointer_of_the_stack_it_left():
+def test_systemstack_is_unwound_by_the_frame_pointer_of_the_previous_stack():
     *before, on_other, back = switching(b"runtime.systemstack")
     assert before == [(0, (RSP, 8), None, RETURN), (1, (RSP, 16), SAVED, RETURN)]
     assert (on_other[0], on_other[1], on_other[3]) == (18, (0x76, 16), RETURN)  # breg6 16
@@ -171,7 +171,7 @@ def test_tables_of_unsupported_versions_are_rejected():
         rows(magic=0xFFFFFFFB)
 
 
-def test_pairs_for_c_code_are_kept_and_sorted():
+def test_table_pairs_of_c_code_are_kept_and_sorted():
     file, table, segments = go_file([ORDINARY] * 3)
     maker = make_tables(file, table, TEXT, segments, ADDRESS)
     packed = pack_tables(maker, struct.pack("<ii", TEXT + 40 - ADDRESS, 7), ADDRESS)
@@ -186,7 +186,7 @@ def test_pairs_for_c_code_are_kept_and_sorted():
 @pytest.mark.system
 @pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
 @pytest.mark.parametrize("flags", [(), ("-ldflags=-s",), ("-buildmode=pie",)])
-def test_rows_equal_those_in_debug_frame(tmp_path, flags):
+def test_rows_match_debug_frame(tmp_path, flags):
     """The compiler writes the same sizes a second time, as ``.debug_frame``."""
     plain, path = tmp_path / "plain", tmp_path / "program"
     kept = [flag for flag in flags if flag != "-ldflags=-s"]

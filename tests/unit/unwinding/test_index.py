@@ -121,7 +121,7 @@ def test_a_child_process_builds_the_same_table(tmp_path):
 
 
 @pytest.mark.usefixtures("ignored_children")
-def test_a_table_is_built_where_the_kernel_discards_the_status_of_children(tmp_path):
+def test_a_table_is_built_even_if_the_kernel_discards_the_childs_status(tmp_path):
     frames = cie()
     frames += fde(frames, 0x3000)
     assert in_process(tmp_path, frames).entries == 1

@@ -88,7 +88,7 @@ def test_the_number_of_open_files_is_bounded(requests):
     assert not any(map(is_open, fds))
 
 
-def test_closing_wakes_workers_and_closes_files_opened_later(requests):
+def test_closing_wakes_workers_and_closes_files_opened_afterwards(requests):
     got = []
     worker = threading.Thread(target=lambda: got.append(requests.take()))
     worker.start()

@@ -218,7 +218,7 @@ def test_samples_that_are_too_old_are_reported(store, intake, receivers):
     assert intake.counts.outdated == 3
 
 
-def test_requests_are_limited_before_and_after_unpacking(intake, receivers):
+def test_requests_are_limited_before_and_after_decompression(intake, receivers):
     large = b"\0" * (MAX_BYTES + 1)
     assert refused(receivers, large).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert post(receivers, large)[0] == 413
@@ -319,7 +319,7 @@ def test_overload_responses_have_a_retry_delay(receivers, intake, monkeypatch):
     assert intake.counts.kept == 3
 
 
-def test_a_waiting_request_is_not_unpacked_yet(receivers, intake, monkeypatch):
+def test_a_queued_request_is_not_decompressed(receivers, intake, monkeypatch):
     """All requests at once would be in memory twice."""
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.05)
     bomb = gzip.compress(bytes(MAX_BYTES + 1))

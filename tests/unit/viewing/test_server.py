@@ -70,7 +70,7 @@ def test_the_page_and_its_data_are_served(server, asked):
     assert asked == [Query(1000, 2000.5, None, "host.name=a")]
 
 
-def test_responses_are_compressed_if_the_client_accepts_it(server):
+def test_responses_are_compressed_if_the_client_accepts_gzip(server):
     _, headers, body = ask(server, "/profile.json", Accept_Encoding="br, gzip")
     assert headers["Content-Encoding"] == "gzip"
     assert json.loads(gzip.decompress(body)) == {"strings": []}
@@ -105,7 +105,7 @@ def test_foreign_names_that_resolve_here_are_rejected(server, asked, host):
     assert asked == []
 
 
-def test_this_hosts_name_is_served_only_when_listening_on_all_addresses():
+def test_this_hosts_name_is_accepted_only_when_listening_on_all_addresses():
     name = socket.gethostname()
     for host, status in (("127.0.0.1", 403), ("0.0.0.0", 200)):
         with contextlib.closing(PageServer(f"{host}:0", "", answer)) as server:

@@ -99,7 +99,7 @@ def test_scripts_and_headers_need_no_suffix(tmp_path):
 
 
 @ONLY_ROOT
-def test_another_user_reads_only_what_that_user_may(open_folder):
+def test_another_user_can_read_only_permitted_files(open_folder):
     public, secret, group = (open_folder / f"{name}.py" for name in ("public", "secret", "group"))
     for path, mode in ((public, 0o644), (secret, 0o600), (group, 0o640)):
         path.write_text("x\n")
@@ -142,7 +142,7 @@ def test_only_files_of_the_profile_are_served(tmp_path):
         assert ask(server, request(named), Sec_Fetch_Site="cross-site")[0] == 403
 
 
-def test_no_file_is_served_to_other_hosts(tmp_path):
+def test_no_source_file_is_served_to_other_hosts(tmp_path):
     path = tmp_path / "a.py"
     path.write_text("a\n")
     with serving(str(path), host="0.0.0.0") as server:

@@ -104,7 +104,7 @@ def test_a_file_is_shown_like_its_html_export(profile, tmp_path):
     assert data["title"] == "profile.otlp · web-1"
 
 
-def test_filters_equal_those_of_report(profile):
+def test_view_accepts_the_same_filters_as_report(profile):
     with view("--process", "nginx", "--from", "1s", profile) as (_, address):
         data = page.unpacked(json.loads(get(address, "profile.json")))
     assert sum(data["samples"]["count"]) == 2
@@ -277,7 +277,7 @@ def test_signals_end_view(profile, number, status):
         assert command.stderr.read() == b""
 
 
-def test_errors_equal_those_of_report(tmp_path):
+def test_view_reports_the_same_errors_as_report(tmp_path):
     for words in (["missing.otlp"], [str(tmp_path)]):
         command = "view", *words
         said = [

@@ -110,7 +110,7 @@ def test_held_memory_is_limited_and_released():
 
 
 @pytest.mark.system
-def test_an_abandoned_reader_delays_no_other_and_its_memory_still_counts():
+def test_an_abandoned_reader_delays_no_other_but_its_memory_is_still_counted():
     budget = ReadingBudget(100)
     is_reading, go_on = threading.Event(), threading.Event()
 

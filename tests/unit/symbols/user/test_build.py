@@ -277,7 +277,7 @@ def test_damaged_minidebuginfo_is_rejected(program, folder, damage):
         functions_of(path)
 
 
-def test_minidebuginfo_is_not_unpacked_beyond_its_limit(program, folder, monkeypatch):
+def test_minidebuginfo_is_decompressed_only_up_to_its_limit(program, folder, monkeypatch):
     packed, path = os.path.join(folder, "bomb.xz"), os.path.join(folder, "bomb")
     with open(packed, "wb") as file:
         file.write(lzma.compress(bytes(2 << 20)))

@@ -143,7 +143,7 @@ def test_every_descriptor_is_closed(with_id, tmp_path):
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_symbols_of_the_debug_file_equal_those_of_the_program(with_id, without_id, tmp_path):
+def test_debug_file_symbols_match_the_program(with_id, without_id, tmp_path):
     for program, finder in (
         (with_id, BuildIdDirectories(Access(str(tmp_path)))),
         (without_id, DebugLinkDirectories(Access(str(tmp_path)))),

@@ -194,14 +194,14 @@ def test_a_file_with_a_different_build_id_is_rejected(made, serve, cache):
     assert os.listdir(cache.path) == []
 
 
-def test_an_unrequested_content_encoding_is_unpacked(made, serve, cache):
+def test_an_unrequested_content_encoding_is_decompressed(made, serve, cache):
     server = serve(
         lambda handler: handler.reply(200, gzip.compress(made[2]), Content_Encoding="gzip")
     )
     assert read(Debuginfod([server.address], cache, LIMITS).fetch(made[0])) == made[2]
 
 
-def test_a_decompression_bomb_is_unpacked_only_up_to_the_limit(made, serve, cache):
+def test_a_decompression_bomb_is_decompressed_only_up_to_the_limit(made, serve, cache):
     bomb = gzip.compress(bytes(100 << 20))
     server = serve(lambda handler: handler.reply(200, bomb, Content_Encoding="gzip"))
     assert Debuginfod([server.address], cache, LIMITS).fetch(made[0]) is None

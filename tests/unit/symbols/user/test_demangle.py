@@ -26,7 +26,7 @@ def names_of(library):
     return sorted({line.split()[0].partition("@")[0] for line in lines if line.startswith("_Z")})
 
 
-def test_cxx_names_equal_those_of_cxxfilt():
+def test_cxx_names_match_cxxfilt():
     library = output("gcc", "-print-file-name=libstdc++.so.6").strip()
     names = names_of(library)
     assert len(names) > 3000
@@ -36,7 +36,7 @@ def test_cxx_names_equal_those_of_cxxfilt():
 
 
 @pytest.mark.parametrize("row", ROWS.read_text().splitlines())
-def test_rust_names_equal_those_of_rustc_demangle(row):
+def test_rust_names_match_rustc_demangle(row):
     mangled, expected = row.split("\t")
     assert demangle(mangled) == expected
     assert demangle(f"{mangled}.llvm.13034508541273513475") == expected

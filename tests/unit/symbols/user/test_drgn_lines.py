@@ -90,7 +90,7 @@ def places(table, address):
 
 
 @pytest.mark.parametrize("name", ["split", "split4", "packed", "shared"])
-def test_lines_equal_those_of_full_dwarf(name, folder, opened, keep):
+def test_lines_match_full_dwarf(name, folder, opened, keep):
     alternate = opened(folder / "common") if name == "shared" else None
     source = opened(folder / name)
     table = keep(LineTables(SymbolicLines(None)).open(source, str(folder / name), alternate))
@@ -111,7 +111,7 @@ def test_lines_equal_those_of_full_dwarf(name, folder, opened, keep):
     assert inlined > 20
 
 
-def test_files_with_complete_dwarf_are_not_passed_to_drgn(folder, opened):
+def test_files_with_complete_dwarf_are_read_without_drgn(folder, opened):
     table = LineTables(SymbolicLines(None)).open(opened(folder / "whole"), "")
     assert isinstance(table, SymCache)
     assert not table.is_partial
@@ -196,7 +196,7 @@ def test_a_worker_that_exits_is_replaced(folder, opened, keep):
     assert table.lookup(address) == ()
 
 
-def test_a_worker_exits_with_its_last_reference(folder, opened):
+def test_a_worker_exits_when_its_last_reference_is_closed(folder, opened):
     table = DrgnLines(opened(folder / "split"), str(folder / "split"))
     child = table._worker._child
     del table

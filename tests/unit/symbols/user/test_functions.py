@@ -34,7 +34,7 @@ def test_non_utf8_names_show_escaped_bytes():
     assert table.find("a\udcff") == table.find("a", prefix=True) == (table.lookup(0x1000),)
 
 
-def test_a_shared_suffix_is_found_as_a_name_only_if_a_function_has_it():
+def test_a_shared_suffix_matches_only_if_a_function_has_that_name():
     names = NamedCode(
         array("I", [0, 8]), array("I", [4, 4]), array("I", [0, 3]), b"foobar\0", b"\0\0"
     )
@@ -43,7 +43,7 @@ def test_a_shared_suffix_is_found_as_a_name_only_if_a_function_has_it():
     assert table.find("ar") == ()
 
 
-def test_functions_far_above_the_first_are_left_out():
+def test_functions_far_above_the_first_are_dropped():
     table = FunctionTable.of([Function(5, 9, "a"), Function(5 + MAX_SPAN_BYTES, 1 << 40, "b")])
     assert len(table) == 1
     assert table.lookup(5 + MAX_SPAN_BYTES) is None
@@ -86,7 +86,7 @@ def test_only_some_of_many_aliases_are_compared():
     assert table.lookup(8) == rows[0]
 
 
-def test_the_furthest_reaching_of_too_many_functions_is_found():
+def test_of_too_many_nested_functions_the_longest_is_found():
     count = MAX_RANKED + 1
     starts, places = array("I", [8] * count), array("I", [0] * count)
     sizes = array("I", [4] * MAX_RANKED + [9])

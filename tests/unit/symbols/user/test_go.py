@@ -142,7 +142,7 @@ def random_addresses(table, count):
     return [made.randrange(symbols.values[0], symbols.values[-1]) for _ in range(count)]
 
 
-def test_functions_equal_those_of_go_tool_nm(variants):
+def test_functions_match_go_tool_nm(variants):
     for path, truth in variants:
         lines, functions = opened(path)
         expected = {}
@@ -164,7 +164,7 @@ def generic(name):
     return name.removesuffix(".abi0").partition("[")[0].replace("·", ".")
 
 
-def test_lines_equal_those_of_go_tool_addr2line(variants):
+def test_lines_match_go_tool_addr2line(variants):
     for path, truth in variants:
         lines, _ = opened(path)
         addresses = random_addresses(lines, 1000)
@@ -182,7 +182,7 @@ def test_lines_equal_those_of_go_tool_addr2line(variants):
         lines.close()
 
 
-def test_inlined_calls_equal_those_in_dwarf(variants):
+def test_inlined_calls_match_dwarf(variants):
     if not shutil.which("llvm-symbolizer"):
         pytest.skip("llvm-symbolizer is not installed")
     for path, truth in variants:

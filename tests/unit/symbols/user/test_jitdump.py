@@ -367,7 +367,7 @@ def test_only_a_mapped_dump_is_read(tmp_path):
         JitDump(ME._replace(start_time_ns=ME.start_time_ns - TICK_NS), Access()).update(10)
 
 
-def test_a_perf_map_names_code_that_the_jitdump_lacks():
+def test_a_perf_map_names_code_missing_from_the_jitdump():
     path = Path(f"/tmp/perf-{PID}.map")
     if path.exists():
         pytest.skip("this process has a perf map")
@@ -443,7 +443,7 @@ def test_tracked_mappings_equal_brute_force(ranges, others):
     assert points(subtract(ranges, others)) == points(ranges) - points(others)
 
 
-def test_a_file_that_appears_later_is_read_too():
+def test_a_file_created_after_the_first_look_up_is_read_too():
     path = Path(f"/tmp/perf-{PID}.map")
     if path.exists():
         pytest.skip("this process has a perf map")

@@ -118,7 +118,7 @@ def symbolize(path, addresses):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_lines_and_inlined_functions_equal_those_of_llvm(name, build, cache, opened):
+def test_lines_and_inlined_functions_match_llvm(name, build, cache, opened):
     path = build(name)
     table = SymbolicLines(cache).open(opened(path))
     addresses = code_addresses(path, ADDRESSES)
@@ -185,7 +185,7 @@ def test_converted_lines_are_cached_for_the_next_run(build, cache, opened, monke
 
 
 @pytest.mark.usefixtures("ignored_children")
-def test_lines_are_read_where_the_kernel_discards_the_status_of_children(build, opened):
+def test_lines_are_read_even_if_the_kernel_discards_the_childs_status(build, opened):
     addresses = code_addresses(build("pie"), 20)
     assert any(map(SymbolicLines(None).open(opened(build("pie"))).lookup, addresses))
 
@@ -249,7 +249,7 @@ def test_rejected_dwarf_is_not_converted_again_until_it_changes(
     assert any(map(lines.open(opened(path)).lookup, code_addresses(build("pie"), 20)))
 
 
-def test_dwarf_is_converted_again_30_s_after_a_cause_that_may_pass(build, cache, opened):
+def test_dwarf_is_converted_again_30_s_after_a_temporary_failure(build, cache, opened):
     now_s = 0.0
     lines = SymbolicLines(cache, ConversionLimits(wall_s=0.01))
     lines._refused = RefusedFiles(lambda: now_s)
@@ -268,7 +268,9 @@ def test_dwarf_is_converted_again_30_s_after_a_cause_that_may_pass(build, cache,
         (ConversionLimits(result_bytes=1000), (LinesProblem.DAMAGED, False)),
     ],
 )
-def test_symbols_note_whether_their_lines_may_come_later(limits, expected, build, cache, opened):
+def test_symbols_record_whether_their_lines_may_still_be_read(
+    limits, expected, build, cache, opened
+):
     source = opened(build("pie"))
     details = FileDetails(build("pie"), None, FileId("0" * 32))
     sources = SymbolSources(finders=(), lines=SymbolicLines(cache, limits))
@@ -284,7 +286,7 @@ def test_symbols_note_whether_their_lines_may_come_later(limits, expected, build
         OSError(errno.EMFILE, ""),
     ],
 )
-def test_symbols_expect_lines_again_after_a_cause_that_may_pass(error, build, opened):
+def test_symbols_expect_lines_again_after_a_temporary_failure(error, build, opened):
     class Failing:
         def open(self, source, path, alternate=None):
             raise error
@@ -296,7 +298,7 @@ def test_symbols_expect_lines_again_after_a_cause_that_may_pass(error, build, op
     assert symbols.lines_may_come
 
 
-def test_a_cache_on_a_full_disk_is_a_cause_that_may_pass(build, cache, opened, monkeypatch):
+def test_a_cache_on_a_full_disk_is_a_temporary_failure(build, cache, opened, monkeypatch):
     monkeypatch.setattr(cache, "create", refuse_space)
     with pytest.raises(LinesError, match="No space left") as caught:
         SymbolicLines(cache).open(opened(build("pie")))
@@ -307,7 +309,7 @@ def test_a_cache_on_a_full_disk_is_a_cause_that_may_pass(build, cache, opened, m
     ("most_bytes", "cause", "status"),
     [(1 << 20, "No space left", os.EX_TEMPFAIL), (1000, "File too large", 1)],
 )
-def test_a_full_disk_is_a_cause_that_may_pass(build, tmp_path, most_bytes, cause, status):
+def test_a_full_disk_is_a_temporary_failure(build, tmp_path, most_bytes, cause, status):
     output = "/dev/full" if status == os.EX_TEMPFAIL else tmp_path / "output"
     command = child_command(convert_lines.__name__, str(most_bytes))
     with open(build("pie"), "rb") as file, open(output, "wb") as out:
@@ -336,7 +338,7 @@ def test_a_frozen_file_does_not_delay_others(build, opened, tmp_path, monkeypatc
         fuse.thaw()
 
 
-def test_the_cpu_limit_is_based_on_the_unpacked_size_of_dwarf(build, opened, tmp_path):
+def test_the_cpu_limit_is_based_on_the_decompressed_size_of_dwarf(build, opened, tmp_path):
     count = module.count_dwarf_bytes
     plain = count(opened(build("pie")))
     assert plain > 10_000

@@ -110,7 +110,7 @@ def test_identical_files_are_read_once(make):
     assert contents == [b"same"]
 
 
-def test_files_without_build_id_are_not_assumed_identical(make):
+def test_files_without_a_build_id_are_not_assumed_identical(make):
     """Their hash covers the first and the last 4 KiB only."""
     loader = make()
     for number, content in enumerate((b"one", b"two")):
@@ -200,7 +200,7 @@ def test_a_missing_file_is_read_once_it_can_be_opened_again(make):
     assert function(loader, lost) == "again_10"
 
 
-def test_a_file_dropped_by_a_full_queue_is_read_later(make, monkeypatch):
+def test_a_file_dropped_by_a_full_queue_is_read_once_there_is_room(make, monkeypatch):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 1)
     now_s, go_on = 0, threading.Event()
 
@@ -253,7 +253,7 @@ class Stalled:
         return self.again
 
 
-def test_lines_an_unresponsive_file_system_withheld_are_read_later(make):
+def test_lines_are_read_once_their_file_system_responds(make):
     stalled = Stalled(make)
     stalled.add(1)
     version = stalled.loader.version
@@ -270,7 +270,7 @@ def test_lines_an_unresponsive_file_system_withheld_are_read_later(make):
     assert stalled.loader.counts().bytes == Names.nbytes
 
 
-def test_files_of_a_file_system_that_never_responds_are_retried_ever_less_often(make):
+def test_files_on_an_unresponsive_file_system_are_retried_at_growing_intervals(make):
     stalled = Stalled(make)
     stalled.add(1)
     for _ in range(1000):
@@ -348,7 +348,7 @@ def test_an_evicted_file_that_is_needed_is_opened_again(make, tmp_path):
     assert function(loader, 0) == "again_10"
 
 
-def test_tables_that_evict_each_other_are_reloaded_ever_less_often(make, tmp_path):
+def test_tables_that_evict_each_other_are_reloaded_at_growing_intervals(make, tmp_path):
     path = tmp_path / "lib.so"
     path.write_text("again")
     now_s = 0.0
@@ -434,7 +434,7 @@ class MadeCode:
         pass
 
 
-def test_code_without_a_file_keeps_its_turn_when_files_are_dropped(make, monkeypatch):
+def test_code_without_a_file_stays_queued_when_files_are_dropped(make, monkeypatch):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 1)
     go_on, code = threading.Event(), MadeCode()
     loader = make(read_after(go_on), code=code)
@@ -572,7 +572,7 @@ def test_code_without_a_file_has_no_name(make):
     assert found.unresolved is Unresolved.NO_FILE
 
 
-def test_large_tables_are_evicted_for_readers_and_small_tables_stay(make):
+def test_reading_files_evicts_large_tables_and_keeps_small_ones(make):
     budget = ReadingBudget(300)
     sizes = {0: 20, 1: 180, 2: 20}
 

@@ -39,7 +39,7 @@ def name_at(perf_map, address, at_ns):
     return result and result.name
 
 
-def test_maps_of_all_known_writers_are_parsed():
+def test_maps_written_by_all_known_runtimes_are_parsed():
     text = (
         b"18c4000 300 Builtin:DeoptimizationEntry_Eager\n"
         b"7F3736FC5B80 168 JS:^hot /a b/j.js:1:13\r\n"

@@ -169,7 +169,7 @@ def test_missing_recorded_files_are_not_mentioned(resolve):
     assert frame.unresolved is Unresolved.USER_ADDRESS
 
 
-def test_a_side_is_completed_when_its_file_becomes_known(known, resolve):
+def test_a_side_is_completed_when_its_file_is_located(known, resolve):
     stack = raw((0x30000, LIBC, REGISTERS), (0x5010, UNKNOWN, TABLE))
     before = resolve(stack)
     frame = before.frames[1]
