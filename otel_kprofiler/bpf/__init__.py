@@ -14,6 +14,16 @@ from otel_kprofiler.bpf.btf import (
 )
 from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.bpf.choice import get_loader
+from otel_kprofiler.bpf.dump import (
+    DUMP_ROW_BYTES,
+    HAS_NO_USER,
+    HAS_STACKS,
+    ON_A_CPU,
+    DumpRow,
+    MemoryLayoutMap,
+    pack_memory_layout,
+    parse_dump_rows,
+)
 from otel_kprofiler.bpf.iterators import iterate, link_iterator, open_iterator
 from otel_kprofiler.bpf.layout import (
     A64,
@@ -134,6 +144,8 @@ PROGRAMS: Final = Path(__file__).with_name("programs")
 """Source and object files of the BPF programs."""
 SAMPLER_SOURCE: Final = PROGRAMS / "sampler.bpf.c"
 SAMPLER_OBJECT: Final = PROGRAMS / "sampler.bpf.o"
+DUMP_SOURCE: Final = PROGRAMS / "dump.bpf.c"
+DUMP_OBJECT: Final = PROGRAMS / "dump.bpf.o"
 
 
 __all__ = [
@@ -141,6 +153,11 @@ __all__ = [
     "COMM_BYTES",
     "DEFAULT_MAX_WORK",
     "DESCENDANTS",
+    "DUMP_OBJECT",
+    "DUMP_ROW_BYTES",
+    "DUMP_SOURCE",
+    "HAS_NO_USER",
+    "HAS_STACKS",
     "IS_GO",
     "KEEP_IDLE",
     "KERNEL_STACKS",
@@ -151,6 +168,7 @@ __all__ = [
     "ONLY_CGROUPS",
     "ONLY_COMMS",
     "ONLY_TARGETS",
+    "ON_A_CPU",
     "PAGE_BYTES",
     "PLACES",
     "PROCESSORS",
@@ -185,6 +203,7 @@ __all__ = [
     "ContextKind",
     "ContextPlace",
     "CpuLines",
+    "DumpRow",
     "Fence",
     "GoOffsets",
     "KernelOffsets",
@@ -192,6 +211,7 @@ __all__ = [
     "LibbpfLoader",
     "LoadedObject",
     "Loader",
+    "MemoryLayoutMap",
     "ObjectSpec",
     "ProcessSeen",
     "Processor",
@@ -234,8 +254,10 @@ __all__ = [
     "iterate",
     "link_iterator",
     "open_iterator",
+    "pack_memory_layout",
     "pack_unwind_config",
     "parse_counts",
+    "parse_dump_rows",
     "parse_program_btf",
     "parse_records",
     "parse_threads",

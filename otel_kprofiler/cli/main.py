@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "diff": "Compare two profiles: gains, losses, and what may be chance.",
     "send": "Send saved profiles to an OTLP receiver.",
     "top": "Show live what is running: functions, processes, system calls.",
+    "dump": "Show what each thread of a process does now, also while it sleeps.",
     "run": "Run the agent beside an OpenTelemetry Collector.",
     "doctor": "Check whether this host can be profiled, and how to fix it.",
     "symbolize": "Resolve kernel addresses: module, build id, RVA, function.",

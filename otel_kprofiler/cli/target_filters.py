@@ -122,12 +122,12 @@ def find_targets(
     if pids:
         check_namespace(access)
     for pid in pids:
-        _check_process(access, pid)
+        check_process(access, pid)
     chosen_directories = [_get_cgroup(access, path) for path in cgroups]
     listed = find_containers(access) if containers else []
     followed = list(pids)
     for name in containers:
-        for container in _get_containers(listed, name):
+        for container in get_containers(listed, name):
             if container.cgroup:
                 chosen_directories.append(_get_cgroup(access, container.cgroup))
             else:
@@ -154,7 +154,12 @@ def _take_pids(name: str, named_pids: Sequence[int], pids: Sequence[int]) -> Seq
     return named_pids
 
 
-def _check_process(access: Access, pid: int) -> None:
+def check_process(access: Access, pid: int) -> None:
+    """Check that a process runs, and that ``pid`` is not one of its threads.
+
+    Raises:
+        KProfilerError: there is no such process.
+    """
     if read_process(access, pid) is None:
         raise KProfilerError(f"there is no process {pid}", hint="see ps, pgrep")
     (leader,) = _read_ids(access, pid, b"Tgid:")
@@ -186,7 +191,8 @@ def _get_cgroup(access: Access, path: str) -> Cgroup:
     return cgroup
 
 
-def _get_containers(listed: Sequence[Container], name: str) -> list[Container]:
+def get_containers(listed: Sequence[Container], name: str) -> list[Container]:
+    """Returns the containers of a name or id; raises ``KProfilerError`` if there is none."""
     matching = [container for container in listed if container.is_called(name)]
     if matching:
         return matching

@@ -33,6 +33,12 @@ from otel_kprofiler.formats.select import (
 )
 from otel_kprofiler.formats.speedscope import speedscope
 from otel_kprofiler.formats.table import Row, function_rows, table
+from otel_kprofiler.formats.thread_dump import (
+    describe_ns,
+    dump_folded,
+    dump_json,
+    dump_table,
+)
 
 __all__ = [
     "FORMATS",
@@ -47,6 +53,10 @@ __all__ = [
     "choose_bin_ms",
     "columns",
     "compared_columns",
+    "describe_ns",
+    "dump_folded",
+    "dump_json",
+    "dump_table",
     "folded",
     "frame_entries",
     "frame_row",

@@ -86,6 +86,7 @@ from otel_kprofiler.model.stack import (
     StackStatus,
     Unresolved,
 )
+from otel_kprofiler.model.thread_state import ProcessState, ThreadState
 from otel_kprofiler.model.user_file import (
     MAX_FILES,
     VDSO_NAME,
@@ -199,6 +200,7 @@ __all__ = [
     "ModuleKind",
     "OpenFile",
     "ProcessKey",
+    "ProcessState",
     "Profile",
     "ProfileKind",
     "ProfileSamples",
@@ -222,6 +224,7 @@ __all__ = [
     "StackMapping",
     "StackStatus",
     "StreamTotals",
+    "ThreadState",
     "UnnamedFrames",
     "Unresolved",
     "UserStack",

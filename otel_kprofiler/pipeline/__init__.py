@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         user_symbol_settings,
         window_schedule,
     )
+    from otel_kprofiler.pipeline.thread_dump import ThreadDumper, compare_dumps
 
 __all__ = [
     "DRAIN_INTERVAL_S",
@@ -51,11 +52,13 @@ __all__ = [
     "EventTimeGate",
     "Pipeline",
     "PipelineOptions",
+    "ThreadDumper",
     "WindowBuilder",
     "WindowCounts",
     "WindowSchedule",
     "WindowSink",
     "change_attributes",
+    "compare_dumps",
     "describe_left_out",
     "describe_sampling",
     "open_live",
@@ -76,8 +79,10 @@ _LATE: Final = {
     "OF_OTHERS": "left_out",
     "Pipeline": "pipeline",
     "PipelineOptions": "options",
+    "ThreadDumper": "thread_dump",
     "WindowSink": "pipeline",
     "change_attributes": "composition",
+    "compare_dumps": "thread_dump",
     "describe_left_out": "left_out",
     "describe_sampling": "left_out",
     "open_live": "composition",

@@ -155,7 +155,7 @@ def open_live(
     user_files = KnownFiles(on_opened=user_names.add if user_names else None)
     native = UserResolver(user_files, user_names)
     codes, loops = KnownCodes(), KnownLoops()
-    stacks = _make_stacks(
+    stacks = make_stacks(
         symbolizer, native, codes, resolvers or {}, loops=loops, on_replaced=replaced_sink
     )
     try:
@@ -190,7 +190,7 @@ def open_live(
     )
 
 
-def _make_stacks(
+def make_stacks(
     symbolizer: KernelSymbolizer,
     native: UserResolver,
     codes: KnownCodes,
@@ -199,6 +199,7 @@ def _make_stacks(
     loops: KnownLoops | None = None,
     on_replaced: Callable[[Frame], None] | None = None,
 ) -> StackResolver:
+    """Returns the resolver of whole stacks; closed, it closes those of their sides."""
     resolvers: dict[SideKind, SideResolver[Any]] = {
         KERNEL_SIDE: symbolizer,
         USER_SIDE: native,
@@ -294,7 +295,7 @@ def _replay(
     native = UserResolver(recording.user_files, recording.user_names)
     pipeline = Pipeline(
         sampler=sampler,
-        stacks=_make_stacks(symbolizer, native, recording.python_codes, resolvers),
+        stacks=make_stacks(symbolizer, native, recording.python_codes, resolvers),
         resources=ProcessResources(recording.files, clock, {}, attributes_of=recording.resources),
         schedule=schedule,
         sink=sink,

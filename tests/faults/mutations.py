@@ -78,6 +78,7 @@ RECORD = "otel_kprofiler/thread_record/record.c"
 RECORDS = "tests/unit/thread_record/test_thread_record.py::test_the_record_always_matches_the_current_span"
 
 MUTATIONS = [
+    Mutation("process that ends while its threads are dumped", "otel_kprofiler/sampling/thread_dump.py", "                    with contextlib.suppress(ProcessLookupError):  # it has ended\n", "                    if True:\n", "tests/live/test_dump.py::test_a_process_that_has_ended_is_absent_and_others_are_dumped"),
     Mutation("window above its memory limit", WINDOWS, "        self.end_boot_ns = min(self.end_boot_ns, next_ns)\n        return True\n", "        return False\n", "tests/unit/pipeline/test_pipeline.py::test_a_full_window_closes_before_the_next_sample_and_loses_none"),
     Mutation("file that takes much memory to read", BUDGET, "        if count_bytes > self.left_bytes:\n", "        if count_bytes < 0:\n", f"{READ_FILES}::test_files_are_read_within_the_limit[symbols]"),
     Mutation("child that takes what the cgroup leaves the agent", CHILDREN, "    granted = max(0, left.count_bytes - promised) // _SHARE\n", "    granted = most_bytes\n", "tests/unit/host/test_child_memory.py::test_a_child_is_granted_half_the_memory_left_by_other_grants"),

@@ -5,7 +5,7 @@ set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 output=$(CDPATH= cd -- "${1:-$here}" && pwd)
 cd "$here"
-for name in sampler iterators; do
+for name in sampler dump iterators; do
 	object=$output/$name.bpf.o
 	"${CLANG:-clang-14}" -target bpfel -mcpu=v2 -O2 -g -nostdinc -std=gnu11 \
 		-Wall -Wextra -Werror -Wno-unused-const-variable \

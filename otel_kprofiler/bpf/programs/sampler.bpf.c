@@ -500,6 +500,7 @@ INLINE int run(void *ctx, enum user_frames by, int python)
 	return 0;
 }
 
+#ifndef KPROFILER_OTHER_TASK
 PROGRAM("perf_event") int kprofiler_sample(void *ctx)
 {
 	return run(ctx, BY_FRAME_POINTERS, 0);
@@ -532,6 +533,10 @@ PROGRAM("perf_event") int kprofiler_unwind_5_10_python(void *ctx)
 	return run(ctx, BY_TABLES_5_10, 1);
 }
 
-#include "mapped_files.bpf.h"
 #include "wait.bpf.h"
+#endif
+#endif
+
+#ifndef KPROFILER_BCC
+#include "mapped_files.bpf.h"
 #endif

@@ -1,0 +1,141 @@
+"""Rows and maps of the program that dumps threads (``dump.bpf.c``)."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import Final, NamedTuple
+
+from otel_kprofiler.model import WaitState
+
+_ROW: Final = struct.Struct("=10Q4I16s")
+DUMP_ROW_BYTES: Final = _ROW.size
+HAS_STACKS: Final = 1
+ON_A_CPU: Final = 2
+NO_RING: Final = 4
+HAS_NO_USER: Final = 8
+"""``enum row_flags``."""
+_LAYOUT: Final = struct.Struct("=5Q")
+_DIRECT_MAP_WORD, _TRIED_WORD = 0, 2
+# include/linux/sched.h
+_STOPPED: Final = 0x4 | 0x8  # TASK_STOPPED, TASK_TRACED
+_ENDED: Final = 0x10 | 0x20 | 0x80  # EXIT_DEAD, EXIT_ZOMBIE, TASK_DEAD
+_IDLE: Final = 0x40 | 0x400  # TASK_PARKED, TASK_NOLOAD
+_UNINTERRUPTIBLE: Final = 0x2 | 0x1000 | 0x8000  # with TASK_RTLOCK_WAIT, TASK_FROZEN
+_WAITING: Final = 0x1 | _STOPPED | _IDLE | _UNINTERRUPTIBLE
+
+
+class DumpRow(NamedTuple):
+    """A thread, as the program saw it; times in nanoseconds.
+
+    Attributes:
+        time_ns: ``CLOCK_BOOTTIME`` of the row.
+        monotonic_ns: ``CLOCK_MONOTONIC`` of the same moment.
+        clock_ns: the scheduler's clock, as of its last reading on the CPU of the dump.
+        arrived_ns: when the thread last came to a CPU, on the scheduler's clock; 0 if unknown.
+        ran_ns: how long it ran then, without interrupts and time stolen by the hypervisor.
+        ran_until_ns: until when, on a clock that lacks interrupts and stolen time; 0 if unknown.
+        lacking_ns: what that clock lacks by now, compared with the scheduler's.
+        queued_ns: when it was queued for a CPU, on the scheduler's clock; 0 if it is not queued.
+        switches: number of context switches since the thread started.
+        state: state bits of the task, with those of its exit.
+        tgid: process id, in the pid namespace of the dump.
+        tid: thread id, likewise.
+        flags: :data:`HAS_STACKS` and the following constants.
+        comm: the thread's name.
+    """
+
+    time_ns: int
+    monotonic_ns: int
+    clock_ns: int
+    arrived_ns: int
+    ran_ns: int
+    ran_until_ns: int
+    lacking_ns: int
+    queued_ns: int
+    switches: int
+    state: int
+    tgid: int
+    tid: int
+    flags: int
+    unused: int
+    comm: bytes
+
+    @property
+    def has_ended(self) -> bool:
+        """Returns whether the thread has exited."""
+        return bool(self.state & _ENDED)
+
+    @property
+    def wait_state(self) -> WaitState | None:
+        """Returns why the thread is off the CPU; None while it runs."""
+        if self.flags & ON_A_CPU:
+            return None
+        if self.queued_ns or not self.state & _WAITING:
+            return WaitState.RUNNABLE  # preempted, or woken
+        states = (
+            (_STOPPED, WaitState.STOPPED),
+            (_IDLE, WaitState.IDLE),
+            (_UNINTERRUPTIBLE, WaitState.UNINTERRUPTIBLE),
+        )
+        matching = (state for bits, state in states if self.state & bits)
+        return next(matching, WaitState.INTERRUPTIBLE)
+
+    @property
+    def since_ns(self) -> int:
+        """Returns when the thread left its CPU or was queued for one; 0 if unknown.
+
+        On the scheduler's clock, as :attr:`clock_ns`. Later by the interrupts and the stolen time
+        in its last run; where the kernel does not keep its last arrival, in the whole wait.
+        """
+        if self.queued_ns:
+            return self.queued_ns
+        latest = self.ran_until_ns + self.lacking_ns if self.ran_until_ns else 0
+        return min(self.arrived_ns + self.ran_ns, latest) if self.arrived_ns else latest
+
+
+def parse_dump_rows(data: bytes) -> list[DumpRow]:
+    """Parses the output of the iterator. Raises ``ValueError`` if it is truncated."""
+    if len(data) % DUMP_ROW_BYTES:
+        raise ValueError("a row of the dump is truncated")
+    rows = (DumpRow(*fields) for fields in _ROW.iter_unpack(data))
+    return [row._replace(comm=row.comm.partition(b"\0")[0]) for row in rows]
+
+
+def pack_memory_layout(physical_mask: int, proof_at: int, proof: int) -> bytes:
+    """Encodes ``struct memory_layout`` for the search of the direct map.
+
+    Args:
+        physical_mask: bits of a page table entry that are a physical address.
+        proof_at: address of a resident word of this process.
+        proof: the value of that word.
+    """
+    return _LAYOUT.pack(0, physical_mask, 0, proof_at, proof)
+
+
+class MemoryLayoutMap:
+    """The mapped layout, which the program changes.
+
+    Args:
+        map_fd: descriptor of the map ``memory_layout``.
+    """
+
+    def __init__(self, map_fd: int) -> None:
+        self._mapped = mmap.mmap(map_fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ)
+
+    @property
+    def is_found(self) -> bool:
+        """Returns whether the direct map was found."""
+        return bool(self._word(_DIRECT_MAP_WORD))
+
+    @property
+    def tried(self) -> int:
+        """Returns how many places were tried."""
+        return self._word(_TRIED_WORD)
+
+    def close(self) -> None:
+        """Unmap."""
+        self._mapped.close()
+
+    def _word(self, number: int) -> int:
+        return int.from_bytes(self._mapped[8 * number : 8 * number + 8], "little")

@@ -1,0 +1,203 @@
+"""``otel-kprofiler dump``: what each thread of a process does now."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import click
+
+from otel_kprofiler.cli.target_filters import check_process, find_namespace, get_containers
+from otel_kprofiler.cli.terminal import say
+from otel_kprofiler.cli.types import DurationType
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.formats import dump_folded, dump_json, dump_table
+from otel_kprofiler.host import Access, find_containers
+from otel_kprofiler.model import PYTHON_FRAMES, ProcessState
+from otel_kprofiler.pipeline import ThreadDumper, compare_dumps, open_resources, open_symbols
+from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.symbols import UserSymbolSettings, open_user_names
+
+_COMM_BYTES: Final = 15
+_SYMBOL_BYTES: Final = 256 << 20
+_TABLES_S: Final = 2.0
+_LONGEST_S: Final = 3600.0
+
+
+@click.command(name="dump")
+@click.option(
+    "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
+    help="This process; repeatable, like all filters.",
+)  # fmt: skip
+@click.option(
+    "--comm", "comms", multiple=True, metavar="NAME",
+    help="Threads of this name, and processes whose main thread has it (the first 15 characters "
+    "are compared).",
+)  # fmt: skip
+@click.option(
+    "--container", "containers", multiple=True, metavar="NAME|ID",
+    help="The processes of this container; a prefix of its id is enough.",
+)  # fmt: skip
+@click.option(
+    "--interval", "interval_s", type=DurationType(),
+    help="Dump again after this time, such as 1s, and show which threads have not moved.",
+)  # fmt: skip
+@click.option(
+    "-f", "--format", "form", type=click.Choice(["table", "json", "folded"]), default="table",
+    show_default=True, help="Output format.",
+)  # fmt: skip
+@click.option(
+    "--stacks", type=click.Choice(["kernel", "both"]), default="both", show_default=True,
+    help="Sides of stacks to collect.",
+)  # fmt: skip
+@click.option(
+    "--user-symbols", "user_symbols", type=click.Choice(["off", "names", "lines"]),
+    default="names", show_default=True,
+    help="What user frames carry besides file and address: nothing, function names, or also "
+    "lines and inlined functions (needs the extra dwarf).",
+)  # fmt: skip
+@click.option(
+    "--python/--no-python", "python", default=True, show_default=True,
+    help="Show Python functions and lines, in processes that run CPython 3.11 or newer.",
+)  # fmt: skip
+def command(
+    *,
+    pids: tuple[int, ...],
+    comms: tuple[str, ...],
+    containers: tuple[str, ...],
+    interval_s: float | None,
+    form: Literal["table", "json", "folded"],
+    stacks: Literal["kernel", "both"],
+    user_symbols: Literal["off", "names", "lines"],
+    python: bool,
+) -> None:
+    """Show what each thread of a process does now, also while it sleeps.
+
+    \b
+      otel-kprofiler dump -p 4242
+      otel-kprofiler dump -p 4242 --interval 1s
+      otel-kprofiler dump --comm nginx -f json
+
+    The process is neither stopped nor traced. Threads with equal stacks are shown together, leaf
+    first, with their state, what they wait for and for how long. With --interval, a thread that
+    has neither run nor changed its stack between two dumps is stuck rather than slow.
+    """  # noqa: D301 - \b keeps click from wrapping the paragraph
+    if not (pids or comms or containers):
+        raise click.UsageError("name a process: --pid, --comm or --container")
+    if interval_s is not None and not 0 < interval_s <= _LONGEST_S:
+        raise click.UsageError(f"--interval must be above 0s and up to {_LONGEST_S / 3600:g}h")
+    access, clock = Access(), Clock()
+    names = frozenset(name.encode()[:_COMM_BYTES] for name in comms)
+    chosen = _find_processes(access, pids, names, containers)
+    config = SamplerConfig(
+        stacks=stacks,
+        python_frames=PYTHON_FRAMES if python else 0,
+        target_pids=tuple(sorted(chosen)),
+        target_namespace=find_namespace(access),
+        max_preload_s=_TABLES_S,
+    )
+    settings = UserSymbolSettings(
+        detail=user_symbols, max_bytes=_SYMBOL_BYTES, cpu_share=1.0, may_block=True
+    )
+    dumper = ThreadDumper(
+        config,
+        access=access,
+        clock=clock,
+        symbolizer=open_symbols(access),
+        resources=open_resources(access, clock, {}),
+        user_names=open_user_names(settings) if stacks == "both" else None,
+    )
+    with closing(dumper):
+        dumped = dumper.dump()
+        if interval_s is not None:
+            time.sleep(interval_s)
+            dumped = compare_dumps(dumped, dumper.dump())
+        remarks = dumper.remarks()
+    shown = [_select(process, chosen[process.tgid]) for process in dumped]
+    if not shown:
+        raise KProfilerError("the process has ended", hint="see ps, pgrep")
+    _write(shown, form, interval_s)
+    for remark in remarks:
+        say(remark, err=True)
+
+
+def _write(
+    processes: Sequence[ProcessState],
+    form: Literal["table", "json", "folded"],
+    interval_s: float | None,
+) -> None:
+    if form == "json":
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        text = dump_json(processes, time=now, interval_s=interval_s)
+    elif form == "folded":
+        text = dump_folded(processes)
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        text = dump_table(processes, width=width)
+    click.echo(text, nl=False)
+
+
+def _find_processes(
+    access: Access, pids: Iterable[int], names: frozenset[bytes], containers: Iterable[str]
+) -> dict[int, frozenset[bytes]]:
+    """Finds the processes; returns for each the names of threads to show, empty for all.
+
+    Raises:
+        KProfilerError: a process, name or container does not exist.
+    """
+    chosen: dict[int, frozenset[bytes]] = {}
+    for pid in pids:
+        check_process(access, pid)
+        chosen[pid] = frozenset()
+    listed = find_containers(access) if containers else []
+    for name in containers:
+        for container in get_containers(listed, name):
+            chosen |= dict.fromkeys(container.pids, frozenset())
+    if names:
+        named = dict(_find_named(access, names))
+        missing = names.difference(*(threads for _, threads in named.values()))
+        if missing:
+            text = " or ".join(sorted(map(os.fsdecode, missing)))
+            raise KProfilerError(
+                f"there is no thread named {text}", hint="see ps -eLo pid,tid,comm"
+            )
+        for pid, (is_whole, threads) in named.items():
+            if pid not in chosen:
+                chosen[pid] = frozenset() if is_whole else threads
+    return chosen
+
+
+def _find_named(
+    access: Access, names: frozenset[bytes]
+) -> Iterable[tuple[int, tuple[bool, frozenset[bytes]]]]:
+    """Yields processes with threads of these names, and whether the main thread has one."""
+    for entry in access.list_dir("/proc"):
+        if not entry.isdecimal() or int(entry) == os.getpid():
+            continue
+        named: dict[int, bytes] = {}
+        try:
+            for tid in access.list_dir(f"/proc/{entry}/task"):
+                name = access.read_bytes(f"/proc/{entry}/task/{tid}/comm").rstrip(b"\n")
+                if name in names:
+                    named[int(tid)] = name
+        except OSError:
+            pass  # a thread or the process has ended
+        if named:
+            yield int(entry), (int(entry) in named, frozenset(named.values()))
+
+
+def _select(process: ProcessState, names: frozenset[bytes]) -> ProcessState:
+    """Returns only the threads of these names; all if there are none."""
+    if not names:
+        return process
+    shown = frozenset(map(os.fsdecode, names))
+    return process._replace(
+        threads=tuple(thread for thread in process.threads if thread.name in shown)
+    )

@@ -1,0 +1,65 @@
+"""Threads at one moment: state, wait and stack."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from otel_kprofiler.model.sample import LabelSet, SpanLink
+from otel_kprofiler.model.stack import Stack
+from otel_kprofiler.model.wait import WaitState
+from otel_kprofiler.model.wait_cause import WaitCause
+
+
+class ThreadState(NamedTuple):
+    """A thread at one moment.
+
+    Attributes:
+        tgid: process id, in the pid namespace of the reader.
+        tid: thread id, likewise.
+        name: the thread's name.
+        state: why it is off the CPU; None while it runs.
+        waited_ns: how long it has been off the CPU, without suspends of the host; None while it
+            runs, or if unknown.
+        cause: what it waits for; None while it runs.
+        stack: its stack; without sides if it ran while it was read.
+        switches: number of its context switches so far.
+        link: its current span, if known.
+        labels: the other attributes of its thread context.
+        has_moved: whether it ran, or its stack changed, since the first of two dumps; None if there
+            was only one, or if the thread is new.
+    """
+
+    tgid: int
+    tid: int
+    name: str
+    state: WaitState | None
+    waited_ns: int | None
+    cause: WaitCause | None
+    stack: Stack
+    switches: int
+    link: SpanLink | None = None
+    labels: LabelSet = ()
+    has_moved: bool | None = None
+
+    @property
+    def state_label(self) -> str:
+        """Returns the name of the state, ``running`` on a CPU."""
+        return "running" if self.state is None else self.state.label
+
+
+class ProcessState(NamedTuple):
+    """The threads of a process at one moment.
+
+    Attributes:
+        tgid: process id.
+        name: name of the process.
+        threads: its threads, by id.
+        ended: number of threads that have exited and are not yet reaped.
+        time_ns: ``CLOCK_BOOTTIME`` of the moment.
+    """
+
+    tgid: int
+    name: str
+    threads: tuple[ThreadState, ...]
+    ended: int
+    time_ns: int

@@ -1,0 +1,247 @@
+"""Dumps what the threads of processes do now: reader → symbols → thread states."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from otel_kprofiler.bpf import DumpRow, ProcessSeen, get_loader
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import Access, read_stat
+from otel_kprofiler.interpreters import PythonProcesses
+from otel_kprofiler.model import (
+    TRUNCATED_STACKS,
+    USER_SIDE,
+    KnownCodes,
+    KnownFiles,
+    KnownLoops,
+    LabelSet,
+    ProcessState,
+    RawSample,
+    Stack,
+    StackEnd,
+    ThreadState,
+    find_stack_cause,
+)
+from otel_kprofiler.pipeline.composition import make_stacks
+from otel_kprofiler.processes import ProcessResources
+from otel_kprofiler.sampling import SamplerConfig, ThreadReader, ThreadReading
+from otel_kprofiler.stopping import join_all
+from otel_kprofiler.symbols import KernelSymbolizer, UserNames, UserResolver
+from otel_kprofiler.text import decode_name, describe_count
+
+_PASSES: Final = 40
+_WAIT_S: Final = 0.02
+"""Between two passes, while unwind tables are loaded."""
+_MOST_WAIT_S: Final = 1.0
+_NAMES_S: Final = 5.0
+"""Limit on reading the names of user functions."""
+_CAUGHT_UP_TRIES: Final = 25
+_NO_STACK: Final = Stack()
+_PENDING: Final = next(s for s, end in TRUNCATED_STACKS.items() if end is StackEnd.PENDING)
+
+
+class ThreadDumper:
+    """Dumps the threads of the processes in ``config.target_pids``. Belongs to one thread.
+
+    The constructor loads the program, and the unwind tables and interpreters of the processes.
+
+    Args:
+        config: targets, sides and limits of stacks.
+        access: this host's files.
+        clock: this host's clocks.
+        symbolizer: the kernel's symbols; closed with the dumper.
+        resources: identifies the processes, and decodes their contexts; closed likewise.
+        user_names: names user frames; closed likewise.
+
+    Raises:
+        DependencyError: libbpf is missing.
+        HostError: the kernel refuses the program or lacks a feature.
+        SamplerError: the verifier rejects the program.
+    """
+
+    def __init__(
+        self,
+        config: SamplerConfig,
+        *,
+        access: Access,
+        clock: Clock,
+        symbolizer: KernelSymbolizer,
+        resources: ProcessResources,
+        user_names: UserNames | None,
+    ) -> None:
+        self._config, self._files, self._clock = config, access, clock
+        self._resources = resources
+        files = KnownFiles(on_opened=user_names.add if user_names else None)
+        codes, loops = KnownCodes(), KnownLoops()
+        self._stacks = make_stacks(
+            symbolizer, UserResolver(files, user_names), codes, {}, loops=loops
+        )
+        self._python: PythonProcesses | None = None
+        self._unpermitted = 0
+        with contextlib.ExitStack() as undo:
+            undo.callback(resources.close)
+            undo.callback(self._stacks.close)
+            symbolizer.advance(clock.boot_ns())  # starts tracking changes
+            self._reader = ThreadReader(
+                config,
+                access=access,
+                loader=get_loader("libbpf"),
+                user_files=files,
+                python_codes=codes,
+            )
+            undo.callback(self._reader.close)
+            resources.follow_threads(self._reader.contexts)
+            if self._reader.python is not None:
+                self._python = PythonProcesses(
+                    self._reader.python,
+                    access,
+                    lambda interpreter: loops.add(interpreter.build_id, interpreter.eval_loop),
+                )
+                undo.callback(self._stop_python)
+                self._find_interpreters(self._python)
+            self._close = undo.pop_all().close
+
+    def dump(self) -> list[ProcessState]:
+        """Returns what the threads of the processes do now, by process id.
+
+        Processes that have ended are absent.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        reading = self._read()
+        now_ns = max((row.time_ns for row in reading.rows), default=0)
+        for _ in range(_CAUGHT_UP_TRIES):
+            if self._stacks.advance(self._clock.boot_ns()) >= now_ns:
+                break
+            time.sleep(_WAIT_S)
+        stacks = {tid: self._stacks.resolve(sample) for tid, sample in reading.samples.items()}
+        if any(stack.is_provisional for stack in stacks.values()):
+            self._stacks.finish(_NAMES_S)
+            stacks = {tid: self._stacks.resolve(sample) for tid, sample in reading.samples.items()}
+        ahead_ns = min((row.monotonic_ns - row.clock_ns for row in reading.rows), default=0)
+        by_process: dict[int, list[DumpRow]] = {}
+        for row in reading.rows:
+            by_process.setdefault(row.tgid, []).append(row)
+        return [
+            self._describe(tgid, rows, stacks, reading.samples, ahead_ns)
+            for tgid, rows in sorted(by_process.items())
+        ]
+
+    def remarks(self) -> list[str]:
+        """Lists what could not be read, for reports; one line per reason."""
+        lines = []
+        if self._reader.user_problem and self._config.stacks != "kernel":
+            lines.append(f"user stacks not read: {self._reader.user_problem}")
+        refused = self._python.counts().refused_processes if self._python else {}
+        lines += [
+            f"Python frames of {describe_count(count, 'process', 'processes')} not read: "
+            f"{reason.value}"
+            for reason, count in refused.items()
+        ]
+        if self._unpermitted:
+            count = describe_count(self._unpermitted, "process", "processes")
+            lines.append(f"Python frames of {count} not read: CAP_SYS_PTRACE missing")
+        return lines + self._resources.remarks()
+
+    def close(self) -> None:
+        """Release all resources."""
+        self._close()
+
+    def _find_interpreters(self, processes: PythonProcesses) -> None:
+        for pid in self._config.target_pids:
+            try:
+                processes.inspect(ProcessSeen(pid, 0))
+            except PermissionError:
+                self._unpermitted += 1
+
+    def _stop_python(self) -> None:
+        if self._python is not None:
+            join_all(self._python.stop())
+
+    def _read(self) -> ThreadReading:
+        """Read until no stack lacks an unwind table that is being loaded."""
+        until_s = time.monotonic() + _MOST_WAIT_S
+        for _ in range(_PASSES):
+            reading = self._reader.read()
+            if time.monotonic() > until_s or not any(
+                (USER_SIDE, _PENDING) in sample.collected for sample in reading.samples.values()
+            ):
+                break
+            time.sleep(_WAIT_S)
+        return reading
+
+    def _describe(
+        self,
+        tgid: int,
+        rows: Sequence[DumpRow],
+        stacks: Mapping[int, Stack],
+        samples: Mapping[int, RawSample],
+        ahead_ns: int,
+    ) -> ProcessState:
+        threads = [
+            self._describe_thread(
+                row, stacks.get(row.tid, _NO_STACK), samples.get(row.tid), ahead_ns
+            )
+            for row in rows
+            if not row.has_ended
+        ]
+        stat = read_stat(self._files, tgid)
+        name = stat.name if stat else b""
+        return ProcessState(
+            tgid, decode_name(name), tuple(threads), len(rows) - len(threads), rows[-1].time_ns
+        )
+
+    def _describe_thread(
+        self, row: DumpRow, stack: Stack, sample: RawSample | None, ahead_ns: int
+    ) -> ThreadState:
+        state = row.wait_state
+        waited_ns = None
+        if state is not None and row.since_ns:
+            waited_ns = max(0, row.monotonic_ns - ahead_ns - row.since_ns)
+        link = sample.link if sample else None
+        labels: LabelSet = ()
+        if sample is not None and sample.context:
+            link, labels = self._resources.decode_context(sample.process, sample.context, link)
+        return ThreadState(
+            row.tgid,
+            row.tid,
+            decode_name(row.comm),
+            state,
+            waited_ns,
+            None if state is None else find_stack_cause(state, stack),
+            stack,
+            row.switches,
+            link,
+            labels,
+        )
+
+
+def compare_dumps(
+    first: Sequence[ProcessState], second: Sequence[ProcessState]
+) -> list[ProcessState]:
+    """Returns the second dump, with the threads marked that have moved since the first.
+
+    A thread has not moved if it has not switched since and its stack is the same.
+    """
+    earlier = {
+        (process.tgid, thread.tid): thread for process in first for thread in process.threads
+    }
+    return [
+        process._replace(
+            threads=tuple(
+                thread._replace(has_moved=_has_moved(old, thread))
+                if (old := earlier.get((process.tgid, thread.tid)))
+                else thread
+                for thread in process.threads
+            )
+        )
+        for process in second
+    ]
+
+
+def _has_moved(old: ThreadState, new: ThreadState) -> bool:
+    return new.state is None or old.switches != new.switches or old.stack.frames != new.stack.frames

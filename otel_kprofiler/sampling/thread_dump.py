@@ -1,0 +1,326 @@
+"""Reads what the threads of processes do at one moment, by a BPF iterator over tasks.
+
+The program runs in the process that reads its output: nothing is attached to the dumped threads,
+and nothing stops or wakes them. See dump.bpf.c.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import itertools
+import logging
+import os
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from otel_kprofiler.bpf import (
+    DUMP_OBJECT,
+    DUMP_ROW_BYTES,
+    DUMP_SOURCE,
+    VMLINUX_BTF,
+    DumpRow,
+    KernelTypes,
+    LoadedObject,
+    Loader,
+    MemoryLayoutMap,
+    ObjectSpec,
+    PythonMaps,
+    PythonOffsets,
+    RingMemory,
+    RingReader,
+    ThreadContexts,
+    find_task_offsets,
+    link_iterator,
+    open_iterator,
+    pack_memory_layout,
+    parse_dump_rows,
+    parse_records,
+    python_map_entries,
+    update_map,
+)
+from otel_kprofiler.errors import HostError, KernelFeatureError, SamplerError
+from otel_kprofiler.host import (
+    ReferableFiles,
+    find_open_files_error,
+    get_privilege_error,
+    read_possible_cpus,
+)
+from otel_kprofiler.model import KnownCodes, KnownFiles, RawSample
+from otel_kprofiler.sampling.program_config import pack_config
+from otel_kprofiler.sampling.python_frames import open_python, plan_python, python_ring_bytes
+from otel_kprofiler.sampling.sampler import SamplerConfig
+from otel_kprofiler.sampling.target_maps import TargetMaps, target_map_entries
+from otel_kprofiler.sampling.thread_contexts import (
+    context_map_entries,
+    open_contexts,
+    plan_contexts,
+)
+from otel_kprofiler.sampling.unwinder import (
+    LIST_FILES,
+    UnwindPlan,
+    map_entries,
+    open_tables,
+    plan_unwinding,
+)
+
+if TYPE_CHECKING:
+    from otel_kprofiler.unwinding import TableStore
+
+_DUMP: Final = ("kprofiler_dump", "kprofiler_dump_5_10")
+"""The programs, the newest required kernel first."""
+_FIND_MEMORY: Final = "kprofiler_find_memory"
+_PYTHON_SUFFIX: Final = "_python"
+_RING_BYTES: Final = 4 << 20
+_ROWS_AT_ONCE: Final = 256
+"""Their stacks take at most a third of the ring."""
+_MOST_LINKS: Final = 16
+_FIRST: Final = bytes(4)
+_PAGE_BITS: Final = 12
+_MOST_PHYSICAL_BITS: Final = 52
+_GIB: Final = 1 << 30
+_HOLES_GIB: Final = 64
+"""Addresses without memory, such as those of devices, below the last memory."""
+
+_log = logging.getLogger(__name__)
+
+
+class ThreadReading(NamedTuple):
+    """A pass over all threads.
+
+    Attributes:
+        rows: each thread.
+        samples: stacks by thread id; threads on a CPU have none.
+    """
+
+    rows: list[DumpRow]
+    samples: dict[int, RawSample]
+
+
+class ThreadReader:
+    """Reads the threads of the processes in ``config.target_pids``. Belongs to one thread.
+
+    Needs CAP_BPF, CAP_PERFMON and a kernel with BTF.
+
+    Args:
+        config: targets, sides and limits of stacks; rates have no meaning here.
+        access: this host's files.
+        loader: loads the program; must be libbpf.
+        user_files: receives the files of user stacks.
+        python_codes: receives descriptions of the code objects of Python frames.
+
+    Raises:
+        HostError: the kernel refuses the program or lacks a feature.
+        SamplerError: the verifier rejects the program.
+
+    Attributes:
+        config: the argument.
+        python: processes whose Python frames are read; None if disabled or not supported.
+        contexts: processes whose thread contexts are read.
+        tables: unwind tables; None if user stacks cannot be read.
+        user_problem: why user stacks cannot be read; empty if they can.
+    """
+
+    def __init__(
+        self,
+        config: SamplerConfig,
+        *,
+        access: ReferableFiles,
+        loader: Loader,
+        user_files: KnownFiles,
+        python_codes: KnownCodes,
+    ) -> None:
+        self.config = config
+        self._files = access
+        self.python: PythonMaps | None = None
+        self.tables: TableStore | None = None
+        self.user_problem = ""
+        types = self._read_types()
+        plan = plan_unwinding(config, lambda: types, loader.name)
+        offsets, _ = plan_python(config, lambda: types, loader.name)
+        thread_pointer = plan_contexts(lambda: types)
+        cpus = read_possible_cpus(access)
+        with contextlib.ExitStack() as undo:
+            self._program, self._name, has_python = self._load(
+                loader, plan, offsets, thread_pointer, cpus
+            )
+            undo.callback(self._program.close)
+            self._ring = RingReader(
+                RingMemory(self._program.map_fd("ring"), _RING_BYTES), _RING_BYTES
+            )
+            undo.callback(self._ring.close)
+            if offsets and has_python:
+                self.python = open_python(offsets, config, self._program, cpus, python_codes)
+                undo.callback(self.python.close)
+                self.python.limit(config.python_frames)
+            self.contexts: ThreadContexts = undo.enter_context(
+                contextlib.closing(open_contexts(thread_pointer, self._program))
+            )
+            self.stack_limit = 8 * config.max_frames
+            packed = pack_config(
+                config,
+                offsets=find_task_offsets(types),
+                thread_pointer=thread_pointer,
+                wakeup_bytes=_RING_BYTES,
+                stack_limit=self.stack_limit,
+                regular_since_ns=0,
+            )
+            TargetMaps(self._program.map_fd).change(
+                config, lambda: update_map(self._program.map_fd("config"), _FIRST, packed)
+            )
+            if plan is not None:
+                self._find_memory()
+                self.tables = open_tables(plan, config, self._program, access, user_files)
+                undo.callback(self.tables.close)
+            else:
+                self.user_problem = "this kernel or processor has no unwinder"
+            self._close = undo.pop_all().close
+
+    def read(self) -> ThreadReading:
+        """Read all threads once.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        rows, samples = bytearray(), dict[int, RawSample]()
+        os.sched_yield()  # the scheduler reads its clock
+        for piece in self._iterate(self._name):
+            rows += piece
+            data, _ = self._ring.take()
+            if self.python is not None:
+                self.python.receive()
+            for sample in parse_records(data, self.stack_limit):
+                samples[sample.tid] = sample
+        return ThreadReading(parse_dump_rows(bytes(rows)), samples)
+
+    def close(self) -> None:
+        """Unload the program and stop reading tables; idempotent."""
+        self._close()
+
+    def _iterate(self, name: str, *, only_own: bool = False) -> Iterator[bytes]:
+        """Runs the program for the threads of the targets, or at least for those."""
+        program_fd = self._program.program_fd(name)
+        pids = (os.getpid(),) if only_own else self.config.target_pids
+        try:
+            if len(pids) <= _MOST_LINKS:
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):  # it has ended
+                        yield from _read(link_iterator(program_fd, pid))
+                return
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.E2BIG):
+                raise
+            # before 6.1, an iterator cannot be restricted to a process
+        yield from _read(link_iterator(program_fd))
+
+    def _read_types(self) -> KernelTypes:
+        try:
+            return KernelTypes(self._files.read_bytes(VMLINUX_BTF))
+        except (OSError, ValueError) as error:
+            raise KernelFeatureError(
+                "reading the threads of a process needs BTF",
+                hint="use a kernel built with CONFIG_DEBUG_INFO_BTF",
+            ) from error
+
+    def _load(
+        self,
+        loader: Loader,
+        plan: UnwindPlan | None,
+        offsets: PythonOffsets | None,
+        thread_pointer: int,
+        cpus: int,
+    ) -> tuple[LoadedObject, str, bool]:
+        """Load the most capable program that this kernel accepts."""
+        suffixes = (_PYTHON_SUFFIX, "") if offsets else ("",)
+        choices = list(itertools.product(suffixes, _DUMP))
+        for suffix, name in choices:
+            python_ring = python_ring_bytes(self.config) if suffix else 0
+            entries = {
+                **target_map_entries(self.config),
+                "cpu_lines": cpus,
+                "ring": _RING_BYTES,
+                **context_map_entries(thread_pointer),
+                **map_entries(plan, cpus),
+                **python_map_entries(cpus, python_ring),
+            }
+            programs: tuple[str, ...] = (name + suffix,)
+            if plan:
+                programs += (_FIND_MEMORY, *((LIST_FILES,) if plan.lists_files else ()))
+            spec = ObjectSpec(DUMP_SOURCE, DUMP_OBJECT, programs, entries)
+            try:
+                return self._load_spec(loader, spec), name + suffix, bool(suffix)
+            except SamplerError as error:  # the kernel lacks a helper
+                if (suffix, name) == choices[-1]:
+                    raise
+                _log.debug("%s is not accepted: %s\n%s", name + suffix, error, error.log)
+        raise AssertionError("unreachable: the last choice returns or raises")
+
+    def _load_spec(self, loader: Loader, spec: ObjectSpec) -> LoadedObject:
+        try:
+            return loader.load(spec)
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EACCES):
+                raise get_privilege_error("loading the BPF program", self._files) from error
+            raise find_open_files_error("loading the BPF program", error) or KernelFeatureError(
+                f"the kernel cannot load the BPF program: {error}",
+                hint="it must be built with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS",
+            ) from error
+
+    def _find_memory(self) -> None:
+        """Find the kernel's map of all memory, by a random word of this process."""
+        proof = ctypes.c_uint64.from_buffer_copy(os.urandom(8))
+        packed = pack_memory_layout(
+            read_physical_mask(self._files), ctypes.addressof(proof), proof.value
+        )
+        update_map(self._program.map_fd("memory_layout"), _FIRST, packed)
+        layout = MemoryLayoutMap(self._program.map_fd("memory_layout"))
+        most = read_memory_gib(self._files) + _HOLES_GIB
+        with contextlib.closing(layout):
+            while not layout.is_found and layout.tried < most:
+                tried = layout.tried
+                for _ in self._iterate(_FIND_MEMORY, only_own=True):
+                    pass
+                if layout.tried == tried:
+                    break
+            if not layout.is_found:
+                self.user_problem = "the kernel's map of all memory was not found"
+
+
+def _read(link: int) -> Iterator[bytes]:
+    """Runs a linked iterator in pieces; closes the link."""
+    try:
+        reader = open_iterator(link)
+    finally:
+        os.close(link)
+    try:
+        while True:
+            try:
+                piece = os.read(reader, _ROWS_AT_ONCE * DUMP_ROW_BYTES)
+            except BlockingIOError:  # a million threads of other processes
+                continue
+            if not piece:
+                return
+            yield piece
+    finally:
+        os.close(reader)
+
+
+def read_physical_mask(files: ReferableFiles) -> int:
+    """Returns the bits of a page table entry that are a physical address.
+
+    With memory encryption, the bit that marks an encrypted page lies above the physical addresses.
+    """
+    cpus = files.read_bytes("/proc/cpuinfo")
+    match = re.search(rb"^address sizes\s*:\s*(\d+) bits physical", cpus, re.MULTILINE)
+    bits = int(match[1]) if match else _MOST_PHYSICAL_BITS
+    return (1 << bits) - (1 << _PAGE_BITS)
+
+
+def read_memory_gib(files: ReferableFiles) -> int:
+    """Returns the memory of this host in GiB, rounded up."""
+    match = re.search(rb"^MemTotal:\s*(\d+) kB", files.read_bytes("/proc/meminfo"), re.MULTILINE)
+    if not match:
+        raise HostError("/proc/meminfo has no MemTotal")
+    return -(-int(match[1]) * 1024 // _GIB)

@@ -1,0 +1,240 @@
+"""`dump` shows what threads do, compared with programs that say it themselves."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.bpf import LibbpfLoader
+from otel_kprofiler.clock import Clock
+from otel_kprofiler.host import Access
+from otel_kprofiler.pipeline import ThreadDumper, open_resources, open_symbols
+from otel_kprofiler.sampling import SamplerConfig
+from tests.public import NOBODY
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="user frames need x86-64"),
+]
+SOURCE = Path(__file__).with_name("threads_at_rest.c")
+COMMAND = [sys.executable, "-m", "otel_kprofiler", "dump"]
+TWO = ("--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon")
+PYTHON = """
+import os, threading, time
+def leaf(until):
+    until.acquire()
+def middle(until):
+    leaf(until)
+def rest(until):
+    middle(until)
+def tick():
+    with open(f"/proc/self/task/{{threading.get_native_id()}}/comm", "w") as name:
+        name.write("dump-by-name")
+    while True:
+        time.sleep(0.01)
+for _ in range({resting}):
+    held = threading.Lock()
+    held.acquire()
+    threading.Thread(target=rest, args=(held,), daemon=True).start()
+for work in {others}:
+    threading.Thread(target=work, daemon=True, name=work.__name__).start()
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+@contextlib.contextmanager
+def running(*command):
+    """A program in a process group of its own, and its lines up to "ready"."""
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            yield process.pid, list(iter(process.stdout.readline, "ready\n"))
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def python(resting, others=""):
+    return [sys.executable, "-c", PYTHON.format(resting=resting, others=f"({others})")]
+
+
+def dump(pid, *options):
+    """The threads of a process, as `dump` shows them, each with its stack; leaf first."""
+    done = subprocess.run(
+        [*COMMAND, "-p", str(pid), "-f", "json", *options],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    (process,) = document["processes"]
+    for thread in process["threads"]:
+        thread["frames"] = document["stacks"][thread["stack"]]
+    return process["threads"]
+
+
+def functions(thread, side):
+    return [frame["function"] for frame in thread["frames"] if frame["side"] == side]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    if not shutil.which("gcc"):
+        pytest.skip("gcc is not installed")
+    path = tmp_path_factory.mktemp("dump") / "threads_at_rest"
+    # as Debian builds its programs: without frame pointers
+    words = ["gcc", "-O2", "-fomit-frame-pointer", "-pthread", SOURCE, "-o", path]
+    subprocess.run(words, check=True, timeout=60)
+    return path
+
+
+@pytest.fixture(scope="module")
+def resting(program):
+    with running(program, "3") as (pid, lines):
+        said = {int(tid): (cause, chain) for tid, cause, *chain in map(str.split, lines)}
+        assert len(said) == 4 * 3 + 1
+        yield pid, said
+
+
+def test_each_thread_is_where_it_says_it_is(resting):
+    pid, said = resting
+    threads = {thread["tid"]: thread for thread in dump(pid)}
+    assert threads.keys() == {pid, *said}
+    for tid, (cause, chain) in said.items():
+        thread = threads[tid]
+        user = functions(thread, "user")
+        at = user.index(chain[0])
+        assert (thread["cause"], user[at : at + 3]) == (cause, chain), thread
+        assert user[at + 3 :] in (["start_thread", "clone3"], ["start_thread", "clone"])
+        assert functions(thread, "kernel")[-1].startswith("entry_SYSCALL_64")
+    assert threads[pid]["cause"] == "signal"
+    assert functions(threads[pid], "user")[:2] == ["pause", "main"]
+
+
+def test_a_thread_in_an_uninterruptible_wait_has_its_stack(resting):
+    pid, said = resting
+    (parent,) = (tid for tid, (cause, _) in said.items() if cause == "child")
+    assert "State:\tD" in Path(f"/proc/{pid}/task/{parent}/status").read_text()
+    thread = next(thread for thread in dump(pid) if thread["tid"] == parent)
+    assert thread["state"] == "uninterruptible"
+    assert "kernel_clone" in functions(thread, "kernel")
+
+
+def test_the_time_of_a_wait_is_that_of_a_program_that_says_when_it_sleeps():
+    code = "import time; print(time.monotonic_ns()); print('ready', flush=True); time.sleep(999)"
+    with running(sys.executable, "-c", code) as (pid, (began,)):
+        time.sleep(1.5)
+        earliest = time.monotonic_ns()
+        (thread,) = dump(pid)
+        latest = time.monotonic_ns()
+    waited = thread["waited_seconds"] * 1e9
+    assert waited < latest - int(began)
+    # Between its word and its sleep the program may wait for a CPU.
+    assert waited > earliest - int(began) - 1e9
+
+
+def test_python_frames_have_their_lines():
+    with running(*python(2)) as (pid, _):
+        resting = [thread for thread in dump(pid) if thread["tid"] != pid]
+    assert len(resting) == 2
+    for thread in resting:
+        frames = [frame for frame in thread["frames"] if frame["side"] == "python"]
+        assert [(frame["function"], frame["line"]) for frame in frames[:3]] == [
+            ("leaf", 4), ("middle", 6), ("rest", 8),
+        ]  # fmt: skip
+        assert frames[-1]["function"] == "Thread._bootstrap"
+        assert thread["cause"] == "futex"
+
+
+def test_a_second_dump_shows_which_threads_have_moved():
+    with running(*python(1, "tick,")) as (pid, _):
+        has_ticked = False
+        while not has_ticked:  # a busy machine may not let it
+            threads = dump(pid, "--interval", "0.5s")
+            stuck = [t for t in threads if "leaf" in functions(t, "python")]
+            assert [t["moved"] for t in stuck] == [False]
+            has_ticked = any(t["moved"] for t in threads if t["tid"] not in (pid, stuck[0]["tid"]))
+
+
+def test_threads_are_chosen_by_name():
+    with running(*python(1, "tick,")) as (pid, _):
+        tasks = Path(f"/proc/{pid}/task")
+        while not (named := [
+            int(task.name) for task in tasks.iterdir()
+            if (task / "comm").read_text() == "dump-by-name\n"
+        ]):  # fmt: skip
+            time.sleep(0.01)
+        done = subprocess.run(
+            [*COMMAND, "--comm", "dump-by-name", "-f", "json"],
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+    (process,) = json.loads(done.stdout)["processes"]
+    assert [thread["tid"] for thread in process["threads"]] == named
+
+
+def test_a_process_that_has_ended_is_absent_and_others_are_dumped():
+    code = "print('ready', flush=True); input()"
+    with (
+        running(sys.executable, "-c", code) as (pid, _),
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as other,
+    ):
+        access, clock = Access(), Clock()
+        dumper = ThreadDumper(
+            SamplerConfig(target_pids=tuple(sorted((pid, other.pid)))),
+            access=access, clock=clock, symbolizer=open_symbols(access),
+            resources=open_resources(access, clock, {}), user_names=None,
+        )  # fmt: skip
+        with contextlib.closing(dumper):
+            both = [process.tgid for process in dumper.dump()]
+            other.communicate(b"\n")
+            left = [process.tgid for process in dumper.dump()]
+    assert (both, left) == (sorted((pid, other.pid)), [pid])
+
+
+def test_two_thousand_threads_fit_a_short_table(program):
+    with running(program, "500") as (pid, lines):
+        began = time.monotonic()
+        threads = dump(pid)
+        print(f"2,002 threads in {time.monotonic() - began:.2f} s")  # noqa: T201 - shown by -rP
+    said = {int(tid): (cause, chain) for tid, cause, *chain in map(str.split, lines)}
+    assert len(threads) == 2002
+    assert len({thread["stack"] for thread in threads}) <= 10
+    for thread in threads:
+        if thread["tid"] != pid:
+            cause, chain = said[thread["tid"]]
+            user = functions(thread, "user")
+            at = user.index(chain[0])
+            assert (thread["cause"], user[at : at + 3]) == (cause, chain)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv"
+)
+def test_two_capabilities_are_enough_for_the_processes_of_the_same_user(public_python):
+    code = "import time; print('ready', flush=True); time.sleep(999)"
+    with running(*NOBODY, *public_python.words, "-c", code) as (pid, _):
+        for rights, status in ((TWO, 0), ((), 3)):
+            done = subprocess.run(
+                [
+                    *NOBODY, *rights, *public_python.words, "-m", "otel_kprofiler", "dump",
+                    "-p", str(pid), "-f", "json",
+                ],
+                cwd=public_python.root, capture_output=True, text=True, timeout=120,
+            )  # fmt: skip
+            assert done.returncode == status, done.stderr
+            if status:
+                assert "CAP_BPF and CAP_PERFMON missing" in done.stderr
+                continue
+            document = json.loads(done.stdout)
+            (thread,) = document["processes"][0]["threads"]
+            frames = document["stacks"][thread["stack"]]
+            assert thread["cause"] == "sleep"
+            assert [f["line"] for f in frames if f["side"] == "python"] == [1]

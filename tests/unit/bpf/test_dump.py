@@ -1,0 +1,74 @@
+"""Rows of the program that dumps threads."""
+
+import struct
+
+import pytest
+
+from otel_kprofiler.bpf import HAS_STACKS, ON_A_CPU, parse_dump_rows
+from otel_kprofiler.model import WaitState
+
+# time, monotonic, clock, arrived, ran, ran until, lacking, queued, switches, state;
+# tgid, tid, flags, unused; comm
+ROW = struct.Struct("=10Q4I16s")
+
+
+def row(*, state=1, flags=HAS_STACKS, arrived=5_000, ran=50, until=4_000, lacking=1_100, queued=0):
+    fields = (9_000, 8_000, 7_000, arrived, ran, until, lacking, queued, 3, state, 42, 43, flags, 0)
+    return parse_dump_rows(ROW.pack(*fields, b"pool-1\0garbage"))[0]
+
+
+def test_a_row_has_what_the_program_wrote():
+    parsed = row()
+    assert (parsed.tgid, parsed.tid, parsed.comm, parsed.switches) == (42, 43, b"pool-1", 3)
+    assert (parsed.time_ns, parsed.monotonic_ns, parsed.clock_ns) == (9_000, 8_000, 7_000)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (0, WaitState.RUNNABLE),
+        (0x1, WaitState.INTERRUPTIBLE),
+        (0x2, WaitState.UNINTERRUPTIBLE),
+        (0x102, WaitState.UNINTERRUPTIBLE),  # killable
+        (0x4, WaitState.STOPPED),
+        (0x8, WaitState.STOPPED),
+        (0x402, WaitState.IDLE),
+        (0x200, WaitState.RUNNABLE),  # being woken
+    ],
+)
+def test_states_are_those_of_the_task(state, expected):
+    assert row(state=state).wait_state is expected
+
+
+def test_a_thread_on_a_cpu_has_no_wait():
+    assert row(flags=ON_A_CPU).wait_state is None
+
+
+def test_a_queued_thread_is_runnable_whatever_its_state():
+    assert row(state=1, queued=6_000).wait_state is WaitState.RUNNABLE
+    assert row(state=1, queued=6_000).since_ns == 6_000
+
+
+def test_a_wait_begins_after_the_last_run():
+    assert row().since_ns == 5_050
+
+
+def test_a_wait_begins_no_later_than_the_clock_of_the_run_queue_allows():
+    # The time of the last run is that of an earlier class of the scheduler.
+    assert row(ran=10_000).since_ns == 5_100
+
+
+def test_without_the_last_arrival_the_run_queue_dates_the_wait():
+    assert row(arrived=0).since_ns == 5_100
+    assert row(arrived=0, until=0).since_ns == 0
+
+
+def test_ended_threads_are_recognized():
+    assert row(state=0x20).has_ended
+    assert row(state=0x80).has_ended
+    assert not row().has_ended
+
+
+def test_truncated_rows_are_rejected():
+    with pytest.raises(ValueError, match="truncated"):
+        parse_dump_rows(bytes(ROW.size + 1))
