@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import importlib
 import os
@@ -53,6 +54,15 @@ class LazyCommands(click.Group):
         module = importlib.import_module(f"otel_kprofiler.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Look up a command; fails with a similar name, as click does for its own commands."""
+        similar = difflib.get_close_matches(args[0], COMMANDS, 1)
+        if similar and args[0] not in COMMANDS:
+            raise click.UsageError(f"no command {args[0]!r}; did you mean {similar[0]}?", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help of all commands without importing them."""

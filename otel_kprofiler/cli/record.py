@@ -24,7 +24,7 @@ from otel_kprofiler.cli.session import Session
 from otel_kprofiler.cli.summary import summarize, summarize_sent
 from otel_kprofiler.cli.target_filters import check_namespace
 from otel_kprofiler.cli.terminal import describe_count, say
-from otel_kprofiler.cli.types import DurationType
+from otel_kprofiler.cli.types import DurationType, is_duration
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.formats import FORMATS, select_modules
@@ -40,7 +40,7 @@ from otel_kprofiler.pipeline import (
     replay,
 )
 from otel_kprofiler.recording import Recording, ReplaySampler
-from otel_kprofiler.sampling import HeldCommand
+from otel_kprofiler.sampling import CommandError, HeldCommand
 
 _DEFAULT_DURATION_S: Final = 10.0
 _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_path", "force"})
@@ -254,7 +254,12 @@ def _hold(access: Access, words: Sequence[str], output: Output | None) -> HeldCo
     """Start the command, with its output separate from the recording's."""
     check_namespace(access)
     taken = output is not None and output.is_stdout
-    return HeldCommand(words, stdout=sys.stderr.fileno() if taken else None)
+    try:
+        return HeldCommand(words, stdout=sys.stderr.fileno() if taken else None)
+    except CommandError as error:
+        if len(words) == 1 and is_duration(words[0]):
+            error.hint = f"for a duration, use -d {words[0]}"
+        raise
 
 
 def _check_distinct(output: str, raw: str | None, replayed: str | None) -> None:

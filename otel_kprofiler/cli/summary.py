@@ -42,7 +42,7 @@ def summarize(session: Session, output: Output, windows: Sequence[Window]) -> It
     if remark := completeness.remark():
         yield remark
     ended = _end(session, parts, account)
-    yield f"wrote {output.path}: {ended}{_next_step(output, count)}"
+    yield f"wrote {output.path}: {ended}{_next_step(session, output, count)}"
 
 
 def summarize_sent(session: Session, sending: Sending) -> str:
@@ -109,7 +109,9 @@ def _describe_unresolved(windows: Sequence[Window]) -> str:
     return f"{' and '.join(shares)} frames"
 
 
-def _next_step(output: Output, count: int) -> str:
+def _next_step(session: Session, output: Output, count: int) -> str:
+    if not count and session.held:
+        return " · the command ran for less than a sampling period; raise --rate, or use --off-cpu"
     if not count:
         return " · nothing ran; record for longer, or with --idle"
     return f" · next: {output.next_step}" if output.next_step else ""

@@ -19,12 +19,25 @@ class DurationType(click.ParamType[float]):
         """Convert to seconds; fails with a usage error."""
         if isinstance(value, float):
             return value
-        if isinstance(value, str) and value.isdecimal():  # seconds, as for sleep and timeout
-            value = f"{value}s"
         try:
-            return parse_duration(value).seconds
+            return _parse_seconds(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+def is_duration(text: str) -> bool:
+    """Returns whether a text is a duration."""
+    try:
+        _parse_seconds(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _parse_seconds(value: object) -> float:
+    if isinstance(value, str) and value.isdecimal():  # seconds, as for sleep and timeout
+        value = f"{value}s"
+    return parse_duration(value).seconds
 
 
 class CpuListType(click.ParamType[tuple[int, ...]]):

@@ -34,6 +34,9 @@ _HEADER: Final = re.compile(r"[A-Za-z]{1,24}(-[A-Za-z]{1,24}){0,4}")
 _HINT: Final = "docs/configuration.md lists every key; `otel-kprofiler validate` checks a file"
 
 
+_FILE_FIX: Final = "name the agent's configuration; docs/configuration.md has an example"
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
     """A configuration and the origins of its values."""
@@ -69,7 +72,7 @@ def load_config(path: str, *, environ: Mapping[str, str]) -> LoadedConfig:
         text = content.decode()
     except OSError as error:
         problem = ConfigProblem(path, 0, 0, "", f"cannot be read: {error.strerror}")
-        raise ConfigError([problem]) from error
+        raise ConfigError([problem], hint=_FILE_FIX) from error
     except UnicodeDecodeError as error:
         problem = ConfigProblem(path, 0, 0, "", "is not UTF-8 text")
         raise ConfigError([problem]) from error

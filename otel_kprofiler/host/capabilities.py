@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -96,8 +97,9 @@ def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> st
             "run it as root, or as root, for everyone who may execute this python: "
             f"setcap {sets}+ep {shlex.quote(sys.executable)}"
         )
+    by_sudo = f": sudo {command}; " if shutil.which("sudo") else ", "
     return (
-        "run it as root, or as root start it for this user with: "
+        f"run it as root{by_sudo}or as root start it for this user with: "
         f"setpriv --reuid={os.getuid()} --regid={os.getgid()} --clear-groups "
         f"--inh-caps={sets} --ambient-caps={sets} {command}"
     )

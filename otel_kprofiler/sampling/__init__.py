@@ -1,7 +1,7 @@
 """Samples with eBPF programs, and yields raw samples."""
 
 from otel_kprofiler.sampling.archive import DAMAGED, MAX_JSON_BYTES, Archive
-from otel_kprofiler.sampling.command import HeldCommand
+from otel_kprofiler.sampling.command import CommandError, HeldCommand
 from otel_kprofiler.sampling.follower import ProcessFollower
 from otel_kprofiler.sampling.groups import GroupFollower, Groups
 from otel_kprofiler.sampling.off_cpu import OffCpuConfig
@@ -15,6 +15,7 @@ __all__ = [
     "MAX_JSON_BYTES",
     "MAX_RING_BYTES",
     "Archive",
+    "CommandError",
     "EbpfSampler",
     "GroupFollower",
     "Groups",

@@ -13,13 +13,20 @@ from typing import Final
 
 from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.errors import KProfilerError, describe_error
-from otel_kprofiler.host import HostFiles, SymbolsVisibility, create_memfd, read_symbols_visibility
+from otel_kprofiler.host import (
+    HostFiles,
+    SymbolsVisibility,
+    create_memfd,
+    read_capabilities,
+    read_symbols_visibility,
+)
 from otel_kprofiler.model import Finding, Level
 from otel_kprofiler.text import describe_count
 from otel_kprofiler.tracking.program_iterator import read_iterator
 
 PROC_KALLSYMS: Final = "/proc/kallsyms"
 
+_NEEDED: Final = ("CAP_BPF", "CAP_PERFMON")
 _PROGRAM: Final = "list_symbols"
 _OWN: Final = b"_list_symbols\t[bpf]"
 _log = logging.getLogger(__name__)
@@ -112,5 +119,7 @@ def find_hidden_symbols(files: HostFiles) -> Finding | None:
         return Finding(
             check, Level.OK, f"{describe_count(count, 'symbol')} read with the iterator", required
         )
-    fix = "needs CAP_BPF and CAP_PERFMON, libbpf, and kernel 6.0 or newer with BTF"
-    return Finding(check, Level.INFO, kallsyms.refused, required, fix)
+    missing = read_capabilities(files).missing(_NEEDED)
+    why = f"{' and '.join(missing)} missing" if missing else kallsyms.refused
+    fix = f"needs {' and '.join(_NEEDED)}, libbpf, and kernel 6.0 or newer with BTF"
+    return Finding(check, Level.INFO, why, required, fix)

@@ -104,6 +104,13 @@ hidden = KernelSymbolizer.live(files).hidden
 print(json.dumps([hidden and hidden.name, files.is_used, files.refused]))
 """
 
+FIND = """
+import json
+from otel_kprofiler.host import Access
+from otel_kprofiler.tracking import find_hidden_symbols
+print(json.dumps(find_hidden_symbols(Access()).observed))
+"""
+
 
 def as_nobody(python, capabilities, code, *arguments):
     """Returns the JSON printed by a program that has only these capabilities."""
@@ -160,3 +167,5 @@ def test_without_capabilities_the_cause_is_reported(hidden, public_python):
     assert cause == HiddenCause.KPTR_RESTRICT.name
     assert not is_used
     assert refused
+    observed = as_nobody(public_python, [], FIND)
+    assert observed == "CAP_BPF and CAP_PERFMON missing"

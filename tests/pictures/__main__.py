@@ -28,7 +28,7 @@ IN_GROUP = ["sh", "-c", f'echo $$ > {GROUP}/cgroup.procs && exec "$@"', "sh"]
 ORDERS = ["/usr/bin/python3", "slow_orders.py"]
 HALF_MS = 5_000
 COMPARED = (
-    f"[0, {HALF_MS}, {2 * HALF_MS}].map(ms => Math.ceil(viewer.profile().parts[0].start_ms + ms))"
+    f"[0, {HALF_MS}, {2 * HALF_MS}].map(ms => Math.floor(viewer.profile().parts[0].start_ms + ms))"
 )
 PICTURES = {
     "flame-graph": ("transforms=recursion", None),

@@ -231,8 +231,9 @@ def test_a_dump_redacts_secrets_shows_origins_and_loads_again():
 
 
 def test_unreadable_files_are_configuration_errors(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="cannot be read: No such file") as caught:
         load_config(str(tmp_path / "none.yaml"), environ={})
+    assert "docs/configuration.md" in caught.value.hint
     path = tmp_path / "latin.yaml"
     path.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="UTF-8"):

@@ -2,6 +2,8 @@
 
 import io
 import os
+import shlex
+import sys
 
 import pytest
 
@@ -232,6 +234,16 @@ def test_a_dedicated_python_may_be_given_file_capabilities(monkeypatch, tmp_path
     assert fix.endswith(f": setcap cap_bpf,cap_perfmon,cap_syslog+ep '{own}'")
     monkeypatch.setattr("sys.executable", str(link))
     assert "setpriv" in findings(FakeHost(effective=0))["CAP_BPF"].fix
+
+
+def test_the_fix_has_a_command_for_sudo_if_it_is_installed(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.prefix", sys.base_prefix)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "sudo" not in findings(FakeHost(effective=0))["CAP_BPF"].fix
+    (tmp_path / "sudo").touch(mode=0o755)
+    fix = findings(FakeHost(effective=0))["CAP_BPF"].fix
+    command = shlex.join([sys.executable, *sys.orig_argv[1:]])
+    assert fix.startswith(f"run it as root: sudo {command}; or as root ")
 
 
 def test_old_kernels_count_maps_as_locked_memory():
