@@ -134,7 +134,7 @@ def test_each_supported_version_of_go_is_read(tmp_path, version):
 
 
 def test_waits_have_the_labels_of_their_goroutine(tmp_path):
-    off_cpu = OffCpuConfig(samples_per_second=500)
+    off_cpu = OffCpuConfig(samples_per_second=5000)
     program = build(tmp_path)
     with (
         Reader(b"goroutines", off_cpu=off_cpu) as reader,
