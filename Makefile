@@ -34,9 +34,10 @@ pythons:  ## interpreters that Debian has not, for tests of Python frames (needs
 test-fast:  ## unit tests without processes, sockets, compilers or privileges: half a minute
 	$(PYTEST) -q -n 2 --dist loadfile -m 'not system and not long' tests/unit
 
-WORKERS ?= 2
+# Tests of the kernel and of outages wait: three files at a time keep two CPUs busy.
+WORKERS ?= 3
 
-test: pythons  ## all tests that this machine can run but the long ones, two files at a time: WORKERS=2
+test: pythons  ## all tests that this machine can run but the long ones, three files at a time: WORKERS=3
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not long'
 
 test-long:  ## tests of twelve seconds or more, and further cases of slow ones: other loaders, versions, protocols

@@ -18,9 +18,6 @@ from otel_kprofiler.model import SIDES, LossCause
 ROOT = Path(__file__).parents[2]
 MISSING = [name for name in ("furo", "myst_parser", "sphinx") if not importlib.util.find_spec(name)]
 pytestmark = pytest.mark.timeout(900)  # the build takes 15 seconds of CPU time
-needs_sphinx = pytest.mark.skipif(
-    bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (extra 'docs')"
-)
 
 
 class Page(HTMLParser):
@@ -65,6 +62,8 @@ def test_broken_links_and_anchors_are_reported(tmp_path):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
+    if MISSING:
+        pytest.skip(f"not installed: {', '.join(MISSING)} (extra 'docs')")
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", ".", out]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -72,12 +71,12 @@ def site(tmp_path_factory):
     return out
 
 
-@needs_sphinx
+@pytest.mark.long
 def test_every_link_of_the_site_resolves_to_a_file_and_an_anchor(site):
     assert broken_links(site) == {}
 
 
-@needs_sphinx
+@pytest.mark.long
 def test_every_page_is_in_the_home_pages_navigation(site):
     home = Page((site / "index.html").read_text())
     pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
@@ -85,7 +84,7 @@ def test_every_page_is_in_the_home_pages_navigation(site):
     assert names - {"README.html"} <= set(home.links)
 
 
-@needs_sphinx
+@pytest.mark.long
 def test_the_api_pages_describe_every_public_name(site):
     for page in (ROOT / "docs/api").glob("*.md"):
         package = f"otel_kprofiler.{page.stem}"
@@ -97,7 +96,7 @@ def test_the_api_pages_describe_every_public_name(site):
             assert names <= anchors, names - anchors
 
 
-@needs_sphinx
+@pytest.mark.long
 def test_a_linked_directory_gets_a_page_with_its_files(site):
     page = Page((site / "docs/troubleshooting.html").read_text())
     assert "../files/config/collector.html" in page.links

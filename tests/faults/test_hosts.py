@@ -82,6 +82,7 @@ def test_sampling_survives_exhausted_file_descriptors(run_agent, receiver, arriv
 
 
 @live
+@pytest.mark.long
 @pytest.mark.skipif(not os.access(CPU1, os.W_OK), reason=f"{CPU1} cannot be written here")
 def test_a_cpu_taken_offline_and_back_is_sampled_again(run_agent, receiver, arrived):
     receiver.up()
