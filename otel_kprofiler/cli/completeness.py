@@ -93,9 +93,9 @@ class Completeness:
             place = next(end.place for end, _ in ends.most_common() if end.program == program)
             where = program if place in program else f"{program}, in {place}"
         total = self.ends.total()
-        how_many = "all" if count == total else f"{count:,} of them"
+        how_many = f", {count:,} of them" if count < total else ", all" if total > 1 else ""
         stacks = describe_count(total, "incomplete user stack")
-        return f"{stacks}, {how_many} in {where}: {reason}"
+        return f"{stacks}{how_many} in {where}: {reason}"
 
 
 def _count_by(attribute: str, ends: Counter[_End]) -> Counter[str]:

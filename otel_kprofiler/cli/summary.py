@@ -11,36 +11,34 @@ from otel_kprofiler.cli.output import Output
 from otel_kprofiler.cli.sending import Sending
 from otel_kprofiler.cli.session import Session
 from otel_kprofiler.cli.terminal import describe_count
+from otel_kprofiler.cli.unresolved import UnresolvedFrames
 from otel_kprofiler.errors import describe_status
 from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    SIDES,
     Account,
     Losses,
-    SideKind,
     Window,
 )
 from otel_kprofiler.sampling import HeldCommand
 
 
 def summarize(session: Session, output: Output, windows: Sequence[Window]) -> Iterator[str]:
-    """Yields lines: incomplete user stacks if many; samples written, lost; next step."""
+    """Yields lines: why many names or callers are missing; samples written and lost; next step."""
     account = session.pipeline.account()
     count = sum(window.sample_count for window in windows)
     seconds = sum(window.end_unix_ns - window.start_unix_ns for window in windows) / 1e9
+    unresolved = UnresolvedFrames.of_windows(windows)
+    completeness = Completeness.of_windows(windows)
     parts = [
         describe_count(count, "sample"),
         describe_count(_count_processes(windows), "process", "processes"),
         describe_count(_count_cpus(windows), "CPU"),
         f"{seconds:.1f} s",
         f"lost {describe_losses(account.lost)}",
-        f"unresolved {_describe_unresolved(windows)}",
+        f"unresolved {unresolved}",
     ]
-    completeness = Completeness.of_windows(windows)
     if completeness.share is not None:
         parts.append(f"{completeness.share:.1%} of user stacks complete")
-    if remark := completeness.remark():
-        yield remark
+    yield from filter(None, (unresolved.remark(), completeness.remark()))
     ended = _end(session, parts, account)
     yield f"wrote {output.path}: {ended}{_next_step(session, output, count)}"
 
@@ -92,21 +90,6 @@ def _count_processes(windows: Sequence[Window]) -> int:
 
 def _count_cpus(windows: Sequence[Window]) -> int:
     return len({sample.cpu for window in windows for _, sample in window.samples})
-
-
-def _describe_unresolved(windows: Sequence[Window]) -> str:
-    """Describes the share of unresolved frames by side, such as ``0.1% of kernel frames``."""
-    frames, unresolved = Counter[SideKind](), Counter[SideKind]()
-    for window in windows:
-        for _, sample in window.samples:
-            count = len(sample.timestamps_unix_ns)
-            for side in sample.stack.sides:
-                missing = sum(frame.unresolved is not None for frame in side.frames)
-                frames[side.kind] += count * len(side.frames)
-                unresolved[side.kind] += count * missing
-    kinds = [kind for kind in SIDES if frames[kind]] or [KERNEL_SIDE]
-    shares = [f"{unresolved[kind] / max(1, frames[kind]):.1%} of {kind.name}" for kind in kinds]
-    return f"{' and '.join(shares)} frames"
 
 
 def _next_step(session: Session, output: Output, count: int) -> str:

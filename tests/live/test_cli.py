@@ -78,7 +78,6 @@ def test_the_suffix_selects_the_format(tmp_path, suffix):
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("wrote "), done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"wrote {path}: ")
     assert "lost 0" in done.stderr
     assert path.stat().st_size > 100
@@ -194,7 +193,7 @@ def test_a_raw_recording_replays_to_the_same_stacks_and_times(tmp_path):
     assert abs(window.end_unix_ns - first.end_unix_ns) < 50_000_000
 
     def said_of(done):
-        return done.stderr.partition(": ")[2].split(", ")
+        return done.stderr.splitlines()[-1].partition(": ")[2].split(", ")
 
     samples, processes, cpus, _ = said_of(done)[:4]
     assert samples.endswith(" samples")
@@ -306,7 +305,7 @@ def nobodys(tmp_path):
 
 
 def unresolved(text):
-    return float(text.split("unresolved ")[1].split("%")[0])
+    return float(text.rpartition("unresolved ")[2].split("%")[0])
 
 
 def test_three_capabilities_are_enough(public_python, nobodys):

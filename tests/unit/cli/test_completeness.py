@@ -90,6 +90,13 @@ def test_the_program_with_most_incomplete_stacks_is_named_with_file_and_reason()
     )
 
 
+def test_a_single_incomplete_stack_is_named():
+    assert remark(sh=[sample([USER_SIDE], PENDING, 1, LIBC)]) == (
+        "1 incomplete user stack in sh, in libc.so.6: "
+        "the unwind table of the caller's file was not loaded yet"
+    )
+
+
 def test_without_a_program_of_half_the_incomplete_stacks_their_number_is_named():
     programs = {
         f"cc{number}": [sample([USER_SIDE], PENDING, 2, LIBC), sample([USER_SIDE])]

@@ -1,0 +1,75 @@
+"""Frames without names in the summary of a recording."""
+
+import pytest
+
+from otel_kprofiler.cli.unresolved import UnresolvedFrames
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    ON_CPU,
+    USER_SIDE,
+    Frame,
+    Line,
+    Module,
+    ModuleKind,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Unresolved,
+    Window,
+    WindowSample,
+)
+
+PYTHON = Module("python3.11", ModuleKind.USER, None, None, 0, ())
+LIBC = Module("libc.so.6", ModuleKind.USER, None, None, 0, ())
+NAMED = Frame(LIBC, 1, (Line("read"),), 0, USER_SIDE)
+KERNEL = Frame(None, 1, (Line("vfs_read"),), 0, KERNEL_SIDE)
+
+
+def nameless(module, reason=Unresolved.NO_NAME, side=USER_SIDE):
+    return Frame(module, 1, (), 0, side, reason)
+
+
+def count(*stacks):
+    """Counts of stacks, each with its number of samples."""
+    samples = [
+        WindowSample(Stack.from_frames(frames), 1, "t", 0, None, list(range(number)))
+        for number, frames in stacks
+    ]
+    profile = Profile(ON_CPU, 1, [ResourceSamples(Resource({}), samples)], taken=9)
+    return UnresolvedFrames.of_windows([Window(0, 1, [profile])])
+
+
+def test_shares_count_each_frame_of_each_sample():
+    counts = count((3, [KERNEL, NAMED, nameless(PYTHON)]), (1, [NAMED, NAMED]))
+    assert str(counts) == "0.0% of kernel and 37.5% of user frames"
+    assert str(count()) == "0.0% of kernel frames"
+
+
+def test_the_file_with_most_nameless_frames_is_named_with_reason_and_fix():
+    counts = count((3, [nameless(PYTHON), NAMED]), (1, [nameless(LIBC, Unresolved.NO_SYMBOL)]))
+    assert counts.remark() == (
+        "75% of unresolved user frames are in python3.11: the file has no name for the function; "
+        "install its debug symbols (docs/faq.md)"
+    )
+
+
+def test_code_without_a_file_has_a_fix_of_its_own():
+    assert count((1, [nameless(None, Unresolved.NO_FILE)])).remark() == (
+        "100% of unresolved user frames: the code is in memory without a file, such as that of a "
+        "JIT compiler; let the compiler write a perf map (docs/symbols.md)"
+    )
+
+
+@pytest.mark.parametrize(
+    "stacks",
+    [
+        [(1, [NAMED])],
+        [(9, [NAMED] * 10), (9, [nameless(PYTHON)])],
+        [(1, [nameless(PYTHON, Unresolved.USER_ADDRESS)])],
+        [(1, [nameless(None, Unresolved.HIDDEN, KERNEL_SIDE)])],
+    ],
+    ids=["names", "few", "no fix", "kernel"],
+)
+def test_nothing_is_said_of_few_frames_and_without_a_fix(stacks):
+    assert count(*stacks).remark() == ""
