@@ -224,3 +224,14 @@ def compare(samples, log):
             is_inside = any(since <= time_ns <= until for (_, since, until, _), *_ in lines)
             counts["missing" if is_inside else "none"] += 1
     return counts
+
+
+def find_overlong_waits(samples):
+    """Waits with a span that took longer than the time from their start to their end's record."""
+    parts = defaultdict(int)
+    for sample in samples:
+        if sample.link and sample.wait and sample.wait.is_ended:
+            key = sample.tid, sample.wait.start_ns, sample.time_ns
+            parts[key] += sample.wait.duration_ns
+    # Two readings of a clock that is being adjusted may differ by less than a microsecond.
+    return [(key, passed) for key, passed in parts.items() if passed > key[2] - key[1] + 1000]

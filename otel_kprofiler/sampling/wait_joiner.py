@@ -36,9 +36,16 @@ class _Pending:
     asleep_ns: int = 0
     runnable_ns: int = 0
 
-    def pass_to(self, thread: WaitThread, now_ns: int) -> tuple[int, int]:
-        """Count all time so far as sampled; returns the time added, in its state and runnable."""
+    def pass_to(self, thread: WaitThread, now_ns: int, boot_ns: int) -> tuple[int, int]:
+        """Count all time so far as sampled; returns the time added, in its state and runnable.
+
+        Limited to the ``CLOCK_BOOTTIME`` passed since the start, because the threads' clock may be
+        unstable.
+        """
+        limit = max(boot_ns - self.begin.time_ns, 0)
         asleep, runnable = thread.passed(now_ns)
+        asleep = min(asleep, limit)
+        runnable = min(runnable, limit - asleep)
         if thread.state == WaitState.RUNNABLE:
             asleep, runnable = 0, asleep
         new = max(asleep - self.asleep_ns, 0), max(runnable - self.runnable_ns, 0)
@@ -89,7 +96,11 @@ class WaitJoiner:
                 continue
             pending = self._pending.pop(key, None)
             if end.flags & WAIT_KEPT:
-                is_known = pending is not None and pending.begin.value == end.since_ns
+                is_known = (
+                    bool(end.flags & WAIT_HAS_BEGUN)
+                    and pending is not None
+                    and pending.begin.value == end.since_ns
+                )
                 parts = _split(sample, end, pending if is_known else None)
                 self.added += len(parts) - 1
                 samples += parts
@@ -129,7 +140,7 @@ class WaitJoiner:
             (thread, pending, passed)
             for thread in threads
             if (pending := self._find_lasting(thread, now_ns, epoch)) is not None
-            and any(passed := pending.pass_to(thread, now_ns))
+            and any(passed := pending.pass_to(thread, now_ns, boot_ns))
         ]
         threshold_ns = int(sum(sum(passed) for _, _, passed in parts) / most)
         self.lasting_threshold_ns = threshold_ns

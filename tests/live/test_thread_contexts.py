@@ -31,6 +31,7 @@ from tests.thread_contexts import (
     Reader,
     compare,
     compile_with,
+    find_overlong_waits,
     write_payload,
 )
 
@@ -95,6 +96,7 @@ def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
         counts = compare([sample for sample in reader.samples if sample.kind is OFF_CPU], log)
         assert counts["right"] >= 500
         assert counts["wrong"] == 0
+        assert not find_overlong_waits(reader.samples)
 
 
 def test_a_process_that_announces_another_schema_is_not_read(tmp_path):

@@ -4,6 +4,7 @@ import bisect
 import contextlib
 import json
 import math
+import mmap
 import os
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from otel_kprofiler.bpf import LibbpfLoader
-from otel_kprofiler.model import KERNEL_SIDE, OFF_CPU, ON_CPU, USER_SIDE, WaitState
+from otel_kprofiler.bpf import WAIT_HAS_BEGUN, LibbpfLoader
+from otel_kprofiler.bpf.wait_maps import THREAD_BYTES
+from otel_kprofiler.model import KERNEL_SIDE, OFF_CPU, ON_CPU, STACK_NOT_TAKEN, USER_SIDE, WaitState
 from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
 from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
 
@@ -218,6 +220,40 @@ def test_stacks_belong_to_the_sleeping_thread(functions):
     assert len({s.comm for s in samples}) == 1
     assert {s.kind for s in samples} == {OFF_CPU}
     assert len({s.start_time_ns for s in samples}) == 1
+
+
+# Places of ``struct thread`` (``wait_types.bpf.h``), in words of 32 bits.
+SINCE, STATE, FLAGS, TID, RAN = 2, 7, 10, 37, 41
+
+
+def test_a_wait_of_a_thread_that_ran_unseen_has_no_begin():
+    """The kernel omits a few switches: the span at the begin may have ended by then."""
+    code = "import time\nwhile True: time.sleep(0.2)"
+    changed, samples = set(), []
+    with running(stacks="both") as sampler, program(code) as process, contextlib.ExitStack() as end:
+        table = sampler._attached.waits._table
+        size = table._places * THREAD_BYTES
+        threads = end.enter_context(mmap.mmap(table._threads_fd, size))
+        words = end.enter_context(memoryview(threads)[:size].cast("I"))
+
+        def change():
+            step = THREAD_BYTES // 4
+            for at in range(0, len(words), step):
+                since = words[at + SINCE]
+                if words[at + TID] != process.pid or since in changed:
+                    continue
+                if since and words[at + STATE] and words[at + FLAGS] & WAIT_HAS_BEGUN:
+                    words[at + RAN] ^= 1
+                    changed.add(since)
+            return len(changed) > 3
+
+        samples = drain_while(sampler, lambda: not change()) + collect(sampler, 0.5)
+    statuses = [
+        dict(sample.collected)[USER_SIDE]
+        for sample in samples
+        if sample.tid == process.pid and sample.wait.state is WaitState.INTERRUPTIBLE
+    ]
+    assert statuses.count(STACK_NOT_TAKEN) >= len(changed) - 1, statuses  # or as it was woken
 
 
 def test_an_ongoing_wait_is_sampled(functions):

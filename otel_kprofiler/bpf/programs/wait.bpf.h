@@ -280,6 +280,7 @@ INLINE int leave(const struct wait_config *c, const struct config *options, stru
 	else /* It was woken between the decision to sleep and now. */
 		thread->woken_ns = thread->woken_ns && thread->state != RUNNABLE ? now : 0;
 	thread->off_since_ns = now;
+	thread->begun_ns = 0;
 	thread->flags = 0;
 	if (!sampled)
 		return 0;
@@ -310,6 +311,7 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 	record->kind = OFF_CPU;
 	record->phase = WAIT_BEGUN;
 	record->value = now;
+	thread->begun_ns = bpf_ktime_get_ns();
 	if (write_thread(ctx, options, record, by, python, thread->in_namespace) ==
 	    WRITTEN) {
 		line->begun++;
@@ -476,13 +478,45 @@ GLOBAL int tell_end(u32 place, u64 since, u64 asleep, u64 runnable, u32 flags)
 	return 0;
 }
 
+/* Whether the begin of its wait was told as it went, with its span. */
+INLINE int has_begun(const struct thread *thread)
+{
+	return thread->flags & WAIT_HAS_BEGUN && thread->begun_ns;
+}
+
 /*
- * A thread came to a CPU, after it had waited for one for so long at the end; as tell_end().
+ * A thread ran since the begin of its wait was told (see repair()), and may be in another span by
+ * now: the end is told as if the begin had not been written.
+ */
+INLINE void drop_begin(struct thread *thread)
+{
+	thread->flags ^= WAIT_HAS_BEGUN | WAIT_UNWRITTEN;
+}
+
+/*
+ * How long a thread that came to a CPU so many nanoseconds ago was off. Where the scheduler's clocks
+ * are not stable those of two CPUs differ by up to the delay of a tick: the clock that all CPUs share
+ * measures waits with a span.
+ */
+INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
+{
+	u64 since = thread->off_since_ns;
+
+	if (has_begun(thread)) {
+		since = thread->begun_ns;
+		now = bpf_ktime_get_ns();
+	}
+	return now < since + ago ? 0 : now - ago - since;
+}
+
+/*
+ * A thread came to a CPU after so long, and had waited for one for so long at the end; as
+ * tell_end().
  */
 INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct thread *thread,
-		  u32 place, u64 now, u64 runnable, int sampled)
+		  u32 place, u64 now, u64 duration, u64 runnable, int sampled)
 {
-	u64 since = thread->off_since_ns, duration, asleep;
+	u64 since = thread->off_since_ns, asleep;
 	u32 state = thread->state, flags = thread->flags;
 
 	if (!since)
@@ -492,7 +526,6 @@ INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct th
 		thread->woken_ns = 0;
 	if (thread->epoch != c->epoch)
 		return 0; /* it may have run meanwhile */
-	duration = now < since ? 0 : now - since;
 	if (state == RUNNABLE || runnable > duration)
 		runnable = duration;
 	asleep = duration - runnable;
@@ -583,13 +616,17 @@ GLOBAL int repair(u64 task, u64 now)
 	line->missed++;
 	since = line->switched_ns;
 	if (thread) {
+		if (has_begun(thread) && wait_layout.runtime &&
+		    (READ_KERNEL(ran, task + wait_layout.picked) || thread->ran_ns != (u32)ran))
+			drop_begin(thread);
 		ran = find_run_ns(task);
 		ran = ran && ran < now - since ? now - ran : since;
 		if (!wait_layout.run_delay)
 			delay = find_runnable(thread, 0, ran);
 		else if (!READ_KERNEL(delay, task + wait_layout.run_delay))
 			delay -= thread->run_delay_ns;
-		if (arrive(c, line, thread, place, ran, delay, 1))
+		if (arrive(c, line, thread, place, ran, find_duration(thread, now, now - ran),
+			   delay, 1))
 			write_end(0);
 	}
 	other = line->task;
@@ -601,6 +638,7 @@ GLOBAL int repair(u64 task, u64 now)
 	ran = find_run_ns(other);
 	thread->epoch = c->epoch;
 	thread->flags = thread->likely = 0;
+	thread->begun_ns = 0;
 	thread->threshold = c->threshold_ns >> UNIT_SHIFT;
 	thread->state = find_wait_state(state, 0);
 	delay = 0;
@@ -654,8 +692,11 @@ INLINE int follow(u64 *ctx, int sampled, enum user_frames by, int python)
 			thread = LOOKUP(threads, &place);
 		}
 		if (thread && leave(c, options, line, thread, ctx[1], now, state, (u8)ctx[0],
-				    sampled))
+				    sampled)) {
+			if (wait_layout.runtime)
+				thread->ran_ns = MEMBER(u64, ctx[1], runtime);
 			begin_wait(ctx, c, options, line, thread, cpu, now, by, python);
+		}
 	}
 	line->epoch = c->epoch;
 	line->task = ctx[2];
@@ -671,7 +712,11 @@ INLINE int follow(u64 *ctx, int sampled, enum user_frames by, int python)
 		return 0;
 	line->place = place;
 	thread->cpu = cpu;
-	if (arrive(c, line, thread, place, now, find_runnable(thread, ctx[2], now), sampled) &&
+	if (has_begun(thread) && wait_layout.runtime &&
+	    thread->ran_ns != (u32)MEMBER(u64, ctx[2], runtime))
+		drop_begin(thread);
+	if (arrive(c, line, thread, place, now, find_duration(thread, now, 0),
+		   find_runnable(thread, ctx[2], now), sampled) &&
 	    sampled)
 		write_late((void *)ctx[2]);
 	return 0;

@@ -152,7 +152,8 @@ struct thread {
 	u32 in_namespace;
 	u32 waker_tgid; /* of this wait */
 	u32 waker_tid;
-	u32 reserved[3];
+	u32 ran_ns; /* low bits of the CPU time of its task when the begin of this wait was written */
+	u64 begun_ns; /* CLOCK_MONOTONIC when the begin of this wait was written; 0: another clock's */
 	char waker_comm[16];
 };
 

@@ -143,6 +143,7 @@ KERNELS: dict[str, Kernel] = {
                 "test_symbols.py",
                 "test_unwinding.py",
                 "test_python_frames.py",
+                "test_thread_contexts.py",
                 "test_waits.py",
             ),
         ),

@@ -102,13 +102,26 @@ def test_a_wait_end_is_joined_only_with_its_start():
     assert one.stacks == (b"12345678",)
 
 
+def test_an_end_that_disowns_its_start_is_not_joined():
+    """The thread ran in between, in a switch that the kernel omitted: its span may have ended."""
+    (wait,) = WaitJoiner().join([begin(1000), end(1000, 200, flags=WAIT_KEPT, stack=b"late    ")])
+    assert wait.stacks == (b"late    ",)
+
+
+def test_an_ongoing_wait_lasts_no_longer_than_the_time_since_its_start():
+    joiner = WaitJoiner()
+    joiner.join([begin(1000)])
+    (wait,) = joiner.sample_lasting([thread(1000)], 9000, BOOT + 1600, 1)
+    assert (wait.value, wait.wait.duration_ns) == (600, 600)
+
+
 def test_an_ongoing_wait_is_reported_once():
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
-    (first,) = joiner.sample_lasting([thread(1000)], 1300, 77, 1)
+    (first,) = joiner.sample_lasting([thread(1000)], 1300, BOOT + 1300, 1)
     assert (first.value, first.wait.duration_ns, first.wait.is_ended) == (300, 300, False)
-    assert (first.time_ns, first.stacks) == (77, (b"12345678",))
-    asleep, runnable = joiner.sample_lasting([thread(1000, woken=1350)], 1400, 88, 1)
+    assert (first.time_ns, first.stacks) == (BOOT + 1300, (b"12345678",))
+    asleep, runnable = joiner.sample_lasting([thread(1000, woken=1350)], 1400, BOOT + 1400, 1)
     assert (asleep.value, runnable.value) == (50, 50)
     (rest,) = joiner.join([end(1000, 350, 200)])
     assert (rest.value, rest.wait.state) == (150, WaitState.RUNNABLE)
@@ -129,17 +142,17 @@ def test_an_ongoing_wait_is_reported_once():
 def test_waits_without_a_matching_start_are_not_reported(asleep):
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
-    assert joiner.sample_lasting([asleep], 1300, 77, 1) == []
+    assert joiner.sample_lasting([asleep], 1300, BOOT + 1300, 1) == []
 
 
 def test_exited_threads_are_forgotten():
     joiner = WaitJoiner()
     joiner.join([begin(1000), begin(1000, tid=8)])
     joiner.forget([thread(1000)])
-    lasting = joiner.sample_lasting([thread(1000), thread(1000, tid=8)], 1300, 7, 1)
+    lasting = joiner.sample_lasting([thread(1000), thread(1000, tid=8)], 1300, BOOT + 1300, 1)
     assert [one.tid for one in lasting] == [8]
     joiner.clear()
-    assert joiner.sample_lasting([thread(1000, tid=8)], 1400, 7, 1) == []
+    assert joiner.sample_lasting([thread(1000, tid=8)], 1400, BOOT + 1400, 1) == []
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -219,7 +232,7 @@ def test_the_last_part_of_a_wait_compensates_for_a_raised_threshold():
     """A part of it was sampled; then the program sampled it with probability 500 / 2000."""
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
-    joiner.sample_lasting([thread(1000)], 1300, 77, 1)
+    joiner.sample_lasting([thread(1000)], 1300, BOOT + 1300, 1)
     (rest,) = joiner.join([end(1000, 500, threshold=2000)])
     assert (rest.value, rest.wait.duration_ns) == (200 * 2000 // 500, 200)
 

@@ -1,0 +1,40 @@
+"""Spans that programs publish by thread contexts, on this kernel."""
+
+import pytest
+
+from otel_kprofiler.model import OFF_CPU, ON_CPU
+from otel_kprofiler.sampling import OffCpuConfig
+from tests.thread_contexts import Program, Reader, compare, find_overlong_waits
+
+pytestmark = pytest.mark.kernel
+
+THREADS = 4
+ENOUGH = 200
+
+
+@pytest.mark.parametrize("model", ["local_exec", "descriptor", "opened_general_dynamic"])
+def test_samples_are_linked_to_the_span_of_their_thread(tmp_path, model):
+    """Samples have the span that their thread publishes, for all TLS models."""
+    with Reader(b"program") as reader, Program(tmp_path, model, THREADS) as program:
+        reader.collect_until(lambda: reader.count_links() >= ENOUGH)
+        log = program.read_log()
+        reader.drain()
+    counts = compare([sample for sample in reader.samples if sample.kind is ON_CPU], log)
+    assert counts["right"] >= ENOUGH
+    assert (counts["wrong"], counts["missing"]) == (0, 0), counts
+
+
+def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
+    """Waits have the span that their thread was in, and end within it."""
+    off_cpu = OffCpuConfig(samples_per_second=500)
+    with (
+        Reader(b"program", off_cpu=off_cpu) as reader,
+        Program(tmp_path, "descriptor", THREADS) as program,
+    ):
+        reader.collect_until(lambda: reader.count_links(OFF_CPU) >= ENOUGH)
+        log = program.read_log()
+        reader.drain()
+    counts = compare([sample for sample in reader.samples if sample.kind is OFF_CPU], log)
+    assert counts["right"] >= ENOUGH
+    assert counts["wrong"] == 0, counts
+    assert not find_overlong_waits(reader.samples)
