@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -62,10 +63,9 @@ def profiled(tmp_path_factory):
         pytest.skip("perf is not installed (package linux-perf)")
     directory = tmp_path_factory.mktemp("perf")
     folded, data = directory / "x.folded", directory / "perf.data"
-    load = subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", str(SECONDS + 9)])
+    load = subprocess.Popen([sys.executable, "-m", "benchmarks.mixed_load", "600"])
     record = subprocess.Popen(
-        [sys.executable, "-m", "otel_kprofiler", "record", "-F", "499",
-         "-d", f"{SECONDS + 4}s", "-o", folded],
+        [sys.executable, "-m", "otel_kprofiler", "record", "-F", "499", "-d", "600s", "-o", folded],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     while not holds_sampler(record.pid):
@@ -76,9 +76,10 @@ def profiled(tmp_path_factory):
          "-o", data, "--", "sleep", str(SECONDS)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    _, errors = record.communicate(timeout=60)
     load.kill()
     load.wait()
+    record.send_signal(signal.SIGINT)
+    _, errors = record.communicate(timeout=60)
     assert record.returncode == 0, errors
     assert perf.returncode == 0, perf.stderr
     hide_programs_loaded(data)

@@ -38,22 +38,26 @@ def record_as_nobody(folder, public_python):
     payload = write_payload(folder)
 
     def record(user):
-        """Returns the links in a recording of a user's program, and the command's output."""
+        """Record a program, longer while it hardly runs; returns its links, and the output."""
         out = folder / f"{user[1]}.otlp"
         words = [*user, program, payload, folder / f"{user[1]}.log", "4"]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout.readline() == b"ready\n"
-            done = subprocess.run(
-                [
-                    *NOBODY, *TWO, *public_python.words, "-m", "otel_kprofiler", "record",
-                    "-F", "499", "-d", "6s", "-p", str(process.pid), "-o", out,
-                ],
-                cwd=public_python.root, capture_output=True, text=True, timeout=120,
-            )  # fmt: skip
+            for duration in ("2s", "8s", "30s"):
+                done = subprocess.run(
+                    [
+                        *NOBODY, *TWO, *public_python.words, "-m", "otel_kprofiler", "record",
+                        "--force", "-F", "499", "-d", duration, "-p", str(process.pid), "-o", out,
+                    ],
+                    cwd=public_python.root, capture_output=True, text=True, timeout=120,
+                )  # fmt: skip
+                assert done.returncode == 0, done.stderr
+                (window,) = read_profiles(str(out))
+                links = [sample.link for _, sample in window.samples if sample.link]
+                if len(links) > 20 or "not read" in done.stderr:
+                    break
             process.kill()
-        assert done.returncode == 0, done.stderr
-        (window,) = read_profiles(str(out))
-        return [sample.link for _, sample in window.samples if sample.link], done.stderr
+        return links, done.stderr
 
     return record
 

@@ -62,6 +62,7 @@ class Parts:
         self._log.touch()
         self.path = directory / "agent.jsonl"
         self.own = directory / "service.jsonl"
+        self._read = {self.path: (0, []), self.own: (0, [])}
 
     def start(self, *arguments, **options):
         process = self._stack.enter_context(subprocess.Popen(arguments, **options))
@@ -86,11 +87,12 @@ class Parts:
             return self.start(*command, stdout=subprocess.PIPE, stderr=log)
 
     def windows(self, path=None):
-        """Yields for each window the samples and the Resource of each process, by pid."""
+        """Returns for each window the samples and the Resource of each process, by pid."""
         path = path or self.path
-        data = path.read_bytes() if path.exists() else b""
+        size, results = self._read[path]
+        data = path.read_bytes()[size:] if path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
-        results = []
+        self._read[path] = size + len(whole), results
         for window in decode_windows(whole) if whole else []:
             counts = {}
             for resource, sample in window.profiles[0].samples:

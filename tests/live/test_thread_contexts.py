@@ -253,14 +253,18 @@ def test_python_samples_have_their_published_span(tmp_path, python):
 
 
 def record(pid, out):
-    """Record a process; returns its samples with a span."""
-    words = ["record", "-F", "499", "-d", "8s", "-p", str(pid), "-o", str(out)]
-    subprocess.run(
-        [sys.executable, "-m", "otel_kprofiler", *words], check=True, capture_output=True,
-        timeout=110,
-    )  # fmt: skip
-    (window,) = read_profiles(str(out))
-    return [sample for _, sample in window.samples if sample.link]
+    """Record a process, longer while it hardly runs; returns its samples with a span."""
+    for duration in ("2s", "8s", "30s"):
+        words = ["record", "--force", "-F", "499", "-d", duration, "-p", str(pid), "-o", str(out)]
+        subprocess.run(
+            [sys.executable, "-m", "otel_kprofiler", *words], check=True, capture_output=True,
+            timeout=110,
+        )  # fmt: skip
+        (window,) = read_profiles(str(out))
+        linked = [sample for _, sample in window.samples if sample.link]
+        if len(linked) > 20:
+            break
+    return linked
 
 
 def test_recordings_have_the_endpoints_and_labels_of_python_services(tmp_path):
