@@ -27,7 +27,7 @@ def bpf_call(command: int, attributes: Any) -> int:
         OSError: the kernel refused, or this architecture is unknown.
     """
     if _NUMBER.value < 0:
-        raise OSError(errno.ENOSYS, f"no number of bpf(2) for {platform.machine()}")
+        raise OSError(errno.ENOSYS, f"bpf(2) is not supported on {platform.machine()}")
     result: int = _libc.syscall(
         _NUMBER, command, ctypes.byref(attributes), ctypes.sizeof(attributes)
     )

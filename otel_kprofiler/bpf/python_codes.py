@@ -74,11 +74,11 @@ class CodeParser:
             elif kind == _WHOLE and end - start >= _DESCRIPTION.size:
                 yield self._describe(chunk, start, end)
             else:
-                raise ValueError(f"the record at byte {start} is of unknown kind {kind}")
+                raise ValueError(f"the record at byte {start} has the unknown kind {kind}")
 
     def _keep(self, code_id: int, piece: bytes, size: int) -> None:
         if len(piece) != size:
-            raise ValueError(f"a piece of {size} bytes has {len(piece)}")
+            raise ValueError(f"a piece has {len(piece)} bytes instead of {size}")
         cpu = code_id >> _CPU_SHIFT
         pending_id, table = self._tables.get(cpu, (0, bytearray()))
         if pending_id != code_id:  # a part of a failed description

@@ -91,7 +91,7 @@ def pack_span_path(path: SpanPath) -> bytes:
         ValueError: there are too many classes.
     """
     if len(path.classes) > MAX_SPAN_CLASSES:
-        raise ValueError(f"more than {MAX_SPAN_CLASSES} classes of spans")
+        raise ValueError(f"there are more than {MAX_SPAN_CLASSES} span classes")
     words = [word for span_class in path.classes for word in span_class]
     words += [0] * (len(SpanClass._fields) * MAX_SPAN_CLASSES - len(words))
     return _PATH.pack(*path[:_SCALARS], *words)

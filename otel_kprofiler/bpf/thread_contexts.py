@@ -104,7 +104,7 @@ def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
         ValueError: the record is too short.
     """
     if len(record) < _HEAD.size:
-        raise ValueError(f"a thread context of {len(record)} bytes")
+        raise ValueError(f"a thread context has an invalid size of {len(record)} bytes")
     trace_id, span_id, valid, flags, _ = _HEAD.unpack_from(record)
     attributes = record[_HEAD.size :]
     if valid == IS_GO:

@@ -155,7 +155,7 @@ def command(
                 lines += table(by, changes[: limit or None], kind, way, width)
             if limit and len(changes) > limit:
                 lines.append(f"{len(changes) - limit:,} more; --limit 0 shows all")
-        show(lines or ["no samples on one side, or no kind of samples on both"])
+        show(lines or ["one side has no samples, or the sides have no sample kind in common"])
     if fail_above is not None and any(
         change.is_changed and _gain(kind, change, way) > fail_above / 100
         for kind, _, changes in compared

@@ -27,7 +27,7 @@ _GZIP_WINDOW: Final = 31  # zlib: a gzip header, and the largest window
 _REPLAY_NS: Final = 1 << 62  # one window
 _OTHERS: Final = {
     b"PERFILE2": ("a perf.data file", "profile with `otel-kprofiler record -o FILE.otlp`"),
-    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "unpack it with `zstd -d`"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "decompress it with `zstd -d`"),
     b"<": ("HTML or XML", "record with `-o FILE.otlp`, which converts to every other format"),
 }
 """First bytes of unsupported file formats, with a fix for each."""

@@ -94,9 +94,9 @@ def _find_fix(address: str, answer: Answer) -> str:
     except KProfilerError:  # the server does not speak this protocol
         speaks_other = False
     if speaks_other:
-        return f"it speaks the other protocol: use {redact_address(other)}"
+        return f"it speaks the other OTLP protocol: use {redact_address(other)}"
     if speaks_no_tls(answer.message):
-        return f"it speaks no TLS: use {scheme.removesuffix('s')}://{redact_address(rest)}"
+        return f"it does not use TLS: use {scheme.removesuffix('s')}://{redact_address(rest)}"
     return _FIXES.get(answer.status, _START)
 
 

@@ -66,7 +66,7 @@ class GroupingType(click.ParamType[str]):
 @click.argument("paths", nargs=-1, required=True, metavar="SOURCE...")
 @click.option(
     "--by", type=GroupingType(), default="function", show_default=True, metavar="WHAT",
-    help=f"What to group samples by: {_GROUPINGS}, an attribute such as k8s.pod.name, label:NAME.",
+    help=f"Group samples by one of {_GROUPINGS}, an attribute such as k8s.pod.name, label:NAME.",
 )  # fmt: skip
 @click.option(
     "--callers", "callers_of", metavar="FUNCTION", help="Show the callers of this function."

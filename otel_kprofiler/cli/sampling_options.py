@@ -62,8 +62,8 @@ _OPTIONS: Final = (
     click.option(
         "--user-symbols", "user_symbols", type=click.Choice(["off", "names", "lines"]),
         default="names", show_default=True,
-        help="What user frames carry besides file and address: nothing, function names, or also "
-        "lines and inlined functions (needs the extra dwarf).",
+        help="Detail of user frames beyond file and address: none, function names, or also lines "
+        "and inlined functions (needs the extra dwarf).",
     ),
     click.option(
         "--python/--no-python", "python", default=True, show_default=True,

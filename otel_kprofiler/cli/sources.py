@@ -125,7 +125,7 @@ def load_table(source: str, choice: Choice, need: Need) -> Samples:
         loaded = store.read(Selection(chosen, times), need, lambda text: say(text, err=True))
     samples = chosen.apply(loaded)
     if not samples:
-        say(f"{address.place} has no such samples in this time", err=True)
+        say(f"{address.place} has no matching samples in this time range", err=True)
     return choice.apply_sides(samples)
 
 

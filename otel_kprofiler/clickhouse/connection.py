@@ -19,7 +19,7 @@ _FIXES: Final = {
     "60": "name the database, or ?table=NAME, of the Collector's clickhouse exporter, which makes "
     "the table when it starts with a pipeline of profiles",
     "81": "name the database that the Collector's clickhouse exporter writes to",
-    "47": "the table must be that of the Collector's clickhouse exporter of v0.161 or later",
+    "47": "the Collector's clickhouse exporter, v0.161 or later, must have created the table",
     "497": "let the user read the table: GRANT SELECT",
     "516": "name the user: clickhouse://USER:PASSWORD@HOST/…, or CLICKHOUSE_USER and "
     "CLICKHOUSE_PASSWORD",
@@ -29,7 +29,7 @@ _FIXES: Final = {
 """Hints by error code of the server (see ``system.errors``)."""
 _REACH: Final = "is this its HTTP interface, by default port 8123, or 8443 with ?secure=true?"
 _UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
-_TRUST: Final = "name the file of its CA in SSL_CERT_FILE, and the host as its certificate does"
+_TRUST: Final = "set SSL_CERT_FILE to its CA certificate, and use the host name in its certificate"
 _MAX_MESSAGE: Final = 300
 
 Row = Sequence[Any]

@@ -111,7 +111,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         count, step = sum(extent.samples for extent in extents.values()), None
         if need.times and count > EXACT_TIMES:
             step = max(1, -(-(end - start) // _STEPS))
-            report(f"of {count:,} samples, those of {step / 1e9:.3g} s have one time")
+            report(f"{count:,} samples: timestamps are rounded to steps of {step / 1e9:.3g} s")
         stacks = self._stacks(queries.stacks(rows, conditions, times)) if need.stacks else None
         reader = RowReader(Range(start, end), stacks, has_times=need.times and not step)
         query = queries.samples(rows, conditions, times, need, step)

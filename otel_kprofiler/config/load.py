@@ -150,7 +150,7 @@ def _check_pipeline(document: Document, values: dict[str, Any], ids: dict[str, A
         names = names.get(key) if isinstance(names, dict) else None
     for index, name in enumerate(names if isinstance(names, list) else ()):
         if isinstance(name, str) and name not in ids:
-            document.complain((*path, index), f"exporters has no {name!r}")
+            document.complain((*path, index), f"there is no exporter {name!r} under exporters")
 
 
 def _validate(document: Document, model: type[_Model], values: Any, prefix: Path) -> _Model | None:
@@ -198,7 +198,7 @@ def _unknown(name: str, keys: Mapping[str, Any], reasons: Mapping[str, str], nou
     if name in reasons:
         return f"not available: {reasons[name]}"
     near = difflib.get_close_matches(name, [*keys, *reasons], n=1)
-    suggestion = f"did you mean {near[0]}?" if near else f"known are {', '.join(keys)}"
+    suggestion = f"did you mean {near[0]}?" if near else f"use one of {', '.join(keys)}"
     return f"unknown {noun}; {suggestion}"
 
 

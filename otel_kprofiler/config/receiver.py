@@ -80,7 +80,7 @@ class OffCpu(Section):
         "slows wakeups.",
     )
     causes: bool = Field(
-        default=True, description="Record what threads wait for (disk, pipe, poll and so on)."
+        default=True, description="Record the cause of each wait (disk, pipe, poll and so on)."
     )
 
 
@@ -119,8 +119,8 @@ class Receiver(Section):
     )
     user_symbols: Annotated[Literal["off", "names", "lines"], BeforeValidator(_symbols)] = Field(
         default="names",
-        description="What user frames carry besides file and address: nothing (off), function "
-        "names (names), or also source lines and inlined functions (lines; needs the extra "
+        description="Detail of user frames beyond file and address: none (off), function names "
+        "(names), or also source lines and inlined functions (lines; needs the extra "
         "dwarf). Symbols are read from the files and their installed debug files.",
     )
     max_user_symbol_megabytes: int = Field(
@@ -282,8 +282,8 @@ class Receiver(Section):
         Literal["process", "executable", "container", "service", "host"], BeforeValidator(lower)
     ] = Field(
         default="process",
-        description="The unit that gets a Resource of its own; samples of the processes that "
-        "share one are merged before they are sent. Coarser units yield fewer series and smaller "
+        description="The unit that gets a separate Resource; samples of processes that share a "
+        "Resource are merged before they are sent. Coarser units yield fewer series and smaller "
         "requests, and still distinguish threads (see docs/fleet.md).",
     )
 

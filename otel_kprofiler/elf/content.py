@@ -56,7 +56,7 @@ def _unpack(section: Section, content: bytes, limit: int) -> bytes:
     elif form == _ELFCOMPRESS_ZSTD:
         unpacked = _unpack_zstd(section, packed, size)
     else:
-        raise ElfError(ElfProblem.DAMAGED_SECTION, f"{_shown(section)} has form {form}")
+        raise ElfError(ElfProblem.DAMAGED_SECTION, f"{_shown(section)} has compression {form}")
     if len(unpacked) != size:
         raise ElfError(ElfProblem.DAMAGED_SECTION, f"{_shown(section)} is cut off")
     return unpacked

@@ -51,7 +51,7 @@ def make_pairs(frames: bytes, address: int, origin: int) -> bytes:
             at += 4  # a terminator: crtend.o has one, and others may follow in a relinked file
             continue
         if length >= _LENGTH_IS_64_BITS or length < 4 or at + 4 + length > end:
-            raise ValueError(f"an entry of {length} bytes")
+            raise ValueError(f"an entry has an invalid length of {length} bytes")
         if back:
             cie_at = at + 4 - back
             cie = cies.get(cie_at)
@@ -59,7 +59,7 @@ def make_pairs(frames: bytes, address: int, origin: int) -> bytes:
                 cie = cies[cie_at] = parse_cie(frames, cie_at)
             field = at + _ENTRY.size
             if field + cie.struct.size > at + 4 + length:
-                raise ValueError("an entry without an address")
+                raise ValueError("an entry has no address")
             (start,) = cie.struct.unpack_from(frames, field)
             if cie.relative:
                 start += address + field
@@ -72,7 +72,7 @@ def make_pairs(frames: bytes, address: int, origin: int) -> bytes:
         pairs[::2] = array("i", (starts[index] - origin for index in order))
         pairs[1::2] = array("i", (entries[index] - origin for index in order))
     except OverflowError as error:
-        raise ValueError("a function far from .eh_frame") from error
+        raise ValueError("a function is too far from .eh_frame") from error
     return pairs.tobytes()
 
 
@@ -92,11 +92,11 @@ def parse_cie(frames: bytes, at: int) -> Cie:
         ValueError: there is no CIE, or it is damaged or unknown.
     """
     if not 0 <= at <= len(frames) - _ENTRY.size:
-        raise ValueError("an entry without a CIE")
+        raise ValueError("an entry has no CIE")
     length, zero = _ENTRY.unpack_from(frames, at)
     body = frames[at + _ENTRY.size : at + 4 + length]
     if zero or length < 4 or len(body) != length - 4:
-        raise ValueError("an entry without a CIE")
+        raise ValueError("an entry has no CIE")
     try:
         encoding = _find_encoding(body)
         return Cie(struct.Struct(_FORMATS[encoding & 0x0F]), bool(encoding & _PC_RELATIVE))

@@ -44,7 +44,7 @@ class FileSource:
         except OSError as error:
             raise ElfError(ElfProblem.UNREADABLE, error.strerror or str(error)) from error
         if len(data) != size:
-            raise ElfError(ElfProblem.CHANGED, f"{len(data)} of {size} bytes at {offset}")
+            raise ElfError(ElfProblem.CHANGED, f"only {len(data)} of {size} bytes at {offset}")
         return data
 
     def read_into(self, target: memoryview, offset: int) -> None:

@@ -52,7 +52,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:
             if value.lower() == choice:
                 return choice
         if value:
-            refuse(name, f"is {value!r}, must be one of {', '.join(allowed)}")
+            refuse(name, f"is {value!r}; it must be one of {', '.join(allowed)}")
         return default
 
     def seconds(option: str, default: float) -> float:
@@ -62,7 +62,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:
         except ValueError:
             number = 0
         if not 0 < number < float("inf"):
-            refuse(name, f"is {value!r}, must be a number of seconds above 0")
+            refuse(name, f"is {value!r}; it must be a number of seconds above 0")
         return number
 
     def headers(option: str) -> dict[str, str]:

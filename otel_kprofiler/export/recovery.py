@@ -116,7 +116,7 @@ class Recovery:
                 continue
             segment, is_aside = int(match[1]), bool(match[2])
             if segment >= MAX_NUMBER:
-                self._warn("%s is left alone: no segment has such a number", name)
+                self._warn("%s is ignored: its number is out of range", name)
                 continue
             self.last = max(self.last, segment if is_aside else segment - 1)
             if is_aside:
@@ -168,7 +168,7 @@ class Recovery:
         except OSError as error:
             self.last = max(self.last, segment)
             self._closed = self._is_whole = False
-            self._warn("%s is left alone because it cannot be read: %s", name, error.strerror)
+            self._warn("%s is ignored because it cannot be read: %s", name, error.strerror)
             return []
         version = find_other_version(data)
         if version:

@@ -263,7 +263,7 @@ def unpack_totals(body: bytes) -> Totals:
     values = _load(body)
     settled = _read_count(values.get("settled", 0))
     if settled >= MAX_NUMBER:
-        raise ValueError("not the number of a batch")
+        raise ValueError("the number of settled batches is out of range")
     return Totals(
         settled=settled,
         end_unix_ns=_read_count(values.get("end_unix_ns", 0)),
@@ -299,5 +299,5 @@ def _read_counts(value: object) -> SampleCounts:
 
 def _read_count(value: object) -> int:
     if type(value) is not int or not 0 <= value < _MAX_COUNT:
-        raise ValueError("not a count")
+        raise ValueError("a count is not a number in range")
     return value

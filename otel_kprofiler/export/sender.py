@@ -26,7 +26,7 @@ from otel_kprofiler.version import __version__
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 """Maximum response size (OTLP specification, "Response size limits")."""
 _NO_TLS = (
-    "the receiver speaks no TLS at this port: set tls: {insecure: true}"
+    "the receiver does not use TLS on this port: set tls: {insecure: true}"
     " (OTEL_EXPORTER_OTLP_INSECURE=true), or write its address with http://"
 )
 
@@ -264,7 +264,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         """Log once that partial success cannot be read from this receiver's responses."""
         if problem:
             text = (
-                f"accepts data, but its answer cannot be read: {problem}; whether it rejects parts"
+                f"accepts data, but its response is unreadable: {problem}; whether it rejects parts"
             )
             self._note_once("unreadable", f"{text} of requests is unknown")
 

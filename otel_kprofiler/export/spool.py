@@ -359,7 +359,7 @@ class Spool:
         # Numbers may be skipped but never reused: a segment's mark may still be needed.
         segment = max(self._last, *self._sizes, 0) + 1
         if segment >= MAX_NUMBER:
-            raise OSError(errno.EOVERFLOW, f"no number is left after {name_segment(segment - 1)}")
+            raise OSError(errno.EOVERFLOW, f"{name_segment(segment - 1)} has the last number")
         directory, name = self._opened, name_segment(segment)
         fd = directory.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self._fd, self._segment, self._sizes[segment] = fd, segment, 0

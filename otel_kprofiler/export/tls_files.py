@@ -44,7 +44,7 @@ _FIXES: Final = (
     # gRPC reports the alert after a TLS 1.3 handshake only on standard error.
     (
         "TSI_DATA_CORRUPTED",
-        "the receiver ended TLS; see its log for the reason, such as a revoked tls.cert_file",
+        "the receiver closed TLS; see its log for the reason, such as a revoked tls.cert_file",
     ),
 )
 """Handshake error messages of OpenSSL and BoringSSL, and their fixes."""
@@ -165,7 +165,7 @@ def parse_validity(der: bytes) -> tuple[datetime, datetime]:
 def _read_value(data: bytes, expected: int | None = None) -> tuple[int, bytes, bytes]:
     """Returns tag and content of a DER value, and the bytes after it."""
     if len(data) < 2 or (expected is not None and data[0] != expected):
-        raise ValueError("not the value of a certificate")
+        raise ValueError("the certificate has an invalid value")
     length, at = data[1], 2
     if length & 0x80:
         at += length & 0x7F

@@ -153,7 +153,7 @@ def side_remarks(side: Side) -> Iterator[Entry]:
         reason = _TRUNCATED_REASONS[TRUNCATED_STACKS[status]]
         yield Entry("[truncated]", "", kind, reason, color=kind.color)
     elif status == STACK_NOT_TAKEN and kind is USER_SIDE:
-        reason = "the wait lasted longer than expected: no more than the kernel's side could be had"
+        reason = "the wait lasted longer than expected: only the kernel stack could be taken"
         yield Entry("[user stack not taken]", "", kind, reason, color=kind.color)
     elif kind.is_expected:
         reason = f"the kernel could not take the stack: {errno.errorcode.get(-status, status)}"

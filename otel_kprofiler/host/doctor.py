@@ -93,8 +93,8 @@ def _kernel(files: HostFiles) -> Finding:
 def _capabilities(files: HostFiles, capabilities: Capabilities) -> Iterator[Finding]:
     if is_in_user_namespace(files):
         yield Finding(
-            "user namespace", Level.FAIL, "capabilities count only in this one",
-            "the host's, where CAP_BPF and CAP_PERFMON are checked", USER_NAMESPACE_FIX,
+            "user namespace", Level.FAIL, "capabilities are valid only in this one",
+            "the initial one, where CAP_BPF and CAP_PERFMON are checked", USER_NAMESPACE_FIX,
         )  # fmt: skip
         return
     for name, purpose in (("CAP_BPF", "to load programs"), ("CAP_PERFMON", "to sample CPUs")):
@@ -251,7 +251,7 @@ def _stack_depth(files: HostFiles) -> Finding:
     if depth is None or depth >= MAX_FRAMES:
         return Finding(name, Level.OK, "unknown" if depth is None else str(depth), required)
     fix = f"as root, before profiling: sysctl -w {name}={MAX_FRAMES}"
-    return Finding(name, Level.WARN, f"{depth}: deeper stacks are cut", required, fix)
+    return Finding(name, Level.WARN, f"{depth}: deeper stacks are truncated", required, fix)
 
 
 def _sample_rate(files: HostFiles) -> Finding:

@@ -23,7 +23,7 @@ _SHOWN: Final = 200
 _OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)
 """Exit signals of a process whose allocation failed, or that the kernel killed for memory."""
 _NO_STATUS: Final = (
-    "ended early; how is not known, since this process ignores SIGCHLD or reaps all children"
+    "ended early; its status is unknown, since this process ignores SIGCHLD or reaps all children"
 )
 
 

@@ -65,5 +65,5 @@ def parse_debug_offsets(data: bytes, minor: int) -> Mapping[str, int]:
     names = ("version", "free_threaded", *_parse_members(minor))
     words = struct.Struct(f"<{len(names)}Q")
     if not data.startswith(COOKIE) or len(data) < len(COOKIE) + words.size:
-        raise ValueError("no offsets for debuggers")
+        raise ValueError("the file has no _Py_DebugOffsets")
     return dict(zip(names, words.unpack_from(data, len(COOKIE)), strict=True))

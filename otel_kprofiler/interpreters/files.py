@@ -122,7 +122,7 @@ class InterpreterFiles:
         line = mapping.path, error.refusal
         if line not in self._logged and len(self._logged) < MAX_FILES:
             self._logged.add(line)
-            _log.warning("no Python frames of %s: %s", mapping.path, error)
+            _log.warning("no Python frames for %s: %s", mapping.path, error)
         return error.refusal
 
     def _open(self, pid: int, mapping: MemoryMapping, build_id: BuildId | None) -> OpenFile:

@@ -158,7 +158,7 @@ def make_layout(version: Version, runtime: bytes) -> PythonLayout:
 
 def _from_offsets(version: Version, offsets: Mapping[str, int]) -> PythonLayout:
     if parse_version(offsets["version"]) != version:
-        raise InterpreterRefused(Refusal.OTHER_LAYOUT, f"offsets of {offsets['version']:#x}")
+        raise InterpreterRefused(Refusal.OTHER_LAYOUT, f"offsets for {offsets['version']:#x}")
     if offsets["free_threaded"]:
         raise InterpreterRefused(Refusal.FREE_THREADED)
     for name, expected in _BESIDE.items():

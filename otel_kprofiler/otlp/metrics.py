@@ -76,7 +76,7 @@ def _metric(metric: Metric) -> bytes:
         kind = b"\x10" + varint(data.aggregation_temporality)
         points = _repeated(b"\x0a", map(_distribution, data.data_points))
         return names + delimited(_HISTOGRAM, points + kind)
-    raise TypeError(f"{metric.name}: a metric of the type {type(data).__name__}")
+    raise TypeError(f"{metric.name}: metrics of type {type(data).__name__} are not supported")
 
 
 def _number(point: NumberDataPoint) -> bytes:

@@ -156,7 +156,7 @@ def _entries(node: dict[str, Any], name: str) -> list[Any]:
     """Returns a JSON list, also under the field's protobuf name, which some producers write."""
     entries: Any = node.setdefault(name if name in node else _camel(name), [])
     if not isinstance(entries, list) or (name in node and _camel(name) in node):
-        raise PayloadError(f"{name} is not one list")
+        raise PayloadError(f"{name} is not a list, or occurs twice")
     return entries
 
 
@@ -196,7 +196,7 @@ def _renumber_tree(node: Any, renumber: Callable[[str, int], int]) -> None:
                 value[:] = [renumber(table, int(index)) for index in value]
             elif table and value:
                 if not isinstance(value, int | str) or key.lower().endswith("indices"):
-                    raise PayloadError(f"{key} is of another type")
+                    raise PayloadError(f"{key} has an unexpected type")
                 node[key] = renumber(table, int(value))
             elif not table:
                 _renumber_tree(value, renumber)

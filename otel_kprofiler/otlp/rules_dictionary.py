@@ -35,7 +35,7 @@ def zero_entries(contents: Contents) -> Iterator[Problem]:
         table = getattr(contents.dictionary, name)
         where = f"dictionary.{name}"
         if not table:
-            yield where, "empty, must have the zero value at index 0"
+            yield where, "is empty; it must have the zero value at index 0"
         elif name == "string_table":
             if table[0]:
                 yield f"{where}[0]", f"must be the empty string, not {contents.strings[0]!r}"
@@ -337,7 +337,7 @@ def kernel_address(contents: Contents) -> Iterator[Problem]:
     """A kernel location without mapping has the runtime address."""
     for where, entry in contents.table("location_table"):
         if contents.is_kernel(entry) and not entry.mapping_index and entry.address < _KERNEL_HALF:
-            yield where, f"{entry.address:#x} is not in the kernel's half"
+            yield where, f"{entry.address:#x} is not in the kernel half of the address space"
 
 
 @rule
@@ -349,4 +349,4 @@ def kernel_names(contents: Contents) -> Iterator[Problem]:
             function = contents.entry("function_table", line.function_index)
             name = contents.string(function.name_strindex) if function else ""
             if _OFFSET_OR_MODULE.search(name):
-                yield where, f"{name!r} is more than a symbol"
+                yield where, f"{name!r} has an offset or a module besides the symbol"

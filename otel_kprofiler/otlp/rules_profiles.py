@@ -98,7 +98,7 @@ def resources_unique(contents: Contents) -> Iterator[Problem]:
         }
         first = seen.setdefault((value.schema_url, frozenset(attribute_values.items())), where)
         if first != where:
-            yield f"{where}.resource", f"equals that of {first}"
+            yield f"{where}.resource", f"is the same as in {first}"
 
 
 @rule
@@ -159,7 +159,7 @@ def profile_id(contents: Contents) -> Iterator[Problem]:
             yield f"{where}.profile_id", "must be 16 bytes, not all zero"
         first = seen.setdefault(value, where)
         if first != where:
-            yield f"{where}.profile_id", f"equals that of {first}"
+            yield f"{where}.profile_id", f"is the same as in {first}"
 
 
 @rule
@@ -167,7 +167,7 @@ def original_payload(contents: Contents) -> Iterator[Problem]:
     """The original_payload and its format are set together."""
     for where, profile in contents.profiles:
         if bool(profile.original_payload) != bool(profile.original_payload_format):
-            yield f"{where}.original_payload", "is set without its format, or the reverse"
+            yield f"{where}.original_payload", "is set without its format, or the format without it"
 
 
 @rule

@@ -25,7 +25,7 @@ NOT_STARTED: Final = "sampling has not started"
 OFF: Final = "python_frames is 0"
 NO_ROOM: Final = "too many processes are registered"
 _REFUSED_STACKS: Final = {
-    "interpreters": "the interpreter of the thread is not certain",
+    "interpreters": "the thread's interpreter is uncertain",
     "threads": "too many threads",
 }
 _READ_STACKS: Final = {"complete", "truncated"}

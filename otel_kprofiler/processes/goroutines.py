@@ -78,7 +78,7 @@ def _locate(read: Read, elf: LoadedElf) -> ContextPlace:
     if minor is None:
         raise UnsupportedGoError(f"{version or 'Go of an unknown version'} is not supported")
     if elf.storage and elf.storage.size != _POINTER_BYTES:
-        raise UnsupportedGoError("the program has other thread-local variables")
+        raise UnsupportedGoError("the program has thread-local variables besides Go's")
     kind, offsets = LAYOUTS[minor]
     offset = -elf.storage.distance if elf.storage else _STATIC_G
     return ContextPlace(offset, kind=kind, go=offsets)

@@ -249,10 +249,10 @@ def _open(files: HostFiles, pid: int, memory: int) -> tuple[Read, list[LoadedObj
         if search.is_over():
             raise SearchTooLongError("searching the process takes too long")
         if not 0 <= address < 1 << 63:
-            raise OSError(f"no address of a process: {address:#x}")
+            raise OSError(f"not a user-space address: {address:#x}")
         data = os.pread(memory, size, address)
         if len(data) != size:
-            raise OSError(f"{len(data)} of {size} bytes at {address:#x}")
+            raise OSError(f"only {len(data)} of {size} bytes at {address:#x}")
         return data
 
     return read, objects, parse_headers_address(auxv)

@@ -70,7 +70,7 @@ def parse_facts(header: dict[str, Any]) -> RecordingFacts:
 def _parse_waits(row: list[Any]) -> tuple[ProcessKey, WaitTotals]:
     *key, states, switches, below = row
     if len(states) != len(WaitState):
-        raise ValueError(f"{len(states)} states of threads")
+        raise ValueError(f"wait totals have {len(states)} thread states")
     by_state = tuple([checked_number(part) for part in states])
     return parse_process_key(key), WaitTotals(
         by_state, checked_number(switches), checked_number(below)

@@ -216,7 +216,7 @@ class GroupFollower:
             return tuple(members)
         if not self._said_limit:
             _log.warning(
-                "%d cgroups or processes are to be sampled, only the first %d are; name fewer",
+                "%d cgroups or processes match, but only the first %d are sampled; name fewer",
                 len(members), _MOST,
             )  # fmt: skip
             self._said_limit = True

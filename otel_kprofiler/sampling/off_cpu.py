@@ -42,4 +42,4 @@ class OffCpuConfig:
         ):
             value = getattr(self, name)
             if not 0 <= value <= high:
-                raise ValueError(f"{name} is {value}, must be 0 to {high}")
+                raise ValueError(f"{name} is {value}; it must be 0 to {high}")

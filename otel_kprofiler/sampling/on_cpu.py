@@ -190,7 +190,7 @@ class EbpfSampler(ForkAware):
         events = self._cpu_events() if old.on_cpu else None
         if len({*config.target_pids, *old.target_pids}) > attached.target_slots:
             raise HostError(
-                f"so many target_pids (above {attached.target_slots}, old and new) need a restart"
+                f"old and new target_pids exceed {attached.target_slots}: restart the agent"
             )
         if events is not None:
             events.check(config.pin_cpu_ids)

@@ -35,7 +35,7 @@ def plan_python(
         offsets = find_python_offsets(read_types())
     except (OSError, ValueError):
         offsets = None
-    return offsets, None if offsets else "the kernel has no BTF, or other structs"
+    return offsets, None if offsets else "the kernel has no BTF, or an unsupported struct layout"
 
 
 def describe_problem(

@@ -120,17 +120,17 @@ class SamplerConfig:
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise ValueError(f"{name} is {value}, must be {low} to {high}")
+                raise ValueError(f"{name} is {value}; it must be {low} to {high}")
         if self.target_descendants and not self.target_pids:
             raise ValueError("target_descendants needs target_pids")
         if any(not 1 <= level <= MAX_CGROUP_LEVEL for level, _ in self.target_cgroups):
-            raise ValueError(f"a cgroup is not 1 to {MAX_CGROUP_LEVEL} levels below the root")
+            raise ValueError(f"a cgroup must be 1 to {MAX_CGROUP_LEVEL} levels below the root")
         if not self.on_cpu and self.off_cpu is None:
             raise ValueError("on_cpu is off and off_cpu is not set: nothing is sampled")
         if self.child_pid is not None and self.off_cpu is not None:
             raise ValueError("off_cpu cannot follow child_pid: set it as target_pids instead")
         if len(self.interrupt_ranges) > MAX_INTERRUPT_RANGES:
-            raise ValueError(f"more than {MAX_INTERRUPT_RANGES} interrupt ranges")
+            raise ValueError(f"there are more than {MAX_INTERRUPT_RANGES} interrupt ranges")
 
     @property
     def period_ns(self) -> int:

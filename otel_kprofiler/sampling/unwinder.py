@@ -64,7 +64,7 @@ def plan_unwinding(
     processor = PROCESSORS.get(platform.machine())
     kernel, lists_files = None, False
     if processor is None:
-        reason = f"for {platform.machine()} there is no unwinder"
+        reason = f"there is no unwinder for {platform.machine()}"
     elif loader != "libbpf":
         reason = f"the loader {loader} cannot load the unwinder"
     else:
@@ -72,7 +72,7 @@ def plan_unwinding(
             types = read_types()
             kernel = find_kernel_offsets(types)
             lists_files = types.size("bpf_iter__task_vma") is not None  # since 5.12
-            reason = "the kernel's structs are not those that the unwinder knows"
+            reason = "the unwinder does not support this kernel's struct layout"
         except (OSError, ValueError):
             reason = "the kernel has no BTF"
     if processor is None or kernel is None:

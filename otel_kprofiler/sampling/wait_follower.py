@@ -78,7 +78,7 @@ def plan_waits(
         offsets = None
     if offsets is None:
         raise KernelFeatureError(
-            "off-CPU time needs BTF of the kernel",
+            "off-CPU time needs the kernel's BTF",
             hint="use a kernel built with CONFIG_DEBUG_INFO_BTF, or profile without off-CPU time",
         )
     return offsets

@@ -139,7 +139,7 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
 
 def _check(pairs: Mapping[Any, object]) -> dict[str, str]:
     if len(pairs) > MAX_LABELS:
-        raise ValueError(f"{len(pairs)} labels are more than {MAX_LABELS}")
+        raise ValueError(f"too many labels: {len(pairs)} (at most {MAX_LABELS})")
     checked = {}
     for name, value in pairs.items():
         check_name(name)

@@ -82,9 +82,9 @@ class OwnContexts:
             with open("/proc/self/mem", "rb", buffering=0) as memory:
                 place = find_place(self._files, os.getpid(), memory.fileno())
             if place is None:
-                self.problem = "the variable of the writer is not in a known place"
+                self.problem = "the location of the writer's variable is unknown"
             elif sample.start_time_ns is None:
-                self.problem = "samples have no start time of the process"
+                self.problem = "samples lack the start time of the process"
             else:
                 reader.register(sample.tgid, sample.start_time_ns, sample.stack_start, place)
         except OSError as error:

@@ -84,8 +84,8 @@ class Plan:
     export_on_sigterm: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.baggage_keys) > MAX_LABELS:
-            raise ValueError(f"{len(self.baggage_keys)} baggage_keys are more than {MAX_LABELS}")
+        if (count := len(self.baggage_keys)) > MAX_LABELS:
+            raise ValueError(f"too many baggage_keys: {count} (at most {MAX_LABELS})")
         for key in self.baggage_keys:
             check_name(key)
 

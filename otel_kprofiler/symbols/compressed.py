@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COMPRESSED_SUFFIXES: Final = (".xz", ".gz", ".zst")
 
 MAX_UNPACKED_BYTES: Final = 1 << 30
-"""Maximum unpacked size of a file, or of all files in an archive."""
+"""Maximum decompressed size of a file, or of all files in an archive."""
 _MAX_DICTIONARY_BYTES: Final = 256 * 1024 * 1024
 
 
@@ -29,7 +29,7 @@ def unpack(path: str, data: bytes | mmap.mmap) -> bytes | mmap.mmap:
     """Decompress a file's content; returns ``data`` unchanged if it is not compressed.
 
     Raises:
-        KProfilerError: the data is damaged, or unpacks to more than 1 GiB.
+        KProfilerError: the data is damaged, or decompresses to more than 1 GiB.
         DependencyError: the data needs ``zstandard``, which is not installed.
     """
     for magic, decompress in _UNPACKERS.items():
@@ -52,9 +52,9 @@ def unpack(path: str, data: bytes | mmap.mmap) -> bytes | mmap.mmap:
 
 
 def check_size(path: str, size: int) -> None:
-    """Reject a file that unpacks to more than the limit."""
+    """Reject a file that decompresses to more than the limit."""
     if size > MAX_UNPACKED_BYTES:
-        raise KProfilerError(f"{path} unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB")
+        raise KProfilerError(f"{path} decompresses to more than {MAX_UNPACKED_BYTES >> 30} GiB")
 
 
 def _unpack_xz(packed: BytesIO) -> bytes:
@@ -79,7 +79,7 @@ def _unpack_zstd(packed: BytesIO) -> bytes:
     except ImportError as error:
         raise DependencyError(
             "reading a zstd file needs the package zstandard",
-            hint="pip install 'otel-kprofiler[zstd]', or unpack the file with unzstd",
+            hint="pip install 'otel-kprofiler[zstd]', or decompress the file with unzstd",
         ) from error
     data = packed.getvalue()
     try:

@@ -112,9 +112,9 @@ class Table:
             raise ValueError("no table")
         magic, _, quantum, word, count, _, text, names, *_, sizes, rows = _HEADER.unpack_from(data)
         if (magic, quantum, word) != (_MAGIC, 1, 8):
-            raise ValueError(f"a table of another kind, {magic:#x}")
+            raise ValueError(f"an unsupported table version: {magic:#x}")
         if max(names, sizes, rows + (count + 1) * _ROW.size) > len(data):
-            raise ValueError("a table that is cut off")
+            raise ValueError("the table is cut off")
         self._data, self._sizes_at, self._rows_at = data, sizes, rows
         self.count: int = count
         self.names_at: int = names

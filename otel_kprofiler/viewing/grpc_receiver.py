@@ -175,7 +175,7 @@ def _refuse(_messages: Iterator[bytes], context: grpc.ServicerContext) -> NoRetu
 
 
 def _refuse_busy(_messages: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
-    _abort_for_now(context, "too many calls wait")
+    _abort_for_now(context, "too many calls are waiting")
 
 
 # Rejecting a call must not need a thread that calls wait for.

@@ -80,7 +80,7 @@ def find_version_problem(values: Sequence[str]) -> str:
     if list(values) in ([], [DEVELOPMENT_VERSION]):
         return ""
     shown = ", ".join(values)[:40]
-    supported = f"only version {DEVELOPMENT_VERSION} is known here"
+    supported = f"only version {DEVELOPMENT_VERSION} is supported"
     return f"{DEVELOPMENT_VERSION_HEADER} is {shown!r}; {supported}"
 
 
@@ -119,7 +119,7 @@ class Intake:
         """
         if not self._lock.acquire(timeout=_WAIT_S):
             self.counts.refused += 1
-            raise OverloadedError("other requests take too long")
+            raise OverloadedError("other requests are taking too long")
         try:
             if not is_wanted():
                 raise OverloadedError("the sender has given up")

@@ -165,7 +165,7 @@ class _Handler(HttpHandler):
             self.send_error(HTTPStatus.BAD_REQUEST)
             return
         if not self.is_named(*self.server.names()):
-            self.send_error(HTTPStatus.FORBIDDEN, "this name does not lead to this server")
+            self.send_error(HTTPStatus.FORBIDDEN, "this server does not accept this host name")
         elif problem := self._find_user_problem():
             self.send_error(HTTPStatus.FORBIDDEN, problem)
         elif not self._is_of_us(url.path):

@@ -101,7 +101,7 @@ def _become(user: int) -> None:
         array = (ctypes.c_uint32 * len(groups))(*groups)
         is_set = libc.syscall(_SETGROUPS[platform.machine()], len(groups), array) == 0
     except KeyError as error:
-        raise SourceError(f"files cannot be read as user {user}: {error} is not known") from error
+        raise SourceError(f"files cannot be read as user {user}: there is no {error}") from error
     libc.setfsgid(ctypes.c_uint32(account.pw_gid))
     libc.setfsuid(ctypes.c_uint32(user))
     if not is_set or libc.setfsuid(ctypes.c_uint32(-1)) != user:
@@ -126,7 +126,7 @@ def _read(path: str) -> SourceFile:
     if len(data) > MAX_SOURCE_BYTES:
         raise SourceError(f"{path} is larger than {MAX_SOURCE_BYTES >> 20} MiB")
     if not _is_source(path, data):
-        raise SourceError(f"{path} is not shown: its name is not that of a source file")
+        raise SourceError(f"{path} is not shown: its name does not look like a source file's")
     lines = [_printable(line[:_MAX_LINE]) + "…" * (len(line) > _MAX_LINE)
              for line in _LINE_END.split(_decode(path, data))]  # fmt: skip
     return SourceFile("\n".join(lines), facts.st_mtime_ns // 1_000_000)

@@ -281,7 +281,7 @@ def test_a_batch_whose_response_is_unreadable_is_exported_once(name, caplog):
     counts = run(receiver.exporter(timeout_s=5))
     assert (counts.exported, counts.lost) == (BATCHES * SAMPLES, {})
     assert receiver.requests == BATCHES
-    assert caplog.text.count("its answer cannot be read") == 1
+    assert caplog.text.count("its response is unreadable") == 1
     receiver.close()
 
 

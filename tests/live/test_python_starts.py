@@ -121,7 +121,7 @@ def test_record_and_top_report_processes_without_python_frames(tmp_path):
                     [*command, *arguments], capture_output=True, text=True, timeout=60
                 )
                 said = done.stdout + done.stderr
-                assert f"no Python frames of {program}: a CPython version other than" in said
+                assert f"no Python frames for {program}: a CPython version other than" in said
                 assert "Python frames of 1 process not read: a CPython version other than" in said
         finally:
             run.kill()

@@ -101,7 +101,7 @@ def test_a_plaintext_receiver_is_reported_with_a_fix(protocol, plain_http, plain
     with caplog.at_level(logging.WARNING):
         exporter.export(Batch(b"", Form.PROTOBUF, (), 0, 0))
     exporter.shutdown()
-    assert "the receiver speaks no TLS at this port: set tls: {insecure: true}" in caplog.text
+    assert "the receiver does not use TLS on this port: set tls: {insecure: true}" in caplog.text
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -109,7 +109,7 @@ def test_commands_name_the_plaintext_address(protocol, plain_http, plain_grpc):
     port = plain_grpc if protocol == "grpc" else plain_http
     with pytest.raises(ExportError) as caught:
         open_receiver(f"{protocol}s://127.0.0.1:{port}")
-    assert caught.value.hint == f"it speaks no TLS: use {protocol}://127.0.0.1:{port}"
+    assert caught.value.hint == f"it does not use TLS: use {protocol}://127.0.0.1:{port}"
 
 
 def test_the_doctor_prints_each_fix_once():

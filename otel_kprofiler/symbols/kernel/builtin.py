@@ -334,7 +334,7 @@ def read_builtin(
         ranges = ranges or BuiltinRanges(parsed.ranges)
         sized = with_sizes(core, parsed.sizes)
         if sized is None:
-            report("does not fit the running kernel")
+            report("does not match the running kernel")
         else:
             core = sized
     return ranges or NO_BUILTIN, core
@@ -358,7 +358,7 @@ def _read_ranges(
     ranges, misfits = place_ranges(sections, core)
     _report_bad_lines(bad, report)
     for name in misfits:
-        report(f"{name} does not fit the running kernel")
+        report(f"{name} does not match the running kernel")
     return BuiltinRanges(ranges) if ranges else None
 
 

@@ -159,7 +159,7 @@ class _Columns:
             if value in addresses and len(aliases[value]) < MAX_RANKED:
                 rank = _RANKS[self._kinds[index]] + (not self._sizes[index])
                 alias = make_alias(rank, self._names, self._names_at[index], index)
-                self._budget.take(_ALIAS_BYTES + len(alias[2]), "names of what its PLT calls")
+                self._budget.take(_ALIAS_BYTES + len(alias[2]), "names of PLT targets")
                 aliases[value].append(alias)
         return {value: sort_aliases(some)[0][2] for value, some in aliases.items() if some}
 

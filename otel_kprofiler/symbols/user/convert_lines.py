@@ -70,7 +70,7 @@ def _convert() -> None:
     data = ffi.from_buffer(kind, mmap.mmap(0, 0, prot=mmap.PROT_READ))
     made = SymCache.from_object(next(Archive.from_bytes(data).iter_objects()))
     if made.version != VERSION:
-        raise ValueError(f"symbolic writes version {made.version}, not {VERSION}")
+        raise ValueError(f"unsupported symcache version {made.version} (expected {VERSION})")
     source = FileSource(0, os.fstat(0).st_size)
     # The library uses the first segment as base address, whatever the order.
     base = next((start for start, _ in read_load_addresses(source)), 0)

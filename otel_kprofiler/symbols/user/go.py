@@ -268,7 +268,7 @@ class GoTable:
         try:
             return self._keep(self._read_pc_table, table, MAX_PC_TABLE_BYTES).find(place)
         except StopIteration as error:
-            raise _damaged("a pc table without end") from error
+            raise _damaged("a pc table has no end") from error
 
     def _keep(self, read: Callable[..., _T], *place: int) -> _T:
         """Returns the cached value for an offset in this file, or reads it."""

@@ -132,7 +132,7 @@ def open_perf_map(process: ProcessKey, files: HostFiles, clock: Clock, root: str
         if is_only_of(writer, status) and is_new and is_running(process, files):
             return fd
         os.close(fd)
-        refusal = PermissionError(f"the perf map of process {process.tgid} is not its own")
+        refusal = PermissionError(f"process {process.tgid} did not write its perf map")
     raise refusal
 
 

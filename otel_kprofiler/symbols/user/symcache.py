@@ -68,7 +68,7 @@ class SymCache:
             raise ValueError("it is too short")
         magic, version, *counts = _HEADER.unpack_from(view)
         if magic != b"SYMC" or version != VERSION:
-            raise ValueError(f"it has version {version} of {magic!r}")
+            raise ValueError(f"unsupported format: magic {magic!r}, version {version}")
         sizes = (_FILE.size, _FUNCTION.size, _LOCATION.size, _RANGE_BYTES, 1)
         parts, at = [], _HEADER.size
         for count, size in zip(counts, sizes, strict=True):

@@ -127,7 +127,7 @@ def test_labels_of_a_goroutine_without_both_ids_have_no_span(changes):
 
 
 def test_a_truncated_thread_context_is_rejected():
-    with pytest.raises(ValueError, match="a thread context of 27 bytes"):
+    with pytest.raises(ValueError, match="a thread context has an invalid size of 27 bytes"):
         parse(pack((1,), kernel=8, context=bytes(27)))
 
 
@@ -248,7 +248,7 @@ def test_the_path_to_spans_is_packed_with_its_classes():
     )
     words = struct.unpack("<32Q", pack_span_path(path))
     assert words == (*range(1, 21), 50, 51, 52, 60, 61, 62, *[0] * 6)
-    with pytest.raises(ValueError, match="more than 4 classes"):
+    with pytest.raises(ValueError, match="more than 4 span classes"):
         pack_span_path(path._replace(classes=path.classes * 3))
 
 

@@ -45,4 +45,4 @@ def test_the_password_is_sent_only_to_verified_servers(server, tmp_path, is_trus
     else:
         assert not server.asked
         assert "CERTIFICATE_VERIFY_FAILED" in done.stderr
-        assert "fix: name the file of its CA in SSL_CERT_FILE" in done.stderr
+        assert "fix: set SSL_CERT_FILE to its CA certificate" in done.stderr

@@ -93,7 +93,7 @@ def test_substituted_variables_are_typed_and_shown_as_origins():
         (MINIMAL.replace("debug:", "otlp:", 1), "not available: use otlp_grpc"),
         (MINIMAL.replace("debug:", "debgu:", 1), "did you mean debug?"),
         (MINIMAL.replace("debug:", "otlp_grpc:", 1), "exporters.otlp_grpc.endpoint: is required"),
-        (MINIMAL.replace("[debug]", "[debug, file]"), "exporters has no 'file'"),
+        (MINIMAL.replace("[debug]", "[debug, file]"), "there is no exporter 'file'"),
         (MINIMAL.replace("[debug]", "[debug, debug]"), "lists an exporter twice"),
         (MINIMAL.replace("[debug]", "[]"), "exporters: "),
         (MINIMAL.replace("[kprofiler]", "[other]"), "should be [kprofiler]"),

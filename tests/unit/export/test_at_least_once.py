@@ -87,4 +87,4 @@ def test_batches_whose_response_is_unreadable_are_delivered_once(
     counts = send(exporter)
     assert len(requests) == 1
     assert (counts.exported, counts.lost) == (SAMPLES, {})
-    assert "its answer cannot be read" in caplog.text
+    assert "its response is unreadable" in caplog.text

@@ -173,7 +173,7 @@ def test_a_success_is_delivered_whatever_its_response(
         assert (result.outcome, result.exported, result.lost) == (SUCCESS, 3, {})
     assert len(grpc_receiver.requests) == 3
     (record,) = caplog.records
-    assert "its answer cannot be read" in record.message
+    assert "its response is unreadable" in record.message
 
 
 def test_unimplemented_mentions_the_feature_gate_once(grpc_receiver, exporter, batch, caplog):

@@ -255,7 +255,7 @@ def test_a_success_is_delivered_whatever_its_body(
         assert (result.outcome, result.exported, result.lost) == (SUCCESS, 3, {})
     assert len(http_receiver.requests) == 3
     (record,) = caplog.records
-    assert "its answer cannot be read" in record.message
+    assert "its response is unreadable" in record.message
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,9 @@ def test_a_receiver_that_rejects_empty_requests_passes_the_probe(grpc_receiver):
 
 def test_a_receiver_of_the_other_protocol_is_recognized(grpc_receiver, http_receiver):
     error = refusal(f"http://{grpc_receiver.endpoint}")
-    assert error.hint == f"it speaks the other protocol: use {grpc_address(grpc_receiver)}"
+    assert error.hint == f"it speaks the other OTLP protocol: use {grpc_address(grpc_receiver)}"
     error = refusal(http_receiver.endpoint.replace("http://", "grpc://"))
-    assert error.hint == f"it speaks the other protocol: use {http_receiver.endpoint}"
+    assert error.hint == f"it speaks the other OTLP protocol: use {http_receiver.endpoint}"
 
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])

@@ -335,7 +335,7 @@ def test_a_file_with_an_impossible_number_is_not_touched(tmp_path, caplog, numbe
     planted.write_bytes(segments(tmp_path)[0].read_bytes())
     again = Spool(str(tmp_path))
     assert [batch.samples for batch in again.waiting] == [batch.samples for batch in stored]
-    assert "is left alone: no segment has such a number" in caplog.text
+    assert "is ignored: its number is out of range" in caplog.text
     assert again.append(numbered(3)).number < 100
     again.close()
     assert planted.exists()
@@ -343,7 +343,7 @@ def test_a_file_with_an_impossible_number_is_not_touched(tmp_path, caplog, numbe
 
 def test_a_spool_with_exhausted_numbers_is_rejected_naming_the_file(tmp_path):
     (tmp_path / f"{(1 << 62) - 1:020}.spool").touch(0o600)
-    with pytest.raises(ExportError, match=r"no number is left after 04611686018427387903\.spool"):
+    with pytest.raises(ExportError, match=r"04611686018427387903\.spool has the last number"):
         Spool(str(tmp_path))
 
 
@@ -521,7 +521,7 @@ def test_symlinked_segments_and_segments_of_other_users_are_not_touched(tmp_path
     else:
         pytest.skip("needs root, to give files away")
     again = Spool(str(directory))
-    assert f"{path.name} is left alone" in caplog.text
+    assert f"{path.name} is ignored" in caplog.text
     assert [batch.samples for batch in again.waiting] == [stored[0].samples, stored[2].samples]
     assert again.damaged == stored[1].samples
     for batch in again.waiting:

@@ -42,7 +42,7 @@ def test_functions_count_recursion_once_and_name_gaps_by_their_reason(windows):
     assert rows["vfs_read"][2:] == (0, 9)
     assert rows["inlined"][1:] == ("ext4", 6, 6)
     assert rows["[the address lies between the symbols of its module]"][1:] == ("vmlinux", 3, 3)
-    assert rows["[user code is exported by its addresses]"][1:] == ("user", 0, 6)
+    assert rows["[user code is exported as addresses]"][1:] == ("user", 0, 6)
     assert sum(row.self_count for row in rows.values()) == 10
 
 

@@ -87,7 +87,7 @@ def test_without_an_exit_status_a_child_succeeds_only_by_its_report():
     ran = subprocess.run(
         [sys.executable, "-c", _IGNORING], env=environment(), capture_output=True, text=True
     )
-    lost = "FAILED True ended early; how is not known, since this process ignores SIGCHLD"
+    lost = "FAILED True ended early; its status is unknown, since this process ignores SIGCHLD"
     lines = [line.removesuffix(" or reaps all children") for line in ran.stdout.splitlines()]
     assert lines == [lost, "b'result\\n'", lost, "FAILED True damaged"], ran.stderr
 

@@ -219,7 +219,7 @@ def test_each_process_is_counted_once_and_each_file_logged_once(processes, own, 
     for pid in (5, 5, 6):
         processes.apply(Mapped(1, process(pid), gone, None))
     assert processes.counts().refused_processes == {Refusal.NOT_OPENED: 2}
-    assert caplog.text.count("no Python frames of /gone/python3.12") == 1
+    assert caplog.text.count("no Python frames for /gone/python3.12") == 1
 
 
 def test_each_file_is_read_once(processes, files, own):

@@ -93,7 +93,7 @@ def test_a_version_stored_elsewhere_or_by_pointer_is_unknown(gap, flags):
 
 
 def test_programs_with_additional_thread_local_variables_are_rejected():
-    with pytest.raises(UnsupportedGoError, match="other thread-local variables"):
+    with pytest.raises(UnsupportedGoError, match="thread-local variables besides Go's"):
         Program(storage=16).find()
 
 

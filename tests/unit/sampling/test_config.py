@@ -67,8 +67,8 @@ def test_an_unsupported_kernel_is_named_in_the_error():
 @pytest.mark.parametrize(
     ("settings", "wrong"),
     [
-        ({"samples_per_second": -1}, "samples_per_second is -1, must be 0 to 10000"),
-        ({"min_duration_ns": 1 << 32}, "min_duration_ns is 4294967296, must be 0 to 4294967295"),
+        ({"samples_per_second": -1}, "samples_per_second is -1; it must be 0 to 10000"),
+        ({"min_duration_ns": 1 << 32}, "min_duration_ns is 4294967296; it must be 0 to 4294967295"),
     ],
 )
 def test_wait_settings_have_limits(settings, wrong):

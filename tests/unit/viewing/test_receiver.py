@@ -480,7 +480,7 @@ def test_calls_above_the_limit_get_a_retry_delay(receivers, intake, monkeypatch)
         export = channel.unary_unary(PROFILES.method)
         calls = [export.future(payload(), timeout=60) for _ in range(8)]
         errors = [call.exception(60) for call in calls]
-    assert "too many calls wait" in [error.details() for error in errors]
+    assert "too many calls are waiting" in [error.details() for error in errors]
     for error in errors:
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert parse_retry_delay(dict(error.trailing_metadata())["grpc-status-details-bin"]) == 5
