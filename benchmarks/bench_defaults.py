@@ -23,11 +23,11 @@ _AGENTS: Final[Mapping[str, Mapping[str, object]]] = {
     "defaults at 99 Hz": {"samples_per_second": 99},
 }
 _SETTLE_S: Final = 15.0
-"""Until the symbols of what runs have been read."""
+"""Until the symbols of running programs have been read."""
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """CPU time of each agent's process, what it sends after gzip, and its memory."""
+    """CPU time of each agent's process, the bytes it sends after gzip, and its memory."""
     seconds = 15 if quick else 60
     with contextlib.ExitStack() as stack:
         stack.enter_context(mixed_load(seconds + LOAD_START_S + _SETTLE_S + 60))

@@ -148,10 +148,10 @@ class Cost(NamedTuple):
 def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
     """Measures the cost of a request with the profiler and without it.
 
-    The services are asked in turn, so that whatever disturbs disturbs both; the ratio is that
-    of neighbours, at the median. The sampler rests while the other one is asked, so that its
-    interrupts, which are those of all CPUs, count as a cost. What answers has a CPU of its own, and
-    who asks another: where the kernel puts them differs by more than what is measured.
+    The services are asked in turn, so that disturbances affect both; the ratio is the median over
+    adjacent requests. The sampler rests while the other service is asked, so that its interrupts on
+    all CPUs count as a cost. Service and client each have a dedicated CPU: the kernel's choice of
+    CPUs changes results by more than the effect measured.
     """
     batch = 20
     pair = plain, profiled_
@@ -293,7 +293,7 @@ def profiled(**options: Any) -> Iterator[KernelProfiler]:
 def holds(seconds: float, rate: int) -> Iterator[Row]:
     """CPU time of the draining thread between two points at which it releases the GIL.
 
-    What was there before is kept out of collections of garbage, whose length is the service's.
+    Existing objects are excluded from garbage collection, whose duration depends on the service.
     """
     gc.collect()
     gc.freeze()

@@ -49,7 +49,7 @@ def make_process(number: int, incarnation: int = 0) -> Attributes:
 
 
 def make_windows(count: int) -> Iterator[Window]:
-    """Windows of a host whose samples are those of the mixed load, spread over all processes."""
+    """Windows of a host that has the mixed load's samples, spread over all processes."""
     recorded = mixed_load_window(user=False)
     taken = [sample for _, sample in recorded.samples] * CPU_PAIRS
     length = recorded.end_unix_ns - recorded.start_unix_ns

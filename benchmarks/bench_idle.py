@@ -1,8 +1,8 @@
 """CPU time and wake-ups of an agent with nothing to sample, by thread.
 
-The first cases sample one process that sleeps, and one that wakes now and then like those of an
-idle host, so that they need no quiet machine. The last one uses the defaults and is meaningful
-only on an idle host: other work adds samples.
+The first cases sample one process that sleeps, and one that wakes now and then, as on an idle host,
+so that they need no quiet machine. The last one uses the defaults and is meaningful only on an idle
+host: other work adds samples.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class Activity(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> "Activity":
-        """Reads those of a running process."""
+        """Reads the activity of a running process."""
         cpu_s, wakes = Counter[str](), Counter[str]()
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended

@@ -120,7 +120,7 @@ def paired(depth: int, rate: int, seconds: float) -> tuple[Cost, Cost]:
 
 
 def code_objects() -> list[CodeType]:
-    """Those of all functions in this process."""
+    """The code objects of all functions in this process."""
     functions = (one for one in gc.get_objects() if isinstance(one, FunctionType))
     return list({function.__code__ for function in functions})
 

@@ -1,7 +1,7 @@
 """Cost of a sample in the agent: replays a recording of a steady load.
 
-``RECORDING=FILE`` replays what ``record --raw FILE`` wrote, so that two trees measure the same
-samples: ``RECORDING=steady.raw python -m benchmarks.compare BASE replay``.
+``RECORDING=FILE`` replays a file written by ``record --raw FILE``, so that two trees measure the
+same samples: ``RECORDING=steady.raw python -m benchmarks.compare BASE replay``.
 """
 
 import contextlib

@@ -30,7 +30,7 @@ LATEST_S: Final = 30.0
 GOAL_NS: Final = 300
 GOAL_OF_CHANGES_NS: Final = 200
 GOAL_OF_SWITCHES_NS: Final = 400
-"""For those that enter and leave contexts."""
+"""For threads that enter and leave contexts."""
 
 
 class _Place:

@@ -73,7 +73,7 @@ class Functions:
         return self._table[index][0] if index >= 0 else address
 
     def is_outermost(self, address: int) -> bool:
-        """Returns whether an address is an entry point: ``_start``, or that of a thread."""
+        """Returns whether an address is an entry point: ``_start``, or a thread's entry point."""
         if self._entry <= address < self._entry + _ENTRY_BYTES:
             return True
         index = bisect.bisect_right(self._table, (address, 1 << 63)) - 1

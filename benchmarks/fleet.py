@@ -45,7 +45,7 @@ SECOND_NS: Final = 1_000_000_000
 DAY_S: Final = 86_400
 RECORDED_HZ: Final = 99
 VARIANTS: Final = 8
-"""Windows made of the recorded one, so that requests differ as those of hosts do."""
+"""Windows made from the recorded one, so that requests differ as between hosts."""
 MARKS: Final = ("<!-- by make fleet -->\n", "<!-- end -->\n")
 COLLECTOR: Final = """
 receivers:
@@ -206,7 +206,7 @@ class Gateway:
 
     Attributes:
         endpoint: ``host:port`` of its receiver.
-        cpu_s: CPU seconds of those that have ended.
+        cpu_s: CPU seconds of ended processes.
         peak_kib: largest memory of those.
     """
 

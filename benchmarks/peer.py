@@ -58,7 +58,7 @@ class Usage(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> "Usage":
-        """That of a running process."""
+        """Reads the usage of a running process."""
         programs = {}
         for path in Path(f"/proc/{pid}/fdinfo").iterdir():
             with contextlib.suppress(OSError):

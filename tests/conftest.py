@@ -95,7 +95,7 @@ def wait_for_the_rest(kept, seconds):
 
 
 def count_descriptors():
-    """Open descriptors by what they lead to; those of pipes and sockets together."""
+    """Open descriptors by their target; all pipes together, and all sockets."""
     results = Counter()
     with os.scandir("/proc/self/fd") as entries:
         for entry in entries:

@@ -1,8 +1,8 @@
 """A FUSE file system of regular files that freezes or responds late on demand.
 
 It runs in a process with nothing but ``/dev/fuse`` and mount(2): the kernel aborts its requests
-when it exits, so that no test leaves an unkillable process. Structures and numbers are
-those of ``include/uapi/linux/fuse.h``, protocol 7.31.
+when it exits, so that no test leaves an unkillable process. Structures and numbers come from
+``include/uapi/linux/fuse.h``, protocol 7.31.
 """
 
 import argparse

@@ -41,7 +41,7 @@ def environment():
 
 @functools.cache
 def find_pythons():
-    """Those of versions that are supported, one of each release; `KPROFILER_PYTHONS` has more.
+    """Interpreters of supported versions, one of each release; `KPROFILER_PYTHONS` has more.
 
     That is a list of directories, as in PATH.
     """
@@ -75,7 +75,7 @@ class Journal:
 
     Attributes:
         now: layout and addresses by process.
-        all: those of each registration, in order, and the image.
+        all: the interpreters of each registration, in order, and the image's.
         seen: processes that were sampled; taken from the front.
     """
 

@@ -95,7 +95,7 @@ def escape(text: str) -> str:
 
 
 def main() -> None:
-    """Write the pages that are out of date, and delete those of commands that are gone."""
+    """Write outdated pages, and delete pages of commands that no longer exist."""
     FOLDER.mkdir(exist_ok=True)
     wanted = pages()
     for path in FOLDER.iterdir():

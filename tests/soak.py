@@ -51,9 +51,9 @@ class Soak:
     """The target of faults.
 
     Attributes:
-        receiver: that of the agent named fake.
+        receiver: the receiver of the agent named fake.
         start: starts an agent by its name.
-        agents: those that run.
+        agents: the running agents.
     """
 
     receiver: faults.Receiver
@@ -140,7 +140,7 @@ def unaccounted(account: dict, arrived: faults.Arrived, kills: int) -> list[str]
         account["received"] + exporter["carried"]
     ):
         problems.append("received samples are missing in the exporter's account")
-    # Each stream by its last account: for a killed agent, that of its last durable window.
+    # Each stream by its last account: a killed agent's is in its last durable window.
     for stream, totals in arrived.totals.items():
         ring = sum(n for cause, n in totals.lost.items() if cause.value == "ring_full")
         late = sum(totals.lost.values()) - ring

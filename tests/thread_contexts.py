@@ -73,7 +73,7 @@ MUSL_MODELS = (
 
 
 def build(directory, name, late_ms=1500, compiler="gcc", source="program.c"):
-    """Compile a program; returns its path, and those of the libraries that it opens."""
+    """Compile a program; returns its path, and the paths of the libraries that it opens."""
     if shutil.which(compiler) is None:
         pytest.skip(f"needs {compiler}")
     model = MODELS[name]

@@ -1,4 +1,4 @@
-"""Print the copyright file of the Debian package: its licence, and those of what it bundles.
+"""Print the copyright file of the Debian package: its licence, and the licences of bundled code.
 
 usage: copyright.py SITE-PACKAGES
 """

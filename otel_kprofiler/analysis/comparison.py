@@ -126,7 +126,7 @@ class _Side:
     def ratio(self, weights: Sequence[int]) -> tuple[float, float]:
         """Returns a ratio of sums over the intervals, and its variance (Cochran 1977, section 6.3).
 
-        The variance is that of whole intervals, so bursts of samples are allowed.
+        The variance is computed over whole intervals, so bursts of samples are allowed.
         """
         if not self.size:
             return 0.0, 0.0

@@ -24,7 +24,7 @@ class Key(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """The groups a stack counts towards: its leaf's, and those of all its frames."""
+    """The groups that a stack counts towards: its leaf's group, and all its frames' groups."""
 
     own: Key
     all: Iterable[Key]
@@ -99,7 +99,7 @@ def syscall_occurrence(stack: Stack) -> Occurrence:
 def program_occurrence(stack: Stack) -> Occurrence:
     """Groups by function of a BPF program; a sample belongs to the innermost function.
 
-    A program's time includes that of the kernel functions it calls.
+    A program's time includes the kernel functions that it calls.
     """
     keys = [
         key

@@ -116,8 +116,8 @@ def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
 def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
     """Returns the time of each span by service.
 
-    A span that leaves its thread, as at each ``await``, waits while the event loop does. What the
-    thread does in other spans, or in none, does not count.
+    A span that leaves its thread, as at each ``await``, waits while the event loop does. The
+    thread's time in other spans, or in none, does not count.
 
     Args:
         chosen: samples whose spans are shown.
@@ -173,7 +173,7 @@ def _find_times(
 
 
 def find_endpoint_parts(samples: Samples, limit: int = 20) -> list[EndpointParts]:
-    """Breaks down the time of all spans, and of those of each endpoint.
+    """Breaks down the time of all spans, and of each endpoint's spans.
 
     Args:
         samples: all samples of the threads that were in spans.

@@ -38,7 +38,7 @@ class DumpRow(NamedTuple):
         lacking_ns: what that clock lacks by now, compared with the scheduler's.
         queued_ns: when it was queued for a CPU, on the scheduler's clock; 0 if it is not queued.
         switches: number of context switches since the thread started.
-        state: state bits of the task, with those of its exit.
+        state: state bits of the task, including its exit state.
         tgid: process id, in the pid namespace of the dump.
         tid: thread id, likewise.
         flags: :data:`HAS_STACKS` and the following constants.

@@ -1,6 +1,6 @@
 """Settings of the user unwinder: offsets of the kernel, and properties of the processor.
 
-The structs are those of ``programs/unwind_types.bpf.h``; change both together.
+The structs mirror ``programs/unwind_types.bpf.h``; change both together.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Processor(NamedTuple):
         goexit_back: number of its bytes before the return address.
         sigreturn_bytes: length of a signal trampoline up to the end of its system call.
         signal_at: offset of ``signal`` from the stack pointer in a trampoline.
-        sp_column: DWARF number of the stack pointer; ``fp_column`` and ``ra_column`` are those of
-            the frame pointer and the return address.
+        sp_column: DWARF number of the stack pointer; ``fp_column`` and ``ra_column`` are the
+            numbers of the frame pointer and the return address.
         mode_at: offset in ``pt_regs`` of the processor mode.
         user_mask: its bits that are ``user_value`` in user mode; ``narrow_mask`` and
             ``narrow_value`` identify 32-bit code.

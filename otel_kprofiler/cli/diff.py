@@ -112,7 +112,7 @@ def command(
 
     BEFORE and AFTER are files or ClickHouse addresses. An address may filter samples by attributes;
     its default time range is the last hour. Differences that may be chance are marked with ~.
-    Filters are the same as those of report.
+    Takes the same filters as report.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if not after and not (time_before and time_after):
         raise click.UsageError(

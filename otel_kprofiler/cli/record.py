@@ -128,7 +128,7 @@ def command(
 
     The recording of a COMMAND ends when it exits; children left behind keep running. If the
     duration ends or a signal arrives first, COMMAND and its children get SIGTERM or that signal,
-    and SIGKILL after five seconds. The exit status is that of COMMAND, 128+n if signal n killed it,
+    and SIGKILL after five seconds. Exits with the status of COMMAND, 128+n if signal n killed it,
     127 if it was not found, 126 if it cannot be executed, and 0 if the recording ended first; but 1
     if the receiver of --export did not accept everything. A file then keeps the rejected samples.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
@@ -201,7 +201,7 @@ def command(
 
 
 def _say_remarks(pipeline: Pipeline[Any]) -> None:
-    """Prints what was not read of processes, and why."""
+    """Prints which process data could not be read, and why."""
     for remark in pipeline.remarks():
         say(remark, err=True)
 

@@ -38,8 +38,8 @@ def command(paths: tuple[str, ...], address: str) -> None:
     grpc://HOST:PORT, grpcs://, http:// or https://; OTEL_EXPORTER_OTLP_[PROFILES_]* set headers,
     certificates, compression and everything else, as for `record --export`.
 
-    Exit status 1 if the receiver did not accept everything. Prints what to send again; if only part
-    of a file was accepted, keeps the rest in NAME.unsent.otlp.
+    Exit status 1 if the receiver did not accept everything. Prints which files to send again; if
+    only part of a file was accepted, keeps the rest in NAME.unsent.otlp.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     for path in paths:
         if path != _STDIN:

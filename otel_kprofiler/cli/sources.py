@@ -104,7 +104,7 @@ def load_choice(sources: Sequence[str], choice: Choice, need: Need) -> Loaded:
 
 
 def load_table(source: str, choice: Choice, need: Need) -> Samples:
-    """Loads the selected samples of a table; by default, those of the last hour.
+    """Loads the selected samples of a table; by default, the last hour's.
 
     Turns garbage collection off, for commands that end soon.
 

@@ -43,7 +43,7 @@ class Targets:
         follower: the processes of ``--pid``, and of containers, pods and units without a cgroup
             of version 2.
         comms: names of threads and processes.
-        cgroups: those of ``--cgroup``, ``--container``, ``--pod`` and ``--unit``.
+        cgroups: cgroups selected by ``--cgroup``, ``--container``, ``--pod`` and ``--unit``.
     """
 
     follower: ProcessFollower | None

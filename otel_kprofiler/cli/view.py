@@ -128,7 +128,7 @@ def command(
       otel-kprofiler view --live
 
     With --listen, receives profiles from any OTLP sender, keeps the last hour on disk and shows any
-    part of it; with --live, samples this host. The filters are those of report; received and live
+    part of it; with --live, samples this host. Takes the same filters as report; received and live
     samples that do not match are dropped.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     sampling = {name: filters.pop(name) for name in _SAMPLING}

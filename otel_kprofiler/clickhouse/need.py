@@ -51,7 +51,7 @@ class Need:
 
     @classmethod
     def of_attributes(cls, pairs: Iterable[str]) -> Need:
-        """Returns what a ``NAME=VALUE`` filter on resource or sample attributes needs."""
+        """Returns the parts that a ``NAME=VALUE`` filter on resource or sample attributes needs."""
         return _attributes(*(pair.partition("=")[0] for pair in pairs))
 
     def with_times(self) -> Need:

@@ -1,7 +1,6 @@
 """Unsupported keys of related configurations, each with its alternative.
 
-Receiver keys are those of the opentelemetry-ebpf-profiler receiver, the others those of the
-Collector.
+Receiver keys come from the opentelemetry-ebpf-profiler receiver, all others from the Collector.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ RECEIVER: Final[Mapping[str, str]] = {
     "max_rpc_msg_size": "use exporters.otlp_grpc.max_message_bytes; larger batches are split",
     "bpf_fs_root": "nothing is pinned in a BPF file system; remove it",
     "obi_process_ctx": "no maps are shared with OpenTelemetry eBPF instrumentation; remove it",
-    "pid_namespace_translation": "process ids are those of the host's pid namespace; run the "
-    "agent in it (hostPID: true in Kubernetes)",
+    "pid_namespace_translation": "process ids are in the host's pid namespace; run the agent in "
+    "it (hostPID: true in Kubernetes)",
     "pin_cpus": "use pin_cpu_ids",
     "target_cpu_ids": "use pin_cpu_ids",
     "attributes": "use resource",

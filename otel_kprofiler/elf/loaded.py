@@ -200,7 +200,7 @@ def find_relocations(
 
 
 def _numbers_gnu(read: Read, table: int, name: bytes) -> Iterator[int]:
-    """Yields the indices of symbols whose hash equals that of a name."""
+    """Yields the indices of symbols whose hash matches a name's."""
     buckets, first, bloom, _ = _WORDS_4.unpack(read(table, _WORDS_4.size))
     if not buckets:
         return

@@ -112,7 +112,7 @@ class Part(NamedTuple):
 def sum_results(parts: Sequence[Part]) -> ExportResult:
     """Combines the results of a batch's parts, of which there is at least one.
 
-    Succeeds if any part does; message and error are those of the first failed part.
+    Succeeds if any part does; message and error come from the first failed part.
     """
     results = [part.result for part in parts]
     if len(results) == 1:

@@ -56,7 +56,7 @@ class OtlpHttpExporter(OtlpSender):
 
     Args:
         endpoint: receiver, or all settings.
-        form: form of the requests; by default protobuf, or that of the settings.
+        form: encoding of the requests; by default protobuf, or as set in the settings.
         name: component id.
         signal: kind of data that is sent.
         exact: use ``endpoint`` unchanged, without the signal's path.

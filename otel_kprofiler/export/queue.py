@@ -76,7 +76,7 @@ class ExportQueue:
         max_bytes: maximum payload in memory, in bytes; one batch is always accepted.
         on_export: called on the worker thread after each export with the result and the duration
             in seconds, retries included; not called for a batch abandoned at shutdown.
-        spool: keeps batches on disk; memory then holds only those that cannot be written. Closed
+        spool: keeps batches on disk; memory then holds only batches that cannot be written. Closed
             together with the queue.
         on_lost: called when a batch in memory is counted as lost without having arrived in
             part; on any thread, one call at a time. It must not raise.

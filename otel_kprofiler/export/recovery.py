@@ -89,8 +89,8 @@ class Recovery:
         waiting: undelivered batches, oldest first.
         last: the highest number in use.
         sizes: bytes of each segment, by number.
-        damaged: samples that are neither done nor readable, by kind: of damaged batches, and of
-            those of the last window that were not appended before a kill.
+        damaged: samples that are neither settled nor readable, by kind: samples of damaged batches,
+            and samples of the last window that were not appended before a kill.
         earlier: samples of all earlier runs, by kind.
         earlier_lost: samples among ``earlier`` that were lost, by kind.
         unknown_since_unix_ns: when not 0, the end of the log is missing, and the number of samples

@@ -38,7 +38,7 @@ class RequestSize:
         self.takes_nothing = False
 
     def begin_batch(self) -> None:
-        """Forget what was learned long ago."""
+        """Forget limits learned long ago."""
         if time.monotonic() - self._learned_s >= TRY_LARGER_S:
             self.forget()
 

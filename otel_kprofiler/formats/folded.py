@@ -15,7 +15,7 @@ from otel_kprofiler.text import escape_controls
 def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
     """Returns stacks as ``process;outermost;…;leaf count``, sorted, one line each.
 
-    Suffixes are those of stackcollapse-perf.pl, by which flamegraph.pl chooses colors: ``_[k]``
+    Suffixes follow stackcollapse-perf.pl; flamegraph.pl chooses colors by them: ``_[k]``
     for kernel code, including modules and BPF programs, ``_[i]`` for inlined functions, none for
     user frames. Python frames end with ``_[p]`` and read ``function (file.py:42)``. Unresolved
     frames read ``[module+0xrva]`` or ``[0xaddress]``. In names, ``;`` becomes ``:``, and

@@ -41,7 +41,7 @@ def html(windows: Iterable[Window], *, title: str = "", spans: Sequence[SpanTime
     Args:
         windows: what to show.
         title: heading of the page, such as the command; the host is added.
-        spans: breakdowns of spans' time, that of all spans first.
+        spans: breakdowns of span time; first for all spans.
     """
     data = columns(windows, title=title)
     if spans:

@@ -78,7 +78,7 @@ def is_in_user_namespace(files: HostFiles) -> bool:
 def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> str:
     """Returns how to start this command with all capabilities for sampling, including ``missing``.
 
-    File capabilities are an option only for a separate python: that of a virtual environment is
+    File capabilities are an option only for a separate python: the one in a virtual environment is
     usually a symbolic link to the system's.
     """
     wanted = dict.fromkeys([*SAMPLING, "CAP_SYSLOG", *missing])

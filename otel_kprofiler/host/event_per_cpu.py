@@ -44,7 +44,7 @@ class EventPerCpu(abc.ABC, Generic[EventT]):
         self._refused: set[int] = set()
 
     def update(self) -> CpuChanges:
-        """Open events on new CPUs, close those of offline CPUs, replace dead events.
+        """Open events on new CPUs, close events on offline CPUs, replace dead events.
 
         Raises ``OSError`` if the list of CPUs cannot be read; then nothing changes.
         """

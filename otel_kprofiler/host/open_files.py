@@ -8,7 +8,7 @@ from typing import Final
 from otel_kprofiler.errors import HostError
 
 TOO_MANY_FILES: Final = ": too many open files"
-"""End of the message of ``EMFILE``, unlike that of ``ENFILE``."""
+"""Suffix that distinguishes the message for ``EMFILE`` from the one for ``ENFILE``."""
 
 
 def find_open_files_error(action: str, error: OSError) -> HostError | None:

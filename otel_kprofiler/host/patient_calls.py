@@ -89,7 +89,7 @@ class PatientCalls:
         return True
 
     def has_left(self, device: Hashable) -> bool:
-        """Returns whether a device, or what ``find_hanging`` returned, hangs."""
+        """Returns whether a device, or the value that ``find_hanging`` returned, hangs."""
         return device in self._left
 
     def stop(self) -> list[threading.Thread]:

@@ -66,8 +66,8 @@ def read_stat(files: HostFiles, pid: int | str) -> ProcessStat | None:
 def read_owner(files: HostFiles, pid: int) -> int | None:
     """Read the effective user id of a process; None if it does not exist.
 
-    The directory belongs to the process's user even where its files belong to root, as those of
-    processes that are not dumpable do (task_dump_owner() in fs/proc/base.c).
+    The directory belongs to the process's user even if its files belong to root, as for processes
+    that are not dumpable (task_dump_owner() in fs/proc/base.c).
     """
     try:
         fd = files.open_fd(f"/proc/{pid}")

@@ -36,7 +36,8 @@ class NewFile:
 
     Until :meth:`finish` the file is nameless, or has a random name if the file system lacks
     ``O_TMPFILE``. An existing file of the name is replaced, never written to. Symbolic links are
-    followed as this user's rights allow; for root only those that no other user can have created.
+    followed as this user's rights allow; root follows only links that no other user can have
+    created.
 
     Args:
         path: path of the finished file.

@@ -18,7 +18,7 @@ from otel_kprofiler.elf import ElfError, ElfFile, ElfSymbol, Source, find_offset
 
 MAX_LOOP_BYTES: Final = 1 << 20
 MAX_TABLE_BYTES: Final = 4 << 20
-"""Size limit of the search table; that of Debian's Python has 100 KB."""
+"""Size limit of the search table; Debian's Python has a table of 100 KB."""
 _JUMP: Final = re.compile(rb"(?=\x0f[\x80-\x8f](.{4}))", re.DOTALL)  # jcc rel32
 _JUMP_BYTES: Final = 6
 _LEAST_JUMPS: Final = 3
@@ -67,7 +67,7 @@ def _jumps_out(source: Source, elf: ElfFile, loop: range) -> list[int]:
 
 
 def _find_functions(source: Source, elf: ElfFile, targets: list[int]) -> list[range]:
-    """Returns the functions that contain these addresses, except those that start at one."""
+    """Returns the functions that contain these addresses, except functions that start at one."""
     if elf.search is None:
         return []
     at, size = elf.search

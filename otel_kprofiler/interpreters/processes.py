@@ -234,7 +234,7 @@ def _by_name(counts: Mapping[Refusal, int]) -> dict[str, int]:
 
 
 def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
-    """Returns whether mappings are those of a program, not of what the process ran before or after.
+    """Returns whether mappings belong to a program, not to an earlier or later one.
 
     They may differ without that: some file systems show in maps another inode than the program's.
     """

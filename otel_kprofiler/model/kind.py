@@ -43,7 +43,7 @@ ON_CPU: Final = ProfileKind("on_cpu", "samples", "count", "cpu", "nanoseconds", 
 """Periodic on-CPU samples; each counts 1."""
 
 OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
-"""Sampled off-CPU waits; each counts the time that it represents. Type and unit are those of
+"""Sampled off-CPU waits; each counts the time that it represents. Type and unit follow
 opentelemetry-ebpf-profiler."""
 
 KINDS: Final[list[ProfileKind]] = [ON_CPU, OFF_CPU]

@@ -93,7 +93,7 @@ class Module:
         file_id: 128-bit id derived from the build id (see ``docs/symbols.md``).
         base: runtime address that RVAs are relative to: ``_text`` for vmlinux, the address
             of the ``.text`` section for a module, the start of the image for BPF. 0 for a user
-            object, whose addresses are those of its ELF file (SVMA).
+            object, whose addresses are its ELF file's (SVMA).
         ranges: executable ranges without init sections, sorted by start; for a user object, the
             segment of the frames, in whole pages.
         range_source: source of ``ranges``.

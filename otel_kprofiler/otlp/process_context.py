@@ -25,7 +25,7 @@ class ProcessContext(NamedTuple):
 
     Attributes:
         resource: attributes of the process's Resource.
-        extra: attributes outside the Resource, such as those of thread contexts.
+        extra: attributes outside the Resource, such as for thread contexts.
     """
 
     resource: Attributes

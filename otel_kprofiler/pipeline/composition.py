@@ -199,7 +199,7 @@ def make_stacks(
     loops: KnownLoops | None = None,
     on_replaced: Callable[[Frame], None] | None = None,
 ) -> StackResolver:
-    """Returns the resolver of whole stacks; closed, it closes those of their sides."""
+    """Returns the resolver of whole stacks; closing it closes the resolvers of the sides."""
     resolvers: dict[SideKind, SideResolver[Any]] = {
         KERNEL_SIDE: symbolizer,
         USER_SIDE: native,

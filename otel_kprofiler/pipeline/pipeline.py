@@ -384,7 +384,7 @@ class Pipeline(Generic[SamplerT]):
         return waits
 
     def remarks(self) -> list[str]:
-        """Lists what was not read of sampled processes, for reports; one line per reason."""
+        """Lists process data that could not be read, for reports; one line per reason."""
         python = self.python.remarks() if self.python else []
         return python + self.resources.remarks()
 

@@ -132,7 +132,7 @@ class ThreadDumper:
         ]
 
     def remarks(self) -> list[str]:
-        """Lists what could not be read, for reports; one line per reason."""
+        """Lists data that could not be read, for reports; one line per reason."""
         lines = []
         if self._reader.user_problem and self._config.stacks != "kernel":
             lines.append(f"user stacks not read: {self._reader.user_problem}")

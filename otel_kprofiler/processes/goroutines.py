@@ -3,7 +3,7 @@
 A Go program has a note with its build id, a block with its version (debug/buildinfo) in writable
 data, and ``g``, the current goroutine, in thread-local storage: at the thread pointer's -8 in
 static programs, otherwise as ``runtime.tlsg``, the program's only thread-local variable. Layouts
-are those of runtime/runtime2.go for 64-bit processors, from the DWARF information of each version's
+follow runtime/runtime2.go for 64-bit processors, from the DWARF information of each version's
 first and last release.
 """
 

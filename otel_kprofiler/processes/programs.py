@@ -18,7 +18,7 @@ _NAME: Final = re.compile(rb"[A-Za-z0-9_@+][\w.@+$/-]{0,127}", re.ASCII)
 _TITLE: Final = re.compile(rb"([A-Za-z][\w.-]{0,63}): ", re.ASCII)
 _MEMFD: Final = "memfd:"
 _NO_FILES: Final = (b"/dev/fd/", b"/proc/")
-"""Directories of scripts without a name, such as those of ``<(command)``."""
+"""Directories of scripts without a name, such as for ``<(command)``."""
 
 
 class _Options(NamedTuple):

@@ -105,7 +105,7 @@ class ProcessReader:
         """
         if uid is None:
             return {}
-        # A container's user names are those of its image; the host's would mislead.
+        # A container's user names come from its image; the host's would mislead.
         owner = self._owners.find(uid) if not uid or "container.id" not in attributes else ""
         return {"process.owner": owner} if owner else {"process.user.id": uid}
 

@@ -326,7 +326,7 @@ class ProcessResources:
         )
 
     def renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
-        """Returns replacements for those of a window's Resources that have changed.
+        """Returns replacements for a window's Resources that have changed.
 
         A Resource changes when its process publishes, updates or removes a context, and when the
         names of its container become known; a shared Resource also changes when its cgroup becomes

@@ -201,7 +201,7 @@ def _decode_named(context: bytes, *, has_span: bool) -> LabelSet:
 def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None, LabelSet]:
     """Names the local root of a link by the attributes of a thread context.
 
-    The name is that of the attribute for it, or method and route (``http.route``).
+    The name comes from its attribute, or from method and route (``http.route``).
 
     Returns:
         The link, and the attributes without that for the name.

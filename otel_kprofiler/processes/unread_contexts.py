@@ -49,7 +49,7 @@ class UnreadContexts:
         """Count a process.
 
         Args:
-            subject: what is not read of it.
+            subject: the data that is not read, such as spans.
             reason: the cause; at most 64 different ones are kept.
         """
         if (subject, reason) in self._counts or len(self._counts) < _MAX_REASONS:

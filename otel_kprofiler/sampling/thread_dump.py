@@ -82,7 +82,7 @@ _PAGE_BITS: Final = 12
 _MOST_PHYSICAL_BITS: Final = 52
 _GIB: Final = 1 << 30
 _HOLES_GIB: Final = 64
-"""Addresses without memory, such as those of devices, below the last memory."""
+"""Addresses without memory, such as device registers, below the last memory."""
 
 _log = logging.getLogger(__name__)
 

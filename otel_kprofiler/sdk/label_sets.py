@@ -102,10 +102,10 @@ process_labels: Final = LabelSets()
 def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iterator[None]:
     """Label the samples taken inside the ``with`` block, in this context.
 
-    The labels add to those of enclosing blocks, and override labels of the same name. Asyncio tasks
-    started inside inherit them, as do threads that run in a copy of this context. Also works as a
-    function decorator. Has no effect where spans are not read from the interpreter; see ``labels``
-    in ``profiler.stats()``.
+    The labels are added to the labels of enclosing blocks, and override labels of the same name.
+    Asyncio tasks started inside inherit them, as do threads that run in a copy of this context.
+    Also works as a function decorator. Has no effect where spans are not read from the interpreter;
+    see ``labels`` in ``profiler.stats()``.
 
     ::
 

@@ -85,9 +85,9 @@ def describe(span: Any) -> str:
 class LocalRoots(ForkAware):
     """Local roots of active and recently ended spans. Thread-safe.
 
-    It has no lock: each operation on a dictionary with integer keys is atomic, and what another
-    thread may change between two of them is checked again. Encoding a name may take a lock of the
-    encoder.
+    It has no lock: each operation on a dictionary with integer keys is atomic, and values that
+    another thread may change between two operations are checked again. Encoding a name may take a
+    lock of the encoder.
 
     Args:
         limit: maximum number of active spans, and of ended spans; beyond it, the oldest are
@@ -247,7 +247,7 @@ class LocalRoots(ForkAware):
         return root
 
     def after_fork_in_child(self) -> None:
-        """Keep the forking thread's spans; those of other threads never end in the child."""
+        """Keep the forking thread's spans; other threads' spans never end in the child."""
         context = trace.get_current_span().get_span_context()
         current = self.find(context.trace_id, context.span_id)
         self._active = {key: root for key, root in self._active.items() if root is current}

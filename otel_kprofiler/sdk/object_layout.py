@@ -1,4 +1,4 @@
-"""Finds where this interpreter's objects have what the sampler and the writer of records read.
+"""Finds offsets of the object fields that the sampler and the record writer read.
 
 Offsets differ between versions of CPython, so they are searched for in objects with known content.
 """

@@ -1,4 +1,4 @@
-"""The profiler provider and its processors; names and life cycle follow those of other signals."""
+"""The profiler provider and its processors, with the names and life cycle of other signals."""
 
 from __future__ import annotations
 
@@ -180,8 +180,8 @@ class ProfilerProvider(ForkAware):
     """Passes profilers' windows to processors, under one Resource. Thread-safe.
 
     Args:
-        resource: the service's Resource; by default that of the global TracerProvider or
-            MeterProvider, even if set later, otherwise ``Resource.create()``.
+        resource: the service's Resource; by default taken from the global TracerProvider or
+            MeterProvider, even if it is set afterwards, otherwise ``Resource.create()``.
         shutdown_on_exit: shut down at process exit, within two seconds.
     """
 

@@ -17,7 +17,7 @@ def publish_service(plan: Plan, find_resource: Callable[[], Resource], *, sampli
     """Publish the Resource and the threads' spans, if the plan enables them; log failures.
 
     Args:
-        plan: says what to publish, and what is sampled.
+        plan: the settings of publishing and sampling.
         find_resource: returns the service's Resource; also called in forked children.
         sampling: whether this process samples the plan's target; if False, it samples nothing.
     """

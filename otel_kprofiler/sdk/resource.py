@@ -28,8 +28,8 @@ class ServiceResource:
     ``service.instance.id`` of their Resource; profiles adopt it.
 
     Args:
-        given: an explicit Resource; by default that of the other signals, or ``Resource.create()``
-            while they have none.
+        given: an explicit Resource; by default taken from the other signals, or
+            ``Resource.create()`` while they have none.
     """
 
     def __init__(self, given: Resource | None) -> None:
@@ -58,7 +58,7 @@ class ServiceResource:
         self._parents_id = resource and resource.attributes.get(SERVICE_INSTANCE_ID)
 
     def after_fork_in_child(self) -> None:
-        """Discard what was looked up in the parent."""
+        """Discard the Resource looked up in the parent."""
         self._created = None
         self._forked = self._parents_id is not None
 

@@ -74,7 +74,7 @@ _libc.process_vm_readv.restype = ctypes.c_ssize_t
 
 
 class SpanReader:
-    """Reads what the sampler would read; methods return 0 where the sampler finds nothing.
+    """Reads the fields that the sampler reads; methods return 0 where the sampler finds nothing.
 
     Args:
         path: the path to follow.

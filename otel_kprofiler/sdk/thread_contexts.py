@@ -231,8 +231,8 @@ def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
     their next span change on. Forked children publish their own records and process context.
 
     Args:
-        resource: attributes of the process context if there is none yet; by default those of the
-            tracer provider.
+        resource: attributes of the process context if there is none yet; by default, the tracer
+            provider's.
 
     Raises:
         HostError: this interpreter or processor is not supported; no context watcher is free

@@ -169,7 +169,7 @@ def _find(source: Source, elf: ElfFile, opened: OpenedFile | None, index: Index)
 def _find_go(
     source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
 ) -> Tables | None:
-    """Makes tables for Go code, including those of C code; None if there are no usable tables."""
+    """Makes tables for Go code, and for C code in the same file; None if none is usable."""
     for name in _GO_TABLES:
         try:
             table, text = find_section(source, elf, name), find_section(source, elf, _TEXT)

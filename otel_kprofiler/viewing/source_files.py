@@ -62,8 +62,8 @@ def read_source(path: str, user: int) -> SourceFile:
 
     Args:
         path: absolute path, as in a frame.
-        user: id of the user. Another user than that of this process needs root, and a thread of
-            its own does the work, because Linux keeps these rights for each thread.
+        user: id of the user. Reading as a different user needs root, and is done in a separate
+            thread, because Linux keeps these rights for each thread.
 
     Raises:
         SourceError: there is no such source file, or the user cannot read it.
@@ -90,7 +90,7 @@ def read_source(path: str, user: int) -> SourceFile:
 
 
 def _become(user: int) -> None:
-    """Give this thread the rights of a user to files; the kernel drops those of root with it.
+    """Give this thread the rights of a user to files; the kernel then drops root's rights.
 
     The functions of libc change groups and users of all threads; the system calls change one.
     """

@@ -153,7 +153,7 @@ def user(name, module):
 
 
 def open_binaries(browser, tmp_path, names, **view):
-    """A page with a function of each binary, those of the first with the most samples."""
+    """A page with a function in each binary; the first binary's have the most samples."""
     path = tmp_path / "binaries.html"
     stacks = [
         sample([user(f"in_{name}", binary(name)), USER], 10 * (len(names) - at))

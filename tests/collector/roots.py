@@ -49,7 +49,7 @@ def make_archive(variant, *packages, release=""):
 
 
 def find_certificates():
-    """The file of certificates that pip trusts here, such as those of a mirror, or None."""
+    """The file of certificates that pip trusts here, such as a mirror's, or None."""
     asked = subprocess.run(
         ["/usr/bin/python3", "-m", "pip", "config", "get", "global.cert"],
         env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},

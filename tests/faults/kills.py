@@ -3,9 +3,9 @@
 Run ``python tests/faults/kills.py [KILLS] [SEED]`` as root. Agents that share a spool follow one
 another. Each is killed at a random instant of its start or run, while the receiver answers at
 random: it accepts, rejects temporarily or permanently, hangs, and loses responses. A final agent
-delivers the rest. The samples its last request reports as taken must equal those that arrived, by
-``profile_id``, plus those it reports as lost. Half of the kills use ``fsync: always``, half
-``never``. Exits 1 if a sample is in neither count, or in both.
+delivers the rest. The samples that its last request reports as taken must equal the samples that
+arrived, by ``profile_id``, plus the samples reported as lost. Half of the kills use ``fsync:
+always``, half ``never``. Exits 1 if a sample is in neither count, or in both.
 """
 
 # ruff: noqa: T201, E402 - a command talks to its user

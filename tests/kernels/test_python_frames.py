@@ -65,7 +65,7 @@ def own_calls(stack):
 
 @pytest.mark.parametrize("stacks", ["kernel", "both"])
 def test_python_frames_match_the_running_code(stacks):
-    """Python frames of this process are exactly those of its known chain of calls."""
+    """Python frames of this process match its known call chain exactly."""
     own, stop = open_own(), threading.Event()
     worker = threading.Thread(target=serve, args=(stop,))
 

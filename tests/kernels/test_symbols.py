@@ -90,7 +90,7 @@ def test_hidden_frames_have_a_reason():
 
 
 def test_the_kernel_build_id_matches_its_notes():
-    """The kernel's build id is that of its notes."""
+    """The kernel's build id matches its notes."""
     notes = Path("/sys/kernel/notes").read_bytes()
     build_id = KernelSymbolizer.live().snapshot.vmlinux_build_id
     assert build_id is not None
@@ -142,7 +142,7 @@ class Truth:
         ]
 
     def at(self, address):
-        """All (module, name) that an address may have: those of the nearest symbol below.
+        """All (module, name) pairs that an address may have, from the nearest symbol below.
 
         Labels without a size end the function that they are in, as in kallsyms. Empty when
         the address lies behind the end of that symbol.

@@ -280,7 +280,7 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
 
 
 def test_an_explicit_resource_gets_the_instance_id_of_the_childs_traces():
-    """Applies if the id was that of the traces, but not if it was specific to profiles."""
+    """Applies if the id was the traces' id, but not if it was specific to profiles."""
     done = run(
         """
         from opentelemetry import trace

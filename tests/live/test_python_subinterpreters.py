@@ -1,4 +1,4 @@
-"""Python frames of processes with subinterpreters: those of each thread's current interpreter."""
+"""Processes with subinterpreters: each thread has its current interpreter's Python frames."""
 
 import os
 import subprocess
@@ -101,7 +101,7 @@ def test_an_idle_subinterpreter_hides_no_frames(minor):
 
 @pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.12", "3.14")))
 def test_each_thread_has_the_frames_of_its_current_interpreter(minor):
-    """Before 3.13 those of the main interpreter only."""
+    """Before 3.13, only the main interpreter's frames are read."""
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
     python = next(python for python in find_pythons() if python.minor == minor)

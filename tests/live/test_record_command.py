@@ -74,7 +74,7 @@ def test_command_output_is_kept_separate_from_the_profile(tmp_path):
 
 
 def test_a_command_and_its_children_are_terminated_with_the_recording(tmp_path):
-    """Also those that ignore SIGTERM."""
+    """Covers children that ignore SIGTERM."""
     stubborn = "trap '' TERM; echo $$; sleep 1000 & echo $!; while :; do sleep 1; done"
     started = time.monotonic()
     done = record(tmp_path, "-d", "1s", "-o", "x.html", "--", "sh", "-c", stubborn)

@@ -78,7 +78,7 @@ def test_a_file_on_an_overlay_is_opened_although_the_kernel_reports_another_devi
 ):
     program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
     with on_overlay(program, mounts) as process:
-        elsewhere = device_number(os.stat("/").st_dev)  # as that of the inode is
+        elsewhere = device_number(os.stat("/").st_dev)  # like the inode's device
         file = reopen(wanted(process, device=elsewhere), Access())
         assert content(file) == program.read_bytes()
 

@@ -118,7 +118,7 @@ def hanging_write(monkeypatch):
 
 
 def test_a_hanging_thread_writes_to_no_maps_of_others(hanging_write):
-    """It may outlive the object of its maps, whose descriptors then are those of other maps."""
+    """It may outlive the object of its maps, whose descriptors other maps may then reuse."""
     hangs, go_on = hanging_write
     running = Running()
     key = running.ask(LIBC)
@@ -207,7 +207,7 @@ def test_a_search_table_is_built_for_a_static_program_without_one(start, tmp_pat
 
 
 def test_processes_take_turns_in_having_tables_built(start, tmp_path, monkeypatch):
-    """One process asks for tables of many files that have none, another for those of one file."""
+    """One process requests tables of many files that have none, another process of one file."""
     first = compile_c(tmp_path / "static", WAITS, "-static", "-Wl,--no-eh-frame-hdr")
     many = [Path(shutil.copy(first, tmp_path / f"noisy-{number}")) for number in range(8)]
     made, can_start, run = [], threading.Event(), Children.run

@@ -69,7 +69,7 @@ def by_kind(counts, field):
 
 
 def check(queue, put, earlier):
-    """The account of each kind is exact, and the sums are those of the kinds."""
+    """The account of each kind is exact, and the totals are the sums over kinds."""
     counts = queue.counts()
     assert by_kind(counts, "accepted") == put
     assert by_kind(counts, "carried") == earlier

@@ -1,4 +1,4 @@
-"""Lines of instructions equal those CPython reports, for the standard library's code.
+"""Lines of instructions match CPython's, for the standard library's code.
 
 ``KPROFILER_PYTHON_FILES=100000`` reads all of its files.
 """

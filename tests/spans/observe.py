@@ -173,7 +173,7 @@ def sampling(source="interpreter"):
     """Sample this process; the list has all samples at the end.
 
     Args:
-        source: where spans are read; those of classes that are not the SDK's are in records.
+        source: where spans are read; spans of classes outside the SDK are in records.
     """
     sampler = open_sampler(source)
     sampler.start()

@@ -47,7 +47,7 @@ class Tally(NamedTuple):
         frames: user frames of logging threads.
         wrong: frames with the name of a function that did not run at the time, as (logged, name).
         samples: samples of such threads with a user frame.
-        named: those of them with a named leaf.
+        named: the samples with a named leaf.
         unnamed: reasons for the others, with the leaf's module.
     """
 

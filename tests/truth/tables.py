@@ -14,7 +14,7 @@ from elftools.elf.elffile import ELFFile
 _ENTRY = struct.Struct("<II")
 _FORMATS = {0x00: "<QQ", 0x03: "<II", 0x04: "<QQ", 0x0B: "<iI", 0x0C: "<qQ"}
 _PC_RELATIVE = 0x10
-_CIE_ID = 0xFFFFFFFF  # of .debug_frame; that of .eh_frame is 0
+_CIE_ID = 0xFFFFFFFF  # in .debug_frame; 0 in .eh_frame
 _GO = "runtime."
 
 

@@ -17,7 +17,7 @@ def find_described(docstring):
 
 
 def find_parameters(node):
-    """Names of a function's parameters, or of those of a class's constructor."""
+    """Names of the parameters of a function, or of a class's constructor."""
     if isinstance(node, ast.ClassDef):
         makers = [item for item in node.body if isinstance(item, FUNCTIONS)]
         makers = [item for item in makers if item.name in {"__init__", "__new__"}]

@@ -34,7 +34,7 @@ _CLONE_SUFFIX = re.compile(
 
 
 def fold_preamble(name: bytes) -> bytes:
-    """Converts the name of a preamble to that of padding; returns other names unchanged."""
+    """Converts a preamble's name to the padding's name; returns other names unchanged."""
     return PREAMBLE.sub(b" " + PAD_PREFIX, b" %b\n" % name)[1:-1]
 
 

@@ -1,6 +1,6 @@
 """Decodes source lines from the location tables of CPython code objects.
 
-The format is that of CPython 3.11 and later: ``Objects/locations.md`` (3.11, 3.12) and
+The format is used by CPython 3.11 and later: see ``Objects/locations.md`` (3.11, 3.12) and
 ``InternalDocs/code_objects.md`` (3.13 and later) of its source. Tables are untrusted: decoding
 stops at damage.
 """

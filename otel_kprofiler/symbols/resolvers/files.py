@@ -92,7 +92,7 @@ class CodeFile:
         return None
 
     def find_address(self, offset: int) -> int | None:
-        """Returns the address (SVMA) of a file offset; that of code if loaded several times."""
+        """Returns the address (SVMA) of a file offset; in code if it is loaded several times."""
         address = find_address(self.details.texts, offset)
         return find_address(self._loads, offset) if address is None else address
 

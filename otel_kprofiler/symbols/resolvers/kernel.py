@@ -15,7 +15,7 @@ class KernelResolver:
     """Resolves kernel code: vmlinux, modules, BPF programs. Thread-safe.
 
     Args:
-        symbolizer: the symbols, closed with the resolver. By default those of this host as of the
+        symbolizer: the symbols, closed with the resolver. By default, this host's symbols as of the
             first query. To follow code being loaded and unloaded, pass a symbolizer with sources of
             changes and call its :meth:`KernelSymbolizer.advance`.
     """

@@ -155,7 +155,7 @@ class DebugLinkDirectories:
     Args:
         files: of this host.
         directories: directories that mirror the paths of files, below the root of the process, then
-            below that of this process.
+            below this process's root.
     """
 
     def __init__(

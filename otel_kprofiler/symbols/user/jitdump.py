@@ -314,7 +314,7 @@ class JitDump(JitFile[Record]):
         return has_more
 
     def _open_file(self) -> int:
-        """Open the mapped file whose name is that of a jitdump."""
+        """Open the mapped file that is named like a jitdump."""
         writer = read_writer(self._process, self._files)
         maps = read_maps(self._files, self._process.tgid)
         shift_ns = _read_clock_shift(self._process, self._files)

@@ -68,8 +68,8 @@ CodeSink = Callable[[ProcessKey, int, int, NamedAddress], None]
 class SymbolLoader(ForkAware):
     """Names user frames from symbols that its threads load; thread-safe.
 
-    Files are read once for all processes, and equal files, such as those of containers of the same
-    image, only once. The threads start with the first file.
+    Files are read once for all processes. Identical files, such as in containers of the same image,
+    are also read only once. The threads start with the first file.
 
     Args:
         read: reads the symbols of a file.
@@ -338,7 +338,7 @@ class SymbolLoader(ForkAware):
 
         with self._changed:
             self._code_waits &= turn.item is not None
-        # A process with unresponsive code files does not delay those of others.
+        # A process with unresponsive code files does not delay other processes.
         device: Hashable = -next(self._unshared)
         if turn.item is not None:
             device = turn.item.wanted.key.device

@@ -101,7 +101,7 @@ class SymbolSources:
                 directory.
             line_memory_bytes: memory of the process that converts DWARF; at most half of the memory
                 that the cgroup has left.
-            may_block: whether looking up source lines may take seconds; False omits those of split
+            may_block: whether looking up source lines may take seconds; False omits lines in split
                 DWARF.
 
         Raises:

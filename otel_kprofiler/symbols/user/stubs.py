@@ -17,7 +17,7 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.symbol_tables import SymbolTable
 
 MAX_STUB_BYTES: Final = 1 << 20
-"""Limit of bytes of a section of stubs; that of libLLVM-14 has 8 KiB."""
+"""Size limit of a stub section in bytes; libLLVM-14 has one of 8 KiB."""
 _MAX_NAME_BYTES: Final = 1024
 _PART_BYTES: Final = 24 << 12  # of relocations
 _STUB_MEMORY: Final = 40

@@ -1,6 +1,6 @@
 """Reads SymCaches: source lines and inlined functions of one file, sorted by address.
 
-The format is that of version 9 of symbolic's ``symbolic-symcache`` (``src/v9/raw.rs`` in
+The format is version 9 of symbolic's ``symbolic-symcache`` (``src/v9/raw.rs`` in
 https://github.com/getsentry/symbolic), 32-bit little-endian words throughout. It is designed to be
 mapped and read in place, so a look-up touches a few pages and needs no library.
 """

@@ -42,7 +42,7 @@ class HttpReceiver:
             self.answer(Request(self, request, body))
 
     def configure(self, address=None) -> dict:
-        """The exporter's configuration; another address is that of a proxy."""
+        """The exporter's configuration; a different address is a proxy's."""
         host, port = address or self.address
         return {"endpoint": f"http://{host}:{port}"}
 
@@ -110,7 +110,7 @@ class GrpcReceiver:
         self.tls = {} if credentials else {"insecure": True}
 
     def configure(self, address=None) -> dict:
-        """The exporter's configuration; another address is that of a proxy."""
+        """The exporter's configuration; a different address is a proxy's."""
         host, port = address or self.address
         return {"endpoint": f"{host}:{port}", "tls": self.tls}
 

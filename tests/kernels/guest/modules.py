@@ -49,8 +49,8 @@ class KernelObject:
     def functions(self) -> dict[str, list[Place]]:
         """Functions by name, at their addresses in the canonical layout.
 
-        That layout is what a backend can know from the file alone: executable sections but
-        those of init, in the order of their headers, each aligned, the first at 0.
+        That layout is what a backend can know from the file alone: executable sections except init
+        sections, in the order of their headers, each aligned, the first at 0.
         """
         executable = SH_FLAGS.SHF_ALLOC | SH_FLAGS.SHF_EXECINSTR
         bases: dict[int, int] = {}

@@ -76,8 +76,8 @@ class Chains:
     Attributes:
         source: of the module; its file is `chains.py`.
         roots: names of the first functions, by thread.
-        callers: of each function (qualified name) the one below it and its line; None for the
-            first ones of a thread, `END` for those of greenlets.
+        callers: of each function (qualified name) the one below it and its line; None for the first
+            function of a thread, `END` for a greenlet's.
         tops: marks with which a line may be on top; None: all.
         frameless: marks with which a thread may be in a greenlet that has no Python frame yet, or
             no more: the interpreter makes and frees the memory of its frames then.

@@ -77,7 +77,7 @@ class Report:
 
 
 class ChurnJudge:
-    """Compares the functions of churn.py; counts only those that have stored their mark."""
+    """Compares the functions of churn.py; counts only functions that have stored their mark."""
 
     def __init__(self) -> None:
         self.report = Report()

@@ -1,6 +1,6 @@
 """A block copied from opentelemetry-ebpf-profiler's receiver: each key is supported or explained.
 
-The keys are those of ``collector/config/config_linux.go`` as of August 2026.
+The keys come from ``collector/config/config_linux.go`` as of August 2026.
 """
 
 import pytest

@@ -230,7 +230,7 @@ def test_the_captured_files_example_works(modules_folder, monkeypatch, capsys):
 
 
 def loaded(program_id, tag):
-    """The record that follows those of a program's functions."""
+    """The record that follows the records of a program's functions."""
     return struct.pack("=IHHHHI8sQ", 18, 0, 32, 1, 0, program_id, bytes.fromhex(tag), 0)
 
 

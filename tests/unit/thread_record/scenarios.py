@@ -366,7 +366,7 @@ def once(act):
 
 
 def interrupts():
-    """Exceptions that arrive while a span is read are raised; those of the span are not."""
+    """Exceptions that arrive while a span is read are raised; the span's own are not."""
     variable = context._RUNTIME_CONTEXT._current_context
     span = OtherSpan(trace.SpanContext(1, 2, is_remote=False))
     inside = trace.set_span_in_context(span)

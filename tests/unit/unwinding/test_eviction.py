@@ -46,7 +46,7 @@ STEPS = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_slots_and_bytes_are_never_allocated_twice(steps):
-    """Claims overlap as those of several threads do; each goes through its steps in turn."""
+    """Claims overlap like claims of several threads; each goes through its steps in turn."""
     space, kernel, now_ns = TableSpace(SLOTS, LIMITS), Kernel(), 100
     claimed, ready = [], []  # victims not removed yet; removed
     for number, (step, value) in enumerate(steps):

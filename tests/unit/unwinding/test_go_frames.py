@@ -210,7 +210,7 @@ def test_rows_match_debug_frame(tmp_path, flags):
             if isinstance(entry, FDE) and entry["initial_location"] in entries
         )
     assert compared > 2000
-    assert len(entries) <= compared + 20  # those that change stacks
+    assert len(entries) <= compared + 20  # functions that switch stacks
 
 
 def _has(source, elf, name):

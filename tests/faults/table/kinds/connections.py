@@ -131,7 +131,7 @@ def certificates() -> Path:
 
 
 class TlsReceiver(HttpReceiver):
-    """Receives over HTTPS; ``certificate`` is that of ``certificates`` until it is healed."""
+    """Receives over HTTPS, with a certificate from ``certificates`` until it is healed."""
 
     def __init__(self, certificate, ca="ca", *, client=False, version=None):
         super().__init__()

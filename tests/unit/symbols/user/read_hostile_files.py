@@ -18,7 +18,7 @@ from tests.unit.symbols.user.hostile_files import TEXT
 
 
 def peak_kib():
-    """Returns the peak of this process; ru_maxrss would be that of its parent if this is larger."""
+    """Returns the peak of this process; ru_maxrss would be the parent's if that is larger."""
     match = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
     return int(match[1])
 
