@@ -23,6 +23,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 from otel_kprofiler.processes import Grain, merge_resources
+from tests.further import further_of
 
 START = 1_750_000_000_000_000_000
 PATH = "process.executable.path"
@@ -84,23 +85,33 @@ def labels_of(payload):
     ]
 
 
+RESOURCES = {
+    Grain.PROCESS: PROCESSES,
+    Grain.EXECUTABLE: EXECUTABLES,
+    Grain.CONTAINER: CONTAINERS - 1,  # each tenth process is in none
+    Grain.SERVICE: SERVICES,
+    Grain.HOST: 1,
+}
+MANY_REQUESTS = 60_000
+
+
 @pytest.mark.parametrize(
-    ("grain", "resources"),
-    [
-        (Grain.PROCESS, PROCESSES),
-        (Grain.EXECUTABLE, EXECUTABLES),
-        (Grain.CONTAINER, CONTAINERS - 1),  # each tenth process is in none
-        (Grain.SERVICE, SERVICES),
-        (Grain.HOST, 1),
-    ],
+    ("grain", "max_bytes"),
+    further_of(
+        [(grain, max_bytes) for grain in Grain for max_bytes in (None, MANY_REQUESTS)],
+        [
+            *((grain, None) for grain in Grain),
+            (Grain.PROCESS, MANY_REQUESTS),
+            (Grain.HOST, MANY_REQUESTS),
+        ],
+    ),
 )
-@pytest.mark.parametrize("max_bytes", [None, 60_000], ids=["one request", "many requests"])
 def test_profiles_of_500_processes_have_distinct_labels_and_all_samples(
-    of_processes, samples_of_processes, grain, resources, max_bytes
+    of_processes, samples_of_processes, grain, max_bytes
 ):
     merged = merge_resources(of_processes, grain, HOST.keys())
     assert count_samples(merged) == samples_of_processes
-    assert len(merged.profiles[0].resources) == resources
+    assert len(merged.profiles[0].resources) == RESOURCES[grain]
     encoded = encode_window(merged, max_bytes=max_bytes)
     assert not encoded.too_large
     assert len(encoded.batches) > 1 if max_bytes else len(encoded.batches) == 1

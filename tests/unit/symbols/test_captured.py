@@ -18,6 +18,7 @@ from otel_kprofiler.model import (
     STACK_OK,
     USER_SIDE,
     FrameSource,
+    RangeSource,
     RawSample,
     StackEnd,
     Unresolved,
@@ -81,17 +82,17 @@ def options(copies):
 
 
 @pytest.mark.parametrize("suffix", [*COMPRESS, ""])
-def test_copies_may_be_compressed(tmp_path, copies, modules, suffix):
+def test_copies_may_be_compressed(tmp_path, small_copies, suffix):
     """The file names do not matter."""
     compress = COMPRESS.get(suffix, bytes)
     given = {}
-    for what, path in copies.items():
+    for what, path in small_copies.items():
         data = path.read_bytes()
         data = lzma.decompress(data) if path.suffix == ".xz" else data
         given[what] = tmp_path / (path.name.removesuffix(".xz") + suffix)
         given[what].write_bytes(compress(data))
     given["kallsyms"] = given["kallsyms"].rename(tmp_path / "renamed")
-    assert_same(KernelSymbolizer.from_files(**given), modules)
+    assert_same(KernelSymbolizer.from_files(**given), KernelSymbolizer.from_files(**small_copies))
 
 
 def assert_same(symbolizer, expected):
@@ -278,11 +279,14 @@ def test_explanations_use_the_snapshot_of_their_time(tmp_path):
     assert symbolizer.explain(address, time_ns=1000).names[0] == "after"
 
 
-def test_archives_list_their_directories(tmp_path, copies, modules):
-    with tarfile.open(copies["sys_module"]) as archive:
+def test_archives_list_their_directories(tmp_path, small_copies):
+    with tarfile.open(small_copies["sys_module"]) as archive:
         for member in archive:
             if member.isfile():
                 path = tmp_path.joinpath(*Path(member.name).parts[1:])
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(archive.extractfile(member).read())
-    assert_same(KernelSymbolizer.from_files(**{**copies, "sys_module": tmp_path}), modules)
+    extracted = KernelSymbolizer.from_files(**{**small_copies, "sys_module": tmp_path})
+    (ext4,) = (module for module in extracted.snapshot.modules if module.name == "ext4")
+    assert ext4.range_source is RangeSource.SECTIONS
+    assert_same(extracted, KernelSymbolizer.from_files(**small_copies))
