@@ -67,18 +67,19 @@ class FileSource:
 class ImageSource:
     """A file's image in memory, such as the vDSO."""
 
-    def __init__(self, image: bytes) -> None:
-        self._image = image
+    def __init__(self, image: bytes | bytearray) -> None:
+        self._image = memoryview(image)
         self.size = len(image)
 
     def read(self, offset: int, size: int) -> bytes:
         """Read exactly ``size`` bytes."""
         _check_range(offset, size, self.size)
-        return self._image[offset : offset + size]
+        return bytes(self._image[offset : offset + size])
 
     def read_into(self, target: memoryview, offset: int) -> None:
         """Fill ``target``."""
-        target[:] = self.read(offset, len(target))
+        _check_range(offset, len(target), self.size)
+        target[:] = self._image[offset : offset + len(target)]
 
 
 def _check_range(offset: int, size: int, end: int) -> None:

@@ -29,6 +29,7 @@ from otel_kprofiler.elf import (
 )
 from otel_kprofiler.symbols.user.bounds import read_bounds
 from otel_kprofiler.symbols.user.budget import ReadingBudget
+from otel_kprofiler.symbols.user.columns import NamedCode
 from otel_kprofiler.symbols.user.debug_files import DebugFile
 from otel_kprofiler.symbols.user.functions import (
     MAX_RANKED,
@@ -37,7 +38,6 @@ from otel_kprofiler.symbols.user.functions import (
     Alias,
     Bounds,
     FunctionTable,
-    NamedCode,
     make_alias,
     sort_aliases,
 )

@@ -8,10 +8,20 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from mmap import mmap
 from operator import add, le
 from typing import Final, NamedTuple
+
+from otel_kprofiler.symbols.user.columns import (
+    MIN_MAPPED_BYTES,
+    NamedCode,
+    bisect_by,
+    find_all,
+    move_to_file,
+    sample,
+)
 
 MAX_NAME_BYTES: Final = 1 << 16
 """Longer names are truncated; real names have at most a few hundred bytes."""
@@ -43,29 +53,11 @@ class Function(NamedTuple):
     name: str
 
 
-class NamedCode(NamedTuple):
-    """Columns of named code, sorted by start.
-
-    Attributes:
-        starts: distances from the table's base.
-        sizes: in bytes, at least 1.
-        names_at: start of each name in ``names``.
-        names: names of bytes other than zero, each followed by a zero byte.
-        ranks: rank of each name; of names with the same start, the lowest rank is preferred.
-    """
-
-    starts: array[int]
-    sizes: array[int]
-    names_at: array[int]
-    names: bytes | bytearray
-    ranks: bytes
-
-
 Alias = tuple[int, int, bytes, int]
 """One of several names with the same start: rank, length of the name, name, row in a table."""
 
 
-def make_alias(rank: int, names: bytes | bytearray, at: int, row: int) -> Alias:
+def make_alias(rank: int, names: bytes | bytearray | mmap, at: int, row: int) -> Alias:
     """Makes an alias from the name at an offset in ``names``; a lower rank is better."""
     name = bytes(names[at : at + _MAX_RANKED_BYTES].partition(b"\0")[0])
     return rank, len(name), name, row
@@ -91,16 +83,18 @@ class Bounds(NamedTuple):
         base: SVMA that the starts are relative to.
         starts: signed or unsigned distances from it.
         sizes: in bytes.
+        samples: samples of the starts, if these are in a file.
     """
 
     base: int
-    starts: array[int]
-    sizes: array[int]
+    starts: Sequence[int]
+    sizes: Sequence[int]
+    samples: list[int] = []  # noqa: RUF012 - never changed
 
     def around(self, svma: int) -> tuple[int, int] | None:
         """Returns the function ``[start, end)`` that contains an address, or None."""
         starts, offset = self.starts, svma - self.base
-        following = bisect_right(starts, offset)
+        following = bisect_by(self.samples, starts, offset)
         if not following:
             return None
         start = starts[following - 1]
@@ -137,18 +131,27 @@ class FunctionTable:
         "_bounds",
         "_names",
         "_names_at",
+        "_nbytes",
         "_outer",
         "_ranked",
         "_ranks",
+        "_samples",
         "_sizes",
         "_starts",
     )
 
     def __init__(self, base: int, named: NamedCode, bounds: Bounds = NO_BOUNDS) -> None:
+        self._outer = _find_outer(named.starts, named.sizes)
+        parts = (*named, bounds.starts, bounds.sizes)
+        self._samples: list[int] = []
+        self._nbytes = sum(map(sys.getsizeof, (*parts, self._outer))) + 64 * len(self._outer)
+        if self._nbytes >= MIN_MAPPED_BYTES and named.names:
+            self._samples, samples = sample(named.starts), sample(bounds.starts)
+            named, (starts, sizes) = move_to_file(named, bounds.starts, bounds.sizes)
+            bounds = Bounds(bounds.base, starts, sizes, samples)
         self._base = base
         self._starts, self._sizes, self._names_at, self._names, self._ranks = named
         self._bounds = bounds
-        self._outer = _find_outer(self._starts, self._sizes)
         self._ranked: dict[int, list[int]] = {}
 
     @classmethod
@@ -179,16 +182,14 @@ class FunctionTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the table in bytes."""
-        parts = (self._starts, self._sizes, self._names_at, self._names, self._ranks,
-                 self._outer, self._bounds.starts, self._bounds.sizes)  # fmt: skip
-        return sum(map(sys.getsizeof, parts)) + 64 * len(self._outer)
+        """Size of the table in bytes, whether it is held in memory or in a file."""
+        return self._nbytes
 
     def lookup(self, svma: int) -> Function | None:
         """Returns the function that contains an address, or None."""
         offset = svma - self._base
         starts, sizes = self._starts, self._sizes
-        last = index = bisect_right(starts, offset) - 1
+        last = index = bisect_by(self._samples, starts, offset) - 1
         while index >= 0:
             if offset - starts[index] < sizes[index]:
                 start = starts[index]
@@ -205,7 +206,7 @@ class FunctionTable:
         wanted = name.encode("utf-8", "surrogateescape")
         if b"\0" in wanted or not wanted:
             return ()
-        places = frozenset(_places(self._names, wanted if prefix else wanted + b"\0"))
+        places = frozenset(find_all(self._names, wanted if prefix else wanted + b"\0"))
         if not places:
             return ()
         indices = [index for index, at in enumerate(self._names_at) if at in places]
@@ -214,10 +215,10 @@ class FunctionTable:
     def find_containing(self, part: str) -> Iterator[Function]:
         """Finds functions whose names contain a string, in address order."""
         wanted = part.encode("utf-8", "surrogateescape")
-        if wanted not in self._names:
+        if self._names.find(wanted) < 0:
             return
         for row, at in enumerate(self._names_at):
-            end = self._names.find(0, at, at + MAX_NAME_BYTES)
+            end = self._names.find(b"\0", at, at + MAX_NAME_BYTES)
             if self._names.find(wanted, at, end if end >= 0 else at + MAX_NAME_BYTES) >= 0:
                 yield self._function(row)
 
@@ -244,7 +245,7 @@ class FunctionTable:
 
     def _name(self, index: int) -> str:
         names, at = self._names, self._names_at[index]
-        end = names.find(0, at, at + MAX_NAME_BYTES)
+        end = names.find(b"\0", at, at + MAX_NAME_BYTES)
         if end < 0:
             end = at + MAX_NAME_BYTES
         return names[at:end].decode("utf-8", "backslashreplace")
@@ -275,7 +276,7 @@ def _columns(functions: list[Function], base: int) -> tuple[array[int], array[in
     )
 
 
-def _find_outer(starts: array[int], sizes: array[int]) -> Mapping[int, int]:
+def _find_outer(starts: Sequence[int], sizes: Sequence[int]) -> Mapping[int, int]:
     """Finds, for functions that end inside an earlier function, the index of that function."""
     ends = array("Q", map(add, starts, sizes))
     if all(map(le, ends, islice(ends, 1, None))):
@@ -289,10 +290,3 @@ def _find_outer(starts: array[int], sizes: array[int]) -> Mapping[int, int]:
             outer[index] = open_[-1]
         open_.append(index)
     return outer
-
-
-def _places(text: bytes | bytearray, wanted: bytes) -> Iterator[int]:
-    at = text.find(wanted)
-    while at >= 0:
-        yield at
-        at = text.find(wanted, at + 1)

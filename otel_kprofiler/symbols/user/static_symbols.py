@@ -28,6 +28,7 @@ from otel_kprofiler.symbols.user.go import read_go_symbols
 from otel_kprofiler.symbols.user.symbol_tables import (
     SHT_SYMTAB,
     Symbols,
+    SymbolTable,
     parse_symbols,
     pick,
     read_table,
@@ -37,9 +38,12 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 
 MAX_UNPACKED_BYTES: Final = 64 << 20
 """Limit on the content of ``.gnu_debugdata``, and on the memory to decompress it."""
+_UNPACKING: Final = 2.25
+"""Memory while unpacking, per byte of the limit: the dictionary, and the result with spare room."""
+_PIECE_BYTES: Final = 256 << 10
 _LARGEST: Final = (1 << 64) - 1
 _PART: Final = 1 << 15  # functions compared per step
-_COVERED_BYTES: Final = 40
+_COVERED_BYTES: Final = 28
 """Memory of a symbol while :class:`_Covered` is built."""
 _VALUE_BYTES: Final = 160
 """Memory of an address in two sets."""
@@ -85,7 +89,9 @@ class StaticSymbols:
         return tables
 
     def _read_table(self, source: Source, sections: list[Section]) -> Symbols | None:
-        table = read_table(source, sections, SHT_SYMTAB, self._max_bytes, self._budget)
+        return self._parse(read_table(source, sections, SHT_SYMTAB, self._max_bytes, self._budget))
+
+    def _parse(self, table: SymbolTable | None) -> Symbols | None:
         if table is None:
             return None
         symbols = parse_symbols(table, self._budget)
@@ -105,13 +111,18 @@ class StaticSymbols:
         )
         if packed is None:
             return None
+        return self._parse(self._read_packed_table(packed))
+
+    def _read_packed_table(self, packed: Section) -> SymbolTable | None:
         content = self._budget.read_content(self._source, packed, self._max_bytes)
         unpacked = _unpack(content, self._budget)
         self._budget.give_back(len(content))
+        del content
         image = ImageSource(unpacked)
-        symbols = self._read_table(image, read_sections(image, read_debug_elf(image)))
+        sections = read_sections(image, read_debug_elf(image))
+        table = read_table(image, sections, SHT_SYMTAB, self._max_bytes, self._budget)
         self._budget.give_back(len(unpacked))
-        return symbols
+        return table
 
 
 class _Covered:
@@ -123,10 +134,10 @@ class _Covered:
             starts += table.values
             sizes += table.sizes
         order = sort_symbols(starts)
-        self.starts = pick(order, starts)
-        ends = (
-            min(add(*pair), _LARGEST) for pair in zip(self.starts, pick(order, sizes), strict=True)
-        )
+        self.starts = starts = pick(order, starts)
+        sizes = pick(order, sizes)
+        del order
+        ends = (min(add(*pair), _LARGEST) for pair in zip(starts, sizes, strict=True))
         self._ends = array("Q", accumulate(ends, max))
 
     def __contains__(self, svma: int) -> bool:
@@ -165,19 +176,23 @@ def _have_holes(
     return False
 
 
-def _unpack(packed: bytes, budget: ReadingBudget) -> bytes:
+def _unpack(packed: bytes, budget: ReadingBudget) -> bytearray:
     """Unpacks ``.gnu_debugdata``, and reserves its memory."""
-    # Memory while unpacking: the dictionary, the unpacked parts, and the joined result.
-    memory = most = min(MAX_UNPACKED_BYTES, budget.left_bytes // 3)
+    memory = most = min(MAX_UNPACKED_BYTES, int(budget.left_bytes / _UNPACKING))
+    content, rest = bytearray(), memoryview(packed)
     try:
         decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memory)
-        content = decompressor.decompress(packed, most)
+        while not decompressor.eof and len(content) <= most:
+            part = rest[:_PIECE_BYTES] if decompressor.needs_input else b""
+            if decompressor.needs_input and not part:
+                raise ElfError(ElfProblem.DAMAGED_SECTION, ".gnu_debugdata is cut off")
+            rest = rest[len(part) :]
+            # Decompressing all at once holds the result twice while its parts are joined.
+            content += decompressor.decompress(part, _PIECE_BYTES)
     except (lzma.LZMAError, MemoryError) as error:
         raise ElfError(ElfProblem.DAMAGED_SECTION, f".gnu_debugdata: {error}") from error
-    if not decompressor.eof:
-        if len(content) < most:
-            raise ElfError(ElfProblem.DAMAGED_SECTION, ".gnu_debugdata is cut off")
-        budget.take(3 * len(content) + 1, ".gnu_debugdata")
+    if len(content) > most:
+        budget.take(int(len(content) * _UNPACKING) + 1, ".gnu_debugdata")
         raise ElfError(ElfProblem.TOO_LARGE, f".gnu_debugdata of more than {most} bytes")
     budget.take(len(content), ".gnu_debugdata")
     return content

@@ -33,11 +33,11 @@ MAX_TABLE_BYTES: Final = 32 << 20
 """Limit of a symbol table: 1.4 million symbols."""
 COLUMN_BYTES: Final = 21
 """Memory of a symbol in :class:`Symbols`, without its name."""
-_RUN: Final = 1 << 16  # number of symbols sorted at once
+_RUN: Final = 1 << 14  # number of symbols sorted at once
 _SORT_BYTES: Final = 96
 """Memory per symbol of the run being sorted."""
 _PICKED: Final = 1 << 12
-_PART_ENTRIES: Final = 1 << 14
+_PART_ENTRIES: Final = 1 << 12
 _PICK_BYTES: Final = 192
 """Memory per entry of the part being filtered."""
 _NAMES_PART_BYTES: Final = 1 << 16

@@ -28,7 +28,7 @@ def agent(tmp_path):
     path = tmp_path / "agent.yaml"
     path.write_text(only(documents, "ConfigMap")["data"]["agent.yaml"])
     environ = {entry["name"]: "worker" for entry in pod["containers"][0]["env"]}
-    assert environ.keys() == {"NODE_NAME", "MALLOC_MMAP_THRESHOLD_"}
+    assert environ.keys() == {"NODE_NAME", "MALLOC_MMAP_THRESHOLD_", "TMPDIR"}
     return pod, load_config(str(path), environ=environ).config
 
 

@@ -1,9 +1,13 @@
 """Tables of functions at their limits."""
 
+import re
+import tempfile
 from array import array
+from pathlib import Path
 
 import pytest
 
+from otel_kprofiler.symbols.user.columns import NamedCode
 from otel_kprofiler.symbols.user.functions import (
     MAX_DEPTH,
     MAX_NAME_BYTES,
@@ -11,7 +15,6 @@ from otel_kprofiler.symbols.user.functions import (
     MAX_SPAN_BYTES,
     Function,
     FunctionTable,
-    NamedCode,
 )
 
 
@@ -100,3 +103,34 @@ def test_a_function_takes_thirteen_bytes_plus_its_name():
     assert FunctionTable.of(rows).nbytes < 10_000 * (13 + 11) + 1000
     bare = [row._replace(name="") for row in rows]
     assert FunctionTable.of(bare).nbytes < 10_000 * 8 + 1000
+
+
+def read_resident_bytes(directory):
+    """Resident memory of the deleted files of a directory that this process has mapped."""
+    mappings = re.findall(
+        rf"{directory}/\S+ \(deleted\)\n(?:\w+: .*\n)*?Rss: +(\d+) kB",
+        Path("/proc/self/smaps").read_text(),
+    )
+    assert mappings
+    return 1024 * sum(map(int, mappings))
+
+
+def test_most_of_a_large_table_is_not_resident(tmp_path, monkeypatch):
+    """A look-up reads a few pages of its file; the kernel maps up to 64 KiB around each."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    rows = [Function(16 * i, 16 * i + 9, f"name{i:06}") for i in range(200_000)]
+    table = FunctionTable.of(rows + [row._replace(name="") for row in rows])
+    assert table.nbytes > 200_000 * (13 + 11 + 8)
+    for at in (0, 99_999, 199_999):
+        assert table.lookup(rows[at].start + 3) == rows[at]
+        assert table.lookup(rows[at].end + 1) is None
+    assert read_resident_bytes(tmp_path) < table.nbytes / 3
+    assert list(tmp_path.iterdir()) == []
+    assert table.find("name000007") == (rows[7],)
+
+
+def test_a_large_table_stays_in_memory_without_a_writable_directory(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/missing")
+    rows = [Function(16 * i, 16 * i + 9, f"name{i:06}") for i in range(20_000)]
+    table = FunctionTable.of(rows)
+    assert [table.lookup(row.start) for row in rows[::100]] == rows[::100]

@@ -1,0 +1,112 @@
+"""Columns of function tables, and their copies in temporary files.
+
+A look-up touches a few pages of a table. In a file, the others are page cache, which the kernel
+reclaims when a cgroup reaches its limit; anonymous memory would stay until the table is evicted.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from mmap import ACCESS_READ, PAGESIZE, mmap
+from typing import IO, Final, NamedTuple
+
+from otel_kprofiler.errors import describe_error
+
+MIN_MAPPED_BYTES: Final = 128 << 10
+"""Smaller tables stay in memory: a read of a mapped page maps up to 64 KiB around it."""
+
+_STRIDE: Final = 1024  # integers per page
+_WRITTEN_BYTES: Final = 16 << 10
+"""Size of a write, after which the kernel chooses the unit of pages that one access maps."""
+
+_log = logging.getLogger(__name__)
+
+
+class NamedCode(NamedTuple):
+    """Columns of named code, sorted by start.
+
+    Attributes:
+        starts: distances from the table's base.
+        sizes: in bytes, at least 1.
+        names_at: start of each name in ``names``.
+        names: names of bytes other than zero, each followed by a zero byte.
+        ranks: rank of each name; of names with the same start, the lowest rank is preferred.
+    """
+
+    starts: Sequence[int]
+    sizes: Sequence[int]
+    names_at: Sequence[int]
+    names: bytes | bytearray | mmap
+    ranks: Sequence[int]
+
+
+def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, list[Sequence[int]]]:
+    """Returns copies of columns in an unnamed file of the directory for temporary files.
+
+    The file lives as long as the columns. Without space or a writable directory, returns the
+    columns themselves.
+
+    Args:
+        named: columns of named code, of at least one name.
+        others: arrays, or other buffers of integers.
+    """
+    columns = named.starts, named.sizes, named.names_at, named.ranks, *others
+    contents = [memoryview(column) for column in columns]  # type: ignore[arg-type] # buffers
+    try:
+        with tempfile.TemporaryFile() as file:
+            places = [_append(file, content.cast("B")) for content in contents]
+            end = _append(file, memoryview(named.names), PAGESIZE)
+            file.flush()
+            # Two mappings, as each keeps a descriptor open.
+            whole = memoryview(mmap(file.fileno(), end, access=ACCESS_READ))
+            names = mmap(file.fileno(), len(named.names), access=ACCESS_READ, offset=end)
+    except OSError as error:
+        _log.info("a table of functions stays in memory: %s", describe_error(error))
+        return named, list(others)
+    starts, sizes, names_at, ranks, *rest = (
+        whole[at : at + content.nbytes].cast(content.format)  # type: ignore[call-overload]
+        for at, content in zip(places, contents, strict=True)
+    )
+    return NamedCode(starts, sizes, names_at, names, ranks), rest
+
+
+def _append(file: IO[bytes], content: memoryview, alignment: int = 8) -> int:
+    """Appends bytes at the next multiple of the alignment, which it returns."""
+    start = -(-file.tell() // alignment) * alignment
+    file.seek(start)
+    for at in range(0, len(content), _WRITTEN_BYTES):
+        file.write(content[at : at + _WRITTEN_BYTES])
+    return start
+
+
+def sample(starts: Sequence[int]) -> list[int]:
+    """Returns every :data:`_STRIDE`-th item of a sorted column, for :func:`bisect_by`."""
+    return list(starts[::_STRIDE])
+
+
+def bisect_by(samples: list[int], starts: Sequence[int], offset: int) -> int:
+    """Returns the number of items up to an offset, as ``bisect_right``.
+
+    Reads a page of the column; a search of the whole column would map most of it.
+
+    Args:
+        samples: samples of the column; without any, the whole column is searched.
+        starts: the sorted column.
+        offset: the offset.
+    """
+    if not samples:
+        return bisect_right(starts, offset)
+    following = bisect_right(samples, offset) * _STRIDE
+    first = max(0, following - _STRIDE)
+    return bisect_right(starts, offset, first, min(following, len(starts)))
+
+
+def find_all(text: bytes | bytearray | mmap, wanted: bytes) -> Iterable[int]:
+    """Yields the places of a string in the names."""
+    at = text.find(wanted)
+    while at >= 0:
+        yield at
+        at = text.find(wanted, at + 1)
