@@ -68,7 +68,7 @@ class RowKey(NamedTuple):
 
 
 Figures = dict[RowKey, list[tuple[str, list[float]]]]
-"""By row: for each run the row's name, and the numbers that it measured, its ratio last."""
+"""Maps each row to the row's name and measured numbers in each run, its ratio last."""
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 Each host is a queue and a gRPC exporter as the agent has them, with the agent's schedule of
 windows, its jitter and its retries. All start at the same instant, the worst case. The Collector
 limits its memory, merges requests, and sends them on to a receiver in this process that counts
-samples. With ``--restart`` it stops halfway and starts again after the given number of seconds.
+samples. With ``--restart``, it stops halfway and starts again after the given number of seconds.
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
     hosts = fleet.hosts
     requests, raw = sum(h.requests for h in hosts), sum(h.raw_bytes for h in hosts)
     packed = sum(len(gzip.compress(h.first_payload, 6)) for h in hosts)
-    packed *= raw / sum(len(h.first_payload) for h in hosts)  # as if all packed alike
+    packed *= raw / sum(len(h.first_payload) for h in hosts)  # as if all compressed alike
     per_request_s = gateway.cpu_s / requests
     interval_s: float = window_schedule(Receiver()).interval_ns / SECOND_NS
     source = arguments.file.name if arguments.file else f"mixed load, {arguments.rate} Hz, 2 CPUs"

@@ -75,7 +75,7 @@ class Journal:
 
     Attributes:
         now: layout and addresses by process.
-        all: the interpreters of each registration, in order, and the image's.
+        all: layout and addresses of each registration, in order, with the image.
         seen: processes that were sampled; taken from the front.
     """
 

@@ -32,6 +32,9 @@ PHRASES = {
     "as it is": re.compile(r"\bstays? as (it is|they are)\b"),
     "of which": re.compile(r"\b(as|by|of) which(?=[.,;:)])"),
     "tell": re.compile(r"(?<!\.)\b(tells?|telling|told)\b(?!\()", re.IGNORECASE),
+    "meanwhile": re.compile(r"meanwhile", re.IGNORECASE),
+    "equals that of": re.compile(r"equals?[_\s]+th(at|ose)[_\s](of|in)\b"),
+    "boot time": re.compile(r"\bboot[ -]times?\b", re.IGNORECASE),
 }
 ALLOWED = {
     "CONTRIBUTING.md": {"tell": 1},

@@ -2,7 +2,7 @@
 
 Each side is divided into intervals of equal length. The variance of a share across the intervals of
 a side shows how much the share may differ between the sides by chance, even if samples come in
-bursts. With few samples the variance is underestimated, so a test of the two counts must agree. At
+bursts. With few samples, the variance is underestimated, so a test of the two counts must agree. At
 most five of a hundred comparisons of equal profiles report any change (Holm, "A simple sequentially
 rejective multiple test procedure", 1979).
 """

@@ -84,7 +84,7 @@ class SpanTime(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Returns the duration, within sampling error; with several threads the sum of theirs."""
+        """Returns the duration, within sampling error; summed over threads if there are several."""
         return self.user + self.kernel + self.waited
 
 

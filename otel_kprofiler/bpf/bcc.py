@@ -1,6 +1,6 @@
 """The second loader: compiles the source with bcc (Debian's and Ubuntu's python3-bpfcc).
 
-bcc runs in a child process with the distribution's Python. In this process it would occupy more
+bcc runs in a child process with the distribution's Python. In this process, it would occupy more
 than 60 MB permanently, write compiler messages to our standard error, and require its package in
 our environment. The child gets no environment variables, and only the headers in ``stubs`` and next
 to the source. Maps and programs are created by bpf(2), see include/uapi/linux/bpf.h.

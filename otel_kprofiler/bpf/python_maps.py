@@ -179,7 +179,7 @@ class PythonMaps(LockedForForks):
     ) -> bool:
         """Start reading frames of a process; False if the map is full.
 
-        After execve(2) it has no Python frames until it is registered again.
+        After execve(2), it has no Python frames until it is registered again.
 
         Args:
             tgid: process id, as in samples.

@@ -97,7 +97,7 @@ def command(
 ) -> None:
     """Show what is running on this host, from the samples of the last seconds.
 
-    With --off-cpu it shows where threads wait instead.
+    With --off-cpu, it shows where threads wait instead.
 
     \b
       otel-kprofiler top

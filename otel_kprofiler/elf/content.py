@@ -10,7 +10,7 @@ from otel_kprofiler.elf.headers import SHF_COMPRESSED, SHT_NOBITS, Section
 from otel_kprofiler.elf.problem import ElfError, ElfProblem
 from otel_kprofiler.elf.source import Source
 
-_HEADER: Final = struct.Struct("<I4xQ8x")  # type, unpacked size (Elf64_Chdr)
+_HEADER: Final = struct.Struct("<I4xQ8x")  # type, decompressed size (Elf64_Chdr)
 _MAX_WINDOW_BYTES: Final = 128 << 20
 _LEAST_WINDOW_BYTES: Final = 8 << 20
 _ELFCOMPRESS_ZLIB, _ELFCOMPRESS_ZSTD = 1, 2
@@ -20,7 +20,7 @@ def read_content(source: Source, section: Section, limit: int) -> bytes:
     """Returns the content of a section; empty for SHT_NOBITS.
 
     Raises:
-        ElfError: it has more than ``limit`` bytes, packed or unpacked, or cannot be decompressed.
+        ElfError: it has more than ``limit`` bytes, compressed or decompressed, or is damaged.
     """
     if section.kind == SHT_NOBITS:
         return b""

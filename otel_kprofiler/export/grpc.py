@@ -74,7 +74,7 @@ _OPTIONS: Final[Options] = (
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_retries", 0),
-    # By default gRPC waits up to two minutes before it reconnects.
+    # By default, gRPC waits up to two minutes before it reconnects.
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2000),
     # Two exporters with the same address must not share a connection.
@@ -255,6 +255,6 @@ def parse_retry_delay(details: bytes) -> float | None:
                 delay = info.retry_delay.seconds + info.retry_delay.nanos / 1e9
                 return max(0.0, float(delay))
     except DecodeError:
-        # Without readable details the status code alone decides.
+        # Without readable details, the status code alone decides.
         return None
     return None

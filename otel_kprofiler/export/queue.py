@@ -168,7 +168,7 @@ class ExportQueue:
     ) -> None:
         """Export queued batches until the timeout, then end the worker.
 
-        The rest stays in the spool, or is counted as ``shutdown`` if it is in memory. With a spool
+        The rest stays in the spool, or is counted as ``shutdown`` if it is in memory. With a spool,
         this does not wait for an unreachable receiver. Aborting the exporter may take about a
         second longer than the timeout. Idempotent; a later ``put`` is counted as ``shutdown``.
 

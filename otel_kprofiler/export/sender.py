@@ -354,7 +354,7 @@ def _accepted(batch: Batch, answer: Answer) -> ExportResult:
 def _instrumentation_suppressed() -> Iterator[None]:
     """Keep gRPC and requests instrumentation from creating spans for our exports.
 
-    Does nothing unless the OpenTelemetry API is loaded: without the API nothing creates spans, and
+    Does nothing unless the OpenTelemetry API is loaded: without the API, nothing creates spans, and
     loading it would cost the agent memory.
     """
     if "opentelemetry.context" not in sys.modules:

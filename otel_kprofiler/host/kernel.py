@@ -73,8 +73,8 @@ def find_lockdown(files: HostFiles) -> str | None:
 def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
     """Check whether addresses are visible, and find the cause if they are hidden.
 
-    The rule is ``kallsyms_show_value`` of kernel/ksyms_common.c: with ``kptr_restrict`` 2 nobody
-    sees addresses; with 1 only holders of CAP_SYSLOG in the initial user namespace do; with 0
+    The rule is ``kallsyms_show_value`` of kernel/ksyms_common.c: with ``kptr_restrict`` 2, nobody
+    sees addresses; with 1, only holders of CAP_SYSLOG in the initial user namespace do; with 0
     everybody does, too, if ``perf_event_paranoid`` is below 2.
     """
     try:

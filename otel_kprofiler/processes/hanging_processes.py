@@ -16,7 +16,7 @@ MAX_OF_USER: Final = MAX_LEFT // 2
 class HangingProcesses:
     """Leaves a thread to each process that hangs, up to a limit; for one calling thread.
 
-    At the limit it skips processes, since a process that hangs then would hold the caller.
+    At the limit, it skips processes, since a process that hangs then would hold the caller.
 
     Args:
         files: files of the host.

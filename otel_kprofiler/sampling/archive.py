@@ -13,7 +13,7 @@ from typing import Any, Final
 from otel_kprofiler.errors import KProfilerError
 
 MAX_ENTRY_BYTES: Final = 256 * 1024 * 1024
-"""Maximum size of an unpacked entry. Sample blocks are flushed at 1 MiB; kallsyms has 20 MiB."""
+"""Maximum size of a decompressed entry. Sample blocks are flushed at 1 MiB; kallsyms has 20 MiB."""
 MAX_JSON_BYTES: Final = 32 * 1024 * 1024
 """Maximum size of a serialized JSON value, which takes up to twenty times as much memory."""
 MAX_NAME_CHARS: Final = 512
@@ -57,7 +57,7 @@ class Archive:
 
     def _check(self) -> None:
         entries = self._zip.infolist()
-        # Overlapping entries would unpack to more than deflate's maximum ratio.
+        # Overlapping entries would decompress to more than deflate's maximum ratio.
         if sum(entry.compress_size for entry in entries) > os.path.getsize(self._path):
             raise self._damaged("entries overlap")
         for entry in entries:

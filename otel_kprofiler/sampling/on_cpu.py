@@ -438,7 +438,7 @@ def _name_wait_counts(
 def _horizon(now: int, attached: Attachment) -> int:
     """Returns the boottime before which no record can be reserved after this call; 0 if unknown.
 
-    On each CPU the program flags a record as in flight before it reads the clock, and then
+    On each CPU, the program flags a record as in flight before it reads the clock, and then
     publishes the record's time. A CPU without a record in flight will read a later time.
     """
     for _ in range(_IN_FLIGHT_TRIES):

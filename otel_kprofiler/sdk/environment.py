@@ -1,6 +1,6 @@
 """Reads the embedded profiler's settings from the environment.
 
-Without ``OTEL_KPROFILER_*`` variables the defaults apply and the schema is not imported.
+Without ``OTEL_KPROFILER_*`` variables, the defaults apply and the schema is not imported.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def publish_process_context(
             unsupported types are skipped.
         extra: attributes that are not part of the Resource.
         in_children: called in a forked child; returns the child's Resource, which is then published
-            without ``extra``. By default the child publishes the same attributes, with a new
+            without ``extra``. By default, the child publishes the same attributes, with a new
             ``service.instance.id`` if there is one.
 
     Raises:

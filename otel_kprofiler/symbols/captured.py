@@ -29,7 +29,7 @@ class CapturedFiles:
 
     Raises:
         OSError: a local file does not exist, or an archive cannot be read.
-        KProfilerError: an archive is damaged, or unpacks to more than 1 GiB.
+        KProfilerError: an archive is damaged, or decompresses to more than 1 GiB.
     """
 
     def __init__(self, sources: Mapping[str, str | os.PathLike[str]]) -> None:
@@ -68,7 +68,7 @@ class CapturedFiles:
 
         Raises:
             OSError: it cannot be read.
-            KProfilerError: it is damaged, or unpacks to more than 1 GiB.
+            KProfilerError: it is damaged, or decompresses to more than 1 GiB.
         """
         local = self._local(path)
         if local is None:

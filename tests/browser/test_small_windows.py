@@ -1,4 +1,4 @@
-"""In small windows each row of controls is one line, and the graph takes most of the space."""
+"""In small windows, each row of controls is one line, and the graph takes most of the space."""
 
 from dataclasses import replace
 

@@ -76,7 +76,7 @@ class Receiver:
 
 
 class HttpReceiver:
-    """An HTTP receiver that answers 413 to requests above its unpacked size limit."""
+    """An HTTP receiver that answers 413 to requests above its limit on the decompressed size."""
 
     def __init__(self, max_bytes):
         self.payloads, self.max_bytes = [], max_bytes

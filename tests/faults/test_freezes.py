@@ -1,7 +1,7 @@
 """Frozen agents, and agents that receive unrelated signals.
 
 The sampler continues in the kernel, so a freeze overflows the ring buffer of an agent
-with many samples. By default one such agent and one whose ring buffer suffices are frozen for
+with many samples. By default, one such agent and one whose ring buffer suffices are frozen for
 ``FREEZE_S``; ``make test-freezes`` repeats longer freezes with each rate and kind of stacks. The
 agents of a round are frozen concurrently.
 """

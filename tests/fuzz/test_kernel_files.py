@@ -245,7 +245,7 @@ def sparse_archive():
     return member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
 
 
-UNPACKED = 64 << 20  # bytes that a copy may have here: a GiB takes seconds to pack
+UNPACKED = 64 << 20  # bytes that a copy may have here: a GiB takes seconds to compress
 COPIES = {
     "xz of zeros": ("k.xz", lambda: lzma.compress(bytes(UNPACKED + 1), preset=0)),
     "damaged gz": ("k.gz", lambda: b"\x1f\x8b" + bytes(20)),

@@ -117,7 +117,7 @@ def test_perf_event_paranoid_3_of_debian_is_named():
     ids=["none", "bpf"],
 )
 def test_missing_capabilities_are_named(capabilities, missing):
-    """Without its capabilities the sampler fails and names the missing ones."""
+    """Without its capabilities, the sampler fails and names the missing ones."""
 
     def attempt():
         try:

@@ -377,7 +377,7 @@ def test_without_privileges_the_context_is_still_published():
 
 
 def test_with_hidden_kernel_symbols_profiles_have_addresses(to_file):
-    """Without CAP_SYSLOG the kernel shows zeros (kptr_restrict, perf_event_paranoid)."""
+    """Without CAP_SYSLOG, the kernel shows zeros (kptr_restrict, perf_event_paranoid)."""
     done = run(SERVICE, wrapper=["setpriv", "--bounding-set=-syslog"], env=to_file.env)
     assert done.stdout == "served running\n"
     ((_, count),) = to_file.pids().items()

@@ -171,7 +171,7 @@ def test_programs_of_both_loaders_have_names_lines_and_details(loader):
             name = symbol.name
             if loader == "libbpf":
                 assert name.endswith(("_kprofiler_sample", "_kprofiler_sample_python"))
-            else:  # without BTF the kernel truncates the name to 15 characters
+            else:  # without BTF, the kernel truncates the name to 15 characters
                 assert name.endswith("_kprofiler_sampl")
             assert (symbol.start, name) in kallsyms()
             (frame,) = symbolizer.resolve_addresses([symbol.start])

@@ -186,7 +186,7 @@ def test_timer_signals_of_a_service_do_not_prevent_loading_programs():
 @pytest.mark.parametrize("loader", [LibbpfLoader(), BccLoader()], ids=["libbpf", "bcc"])
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_verifier_log_too_long_for_its_buffer_is_truncated(loader, level, caplog):
-    """At level 2 the log exceeds the buffer; the program is loaded anyway."""
+    """At level 2, the log exceeds the buffer; the program is loaded anyway."""
     caplog.set_level("INFO", "otel_kprofiler")
     loader.load(SPEC._replace(log_level=level)).close()
     assert [record.message.partition("\n")[0] for record in caplog.records] == ["verifier log:"]

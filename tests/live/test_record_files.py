@@ -112,7 +112,7 @@ def test_the_part_file_and_the_output_hold_the_same_samples(tmp_path):
 def test_samples_survive_if_the_output_cannot_be_written_at_the_end(tmp_path):
     running = start(tmp_path, "-o", "x.html")
     wait_for_samples(tmp_path / "x.html.part", 1)
-    # From now on no file may grow.
+    # From now on, no file may grow.
     subprocess.run(["prlimit", f"--pid={running.pid}", "--fsize=0:0"], check=True)
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=60)

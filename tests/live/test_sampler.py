@@ -325,7 +325,7 @@ while True:
 def test_interrupts_taken_while_idle_are_kept():
     """Packets are sent on CPU 1 and received, using packet steering, in softirqs of an idle CPU 0.
 
-    Not the other way around: in some guests the timers of an idle CPU 1 do not fire.
+    Not the other way around: in some guests, the timers of an idle CPU 1 do not fire.
     """
     steering = "/sys/class/net/lo/queues/rx-0/rps_cpus"
     if os.cpu_count() < 2 or not os.path.exists(steering):

@@ -142,7 +142,7 @@ def mapped_symbols(pid):
 
 
 def functions(side, files):
-    """For each frame the name of its function, by the symbols of its file."""
+    """Maps each frame to the name of its function in the symbols of its file."""
     names = []
     for frame in side.frames:
         results = {

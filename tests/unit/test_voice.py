@@ -17,6 +17,8 @@ from tests.voice import Place, exceeds, find_places
         ("# The kernel tells\n# of no unmapping, in\tvain\n", ["in vain", "tell"]),
         ("# files stay as they are, in the order of which.\n", ["as it is", "of which"]),
         ("# names as they are given\n", []),
+        ("def test_rows_equal_those_of_llvm(): ...\n", ["equals that of"]),
+        ("# Meanwhile, the boot time is 5.\n", ["boot time", "meanwhile"]),
     ],
 )
 def test_places_are_found_by_kind(text, kinds):

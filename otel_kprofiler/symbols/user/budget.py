@@ -125,7 +125,7 @@ class ReadingBudget:
             self.take(section.size, purpose)
             return read_content(source, section, limit)
         unpacked = unpacked_size(source, section)
-        # Compressed with and without header, unpacked parts, joined result, and window.
+        # Compressed with and without header, decompressed parts, joined result, and window.
         with self.hold(2 * section.size + 4 * unpacked + _WINDOW_BYTES, purpose):
             content = read_content(source, section, limit)
         self.take(len(content), purpose)

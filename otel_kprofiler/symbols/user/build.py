@@ -1,9 +1,9 @@
 """Builds the function table of a user file from all its sources of names.
 
 Names come from these sources, in this order: ``.symtab`` of the file; if unwind information shows
-functions without names, ``.symtab`` of its debug file, ``.gnu_debugdata`` (a small ELF file packed
-by xz) and the table of Go's runtime; ``.dynsym``; and PLT stubs. Later sources do not name code
-inside functions of earlier sources.
+functions without names, ``.symtab`` of its debug file, ``.gnu_debugdata`` (a small ELF file
+compressed with xz) and the table of Go's runtime; ``.dynsym``; and PLT stubs. Later sources do not
+name code inside functions of earlier sources.
 
 Bounds of functions without names come from unwind information. No name extends beyond the end of
 its symbol. A symbol without a size ends with its unwind entry, at the next symbol or with its

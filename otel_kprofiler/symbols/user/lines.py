@@ -46,7 +46,7 @@ _LEAST_BYTES: Final = 16 << 20
 """Memory of the interpreter and the library before a conversion."""
 _OLD_PREFIX: Final = b".zdebug_"
 _OLD_HEADER: Final = struct.Struct(">4sQ")
-"""Header that GNU tools wrote before SHF_COMPRESSED existed: "ZLIB", unpacked size."""
+"""Header that GNU tools wrote before SHF_COMPRESSED existed: "ZLIB", decompressed size."""
 _COSTLY: Final = frozenset(
     {LinesProblem.DAMAGED, LinesProblem.MEMORY, LinesProblem.CPU_TIME, LinesProblem.TIME}
 )

@@ -177,7 +177,7 @@ def _have_holes(
 
 
 def _unpack(packed: bytes, budget: ReadingBudget) -> bytearray:
-    """Unpacks ``.gnu_debugdata``, and reserves its memory."""
+    """Decompresses ``.gnu_debugdata``, and reserves its memory."""
     memory = most = min(MAX_UNPACKED_BYTES, int(budget.left_bytes / _UNPACKING))
     content, rest = bytearray(), memoryview(packed)
     try:

@@ -93,7 +93,7 @@ class GrpcReceiver:
 
     Args:
         answer: called with receiver, request and context until it is healed; returns the response
-            or aborts. By default the request is accepted.
+            or aborts. By default, the request is accepted.
         max_bytes: the largest request that it takes.
     """
 

@@ -361,7 +361,7 @@ def test_throttling_does_not_depend_on_size(grpc_receiver, quick, status_details
 def test_remaining_parts_of_a_batch_wait_while_the_receiver_is_down(
     limited, tmp_path, monkeypatch, is_spooled
 ):
-    """With a spool nothing is lost or sent twice; without one the account is exact."""
+    """With a spool, nothing is lost or sent twice; without one, the account is exact."""
     monkeypatch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.02)
     (batch,) = make()
     calls = itertools.count(1)

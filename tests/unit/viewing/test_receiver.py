@@ -473,7 +473,7 @@ def test_calls_reset_immediately_leak_no_memory(receivers, clients):
 
 
 def test_calls_above_the_limit_get_a_retry_delay(receivers, intake, monkeypatch):
-    """Without the time a sender must drop the request."""
+    """Without a retry delay, a sender must drop the request."""
     monkeypatch.setattr("otel_kprofiler.viewing.grpc_receiver.MOST_CALLS", 4)
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.5)
     with intake._lock, grpc.insecure_channel(f"127.0.0.1:{receivers[0].port}") as channel:

@@ -144,7 +144,7 @@ def many_abbreviations():
 
 
 def compressed():
-    """Lines that unpack to 256 MB."""
+    """Lines that decompress to 256 MB."""
     packer = zlib.compressobj(1)
     part = bytes(1 << 20)
     packed = b"".join(packer.compress(part) for _ in range(256)) + packer.flush()

@@ -117,22 +117,22 @@ def unsorted_frames():
 
 
 def packed(content):
-    """A program with a packed debug file."""
+    """A program with a compressed debug file."""
     return make_elf([CODE, (b".gnu_debugdata", 1, 0, 0, content, 0, 0)])
 
 
 def packed_zeros():
-    """A packed debug file of zeros."""
+    """A compressed debug file of zeros."""
     return packed(lzma.compress(bytes(60 << 20), preset=0))
 
 
 def packed_streams():
-    """A packed debug file that unpacks to 10 GB: concatenated streams."""
+    """A compressed debug file that decompresses to 10 GB: concatenated streams."""
     return packed(lzma.compress(bytes(64 << 20), preset=0) * 160)
 
 
 def packed_with_a_dictionary():
-    """A packed debug file that requires a dictionary of 1 GB, and one of the good program."""
+    """A compressed debug file that requires a dictionary of 1 GB, and one of the good program."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 8 << 20}]
     whole = bytearray(lzma.compress(good(), filters=filters))
     # The xz file format 1.1.0, 3.1 and 5.3.1: header of a block, with its CRC32 at its end.
@@ -144,7 +144,7 @@ def packed_with_a_dictionary():
 
 
 def packed_symbols():
-    """A packed debug file with a symbol table."""
+    """A compressed debug file with a symbol table."""
     entries, names = make_symbols(100_000, b"f%06d")
     table = b".symtab", 2, 0, 0, entries * 2, 3, 24
     image = make_elf([CODE, table, (b".strtab", 3, 0, 0, names, 0, 0)])

@@ -156,7 +156,7 @@ def test_code_without_a_file_keeps_its_runtime_address(resolve):
 
 
 def test_missing_recorded_files_are_not_mentioned(resolve):
-    """Without the unwinder no frame has a mapping; with more than 15, the last ones have not."""
+    """Frames have no mapping without the unwinder, or beyond the first 15 mappings."""
     by_frame_pointers = UserResolver(KnownFiles())
     (frame,) = by_frame_pointers.resolve(raw((0x7FFF0000, None, REGISTERS), keys=()), None).frames
     assert (frame.address, frame.unresolved) == (0x7FFF0000, Unresolved.USER_ADDRESS)
