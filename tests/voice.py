@@ -33,7 +33,7 @@ PHRASES = {
     "of which": re.compile(r"\b(as|by|of) which(?=[.,;:)])"),
     "tell": re.compile(r"(?<!\.)\b(tells?|telling|told)\b(?!\()", re.IGNORECASE),
     "meanwhile": re.compile(r"meanwhile", re.IGNORECASE),
-    "equals that of": re.compile(r"equals?[_\s]+th(at|ose)[_\s](of|in)\b"),
+    "equals that of": re.compile(r"equals?[_\s]+th(at|ose)[_\s](of|in)(?![a-z])"),
     "boot time": re.compile(r"\bboot[ -]times?\b", re.IGNORECASE),
 }
 ALLOWED = {

@@ -33,7 +33,7 @@ def describe_agent(
         account: account of all samples.
         queues: queues of the exporters, by name.
         pipeline: None if nothing is sampled.
-        user_names: reads the symbols of user files; None if they are disabled.
+        user_names: reads user-file symbols; None if they are disabled.
         stalls: how often the main loop stalled.
         cpu_time: CPU time so far.
     """

@@ -63,7 +63,7 @@ class SelfMetrics:
         attributes: Resource attributes in addition to those that identify the agent.
         interval_s: interval between exports in seconds.
         account: returns the account of all samples.
-        generation: returns the number of changes of kernel symbols.
+        generation: returns the number of kernel symbol changes.
         lost_symbols: returns the number of lost symbol records, by cause.
         cpu_time: returns the CPU time so far.
         coarse: returns the number of samples with reduced detail, by the missing detail.
@@ -119,9 +119,9 @@ class SelfMetrics:
             (counter, "kprofiler.sample.coarse", "{sample}", self._coarse_samples,
              "Samples with less detail, from processes above their budget, by kprofiler.coarse."),
             (counter, "kprofiler.symbol.record.lost", "{record}", self._lost_records,
-             "Lost records of code loads and unloads, by error.type."),
+             "Lost code load and unload records, by error.type."),
             (counter, "kprofiler.symbol.reload", "{reload}",
-             lambda _: [Observation(generation())], "Changes of kernel symbols."),
+             lambda _: [Observation(generation())], "Kernel symbol changes."),
             (counter, "process.cpu.time", "s", self._process_time, "CPU time of the agent."),
             (counter, "kprofiler.cpu.time", "s", self._other_time,
              "CPU time of the agent outside its process, by kprofiler.cpu.part."),

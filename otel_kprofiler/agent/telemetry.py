@@ -24,7 +24,7 @@ class Telemetry:
 
     Args:
         account: returns the account of all samples.
-        generation: returns the number of changes of kernel symbols.
+        generation: returns the number of kernel symbol changes.
         lost_symbols: returns the number of lost symbol records, by cause.
         cpu_time: returns the CPU time so far.
         coarse: returns the number of samples with less detail, by the missing detail.

@@ -60,7 +60,7 @@ class EndpointParts(NamedTuple):
 
 
 class SpanTime(NamedTuple):
-    """The time of a span in a service; times are nanoseconds.
+    """A span's time in a service; times are in nanoseconds.
 
     Attributes:
         trace_id: hexadecimal.
@@ -100,7 +100,7 @@ class _Event(NamedTuple):
 
 
 def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
-    """Breaks down the time of spans.
+    """Breaks down span time.
 
     For each trace and thread, the parts are the samples in the spans, and all other samples of the
     thread between the first and the last of these. The parts add up to the duration of the spans,
@@ -205,7 +205,7 @@ def _spans_of(chosen: Samples) -> set[_Span]:
 
 
 class _Sums:
-    """Adds up the time of spans that have a name in common."""
+    """Adds up the time of spans with the same name."""
 
     def __init__(self) -> None:
         self._traces: set[bytes] = set()
@@ -286,7 +286,7 @@ def _part(name: str, weight: int, count: int) -> Group:
 
 
 def _complete(events: list[_Event]) -> list[_Event]:
-    """Assigns waits between two samples of a span to the span: not all waits carry their span."""
+    """Assigns waits between two samples of a span to that span: not all waits carry their span."""
     completed, last, pending = list[_Event](), None, list[int]()
     for event in events:
         if event.is_wait and event.span is None and not event.is_loop:

@@ -20,7 +20,7 @@ _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE|CONNECT)\}\}")
 
 
 class SpanTime(NamedTuple):
-    """The time of spans, by part.
+    """Span time, by part.
 
     Attributes:
         name: name of their local root spans; empty for all spans.

@@ -29,7 +29,7 @@ class OutputFormat:
         other_suffixes: further suffixes of this format.
         is_compressed: whether its content is already gzip-compressed.
         is_profile: whether the complete profile can be read back from a file.
-        write_page: like ``write``, with a heading and the time of spans; None for other formats.
+        write_page: like ``write``, with a heading and the span time; None for other formats.
     """
 
     name: str

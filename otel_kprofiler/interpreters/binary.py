@@ -43,7 +43,7 @@ class Interpreter(NamedTuple):
     """CPython in a file; addresses are SVMAs.
 
     Attributes:
-        version: version of CPython.
+        version: CPython version.
         layout: offsets in its objects.
         runtime: address of ``_PyRuntime``.
         code_type: address of ``PyCode_Type``.

@@ -57,7 +57,7 @@ def parse_debug_offsets(data: bytes, minor: int) -> Mapping[str, int]:
 
     Args:
         data: the beginning of ``_PyRuntime``.
-        minor: minor version of CPython: 13 for 3.13.
+        minor: CPython minor version: 13 for 3.13.
 
     Raises:
         ValueError: the data is not this struct.

@@ -1,4 +1,4 @@
-"""Layouts of threads, frames, code objects and strings, by version of CPython.
+"""Layouts of threads, frames, code objects and strings, by CPython version.
 
 3.11 and 3.12 publish no offsets; their releases have these on all 64-bit machines. From 3.13 on,
 ``_Py_DebugOffsets`` has most offsets; the rest follow from adjacent members, which are checked.
@@ -20,7 +20,7 @@ MAX_THREAD_BYTES, MAX_FRAME_BYTES, MAX_CODE_BYTES = 511, 128, 240
 
 
 class Version(NamedTuple):
-    """A version of CPython; ``level`` is 0xF for releases, less for pre-releases."""
+    """A CPython version; ``level`` is 0xF for releases, less for pre-releases."""
 
     major: int
     minor: int
@@ -136,7 +136,7 @@ def make_layout(version: Version, runtime: bytes) -> PythonLayout:
     """Returns the layout of a build.
 
     Args:
-        version: version of CPython.
+        version: CPython version.
         runtime: first bytes of ``_PyRuntime``, from the file or memory.
 
     Raises:

@@ -24,7 +24,7 @@ LAYOUTS: Final = {
     "1.25": (_SLICE, GoOffsets(48, 184, 344)),
     "1.26": (_SLICE, GoOffsets(48, 184, 352)),
 }
-"""Kind of labels, and offsets, by minor version of Go."""
+"""Kind of labels, and offsets, by Go minor version."""
 _STATIC_G: Final = -8
 _POINTER_BYTES: Final = 8
 _NOTE: Final = b"\4\0\0\0Go\0\0"  # type and owner of the build id (cmd/internal/buildid)

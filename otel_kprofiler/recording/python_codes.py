@@ -1,4 +1,4 @@
-"""Stores code objects in recordings: functions and lines of Python frames for replays."""
+"""Stores code objects in recordings, so that replays show Python functions and lines."""
 
 from __future__ import annotations
 

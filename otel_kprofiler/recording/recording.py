@@ -73,7 +73,7 @@ SYMBOL_FILES: Final = (
     "/proc/version",
     "/sys/kernel/notes",
 )
-"""Source files of kernel symbols, except the modules' directories."""
+"""Files that kernel symbols are read from, except the modules' directories."""
 _MODULE_TREES: Final = ("sections", "notes")
 _MODULE_FILES: Final = ("coresize", "initstate", "srcversion")
 _HEADER: Final = "recording.json"
@@ -106,7 +106,7 @@ class RecordingWriter:
         self._errors: dict[str, int] = {}
 
     def capture(self, files: HostFiles) -> None:
-        """Copy the source files of kernel symbols; call once, while sampling."""
+        """Copy the files that kernel symbols are read from; call once, while sampling."""
         for path in SYMBOL_FILES:
             self._copy(files, path)
         with suppress(OSError):
@@ -142,7 +142,7 @@ class RecordingWriter:
             self._append(PYTHON_CODES, 0, pack_python_code(code))
 
     def add_user_names(self, names: UserNameCollector, code: CodeNameCollector) -> None:
-        """Add the names of user frames, for code with and without files; call once."""
+        """Add user-frame names, for code with and without files; call once."""
         self._write_json(USER_NAMES, names.rows())
         self._write_json(CODE_NAMES, code.rows())
 
@@ -226,7 +226,7 @@ class Recording:
         files: the recorded host's files.
         resources: attributes of processes; empty if they were not recorded.
         user_files: files that user-stack addresses map to; empty if they were not recorded.
-        user_names: names of user frames; empty if they were not recorded.
+        user_names: user-frame names; empty if they were not recorded.
         python_codes: code objects of Python frames; empty if they were not recorded.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Stores the files of user stacks in recordings."""
+"""Stores the files that user-stack addresses map to in recordings."""
 
 from __future__ import annotations
 

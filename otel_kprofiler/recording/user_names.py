@@ -1,4 +1,4 @@
-"""Stores names of user frames in recordings, so that replays need no files of the recorded host."""
+"""Stores user-frame names in recordings, so that replays need no files from the recorded host."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class CodeNameCollector:
 
 
 class UserNameCollector:
-    """Collects the names of user frames from windows; not thread-safe."""
+    """Collects user-frame names from windows; not thread-safe."""
 
     def __init__(self) -> None:
         self._named: dict[Place, NamedAddress] = {}
@@ -110,7 +110,7 @@ class UserNameCollector:
 
 
 class RecordedNames:
-    """Serves names of user frames from a recording; satisfies ``UserNames``.
+    """Serves user-frame names from a recording; satisfies ``UserNames``.
 
     Args:
         files: the files of the recording.

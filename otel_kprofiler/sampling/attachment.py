@@ -109,7 +109,7 @@ class Attachment:
         target_slots: maximum number of target processes.
         follows_spans: whether the current span is read from the interpreter.
         stack_limit: size in bytes from which a stack counts as truncated.
-        tables: unwind tables of user files; None if unwinding does not use them.
+        tables: user-file unwind tables; None if unwinding does not use them.
         python: processes whose Python frames are read; None if disabled.
         python_problem: why Python frames are not read although configured.
         contexts: processes whose thread contexts are read.

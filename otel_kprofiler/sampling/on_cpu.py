@@ -143,7 +143,7 @@ class EbpfSampler(ForkAware):
 
     @property
     def tables(self) -> TableCounts | None:
-        """Returns unwind tables of user files; None if unwinding does not use them."""
+        """Returns the user-file unwind tables; None if unwinding does not use them."""
         store = self._attachment().tables
         return store.counts() if store else None
 

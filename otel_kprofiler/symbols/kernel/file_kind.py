@@ -1,4 +1,4 @@
-"""Recognises files of the kernel, whose addresses are RVAs."""
+"""Recognises kernel files, whose addresses are RVAs."""
 
 from __future__ import annotations
 

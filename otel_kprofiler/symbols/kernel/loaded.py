@@ -118,7 +118,7 @@ class LineCollector:
 
     Args:
         names: the modules.
-        until_bpf: whether to stop at the lines of BPF programs.
+        until_bpf: whether to stop at BPF program lines.
     """
 
     def __init__(self, names: Iterable[str], *, until_bpf: bool) -> None:

@@ -111,7 +111,7 @@ class CachedResolver:
 
 
 class PidFilter:
-    """Resolves addresses of the kernel and selected processes only.
+    """Resolves only addresses in the kernel and in selected processes.
 
     Args:
         resolver: closed with this one.

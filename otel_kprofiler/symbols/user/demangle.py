@@ -1,4 +1,4 @@
-"""Demangles linker names of C++ and Rust functions."""
+"""Demangles C++ and Rust linker names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions and lines of Go programs, from the runtime's table (``.gopclntab``).
+"""Functions and lines in Go programs, from the runtime's table (``.gopclntab``).
 
 Linkers keep it even if all symbols are stripped. Format: ``pclntab`` of Go 1.16, 1.18, and 1.20 up
 (src/runtime/symtab.go, src/cmd/link/internal/ld/pcln.go, src/internal/abi/symtab.go)::

@@ -1,4 +1,4 @@
-"""Decodes pc-value tables of Go's runtime."""
+"""Decodes the Go runtime's pc-value tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source lines and inlined functions of user files, from their DWARF.
+"""Source lines and inlined functions in user files, from their DWARF.
 
 The library ``symbolic`` converts a file's DWARF once, in a child process, to a format in which a
 look-up reads only a few pages.

@@ -1,4 +1,4 @@
-"""Loads the symbols of user files in the background, as their code is first sampled."""
+"""Loads user-file symbols in the background, once their code is first sampled."""
 
 from __future__ import annotations
 

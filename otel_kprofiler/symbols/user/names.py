@@ -1,4 +1,4 @@
-"""Settings for the names of user code, and the objects that they open."""
+"""Settings for naming user code, and the objects that they open."""
 
 from __future__ import annotations
 

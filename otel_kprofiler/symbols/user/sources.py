@@ -1,4 +1,4 @@
-"""Sources of function names of user files."""
+"""Sources of function names in user files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names PLT stubs of x86-64 after their targets, by the relocations of their GOT slots.
+"""Names x86-64 PLT stubs after their targets, by the relocations of their GOT slots.
 
 A stub has 8 or 16 bytes: an optional ``endbr64`` and ``bnd``, and a jump through a slot of the GOT.
 Files for indirect branch tracking have stubs of a second kind in ``.plt``, which push the index of

@@ -1,4 +1,4 @@
-"""Captured and synthetic ksymbol records of the kernel, and their ring."""
+"""Captured and synthetic kernel ksymbol records, and their ring."""
 
 import struct
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Demangled names of C++ and Rust functions, compared with other demanglers."""
+"""Demangled C++ and Rust names, compared with other demanglers."""
 
 import subprocess
 import time
