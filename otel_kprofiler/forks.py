@@ -225,7 +225,7 @@ def register(step: ForkStep, member: ForkAware) -> None:
     """Call an object's hooks on every fork, until the object is collected or unregistered.
 
     The first call, not the import, registers with ``os.register_at_fork``: in a child, the hooks
-    then run after those of an OpenTelemetry SDK that was set up before.
+    then run after the hooks of an OpenTelemetry SDK that was set up earlier.
     """
     _registry.add(step, member)
 

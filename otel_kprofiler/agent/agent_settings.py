@@ -52,7 +52,7 @@ class AgentConfig:
         sampling_percent: probability that this host samples during a ``sampling_interval_s``.
         sampling_interval_s: interval between these decisions.
         monitor_interval_s: interval at which the agent checks its limits.
-        clock_sync_interval_s: interval at which the clock offset is measured; 0: at start only.
+        clock_sync_interval_s: interval at which the clock offset is measured; 0: only at startup.
         limits: limits on the agent's usage.
         drop_all: drop every capability once sampling has started.
         health_endpoint: address of the health endpoint; empty: none.

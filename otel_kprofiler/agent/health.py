@@ -35,7 +35,7 @@ class HealthServer:
             user may take a port above 1023 before this process does.
 
     Raises:
-        HostError: the endpoint cannot be listened on.
+        HostError: the endpoint cannot be bound.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The agent's own metrics, collected by opentelemetry-sdk and sent as profiles are.
+"""The agent's own metrics, collected by opentelemetry-sdk and sent like profiles.
 
 Names follow the semantic conventions: ``process.*``, and ``otel.sdk.*`` for processors and
 exporters, by analogy with spans, log records and metric data points, since the conventions do not
@@ -60,7 +60,7 @@ class SelfMetrics:
 
     Args:
         receivers: settings of the OTLP exporters, by id.
-        attributes: Resource attributes in addition to those that identify the agent.
+        attributes: Resource attributes besides the ones that identify the agent.
         interval_s: interval between exports in seconds.
         account: returns the account of all samples.
         generation: returns the number of kernel symbol changes.

@@ -70,7 +70,8 @@ class SpanTime(NamedTuple):
         start_ns: Unix time of the first sample.
         user: time on a CPU in user code.
         kernel: time on a CPU in the kernel.
-        waited: time off the CPU, for a CPU, too; in event loops also until the span continues.
+        waited: time off the CPU, including waits for a CPU; in event loops, also until the span
+            continues.
     """
 
     trace_id: str
@@ -124,7 +125,8 @@ def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
         every: all samples of the same threads and times.
 
     Returns:
-        Spans in the order of their first samples, trace after trace, those with most time first.
+        Spans in the order of their first samples, trace by trace; traces with the most time come
+        first.
     """
     spans, tables = _spans_of(chosen), every.tables
     sums: defaultdict[tuple[_Span, str], Counter[str]] = defaultdict(Counter)
@@ -177,10 +179,10 @@ def find_endpoint_parts(samples: Samples, limit: int = 20) -> list[EndpointParts
 
     Args:
         samples: all samples of the threads that were in spans.
-        limit: number of endpoints, those with the most samples first.
+        limit: number of endpoints; the endpoints with the most samples come first.
 
     Returns:
-        All spans, then the endpoints; nothing if no sample is of a span.
+        All spans, then the endpoints; nothing if no sample belongs to a span.
     """
     links = samples.tables.links
     counts: Counter[int] = Counter()
@@ -241,7 +243,7 @@ def _find_parts(
 ) -> Iterator[tuple[str, bytes, list[tuple[str, int, int]]]]:
     """Yields names, traces, and their parts of a thread's samples.
 
-    The samples are those from the first to the last of the trace with that name; the cost does not
+    A trace's samples range from its first to its last sample with that name; the cost does not
     depend on the number of names.
     """
     places: defaultdict[bytes, list[int]] = defaultdict(list)

@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words[:1]
     _open_standard_streams()
-    if arguments is None:  # the parent may ignore it; how children end would then be lost
+    if arguments is None:  # if the parent ignores it, the exit status of children is lost
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         try:

@@ -54,7 +54,7 @@ class Output:
 
     Args:
         path: output path; None for ``profile`` with the format's suffix in the working directory,
-            or the first free of ``profile-2`` and so on.
+            or the first unused name of ``profile-2`` and so on.
         name: name of a format in :data:`FORMATS`; None to choose by suffix.
         force: replace an existing file.
         keep_part: whether to write a ``.part`` file during the recording.

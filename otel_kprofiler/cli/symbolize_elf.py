@@ -1,6 +1,6 @@
 """``otel-kprofiler symbolize --elf``: addresses in files, as backends resolve them by file id.
 
-Addresses in kernel files are RVAs; those in other files are the files' own (SVMA).
+Addresses in kernel files are RVAs; addresses in other files are the files' own (SVMA).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ElfFiles:
 
     Args:
         paths: paths of the files.
-        sources: where names in user files come from.
+        sources: sources of names in user files.
         offsets: whether addresses in user files are file offsets.
 
     Raises:

@@ -106,7 +106,7 @@ def open_receivers(
     """Opens receivers at these gRPC and HTTP endpoints; prints their addresses.
 
     Raises:
-        HostError: an endpoint cannot be listened on.
+        HostError: an endpoint cannot be bound.
     """
     intake = Intake(lambda windows: store.add(choose(windows)))
     grpc_endpoint, http_endpoint = endpoints

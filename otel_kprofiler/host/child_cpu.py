@@ -18,7 +18,7 @@ _PROCESS_CLOCK: Final = 2
 include/linux/posix-timers.h)."""
 _FIRST_PAUSE_S: Final = 0.0005
 _LAST_PAUSE_S: Final = 0.05
-"""Pauses between two looks at a child, as ``Popen.wait`` has them."""
+"""Pauses between two checks of a child, as in ``Popen.wait``."""
 
 
 class CpuGrant(NamedTuple):
@@ -81,7 +81,7 @@ class MeteredChild(subprocess.Popen[bytes]):
     """A child process whose CPU time is read before it is reaped.
 
     Attributes:
-        cpu_ns: CPU time of all its threads, in nanoseconds, once it has ended or was left behind.
+        cpu_ns: CPU time of all its threads, in nanoseconds, once it has ended or was abandoned.
         has_status: whether its return code is its own; otherwise the kernel has reaped it, because
             this process ignores SIGCHLD, or other code has, and ``returncode`` may be 0 regardless
             of how it ended.
@@ -105,7 +105,7 @@ class MeteredChild(subprocess.Popen[bytes]):
         return super().wait()
 
     def read_cpu_time(self) -> None:
-        """Read the CPU time of a child that is left behind."""
+        """Read the CPU time of a child that is abandoned."""
         if self.returncode is None:
             with suppress(OSError):  # another thread has reaped it
                 self.cpu_ns = self._read_clock()

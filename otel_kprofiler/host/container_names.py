@@ -93,7 +93,7 @@ def read_pods(files: HostFiles) -> dict[str, PodName]:
 
 
 class _Asked(NamedTuple):
-    """Names of a container, and when to ask again."""
+    """Names of a container, and when to look them up again."""
 
     names: ContainerNames
     again_at: float

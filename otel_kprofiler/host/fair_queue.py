@@ -59,7 +59,7 @@ class FairQueue(Generic[T]):
     Args:
         share: CPU seconds earned per second.
         now_ns: any steady clock, in nanoseconds.
-        find_group: returns the group of an owner whose work begins to wait.
+        find_group: returns the group of an owner when its work is queued.
     """
 
     def __init__(
@@ -125,8 +125,8 @@ class FairQueue(Generic[T]):
         Args:
             turn: the turn.
             cpu_ns: paid from the share.
-            children_ns: of child processes, which the owner pays with later turns, not all owners
-                with their share.
+            children_ns: CPU time of child processes, charged to the owner's later turns, not to the
+                share of all owners.
         """
         turn.share.spend(cpu_ns)
         if turn.owner in self._groups:
@@ -138,8 +138,8 @@ class FairQueue(Generic[T]):
     def drop_last(self) -> T | None:
         """Remove the newest work of the owner with the most work; None if the queue is empty.
 
-        Its group is that with most work. Of owners with equally much, that which has waited for the
-        shortest time loses it.
+        Its group is that with most work. Among owners with equally much work, the one that has
+        waited for the shortest time loses it.
         """
         if not self._waiting:
             return None

@@ -1,4 +1,4 @@
-"""Holds what fails repeatedly for ever longer."""
+"""Delays retries after repeated failures, by growing intervals."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ class GrowingHolds:
         return hold_s
 
     def end(self, key: Hashable) -> None:
-        """Record a success: the next failure is a first one."""
+        """Record a success: the next failure counts as the first."""
         self._holds_s.pop(key, None)

@@ -144,7 +144,7 @@ class OpenedFile(NamedTuple):
 
     @property
     def deleted(self) -> bool:
-        """True if no directory has an entry of it, or never had (memfd_create(2))."""
+        """True if it was deleted, or never had a directory entry (memfd_create(2))."""
         return self.status.st_nlink == 0
 
     @property
@@ -179,8 +179,8 @@ def open_mapped(
         request: names the file and a process that has it mapped.
         files: this host's.
         known_path: where the file was when it was opened before; for a process that has ended.
-        find_places: where files with an inode number are, as for ``known_path``; taken only if
-            size and time of modification are known and equal.
+        find_places: finds files by inode number, for ended processes like ``known_path``; used only
+            if size and modification time are known and match.
 
     Raises:
         MappedFileError: the file is gone, may not be opened by this process, or was replaced.
@@ -259,9 +259,9 @@ def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Itera
 
 
 def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator[tuple[str, str]]:
-    """Names in map_files of mappings of the file, with its path.
+    """Yields names in map_files for mappings of the file, with its path.
 
-    Yields the request's mapping first, then others if it no longer exists. The path comes from the
+    The request's mapping comes first, then others if it no longer exists. The path comes from the
     links in map_files, or from the maps if the links are not readable.
     """
     wanted = f"{request.start:x}-{request.end:x}"

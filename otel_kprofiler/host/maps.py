@@ -60,7 +60,7 @@ class MemoryMapping(NamedTuple):
         device: device of the file's inode, as ``MKDEV`` (major << 20 | minor); 0 without a file.
         inode: inode of the file; 0 without a file.
         path: as the kernel shows it, without `` (deleted)``; a name such as ``[heap]``, or empty.
-        deleted: whether no directory has an entry of the file.
+        deleted: whether no directory has an entry for the file.
     """
 
     start: int

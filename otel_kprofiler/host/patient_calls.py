@@ -2,7 +2,7 @@
 
 A read from a frozen FUSE file system, or from NFS without its server, cannot be interrupted. Lest
 one such file block all others, callers wait only while a read makes progress: a thread that is in
-the same storage wait at two looks :data:`PATIENCE_S` apart is abandoned, and its device gets no
+the same storage wait at two checks :data:`PATIENCE_S` apart is abandoned, and its device gets no
 other thread.
 """
 

@@ -29,7 +29,7 @@ class PatientChildren:
     merely takes too long to exit is abandoned without blocking its device.
 
     Args:
-        patience_s: time between two looks, in seconds.
+        patience_s: time between two checks, in seconds.
         retry_s: time until a hanging device is tried again, in seconds.
     """
 

@@ -2,8 +2,8 @@
 
 ``__perf_event_account_interrupt`` of kernel/events/core.c counts the samples of an event in a tick.
 At ``perf_event_max_sample_rate`` divided by the ticks of a second, rounded up, it stops the event,
-and the next tick starts it again, with a full period. At a limit of one sample a tick some kernels,
-such as 6.18, stop it after each sample: all samples then come a period after a tick.
+and the next tick starts it again, with a full period. At a limit of one sample per tick, some
+kernels, such as 6.18, stop it after each sample: all samples then come a period after a tick.
 """
 
 from __future__ import annotations

@@ -236,7 +236,8 @@ def _by_name(counts: Mapping[Refusal, int]) -> dict[str, int]:
 def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
     """Returns whether mappings belong to a program, not to an earlier or later one.
 
-    They may differ without that: some file systems show in maps another inode than the program's.
+    They may differ for another reason: on some file systems, maps show a different inode than the
+    program's.
     """
     code = [
         mapping for mapping in mappings if mapping.permissions.startswith("r-x")
@@ -252,9 +253,9 @@ def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
 class PythonTracking:
     """Registers processes in a thread, from :meth:`start` to :meth:`close`.
 
-    The program reports which processes it samples, and their mappings are read. Where that is
-    not permitted, the kernel's records of what processes map are followed instead, which cost more:
-    all of them, also of processes that are never sampled.
+    The program reports which processes it samples, and their mappings are read. If that is not
+    permitted, the kernel's mapping records are followed instead. This costs more, because they
+    cover all processes, sampled or not.
 
     Args:
         registry: the table of registered processes.

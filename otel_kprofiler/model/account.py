@@ -64,10 +64,10 @@ class StreamTotals(NamedTuple):
     Attributes:
         stream_id: random; a new value for each start of a sampler.
         samples: samples in all windows so far, including this window.
-        taken: samples that the kernel program took: ``samples``, those lost in the kernel, and
-            those waiting for their window.
-        lost: samples lost so far, by cause: those lost in the kernel and, once a window is encoded
-            for a receiver, those lost on the way to that receiver.
+        taken: samples that the kernel program took: ``samples``, and samples lost in the kernel or
+            waiting for their window.
+        lost: samples lost so far, by cause: in the kernel and, once a window is encoded for a
+            receiver, on the way to that receiver.
         earlier_samples: samples of earlier streams that were in this receiver's spool.
         earlier_lost: number of ``earlier_samples`` lost so far, by cause.
         unknown_since_unix_ns: nonzero if the previous run was killed; samples that it took after

@@ -46,7 +46,8 @@ class KsymbolChange(NamedTuple):
     """A change of code outside vmlinux and modules, or a snapshot of it.
 
     Attributes:
-        time_ns: boottime of the change, of the start of a snapshot, or the last before a loss.
+        time_ns: boottime of the change or of the snapshot's start; for a loss, the last one before
+            it.
         action: the event.
         symbols: the symbols added, removed or present.
         until_ns: for a loss, the boottime at which it was detected.

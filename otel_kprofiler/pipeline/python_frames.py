@@ -1,4 +1,4 @@
-"""Selects the processes whose Python frames are read, and explains why others' are not."""
+"""Selects the processes whose Python frames are read, and explains why other frames are not."""
 
 from __future__ import annotations
 

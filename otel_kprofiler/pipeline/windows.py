@@ -45,8 +45,7 @@ FIRST_WINDOW_NS: Final = 100_000_000
 """Length of the first window, except in recordings to a file."""
 
 _WaitKey = tuple[WaitState, bool, bool, bool, tuple[int, int, bytes] | None]
-"""State, whether it has ended, is for block I/O, and is throttled; process, thread and its name of
-the waker."""
+"""State, flags (ended, block I/O, throttled), and the waker's process, thread and name."""
 
 
 class _Context(NamedTuple):

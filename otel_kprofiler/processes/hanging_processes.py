@@ -1,4 +1,4 @@
-"""Calls functions that read processes, but waits for none whose memory hangs."""
+"""Calls functions that read processes, without waiting for those whose memory hangs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from otel_kprofiler.host import MAX_LEFT, PATIENCE_S, HostFiles, PatientCalls, r
 from otel_kprofiler.model import ProcessKey
 
 MAX_OF_USER: Final = MAX_LEFT // 2
-"""Processes of a user that may hang at a time; above it, no other of them is read."""
+"""Maximum hanging processes of a user; beyond it, the user's other processes are not read."""
 
 
 class HangingProcesses:
-    """Leaves a thread to each process that hangs, up to a limit; for one calling thread.
+    """Abandons a thread for each hanging process, up to a limit; for one calling thread.
 
     At the limit, it skips processes, since a process that hangs then would hold the caller.
 
     Args:
         files: files of the host.
         name: of the threads.
-        patience_s: as of :class:`PatientCalls`, in seconds.
+        patience_s: as for :class:`PatientCalls`, in seconds.
     """
 
     def __init__(self, files: HostFiles, name: str, patience_s: float = PATIENCE_S) -> None:

@@ -1,4 +1,4 @@
-"""Finds attributes of where processes run: container, pod and unit."""
+"""Finds attributes that describe where processes run: container, pod and unit."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 class SearchTime:
     """Time that the calling thread may spend on a search; for this thread alone.
 
-    Time during which the thread waits for a CPU does not count: under ``cpu.max`` that is most of
-    the elapsed time, and a limit on this would end each search.
+    Time during which the thread waits for a CPU does not count: under ``cpu.max``, it is most of
+    the elapsed time, so a limit on elapsed time would end every search.
 
     Args:
         cpu_s: limit on CPU time, in seconds.

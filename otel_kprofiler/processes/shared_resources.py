@@ -15,7 +15,7 @@ MOST_SHARED: Final = 256
 
 @dataclass(slots=True, eq=False)
 class _Shared:
-    """A Resource and the sources of its attributes; ``located`` are those from cgroup and user."""
+    """A Resource and its attributes' sources; ``located`` has those from cgroup and user."""
 
     sample: RawSample
     program: Attributes

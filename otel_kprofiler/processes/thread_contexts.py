@@ -54,9 +54,9 @@ GO_SCHEMA: Final = "go_pprof_labels_v1"
 SCHEMAS: Final = ("tlsdesc_v1_dev", "tls_v1", NODEJS_SCHEMA)
 """Supported schema versions; other versions differ in format."""
 WRAP_OFFSET: Final = "threadlocal.native_wrap_fields_offset"
-"""Offset of the record pointer in an object of the writer, whose address V8 has.
+"""Offset of the record pointer in an object of the writer, whose address V8 stores.
 
-Without it, V8 has the address of the record.
+Without it, V8 stores the address of the record.
 """
 V8_LAYOUT: Final = {
     "threadlocal.tagged_size": (8,),
@@ -164,7 +164,7 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
 
     Args:
         context: kind, trace flags and attributes, as in :class:`RawSample`.
-        names: attribute names of the process; labels of goroutines have theirs.
+        names: attribute names of the process; goroutine labels carry their names.
         has_span: whether the flags belong to a span.
     """
     if context[0] == IS_GO:
@@ -204,7 +204,7 @@ def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None,
     The name comes from its attribute, or from method and route (``http.route``).
 
     Returns:
-        The link, and the attributes without that for the name.
+        The link, and the attributes without the one that has the name.
     """
     named = dict(labels)
     root = named.pop(LOCAL_ROOT, "") or describe_request(named.get)[:MAX_LABEL_VALUE_CHARS]

@@ -78,8 +78,8 @@ class _CpuEvent(NamedTuple):
 class CpuEvents(EventPerCpu[_CpuEvent]):
     """A cpu-clock event on each online CPU.
 
-    The event of a CPU that went offline and came back between two checks reveals this: neither did
-    the program run there, nor did the event's clock advance.
+    A CPU that went offline and came back between two checks is recognized by its event: neither has
+    the program run there, nor has the event's clock advanced.
 
     Args:
         files: files of the host.
@@ -148,7 +148,7 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
         self.disable()
 
     def resume(self) -> None:
-        """Resume sampling after :meth:`pause`, where each CPU's period was interrupted."""
+        """Resume sampling after :meth:`pause`, from where each CPU's period was interrupted."""
         self._paused = False
         for event in self._events.values():
             enable_event(event.fd)
@@ -228,7 +228,7 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
         os.close(event.fd)
 
     def _is_dead(self, cpu: int) -> bool:
-        """Check a suspicious event only, because reading a live event interrupts its CPU."""
+        """Check only a suspicious event, because reading a live event interrupts its CPU."""
         if self._paused:
             return False
         event = self._events[cpu]
