@@ -123,10 +123,10 @@ class Samples:
             start = end
 
     def counts(self) -> list[int]:
-        """Returns each row's number of samples: its counts summed, else the timestamps."""
+        """Returns the samples of each row: sums of values that count samples, else timestamps."""
         if not self.values:
             return self._lengths()
-        is_count = [origin.profile.kind.sample_unit == "count" for origin in self.tables.origins]
+        is_count = [origin.profile.kind.counts_samples for origin in self.tables.origins]
         return [
             sum(self.values[start:end]) if is_count[origin] else end - start
             for (start, end), origin in zip(self.spans(), self.origins, strict=True)

@@ -24,6 +24,7 @@ from otel_kprofiler.bpf.dump import (
     pack_memory_layout,
     parse_dump_rows,
 )
+from otel_kprofiler.bpf.events import EVENT_LAYOUT, EventOffsets, find_event_offsets
 from otel_kprofiler.bpf.iterators import iterate, link_iterator, open_iterator
 from otel_kprofiler.bpf.layout import (
     A64,
@@ -48,6 +49,7 @@ from otel_kprofiler.bpf.layout import (
     ProgramConfig,
     ProgramCounts,
     ReaderFlag,
+    number_kinds,
     parse_counts,
     parse_records,
 )
@@ -156,6 +158,7 @@ __all__ = [
     "DUMP_OBJECT",
     "DUMP_ROW_BYTES",
     "DUMP_SOURCE",
+    "EVENT_LAYOUT",
     "HAS_NO_USER",
     "HAS_STACKS",
     "IS_GO",
@@ -204,6 +207,7 @@ __all__ = [
     "ContextPlace",
     "CpuLines",
     "DumpRow",
+    "EventOffsets",
     "Fence",
     "GoOffsets",
     "KernelOffsets",
@@ -245,6 +249,7 @@ __all__ = [
     "bpf_call",
     "create_inner_map",
     "delete_from_map",
+    "find_event_offsets",
     "find_kernel_offsets",
     "find_python_offsets",
     "find_task_offsets",
@@ -253,6 +258,7 @@ __all__ = [
     "get_loader",
     "iterate",
     "link_iterator",
+    "number_kinds",
     "open_iterator",
     "pack_memory_layout",
     "pack_unwind_config",

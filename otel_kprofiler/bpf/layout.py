@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 from otel_kprofiler.bpf.map_calls import MMAPABLE, MapShape
 from otel_kprofiler.bpf.ring import record_spans
@@ -24,6 +24,7 @@ from otel_kprofiler.bpf.wait_maps import (
 )
 from otel_kprofiler.model import (
     KERNEL_SIDE,
+    KINDS,
     MAX_FRAMES,
     PYTHON_SIDE,
     STACK_OK,
@@ -36,7 +37,6 @@ from otel_kprofiler.model import (
     RawSample,
     SpanLink,
     StackStatus,
-    find_kind,
     python_stack_bytes,
     user_stack_bytes,
 )
@@ -60,6 +60,8 @@ PROGRAM_AND_OWNER: Final = 2048
 THREAD_CONTEXTS: Final = 4096
 COMM_BYTES: Final = 16
 MAX_CGROUP_LEVEL: Final = 15
+FIRST_EVENT: Final = 16
+"""Number of the kind of the first event in records."""
 
 _NO_SPAN: Final = (None, b"")
 _NO_PROGRAM: Final = (0,) * len(ProgramOffsets._fields)
@@ -80,6 +82,7 @@ _RECORD_BYTES: Final = (
 _NOT_COLLECTED: Final = -32768
 _NO_OWNER: Final = 0xFFFFFFFF
 _KINDS: Final = (KERNEL_SIDE, USER_SIDE)
+_OWN_KINDS: Final = {kind.number: kind for kind in KINDS}
 
 _CPU_LINE_BYTES: Final = 128
 _CPU_LINE_WORDS: Final = _CPU_LINE_BYTES // 8
@@ -142,7 +145,7 @@ MAPS: Final = {
 
 
 class ProgramCounts(NamedTuple):
-    """Counters of the program since it was loaded, over all CPUs (``struct cpu_line``)."""
+    """Counters since the program was loaded, over all CPUs, of one event (``struct cpu_line``)."""
 
     taken: int
     ring_full: int
@@ -158,22 +161,34 @@ class CpuLines:
     """The mapped array of ``struct cpu_line``: reads need no system call.
 
     The kernel runs no program on a CPU that is inside bpf(2), so samples would be missed.
+
+    Args:
+        map_fd: the map.
+        cpus: number of lines of each event.
+        events: number of events besides cpu-clock.
     """
 
-    def __init__(self, map_fd: int, cpus: int) -> None:
-        size = cpus * _CPU_LINE_BYTES
+    def __init__(self, map_fd: int, cpus: int, events: int = 0) -> None:
+        self._cpus, self._events = cpus, events
+        size = cpus * (1 + events) * _CPU_LINE_BYTES
         self._mapped = mmap.mmap(
             map_fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ
         )
         self._words = memoryview(self._mapped)[:size].cast("Q")
 
     def copy(self) -> bytes:
-        """Copies all lines, for :func:`parse_counts`."""
+        """Copies all lines."""
         return bytes(self._words)
 
-    def runs(self, cpu: int) -> int:
-        """Returns the number of completed runs of the program on a CPU."""
-        first = cpu * _CPU_LINE_WORDS
+    def parse(self, lines: bytes) -> tuple[list[ProgramCounts], bool]:
+        """Sums a copy's counters of cpu-clock and of each event; see :func:`parse_counts`."""
+        size = self._cpus * _CPU_LINE_BYTES
+        parts = [parse_counts(lines[at : at + size]) for at in range(0, len(lines), size)]
+        return [counts for counts, _ in parts], all(at_rest for _, at_rest in parts)
+
+    def runs(self, cpu: int, event: int = 0) -> int:
+        """Returns the number of completed runs of the program for an event on a CPU."""
+        first = (event * self._cpus + cpu) * _CPU_LINE_WORDS
         # Samples taken or omitted; taken includes ring_full.
         return self._words[first] + sum(self._words[first + 2 : first + _COUNTERS])
 
@@ -209,15 +224,23 @@ class ReaderFlag:
 
 
 def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
-    """Sums the counters of all CPUs; returns also whether no CPU had a record in progress."""
+    """Sums the counters of lines; returns also whether no CPU had a record in progress."""
     words = memoryview(lines).cast("Q")
     places = (*range(_COUNTERS), _MISSED_WORD, _BUSY_WORD)
     totals = (sum(words[place::_CPU_LINE_WORDS]) for place in places)
     return ProgramCounts(*totals), not any(words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS])
 
 
+def number_kinds(events: Sequence[ProfileKind]) -> Mapping[int, ProfileKind]:
+    """Returns all kinds by their number in records, with those of the program's events."""
+    return {**_OWN_KINDS, **dict(enumerate(events, FIRST_EVENT))}
+
+
 def parse_records(
-    chunk: bytes, stack_limit: int = STACK_BYTES, waits: WaitRecords | None = None
+    chunk: bytes,
+    stack_limit: int = STACK_BYTES,
+    waits: WaitRecords | None = None,
+    kinds: Mapping[int, ProfileKind] = _OWN_KINDS,
 ) -> list[RawSample]:
     """Parses all samples of a chunk of the ring.
 
@@ -228,12 +251,12 @@ def parse_records(
         chunk: the records.
         stack_limit: size in bytes from which a stack counts as truncated.
         waits: receives records of waits.
+        kinds: kinds by their number in records; see :func:`number_kinds`.
 
     Raises:
         ValueError: the chunk is damaged, or has samples of an unknown kind.
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
-    kinds: dict[int, ProfileKind] = {}
     of_waits = waits or WaitRecords([], [])
     # Most stacks in a chunk repeat; copies would multiply the memory for a backlog.
     sides: dict[bytes, bytes] = {}
@@ -262,7 +285,7 @@ def parse_records(
         if user_damaged or (python_bytes > 0 and python_stack_bytes(chunk, python) != python_bytes):
             side = "user" if user_damaged else "Python"
             raise ValueError(f"the {side} stack of the record at byte {start} is damaged")
-        kind = kinds.get(number) or kinds.setdefault(number, find_kind(number))
+        kind = kinds.get(number) or _refuse_kind(number)
         kernel_words = shared(words := chunk[kernel:user], words)
         if user_bytes == _NOT_COLLECTED and 0 <= kernel_bytes < stack_limit:
             collected: Collected = _KERNEL
@@ -313,6 +336,10 @@ def parse_records(
         else:
             samples.append(sample)
     return samples
+
+
+def _refuse_kind(number: int) -> NoReturn:
+    raise ValueError(f"unknown kind of sample {number}")
 
 
 def _find_span(

@@ -11,6 +11,7 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import (
+    KINDS,
     NO_WAITS,
     Attributes,
     Frame,
@@ -112,6 +113,7 @@ class RawOutput:
             since_ns=max(0, self._since_unix_ns - offset_ns),
             waits=self._waits,
             wait_threshold_ns=self._threshold_ns,
+            events=sampler.kinds[len(KINDS) :],
         )
         with self._convert_errors():
             self._writer.add_resources(self._processes)

@@ -78,8 +78,8 @@ _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_p
     help="Output format. Default: from the file's suffix; .gz compresses.",
 )
 @click.option(
-    "--on-cpu/--no-on-cpu", "on_cpu", default=True, show_default=True,
-    help="Sample the code running on CPUs.",
+    "--on-cpu/--no-on-cpu", "on_cpu", default=None,
+    help="Sample the code running on CPUs. Default: yes, unless -e names other events.",
 )  # fmt: skip
 @sampling_options
 @click.option(
@@ -123,6 +123,7 @@ def command(
       otel-kprofiler record -o build.folded -- make -j2
       otel-kprofiler record -p 4242 -d 30s -o server.otlp
       otel-kprofiler record -d 1m --export grpc://127.0.0.1:4317
+      otel-kprofiler record -e page-faults -c 1 -- ./program
 
     Ctrl-C, SIGTERM and SIGHUP end the recording early and write what was recorded.
 

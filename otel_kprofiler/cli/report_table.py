@@ -102,4 +102,4 @@ def amount(weight: int, unit: str) -> str:
 
 def unit_name(unit: str) -> str:
     """Returns the name of the unit of :func:`amount`."""
-    return {"nanoseconds": "ms", "count": "samples"}.get(unit, unit)
+    return {"nanoseconds": "ms"}.get(unit, unit)

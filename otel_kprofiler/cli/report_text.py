@@ -70,7 +70,7 @@ class Report:
         """
         every, samples = samples, self._shown(samples)
         function = self.callers_of or self.callees_of
-        unit, whole = kind.measure[1], sum(samples.weights())
+        unit, whole = kind.unit, sum(samples.weights())
         yield _summary(kind, samples, whole, every.times)
         yield from self._beside(kind, every, samples)
         if not samples:
@@ -128,7 +128,7 @@ class Report:
 
     def _beside(self, kind: ProfileKind, every: Samples, shown: Samples) -> Iterator[str]:
         """Yields remarks on samples that are not shown."""
-        unit = kind.measure[1]
+        unit = kind.unit
         if summary := summarize_waits(every, kind, self.processes):
             by_samples = f"by samples {amount(summary.estimate_ns, unit)}"
             if summary.error_ns is None:
@@ -234,7 +234,7 @@ def _summary(kind: ProfileKind, samples: Samples, whole: int, times: Sequence[in
     start = datetime.fromtimestamp(first / 1e9, tz=UTC)
     parts = [
         f"{escape_controls(kind.name)}: {samples.count:,} sample{'s' * (samples.count != 1)}",
-        f"{amount(whole, kind.measure[1])} {unit_name(kind.measure[1])}",
+        f"{amount(whole, kind.unit)} {unit_name(kind.unit)}",
         f"{(last - first) / 1e9:.1f} s from {start:%Y-%m-%d %H:%M:%S} UTC",
         f"{_lost(kind, samples):,} lost",
     ]

@@ -10,7 +10,7 @@ import click
 
 from otel_kprofiler.cli.target_filters import Targets, find_namespace, find_targets
 from otel_kprofiler.cli.types import CpuListType
-from otel_kprofiler.host import Access
+from otel_kprofiler.host import CPU_CLOCK, Access, EventSpec, list_events, parse_event
 from otel_kprofiler.model import PYTHON_FRAMES
 from otel_kprofiler.pipeline import DRAIN_INTERVAL_S
 from otel_kprofiler.sampling import Groups, OffCpuConfig, SamplerConfig
@@ -19,10 +19,52 @@ from otel_kprofiler.symbols import CodeSink, UserNames, UserSymbolSettings, open
 _SYMBOL_BYTES: Final = 256 << 20
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
 
+
+def _parse_events(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Reject unknown events; list all and exit for ``help``."""
+    if "help" in texts:
+        click.echo(_describe_events())
+        ctx.exit()
+    for text in texts:
+        try:
+            parse_event(text, 1)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from error
+    return texts
+
+
+def _describe_events() -> str:
+    """Lists all events, with the reason for those that this process cannot sample here."""
+    lines = [f"{CPU_CLOCK:24} time on a CPU: the default"]
+    reasons: dict[str, list[str]] = {}
+    for name, meaning, problem in list_events(Access()):
+        lines.append(f"{name:24} {meaning}" + (" (not available)" if problem else ""))
+        if problem:
+            fix = f"\n  fix: {problem.hint}" if problem.hint else ""
+            reasons.setdefault(str(problem).replace(name, "EVENT") + fix, []).append(name)
+    for reason, names in reasons.items():
+        lines.append(f"\n{', '.join(names)}: {reason}")
+    return "\n".join(lines)
+
+
 _OPTIONS: Final = (
     click.option(
         "-F", "--rate", type=click.IntRange(1, 10_000), default=99, show_default=True,
-        help="Samples per second on each CPU.",
+        help="Samples per second on each CPU, of each event.",
+    ),
+    click.option(
+        "-e", "--event", "events", multiple=True, metavar="EVENT", callback=_parse_events,
+        help="Sample at this event instead of the clock: page-faults, context-switches, "
+        "cpu-migrations, cycles and so on; repeatable. EVENT:period=N takes every Nth event, "
+        "EVENT:freq=N about N samples per second on each CPU. `-e help` lists all events, and why "
+        "this host lacks some.",
+    ),
+    click.option(
+        "-c", "--period", "period", type=click.IntRange(1), default=None, metavar="N",
+        help="Take every Nth event of each -e without a setting of its own; 1 takes all. Default: "
+        "as many as --rate allows.",
     ),
     click.option(
         "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
@@ -118,13 +160,27 @@ class Sampling:
     wakers: bool
     loader: str
     idle: bool
-    on_cpu: bool = True
+    events: tuple[str, ...] = ()
+    period: int | None = None
+    on_cpu: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.period is not None and not self.events:
+            raise click.UsageError("-c needs -e EVENT")
         if self.wakers and not self.off_cpu:
             raise click.UsageError("--wakers needs --off-cpu")
-        if not self.on_cpu and not self.off_cpu:
-            raise click.UsageError("--no-on-cpu needs --off-cpu")
+        specs = self.specs
+        if len({spec.name for spec in specs}) < len(specs):
+            raise click.UsageError("an event is named twice")
+        if self.on_cpu is False and any(spec.name == CPU_CLOCK for spec in specs):
+            raise click.UsageError(f"-e {CPU_CLOCK} contradicts --no-on-cpu")
+        if self.on_cpu is False and not self.off_cpu and not specs:
+            raise click.UsageError("--no-on-cpu needs --off-cpu or -e")
+
+    @property
+    def specs(self) -> tuple[EventSpec, ...]:
+        """Returns the events of ``-e``, with their periods and rates."""
+        return tuple(parse_event(text, self.rate, self.period or 0) for text in self.events)
 
     @property
     def has_targets(self) -> bool:
@@ -159,18 +215,20 @@ class Sampling:
             wakers=self.wakers,
             leaves_out="" if self.comms else "process",
         )
+        clocks = [spec for spec in self.specs if spec.name == CPU_CLOCK]
         config = SamplerConfig(
-            samples_per_second=self.rate,
+            samples_per_second=clocks[0].rate if clocks else self.rate,
             stacks=self.stacks,
             python_frames=PYTHON_FRAMES if self.python else 0,
             pin_cpu_ids=self.cpus,
             send_idle_frames=self.idle,
             drain_interval_s=DRAIN_INTERVAL_S,
             target_namespace=find_namespace(access),
-            on_cpu=self.on_cpu,
+            on_cpu=bool(clocks or not self.events) if self.on_cpu is None else self.on_cpu,
             off_cpu=waits if self.off_cpu else None,
+            events=tuple(spec for spec in self.specs if spec.name != CPU_CLOCK),
         )
-        if child_pid is not None and self.off_cpu:
+        if child_pid is not None and (config.off_cpu or config.events):
             # Context switches occur on all CPUs; per-task perf events miss some.
             return replace(config, target_pids=(child_pid,), target_descendants=True)
         config = replace(config, child_pid=child_pid)

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
@@ -28,8 +28,8 @@ from otel_kprofiler.cli.top_table import Table
 from otel_kprofiler.cli.top_windows import Shown, SlidingWindow
 from otel_kprofiler.cli.types import DurationType
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.host import Access
-from otel_kprofiler.model import OFF_CPU, ON_CPU, Window
+from otel_kprofiler.host import CPU_CLOCK, Access, parse_event
+from otel_kprofiler.model import OFF_CPU, ON_CPU, ProfileKind, Window
 from otel_kprofiler.pipeline import (
     DRAIN_INTERVAL_S,
     Pipeline,
@@ -97,13 +97,14 @@ def command(
 ) -> None:
     """Show what is running on this host, from the samples of the last seconds.
 
-    With --off-cpu, it shows where threads wait instead.
+    With --off-cpu, it shows where threads wait instead; with -e, where an event happens.
 
     \b
       otel-kprofiler top
       otel-kprofiler top --by syscall --stacks kernel
       otel-kprofiler top -p 4242
       otel-kprofiler top --off-cpu --by cause
+      otel-kprofiler top -e page-faults
       otel-kprofiler top --once --by process > processes.txt
       otel-kprofiler top --from clickhouse://localhost:8123/otel --service shop
 
@@ -125,11 +126,11 @@ def command(
     is_plain = once or batch
     if not is_plain:
         check_terminal()
-    kind = OFF_CPU if options["off_cpu"] else ON_CPU
+    kind = _choose_kind(**options)
     ended_by: int | None = None
     with EndSignals() as signals:
         live: Live | Table
-        idle = options["idle"] or kind == ON_CPU
+        idle = options["idle"] or kind != OFF_CPU
         if table is None:
             sampling = Sampling(**options, on_cpu=kind == ON_CPU)
             live = Live(sampling, SlidingWindow(window_s, kind, idle=idle))
@@ -146,6 +147,22 @@ def command(
     ended_by = signals.received or ended_by
     if ended_by and ended_by != signal.SIGINT:
         sys.exit(128 + ended_by)
+
+
+def _choose_kind(
+    *, off_cpu: bool, events: Sequence[str], rate: int, period: int | None, **_: object
+) -> ProfileKind:
+    """Returns the kind of samples to show: waits, those of an event, or on-CPU samples."""
+    if off_cpu and events:
+        raise click.UsageError(
+            "--off-cpu cannot be combined with -e: top shows one kind of samples"
+        )
+    if len(events) > 1:
+        raise click.UsageError("top shows a single event: name one -e")
+    if off_cpu:
+        return OFF_CPU
+    specs = [parse_event(text, rate, period or 0) for text in events]
+    return next((spec.kind for spec in specs if spec.name != CPU_CLOCK), ON_CPU)
 
 
 class Live:
@@ -168,6 +185,7 @@ class Live:
         host = os.uname()
         self.sliding = sliding
         rate = "waits" if sampling.off_cpu else f"{sampling.rate} Hz"
+        rate = ", ".join(map(str, sampling.specs)) or rate
         self.status = Status(host.nodename, host.release, rate)
         self.seconds = 0.0
         self.on_woken: Callable[[], None] | None = None

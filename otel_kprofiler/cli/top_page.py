@@ -70,7 +70,7 @@ q, Ctrl-C  quit
 self       share of samples taken in the function itself
 total      share of samples with the function anywhere in the stack
 kernel     share of the time spent in the kernel
-ms/s       milliseconds of CPU or wait time per second, for the sorted column
+ms/s, /s   milliseconds of CPU or wait time, or events, per second: sorted column
 lost       samples taken but not shown, by cause
 own        CPU time of this program; 100 % is one CPU
 
@@ -135,7 +135,7 @@ def plain_table(state: TopState, shown: Shown, status: Status, rows: int | None)
     """Returns header line and table without escape sequences, for files and pipes."""
     (section,) = state.sections(shown)
     head = "  ".join(text for text, _, _ in _head_parts(shown, status) if text)
-    return [head, *_table(section, section.groups[:rows], shown.seconds, state.order, None)]
+    return [head, *_table(section, section.groups[:rows], shown, state.order, None)]
 
 
 def _head_parts(shown: Shown, status: Status) -> Iterator[tuple[str, str, int]]:
@@ -210,7 +210,7 @@ def _body(state: TopState, shown: Shown, size: Size, room: int) -> Iterator[str]
     if size.rows is not None:
         room = min(room, size.rows)
     state.page = max(1, room)
-    seconds = (state.frozen or shown).seconds
+    seen = state.frozen or shown
     first = 0
     for at, section in enumerate(sections):
         others = sections[at + 1 :]
@@ -221,7 +221,7 @@ def _body(state: TopState, shown: Shown, size: Size, room: int) -> Iterator[str]
         start = max(0, min(row or 0, len(section.groups) - 1) - count + 1)
         groups = section.groups[start : start + count] if count else []
         room -= len(groups)
-        head, *rows = _table(section, groups, seconds, state.order, size.width)
+        head, *rows = _table(section, groups, seen, state.order, size.width)
         yield click.style(f"{head:<{size.width}}"[: size.width], reverse=True)
         for number, (text, group) in enumerate(zip(rows, groups, strict=True), start):
             yield _row(text[: size.width], group, section, number == row, size.width)
@@ -248,13 +248,14 @@ def _row(text: str, group: Group, section: Section, is_selected: bool, width: in
 
 
 def _table(
-    section: Section, groups: Sequence[Group], seconds: float, order: str, width: int | None
+    section: Section, groups: Sequence[Group], shown: Shown, order: str, width: int | None
 ) -> list[str]:
     """Returns the lines of a table, header first; column widths do not depend on the numbers."""
     by, whole = section.view.by, section.whole or 1
     is_total = order == "total" and by in FRAMES
     weights = [group.total if is_total else group.own for group in groups]
-    rates = [f"{weight / _MILLIS / (seconds or 1):7,.1f}" for weight in weights]
+    whole_units = (_MILLIS if shown.is_time else 1) * (shown.seconds or 1)
+    rates = [f"{weight / whole_units:7,.1f}" for weight in weights]
     if by in FRAMES or by == "bpf":
         columns = [
             _share("self", [group.own / whole for group in groups], 9, not is_total),
@@ -265,7 +266,7 @@ def _table(
         if by not in _WITHOUT_KERNEL:
             shares = [f"{group.kernel / (group.own or 1):6.0%}" for group in groups]
             columns.append(Column("kernel", shares, 5))
-    columns.append(Column("   ms/s", rates, 6))
+    columns.append(Column("   ms/s" if shown.is_time else "     /s", rates, 6))
     if by in _PLACES and (width is None or width >= _PLACE_FROM):
         columns.append(_place(_PLACES[by], [group.key.place for group in groups], width))
     names = [escape_controls(group.key.name) for group in groups]

@@ -48,7 +48,7 @@ class Part:
         end_unix_ns: end of the interval.
         samples: samples of the interval.
         lost: samples lost in the interval, by cause.
-        weight: weight of all samples, in nanoseconds of CPU time or waits.
+        weight: weight of all samples, in nanoseconds of CPU time or waits, or in events.
     """
 
     start_unix_ns: int
@@ -76,10 +76,12 @@ class Shown:
 
     Args:
         parts: the intervals covered, in order.
+        is_time: whether weights are nanoseconds.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[Part], *, is_time: bool = True) -> None:
         self._parts = tuple(parts)
+        self.is_time = is_time
         self.seconds = sum(part.end_unix_ns - part.start_unix_ns for part in parts) / 1e9
         self.samples = sum(part.samples.count for part in parts)
         self.weight = sum(part.weight for part in parts)
@@ -124,7 +126,7 @@ class SlidingWindow:
 
     def shown(self) -> Shown:
         """The current contents."""
-        return Shown(self._parts)
+        return Shown(self._parts, is_time=self._kind.is_time)
 
 
 def _group(samples: Samples, view: View) -> list[Group]:

@@ -40,8 +40,8 @@ from otel_kprofiler.viewing import (
 
 _SELECTION: Final = frozenset(Filter.__dataclass_fields__) | {"start", "end", "sides"}
 _SAMPLING: Final = (
-    "rate", "stacks", "user_symbols", "python", "off_cpu", "off_cpu_rate", "wakers", "loader",
-    "idle",
+    "rate", "events", "period", "stacks", "user_symbols", "python", "off_cpu", "off_cpu_rate",
+    "wakers", "loader", "idle",
 )  # fmt: skip
 _EVERYTHING: Final[dict[str, Any]] = dict.fromkeys(
     ("pids", "comms", "cgroups", "containers", "pods", "units", "cpus"), ()

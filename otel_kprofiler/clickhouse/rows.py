@@ -169,10 +169,10 @@ def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
 def _spread(kind: Kind, count: int, total: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
     """Reconstructs times and values of merged samples from count, sum, first and last time.
 
-    Kinds in the unit ``count`` need at most two times; other kinds need one for each sample.
+    Kinds whose values count samples need at most two times; other kinds need one for each sample.
     """
     first, last = ends
-    number = min(count, 2) if kind.sample_unit == "count" else count
+    number = min(count, 2) if kind.kind.counts_samples else count
     times = [first] * (number - 1) + [last]
     if total == number:
         return times, []

@@ -201,8 +201,8 @@ def _about(intervals: Sequence[Interval]) -> About:
 
 
 def _count(profile: Profile) -> int:
-    """Returns the number of samples: the sum of the values if they are counts."""
-    return profile.weight if profile.kind.sample_unit == "count" else profile.sample_count
+    """Returns the number of samples: the sum of values that count samples, else timestamps."""
+    return profile.weight if profile.kind.counts_samples else profile.sample_count
 
 
 def _values(resources: Iterable[Any], key: str) -> set[str]:

@@ -74,7 +74,7 @@ class _Encoder:
                 self._add_sample(resource, sample, profile)
 
     def _add_sample(self, resource: Resource, sample: WindowSample, profile: Profile) -> None:
-        is_count = profile.kind.sample_unit == "count"
+        is_count = profile.kind.counts_samples
         values = [sample.weight if is_count else len(sample.timestamps_unix_ns)]
         measured = profile.measure(sample.weight)
         values += [measured if kind == profile.kind else 0 for kind in self._kinds]

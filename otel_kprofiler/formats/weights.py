@@ -9,8 +9,10 @@ from otel_kprofiler.model import Profile, ProfileKind, Resource, Window, WindowS
 
 
 def unit_of(kind: ProfileKind) -> str:
-    """Unit of the values of a kind; ``samples`` if it counts."""
-    return "samples" if kind.sample_unit == "count" else kind.sample_unit
+    """Unit of the values of a kind; ``samples`` or ``events`` if it counts."""
+    if kind.sample_unit != "count":
+        return kind.sample_unit
+    return "samples" if kind.counts_samples else "events"
 
 
 class Weighed(NamedTuple):
@@ -55,7 +57,7 @@ class Weights:
 
     def _unit(self, kind: ProfileKind) -> str:
         if len(self.kinds) > 1:
-            return kind.measure[1]
+            return kind.unit
         return unit_of(kind)
 
     def _root(self, kind: ProfileKind) -> str:

@@ -41,6 +41,15 @@ from otel_kprofiler.host.cpus import parse_cpu_list, read_online_cpus, read_poss
 from otel_kprofiler.host.descriptors import create_memfd, open_pidfd, signal_pidfd
 from otel_kprofiler.host.doctor import doctor
 from otel_kprofiler.host.event_per_cpu import EventPerCpu
+from otel_kprofiler.host.event_specs import (
+    CPU_CLOCK,
+    MAX_EVENTS,
+    EventSpec,
+    EventState,
+    find_event_error,
+    list_events,
+    parse_event,
+)
 from otel_kprofiler.host.fair_queue import FairQueue, Turn, find_user
 from otel_kprofiler.host.file_places import FilePlaces
 from otel_kprofiler.host.growing_holds import FIRST_HOLD_S, GrowingHolds
@@ -87,6 +96,7 @@ from otel_kprofiler.host.perf import (
     DISABLED,
     ENABLE_ON_EXEC,
     INHERIT,
+    TIME_ENABLED,
     PerfAttributes,
     attach_program,
     disable_event,
@@ -125,18 +135,21 @@ __all__ = [
     "CONTEXTS",
     "COUNT_SW_CPU_CLOCK",
     "COUNT_SW_DUMMY",
+    "CPU_CLOCK",
     "DEVICE_RETRY_S",
     "DISABLED",
     "DONE",
     "ENABLE_ON_EXEC",
     "FIRST_HOLD_S",
     "INHERIT",
+    "MAX_EVENTS",
     "MAX_LEFT",
     "OLDEST_KERNEL",
     "PATIENCE_S",
     "PURPOSES",
     "SAMPLING",
     "TICK_NS",
+    "TIME_ENABLED",
     "Access",
     "AppendedFile",
     "CacheDirectory",
@@ -149,6 +162,8 @@ __all__ = [
     "CpuRate",
     "CpuShare",
     "EventPerCpu",
+    "EventSpec",
+    "EventState",
     "FairQueue",
     "FilePlaces",
     "FileProblem",
@@ -188,6 +203,7 @@ __all__ = [
     "find_cgroup_root",
     "find_containers",
     "find_descendants",
+    "find_event_error",
     "find_lockdown",
     "find_open_files_error",
     "find_sysctl",
@@ -206,6 +222,7 @@ __all__ = [
     "keep_only",
     "limit_memory",
     "limit_resources",
+    "list_events",
     "modification_time",
     "open_mapped",
     "open_perf_event",
@@ -215,6 +232,7 @@ __all__ = [
     "parse_cgroup",
     "parse_cgroup_path",
     "parse_cpu_list",
+    "parse_event",
     "parse_mappings",
     "parse_mount_points",
     "parse_own_container",

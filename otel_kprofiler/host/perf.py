@@ -13,13 +13,18 @@ import platform
 import struct
 from typing import Final, NamedTuple
 
+TYPE_HARDWARE: Final = 0
 TYPE_SOFTWARE: Final = 1
 COUNT_SW_CPU_CLOCK: Final = 0
 COUNT_SW_DUMMY: Final = 9
 
 DISABLED: Final = 1 << 0
 INHERIT: Final = 1 << 1
+FREQUENCY: Final = 1 << 10
 ENABLE_ON_EXEC: Final = 1 << 12
+
+TIME_ENABLED: Final = 1 << 0
+"""In ``read_format``: the time that the event was enabled follows its count."""
 
 _ATTR: Final = struct.Struct("=IIQQQQQIIQQQQIiQIHH")
 _FLAG_FD_CLOEXEC: Final = 8
@@ -32,7 +37,10 @@ _IOC_SET_BPF: Final = 0x40042408
 
 
 class PerfAttributes(NamedTuple):
-    """The used fields of ``struct perf_event_attr``; ``flags`` are its bit fields."""
+    """The used fields of ``struct perf_event_attr``; ``flags`` are its bit fields.
+
+    With ``FREQUENCY``, ``sample_period`` is a rate, in samples per second.
+    """
 
     config: int
     sample_period: int = 0
@@ -41,17 +49,18 @@ class PerfAttributes(NamedTuple):
     flags: int = 0
     wakeup: int = 0
     clock_id: int = 0
+    type: int = TYPE_SOFTWARE
 
     def pack(self) -> bytes:
         """Pack the struct for the kernel."""
         return _ATTR.pack(
-            TYPE_SOFTWARE, _ATTR.size, self.config, self.sample_period, self.sample_type,
+            self.type, _ATTR.size, self.config, self.sample_period, self.sample_type,
             self.read_format, self.flags, self.wakeup, 0, 0, 0, 0, 0, 0, self.clock_id, 0, 0, 0, 0,
         )  # fmt: skip
 
 
 def open_perf_event(attributes: PerfAttributes, *, pid: int = -1, cpu: int = -1) -> int:
-    """Open a software event; the caller closes the descriptor (close-on-exec).
+    """Open an event; the caller closes the descriptor (close-on-exec).
 
     Args:
         attributes: what to count.

@@ -24,7 +24,7 @@ from otel_kprofiler.model.batch import (
 )
 from otel_kprofiler.model.finding import Finding, Level
 from otel_kprofiler.model.kernel_entry import UNKNOWN_ENTRY, USER_MODE, find_entry
-from otel_kprofiler.model.kind import KINDS, OFF_CPU, ON_CPU, ProfileKind, find_kind
+from otel_kprofiler.model.kind import KINDS, OFF_CPU, ON_CPU, ProfileKind
 from otel_kprofiler.model.ksymbol import (
     Ksymbol,
     KsymbolAction,
@@ -241,7 +241,6 @@ __all__ = [
     "find_cause",
     "find_entries",
     "find_entry",
-    "find_kind",
     "find_stack_cause",
     "find_user_addresses",
     "mapping_fields",

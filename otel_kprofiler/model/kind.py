@@ -15,8 +15,8 @@ class ProfileKind(NamedTuple):
         period_type: what a periodic sampler counts between two samples (OTLP
             ``period_type.type``); empty for kinds without a period.
         period_unit: its unit (OTLP ``period_type.unit``).
-        number: identifies the kind in ring records and recordings; 0 for kinds that occur only in
-            other profilers' payloads.
+        number: identifies the kind in ring records and recordings; 0 for kinds of events, whose
+            numbers differ by sampler, and for those of other profilers' payloads.
     """
 
     name: str
@@ -34,6 +34,19 @@ class ProfileKind(NamedTuple):
         return self.sample_type, self.sample_unit
 
     @property
+    def unit(self) -> str:
+        """Returns the unit of weights for people: ``samples`` or ``events`` if they are counts."""
+        unit = self.measure[1]
+        if unit != "count":
+            return unit
+        return "samples" if self.counts_samples else "events"
+
+    @property
+    def counts_samples(self) -> bool:
+        """Returns whether values are numbers of samples; other counts are of what was sampled."""
+        return (self.sample_type, self.sample_unit) == ("samples", "count")
+
+    @property
     def is_time(self) -> bool:
         """Returns whether weights are in nanoseconds."""
         return self.measure[1] == "nanoseconds"
@@ -46,17 +59,5 @@ OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
 """Sampled off-CPU waits; each counts the time that it represents. Type and unit follow
 opentelemetry-ebpf-profiler."""
 
-KINDS: Final[list[ProfileKind]] = [ON_CPU, OFF_CPU]
-"""Kinds that samplers produce, in the order of a window's profiles."""
-
-
-def find_kind(number: int) -> ProfileKind:
-    """Returns the kind with this number.
-
-    Raises:
-        ValueError: the number is unknown.
-    """
-    for kind in KINDS:
-        if kind.number == number:
-            return kind
-    raise ValueError(f"unknown kind of sample {number}")
+KINDS: Final = (ON_CPU, OFF_CPU)
+"""Kinds that samplers always know, in the order of a window's profiles; those of events follow."""

@@ -28,6 +28,8 @@ def _describe_kinds(config: SamplerConfig) -> Iterator[str]:
     if config.off_cpu:
         rate = config.off_cpu.samples_per_second
         yield f"{rate} waits per second on each" if rate else "times of waits"
+    for event in config.events:
+        yield str(event)
 
 
 def describe_left_out(

@@ -159,6 +159,7 @@ class Pipeline(Generic[SamplerT]):
             schedule,
             start_boot_ns=start_boot_ns,
             period_ns=self.sampler.period_ns,
+            kinds=self.sampler.kinds,
             pause=self.options.pause,
             find_labels=self.options.find_labels,
             decode_context=self.resources.decode_context,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from types import MappingProxyType
@@ -125,6 +125,7 @@ class WindowBuilder:
         schedule: the window lengths.
         start_boot_ns: start of the first window.
         period_ns: sampling period of a CPU, for kinds with a period.
+        kinds: kinds of samples that may be added, in the order of profiles.
         random_unit: returns random numbers in [0, 1), for jitter.
         pause: called repeatedly while a window is closed, to let other threads run.
         find_labels: returns the labels for a label-set number; without it, samples have no labels.
@@ -142,6 +143,7 @@ class WindowBuilder:
         *,
         start_boot_ns: int,
         period_ns: int,
+        kinds: Sequence[ProfileKind] = KINDS,
         random_unit: Callable[[], float] = random.random,
         pause: Callable[[], None] | None = None,
         find_labels: Callable[[int], LabelSet] | None = None,
@@ -163,6 +165,7 @@ class WindowBuilder:
         self._limit_ns = schedule.first_ns  # maximum window length until then
         self._changes: deque[tuple[int, WindowSchedule, int]] = deque()
         self.period_ns = period_ns
+        self._all_kinds = tuple(kinds)
         self.end_boot_ns = start_boot_ns
         self._open(start_boot_ns)
 
@@ -252,7 +255,7 @@ class WindowBuilder:
         resources |= renew(resources.keys()) if renew else {}
         ends = WaitStacks(self._scheduler_rvas)
         profiles = []
-        for kind in KINDS:
+        for kind in self._all_kinds:
             if kind.name not in counts and kind not in self._kinds:
                 continue
             counted = counts.get(kind.name, WindowCounts())

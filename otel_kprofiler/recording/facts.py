@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from otel_kprofiler.bpf import RECORD_VERSION
 from otel_kprofiler.checked import checked_number
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.model import LossCause, ProcessKey, WaitState, WaitTotals
+from otel_kprofiler.model import LossCause, ProcessKey, ProfileKind, WaitState, WaitTotals
 from otel_kprofiler.recording.user_names import parse_process_key
 from otel_kprofiler.sampling import SamplerCounts
 
@@ -29,6 +29,7 @@ class RecordingFacts(NamedTuple):
         since_ns: boottime at which sampling started; 0 if unknown.
         waits: exact off-CPU time of each process during sampling; empty if not counted.
         wait_threshold_ns: last wait threshold, above which all waits were sampled; 0 if unknown.
+        events: kinds of events, in the order of their numbers in records.
     """
 
     offset_ns: int
@@ -39,6 +40,7 @@ class RecordingFacts(NamedTuple):
     since_ns: int = 0
     waits: Mapping[ProcessKey, WaitTotals] = MappingProxyType({})
     wait_threshold_ns: int = 0
+    events: tuple[ProfileKind, ...] = ()
 
 
 def parse_facts(header: dict[str, Any]) -> RecordingFacts:
@@ -64,7 +66,13 @@ def parse_facts(header: dict[str, Any]) -> RecordingFacts:
         checked_number(header.get("since_ns", 0), 0, END_NS),
         dict(map(_parse_waits, header.get("waits", ()))),
         checked_number(header.get("wait_threshold_ns", 0), 0, END_NS),
+        tuple(map(_parse_event, header.get("events", ()))),
     )
+
+
+def _parse_event(row: list[Any]) -> ProfileKind:
+    name, sample_type, unit = row
+    return ProfileKind(str(name), str(sample_type), str(unit))
 
 
 def _parse_waits(row: list[Any]) -> tuple[ProcessKey, WaitTotals]:

@@ -157,6 +157,7 @@ class RecordingWriter:
                 "version": FORMAT_VERSION,
                 "record_version": RECORD_VERSION,
                 **facts._asdict(),
+                "events": [list(kind[:3]) for kind in facts.events],
                 "waits": [
                     [*process, list(totals.by_state), totals.switches, totals.below_ns]
                     for process, totals in facts.waits.items()

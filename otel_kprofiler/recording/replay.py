@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from otel_kprofiler.bpf import WaitRecords, parse_records
+from otel_kprofiler.bpf import WaitRecords, number_kinds, parse_records
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.model import OFF_CPU, ProcessKey, RawSample, SampleCounts, WaitTotals
+from otel_kprofiler.model import (
+    KINDS,
+    OFF_CPU,
+    ProcessKey,
+    ProfileKind,
+    RawSample,
+    SampleCounts,
+    WaitTotals,
+)
 from otel_kprofiler.recording.recording import Recording
 from otel_kprofiler.sampling import SamplerCounts, WaitJoiner
 
@@ -26,6 +34,7 @@ class ReplaySampler:
         self._blocks = recording.blocks()
         self._received = SampleCounts()
         self._joiner = WaitJoiner()
+        self._kind_numbers = number_kinds(recording.facts.events)
         self._complete_until_ns = recording.facts.since_ns or self._find_start(recording)
         self.exhausted = self._has_read_waits = False
 
@@ -33,6 +42,11 @@ class ReplaySampler:
     def period_ns(self) -> int:
         """Returns the sampling period on each CPU."""
         return self._facts.period_ns
+
+    @property
+    def kinds(self) -> tuple[ProfileKind, ...]:
+        """Returns the kinds of samples that may occur, in the order of a window's profiles."""
+        return (*KINDS, *self._facts.events)
 
     def start(self) -> None:
         """Nothing to do."""
@@ -70,7 +84,7 @@ class ReplaySampler:
 
     def _parse(self, data: bytes, records: WaitRecords) -> list[RawSample]:
         try:
-            return parse_records(data, self._facts.stack_limit, records)
+            return parse_records(data, self._facts.stack_limit, records, self._kind_numbers)
         except ValueError as error:
             raise KProfilerError(f"the recording is damaged: {error}") from error
 

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_kprofiler.bpf import (
+    EVENT_LAYOUT,
     RECORD_HEADER_BYTES,
     RECORD_OVERHEAD,
     SAMPLER_OBJECT,
     SAMPLER_SOURCE,
     VMLINUX_BTF,
     CpuLines,
+    EventOffsets,
     KernelTypes,
     LoadedObject,
     Loader,
@@ -47,6 +49,7 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.model import MAX_FRAMES, KnownCodes, KnownFiles
 from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events, NoEvents
+from otel_kprofiler.sampling.host_events import HostEvents, make_events, plan_events
 from otel_kprofiler.sampling.program_config import pack_config
 from otel_kprofiler.sampling.python_frames import (
     PYTHON_SUFFIX,
@@ -93,6 +96,7 @@ _PLANNED_FRAMES: Final = 64
 _PLANNED_DRAINS: Final = 4
 _MIN_RING_BYTES: Final = 256 * 1024
 _MIN_WAIT_RING_BYTES: Final = 1 << 20  # holds the sums of exited threads
+_EVENT_RING_BYTES: Final = 16 << 20
 _FIRST = bytes(4)  # the only index of a one-element array
 
 _log = logging.getLogger(__name__)
@@ -131,7 +135,7 @@ class Attachment:
             possible = read_possible_cpus(files)
             size = plan_ring_bytes(config, possible)
             entries = {
-                "cpu_lines": possible,
+                "cpu_lines": possible * (1 + len(config.events)),
                 **target_map_entries(config),
                 "ring": size,
             }
@@ -140,7 +144,9 @@ class Attachment:
                 check_cgroups(files, loader.name)
             plans = _plan(config, files, loader.name)
             entries |= wait_map_entries(plans.waits, files, possible)
-            program, choice = _load(config, files, loader, entries, plans)
+            program, choice = _load(
+                config, files, loader, cpus=possible, entries=entries, plans=plans
+            )
             self._program = program
             undo.callback(program.close)
             self._targets = TargetMaps(program.map_fd)
@@ -162,7 +168,7 @@ class Attachment:
                 stack_limit=self.stack_limit,
             )
             self.configure(config, 0)
-            self.lines = CpuLines(program.map_fd("cpu_lines"), possible)
+            self.lines = CpuLines(program.map_fd("cpu_lines"), possible, len(config.events))
             undo.callback(self.lines.close)
             ring_fd = program.map_fd("ring")
             self.ring = RingReader(RingMemory(ring_fd, size), size)
@@ -232,15 +238,19 @@ def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
     """Compute the size of the ring.
 
     The ring holds four drain intervals of 64-frame stacks, or eight with waits; its size is at
-    least 256 KiB (1 MiB with waits), and at most the limit. Waits may use three quarters of it.
+    least 256 KiB (1 MiB with waits, 16 MiB with events by period), and at most the limit. Waits
+    and events may each use three quarters of it.
     """
     record = RECORD_OVERHEAD + RECORD_HEADER_BYTES + 8 * _PLANNED_FRAMES
-    rate = config.samples_per_second * (len(config.pin_cpu_ids) or cpus)
+    per_cpu = config.samples_per_second + sum(event.rate for event in config.events)
+    rate = per_cpu * (len(config.pin_cpu_ids) or cpus)
     planned = int(rate * config.drain_interval_s * record * _PLANNED_DRAINS)
     if config.off_cpu is None:
         wanted = max(planned, _MIN_RING_BYTES)
     else:
         wanted = max(2 * planned, _MIN_WAIT_RING_BYTES)
+    if any(event.period for event in config.events):  # bursts at a rate that nobody knows
+        wanted = max(wanted, _EVENT_RING_BYTES)
     wanted <<= config.map_scale_factor
     return min(ring_bytes(wanted), ring_bytes(config.max_ring_bytes // 2 + 1))
 
@@ -266,7 +276,7 @@ class _Plans(NamedTuple):
     """Plans for unwinding, Python frames (``problem``: why not), waits, and task identity.
 
     ``thread_pointer`` is the offset of the thread pointer in a task, for reading thread contexts; 0
-    if they are not read.
+    if they are not read. ``events``: for events other than cpu-clock.
     """
 
     unwinding: UnwindPlan | None
@@ -275,6 +285,7 @@ class _Plans(NamedTuple):
     waits: WaitOffsets | None
     task: TaskOffsets | None
     thread_pointer: int
+    events: EventOffsets | None
 
 
 def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
@@ -286,6 +297,7 @@ def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
         plan_waits(config, read_types, loader),
         _find_task_offsets(read_types),
         plan_contexts(read_types),
+        plan_events(config, read_types, loader),
     )
 
 
@@ -293,6 +305,8 @@ def _load(
     config: SamplerConfig,
     files: HostFiles,
     loader: Loader,
+    *,
+    cpus: int,
     entries: Mapping[str, int],
     plans: _Plans,
 ) -> tuple[LoadedObject, _Choice]:
@@ -308,6 +322,7 @@ def _load(
         config=config,
         files=files,
         loader=loader,
+        cpus=cpus,
         entries=entries,
         plans=plans,
     )
@@ -332,10 +347,10 @@ def _load_program(
     config: SamplerConfig,
     files: HostFiles,
     loader: Loader,
+    cpus: int,
     entries: Mapping[str, int],
     plans: _Plans,
 ) -> LoadedObject:
-    cpus = entries["cpu_lines"]
     python_ring = python_ring_bytes(config) if choice.python else 0
     sizes = {
         **entries,
@@ -343,7 +358,7 @@ def _load_program(
         **map_entries(choice.unwinding, cpus),
         **python_map_entries(cpus, python_ring),
     }
-    programs: tuple[str, ...] = (choice.name,) if config.on_cpu else ()
+    programs: tuple[str, ...] = (choice.name,) if config.on_cpu or config.events else ()
     programs += wait_programs(config, choice.name)
     if choice.unwinding and choice.unwinding.lists_files:
         programs += (LIST_FILES,)
@@ -353,7 +368,8 @@ def _load_program(
         programs,
         sizes,
         config.verifier_log_level,
-        wait_constants(plans.waits, entries),
+        wait_constants(plans.waits, entries)
+        | ({EVENT_LAYOUT: plans.events.pack(cpus)} if plans.events else {}),
     )
     try:
         return loader.load(spec)
@@ -383,11 +399,15 @@ def _events(
     files: HostFiles,
     program: LoadedObject,
     name: str,
-    runs: Callable[[int], int],
+    runs: Callable[..., int],
 ) -> Events:
-    if not config.on_cpu:
+    if not config.on_cpu and not config.events:
         return NoEvents()
     program_fd = program.program_fd(name)
     if config.child_pid is not None:
         return ChildEvents(files, program_fd, config.period_ns, config.child_pid)
-    return CpuEvents(files, program_fd, config.period_ns, config.pin_cpu_ids, runs)
+    clock = None
+    if config.on_cpu:
+        clock = CpuEvents(files, program_fd, config.period_ns, config.pin_cpu_ids, runs)
+    others = make_events(config.events, files, program_fd, config.pin_cpu_ids, runs)
+    return HostEvents(clock, others)

@@ -12,15 +12,18 @@ from typing import Final, NamedTuple, Protocol
 from otel_kprofiler.errors import HostError, KernelFeatureError, describe_error
 from otel_kprofiler.host import (
     COUNT_SW_CPU_CLOCK,
+    CPU_CLOCK,
     DISABLED,
     ENABLE_ON_EXEC,
     INHERIT,
+    TIME_ENABLED,
     EventPerCpu,
     HostFiles,
     PerfAttributes,
     attach_program,
     disable_event,
     enable_event,
+    find_event_error,
     find_open_files_error,
     find_throttling,
     get_privilege_error,
@@ -72,39 +75,42 @@ class NoEvents:
 class _CpuEvent(NamedTuple):
     fd: int
     runs: int
-    clock: bytes | None
+    times: bytes | None
 
 
-class CpuEvents(EventPerCpu[_CpuEvent]):
-    """A cpu-clock event on each online CPU.
+class PerCpuEvents(EventPerCpu[_CpuEvent]):
+    """An event on each online CPU.
 
     A CPU that went offline and came back between two checks is recognized by its event: neither has
-    the program run there, nor has the event's clock advanced.
+    the program run there, nor has the time advanced during which the event was enabled.
 
     Args:
         files: files of the host.
         program_fd: the program to run.
-        period_ns: interval between two samples.
+        attributes: the event.
         cpus: restrict to these; empty: all.
-        runs: returns how often the program has run on a CPU, without system calls.
+        runs: returns how often the program has run for the event on a CPU, without system calls.
+        name: of the event, for messages.
     """
 
     def __init__(
         self,
         files: HostFiles,
         program_fd: int,
-        period_ns: int,
+        attributes: PerfAttributes,
         cpus: Iterable[int],
         runs: Callable[[int], int],
+        *,
+        name: str = CPU_CLOCK,
     ) -> None:
         super().__init__(files, cpus)
+        self.name = name
         self._program_fd = program_fd
-        self._attributes = PerfAttributes(
-            COUNT_SW_CPU_CLOCK, sample_period=period_ns, flags=DISABLED
+        self._attributes = attributes._replace(
+            read_format=TIME_ENABLED, flags=attributes.flags | DISABLED
         )
         self._runs = runs
         self._paused = False
-        self._throttling = ""
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -114,28 +120,23 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
     def open(self) -> None:
         """Open an event on each selected CPU that is online."""
         for cpu, refusal in self.update().refused.items():
-            raise _open_error(refusal, self._files, f"CPU {cpu}") from refusal
+            raise self._convert(refusal, cpu) from refusal
         if not self._events:
             raise _none_online(self._wanted)
-        self._warn_of_throttling()
 
     def follow(self) -> None:
-        """Open events on new CPUs; close dead events and those on offline CPUs.
-
-        Logs a warning when the kernel starts to suspend events.
-        """
-        self._warn_of_throttling()
+        """Open events on new CPUs; close dead events and those on offline CPUs."""
         try:
             changes = self.update()
         except OSError as error:
             _LOG.warning("CPU hotplug is not tracked: %s", describe_error(error))
             return
         for cpu in changes.closed:
-            _LOG.info("CPU %d is no longer sampled", cpu)
+            _LOG.info("CPU %d is no longer sampled%s", cpu, self._suffix)
         for cpu in changes.opened:
-            _LOG.info("CPU %d is sampled from now on", cpu)
+            _LOG.info("CPU %d is sampled from now on%s", cpu, self._suffix)
         for cpu, refusal in changes.refused.items():
-            _LOG.warning("CPU %d is not sampled: %s", cpu, refusal)
+            _LOG.warning("CPU %d is not sampled%s: %s", cpu, self._suffix, refusal)
 
     def disable(self) -> None:
         """Stop sampling on every CPU."""
@@ -164,6 +165,72 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
         self._wanted = frozenset(cpus)
         self.follow()
 
+    def close(self) -> None:
+        """Close the events."""
+        while self._events:
+            self._close_event(self._events.popitem()[1])
+
+    @property
+    def _suffix(self) -> str:
+        return "" if self.name == CPU_CLOCK else f" for {self.name}"
+
+    def _convert(self, error: OSError, cpu: int) -> HostError:
+        return find_event_error(error, self.name, self._attributes, self._files) or _open_error(
+            error, self._files, f"CPU {cpu}"
+        )
+
+    def _open_event(self, cpu: int) -> _CpuEvent:
+        runs = self._runs(cpu)
+        fd = _open_attached(self._attributes, self._program_fd, cpu=cpu, enable=not self._paused)
+        return _CpuEvent(fd, runs, None)
+
+    def _close_event(self, event: _CpuEvent) -> None:
+        os.close(event.fd)
+
+    def _is_dead(self, cpu: int) -> bool:
+        """Check only a suspicious event, because reading a live event interrupts its CPU."""
+        if self._paused:
+            return False
+        event = self._events[cpu]
+        runs = self._runs(cpu)
+        times = os.read(event.fd, 16) if runs == event.runs else None
+        self._events[cpu] = event._replace(runs=runs, times=times)
+        return times is not None and times == event.times
+
+
+class CpuEvents(PerCpuEvents):
+    """A cpu-clock event on each online CPU; see :class:`PerCpuEvents`.
+
+    Args:
+        files: files of the host.
+        program_fd: the program to run.
+        period_ns: interval between two samples.
+        cpus: restrict to these; empty: all.
+        runs: returns how often the program has run on a CPU, without system calls.
+    """
+
+    def __init__(
+        self,
+        files: HostFiles,
+        program_fd: int,
+        period_ns: int,
+        cpus: Iterable[int],
+        runs: Callable[[int], int],
+    ) -> None:
+        clock = PerfAttributes(COUNT_SW_CPU_CLOCK, sample_period=period_ns)
+        super().__init__(files, program_fd, clock, cpus, runs)
+        self._throttling = ""
+
+    def open(self) -> None:
+        """Open an event on each selected CPU that is online."""
+        super().open()
+        self._warn_of_throttling()
+
+    def follow(self) -> None:
+        """Adapt to CPU hotplug; log a warning when the kernel starts to suspend events."""
+        self._warn_of_throttling()
+        super().follow()
+
     def set_period(self, period_ns: int) -> None:
         """Change the interval between two samples.
 
@@ -190,11 +257,6 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
         finally:
             os.sched_setaffinity(0, allowed)
 
-    def close(self) -> None:
-        """Close the events."""
-        while self._events:
-            self._close_event(self._events.popitem()[1])
-
     def _warn_of_throttling(self) -> None:
         rate = round(1_000_000_000 / self._attributes.sample_period)
         warning = find_throttling(self._files, rate, get_tick_rate())
@@ -218,24 +280,6 @@ class CpuEvents(EventPerCpu[_CpuEvent]):
                     del waiting[cpu]
                     yield cpu
         yield from waiting
-
-    def _open_event(self, cpu: int) -> _CpuEvent:
-        runs = self._runs(cpu)
-        fd = _open_attached(self._attributes, self._program_fd, cpu=cpu, enable=not self._paused)
-        return _CpuEvent(fd, runs, None)
-
-    def _close_event(self, event: _CpuEvent) -> None:
-        os.close(event.fd)
-
-    def _is_dead(self, cpu: int) -> bool:
-        """Check only a suspicious event, because reading a live event interrupts its CPU."""
-        if self._paused:
-            return False
-        event = self._events[cpu]
-        runs = self._runs(cpu)
-        clock = os.read(event.fd, 8) if runs == event.runs else None
-        self._events[cpu] = event._replace(runs=runs, clock=clock)
-        return clock is not None and clock == event.clock
 
 
 class ChildEvents:

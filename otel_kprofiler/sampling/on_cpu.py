@@ -1,9 +1,8 @@
-"""Samples running and waiting threads: drains the BPF programs' ring and names losses by cause."""
+"""Samples running and waiting threads and events: drains the BPF programs' ring."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -11,15 +10,13 @@ from typing import TYPE_CHECKING, Final
 from otel_kprofiler import forks
 from otel_kprofiler.bpf import (
     Loader,
-    ProgramCounts,
     PythonMaps,
     ThreadContexts,
     WaitCounts,
     WaitRecords,
     get_loader,
-    parse_counts,
+    number_kinds,
     parse_records,
-    parse_wait_counts,
 )
 from otel_kprofiler.clock import SystemTime, TimeSource
 from otel_kprofiler.errors import HostError, SamplerError
@@ -27,19 +24,21 @@ from otel_kprofiler.forks import ForkAware, ForkStep, ProcessLock
 from otel_kprofiler.host import Access, ReferableFiles, find_open_files_error
 from otel_kprofiler.model import (
     OFF_CPU,
-    ON_CPU,
-    STACK_OK,
-    TRUNCATED_STACKS,
-    USER_SIDE,
     KnownCodes,
     KnownFiles,
-    LossCause,
     ProcessKey,
+    ProfileKind,
     RawSample,
     WaitTotals,
 )
 from otel_kprofiler.sampling.attachment import Attachment
-from otel_kprofiler.sampling.events import CpuEvents
+from otel_kprofiler.sampling.counting import (
+    name_counts,
+    name_wait_counts,
+    start_counts,
+    take_snapshot,
+)
+from otel_kprofiler.sampling.host_events import HostEvents
 from otel_kprofiler.sampling.off_cpu import OffCpuConfig
 from otel_kprofiler.sampling.sampler import SamplerConfig, SamplerCounts
 from otel_kprofiler.sampling.unwinder import say_frame_pointers
@@ -53,8 +52,6 @@ _FOLLOW_PERIODS: Final = 3
 _STORE_DELAY_NS: Final = 20_000
 _IN_FLIGHT_TRIES: Final = 16
 _NEVER_NS: Final = 1 << 63
-_CUT_TRIES: Final = 64
-"""Sufficient for 64 CPUs at 10 kHz, where a record is in flight 90 % of the time."""
 
 RawSink = Callable[[bytes, int], None]
 """Receives the raw records of a drain and its ``complete_until_ns``."""
@@ -77,7 +74,8 @@ class EbpfSampler(ForkAware):
 
     Attributes:
         config: what to sample.
-        busy_ns: nanoseconds that the program spent on on-CPU samples, as of the last :meth:`drain`.
+        busy_ns: nanoseconds that the program spent on samples other than waits, as of the last
+            :meth:`drain`.
         stack_limit: size in bytes from which a stack counts as truncated; 0 before the start.
         user_files: the files of user stacks.
         python_codes: the code objects of Python frames.
@@ -108,12 +106,8 @@ class EbpfSampler(ForkAware):
         self._complete_until_ns = 0
         self._next_follow_ns = 0
         self.busy_ns = 0
-        none = SamplerCounts(0, {}, 0, {})
-        self._counts: Mapping[str, SamplerCounts] = {}
-        if config.on_cpu:
-            self._counts |= _name_counts(ProgramCounts(0, 0, 0, 0, 0, 0, 0), [], none)
-        if config.off_cpu is not None:
-            self._counts |= {OFF_CPU.name: none}
+        self._counts: Mapping[str, SamplerCounts] = start_counts(config)
+        self._kind_numbers = number_kinds([event.kind for event in config.events])
 
     @property
     def period_ns(self) -> int:
@@ -121,10 +115,15 @@ class EbpfSampler(ForkAware):
         return self.config.period_ns
 
     @property
+    def kinds(self) -> tuple[ProfileKind, ...]:
+        """Returns the kinds of samples that may occur, in the order of a window's profiles."""
+        return self.config.kinds
+
+    @property
     def cpus(self) -> tuple[int, ...]:
         """Returns the CPUs being sampled; empty if a command is followed."""
         events = self._attachment().events
-        return events.cpus if isinstance(events, CpuEvents) else ()
+        return events.cpus if isinstance(events, HostEvents) else ()
 
     @property
     def contexts(self) -> ThreadContexts:
@@ -187,7 +186,7 @@ class EbpfSampler(ForkAware):
                 changed.
         """
         attached, old = self._attachment(), self.config
-        events = self._cpu_events() if old.on_cpu else None
+        events = self._host_events() if old.on_cpu or old.events else None
         if len({*config.target_pids, *old.target_pids}) > attached.target_slots:
             raise HostError(
                 f"old and new target_pids exceed {attached.target_slots}: restart the agent"
@@ -238,8 +237,8 @@ class EbpfSampler(ForkAware):
     def pause(self) -> None:
         """Stop sampling until :meth:`resume`."""
         attached = self._attachment()
-        if self.config.on_cpu:
-            self._cpu_events().pause()
+        if self.config.on_cpu or self.config.events:
+            self._host_events().pause()
         if attached.waits is not None:
             attached.waits.pause()
 
@@ -247,8 +246,8 @@ class EbpfSampler(ForkAware):
         """Resume sampling."""
         attached = self._attachment()
         attached.configure(self.config, self._time.boot_ns())
-        if self.config.on_cpu:
-            self._cpu_events().resume()
+        if self.config.on_cpu or self.config.events:
+            self._host_events().resume()
         if attached.waits is not None:
             attached.waits.resume()
 
@@ -276,21 +275,19 @@ class EbpfSampler(ForkAware):
             # The order matters: a record missed by both reads is newer than the horizon.
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
-            counts, wait_counts, position = _snapshot(attached)
+            counts, wait_counts, position = take_snapshot(attached)
             data, complete = attached.ring.take(position)
             if attached.python is not None:
                 attached.python.receive()
         records = WaitRecords([], [])
-        samples = parse_records(data, self.stack_limit, records)
-        after: dict[str, SamplerCounts] = {}
-        if self.config.on_cpu:
-            after |= _name_counts(counts, samples, self._counts[ON_CPU.name])
+        samples = parse_records(data, self.stack_limit, records, self._kind_numbers)
+        after = name_counts(self.config, counts, samples, self._counts)
         if attached.waits is not None:
             waits = attached.waits.receive(records, time.monotonic_ns())
             previous = self._counts[OFF_CPU.name]
-            after |= _name_wait_counts(wait_counts, attached.waits.added, waits, previous)
+            after |= name_wait_counts(wait_counts, attached.waits.added, waits, previous)
             samples += waits
-        self._counts, self.busy_ns = after, counts.busy_ns
+        self._counts, self.busy_ns = after, sum(part.busy_ns for part in counts)
         if complete:
             self._complete_until_ns = max(self._complete_until_ns, horizon)
         if data and self._raw_sink is not None:
@@ -370,9 +367,9 @@ class EbpfSampler(ForkAware):
             return []
         return [part for part in (a.contexts, a.python, a.tables) if part is not None]
 
-    def _cpu_events(self) -> CpuEvents:
+    def _host_events(self) -> HostEvents:
         events = self._attachment().events
-        if not isinstance(events, CpuEvents):
+        if not isinstance(events, HostEvents):
             raise SamplerError("a sampler that follows a command cannot be changed")
         return events
 
@@ -387,52 +384,6 @@ def _choose_off_cpu(old: OffCpuConfig | None, new: OffCpuConfig | None) -> OffCp
     if old is None or new is None or bool(old.samples_per_second) != bool(new.samples_per_second):
         return old
     return new
-
-
-def _snapshot(attached: Attachment) -> tuple[ProgramCounts, WaitCounts, int]:
-    """Returns the counters, and the ring position up to which they count records.
-
-    Both are consistent if the counters did not change while the position was read. If samples
-    come too fast for that, the counters may be a few records ahead.
-    """
-    waits = attached.waits
-    for _ in range(_CUT_TRIES):
-        lines = attached.lines.copy(), waits.copy() if waits else b""
-        position = attached.ring.reserved()
-        again = attached.lines.copy(), waits.copy() if waits else b""
-        if again == lines and parse_counts(lines[0])[1]:  # at rest
-            break
-    return parse_counts(lines[0])[0], parse_wait_counts(lines[1]), position
-
-
-def _count_truncated(samples: list[RawSample], previous: Mapping[str, int]) -> Mapping[str, int]:
-    """Returns incomplete user stacks by reason, including ``previous``."""
-    after = dict(previous)
-    for collected, count in Counter([sample.collected for sample in samples]).items():
-        end = TRUNCATED_STACKS.get(dict(collected).get(USER_SIDE, STACK_OK))
-        if end is not None:
-            after[end.name.lower()] = after.get(end.name.lower(), 0) + count
-    return after
-
-
-def _name_counts(
-    counts: ProgramCounts, samples: list[RawSample], previous: SamplerCounts
-) -> Mapping[str, SamplerCounts]:
-    lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
-    filtered = {name: getattr(counts, name) for name in ("idle", "target", "age", "empty")}
-    truncated = _count_truncated(samples, previous.truncated)
-    received = previous.received + len(samples)
-    sampler_counts = SamplerCounts(counts.taken, lost, received, filtered, counts.missed, truncated)
-    return {ON_CPU.name: sampler_counts}
-
-
-def _name_wait_counts(
-    counts: WaitCounts, added: int, samples: list[RawSample], previous: SamplerCounts
-) -> Mapping[str, SamplerCounts]:
-    lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
-    truncated = _count_truncated(samples, previous.truncated)
-    received = previous.received + len(samples)
-    return {OFF_CPU.name: SamplerCounts(counts.taken + added, lost, received, {}, 0, truncated)}
 
 
 def _horizon(now: int, attached: Attachment) -> int:

@@ -13,11 +13,14 @@ from otel_kprofiler.bpf import (
     SpanLayout,
     SpanPath,
 )
+from otel_kprofiler.host import MAX_EVENTS, EventSpec
 from otel_kprofiler.model import (
+    KINDS,
     MAX_FRAMES,
     PYTHON_FRAMES,
     LossCause,
     ProcessKey,
+    ProfileKind,
     RawSample,
     WaitTotals,
 )
@@ -78,6 +81,8 @@ class SamplerConfig:
             level INFO.
         on_cpu: take on-CPU samples.
         off_cpu: how waits are sampled; None to not follow waits.
+        events: other perf events to sample, at most 16 with different names; each is a kind of its
+            own. Needs libbpf and BTF.
     """
 
     samples_per_second: int = 19
@@ -108,6 +113,7 @@ class SamplerConfig:
     verifier_log_level: int = 0
     on_cpu: bool = True
     off_cpu: OffCpuConfig | None = None
+    events: tuple[EventSpec, ...] = ()
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -125,10 +131,16 @@ class SamplerConfig:
             raise ValueError("target_descendants needs target_pids")
         if any(not 1 <= level <= MAX_CGROUP_LEVEL for level, _ in self.target_cgroups):
             raise ValueError(f"a cgroup must be 1 to {MAX_CGROUP_LEVEL} levels below the root")
-        if not self.on_cpu and self.off_cpu is None:
-            raise ValueError("on_cpu is off and off_cpu is not set: nothing is sampled")
-        if self.child_pid is not None and self.off_cpu is not None:
-            raise ValueError("off_cpu cannot follow child_pid: set it as target_pids instead")
+        if not self.on_cpu and self.off_cpu is None and not self.events:
+            raise ValueError("on_cpu is off, off_cpu and events are not set: nothing is sampled")
+        if self.child_pid is not None and (self.off_cpu is not None or self.events):
+            raise ValueError(
+                "off_cpu and events cannot follow child_pid: set it as target_pids instead"
+            )
+        if len(self.events) > MAX_EVENTS:
+            raise ValueError(f"{len(self.events)} events, at most {MAX_EVENTS} are possible")
+        if len({event.name for event in self.events}) < len(self.events):
+            raise ValueError("two events have the same name")
         if len(self.interrupt_ranges) > MAX_INTERRUPT_RANGES:
             raise ValueError(f"there are more than {MAX_INTERRUPT_RANGES} interrupt ranges")
 
@@ -136,6 +148,11 @@ class SamplerConfig:
     def period_ns(self) -> int:
         """Returns the sampling period on each CPU in nanoseconds."""
         return _NS_PER_S // self.samples_per_second
+
+    @property
+    def kinds(self) -> tuple[ProfileKind, ...]:
+        """Returns the kinds of samples that a sampler may yield, in the order of profiles."""
+        return (*KINDS, *(event.kind for event in self.events))
 
 
 class SamplerCounts(NamedTuple):
@@ -168,6 +185,10 @@ class Sampler(Protocol):
     @property
     def period_ns(self) -> int:
         """Returns the sampling period of a CPU in nanoseconds, for kinds with a period."""
+
+    @property
+    def kinds(self) -> tuple[ProfileKind, ...]:
+        """Returns the kinds of samples that may occur, in the order of a window's profiles."""
 
     def start(self) -> None:
         """Start sampling. Raises ``HostError`` or ``SamplerError``, leaving nothing open."""

@@ -235,6 +235,8 @@ MUTATIONS = [
     Mutation("windows waiting for encoding", REPORTING, "samples > MAX_WAITING_SAMPLES", "False", "tests/unit/test_delivery.py"),
     Mutation("aborted step: samples in hand", PIPELINE, "                self._gate.push(samples)\n        return", "                pass\n        return", "tests/unit/pipeline/test_pipeline.py"),
     Mutation("CPU hotplug", "otel_kprofiler/host/event_per_cpu.py", "for cpu in sorted(online - self._events.keys()):", "for cpu in ():", "tests/live/test_sampler.py"),
+    Mutation("no counters of the processor", "otel_kprofiler/host/event_specs.py", "    if not _has_counters(files):", "    if False:", "tests/unit/host/test_event_specs.py"),
+    Mutation("events fill the ring", "otel_kprofiler/bpf/programs/sampler.bpf.c", "RING_USED(ring) >= options->wakeup_bytes / 2 * 3", "0", "tests/live/test_events.py::test_samples_for_which_the_ring_has_no_room_are_counted"),
     Mutation("descriptors exhausted", EVENTS, "            changes = self.update()\n        except OSError as error:", "            changes = self.update()\n        except ValueError as error:", "tests/faults/test_hosts.py::test_sampling_survives_exhausted_file_descriptors"),
     Mutation("unreadable /proc entry", "otel_kprofiler/processes/reader.py", "        except OSError:\n            return {}  # a kernel thread", "        except ValueError:\n            return {}  # a kernel thread", "tests/faults/test_hosts.py"),
     Mutation("second SIGTERM", AGENT, "            raise SystemExit(128 + number)\n", "            return\n", "tests/faults/test_agent_and_receiver.py::test_a_second_sigterm_stops_the_agent_immediately_with_an_intact_spool"),

@@ -1,4 +1,4 @@
-"""Adding a row adds a sample kind: from a recording to every report and account."""
+"""A kind of events goes from a recording to every report and account."""
 
 import gzip
 import json
@@ -6,11 +6,12 @@ from collections import Counter
 
 import pytest
 
+from otel_kprofiler.bpf.layout import FIRST_EVENT
 from otel_kprofiler.delivery import Reporter
 from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter
 from otel_kprofiler.formats import FORMATS
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import KINDS, ON_CPU, Account, Form, LossCause, ProfileKind
+from otel_kprofiler.model import ON_CPU, Account, Form, LossCause, ProfileKind
 from otel_kprofiler.otlp import check_payload, decode_windows
 from otel_kprofiler.pipeline import WindowSchedule, replay
 from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter
@@ -19,15 +20,15 @@ from tests.page import data
 from tests.records import in_ring, pack_record
 from tests.wire import fields, varints
 
-LOCK_WAIT = ProfileKind("lock_wait", "lock_wait", "nanoseconds", number=9)
+LOCK_WAIT = ProfileKind("lock_wait", "lock_wait", "nanoseconds")
 PERIOD_NS = 10_000_000
 VFS_READ, MUTEX_LOCK = 0xFFFFFFFF81000010, 0xFFFFFFFF81000110
 RECORDS = [
     pack_record(100, (VFS_READ,)),
-    pack_record(110, (MUTEX_LOCK, VFS_READ), kind=9, value=700),
+    pack_record(110, (MUTEX_LOCK, VFS_READ), kind=FIRST_EVENT, value=700),
     pack_record(120, (VFS_READ,)),
-    pack_record(130, (MUTEX_LOCK, VFS_READ), kind=9, value=5),
-    pack_record(140, (MUTEX_LOCK,), kind=9, value=1),
+    pack_record(130, (MUTEX_LOCK, VFS_READ), kind=FIRST_EVENT, value=5),
+    pack_record(140, (MUTEX_LOCK,), kind=FIRST_EVENT, value=1),
 ]
 
 
@@ -47,13 +48,6 @@ class Collecting(ProfileExporter):
         pass
 
 
-@pytest.fixture(autouse=True)
-def lock_wait():
-    KINDS.append(LOCK_WAIT)
-    yield
-    KINDS.remove(LOCK_WAIT)
-
-
 @pytest.fixture
 def recording(tmp_path):
     kallsyms = tmp_path / "host" / "proc" / "kallsyms"
@@ -69,7 +63,8 @@ def recording(tmp_path):
         "on_cpu": SamplerCounts(2, {}, 2, {}),
         "lock_wait": SamplerCounts(7, {LossCause.RING_FULL: 4}, 3, {}),
     }
-    writer.finish(RecordingFacts(10**18, PERIOD_NS, 1016, 500, counts))
+    facts = RecordingFacts(10**18, PERIOD_NS, 1016, 500, counts, events=(LOCK_WAIT,))
+    writer.finish(facts)
     return str(tmp_path / "recording")
 
 

@@ -92,6 +92,7 @@ static u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
 static u64 (*bpf_get_current_pid_tgid)(void) = (void *)14;
 static long (*bpf_get_current_comm)(void *buffer, u32 size) = (void *)16;
 static u64 (*bpf_get_current_task)(void) = (void *)35;
+static long (*bpf_perf_prog_read_value)(void *ctx, void *value, u32 size) = (void *)56;
 static long (*bpf_get_stack)(void *ctx, void *buffer, u32 size, u64 flags) = (void *)67;
 static u64 (*bpf_get_current_cgroup_id)(void) = (void *)80;
 static long (*bpf_probe_read_user)(void *to, u32 size, const void *from) = (void *)112;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The sampler: runs at every overflow of a cpu-clock event and writes one record to a ring.
+ * The sampler: runs at every overflow of a perf event and writes one record to a ring.
  *
  * Helpers only: no kernel header, no struct of the kernel, no register of a processor, so that
  * one little-endian object serves every kernel since 5.10 on x86-64 and arm64. The structs
@@ -97,7 +97,10 @@ struct config {
 	struct range interrupt_text[MAX_RANGES];
 };
 
-/* Cache lines for each CPU; only that CPU writes them, user space reads them by mmap. */
+/*
+ * Cache lines for each CPU, and for each event on it; only that CPU writes them, user space reads
+ * them by mmap.
+ */
 struct cpu_line {
 	u64 taken;
 	u64 ring_full;
@@ -108,7 +111,9 @@ struct cpu_line {
 	u64 in_flight; /* 0, IN_FLIGHT, or the time of the record that is being made */
 	u64 missed;    /* runs that the kernel left out while the CPU was not idle */
 	u64 busy_ns;   /* time in this program */
-	u64 unused[7];
+	u64 counted;   /* events until the last run; not of cpu-clock */
+	u64 overflows; /* of its period until the last run */
+	u64 unused[5];
 };
 
 /* struct bpf_pidns_info */
@@ -169,6 +174,7 @@ RING(ring);
 #include "python_frames.bpf.h"
 #endif
 #include "thread_context.bpf.h"
+#include "events.bpf.h"
 
 /*
  * Length of a stack out of a helper's result; 0 for errors. The mask tells every verifier the
@@ -374,6 +380,10 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 		BOUND(context_bytes, CONTEXT_MASK);
 	}
 	record->context_bytes = context_bytes;
+	/* Events leave a quarter of the ring, whose half is the fill mark, to other kinds. */
+	if (FOLLOWS_EVENTS && record->kind >= FIRST_EVENT &&
+	    RING_USED(ring) >= options->wakeup_bytes / 2 * 3)
+		return NO_ROOM;
 	if (RING_OUTPUT(ring, record,
 			HEADER_BYTES + kernel_bytes + user_bytes + python_bytes + context_bytes,
 			find_wakeup(options)))
@@ -477,15 +487,20 @@ INLINE void count_missed(const struct config *options, struct last_run *last,
  */
 INLINE int run(void *ctx, enum user_frames by, int python)
 {
-	u32 zero = 0, cpu = bpf_get_smp_processor_id();
-	struct cpu_line *line = LOOKUP(cpu_lines, &cpu);
+	u32 zero = 0, cpu = bpf_get_smp_processor_id(), number, place;
 	struct config *options = LOOKUP(config, &zero);
 	struct scratch *own = LOOKUP(scratch, &zero);
+	struct cpu_line *line;
 	struct record *record;
 
-	if (!line || !options || !own)
+	if (!options || !own)
 		return 0;
 	record = &own->record;
+	number = find_event(ctx, (void *)record->frames);
+	place = number * EVENT_LINES + cpu;
+	line = LOOKUP(cpu_lines, &place);
+	if (!line)
+		return 0;
 	*(volatile u64 *)&line->in_flight = IN_FLIGHT;
 	record->time_ns = bpf_ktime_get_boot_ns();
 	*(volatile u64 *)&line->in_flight = record->time_ns;
@@ -493,7 +508,10 @@ INLINE int run(void *ctx, enum user_frames by, int python)
 	record->kind = ON_CPU;
 	record->phase = 0;
 	record->value = 1;
-	count_missed(options, &own->last, line, record->time_ns);
+	if (number)
+		count_event(ctx, line, record, number);
+	else
+		count_missed(options, &own->last, line, record->time_ns);
 	sample(ctx, options, record, line, by, python);
 	line->busy_ns += bpf_ktime_get_boot_ns() - record->time_ns;
 	*(volatile u64 *)&line->in_flight = 0;

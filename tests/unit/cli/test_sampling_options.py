@@ -1,11 +1,11 @@
-"""Options of sampling commands: the sampler's settings for waits."""
+"""Options of sampling commands: the sampler's settings for waits and events."""
 
 import pytest
 from click.testing import CliRunner
 
 from otel_kprofiler.cli.record import command as record
 from otel_kprofiler.cli.sampling_options import Sampling
-from otel_kprofiler.host import Access
+from otel_kprofiler.host import Access, EventSpec
 from otel_kprofiler.sampling import OffCpuConfig
 
 OPTIONS = {
@@ -36,6 +36,40 @@ def test_waits_of_a_command_are_found_by_its_process():
         (4242,),
         True,
     )
+
+
+def test_named_events_replace_the_clock_unless_it_is_named_too():
+    faults = EventSpec("page-faults", 0, 99)
+    for options, on_cpu, rate in (
+        ({"events": ("page-faults",)}, False, 99),
+        ({"events": ("page-faults",), "on_cpu": True}, True, 99),
+        ({"events": ("page-faults", "cpu-clock")}, True, 99),
+        ({"events": ("page-faults", "cpu-clock:freq=7")}, True, 7),
+    ):
+        result = config(**options)
+        assert (result.on_cpu, result.samples_per_second, result.events) == (
+            on_cpu,
+            rate,
+            (faults,),
+        )
+    assert config(events=("cs",), period=5).events == (EventSpec("context-switches", 5, 0),)
+    assert config(4242, events=("cs",)).target_pids == (4242,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-c", "5"], "-c needs -e EVENT"),
+        (["-e", "cs", "-e", "context-switches"], "named twice"),
+        (["-e", "cpu-clock", "--no-on-cpu"], "contradicts --no-on-cpu"),
+        (["-e", "page-fault"], "did you mean page-faults"),
+    ],
+)
+def test_wrong_events_are_rejected(options, message, tmp_path):
+    done = CliRunner().invoke(record, [*options, "-o", str(tmp_path / "x.otlp")])
+    assert done.exit_code == 2
+    assert message in done.output
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("option", ["--wakers", "--no-on-cpu"])

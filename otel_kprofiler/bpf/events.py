@@ -1,0 +1,32 @@
+"""Where a kernel keeps the attributes of a perf event (``events.bpf.h``)."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from otel_kprofiler.bpf.btf import KernelTypes
+
+EVENT_LAYOUT: Final = ".rodata.events"
+"""Section of the constant ``event_layout``."""
+_LAYOUT: Final = struct.Struct("=3Q")
+
+
+class EventOffsets(NamedTuple):
+    """``struct event_layout``; see there for the fields."""
+
+    in_context: int
+    attributes: int
+
+    def pack(self, cpus: int) -> bytes:
+        """Packs the struct, for a number of lines of each event."""
+        return _LAYOUT.pack(*self, cpus)
+
+
+def find_event_offsets(types: KernelTypes) -> EventOffsets | None:
+    """Returns a kernel's offsets; None if its structs differ."""
+    event = types.offset("bpf_perf_event_data_kern", "event")
+    attributes = types.offset("perf_event", "attr")
+    if not event or attributes is None:
+        return None
+    return EventOffsets(event, attributes)

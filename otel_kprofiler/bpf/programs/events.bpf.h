@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Perf events other than cpu-clock, at which the same programs run. Included by sampler.bpf.c.
+ *
+ * The kernel passes no word of ours to a program at a perf event before 5.15. The number of the
+ * event is therefore in its attributes, as wakeup_events, which only matters to readers of a
+ * perf ring. Without events, the constant below makes the verifier remove all of this.
+ */
+#pragma once
+
+/* Where the kernel keeps an event's attributes. */
+struct event_layout {
+	u64 in_context; /* of bpf_perf_event_data_kern.event; 0: all events are cpu-clock */
+	u64 attributes; /* of perf_event.attr */
+	u64 cpus;	/* lines of each event */
+};
+
+/* Of struct perf_event_attr, from its member sample_period on. */
+struct event_attributes {
+	u64 period; /* or the rate */
+	u64 sample_type;
+	u64 read_format;
+	u64 flags;
+	u32 number; /* wakeup_events: 0 for cpu-clock, else from 1 */
+	u32 unused;
+};
+
+/* struct bpf_perf_event_value */
+struct event_count {
+	u64 count;
+	u64 enabled_ns;
+	u64 running_ns;
+};
+
+enum {
+	SAMPLE_PERIOD_OFFSET = 16, /* of sample_period in struct perf_event_attr */
+	EVENT_FREQUENCY = 1 << 10, /* perf_event_attr.freq */
+	FIRST_EVENT = 16,	   /* kind of the samples of the event 1 */
+	NO_EVENT = 0xffffffff,
+};
+
+#ifdef KPROFILER_BCC
+
+#define FOLLOWS_EVENTS 0
+#define EVENT_LINES 0
+#define find_event(ctx, to) 0
+#define count_event(ctx, line, record, number) (void)0
+
+#else
+
+const volatile struct event_layout event_layout SECTION(".rodata.events");
+
+#define FOLLOWS_EVENTS event_layout.in_context
+#define EVENT_LINES event_layout.cpus
+
+/* The number of the event at which the program runs; its attributes are copied to `to`. */
+INLINE u32 find_event(const void *ctx, struct event_attributes *to)
+{
+	u64 event = 0;
+
+	if (!FOLLOWS_EVENTS)
+		return 0;
+	if (READ_KERNEL(event, (const u8 *)ctx + event_layout.in_context) ||
+	    bpf_probe_read_kernel(to, sizeof(*to),
+				  (void *)(event + event_layout.attributes + SAMPLE_PERIOD_OFFSET)))
+		return NO_EVENT;
+	return to->number;
+}
+
+/*
+ * Sets the value of a sample: how many events it stands for. With a period this is the period, and
+ * overflows at which the kernel ran no program are counted as missed. With a rate the kernel
+ * changes the period all the time: the value is what was counted since the last run on this CPU.
+ */
+INLINE void count_event(void *ctx, struct cpu_line *line, struct record *record, u32 number)
+{
+	/* The stacks come later. */
+	const struct event_attributes *attributes = (void *)record->frames;
+	u64 period = attributes->period, by_rate = attributes->flags & EVENT_FREQUENCY;
+	struct event_count *now = (void *)record->frames;
+	u64 overflows;
+
+	record->kind = FIRST_EVENT + number - 1;
+	record->value = by_rate ? 1 : period;
+	if (!period || bpf_perf_prog_read_value(ctx, now, sizeof(*now)))
+		return;
+	if (now->count < line->counted) /* another event counts on this CPU since it was offline */
+		line->counted = line->overflows = 0;
+	if (by_rate) {
+		record->value = now->count - line->counted;
+	} else {
+		overflows = now->count / period;
+		if (overflows > line->overflows)
+			line->missed += overflows - line->overflows - 1;
+		line->overflows = overflows;
+	}
+	line->counted = now->count;
+}
+
+#endif

@@ -1,0 +1,211 @@
+"""Perf events by name: which exist, and why one cannot be opened.
+
+Names are those of ``perf list``; numbers are those of ``enum perf_sw_ids`` and ``enum perf_hw_id``
+in include/uapi/linux/perf_event.h.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from otel_kprofiler.errors import HostError, KernelFeatureError
+from otel_kprofiler.host.access import HostFiles
+from otel_kprofiler.host.cpus import read_online_cpus
+from otel_kprofiler.host.perf import (
+    DISABLED,
+    FREQUENCY,
+    TYPE_HARDWARE,
+    TYPE_SOFTWARE,
+    PerfAttributes,
+    open_perf_event,
+)
+from otel_kprofiler.host.privilege_errors import get_privilege_error
+from otel_kprofiler.host.throttling import MAX_SAMPLE_RATE
+from otel_kprofiler.model import ProfileKind
+
+CPU_CLOCK: Final = "cpu-clock"
+"""The event of on-CPU samples."""
+MAX_EVENTS: Final = 16
+_MAX_PERIOD: Final = 1 << 62
+_MAX_RATE: Final = 10_000
+
+_EVENTS: Final = {
+    "page-faults": (TYPE_SOFTWARE, 2, "page faults"),
+    "context-switches": (TYPE_SOFTWARE, 3, "switches from one thread to another"),
+    "cpu-migrations": (TYPE_SOFTWARE, 4, "moves of threads to another CPU"),
+    "minor-faults": (TYPE_SOFTWARE, 5, "page faults served from memory"),
+    "major-faults": (TYPE_SOFTWARE, 6, "page faults that read from a device"),
+    "alignment-faults": (TYPE_SOFTWARE, 7, "unaligned accesses that the kernel handles"),
+    "emulation-faults": (TYPE_SOFTWARE, 8, "instructions that the kernel emulates"),
+    "cycles": (TYPE_HARDWARE, 0, "cycles of the processor"),
+    "instructions": (TYPE_HARDWARE, 1, "instructions executed"),
+    "cache-references": (TYPE_HARDWARE, 2, "accesses to the last cache"),
+    "cache-misses": (TYPE_HARDWARE, 3, "accesses that missed the last cache"),
+    "branch-instructions": (TYPE_HARDWARE, 4, "branches executed"),
+    "branch-misses": (TYPE_HARDWARE, 5, "branches predicted wrongly"),
+    "bus-cycles": (TYPE_HARDWARE, 6, "cycles of the bus"),
+    "stalled-cycles-frontend": (TYPE_HARDWARE, 7, "cycles without instructions to decode"),
+    "stalled-cycles-backend": (TYPE_HARDWARE, 8, "cycles in which none could be executed"),
+    "ref-cycles": (TYPE_HARDWARE, 9, "cycles at the processor's base frequency"),
+}
+_ALIASES: Final = {
+    "faults": "page-faults",
+    "cs": "context-switches",
+    "migrations": "cpu-migrations",
+    "cpu-cycles": "cycles",
+    "branches": "branch-instructions",
+    "task-clock": CPU_CLOCK,  # on a CPU, both count its time
+}
+_NAMES: Final = (CPU_CLOCK, *_EVENTS)
+
+
+class EventSpec(NamedTuple):
+    """An event to sample on each CPU.
+
+    Attributes:
+        name: name in ``perf list``.
+        period: events from one sample to the next; 0 if the kernel chooses it.
+        rate: samples per second for which the kernel chooses the period; 0 with ``period``.
+    """
+
+    name: str
+    period: int = 0
+    rate: int = 0
+
+    @property
+    def kind(self) -> ProfileKind:
+        """Returns the kind of its samples; each value is a number of events."""
+        name = self.name.replace("-", "_")
+        return ProfileKind(name, name, "count")
+
+    @property
+    def attributes(self) -> PerfAttributes:
+        """Returns what the kernel opens."""
+        type_, config, _ = _EVENTS[self.name]
+        if self.period:
+            return PerfAttributes(config, self.period, type=type_)
+        return PerfAttributes(config, self.rate, flags=FREQUENCY, type=type_)
+
+    def __str__(self) -> str:
+        return f"{self.name}:" + (f"period={self.period}" if self.period else f"freq={self.rate}")
+
+
+class EventState(NamedTuple):
+    """An event of this host.
+
+    Attributes:
+        name: its name.
+        meaning: what it counts.
+        problem: why it cannot be opened; None if it can.
+    """
+
+    name: str
+    meaning: str
+    problem: HostError | None
+
+
+def parse_event(text: str, rate: int, period: int = 0) -> EventSpec:
+    """Parses ``NAME``, ``NAME:period=N`` or ``NAME:freq=N``.
+
+    Args:
+        text: the event.
+        rate: samples per second on each CPU without a setting of its own.
+        period: events per sample without a setting of its own; 0: ``rate`` applies.
+
+    Raises:
+        ValueError: no event has this name, or a setting is wrong; says what is possible.
+    """
+    name, _, setting = text.strip().partition(":")
+    name = _ALIASES.get(name, name)
+    if name not in _NAMES:
+        near = difflib.get_close_matches(name, [*_NAMES, *_ALIASES], 3)
+        raise ValueError(
+            f"no event is called {name!r}"
+            + (f"; did you mean {' or '.join(near)}?" if near else "")
+            + "; `record -e help` lists all"
+        )
+    if name == CPU_CLOCK:
+        period = 0
+    if setting:
+        key, _, number = setting.partition("=")
+        most = {"period": _MAX_PERIOD, "freq": _MAX_RATE}.get(key, 0)
+        if not number.isdecimal() or not 1 <= int(number) <= most:
+            raise ValueError(
+                f"{text}: write {name}:period=N, N events per sample, or {name}:freq=N, N samples "
+                f"per second on each CPU, at most {_MAX_RATE:,}"
+            )
+        if name == CPU_CLOCK and key == "period":
+            raise ValueError(f"{text}: {CPU_CLOCK} has a rate only: {CPU_CLOCK}:freq=N")
+        period, rate = (int(number), 0) if key == "period" else (0, int(number))
+    return EventSpec(name, period, 0 if period else rate)
+
+
+def list_events(files: HostFiles) -> Iterator[EventState]:
+    """Yields all events, and whether this process can open them on this host."""
+    cpu = min(read_online_cpus(files))
+    for name, (_, _, meaning) in _EVENTS.items():
+        spec = EventSpec(name, period=1 << 40)
+        problem = None
+        try:
+            os.close(open_perf_event(spec.attributes._replace(flags=DISABLED), cpu=cpu))
+        except OSError as error:
+            problem = find_event_error(error, name, spec.attributes, files) or HostError(str(error))
+        yield EventState(name, meaning, problem)
+
+
+def find_event_error(
+    error: OSError, name: str, attributes: PerfAttributes, files: HostFiles
+) -> HostError | None:
+    """Returns why an event cannot be opened, with a fix; None for causes that all events share.
+
+    Args:
+        error: error of perf_event_open(2).
+        name: the event.
+        attributes: what was to be opened.
+        files: the host.
+    """
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return get_privilege_error(f"opening the event {name}", files)
+    if error.errno == errno.EINVAL and attributes.flags & FREQUENCY:
+        return HostError(
+            f"the kernel refused {name} with {attributes.sample_period} samples per second",
+            hint=f"choose a rate of at most {MAX_SAMPLE_RATE}, or {name}:period=N",
+        )
+    return _find_counter_error(error, name, files) if attributes.type == TYPE_HARDWARE else None
+
+
+def _find_counter_error(error: OSError, name: str, files: HostFiles) -> HostError | None:
+    """Returns why an event of the processor's counters cannot be opened."""
+    if error.errno == errno.EBUSY:
+        return HostError(
+            f"all counters of the processor that can count {name} are in use",
+            hint="end other profilers, or free one: sysctl -w kernel.nmi_watchdog=0",
+        )
+    if error.errno not in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
+        return None
+    if not _has_counters(files):
+        return KernelFeatureError(
+            f"{name} cannot be counted: the kernel sees no performance counters of the processor",
+            hint="a virtual machine has them if its host passes them on (QEMU: -cpu host,pmu=on); "
+            "cpu-clock works everywhere",
+        )
+    return KernelFeatureError(
+        f"the performance counters of this processor cannot sample {name} ({error.strerror})",
+        hint="`record -e help` lists the events that it has",
+    )
+
+
+def _has_counters(files: HostFiles) -> bool:
+    """Returns whether a driver for the processor's counters has registered.
+
+    Its name is ``cpu`` on x86, ``cpu_core`` and ``cpu_atom`` on hybrid ones, ``armv8_…`` on arm64.
+    """
+    try:
+        names = files.list_dir("/sys/bus/event_source/devices")
+    except OSError:
+        return False
+    return any(name == "cpu" or name.startswith(("cpu_", "armv8_", "apple_")) for name in names)

@@ -1,0 +1,142 @@
+"""All perf events that trigger the program on the CPUs of this host."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+
+from otel_kprofiler.bpf import EventOffsets, KernelTypes, find_event_offsets
+from otel_kprofiler.errors import HostError, KernelFeatureError
+from otel_kprofiler.host import EventSpec, HostFiles
+from otel_kprofiler.sampling.events import CpuEvents, PerCpuEvents
+from otel_kprofiler.sampling.sampler import SamplerConfig
+
+
+class HostEvents:
+    """The cpu-clock of each CPU, if on-CPU samples are taken, and other events.
+
+    Args:
+        clock: events of on-CPU samples; None if none are taken.
+        others: sets of events of other kinds.
+    """
+
+    def __init__(self, clock: CpuEvents | None, others: Sequence[PerCpuEvents]) -> None:
+        self._clock = clock
+        self._sets: list[PerCpuEvents] = [*([clock] if clock else []), *others]
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """Returns the CPUs being sampled."""
+        return self._sets[0].cpus if self._sets else ()
+
+    def open(self) -> None:
+        """Open, attach and enable all events, or raise ``HostError``."""
+        for events in self._sets:
+            events.open()
+
+    def follow(self) -> None:
+        """Adapt to CPU hotplug."""
+        for events in self._sets:
+            events.follow()
+
+    def disable(self) -> None:
+        """Disable all events; after it returns, the program no longer runs."""
+        for events in self._sets:
+            events.disable()
+
+    def pause(self) -> None:
+        """Stop sampling until :meth:`resume`."""
+        for events in self._sets:
+            events.pause()
+
+    def resume(self) -> None:
+        """Resume sampling after :meth:`pause`."""
+        for events in self._sets:
+            events.resume()
+
+    def check(self, cpus: Iterable[int]) -> None:
+        """Raise ``HostError`` if none of these CPUs is online; empty means all."""
+        for events in self._sets[:1]:
+            events.check(cpus)
+
+    def select(self, cpus: Iterable[int]) -> None:
+        """Restrict sampling to these CPUs, without interrupting those already sampled."""
+        for events in self._sets:
+            events.select(cpus)
+
+    def set_period(self, period_ns: int) -> None:
+        """Change the interval between on-CPU samples; see :meth:`CpuEvents.set_period`."""
+        if self._clock:
+            self._clock.set_period(period_ns)
+
+    def between_samples(self, action: Callable[[], None]) -> None:
+        """Run a function just after an on-CPU sample; see :meth:`CpuEvents.between_samples`."""
+        if self._clock:
+            self._clock.between_samples(action)
+        else:
+            action()
+
+    def close(self) -> None:
+        """Close only the descriptors, so that a forked child may call this."""
+        with contextlib.ExitStack() as stack:
+            for events in self._sets:
+                stack.callback(events.close)
+
+
+def plan_events(
+    config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
+) -> EventOffsets | None:
+    """Returns the kernel's offsets for events; None if none is configured.
+
+    Raises:
+        HostError: events cannot be sampled on this host.
+    """
+    if not config.events:
+        return None
+    names = " and ".join(event.name for event in config.events)
+    if loader != "libbpf":
+        raise HostError(
+            f"the loader {loader} cannot load the program for {names}",
+            hint="apt-get install libbpf1, and use the loader libbpf",
+        )
+    try:
+        offsets = find_event_offsets(read_types())
+    except (OSError, ValueError):
+        offsets = None
+    if offsets is None:
+        raise KernelFeatureError(
+            f"sampling {names} needs BTF of the kernel",
+            hint="use a kernel built with CONFIG_DEBUG_INFO_BTF, or sample cpu-clock",
+        )
+    return offsets
+
+
+def make_events(
+    specs: Sequence[EventSpec],
+    files: HostFiles,
+    program_fd: int,
+    cpus: Iterable[int],
+    runs: Callable[[int, int], int],
+) -> list[PerCpuEvents]:
+    """Returns the sets of events of other kinds than on-CPU samples, not open yet.
+
+    The program knows each by its number from 1, in its attributes.
+
+    Args:
+        specs: the events.
+        files: files of the host.
+        program_fd: the program to run.
+        cpus: restrict to these; empty: all.
+        runs: returns how often the program has run on a CPU for the event of a number.
+    """
+    return [
+        PerCpuEvents(
+            files,
+            program_fd,
+            spec.attributes._replace(wakeup=number),
+            cpus,
+            lambda cpu, number=number: runs(cpu, number),  # type: ignore[misc]
+            name=spec.name,
+        )
+        for number, spec in enumerate(specs, 1)
+    ]

@@ -1,0 +1,162 @@
+"""Samples at perf events other than the clock: their sums are numbers of events."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from otel_kprofiler.cli.record import command
+from otel_kprofiler.host import EventSpec
+from otel_kprofiler.model import LossCause
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+
+pytestmark = pytest.mark.live
+
+PAGES, MOVES, SLEEPS = 20_000, 1_000, 2_000
+TOLERANCE = 0.02
+LOAD = f"""
+import mmap, os, sys, time
+with open("/proc/self/comm", "w") as comm:
+    comm.write("events_load")
+memory = mmap.mmap(-1, {PAGES} * mmap.PAGESIZE)
+memory.madvise(mmap.MADV_NOHUGEPAGE)
+def touch():
+    for page in range({PAGES}):
+        memory[page * mmap.PAGESIZE] = 1
+def move():
+    for number in range({MOVES}):
+        os.sched_setaffinity(0, {{number % 2}})
+def sleep():
+    for _ in range({SLEEPS}):
+        time.sleep(1e-5)
+touch()
+if os.cpu_count() > 1:
+    move()
+sleep()
+"""
+
+
+def record(path, *options, run=()):
+    """Runs ``record``; returns what it printed."""
+    return subprocess.run(
+        [sys.executable, "-m", "otel_kprofiler", "record", *options, "-o", path, "--force",
+         *(("--", *run) if run else ())],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def report(path, *options):
+    """Returns what ``report --json`` says, by kind."""
+    done = subprocess.run(
+        [sys.executable, "-m", "otel_kprofiler", "report", "--json", *options, path],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return {part["kind"]: part for part in json.loads(done.stdout)["kinds"]}
+
+
+def count_touched(part):
+    """Returns the page faults of the function that writes the load's memory: the most of any."""
+    return max(group["self"] for group in part["groups"])
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Returns the reports of a load, and what perf counted for it in the same run."""
+    if shutil.which("perf") is None:
+        pytest.skip("perf is not installed (package linux-perf)")
+    directory = tmp_path_factory.mktemp("events")
+    counts, path = directory / "counts", str(directory / "events.otlp")
+    names = ("page-faults", "context-switches", "cpu-migrations")
+    done = record(
+        path,
+        "-c", "1", *(word for name in names for word in ("-e", name)),
+        run=("perf", "stat", "-x", ",", "-o", counts, "-e", ",".join(names),
+             sys.executable, "-c", LOAD),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "accounting gap" not in done.stderr
+    assert "lost 0" in done.stderr
+    rows = [line.split(",") for line in counts.read_text().splitlines() if line[:1].isdigit()]
+    by_perf = {row[2].partition(":")[0]: int(row[0]) for row in rows}
+    return report(path, "--by", "process"), report(path), by_perf
+
+
+def test_the_kinds_are_the_events(compared):
+    assert compared[0].keys() == {"page_faults", "context_switches", "cpu_migrations"}
+
+
+@pytest.mark.parametrize("name", ["page-faults", "context-switches", "cpu-migrations"])
+def test_as_many_events_as_perf_counts(compared, name):
+    by_process, _, by_perf = compared
+    kind = name.replace("-", "_")
+    if name == "cpu-migrations" and os.cpu_count() == 1:
+        pytest.skip("one CPU: no thread can move to another")
+    groups = by_process[kind]["groups"]
+    ours = sum(group["self"] for group in groups if not group["name"].startswith("perf ("))
+    assert by_perf[name] >= {"page-faults": PAGES, "cpu-migrations": MOVES - 1}.get(name, SLEEPS)
+    assert ours == pytest.approx(by_perf[name], rel=TOLERANCE)
+
+
+def test_every_page_touched_is_in_the_function_that_touched_it(compared):
+    assert PAGES <= count_touched(compared[1]["page_faults"]) <= PAGES * 1.01
+
+
+def test_a_period_and_a_rate_estimate_the_same_number(tmp_path):
+    path = str(tmp_path / "x.otlp")
+    done = record(
+        path, "-e", "page-faults:period=64", "-e", "minor-faults:freq=499",
+        run=(sys.executable, "-c", LOAD),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for part in report(path).values():
+        assert count_touched(part) == pytest.approx(PAGES, rel=0.1)
+        assert part["samples"] < part["total"] / 2
+
+
+def test_samples_for_which_the_ring_has_no_room_are_counted():
+    """Samples received, lost and missed add up to all events."""
+    config = SamplerConfig(
+        samples_per_second=5,
+        stacks="both",
+        events=(EventSpec("page-faults", 1),),
+        max_ring_bytes=1 << 18,
+    )
+    sampler = EbpfSampler(config)
+    sampler.start()
+    try:
+        subprocess.run([sys.executable, "-c", LOAD], check=True)
+        sampler.stop()
+        samples = sampler.drain()
+        clock, counts = map(sampler.counts().get, ("on_cpu", "page_faults"))
+    finally:
+        sampler.close()
+    assert clock.received + counts.received == len(samples)
+    assert clock.received
+    assert not clock.lost, "events leave a quarter of the ring to other kinds"
+    assert counts.lost[LossCause.RING_FULL] > 0
+    assert counts.taken == counts.received + counts.lost[LossCause.RING_FULL]
+    assert counts.taken + counts.missed >= PAGES
+
+
+def test_help_lists_events_with_the_reason_for_those_that_are_missing():
+    done = CliRunner().invoke(command, ["-e", "help"])
+    assert done.exit_code == 0
+    assert "page-faults" in done.output
+    assert ("(not available)" in done.output) == ("fix: " in done.output)
+
+
+@pytest.mark.skipif(
+    any(name.startswith("cpu") for name in os.listdir("/sys/bus/event_source/devices")),
+    reason="the processor has performance counters",
+)
+def test_an_event_of_missing_counters_is_an_error_before_recording(tmp_path):
+    path = tmp_path / "x.html"
+    done = record(path, "-e", "cycles", "-d", "1s")
+    assert done.returncode == 3
+    assert "error: cycles cannot be counted" in done.stderr
+    assert "pmu=on" in done.stderr
+    assert not path.exists()

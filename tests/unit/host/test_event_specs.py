@@ -1,0 +1,73 @@
+"""Events by name and setting, and the reasons for those that cannot be opened."""
+
+import errno
+import re
+
+import pytest
+
+from otel_kprofiler.host import Access, EventSpec, find_event_error, parse_event
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("page-faults", EventSpec("page-faults", 0, 99)),
+        ("faults", EventSpec("page-faults", 0, 99)),
+        ("cs:period=7", EventSpec("context-switches", 7, 0)),
+        ("cycles:freq=997", EventSpec("cycles", 0, 997)),
+        ("task-clock:freq=49", EventSpec("cpu-clock", 0, 49)),
+    ],
+)
+def test_an_event_has_a_period_or_a_rate(text, spec):
+    assert parse_event(text, 99) == spec
+
+
+def test_the_common_period_applies_to_events_without_a_setting():
+    assert parse_event("page-faults", 99, 5) == EventSpec("page-faults", 5, 0)
+    assert parse_event("page-faults:freq=9", 99, 5) == EventSpec("page-faults", 0, 9)
+    assert parse_event("cpu-clock", 99, 5) == EventSpec("cpu-clock", 0, 99)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("page-fault", "did you mean page-faults"),
+        ("", "no event is called ''"),
+        ("page-faults:u", "write page-faults:period=N"),
+        ("page-faults:period=0", "write page-faults:period=N"),
+        ("page-faults:period=x", "write page-faults:period=N"),
+        ("page-faults:freq=10001", "at most 10,000"),
+        ("cpu-clock:period=5", "cpu-clock has a rate only"),
+    ],
+)
+def test_a_wrong_event_says_what_is_right(text, part):
+    with pytest.raises(ValueError, match=re.escape(part)):
+        parse_event(text, 99)
+
+
+def host(tmp_path, devices):
+    for name in devices:
+        (tmp_path / "sys/bus/event_source/devices" / name).mkdir(parents=True)
+    return Access(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "devices", "message"),
+    [
+        (errno.ENOENT, "cycles", ["software"], ("sees no performance counters", "pmu=on")),
+        (errno.ENOENT, "bus-cycles", ["cpu", "software"], ("cannot sample bus-cycles", "help")),
+        (errno.EBUSY, "cycles", ["cpu"], ("are in use", "nmi_watchdog")),
+        (errno.EINVAL, "page-faults", [], ("99 samples per second", "period=N")),
+    ],
+)
+def test_the_reason_for_an_event_that_cannot_be_opened(tmp_path, code, name, devices, message):
+    spec = EventSpec(name, 0, 99)
+    error = find_event_error(OSError(code, "x"), name, spec.attributes, host(tmp_path, devices))
+    assert message[0] in str(error)
+    assert message[1] in error.hint
+
+
+def test_causes_that_all_events_share_are_left_to_the_caller(tmp_path):
+    attributes = EventSpec("page-faults", 1).attributes
+    error = OSError(errno.EMFILE, "x")
+    assert find_event_error(error, "page-faults", attributes, host(tmp_path, [])) is None
