@@ -51,7 +51,7 @@ FORMS = {
 
 @pytest.fixture
 def place(tmp_path):
-    """Starts copies of the shell under other names, in new cgroups."""
+    """Starts copies of the shell under other names, in new cgroups; the agent has priority."""
     root = find_cgroup_root(Access())
     if root is None or os.geteuid() != 0:
         pytest.skip("needs root and a hierarchy of cgroups of version 2")
@@ -80,7 +80,7 @@ def place(tmp_path):
         if path:
             enter = f'echo $$ > {make(path)}/cgroup.procs && exec "$@"'
             command = ["sh", "-c", enter, "sh", *command]
-        started.append(subprocess.Popen(command, start_new_session=True))
+        started.append(subprocess.Popen(["nice", *command], start_new_session=True))
         return started[-1]
 
     start.make = make

@@ -37,6 +37,7 @@ stopped = []
 signal.signal(signal.SIGUSR1, lambda *_: stopped.append(1))
 profiler = KernelProfiler.from_env()
 profiler.start()
+os.nice(10)  # so that the agent, too, runs
 while True:
     os.listdir("/proc/self/task")
     if stopped:
@@ -47,6 +48,7 @@ IMPOSTOR = """
 import os
 from otel_kprofiler.sdk import publish_process_context
 publish_process_context({"service.name": "impostor"}, {"otel_kprofiler.target": "self"})
+os.nice(10)
 while True:
     os.listdir("/proc/self/task")
 """
