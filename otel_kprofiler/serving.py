@@ -63,7 +63,7 @@ class HttpServer(ThreadingHTTPServer):
         self.timeout_s = timeout_s
         self._name = name
         self._open: dict[socket.socket, float] = {}  # by connection: its deadline; oldest first
-        # By connection whose request was read: when its client last read a piece of the response;
+        # For each connection whose request was read: when its client last read from the response;
         # infinite until the first one.
         self._answering: dict[socket.socket, float] = {}
         self._changed = threading.Condition()
@@ -89,8 +89,8 @@ class HttpServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection; at the limit, close one that waits for its client.
 
-        That is the oldest whose request was not read yet, else the one whose client has not read
-        on for the longest time.
+        Closes the oldest whose request has not been read yet, or else the one whose client has been
+        idle for the longest time.
         """
         until = time.monotonic() + _FREE_WAIT_S
         with self._changed:
@@ -127,7 +127,7 @@ class HttpServer(ThreadingHTTPServer):
                 self._answering[request] = math.inf
 
     def note_progress(self, request: socket.socket) -> None:
-        """Note that a piece of a response can be sent: its client reads."""
+        """Record that a piece of a response can be sent, because its client is reading."""
         with self._changed:
             if request in self._answering:
                 self._answering[request] = time.monotonic()

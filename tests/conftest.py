@@ -20,7 +20,7 @@ KEPT = Counter(
         "anon_inode:[eventfd]": 4,
     }
 )
-"""Descriptors that the process keeps once they were needed."""
+"""Descriptors that the process keeps after their first use."""
 NUMBER = re.compile(r":\[\d+\]$")
 
 
@@ -39,7 +39,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Keep the garbage collector from traversing, time and again, what lasts for the whole run."""
+    """Keep the garbage collector from repeatedly traversing objects that last for the whole run."""
     gc.disable()
     try:
         return (yield)
@@ -53,7 +53,7 @@ def pytest_sessionfinish():
 
 
 def pytest_make_parametrize_id(val, argname):
-    """Bytes are numbered: those with a time or a pid would differ between processes of one run."""
+    """Byte strings are numbered: those with a time or a pid would differ between processes."""
     return argname if isinstance(val, bytes) else None
 
 
@@ -70,7 +70,7 @@ def sampling_host():
 
 @pytest.fixture(scope="session")
 def descriptors_kept():
-    """Counts what was open before the tests, and what may stay open after them."""
+    """Counts descriptors open before the tests, and descriptors that may stay open after them."""
     return count_descriptors() + KEPT
 
 
@@ -86,7 +86,7 @@ def leave_nothing_open(request, descriptors_kept):
 
 
 def wait_for_the_rest(kept, seconds):
-    """Returns what is open beyond what is kept, after time for threads to close things."""
+    """Returns descriptors open beyond the kept ones, after giving threads time to close theirs."""
     deadline = time.monotonic() + seconds
     while (left := count_descriptors() - kept) and time.monotonic() < deadline:
         gc.collect()

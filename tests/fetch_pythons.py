@@ -24,12 +24,12 @@ VERSIONS = {"3.14": "v0.0.0-3.14.6-20260610-1"}
 
 
 def directory(minor: str) -> Path:
-    """Where the programs of a version are, once it was fetched."""
+    """Directory of a version's programs, once it has been fetched."""
     return cache_directory() / "pythons" / VERSIONS[minor] / "bin"
 
 
 def fetch(minor: str) -> None:
-    """Fetch a version, unless it is there. Raises ``OSError``, ``CalledProcessError``."""
+    """Fetch a version, unless it is already present. Raises ``OSError``, ``CalledProcessError``."""
     target = directory(minor).parent
     if target.exists():
         return

@@ -1,10 +1,10 @@
-"""Further cases of an expensive test, beyond the default run."""
+"""Additional cases of an expensive test, beyond the default run."""
 
 import pytest
 
 
 def further(*cases):
-    """Mark cases `long`: `make test-long` runs them, `make test` runs the others of their test.
+    """Mark cases `long`: `make test-long` runs them; `make test` runs the test's other cases.
 
     A tuple is a case of several parameters.
     """

@@ -55,7 +55,8 @@ class Fuse:
     Args:
         point: an empty directory to mount it on.
         files: the content by name.
-        cached: whether the kernel keeps names, attributes and content; else it asks at each use.
+        cached: whether the kernel caches names, attributes and content; otherwise it requests them
+            at each use.
     """
 
     def __init__(self, point, files, *, cached=True):
@@ -77,26 +78,26 @@ class Fuse:
         assert self._server.stdout.readline() == "mounted\n"
 
     def freeze(self, *opcodes, delay_s=None, beyond=0):
-        """Answer such requests never, or after ``delay_s``.
+        """Never respond to such requests, or only after ``delay_s``.
 
         Args:
             opcodes: keys of ``_OPCODES``; all if none is given.
-            delay_s: how late they are answered; None: never.
-            beyond: reads from before this offset are answered at once.
+            delay_s: delay of the responses; None: never respond.
+            beyond: reads from before this offset are served immediately.
         """
         delay = "inf" if delay_s is None else delay_s
         self._ask(f"hold {delay} {beyond} {' '.join(opcodes or _OPCODES)}")
 
     def thaw(self):
-        """Answer what is held back, and all that follows at once."""
+        """Respond to held requests, and to all further requests immediately."""
         self._ask("thaw")
 
     def count_held(self):
-        """Returns how many requests wait for an answer."""
+        """Returns the number of requests waiting for a response."""
         return int(self._ask("count"))
 
     def close(self):
-        """End the server and unmount, once; what waits fails."""
+        """End the server and unmount, once; waiting requests fail."""
         if self._server.poll() is not None:
             return
         self._server.kill()
@@ -111,7 +112,7 @@ class Fuse:
 
 @contextlib.contextmanager
 def mounted(point, files, **options):
-    """A :class:`Fuse` for the time of a block."""
+    """A :class:`Fuse` for the duration of a block."""
     fuse = Fuse(point, files, **options)
     try:
         yield fuse
@@ -189,7 +190,7 @@ class _Server:
             os.write(self._fd, _OUT.pack(_OUT.size + len(body), error, unique) + body)
 
     def _make_answer(self, opcode, inode, body):
-        """Returns the body of an answer, or an errno."""
+        """Returns the body of a response, or an errno."""
         answers = {
             _INIT: self._answer_init,
             _LOOKUP: self._answer_lookup,

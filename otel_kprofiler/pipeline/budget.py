@@ -23,8 +23,8 @@ from otel_kprofiler.symbols import StackResolver
 SHARE: Final = 0.1
 """A process's long-term share of the thread's time, after a burst of one second."""
 GROUP_SHARE: Final = 0.3
-"""Long-term share of all young processes of a user in a cgroup, after a burst of a second; likewise
-of its older processes, after five seconds."""
+"""Long-term share of a user's young processes in a cgroup, after a burst of a second; the user's
+older processes have the same share, after a burst of five seconds."""
 YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process."""
 ROOT_CGROUP_ID: Final = 1

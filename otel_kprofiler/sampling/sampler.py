@@ -221,7 +221,7 @@ class Sampler(Protocol):
 
     @property
     def wait_threshold_ns(self) -> int:
-        """Returns the duration from which on each wait is sampled; 0 if none is sampled."""
+        """Returns the minimum duration at which every wait is sampled; 0 if none is sampled."""
 
     def counts(self) -> Mapping[str, SamplerCounts]:
         """Returns the counters by kind name, as of the last :meth:`drain`.

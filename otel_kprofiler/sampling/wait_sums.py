@@ -80,7 +80,7 @@ class WaitSums:
 
 
 def _keep_reported(by_state: tuple[int, ...], reported: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns sums of which none is below the reported sum.
+    """Returns sums, none of them below the reported sum.
 
     Reported sleep may turn out to be runnable time, which reduces the sum of sleep.
     """

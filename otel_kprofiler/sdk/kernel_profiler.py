@@ -78,8 +78,8 @@ class KernelProfiler(ForkAware):
         link_unsampled_spans: also link to spans that are not sampled.
         local_root_names: name linked samples after this process's topmost span in their trace,
             using a span processor in the global TracerProvider.
-        baggage_keys: baggage entries that become labels of the samples, as set when that span
-            starts.
+        baggage_keys: baggage entries that become labels of the samples, as set when the local root
+            span starts.
         publish_context: publish the Resource for profilers outside this process (OTEP 4719).
         publish_thread_contexts: also publish each thread's current span (OTEP 4947).
         restart_in_children: start a profiler in each forked child; otherwise children are not

@@ -1,4 +1,4 @@
-"""Starts a profiler later: in a forked child, or in uWSGI's workers."""
+"""Starts a profiler after a delay: in a forked child, or in uWSGI's workers."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class OwnContexts:
-    """Has the sampler read this process's records, once spans need it. Belongs to one thread.
+    """Makes the sampler read this process's records once spans need them. Belongs to one thread.
 
     Args:
         files: the host's files.
@@ -29,9 +29,9 @@ class OwnContexts:
         follows_spans: whether the sampler reads spans of the SDK from the interpreter.
 
     Attributes:
-        is_needed: whether there are spans that only records have.
+        is_needed: whether there are spans that appear only in records.
         is_registered: whether this process has been searched.
-        problem: why they are not read; empty if there is no problem.
+        problem: why thread contexts are not read; empty if there is no problem.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class OwnContexts:
         self.problem = ""
 
     def prepare(self) -> None:
-        """Write records once spans need them; call repeatedly, as classes are imported later."""
+        """Write records once spans need them; call repeatedly, since imports may add classes."""
         if self.is_needed:
             return
         others = find_other_classes() if self._follows_spans else frozenset()

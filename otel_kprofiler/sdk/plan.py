@@ -49,7 +49,8 @@ class Plan:
 
     Attributes:
         target: what to profile.
-        sampler: sampling rate, stacks and so on; target and drain interval are filled in later.
+        sampler: sampling rate, stacks and so on; target and drain interval are set when sampling
+            starts.
         schedule: the window length.
         user_symbols: detail of user frames beyond their addresses.
         loader: library that loads the BPF program.

@@ -68,7 +68,7 @@ class SideResolver(Protocol[StateT]):
 
         Args:
             raw: the recorded side.
-            state: what :meth:`state` returned for the sample.
+            state: the value that :meth:`state` returned for the sample.
         """
 
     def advance(self, now_boot_ns: int) -> int:

@@ -369,7 +369,7 @@ class ModuleWatch(ForkAware):
                 self._readings.append(ModuleReading(looked_ns, free_ns, ended, loaded))
 
     def _retry(self, name: str, attempts: int) -> None:
-        """Retry later for a module whose sections could not be read."""
+        """Schedule a retry for a module whose sections could not be read."""
         pause_ns = BATCH_NS << attempts if attempts < MAX_ATTEMPTS else RETRY_INTERVAL_NS
         self._retries[name] = attempts + 1
         self._retry_ns = min(self._retry_ns, self._now() + pause_ns)

@@ -1,4 +1,4 @@
-"""Makes files' missing unwind tables, in processes with limited time and memory."""
+"""Builds files' missing unwind tables, in processes with limited time and memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MAY_PASS: Final = (Refusal.UNREADABLE, Refusal.FAILED)
 
 
 class Children(LimitedChildren):
-    """Runs processes that make tables, until :meth:`stop`. Thread-safe."""
+    """Runs processes that build tables, until :meth:`stop`. Thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ MAY_PASS: Final = frozenset(
 )  # fmt: skip
 """Temporary failures."""
 COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED})
-"""Temporary failures that may follow the whole work of a table, and are retried ever less often."""
+"""Temporary failures that may cost a table's entire work, and are retried at growing intervals."""
 
 
 class TableRefused(Exception):  # noqa: N818 - an outcome, which the store counts

@@ -33,7 +33,7 @@ TOOLTIP = """(tip => tip.hidden ? null : {
 
 
 def tooltip(browser):
-    """Title, rows and place of the tooltip, None while there is none."""
+    """Title, rows and position of the tooltip; None while there is none."""
     return browser.evaluate(TOOLTIP)
 
 

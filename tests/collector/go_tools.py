@@ -49,7 +49,7 @@ def build_program(sources):
 
 
 def build_once(name, build):
-    """Path of a program in the cache, built now if there is none.
+    """Path of a program in the cache; builds it if it is missing.
 
     Args:
         name: of the program in the cache.

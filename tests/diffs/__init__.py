@@ -1,4 +1,4 @@
-"""``diff`` on recordings of a load whose system calls have known shares of its CPU time.
+"""Runs ``diff`` on recordings of a load whose system calls have known shares of CPU time.
 
 ``python -m tests.diffs [PAIRS] [SECONDS]`` prints a table of pairs of runs: equal pairs, and
 pairs in which one share is larger.

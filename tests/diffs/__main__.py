@@ -24,7 +24,7 @@ PLANTED = (24, 19, 19, 19, 19)
 PLANTED_CALL = "read"
 COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 MOST_FALSE, PAIRS = 2, 20
-"""At most so many of so many equal pairs may have a change: 5 % each, within what is chance."""
+"""Maximum number of equal pairs with a change: 5 % each, within chance."""
 
 
 def record(program, path, begin, *, shares, seconds, rate):
@@ -49,7 +49,7 @@ def record(program, path, begin, *, shares, seconds, rate):
 
 
 def record_all(program, folder, runs, **options):
-    """The recordings of runs at the same time, by name, each with its shares."""
+    """Recordings of simultaneous runs, by name, each with its shares."""
     begin = threading.Barrier(len(runs))
     with ThreadPoolExecutor(len(runs)) as pool:
         started = [

@@ -84,7 +84,7 @@ class Stream(NamedTuple):
         samples: in all its windows.
         lost: of these, by cause.
         earlier: of earlier streams, beyond what their requests state: samples, and lost by cause.
-        unknown_since_ns: after which nothing is known of the run before.
+        unknown_since_ns: time after which the previous run's samples are unknown.
     """
 
     samples: int
@@ -156,7 +156,7 @@ def count_difference(arrived: Arrived) -> tuple[int, dict[str, int]]:
 
 
 def check_unknown(arrived: Arrived) -> list[str]:
-    """Lists streams whose first successor does not report since when their samples are unknown."""
+    """Lists streams whose successor does not report when their unknown samples begin."""
     wrong = []
     names = list(arrived.streams)
     for before, after in itertools.pairwise(names):

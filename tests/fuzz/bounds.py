@@ -10,7 +10,7 @@ READ, REFUSED, FAILED = 0, 3, 4
 
 
 def read_within(read, *, mebibytes=512, seconds=60):
-    """Call ``read`` in a fork of this process; how it ended, in the memory that it may add."""
+    """Call ``read`` in a fork with limited additional memory; returns how it ended."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

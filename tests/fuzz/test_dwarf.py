@@ -101,7 +101,7 @@ def test_arbitrary_abbreviations_are_parsed_safely():
 
 
 def test_a_file_that_names_a_pipe_as_split_dwarf_does_not_block(tmp_path):
-    """A file may say that its DWARF is in any path: one that blocks costs a time limit."""
+    """A file may name any path for its DWARF; a path that blocks costs only the time limit."""
     subprocess.run(
         ["gcc", "-g", "-gsplit-dwarf", "-x", "c", "-c", "-o", "part.o", "-"],
         input=CODE, check=True, cwd=tmp_path,

@@ -40,7 +40,7 @@ TOP = 1 << 64
 
 @st.composite
 def damaged(draw, kind):
-    """A real file with pieces cut, doubled, exchanged, or replaced by rubbish."""
+    """A real file with pieces cut, duplicated, swapped, or replaced by garbage."""
     data = bytearray(draw(st.sampled_from(SEEDS[kind])))
     for _ in range(draw(st.integers(0, 6))):
         at = draw(st.integers(0, len(data)))
@@ -239,7 +239,7 @@ def test_a_small_elf_file_takes_little_memory_and_time(bomb, tmp_path):
 
 
 def sparse_archive():
-    """A tar archive with a file of 64 GiB of which nothing is there."""
+    """A tar archive with a file of 64 GiB without any data."""
     member = tarfile.TarInfo("top/kallsyms")
     member.size = 1 << 36
     return member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)

@@ -89,7 +89,7 @@ def archive(texts=TEXTS, binary=BINARY, events=EVENTS, method=zipfile.ZIP_DEFLAT
 
 
 def play(path):
-    """Replay to the end, and encode what comes of it."""
+    """Replay to the end, and encode the result."""
     windows = []
     with contextlib.closing(Recording(str(path))) as recording:
         replay(recording, WindowSchedule(10**9), windows.append)
@@ -164,7 +164,7 @@ def test_any_changed_bytes_are_read_or_rejected(tmp_path_factory, name, changes)
 
 
 def overlapping():
-    """Many entries in the directory of an archive, which all have the same data."""
+    """An archive directory with many entries that all have the same data."""
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as file:
         for name, value in TEXTS.items():

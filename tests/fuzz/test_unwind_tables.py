@@ -106,7 +106,7 @@ GO_FILE, GO_TABLE, GO_SEGMENTS = go_file([ORDINARY] * 12)
 
 @st.composite
 def damaged_go_tables(draw):
-    """A small file of Go with some numbers of its table changed."""
+    """A small Go file with some numbers of its table changed."""
     data = bytearray(GO_FILE)
     for _ in range(draw(st.integers(1, 4))):
         size = draw(st.sampled_from([1, 2, 4, 8]))

@@ -29,7 +29,7 @@ TABLES = (b".symtab", b".dynsym", b".strtab", b".rela.plt", b".rela.dyn", b".plt
 
 @functools.cache
 def seeds():
-    """Small programs, and where a change in them has an effect."""
+    """Small programs, and the offsets at which a change has an effect."""
     with tempfile.TemporaryDirectory() as folder:
         whole = build(folder, "whole", "-fcf-protection", "-Wl,-z,lazy,-z,ibtplt")
         assembly = build(

@@ -1,4 +1,4 @@
-"""Symbols of single modules as they are loaded: sections first, names later."""
+"""Symbols of single modules as they are loaded: sections first, then names."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class FileIdentity(NamedTuple):
 
 
 class InstalledFiles:
-    """Finds a profile's files on this host: by equal build id, else by equal hash.
+    """Finds a profile's files on this host: by build id, or else by hash.
 
     Candidates are the given files, files with the same name below :data:`DIRECTORIES` or mapped by
     a process, and debug files with the build id. Each is opened once. Not thread-safe.

@@ -1,4 +1,4 @@
-"""Reads bounds of functions from unwind information, which even stripped files have.
+"""Reads function bounds from unwind information, which even stripped files have.
 
 Each function has an entry (FDE) in ``.eh_frame``: length, distance to its CIE, start, number of
 bytes. ``.eh_frame_hdr`` lists the entries by start (Linux Standard Base, "Exception Frames").
@@ -25,13 +25,13 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.functions import Bounds
 
 MAX_INDEXED_BYTES: Final = 16 << 20
-"""Limit of bytes of ``.eh_frame`` without a search table; reading them takes half a second."""
+"""Size limit of ``.eh_frame`` without a search table; reading it takes half a second."""
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
-"""The encodings of linkers: pcrel|sdata4, udata4, datarel|sdata4."""
+"""The encodings that linkers use: pcrel|sdata4, udata4, datarel|sdata4."""
 _PAIR_BYTES: Final = 8
 _PAIR_MEMORY_BYTES: Final = 28
-"""Memory of a pair while it is read: the pair, both columns together and apart, and its size."""
+"""Memory per pair during reading: the pair, both columns together and separately, and its size."""
 _BOUND_BYTES: Final = 8
 _INDEXED_FACTOR: Final = 16
 """Memory to index ``.eh_frame``, by its size: for an entry of 16 bytes, two tuples of numbers."""

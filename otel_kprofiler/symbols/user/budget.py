@@ -1,4 +1,4 @@
-"""Budget of memory for symbols of files while they are read; finished tables count in loader.py."""
+"""Memory budget for reading symbols from files; loader.py accounts for finished tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEY: Final = "max_user_symbol_megabytes"
 
 
 class ReadingBudget:
-    """Budget of memory held while files are read, one file at a time. Thread-safe.
+    """Budget for memory held while files are read, one file at a time. Thread-safe.
 
     Readers reserve memory before they allocate it, estimated from sizes in the file.
 

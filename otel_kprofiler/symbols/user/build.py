@@ -58,7 +58,7 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 )
 
 MAX_SECTION_BYTES: Final = 256 << 20
-"""Limit of bytes of the names of a symbol table, or of ``.eh_frame``."""
+"""Size limit of a symbol table's names, or of ``.eh_frame``, in bytes."""
 _LARGEST_WORD: Final = (1 << 32) - 1
 _SORTED_BYTES: Final = 20
 """Memory of a symbol while the table is built, without its columns."""

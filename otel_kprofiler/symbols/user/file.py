@@ -19,7 +19,7 @@ class NamedAddress(NamedTuple):
         lines: functions, innermost inlined function first; empty if there is no name.
         start: start address of the physical function; 0 if there is none.
         unresolved: why there is no name; None if there is one.
-        is_interim: whether lines may come later, or names once an evicted file is read again.
+        is_interim: whether lines may still be read, or names once an evicted file is reread.
     """
 
     lines: tuple[Line, ...]
@@ -63,7 +63,7 @@ class FileSymbols:
         demangle: makes a linker name readable.
         lines: source lines and inlined functions; None: only physical functions.
         lines_problem: why lines cannot be read; None if they can, or if the file has none.
-        lines_may_come: whether another reading of the unchanged file may give its lines.
+        lines_may_come: whether rereading the unchanged file may yield its lines.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class FileSymbols:
         )
 
     def make_line(self, name: str) -> Line:
-        """Returns a linker name as in frames; the same object for most frames of a function."""
+        """Returns a linker name as shown in frames; most frames of a function share the object."""
         line = self._made.get(name)
         if line is None:
             readable = self._demangle(name)

@@ -41,15 +41,15 @@ from otel_kprofiler.symbols.user.go_pc_table import PcTable
 from otel_kprofiler.symbols.user.symbol_tables import COLUMN_BYTES, STB_LOCAL, STT_FUNC, Symbols
 
 MAX_PART_BYTES: Final = 128 << 20
-"""Limit of bytes of the names, or of the functions: enough for a million functions."""
+"""Size limit of the names, or of the functions, in bytes: enough for a million functions."""
 MAX_DATA_BYTES: Final = 64 << 20
-"""Limit of bytes of the sections that may contain the module data."""
+"""Size limit of the sections that may contain the module data, in bytes."""
 MAX_INLINED: Final = 64
 """Limit of nested inlined calls."""
 MAX_PC_TABLE_BYTES: Final = 16 * 1024
-"""Limit of bytes of a pc table: about 5,000 entries, read in 2 ms into 100 KB."""
+"""Size limit of a pc table in bytes: about 5,000 entries, read in 2 ms into 100 KB."""
 _MAX_KEPT_BYTES: Final = 4 << 20
-"""Limit of cached functions, pc tables and names of all files."""
+"""Limit on cached functions, pc tables and names of all files."""
 _ENTRY_BYTES, _PC_BYTES, _CHARACTER_BYTES = 600, 10, 4
 """Memory of an entry, and of a byte of a pc table and a character in it."""
 _MAX_NAME_BYTES: Final = 4096

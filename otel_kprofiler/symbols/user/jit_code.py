@@ -43,7 +43,7 @@ class ProcessCode:
         self._checked_ns = -CHECK_NS
 
     def update(self, now_ns: int) -> bool:
-        """Like :meth:`JitFile.update`, for both files; also reads a file that appears later.
+        """Like :meth:`JitFile.update`, for both files; also reads a new file.
 
         Raises:
             OSError: neither file exists.

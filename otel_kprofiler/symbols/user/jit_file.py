@@ -14,10 +14,9 @@ from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.symbols.user.jit_table import JitCode, JitTable
 
 MAX_FILE_BYTES: Final = 256 << 20
-"""Limit of bytes read: about five million functions of a perf map."""
+"""Limit on bytes read: about five million functions of a perf map."""
 MAX_UPDATE_BYTES: Final = 256 << 10
-"""Limit of an update: about 5,000 lines of a perf map in 25 ms; 40,000 lines of 6 bytes take 15
-MB.
+"""Limit on an update: about 5,000 perf map lines in 25 ms; 40,000 lines of 6 bytes take 15 MB.
 """
 MAX_NAME_BYTES: Final = 1024
 """Longer names are cut."""

@@ -13,9 +13,9 @@ from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, NamedAddress
 from otel_kprofiler.symbols.user.jit_code import LOOK_AGAIN_NS, ProcessCode, make_named
 
 MAX_PROCESSES: Final = 512
-"""Limit of cached processes, with or without described code."""
+"""Limit on cached processes, with or without described code."""
 MAX_BYTES: Final = 16 << 20
-"""Limit of memory for code of all processes; evicts the least recently used."""
+"""Memory limit for code of all processes; the least recently used is evicted."""
 _MAX_NAMES: Final = 4096
 
 

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 MAX_BYTES: Final = 8 << 20
 """Limit on a process's table: 60,000 functions with names of 64 bytes."""
 MAX_FORMER: Final = 1024
-"""Limit of replaced functions that are kept."""
+"""Limit on retained replaced functions."""
 MAX_FORMER_BYTES: Final = 1 << 20
-"""Limit of memory of replaced functions, with their lines; evicts the oldest."""
+"""Memory limit for replaced functions, with their lines; the oldest are evicted."""
 MAX_CODE_BYTES: Final = 1 << 30
 _ROW_BYTES: Final = 96  # per function, without its name: five arrays, two lists, an object
 _FOREVER: Final = (1 << 64) - 1
@@ -50,7 +50,7 @@ class JitTable:
     Rows without a name are remains of replaced functions: they show where code used to be.
 
     Args:
-        max_bytes: limit of memory; functions that do not fit are dropped.
+        max_bytes: memory limit; functions that do not fit are dropped.
 
     Attributes:
         dropped: functions that did not fit.

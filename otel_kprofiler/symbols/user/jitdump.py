@@ -5,14 +5,14 @@ include V8 (``--perf-prof``), OpenJDK (perf's libperf-jvmti), LLVM's perf listen
 wasmtime. A process maps the file that it writes, and only such files are read.
 
 Records have timestamps, so a name is valid from its record until the record of other code at the
-address, until the code is moved, or until the compiler closes or unmaps the file. Timestamps are of
-``CLOCK_MONOTONIC``, which stops while the host is suspended: code replaced around a suspension
+address, until the code is moved, or until the compiler closes or unmaps the file. Timestamps come
+from ``CLOCK_MONOTONIC``, which stops while the host is suspended: code replaced around a suspension
 keeps its old name no longer than until the suspension, and has its new name from the resumption on.
 Records with timestamps of a different clock are treated like lines of a perf map, by the time they
 were read.
 
-Compilers that buffer their output, such as V8, write their latest functions late: until then, these
-have no name, and code formerly at their addresses keeps its name.
+Compilers that buffer their output, such as V8, write their latest functions with a delay. Until
+then, these functions have no name, and the code formerly at their addresses keeps its name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from otel_kprofiler.symbols.user.jit_file import (
 from otel_kprofiler.symbols.user.jit_table import MAX_CODE_BYTES, JitCode
 
 MAX_SOURCE_BYTES: Final = 1 << 20
-"""Limit of memory for source file names of a process; further names are dropped."""
+"""Memory limit for source file names of a process; further names are dropped."""
 _NAME: Final = re.compile(r"/jit-(\d+)\.dump$")
 _MAGIC: Final = 0x4A695444
 _HEADER: Final = struct.Struct("=IIIIIIQQ")

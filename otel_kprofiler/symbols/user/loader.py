@@ -44,7 +44,7 @@ from otel_kprofiler.symbols.user.loader_files import (
 from otel_kprofiler.symbols.user.reopening import WantedFile
 
 MAX_WAITING: Final = 256
-"""Limit of queued files; each holds a descriptor."""
+"""Limit on queued files; each holds a descriptor."""
 DEFAULT_MAX_BYTES: Final = 32 << 20
 DEFAULT_CPU_SHARE: Final = 0.05
 """Long-run share of one CPU for reading, after a burst of up to a second."""
@@ -53,8 +53,7 @@ _UNUSED_WEIGHT: Final = 4
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Owner of the single turn for code without files of all processes, which take turns among
-themselves.
+"""Owner of the turn that all processes' code without files shares; processes take turns within it.
 """
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 

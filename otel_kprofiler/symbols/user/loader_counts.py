@@ -11,12 +11,12 @@ class LoaderCounts(NamedTuple):
 
     Attributes:
         loaded: read, even if evicted later.
-        refused: damaged, too large or unreadable. A file counts once, however often it is tried;
-            likewise in ``gone`` and in each reason of ``lines_refused``.
-        dropped: not read because the queue was full; read later if still needed.
+        refused: damaged, too large or unreadable. A file counts once, regardless of the number of
+            attempts; this also applies to ``gone`` and to each reason in ``lines_refused``.
+        dropped: not read because the queue was full; requested again if still needed.
         evicted: evicted to free memory.
-        gone: needed again but not reopened: no visible process maps them any more, and no file at
-            their path is the same. Retried at growing intervals.
+        gone: needed again but not reopened: no visible process maps them any more, and the files at
+            their paths differ. Retried at growing intervals.
         pending: not read yet.
         bytes: memory of all tables.
         cpu_ns: CPU time spent in this process.

@@ -35,7 +35,7 @@ class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
 
 
 class QueuedFile:
-    """The names of a file, or why there are none; shared by all equal files.
+    """The names of a file, or why there are none; shared by all identical files.
 
     Attributes:
         names: the names, or the reason.
@@ -71,7 +71,7 @@ class QueuedFile:
         return is_first
 
     def postpone(self, now_ns: int, *, least_ns: int = 0, is_first_free: bool = False) -> None:
-        """Postpone reading, each time for longer; names are kept.
+        """Postpone reading, by growing delays; names are kept.
 
         Args:
             now_ns: the current time.

@@ -23,7 +23,7 @@ from otel_kprofiler.host import (
 from otel_kprofiler.model import VDSO_NAME, FileDetails, FileKey, OpenFile
 
 MAX_SCAN_NS: Final = 1_000_000_000
-"""Limit of CPU time for a search of all processes."""
+"""CPU time limit for a search of all processes."""
 _MAX_LIKELY: Final = 64
 
 
@@ -92,7 +92,7 @@ def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRe
     """Yields requests for the file by processes that map it, the most reliable first.
 
     On overlayfs, the kernel shows a device other than the inode's (file_user_inode(),
-    include/linux/fs.h); inode number and path must then be equal, and such requests come last.
+    include/linux/fs.h); inode number and path must then match, and such requests come last.
     """
     key, modified = wanted.key, modification_time(wanted.modified_ns)
     likely: list[FileRequest] = []

@@ -207,7 +207,7 @@ class _Words(dict[int, Frame]):
 
 
 class _PendingSide:
-    """A side with files that are not known yet; improves with each known file."""
+    """A side with files that have not been read yet; improves with each file read."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_unknown", "_version")
 
@@ -295,7 +295,7 @@ class UserResolver(Stateless):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows with each change of known files."""
+        """Returns a number that grows whenever the known files change."""
         return self._known.version + (self._names.version if self._names else 0)
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide | _SideWithCode:
@@ -331,7 +331,7 @@ class UserResolver(Stateless):
         return new(Side, (USER_SIDE, frames, raw.status, cached.pending > 0, ())), cached
 
     def advance(self, now_boot_ns: int) -> int:
-        """Does not wait: files that become known later complete provisional sides."""
+        """Does not wait: provisional sides are completed once their files are known."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:

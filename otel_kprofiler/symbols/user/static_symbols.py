@@ -39,7 +39,7 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 MAX_UNPACKED_BYTES: Final = 64 << 20
 """Limit on the content of ``.gnu_debugdata``, and on the memory to decompress it."""
 _UNPACKING: Final = 2.25
-"""Memory while unpacking, per byte of the limit: the dictionary, and the result with spare room."""
+"""Decompression memory per byte of the limit: the dictionary, and the result with spare room."""
 _PIECE_BYTES: Final = 256 << 10
 _LARGEST: Final = (1 << 64) - 1
 _PART: Final = 1 << 15  # functions compared per step

@@ -21,7 +21,7 @@ MAX_STUB_BYTES: Final = 1 << 20
 _MAX_NAME_BYTES: Final = 1024
 _PART_BYTES: Final = 24 << 12  # of relocations
 _STUB_MEMORY: Final = 40
-"""Memory per byte of a section of stubs: two tuples of numbers and two keys per stub."""
+"""Memory per byte of a stub section: two tuples of numbers and two keys per stub."""
 _NAME_FACTOR: Final = 3
 """Copies of a name: the name itself, one among the names of all stubs, and one in the table."""
 _RELOCATION: Final = struct.Struct("<QIIq")  # slot, type, symbol, addend (Elf64_Rela)

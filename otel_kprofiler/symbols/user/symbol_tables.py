@@ -30,7 +30,7 @@ SHT_SYMTAB, SHT_DYNSYM = 2, 11
 SHF_EXECINSTR: Final = 4
 ENTRY_BYTES: Final = 24
 MAX_TABLE_BYTES: Final = 32 << 20
-"""Limit of a symbol table: 1.4 million symbols."""
+"""Limit on a symbol table: 1.4 million symbols."""
 COLUMN_BYTES: Final = 21
 """Memory of a symbol in :class:`Symbols`, without its name."""
 _RUN: Final = 1 << 14  # number of symbols sorted at once

@@ -26,9 +26,9 @@ _RANGE_BYTES: Final = 4
 _ALIGNMENT: Final = 8
 _NONE: Final = (1 << 32) - 1
 _MAX_INLINED: Final = 1000
-"""Limit of functions at an address, for damaged files; far above the output of compilers."""
+"""Limit on functions at an address, for damaged files; far above the output of compilers."""
 _MAX_KEPT_CHARACTERS: Final = 2 << 20
-"""Limit of cached names and paths of all files; a character takes up to four bytes."""
+"""Limit on cached names and paths of all files; a character takes up to four bytes."""
 _ENTRY_CHARACTERS: Final = 200
 """Memory of an entry without its text."""
 _MAX_STRING_BYTES: Final = 8192

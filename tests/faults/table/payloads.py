@@ -135,7 +135,7 @@ def _order(account: dict[str, int]) -> tuple[int, ...]:
 
 
 def lost_of(account: dict[str, int]) -> Counter[str]:
-    """Returns samples of a stream's windows lost later, by cause."""
+    """Returns samples lost after their windows closed, by cause."""
     prefix = STREAM + "lost."
     return Counter(
         {

@@ -47,7 +47,7 @@ class HttpReceiver:
         return {"endpoint": f"http://{host}:{port}"}
 
     def heal(self) -> None:
-        """Accept everything from here on."""
+        """Accept everything from now on."""
         self.answer = Request.accept
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class GrpcReceiver:
         return {"endpoint": f"{host}:{port}", "tls": self.tls}
 
     def heal(self) -> None:
-        """Accept everything from here on."""
+        """Accept everything from now on."""
         self.answer = accept
 
     def close(self) -> None:

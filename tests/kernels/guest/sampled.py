@@ -18,7 +18,7 @@ def sampler(
     stacks: Literal["kernel", "user", "both"] = "kernel",
     off_cpu: OffCpuConfig | None = None,
 ) -> Iterator[EbpfSampler]:
-    """Runs a sampler, only for waits if requested; closed at the end."""
+    """Runs a sampler, only for waits if requested; closes it at the end."""
     running = EbpfSampler(
         SamplerConfig(
             samples_per_second=samples_per_second,

@@ -24,7 +24,7 @@ _FORMER = {
 
 
 def call(command: Sequence[str], **options: str | Path) -> str:
-    """Output of a command; raises MatrixError with its whole output when it fails."""
+    """Returns a command's output; raises MatrixError with all of it if the command fails."""
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options
     )

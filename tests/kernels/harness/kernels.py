@@ -51,9 +51,9 @@ class DebianKernel:
     """A kernel from Debian, by the package that depends on the newest image.
 
     Attributes:
-        release: code name of the release that has it; empty: the one of this machine.
-        boots: names of the boots that it is tested in; empty: all.
-        tests: files of the tests that are run; empty: all.
+        release: code name of the release that has it; empty: this machine's.
+        boots: names of the boots in which it is tested; empty: all.
+        tests: test files to run; empty: all.
     """
 
     name: str

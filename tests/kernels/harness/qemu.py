@@ -26,11 +26,11 @@ TAIL_LINES = 40
 EMULATOR_FAULT = re.compile(
     r"\] (?:Oops: )?int3: 0000 \[#1\]|panic - not syncing: IO-APIC \+ timer doesn't work"
 )
-"""Deaths of a guest that no real machine has.
+"""Guest crashes that cannot occur on a real machine.
 
 While the kernel patches its code it puts breakpoints there (arch/x86/kernel/alternative.c). An
-emulated CPU may hit one that is gone from memory already, and the kernel does not know it. And a
-busy host lets an emulated timer miss the ticks that the kernel waits for as it starts.
+emulated CPU may hit a breakpoint that is no longer in memory, which the kernel does not recognize.
+And a busy host lets an emulated timer miss the ticks that the kernel waits for as it starts.
 """
 
 

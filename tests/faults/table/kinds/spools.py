@@ -142,7 +142,7 @@ def other_version(data, at):
 
 
 def bring_back(run):
-    """Segments of another version are kept aside; later that version delivers them."""
+    """Segments of another version are kept aside, and then delivered by that version."""
     damaged(patch(0, other_version), 2)(run)
     run.stop()
     (aside,) = run.spool.glob("*/*.aside")
