@@ -152,10 +152,8 @@ class Program(Service):
 class Reader:
     """A sampler of programs by name, with what reads process contexts."""
 
-    def __init__(self, name, **options):
-        config = SamplerConfig(
-            samples_per_second=999, stacks="both", target_comms=(name,), **options
-        )
+    def __init__(self, *names, **options):
+        config = SamplerConfig(samples_per_second=999, stacks="both", target_comms=names, **options)
         self.sampler = EbpfSampler(config)
         self.sampler.start()
         self.contexts = ProcessContexts(Access(), first_look_s=0, answer_timeout_s=1)

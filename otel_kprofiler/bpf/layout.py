@@ -272,7 +272,7 @@ def parse_records(
         ) = unpack(chunk, start)  # fmt: skip
         kernel = start + RECORD_HEADER_BYTES
         if phase == THREAD_ENDED:
-            of_waits.ended.extend(parse_threads(chunk[kernel:end]))
+            of_waits.ended.extend(parse_threads(chunk[kernel:end], time_ns))
             continue
         wait_end = parse_wait_end(chunk, kernel, end) if phase == WAIT_ENDED else None
         kernel += WAIT_END_BYTES if wait_end else 0

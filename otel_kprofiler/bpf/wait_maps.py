@@ -147,7 +147,11 @@ class WaitSettings:
 
 
 class WaitThread(NamedTuple):
-    """Sums of a thread, and its current wait; see ``struct thread``."""
+    """Sums of a thread, and its current wait; see ``struct thread``.
+
+    Attributes:
+        ended_ns: ``CLOCK_BOOTTIME`` at which the thread ended; 0 if it runs.
+    """
 
     id: int
     start_time_ns: int
@@ -162,6 +166,7 @@ class WaitThread(NamedTuple):
     epoch: int
     threshold_ns: int
     flags: int
+    ended_ns: int = 0
 
     def passed(self, now_ns: int) -> tuple[int, int]:
         """Returns the time in the wait's state, and the time since the wake-up.
@@ -178,8 +183,11 @@ class WaitThread(NamedTuple):
         return woken - since, now_ns - woken
 
 
-def parse_threads(data: bytes) -> Iterator[WaitThread]:
-    """Parses consecutive structs. Raises ``ValueError`` if one is truncated."""
+def parse_threads(data: bytes, ended_ns: int = 0) -> Iterator[WaitThread]:
+    """Parses consecutive structs, of threads that ended at a time if it is not 0.
+
+    Raises ``ValueError`` if one is truncated.
+    """
     if len(data) % THREAD_BYTES:
         raise ValueError("an entry of the off-CPU totals is truncated")
     states = len(WaitState)
@@ -188,7 +196,7 @@ def parse_threads(data: bytes) -> Iterator[WaitThread]:
         waits, below, start, longest, woken, tgid, tid = words[13 + states : 20 + states]
         yield WaitThread(
             longest, start, since, woken, words[13 : 13 + states], waits, below, tgid, tid,
-            state if state < states else 0, epoch, threshold * WAIT_UNIT_NS, flags,
+            state if state < states else 0, epoch, threshold * WAIT_UNIT_NS, flags, ended_ns,
         )  # fmt: skip
 
 

@@ -107,9 +107,12 @@ class WaitJoiner:
         return samples
 
     def forget(self, threads: Iterable[WaitThread]) -> None:
-        """Drop the state of ended threads."""
+        """Drop the state of ended threads, but not that of later threads with the same ids."""
         for thread in threads:
-            self._pending.pop((thread.tgid, thread.tid), None)
+            key = thread.tgid, thread.tid
+            pending = self._pending.get(key)
+            if pending is not None and pending.begin.time_ns <= thread.ended_ns:
+                del self._pending[key]
 
     def clear(self) -> None:
         """Drop all ongoing waits."""

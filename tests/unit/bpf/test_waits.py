@@ -133,7 +133,7 @@ def test_sums_of_ended_threads_are_between_the_samples():
     result = WaitRecords([], [])
     chunk = in_ring(in_phase(THREAD_ENDED) + pack(SLEEPING))
     assert parse_records(chunk, waits=result) == []
-    assert result == ([], [SLEEPING])
+    assert result == ([], [SLEEPING._replace(ended_ns=3)])
     assert parse_records(chunk) == []
     with pytest.raises(ValueError, match="truncated"):
         parse_records(in_ring(in_phase(THREAD_ENDED) + pack(SLEEPING)[:-8]))

@@ -148,11 +148,20 @@ def test_waits_without_a_matching_start_are_not_reported(asleep):
 def test_exited_threads_are_forgotten():
     joiner = WaitJoiner()
     joiner.join([begin(1000), begin(1000, tid=8)])
-    joiner.forget([thread(1000)])
+    joiner.forget([thread(1000)._replace(ended_ns=BOOT + 1000)])
     lasting = joiner.sample_lasting([thread(1000), thread(1000, tid=8)], 1300, BOOT + 1300, 1)
     assert [one.tid for one in lasting] == [8]
     joiner.clear()
     assert joiner.sample_lasting([thread(1000, tid=8)], 1400, BOOT + 1400, 1) == []
+
+
+def test_a_wait_outlives_an_earlier_thread_with_the_same_id():
+    joiner = WaitJoiner()
+    joiner.join([begin(900), begin(1000)])
+    joiner.forget([thread(900)._replace(ended_ns=BOOT + 950)])
+    (sample,) = joiner.join([end(1000, 500)])
+    assert (sample.comm, sample.wait.start_ns) == (b"waiter", BOOT + 1000)
+    assert sample.stacks
 
 
 @pytest.mark.parametrize("seed", range(20))

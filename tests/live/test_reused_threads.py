@@ -1,0 +1,77 @@
+"""Samples of a thread are never those of an earlier thread with the same id."""
+
+import json
+import os
+import subprocess
+import sys
+from bisect import bisect_right
+from collections import Counter, defaultdict
+
+import pytest
+
+from otel_kprofiler.host import Access, doctor
+from otel_kprofiler.model import OFF_CPU, ON_CPU, Level
+from otel_kprofiler.sampling import OffCpuConfig
+from tests.reused_threads import NAMES
+from tests.thread_contexts import Reader
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root to choose the ids of threads"),
+]
+WANTED = 150
+
+
+@pytest.fixture(autouse=True)
+def _host_can():
+    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
+    if missing:
+        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+
+
+def compare(samples, lives):
+    """Counts samples within the life of a thread by what they have of another thread."""
+    by_tid = defaultdict(list)
+    for tid, *life in lives:
+        by_tid[tid].append(life)
+    counts = Counter()
+    for sample in samples:
+        start_ns = sample.wait.start_ns if sample.wait else sample.time_ns
+        end_ns = start_ns + sample.wait.duration_ns if sample.wait else sample.time_ns
+        on_tid = by_tid.get(sample.tid, ())
+        at = bisect_right(on_tid, start_ns, key=lambda life: life[0]) - 1
+        if at < 0 or start_ns > on_tid[at][1]:
+            continue  # before a thread has its name, or after its span
+        _, until_ns, name, link = on_tid[at]
+        counts[sample.kind, "late"] += end_ns > until_ns
+        counts[sample.kind, "other name"] += sample.comm.decode() != name
+        span = (sample.link[0] + sample.link[1]).hex() if sample.link else None
+        counts[sample.kind, "other span"] += span not in (None, link)
+        counts[sample.kind, "span" if span else name] += 1
+    return counts
+
+
+def test_a_thread_with_a_reused_id_has_its_own_name_span_and_waits(tmp_path):
+    log = tmp_path / "log"
+    words = [sys.executable, "-m", "tests.reused_threads", log]
+    names = [name.encode() for name in NAMES]
+    with (
+        Reader(*names, off_cpu=OffCpuConfig(samples_per_second=500)) as reader,
+        subprocess.Popen(words, stdin=subprocess.PIPE) as service,
+    ):
+        reader.collect_until(
+            lambda: reader.count_links() >= WANTED and reader.count_links(OFF_CPU) >= WANTED
+        )
+        service.communicate(timeout=60)
+        assert service.returncode == 0
+        reader.drain()
+    lives = json.loads(log.read_text())
+    assert len({tid for tid, *_ in lives}) < len(lives) / 2
+    counts = compare(reader.samples, lives)
+    for kind in (ON_CPU, OFF_CPU):
+        assert counts[kind, "span"] >= WANTED / 2, counts
+        assert counts[kind, NAMES[1]] >= WANTED / 4, counts
+        assert counts[kind, "other name"] == counts[kind, "other span"] == 0, counts
+    assert counts[OFF_CPU, "late"] == 0, counts
