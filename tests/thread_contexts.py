@@ -62,14 +62,19 @@ MODELS = {
 
 MUSL_MODELS = (
     "local_exec",
+    "local_exec_fixed",
+    "local_exec_static",
     "initial_exec",
     "general_dynamic",
     "descriptor",
     "descriptor_symbolic",
+    "general_dynamic_symbolic",
+    "sysv_hash",
     "opened_general_dynamic",
     "opened_descriptor",
+    "opened_behind_others",
 )
-"""Ways that musl knows, too."""
+"""Models that musl supports; it opens no library that needs static thread-local storage."""
 
 
 def build(directory, name, late_ms=1500, compiler="gcc", source="program.c"):
