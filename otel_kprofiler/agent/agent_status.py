@@ -26,7 +26,9 @@ def describe_agent(
     stalls: int,
     cpu_time: CpuTime,
 ) -> dict[str, object]:
-    """The account, failing receivers and disks, rate, loaded files, CPU time. Thread-safe.
+    """The account, failing receivers and disks, rate, loaded files, unread processes, CPU time.
+
+    Thread-safe.
 
     Args:
         status: activity of the agent.
@@ -52,6 +54,7 @@ def describe_agent(
         "python_frames": python.describe() if python else None,
         "unwind_tables": tables.as_dict() if tables else None,
         "user_symbols": user_names.counts()._asdict() if user_names else None,
+        "unread_contexts": pipeline.resources.count_unread() if pipeline else {},
         "stalls_of_the_loop": stalls,
         "cpu_seconds": cpu_time._asdict(),
     }

@@ -376,6 +376,10 @@ class ProcessResources:
         """Lists the processes whose contexts are not read, for reports; one line per reason."""
         return self._contexts.unread.remarks() if self._contexts else []
 
+    def count_unread(self) -> dict[str, int]:
+        """Counts the processes whose contexts are not read, by reason. Thread-safe."""
+        return self._contexts.unread.as_dict() if self._contexts else {}
+
     def follow_threads(self, reader: ContextReader) -> None:
         """Read the thread contexts of processes that publish them; call before the first sample."""
         if self._contexts and self._reads_threads:

@@ -344,7 +344,7 @@ class PublishedThreads:
         except OSError:
             return None
         except (UnsupportedGoError, SearchTooLongError) as error:
-            self._unread.count("goroutine labels", str(error))
+            self._unread.count(pid, "goroutine labels", str(error))
             return None
 
     def _register(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from typing import Final
 
@@ -11,6 +12,8 @@ from otel_kprofiler.text import describe_count
 
 _CAPACITY: Final = 8192
 _MAX_REASONS: Final = 64
+
+_log = logging.getLogger(__name__)
 
 
 class UnreadContexts:
@@ -43,17 +46,28 @@ class UnreadContexts:
         self._seen.add(key)
         missing = read_capabilities(self._files, "thread-self").missing(CONTEXTS)
         reason = f"{' and '.join(missing)} missing" if missing else "the kernel forbids it"
-        self.count("spans and service attributes", reason)
+        self.count(key.tgid, "spans and service attributes", reason)
 
-    def count(self, subject: str, reason: str) -> None:
-        """Count a process.
+    def count(self, pid: int, subject: str, reason: str) -> None:
+        """Count a process; logs the first process of each reason.
 
         Args:
+            pid: the process.
             subject: the data that is not read, such as spans.
             reason: the cause; at most 64 different ones are kept.
         """
-        if (subject, reason) in self._counts or len(self._counts) < _MAX_REASONS:
-            self._counts[subject, reason] += 1
+        if (subject, reason) not in self._counts:
+            if len(self._counts) >= _MAX_REASONS:
+                return
+            _log.info("%s of process %d not read: %s", subject, pid, reason)
+        self._counts[subject, reason] += 1
+
+    def as_dict(self) -> dict[str, int]:
+        """Returns the number of processes by the data that is not read, and why. Thread-safe."""
+        return {
+            f"{subject}: {reason}": count
+            for (subject, reason), count in self._counts.copy().items()
+        }
 
     def remarks(self) -> list[str]:
         """Lists the counts for reports; one line per reason."""

@@ -1,15 +1,22 @@
 """Samples of Go programs have the labels and the span of their goroutine, and no others."""
 
+import contextlib
+import json
+import logging
 import os
 import shutil
 import subprocess
+import time
 from collections import Counter, defaultdict
+from urllib.request import urlopen
 
 import pytest
 
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import OFF_CPU, ON_CPU, Level
 from otel_kprofiler.sampling import OffCpuConfig
+from tests.public import get_public_python
+from tests.servers import free_port
 from tests.thread_contexts import SOURCES, WANTED, Reader, Service, write_payload
 
 pytestmark = [
@@ -149,7 +156,9 @@ def test_waits_have_the_labels_of_their_goroutine(tmp_path):
     assert counts["wrong"] == 0, counts
 
 
-def test_programs_of_an_unsupported_version_have_no_labels(tmp_path):
+@pytest.fixture
+def unsupported(tmp_path):
+    """A running program whose version of Go has no known layout."""
     path = build(tmp_path)
     content = path.read_bytes()
     at = content.index(b"\xff Go buildinf:")
@@ -157,12 +166,51 @@ def test_programs_of_an_unsupported_version_have_no_labels(tmp_path):
     assert content[at + 33 : at + 36] == b"go1"
     changed = b"go1.99.9".ljust(size, b" ")
     path.write_bytes(content[: at + 33] + changed + content[at + 33 + size :])
-    with Reader(b"goroutines") as reader, Goroutines(path, tmp_path) as service:
+    with Goroutines(path, tmp_path) as service:
         service.wait_ready()
+        yield service
+
+
+def test_programs_of_an_unsupported_version_have_no_labels(unsupported, caplog):
+    caplog.set_level(logging.INFO)
+    with Reader(b"goroutines") as reader:
         reader.collect_until(lambda: len(reader.samples) > 500 and reader.contexts.unread.remarks())
         assert not [sample for sample in reader.samples if sample.link or sample.context]
+        reader.contexts.unread.count(1, "goroutine labels", "go1.99.9 is not supported")
         (remark,) = reader.contexts.unread.remarks()
-    assert remark == "goroutine labels of 1 process not read: go1.99.9 is not supported"
+    assert remark == "goroutine labels of 2 processes not read: go1.99.9 is not supported"
+    (line,) = [text for text in caplog.messages if "goroutine" in text]
+    assert line == (
+        f"goroutine labels of process {unsupported.pid} not read: go1.99.9 is not supported"
+    )
+
+
+AGENT = """
+receivers: {{kprofiler: {{reporter_interval: 1s, stacks: both, target_pids: [{pid}]}}}}
+exporters: {{debug: {{}}}}
+service:
+  health: {{endpoint: "{health}"}}
+  telemetry: {{metrics: {{level: none}}}}
+  pipelines: {{profiles: {{receivers: [kprofiler], exporters: [debug]}}}}
+"""
+
+
+def test_the_agent_counts_programs_of_an_unsupported_version(unsupported, tmp_path):
+    config, health = tmp_path / "agent.yaml", f"127.0.0.1:{free_port()}"
+    config.write_text(AGENT.format(pid=unsupported.pid, health=health))
+    words = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", str(config)]
+    deadline, status = time.monotonic() + 60, {}
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as agent:
+        try:
+            while not status.get("unread_contexts"):
+                assert time.monotonic() < deadline, status
+                assert agent.poll() is None
+                time.sleep(0.3)
+                with contextlib.suppress(OSError), urlopen(f"http://{health}/status") as answer:
+                    status = json.load(answer)
+        finally:
+            agent.terminate()
+    assert status["unread_contexts"] == {"goroutine labels: go1.99.9 is not supported": 1}
 
 
 @pytest.mark.parametrize("kind", ["wild", "kernel", "itself", "long", "many", "huge"])
