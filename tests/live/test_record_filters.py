@@ -50,14 +50,17 @@ def processes(directory):
 
 @pytest.fixture
 def programs(tmp_path):
-    """Starts copies of the shell under other names; ended afterwards."""
+    """Starts copies of the shell under other names; ended afterwards.
+
+    The recording has priority over an unrelated program, named ``beside``.
+    """
     started = []
 
     def start(name, script):
         program = tmp_path / "programs" / name
         program.parent.mkdir(exist_ok=True)
         shutil.copy(shutil.which("sh"), program)
-        command = [program, "-c", script]
+        command = [*(["nice"] if name == "beside" else []), program, "-c", script]
         started.append(subprocess.Popen(command, cwd=tmp_path, start_new_session=True))
         return started[-1]
 
