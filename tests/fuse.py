@@ -30,7 +30,7 @@ _RELEASE, _FLUSH, _INIT = 18, 25, 26
 _INTERRUPT, _BATCH_FORGET = 36, 42
 _UNANSWERED = (_FORGET, _INTERRUPT, _BATCH_FORGET)
 _OPCODES = {"lookup": _LOOKUP, "getattr": _GETATTR, "open": _OPEN, "read": _READ}
-_ASYNC_READ, _KEEP_CACHE = 1, 2
+_ASYNC_READ, _DIRECT_IO, _KEEP_CACHE = 1, 1, 2
 _MAX_READ = 128 << 10
 _ROOT = 1
 _CACHED_S = 3600
@@ -216,8 +216,11 @@ class _Server:
     def _answer_getattr(self, inode, _):
         return struct.pack("=QII", self._cached_s, 0, 0) + self._attributes(inode)
 
-    def _answer_open(self, inode, _):
-        return struct.pack("=QII", inode, _KEEP_CACHE if self._cached_s else 0, 0)
+    def _answer_open(self, inode, body):
+        flags = _KEEP_CACHE if self._cached_s else 0
+        if struct.unpack_from("=I", body)[0] & os.O_SYNC == os.O_SYNC:
+            flags |= _DIRECT_IO  # mmap(2) then waits for pages that are being read
+        return struct.pack("=QII", inode, flags, 0)
 
     def _answer_read(self, inode, body):
         _, offset, size = _READ_IN.unpack_from(body)

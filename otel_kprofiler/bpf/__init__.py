@@ -16,8 +16,8 @@ from otel_kprofiler.bpf.call import bpf_call
 from otel_kprofiler.bpf.choice import get_loader
 from otel_kprofiler.bpf.dump import (
     DUMP_ROW_BYTES,
-    HAS_NO_USER,
     HAS_STACKS,
+    IN_IOWAIT,
     ON_A_CPU,
     DumpRow,
     MemoryLayoutMap,
@@ -159,8 +159,8 @@ __all__ = [
     "DUMP_ROW_BYTES",
     "DUMP_SOURCE",
     "EVENT_LAYOUT",
-    "HAS_NO_USER",
     "HAS_STACKS",
+    "IN_IOWAIT",
     "IS_GO",
     "KEEP_IDLE",
     "KERNEL_STACKS",

@@ -13,7 +13,7 @@ DUMP_ROW_BYTES: Final = _ROW.size
 HAS_STACKS: Final = 1
 ON_A_CPU: Final = 2
 NO_RING: Final = 4
-HAS_NO_USER: Final = 8
+IN_IOWAIT: Final = 8
 """``enum row_flags``."""
 _LAYOUT: Final = struct.Struct("=5Q")
 _DIRECT_MAP_WORD, _TRIED_WORD = 0, 2

@@ -27,7 +27,6 @@ from otel_kprofiler.symbols import UserSymbolSettings, open_user_names
 
 _COMM_BYTES: Final = 15
 _SYMBOL_BYTES: Final = 256 << 20
-_TABLES_S: Final = 2.0
 _LONGEST_S: Final = 3600.0
 
 
@@ -101,7 +100,6 @@ def command(
         python_frames=PYTHON_FRAMES if python else 0,
         target_pids=tuple(sorted(chosen)),
         target_namespace=find_namespace(access),
-        max_preload_s=_TABLES_S,
     )
     settings = UserSymbolSettings(
         detail=user_symbols, max_bytes=_SYMBOL_BYTES, cpu_share=1.0, may_block=True

@@ -90,6 +90,7 @@ from otel_kprofiler.host.maps import (
 from otel_kprofiler.host.open_files import find_open_files_error
 from otel_kprofiler.host.patient_calls import MAX_LEFT, PATIENCE_S, PatientCalls
 from otel_kprofiler.host.patient_children import DEVICE_RETRY_S
+from otel_kprofiler.host.patient_maps import PatientMaps
 from otel_kprofiler.host.perf import (
     COUNT_SW_CPU_CLOCK,
     COUNT_SW_DUMMY,
@@ -179,6 +180,7 @@ __all__ = [
     "OpenedFile",
     "OwnContainer",
     "PatientCalls",
+    "PatientMaps",
     "PerfAttributes",
     "PrivateDirectory",
     "Privileges",

@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from otel_kprofiler.bpf import DumpRow, ProcessSeen, get_loader
+from otel_kprofiler.bpf import IN_IOWAIT, DumpRow, ProcessSeen, get_loader
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.host import Access, read_stat
+from otel_kprofiler.host import Access, PatientMaps, read_stat
 from otel_kprofiler.interpreters import PythonProcesses
 from otel_kprofiler.model import (
     TRUNCATED_STACKS,
@@ -72,7 +72,8 @@ class ThreadDumper:
         resources: ProcessResources,
         user_names: UserNames | None,
     ) -> None:
-        self._config, self._files, self._clock = config, access, clock
+        self._config, self._clock = config, clock
+        self._files = PatientMaps(access)
         self._resources = resources
         files = KnownFiles(on_opened=user_names.add if user_names else None)
         codes, loops = KnownCodes(), KnownLoops()
@@ -85,9 +86,10 @@ class ThreadDumper:
             undo.callback(resources.close)
             undo.callback(self._stacks.close)
             symbolizer.advance(clock.boot_ns())  # starts tracking changes
+            undo.callback(self._stop_reading)
             self._reader = ThreadReader(
                 config,
-                access=access,
+                access=self._files,
                 loader=get_loader("libbpf"),
                 user_files=files,
                 python_codes=codes,
@@ -97,10 +99,9 @@ class ThreadDumper:
             if self._reader.python is not None:
                 self._python = PythonProcesses(
                     self._reader.python,
-                    access,
+                    self._files,
                     lambda interpreter: loops.add(interpreter.build_id, interpreter.eval_loop),
                 )
-                undo.callback(self._stop_python)
                 self._find_interpreters(self._python)
             self._close = undo.pop_all().close
 
@@ -142,6 +143,11 @@ class ThreadDumper:
             f"{reason.value}"
             for reason, count in refused.items()
         ]
+        for pid in sorted(self._files.locked.intersection(self._config.target_pids)):
+            lines.append(
+                f"process {pid} holds the lock of its memory map: user and Python frames of files "
+                "outside the usual directories are missing"
+            )
         if self._unpermitted:
             count = describe_count(self._unpermitted, "process", "processes")
             lines.append(f"Python frames of {count} not read: CAP_SYS_PTRACE missing")
@@ -158,9 +164,9 @@ class ThreadDumper:
             except PermissionError:
                 self._unpermitted += 1
 
-    def _stop_python(self) -> None:
-        if self._python is not None:
-            join_all(self._python.stop())
+    def _stop_reading(self) -> None:
+        self._files.stop()
+        join_all(self._python.stop() if self._python else ())
 
     def _read(self) -> ThreadReading:
         """Read until no stack lacks an unwind table that is being loaded."""
@@ -212,7 +218,9 @@ class ThreadDumper:
             decode_name(row.comm),
             state,
             waited_ns,
-            None if state is None else find_stack_cause(state, stack),
+            None
+            if state is None
+            else find_stack_cause(state, stack, in_iowait=bool(row.flags & IN_IOWAIT)),
             stack,
             row.switches,
             link,

@@ -13,7 +13,8 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_kprofiler.bpf import (
@@ -46,6 +47,8 @@ from otel_kprofiler.host import (
     ReferableFiles,
     find_open_files_error,
     get_privilege_error,
+    parse_mappings,
+    read_maps,
     read_possible_cpus,
 )
 from otel_kprofiler.model import KnownCodes, KnownFiles, RawSample
@@ -59,7 +62,6 @@ from otel_kprofiler.sampling.thread_contexts import (
     plan_contexts,
 )
 from otel_kprofiler.sampling.unwinder import (
-    LIST_FILES,
     UnwindPlan,
     map_entries,
     open_tables,
@@ -132,7 +134,8 @@ class ThreadReader:
         user_files: KnownFiles,
         python_codes: KnownCodes,
     ) -> None:
-        self.config = config
+        # Listing the mapped files of a process takes its mmap_lock, which it may never release.
+        self.config = config = replace(config, max_preload_s=0)
         self._files = access
         self.python: PythonMaps | None = None
         self.tables: TableStore | None = None
@@ -174,6 +177,8 @@ class ThreadReader:
                 self._find_memory()
                 self.tables = open_tables(plan, config, self._program, access, user_files)
                 undo.callback(self.tables.close)
+                for path in _list_paths(access, config.target_pids):
+                    self.tables.places.add(path)
             else:
                 self.user_problem = "this kernel or processor has no unwinder"
             self._close = undo.pop_all().close
@@ -247,7 +252,7 @@ class ThreadReader:
             }
             programs: tuple[str, ...] = (name + suffix,)
             if plan:
-                programs += (_FIND_MEMORY, *((LIST_FILES,) if plan.lists_files else ()))
+                programs += (_FIND_MEMORY,)
             spec = ObjectSpec(DUMP_SOURCE, DUMP_OBJECT, programs, entries)
             try:
                 return self._load_spec(loader, spec), name + suffix, bool(suffix)
@@ -305,6 +310,18 @@ def _read(link: int) -> Iterator[bytes]:
             yield piece
     finally:
         os.close(reader)
+
+
+def _list_paths(files: ReferableFiles, pids: Iterable[int]) -> list[str]:
+    """Returns the paths of this process's mapped files, and of the programs of others.
+
+    Files in the same directories can be opened by their inodes, if a memory map cannot be read.
+    """
+    paths = [mapping.path for mapping in parse_mappings(read_maps(files, os.getpid()))]
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended, or is a kernel thread
+            paths.append(files.read_link(f"/proc/{pid}/exe"))
+    return [path for path in paths if path.startswith("/")]
 
 
 def read_physical_mask(files: ReferableFiles) -> int:

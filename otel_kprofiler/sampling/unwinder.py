@@ -21,7 +21,13 @@ from otel_kprofiler.bpf import (
 )
 from otel_kprofiler.clock import SystemTime
 from otel_kprofiler.errors import describe_error
-from otel_kprofiler.host import ReferableFiles, find_descendants, read_processes
+from otel_kprofiler.host import (
+    FileRequest,
+    PatientCalls,
+    ReferableFiles,
+    find_descendants,
+    read_processes,
+)
 from otel_kprofiler.model import KnownFiles
 from otel_kprofiler.sampling.sampler import SamplerConfig
 from otel_kprofiler.sampling.target_maps import INITIAL_NAMESPACE
@@ -152,16 +158,32 @@ def _load_running(
     if config.target_descendants:
         pids |= find_descendants(read_processes(files), pids)
     namespace = config.target_namespace
-    try:
-        running = list_running(
-            program_fd,
-            files,
-            pids,
-            is_inner=namespace is not None and namespace[1] != INITIAL_NAMESPACE,
-            until_s=until_s,
+    running: list[FileRequest] = []
+
+    def find_running() -> None:
+        try:
+            running.extend(
+                list_running(
+                    program_fd,
+                    files,
+                    pids,
+                    is_inner=namespace is not None and namespace[1] != INITIAL_NAMESPACE,
+                    until_s=until_s,
+                )
+            )
+        except OSError as error:
+            _log.info(
+                "the first stacks will be truncated: the kernel does not list mapped files: %s",
+                describe_error(error),
+            )
+
+    # The iterator waits for each process's mmap_lock; one that waits for a file server in mmap(2)
+    # may hold it for ever.
+    calls = PatientCalls("kprofiler-list")
+    if calls.call("maps", find_running):
+        store.load_early(running, until_s)
+    else:
+        _log.warning(
+            "the first stacks will be truncated: a process holds the lock of its memory map"
         )
-    except OSError as error:
-        _log.info("the first stacks will be truncated: the kernel does not list mapped files: %s",
-                  describe_error(error))  # fmt: skip
-        return
-    store.load_early(running, until_s)
+    calls.stop()

@@ -98,7 +98,7 @@ class TableStore:
         self._files = files
         self._now_ns = now_ns
         self.known = known_files or KnownFiles()
-        self._places = FilePlaces(os.get_exec_path()[-_FIRST_PLACES:])
+        self.places = FilePlaces(os.get_exec_path()[-_FIRST_PLACES:])
         self._lock = threading.Lock()
         self._space = TableSpace(maps.sizes.slots, limits)
         self._pending: set[FileKey] = set()
@@ -306,7 +306,7 @@ class TableStore:
         return True
 
     def _open(self, request: FileRequest) -> Code:
-        return open_code(request, self._files, self.known, self._places)
+        return open_code(request, self._files, self.known, self.places)
 
     def _load(self, request: FileRequest, code: Code) -> None:
         try:

@@ -78,6 +78,8 @@ RECORD = "otel_kprofiler/thread_record/record.c"
 RECORDS = "tests/unit/thread_record/test_thread_record.py::test_the_record_always_matches_the_current_span"
 
 MUTATIONS = [
+    Mutation("process to be dumped that holds its own mmap_lock", "otel_kprofiler/host/patient_maps.py", "        if pid in self.locked or not self._calls.call(pid, job):\n", "        job()\n        if pid in self.locked:\n", "tests/live/test_dump.py::test_a_process_that_holds_its_own_mmap_lock_is_dumped"),
+    Mutation("process that holds its own mmap_lock at the start", "otel_kprofiler/sampling/unwinder.py", '    if calls.call("maps", find_running):\n', "    find_running()\n    if True:\n", "tests/live/test_dump.py::test_a_process_that_holds_its_own_mmap_lock_is_dumped"),
     Mutation("process that ends while its threads are dumped", "otel_kprofiler/sampling/thread_dump.py", "                    with contextlib.suppress(ProcessLookupError):  # it has ended\n", "                    if True:\n", "tests/live/test_dump.py::test_a_process_that_has_ended_is_absent_and_others_are_dumped"),
     Mutation("window above its memory limit", WINDOWS, "        self.end_boot_ns = min(self.end_boot_ns, next_ns)\n        return True\n", "        return False\n", "tests/unit/pipeline/test_pipeline.py::test_a_full_window_closes_before_the_next_sample_and_loses_none"),
     Mutation("file that takes much memory to read", BUDGET, "        if count_bytes > self.left_bytes:\n", "        if count_bytes < 0:\n", f"{READ_FILES}::test_files_are_read_within_the_limit[symbols]"),

@@ -17,6 +17,7 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
 from otel_kprofiler.pipeline import ThreadDumper, open_resources, open_symbols
 from otel_kprofiler.sampling import SamplerConfig
+from tests.fuse import mounted
 from tests.public import NOBODY
 
 pytestmark = [
@@ -51,6 +52,24 @@ time.sleep(1000)
 """
 
 
+LOCKED = """
+import mmap, os, sys, threading, time
+path = sys.argv[1]
+def read_page():
+    os.read(os.open(path, os.O_RDONLY), 4096)
+def map_page():
+    mmap.mmap(os.open(path, os.O_RDONLY | os.O_SYNC), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ)
+reader = threading.Thread(target=read_page, daemon=True)
+reader.start()
+def find_state():
+    return open(f"/proc/self/task/{reader.native_id}/stat").read().rpartition(")")[2].split()[0]
+while find_state() != "D":
+    time.sleep(0.01)
+print("ready", flush=True)
+map_page()
+"""
+
+
 @contextlib.contextmanager
 def running(*command):
     """A program in a process group of its own, and its lines up to "ready"."""
@@ -58,7 +77,11 @@ def running(*command):
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
-            yield process.pid, list(iter(process.stdout.readline, "ready\n"))
+            lines = []
+            while (line := process.stdout.readline()) != "ready\n":
+                assert line, "the program has ended"
+                lines.append(line)
+            yield process.pid, lines
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -126,6 +149,30 @@ def test_a_thread_in_an_uninterruptible_wait_has_its_stack(resting):
     thread = next(thread for thread in dump(pid) if thread["tid"] == parent)
     assert thread["state"] == "uninterruptible"
     assert "kernel_clone" in functions(thread, "kernel")
+
+
+def test_a_process_that_holds_its_own_mmap_lock_is_dumped(tmp_path):
+    """Whoever takes that lock, to read its memory or what it has mapped, would wait for ever."""
+    with mounted(tmp_path / "server", {"file": bytes(1 << 16)}) as fuse:
+        fuse.freeze("read", delay_s=20)  # `ps` waits for as long, too
+        with running(sys.executable, "-c", LOCKED, fuse.point / "file") as (pid, _):
+            try:
+                while "State:\tD" not in Path(f"/proc/{pid}/status").read_text():
+                    time.sleep(0.01)
+                threads = dump(pid)
+                record = ["record", "-p", str(pid), "-d", "1s", "-o", tmp_path / "empty.otlp"]
+                subprocess.run([*COMMAND[:-1], *record], check=True, timeout=60)
+                assert fuse.count_held() > 0
+            finally:
+                fuse.thaw()
+    shown = {function for thread in threads for function in functions(thread, "python")}
+    assert {"read_page", "map_page"} <= shown
+    mapper = next(t for t in threads if "map_page" in functions(t, "python"))
+    assert mapper["state"] == "uninterruptible"
+    assert "fuse_file_mmap" in functions(mapper, "kernel")
+    assert functions(mapper, "user")[-1] == "_start"
+    reader = next(t for t in threads if "read_page" in functions(t, "python"))
+    assert reader["cause"] == "disk"
 
 
 def test_the_time_of_a_wait_is_that_of_a_program_that_says_when_it_sleeps():

@@ -15,7 +15,11 @@
 enum {
 	MOST_TRIES = 512, /* in one run: so many branches are few enough for the verifier */
 	MAX_NAMESPACES = 32, /* MAX_PID_NS_LEVEL */
-	FIELD_EXISTS = 2,    /* enum bpf_field_info_kind */
+	BYTE_OFFSET = 0, /* enum bpf_field_info_kind */
+	BYTE_SIZE = 1,
+	FIELD_EXISTS = 2,
+	LEFT_SHIFT = 4,
+	RIGHT_SHIFT = 5,
 	COMM_BYTES = 16,
 };
 
@@ -23,7 +27,7 @@ enum row_flags {
 	HAS_STACKS = 1,
 	ON_A_CPU = 2,	/* runs, or ran while its stacks were read: there are none */
 	NO_RING = 4,	/* the ring has no room for its stacks */
-	HAS_NO_USER = 8, /* a kernel thread */
+	IN_IOWAIT = 8,
 };
 
 /* Read by bpf/dump.py; change both together. Times of the scheduler count from its own start. */
@@ -101,7 +105,7 @@ struct task_struct___dump {
 	u8 comm[COMM_BYTES];
 	unsigned long nvcsw;
 	unsigned long nivcsw;
-	unsigned int flags;
+	unsigned int in_iowait : 1;
 	struct mm_struct___dump *mm;
 	struct pid *thread_pid;
 	struct task_struct___dump *group_leader;
@@ -132,6 +136,7 @@ struct bpf_iter__task {
 #pragma clang attribute pop
 
 #define HAS(member) __builtin_preserve_field_info(member, FIELD_EXISTS)
+#define BIT_FIELD(member, kind) __builtin_preserve_field_info(member, kind)
 #define GET(into, member) bpf_probe_read_kernel(&(into), sizeof(into), &(member))
 
 SCRATCH(dump_rows, struct dump_row);
@@ -226,7 +231,7 @@ INLINE void note_times(const struct task_struct___dump *task, struct dump_row *r
 
 INLINE void note_state(const struct task_struct___dump *task, struct dump_row *row)
 {
-	struct mm_struct___dump *mm = 0;
+	u64 bits = 0;
 	long old = 0;
 	u32 state = 0;
 	int dead = 0;
@@ -241,8 +246,10 @@ INLINE void note_state(const struct task_struct___dump *task, struct dump_row *r
 	GET(dead, task->exit_state);
 	row->state |= dead;
 	GET(row->comm, task->comm);
-	GET(mm, task->mm);
-	row->flags = mm ? 0 : HAS_NO_USER;
+	bpf_probe_read_kernel(&bits, BIT_FIELD(task->in_iowait, BYTE_SIZE),
+			      (u8 *)task + BIT_FIELD(task->in_iowait, BYTE_OFFSET));
+	bits <<= BIT_FIELD(task->in_iowait, LEFT_SHIFT);
+	row->flags = bits >> BIT_FIELD(task->in_iowait, RIGHT_SHIFT) ? IN_IOWAIT : 0;
 }
 
 /* Forget what was read of the task before. */

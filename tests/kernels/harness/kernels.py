@@ -145,6 +145,7 @@ KERNELS: dict[str, Kernel] = {
                 "test_python_frames.py",
                 "test_thread_contexts.py",
                 "test_waits.py",
+                "test_dump.py",
             ),
         ),
         DebianKernel("6.1", "linux-image-amd64", "linux-headers-amd64"),
