@@ -11,7 +11,7 @@ from tests.thread_contexts import SOURCES
 
 PROGRAM = SOURCES / "nodejs"
 WRITERS = ("@datadog/pprof", "pprof-wrapped")
-"""The current version; and one whose objects have a pointer to the record."""
+"""The current version, and a version whose objects have a pointer to the record."""
 
 
 def install():

@@ -72,7 +72,7 @@ PACKAGES = {
         "abortable checked clock elf errors forks host late model redact stopping version",
     ),
     "tracking": Package(
-        "What changes while we sample: modules, BPF programs, other kernel symbols",
+        "Tracks code loaded during sampling: modules, BPF programs, other kernel symbols",
         "bpf clock errors forks host model symbols text",
     ),
     "interpreters": Package(
@@ -88,7 +88,7 @@ PACKAGES = {
         "bpf clock errors forks host model text unwinding",
     ),
     "recording": Package(
-        "Raw recordings, and what replays them",
+        "Raw recordings, and their replay",
         "bpf checked errors host model sampling symbols tracking",
     ),
     "processes": Package(
@@ -96,7 +96,7 @@ PACKAGES = {
         "bpf clock elf host model otlp text",
     ),
     "pipeline": Package(
-        "Gate and windows; puts together what samples this host or replays a recording",
+        "Gate and windows; composes pipelines that sample this host or replay a recording",
         "bpf clock config errors host interpreters late model processes recording sampling "
         "stopping symbols text tracking",
     ),
@@ -115,7 +115,7 @@ PACKAGES = {
         "analysis errors formats model otlp redact",
     ),
     "viewing": Package(
-        "The local page of `view`: what serves it, and what it shows",
+        "The local page of `view`: its server and its data",
         "errors formats model otlp serving text",
     ),
     "agent": Package(

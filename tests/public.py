@@ -62,7 +62,7 @@ def open_directory(mode: int = 0o755) -> Iterator[Path]:
 
 @functools.cache
 def get_public_python() -> PublicPython:
-    """The Python that runs this; for root, who can become another user, a copy if it is closed."""
+    """The running Python; for root, who can become another user, a copy if it is inaccessible."""
     if os.geteuid() != 0 or can_run(sys.executable, "-c", _IMPORTS):
         return PublicPython(sys.executable, (*site.getsitepackages(), str(ROOT)))
     _copies.append(tempfile.mkdtemp(dir="/tmp"))
@@ -79,7 +79,8 @@ def remove_copies() -> None:
 def can_run(*command: object) -> bool:
     """Returns whether an unprivileged user can run a command.
 
-    setpriv starts a program with rights that only end there, therefore another one starts it.
+    setpriv itself runs with rights that it drops only for its program, so a further program is
+    started.
     """
     words = [*NOBODY, "env", *command]
     return subprocess.run(words, cwd="/", capture_output=True).returncode == 0
@@ -140,7 +141,7 @@ def copy_environment(directory: Path) -> PublicPython:
 
 
 def _dependencies(name: str, found: dict[str, importlib.metadata.Distribution]) -> None:
-    """Add what is installed of a distribution and of all that it requires without extras."""
+    """Add the installed files of a distribution, and of all that it requires without extras."""
     if name not in found:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # of other platforms
             found[name] = importlib.metadata.distribution(name)
@@ -152,7 +153,7 @@ def _dependencies(name: str, found: dict[str, importlib.metadata.Distribution]) 
 
 
 def _open_to_all(directory: Path) -> None:
-    """Let others read and enter, whatever the modes of what was copied."""
+    """Let others read and enter, whatever the modes of the copied files."""
     for path in (directory, *directory.rglob("*")):
         if not path.is_symlink():
             mode = stat.S_IMODE(path.stat().st_mode)

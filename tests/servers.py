@@ -27,11 +27,11 @@ def serve_grpc(
     """Start a server whose method ``Export`` is a function of request and context.
 
     Args:
-        export: returns the answer, or aborts.
+        export: returns the response, or aborts.
         service: the method's service.
         address: where it listens.
         credentials: for TLS.
-        max_bytes: the largest request that it takes.
+        max_bytes: the largest request that it accepts.
 
     Returns:
         The server, which ``stop`` ends, and its port.
@@ -50,7 +50,7 @@ def serve_grpc(
 
 
 class HttpRequest(BaseHTTPRequestHandler):
-    """A request, and ways to answer it."""
+    """A request, and ways to respond to it."""
 
     protocol_version = "HTTP/1.1"
     timeout = 60
@@ -63,7 +63,7 @@ class HttpRequest(BaseHTTPRequestHandler):
     do_GET = do_CONNECT = do_POST  # noqa: N815 - names of http.server
 
     def reply(self, status=200, body=b"", **headers) -> None:
-        """Send an answer; ``_`` in names of headers stands for ``-``."""
+        """Send a response; ``_`` in header names stands for ``-``."""
         self.send_response(status)
         for name, value in {"Content_Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
@@ -139,7 +139,7 @@ def free_port() -> int:
 
 
 def make_certificate(directory: Path, name: str = "server") -> ssl.SSLContext:
-    """Make ``NAME.pem``, which signs itself, for localhost, and ``NAME.key``; returns a server's.
+    """Make a self-signed ``NAME.pem`` for localhost, and ``NAME.key``; returns credentials.
 
     Skips the test without openssl.
     """

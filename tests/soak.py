@@ -67,7 +67,7 @@ class Soak:
 
 
 def down(soak: Soak) -> Iterator[None]:
-    """The receiver is away for a while."""
+    """The receiver is unreachable for a while."""
     soak.receiver.down()
     yield
     soak.receiver.up()
@@ -105,7 +105,7 @@ def stopped(soak: Soak) -> Iterator[None]:
 
 
 def killed(soak: Soak) -> Iterator[None]:
-    """The agent is killed while its receiver is away, and started again."""
+    """The agent is killed while its receiver is unreachable, and restarted."""
     soak.receiver.down()
     time.sleep(10)
     soak.agents["fake"].kill()
@@ -183,7 +183,7 @@ def collector() -> Iterator[str]:
 
 
 def main() -> int:
-    """Run as long as asked for."""
+    """Run for the requested time."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("minutes", type=float)
     parser.add_argument("--rate", type=int, default=99)

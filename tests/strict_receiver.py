@@ -2,7 +2,7 @@
 
 It rejects resource and scope attributes without key or value. Like Pyroscope it accepts the
 rest, but keeps one of several profiles with equal labels and times, drops frames without a
-function, and has no name for what has no ``service.name``; each of these is a complaint.
+function, and has no name for profiles without ``service.name``; each of these is a complaint.
 """
 
 import base64
@@ -58,7 +58,7 @@ def find_complaints(message, seen):
 
     Args:
         message: the request.
-        seen: what :func:`labels_of` said of earlier requests; gets more.
+        seen: results of :func:`labels_of` for earlier requests; new ones are added.
     """
     results = Counter()
     for one in labels_of(message):
@@ -89,7 +89,7 @@ class StrictReceiver:
     Attributes:
         accepted: requests, by ``grpc`` or the content type.
         refused: reasons.
-        complaints: what it dropped silently, by kind of request.
+        complaints: items dropped silently, by kind of request.
     """
 
     def __init__(self):
@@ -109,7 +109,7 @@ class StrictReceiver:
         request.reply(status, answer, Content_Type=kind)
 
     def take(self, kind, payload):
-        """Take a request; returns the reasons to refuse it."""
+        """Receive a request; returns the reasons to reject it."""
         (parsed,) = parse_payloads(payload)
         faults = find_faults(parsed.message)
         with self._lock:

@@ -27,7 +27,7 @@ SCHEMA = {
 NODEJS_SCHEMA = {**SCHEMA, "threadlocal.schema_version": "nodejs_v1_dev"}
 NAME = "otel_thread_ctx_v1"
 WANTED = int(os.environ.get("KPROFILER_CONTEXT_SAMPLES", "2000"))
-"""Samples with a span that a test waits for."""
+"""Number of samples with a span that a test waits for."""
 LATEST_S = 120
 _LINE = struct.Struct("<5Q16s8s")
 
@@ -155,7 +155,7 @@ class Program(Service):
 
 
 class Reader:
-    """A sampler of programs by name, with what reads process contexts."""
+    """A sampler of programs by name, with a reader of process contexts."""
 
     def __init__(self, *names, **options):
         config = SamplerConfig(samples_per_second=999, stacks="both", target_comms=names, **options)
@@ -201,7 +201,7 @@ class Reader:
 def find_lines(lines, time_ns):
     """The context that a thread began before a time, and the one before it, with their times.
 
-    Both may be right while the second takes the place of the first.
+    Both may be right while the second replaces the first.
     """
     at = bisect.bisect_right(lines, time_ns, key=lambda line: line[0][0])
     return lines[max(at - 2, 0) : at]

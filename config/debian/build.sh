@@ -72,7 +72,7 @@ END
 chmod 755 "$root$home/bin/otel-kprofiler"
 find "$packages" -name '*.so' ! -name '_record_*.abi3.so' -exec strip --strip-unneeded --remove-section=.comment {} +
 
-# What the system looks for elsewhere.
+# Files that the system expects elsewhere.
 install -Dm644 "$here/agent.yaml" "$root/etc/otel-kprofiler/agent.yaml"
 unit=$root/usr/lib/systemd/system/otel-kprofiler.service
 install -d "${unit%/*}"

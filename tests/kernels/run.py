@@ -35,9 +35,9 @@ from harness.results import FAILED, Column, read_junit, render_table
 
 TABLE = CHECKOUT / "docs/kernels.md"
 TRIES = 2
-"""Boots to attempt for a guest that dies of an emulator fault."""
+"""Boots to attempt for a guest that crashes because of an emulator fault."""
 BOOT_TIMEOUT_S = 1200
-"""Emulated CPUs of a machine that has other work take more than ten minutes."""
+"""On a busy machine, emulated CPUs take more than ten minutes."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -107,7 +107,7 @@ class Session:
         expression: str = "",
         overlay: Path | None = None,
     ) -> Outcome:
-        """Run the tests that ``expression`` selects, of the files ``tests``."""
+        """Run the tests in the files ``tests`` that ``expression`` selects."""
         plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
         places = [f"tests/kernels/{name}" for name in tests] or ["tests/kernels"]
         arguments = ["-m", "kernel", "-k", expression, "-v", *plugins, *places]
@@ -199,7 +199,7 @@ def run_matrix(options: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """Run the matrix as the command line says."""
+    """Run the matrix as specified on the command line."""
     try:
         return 0 if run_matrix(parse_arguments()) else 1
     except MatrixError as error:

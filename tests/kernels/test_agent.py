@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *arguments):
-        """The test's output is read by people."""
+        """The test's output is meant for people."""
 
 
 @pytest.fixture

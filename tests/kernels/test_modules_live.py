@@ -95,7 +95,7 @@ class Live:
         self.release(boot_ns())
 
     def delay_ms(self, is_known):
-        """Time in milliseconds until something is known."""
+        """Time in milliseconds until a condition holds."""
         began = time.monotonic()
         while not is_known():
             assert time.monotonic() < began + 60
@@ -104,7 +104,7 @@ class Live:
         return (time.monotonic() - began) * 1e3
 
     def spins(self, start_ns, end_ns):
-        """Chains of the spinning thread that were sampled between two times."""
+        """Call chains of the spinning thread sampled between two times."""
         return [
             stack.frames
             for raw, stack in self.resolved

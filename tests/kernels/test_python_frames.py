@@ -44,7 +44,7 @@ CHAIN = (
     ("first", False),
     ("serve", True),
 )
-"""With whether C calls the interpreter for each, in Python 3.11."""
+"""In Python 3.11, also whether C calls the interpreter for each."""
 
 
 def read_stacks(running, samples):

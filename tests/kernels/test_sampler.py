@@ -53,7 +53,7 @@ def test_every_cpu_is_sampled_and_accounted():
 
 
 def test_process_start_time_is_read_through_btf():
-    """Samples carry the start time of their process, as /proc has it."""
+    """Samples carry their process's start time, as in /proc."""
     with spinning():
         spin = [s for s in sample(1) if s.comm == b"kprof_spin"]
         assert spin
@@ -63,7 +63,7 @@ def test_process_start_time_is_read_through_btf():
 
 
 def test_programs_of_a_process_are_distinguished():
-    """Samples carry the count of execve(2), the stack's start as /proc has it, and the owner."""
+    """Samples carry the count of execve(2), the stack's start as in /proc, and the owner."""
     processes = [subprocess.Popen([*shim, *BUSY], stderr=-3) for shim in ((), ("env",))]
     pids = [process.pid for process in processes]
     try:

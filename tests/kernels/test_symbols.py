@@ -82,7 +82,7 @@ def test_hidden_symbols_are_reported_as_hidden(restrict, without, with_syslog):
 
 
 def test_hidden_frames_have_a_reason():
-    """Frames with hidden symbols say so instead of guessing."""
+    """Frames with hidden symbols report that instead of guessing."""
     address = next(s.address for s in read_module_symbols() if s.type in "tT")
     with sysctl("kernel.kptr_restrict", 2):
         (frame,) = KernelSymbolizer.live().resolve_addresses([address])
@@ -153,7 +153,7 @@ class Truth:
 
 
 def shown(frame):
-    """Module and linker's name that a frame shows."""
+    """Module and linker name shown by a frame."""
     if not frame.lines:
         return None
     return frame.module.name, frame.lines[-1].system_name or frame.lines[-1].function

@@ -205,6 +205,6 @@ def holds_sampler(pid: int) -> bool:
 
 
 def close_all(fds: list[int]) -> None:
-    """Close descriptors; the programs are unloaded some moments later."""
+    """Close descriptors; the kernel then unloads the programs asynchronously."""
     while fds:
         os.close(fds.pop())

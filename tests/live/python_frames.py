@@ -1,4 +1,4 @@
-"""Frames of this process's threads, sampled while they run functions known to a test."""
+"""Frames of this process's threads, sampled while they run functions that a test specifies."""
 
 import contextlib
 import os

@@ -130,7 +130,7 @@ class Slow(InMemoryProfileExporter):
 
 @pytest.mark.usefixtures("_load")
 def test_stats_of_a_service_under_load_have_no_gaps(tmp_path):
-    """Even if a processor is added later or the profiler is restarted."""
+    """Covers a processor added while running, and a restart of the profiler."""
     provider = ProfilerProvider(Resource({"service.name": "svc"}), shutdown_on_exit=False)
     provider.add_profile_processor(SimpleProfileProcessor(Slow()))
     provider.add_profile_processor(

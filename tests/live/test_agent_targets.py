@@ -102,7 +102,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def agent(tmp_path, place):
-    """Starts an agent; returns what reads the attributes of all processes so far.
+    """Starts an agent; returns a function that reads the attributes of all processes so far.
 
     It ends before the cgroups are removed.
     """

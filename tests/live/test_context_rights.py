@@ -38,7 +38,7 @@ def record_as_nobody(folder, public_python):
     payload = write_payload(folder)
 
     def record(user):
-        """Record a program, longer while it hardly runs; returns its links, and the output."""
+        """Record a program, longer if it gets little CPU time; returns its links and output."""
         out = folder / f"{user[1]}.otlp"
         words = [*user, program, payload, folder / f"{user[1]}.log", "4"]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -548,7 +548,7 @@ def test_a_subinterpreter_is_rejected_with_a_reason():
 
 
 def test_the_service_survives_an_error_in_the_profilers_thread(caplog, monkeypatch):
-    """A bug of ours costs the profiles and one log entry, nothing else."""
+    """A bug in the profiler costs the profiles and one log entry, nothing else."""
     with profiling() as (profiler, _):
         monkeypatch.setattr(KernelSymbolizer, "advance", None)
         deadline = time.monotonic() + 60

@@ -1,4 +1,4 @@
-"""Opens files mapped by real processes, whatever has become of their paths."""
+"""Opens files mapped by real processes, whatever has happened to their paths."""
 
 import os
 import shutil
@@ -276,7 +276,7 @@ def overlay(tmp_path):
     ("name", "layer"), [("first", "low"), ("second", "other"), ("third", "upper")]
 )
 def test_overlay_files_have_the_inode_of_their_layer(overlay, name, layer):
-    """The kernel's mapping is of the layer's file; stat reports the overlay's device."""
+    """The kernel's mapping refers to the layer's file; stat reports the overlay's device."""
     merged = overlay / "merged" / name
     if not merged.exists():
         shutil.copy(overlay / "low" / "first", merged)

@@ -210,7 +210,7 @@ def test_finds_an_interpreter_loaded_after_startup(tmp_path):
 
 
 def test_finds_only_target_processes_and_their_descendants(start):
-    """Including existing children and those started later."""
+    """Includes existing children and children started afterwards."""
     process, other = start(), start()
     other.heard()
     process.heard()

@@ -20,7 +20,7 @@ SPIN = ["setarch", "-R", sys.executable, "-S", "-c", "while True: pass"]
 
 
 class OwnNames:
-    """Names all code after the process that ran it."""
+    """Names all code after the process that runs it."""
 
     def state(self, sample):
         return sample.process

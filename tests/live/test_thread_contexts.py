@@ -253,7 +253,7 @@ def test_python_samples_have_their_published_span(tmp_path, python):
 
 
 def record(pid, out):
-    """Record a process, longer while it hardly runs; returns its samples with a span."""
+    """Record a process, longer if it gets little CPU time; returns its samples with a span."""
     for duration in ("2s", "8s", "30s"):
         words = ["record", "--force", "-F", "499", "-d", duration, "-p", str(pid), "-o", str(out)]
         subprocess.run(

@@ -43,7 +43,7 @@ LACKS = {
     ("CAP_DAC_READ_SEARCH",): ("private",),
     ("CAP_SYS_PTRACE",): ("elsewhere", "deleted"),
 }
-"""Libraries that at least cannot be opened, by missing capabilities."""
+"""Libraries that cannot be opened, at least, by missing capabilities."""
 
 
 @pytest.fixture(scope="module")

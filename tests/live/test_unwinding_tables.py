@@ -316,7 +316,7 @@ def test_a_table_that_does_not_fit_is_rebuilt_at_growing_intervals(start, progra
 
 @pytest.fixture
 def programs(tmp_path):
-    """Copies of one program: different files."""
+    """Copies of one program, which are different files."""
     first = compile_c(tmp_path / "program-0", WAITS)
     return [first] + [Path(shutil.copy(first, tmp_path / f"program-{n}")) for n in range(1, 12)]
 
@@ -386,7 +386,7 @@ def test_unused_preloaded_tables_are_evicted_first(start, programs):
 
 @pytest.fixture
 def programs_without_tables(tmp_path):
-    """Programs whose search tables must be made."""
+    """Programs whose search tables must be built."""
     first = compile_c(tmp_path / "static", WAITS, "-static", "-Wl,--no-eh-frame-hdr")
     return [Path(shutil.copy(first, tmp_path / f"static-{number}")) for number in range(20)]
 

@@ -99,7 +99,7 @@ def running(*command, **options):
 
 
 def take_sides(pid, enough):
-    """User sides of a process, until ``enough`` says so of one."""
+    """User sides of a process, up to the first for which ``enough`` is true."""
     known = KnownFiles()
     config = SamplerConfig(samples_per_second=499, stacks="user", target_pids=(pid,))
     sampler, resolver = EbpfSampler(config, user_files=known), UserResolver(known)

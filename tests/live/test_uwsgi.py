@@ -1,4 +1,4 @@
-"""Workers of uWSGI profile themselves, whichever way they were forked."""
+"""uWSGI workers profile themselves, however they were forked."""
 
 import contextlib
 import json
@@ -103,7 +103,7 @@ def uwsgi(directory, options, env):
 
 
 def ask(address):
-    """The answer to a request; None if nobody answers."""
+    """The response to a request; None if there is none."""
     url = f"http://{address}/"
     with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as answer:
         return json.load(answer)
@@ -123,7 +123,7 @@ def wait_for_end(server):
 
 
 def serve(address, server, log):
-    """Requests until both workers were profiled in some; all answers."""
+    """Sends requests until both workers have been profiled; returns all responses."""
     answers, deadline = [], time.monotonic() + 120
     with ThreadPoolExecutor(4) as clients:
         while len({answer["pid"] for answer in answers if answer["state"] == "running"}) < 2:
@@ -169,7 +169,7 @@ def environment(receiver, starts_at):
 
 @pytest.mark.parametrize("way", further_of(WAYS, ("import", "postfork")))
 def test_workers_profile_themselves(receiver, tmp_path, way):
-    """All samples are of workers and their traces; they arrive though none was sent before."""
+    """All samples belong to workers and their traces; they arrive although none was sent before."""
     starts_at, options = WAYS[way]
     (tmp_path / "shop.py").write_text(SERVICE)
     env = environment(receiver, starts_at)

@@ -21,7 +21,7 @@ VIEW = [sys.executable, "-m", "otel_kprofiler", "view", "--no-browser", "--live"
 
 @pytest.fixture
 def busy(tmp_path):
-    """A process that burns CPU time in a function of Python."""
+    """A process that burns CPU time in a Python function."""
     program = tmp_path / "busy.py"
     program.write_text("def burn_cpu_time():\n    while True:\n        pass\nburn_cpu_time()\n")
     with subprocess.Popen([sys.executable, program]) as process:
@@ -42,7 +42,7 @@ def view(*words):
 
 
 def wait_for(address, is_there):
-    """The first data with something in it."""
+    """The first data that is not empty."""
     deadline = time.monotonic() + 45
     while time.monotonic() < deadline:
         with urllib.request.urlopen(f"{address}profile.json", timeout=20) as answer:

@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
 
 @pytest.fixture(scope="module")
 def sleepers(tmp_path_factory):
-    """A program whose threads sleep, so many and so many milliseconds each time."""
+    """A program with a number of threads that sleep for a number of milliseconds each time."""
     directory = tmp_path_factory.mktemp("sleepers")
     (directory / "sleepers.c").write_text(SLEEPERS)
     subprocess.run(

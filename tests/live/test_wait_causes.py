@@ -202,7 +202,7 @@ def test_threads_waiting_for_the_gil_get_that_cause(python, tmp_path):
 
 
 def check(cause, found, weights, *, beside=""):
-    """All waits have the cause, or the one that is expected beside it."""
+    """All waits have the cause, or the additional expected cause."""
     del found[beside], weights[beside]
     # Long waits are all sampled; the others are too few to count on if the disk is fast.
     assert found[cause] >= (WAITS or (1 if cause in OF_FILES else 5)), found

@@ -105,7 +105,7 @@ RUNS = int(os.environ.get("KPROFILER_RUNS", "1"))
 
 @pytest.mark.parametrize("run", range(RUNS))
 def test_weights_estimate_the_totals(run):
-    """Ten processes, sampled sparsely; waits that are too short count in neither."""
+    """Ten processes, sampled sparsely; waits that are too short are counted in neither."""
     with running(rate=150) as sampler:
         started = [subprocess.Popen([sys.executable, "-S", "-c", MIXED, str(seed), "8"])
                    for seed in range(10 * run, 10 * run + 10)]  # fmt: skip
@@ -227,7 +227,7 @@ SINCE, STATE, FLAGS, TID, RAN = 2, 7, 10, 37, 41
 
 
 def test_a_wait_of_a_thread_that_ran_unseen_has_no_begin():
-    """The kernel omits a few switches: the span at the begin may have ended by then."""
+    """The kernel omits a few switches, so the span at the start of a wait may have ended."""
     code = "import time\nwhile True: time.sleep(0.2)"
     changed, samples = set(), []
     with running(stacks="both") as sampler, program(code) as process, contextlib.ExitStack() as end:
@@ -272,7 +272,7 @@ def test_an_ongoing_wait_is_sampled(functions):
 
 
 def test_a_stuck_thread_is_sampled_although_its_earlier_waits_were_short(functions):
-    """Twenty of them: the begins of most waits are not reported, as these will be short."""
+    """Twenty of them: the starts of most waits are not reported, because those waits are short."""
     code = """
 import sys, threading, time
 def work():

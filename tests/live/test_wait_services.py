@@ -1,4 +1,4 @@
-"""A service that samples its own waits: causes, spans and totals of its threads alone."""
+"""A service that samples its own waits: causes, spans and totals of only its threads."""
 
 import contextlib
 import json

@@ -45,7 +45,7 @@ SPIN = "while time.monotonic() < end: pass"
 
 @pytest.fixture(params=["kernel", "wakers"])
 def account(request, monkeypatch):
-    """Who reports since when a thread wants a CPU; kernels without an account need the wakers."""
+    """Source of the time at which threads become runnable: some kernels need the wakers."""
     if request.param == "wakers":
 
         def find(types):
@@ -88,7 +88,7 @@ class Program:
             return sum(int(line.split()[1]) for line in status if "ctxt_switches" in line)
 
     def reported(self):
-        """Nanoseconds that passed, on a CPU, and waiting for one."""
+        """Nanoseconds elapsed, on a CPU, and waiting for one."""
         return [int(word) for word in self.process.stdout.readline().split()]
 
     def __enter__(self):

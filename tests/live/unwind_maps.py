@@ -167,7 +167,7 @@ def compile_c(path, source, *options):
 
 
 WAITS = '#include <unistd.h>\nint main(void) { write(1, "\\n", 1); return pause(); }\n'
-"""Says when it runs, then waits for ever."""
+"""Reports when it runs, then waits forever."""
 
 
 @contextmanager

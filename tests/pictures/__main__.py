@@ -2,7 +2,7 @@
 
 ``python -m tests.pictures`` as root, with gcc, Chromium, and ``pngquant`` on the path. The demo
 runs in ``/opt/demo`` and a cgroup, on a host that calls itself *shop*: two order services of
-``examples`` and a C program; after five seconds a mended service and OpenSSL replace the services.
+``examples`` and a C program; after five seconds, a fixed service and OpenSSL replace the services.
 """
 
 import re

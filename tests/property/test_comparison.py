@@ -41,7 +41,7 @@ def call(name):
 CALLS = {name: call(name) for name in ("read", "write", "stat", "poll", "send")}
 STACKS = {name: call(name)[0] for name in map(str, range(60))}
 MANY, MOST = 100, 13
-"""More than so many of so many come of a chance of 5 % once in 2,000 times."""
+"""With a chance of 5 %, more than this number occur once in 2,000 times."""
 
 
 @cache

@@ -114,7 +114,7 @@ class Run:
         self.start_unix_ns = start_unix_ns
 
     def window(self, samples):
-        """A window with so many samples of each kind; one process for each kind."""
+        """A window with the given number of samples of each kind; one process for each kind."""
         self.taken.update({kind.name: count for kind, count in zip(KINDS, samples, strict=True)})
         start = self.start_unix_ns = self.start_unix_ns + 1000
         profiles = []
@@ -179,7 +179,7 @@ def test_the_account_of_each_kind_is_exact_in_any_order_of_events(events, script
 @settings(deadline=None, max_examples=60)
 @given(st.lists(SAMPLES, min_size=1, max_size=8), SCRIPT, BUGS, st.integers(0, 3))
 def test_a_receiver_is_sent_the_losses_of_each_kind(windows, script, bugs, before):
-    """Whatever is lost, and whichever kinds the last windows have: the totals add up."""
+    """The totals add up, whatever is lost, and whichever kinds the last windows have."""
     run, first, receiver = Run(), Receiver("first"), Receiver("second", script)
     reporter = Reporter([ExportQueue(first)], encoder=encoder(bugs))
     queue = ExportQueue(receiver)
@@ -239,7 +239,7 @@ RUN = st.tuples(st.lists(SAMPLES, max_size=4), SCRIPT, st.integers(0, 4))
 @settings(deadline=None, max_examples=40)
 @given(st.lists(RUN, min_size=1, max_size=4))
 def test_the_last_run_reports_samples_and_losses_of_all_killed_runs(runs):
-    """Whatever each receives, rejects and leaves in the spool before its kill."""
+    """Holds whatever each run delivers, loses and leaves in the spool before it is killed."""
     with tempfile.TemporaryDirectory() as directory:
         start, arrived = 0, {kind.name: Counter() for kind in KINDS}
         for number, (windows, script, answers) in enumerate([*runs, ([(1, 1)], [], 1000)]):

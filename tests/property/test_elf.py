@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def say(capsys):
-    """Shows figures beside the dots."""
+    """Prints figures beside pytest's dots."""
 
     def write(text):
         with capsys.disabled():

@@ -83,7 +83,7 @@ def check(queue, put, earlier):
 
 
 def run(queue, events, earlier):
-    """Put batches, lose what never was in one, and flush; the account is exact after each."""
+    """Put batches, lose samples outside batches, and flush; each step keeps the account exact."""
     put = SampleCounts()
     for number, event in enumerate(events):
         if event == "flush":

@@ -151,7 +151,7 @@ def damage(lines, harm):
 def check_is_right(table, symbols):
     """Each address has no name, or one that the whole file has for it.
 
-    Padding is left out: nothing runs in it.
+    Padding is excluded: nothing runs in it.
     """
     oracle = Oracle(symbols)
     pads = {s[0] + at for s in symbols if is_pad(s) for at in range(PAD)}

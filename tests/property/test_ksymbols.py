@@ -114,7 +114,7 @@ lossy_steps = st.lists(
 @settings(max_examples=500, deadline=None)
 @given(lossy_steps, st.booleans())
 def test_lost_records_never_lead_to_a_wrong_name(choices, timed):
-    """Whatever is lost, each name is right, and after a full reading nothing is missing."""
+    """Each name is right, whatever is lost; after a full reading, nothing is missing."""
     table, live, history, reported = KsymbolTable(), {}, [], []
     polled_ns, is_lost, first_loss_ns = 0, False, 1 << 62
     choices = [*choices, (0, 0, False, True, KsymbolAction.ALL_READ, 1)]

@@ -59,7 +59,7 @@ class Calls:
         self.truth += outer
 
     def sides(self, native_frames=None, python_frames=None):
-        """The sides; cut off where fewer frames are asked for."""
+        """The sides, truncated to the requested number of frames."""
         user, own = self.native[:native_frames], self.python[:python_frames]
         is_whole, is_own_whole = len(user) == len(self.native), len(own) == len(self.python)
         return (
@@ -132,7 +132,7 @@ def test_functions_split_from_the_eval_loop_count_as_the_loop():
 
 
 def test_nameless_eval_loops_are_recognized_by_address():
-    """Those that were replaced get their name, so that replays know them, too."""
+    """Replaced frames are recorded with their names, so that replays recognize them, too."""
     one = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])], [])
     sides = one.sides()
     module = Module("python3", ModuleKind.USER, BUILD_ID, b"f" * 16, 0)

@@ -85,6 +85,6 @@ def test_a_truncated_table_yields_the_entries_before_the_cut():
 
 
 def test_unterminated_varints_are_parsed_in_bounded_time():
-    """Quadratic time would be minutes."""
+    """Quadratic time would take minutes."""
     table = (b"\xe8" + b"\x7f" * 60_000) * 20
     assert parse_line_table(table, 1).end == 0

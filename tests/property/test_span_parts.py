@@ -1,4 +1,4 @@
-"""Parts of the time of endpoints against sums made for each endpoint by itself."""
+"""Parts of endpoints' time, compared with separate sums for each endpoint."""
 
 from collections import Counter, defaultdict
 
@@ -68,7 +68,7 @@ def loaded(draw):
 def find_parts(samples, every, spans):
     """Number of traces, and weight, time in the kernel and samples of each part of some spans.
 
-    Goes over each trace from its first to its last sample in the spans.
+    Scans each trace from its first to its last sample in the spans.
     """
     traces, parts = set(), defaultdict(Counter)
     for _, timeline in span_parts._find_threads(samples, every):

@@ -14,7 +14,7 @@ from tests.spans.interpreter import TRACER
 from tests.spans.requests import request_until
 
 Span = Any
-"""To FastAPI, a span is nothing to check."""
+"""FastAPI does not validate spans."""
 
 
 class Traced:

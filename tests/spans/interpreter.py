@@ -19,7 +19,7 @@ UNSAMPLED = TracerProvider(sampler=ALWAYS_OFF).get_tracer("unsampled")
 
 
 def repeat(seconds, step):
-    """Call a function again and again."""
+    """Call a function repeatedly."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         step()

@@ -103,7 +103,7 @@ NOTHING = Outcome(0, 0, 0, 0)
 
 
 def compare(samples, truth):
-    """Count the samples that lie within a note of their thread."""
+    """Count the samples within a logged interval of their thread."""
     counts = dict.fromkeys(Outcome._fields, 0)
     starts = {tid: [note.start_ns for note in notes] for tid, notes in truth.notes.items()}
     for sample in samples:

@@ -16,7 +16,7 @@ from tests.spans.observe import NOTHING, Outcome, Truth, compare, sampling
 
 
 def in_child(outcomes, seconds, source):
-    """Sample this process, in the span that it was forked in, if it was, and others."""
+    """Sample this process in the span that it was forked in, if any, and in others."""
     truth = Truth(source)
     inherited = trace.get_current_span()
     with sampling(source) as samples:

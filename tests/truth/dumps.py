@@ -90,7 +90,7 @@ class Dumps:
     Args:
         built: the compiled program.
         top_of_stack: locate the registers as on kernels without ``bpf_task_pt_regs``.
-        max_work: limit of one walk.
+        max_work: work limit of a walk.
         limits: of the tables.
         answering: load the requested tables.
         forgetting: start each walk without cached rules or mappings.

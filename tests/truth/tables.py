@@ -24,7 +24,7 @@ class Row(NamedTuple):
     Attributes:
         rules: by register.
         signal: whether its frame is a signal's.
-        go: whether it is of Go, whose functions preserve no register.
+        go: whether it belongs to Go, whose functions preserve no register.
     """
 
     rules: Mapping[Any, Any]

@@ -36,7 +36,7 @@ def find_port(server):
 
 
 def status(port, request):
-    """The status of the answer to some bytes."""
+    """The status of the response to some bytes."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
         with contextlib.suppress(ConnectionError):
             client.sendall(request)
@@ -103,7 +103,7 @@ def test_slow_clients_do_not_interrupt_slowly_read_responses():
 
 @contextlib.contextmanager
 def reading_slowly(port, count):
-    """Clients that request a large answer and read only its status."""
+    """Clients that request a large response and read only its status."""
     with contextlib.ExitStack() as clients:
         made = []
         for _ in range(count):
@@ -160,7 +160,7 @@ def test_a_long_health_check_is_answered_despite_slow_clients(monkeypatch):
 
 
 def ask_health(request, endpoint="127.0.0.1:0"):
-    """The status of a health server's answer."""
+    """The status of a health server's response."""
     with contextlib.closing(HealthServer(endpoint, {"/livez": list})) as server:
         return status(server.port, request.encode())
 
@@ -176,7 +176,7 @@ def test_health_checks_without_a_host_are_answered():
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::1", ""])
 def test_other_sites_cannot_read_the_health_endpoint_on_loopback(host):
-    """Under a name of their own that leads to it (DNS rebinding)."""
+    """Under a site's own name that resolves to this host (DNS rebinding)."""
     assert ask_health(f"GET /status HTTP/1.1\r\nHost: {host}\r\n\r\n") == 403
 
 

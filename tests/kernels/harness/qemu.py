@@ -79,7 +79,7 @@ class Outcome:
 
     @property
     def emulator_failed(self) -> bool:
-        """True if the guest died of a fault that no real machine has."""
+        """True if the guest crashed in a way that cannot occur on a real machine."""
         return self.status is None and EMULATOR_FAULT.search(self.console) is not None
 
 

@@ -16,7 +16,7 @@ VARIANTS = {"spin": "", "other": "1"}
 
 
 def build(kernel: KernelFiles) -> Path:
-    """Build every variant that is older than its source; gives the directory with all.
+    """Build every variant that is older than its source; returns the directory with all variants.
 
     Raises:
         MatrixError: no headers, or the compiler's output.

@@ -43,7 +43,7 @@ def frame(side, name, line=0, module=None):
 
 
 def window(number=0):
-    """Four samples of a program in Java: two in the kernel below line 7, two in native code."""
+    """Four samples of a Java program: two in the kernel below line 7, two in native code."""
     java = frame(JVM, "Main.run", 7)
     start = frame(NATIVE, "start_thread", module=JVM_SO)
     write = [frame(KERNEL, name, module=VMLINUX) for name in ("vfs_write", "__x64_sys_write")]

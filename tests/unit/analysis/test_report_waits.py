@@ -51,7 +51,7 @@ def sample(function, wait, *values):
 
 @pytest.fixture
 def profile(tmp_path):
-    """10 s of polling, 3 + 3 ms for a pipe, 1 + 4 ms for a CPU; none from 3 ms on is missed."""
+    """10 s of polling, 3 + 3 ms for a pipe, 1 + 4 ms for a CPU; all from 3 ms on are sampled."""
     nginx = Resource({"process.pid": 7, "process.executable.name": "nginx"})
     quiet = Resource({"process.pid": 8, "process.executable.name": "quiet"})
     samples = [

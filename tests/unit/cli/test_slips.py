@@ -1,4 +1,4 @@
-"""Slips on the command line: the error says what was probably meant."""
+"""Slips on the command line: the error suggests the probable intention."""
 
 import pytest
 from click.testing import CliRunner

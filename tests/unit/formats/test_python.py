@@ -1,4 +1,4 @@
-"""Python functions and lines: through OTLP into every format, whatever their names are."""
+"""Python functions and lines survive OTLP and reach every format, whatever their names."""
 
 import gzip
 import json

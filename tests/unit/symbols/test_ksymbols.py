@@ -170,7 +170,7 @@ def test_a_full_read_removes_missing_symbols_and_adds_new_ones():
 
 
 def test_a_slow_read_does_not_undo_concurrent_changes():
-    """The time of a reading is its start; later changes may be in it or not."""
+    """The time of a reading is its start; it may or may not include changes made during it."""
     result = table(
         (0, ALL_READ, symbol(A, "a"), symbol(A + 64, "b")),
         (150, REMOVED, symbol(A, "a")),

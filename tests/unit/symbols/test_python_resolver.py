@@ -1,4 +1,4 @@
-"""Python stacks: functions and lines from descriptions, which may arrive later."""
+"""Python stacks: functions and lines from descriptions, which may arrive after the samples."""
 
 import tracemalloc
 from pathlib import Path

@@ -587,7 +587,7 @@ def attributes():
 
 
 def endpoints():
-    """The name of the local root, as it is when the latest of its spans starts, and labels."""
+    """The local root's name at the start of its latest span, and labels."""
     provider = TracerProvider()
     trace.set_tracer_provider(provider)
     thread_context.start()

@@ -221,7 +221,7 @@ def _has(source, elf, name):
 
 
 def _compare(known, made):
-    """Returns whether a function's rows are equal: 1, or 0 if it is one that changes stacks."""
+    """Returns 1 if a function's rows are equal, 0 if the function switches stacks."""
     theirs, ours = known.get_decoded().table, made.get_decoded().table
     if any(row[RIP].type != "OFFSET" or row["cfa"].expr is not None for row in ours):
         return 0

@@ -41,7 +41,7 @@ def reset_calls(first, count):
 
 
 def repeated_headers(count):
-    """Calls with a header of 3.9 kB, which a single byte repeats (RFC 7541, section 6.1)."""
+    """Calls with a header of 3.9 kB that a single byte repeats (RFC 7541, section 6.1)."""
     size = 3900
     entry = b"\x40\x01a\x7f" + bytes([(size - 127) & 127 | 128, (size - 127) >> 7]) + b"b" * size
     first = frame(HEADERS, END_HEADERS, 1, _FIELDS + entry + b"\xbe" * 10_000)

@@ -108,7 +108,7 @@ def refused(receivers, body, **options):
 
 
 def post(receivers, body, path=PATH, method="POST", **headers):
-    """Status, headers and body of the answer over HTTP."""
+    """Status, headers and body of the response over HTTP."""
     client = http.client.HTTPConnection("127.0.0.1", receivers[1].port, timeout=20)
     with contextlib.closing(client):
         client.request(method, path, body, headers or PROTOBUF)

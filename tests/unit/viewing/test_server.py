@@ -50,7 +50,7 @@ def port(server):
 
 
 def ask(server, path="/", method="GET", **headers):
-    """Status, headers and body of the answer."""
+    """Status, headers and body of the response."""
     connection = http.client.HTTPConnection("127.0.0.1", port(server), timeout=20)
     with contextlib.closing(connection):
         connection.request(
@@ -211,7 +211,7 @@ print(connection.getresponse().status)
 
 
 def ask_as(user, server, host, path):
-    """The status of an answer to another user."""
+    """The status of a response to another user."""
     command = [sys.executable, "-ISc", ASKS, host, str(port(server)), path]
     return int(subprocess.run(command, user=user, capture_output=True, check=True).stdout)
 

@@ -122,7 +122,7 @@ def source(address, path):
 
 @pytest.fixture
 def app(tmp_path):
-    """A source file, and a profile of it with a sample of now."""
+    """A source file, and a profile of it with a current sample."""
     path = tmp_path / "app.py"
     path.write_text("import this\n")
     frame = Frame(None, 0, (Line("main", "", str(path), 1, 1),), 0, PYTHON_SIDE)
@@ -153,7 +153,7 @@ def listen(*words):
 
 
 def send(command, profile):
-    """Send a file of now to both receivers of a command."""
+    """Send a current file to both receivers of a command."""
     said = [command.stderr.readline().decode() for _ in range(2)]
     grpc, http = (re.fullmatch(r"receiving .* at (127\S+)\n", line)[1] for line in said)
     for address in (f"grpc://{grpc}", f"http://{http}"):
@@ -163,7 +163,7 @@ def send(command, profile):
 
 @pytest.fixture
 def recent(tmp_path):
-    """A sample of nginx and one of dd, both of now."""
+    """A sample of nginx and one of dd, both current."""
     now = time.time_ns()
     return write(tmp_path / "now.otlp", {"nginx": [now - SECOND], "dd": [now]}, now - SECOND)
 

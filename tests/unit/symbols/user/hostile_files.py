@@ -189,7 +189,7 @@ GO_FUNCTIONS = 200_000
 
 
 def go_lines():
-    """A program of Go with many functions, and lines of all."""
+    """A Go program with many functions, and lines for all."""
     count, address, header_bytes = GO_FUNCTIONS, 0x2000, 8 + 8 * 8
     starts = array("I", bytes(4 * (2 * count + 1)))
     starts[::2] = array("I", range(count + 1))

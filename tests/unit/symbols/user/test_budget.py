@@ -23,7 +23,7 @@ DWARF_LIMIT_MIB = 12  # and 96 for the child
 ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
 """Files per kind of DWARF; `make test-hostile-files` reads 20."""
 SLOW = {"versions", "packed-symbols", "symbols-that-fit"}
-"""Kinds that are read, which takes a third of a second for each."""
+"""Kinds that are read; each takes a third of a second."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 """Makes glibc return freed memory immediately, so that only held memory is measured
 (mallopt(3)).

@@ -223,7 +223,7 @@ def test_a_file_dropped_by_a_full_queue_is_read_once_there_is_room(make, monkeyp
 
 
 class Stalled:
-    """A loader of a file whose device provides only the functions, at a time of its clock."""
+    """A loader of a file whose device provides only the functions, with a settable clock."""
 
     def __init__(self, make, **settings):
         self.now_s, self.answers, self.readings = 0.0, False, 0
