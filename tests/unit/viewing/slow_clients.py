@@ -1,0 +1,79 @@
+"""Connects slow clients, and reconnects those that are disconnected a second later.
+
+Usage: python -m tests.unit.viewing.slow_clients COUNT PORT…; prints a line once each client has
+connected, and the number of connections that it made at the end of its input.
+"""
+
+import contextlib
+import resource
+import selectors
+import socket
+import sys
+import time
+
+from tests.unit.viewing import http2
+
+HTTP = b"POST /v1development/profiles HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
+SENT = HTTP, http2.PREFACE + http2.call(1, b"\0\0\x7f\0\0xxxx"), b""
+IN_PROGRESS = 64
+
+
+class Client(socket.socket):
+    """A socket that does not wait, and its place in the order of clients."""
+
+    number = 0
+
+
+def main():
+    count, *ports = map(int, sys.argv[1:])
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    selector = selectors.EpollSelector()
+    selector.register(sys.stdin, selectors.EVENT_READ)
+    waiting, made, connecting, reported = list(range(count)), 0, 0, False
+    later, retry_at = [], time.monotonic() + 1
+    while True:
+        if time.monotonic() >= retry_at:
+            waiting, later, retry_at = waiting + later, [], time.monotonic() + 1
+        while waiting and connecting < IN_PROGRESS:
+            client = Client()
+            client.setblocking(False)
+            client.number = waiting.pop()
+            client.connect_ex(("127.0.0.1", ports[client.number % len(ports)]))
+            selector.register(client, selectors.EVENT_WRITE)
+            connecting += 1
+        for key, events in selector.select(0.1):
+            if key.fileobj is sys.stdin:
+                sys.stdout.write(f"{made}\n")
+                return
+            client = key.fileobj
+            if events & selectors.EVENT_WRITE:
+                connecting -= 1
+                made += 1
+                with contextlib.suppress(OSError):
+                    client.send(SENT[client.number // len(ports) % len(SENT)])
+                    selector.modify(client, selectors.EVENT_READ)
+                    continue
+            elif read(client):
+                continue
+            selector.unregister(client)
+            client.close()
+            later.append(client.number)
+        if made >= count and not reported:
+            reported = True
+            sys.stdout.write("connected\n")
+            sys.stdout.flush()
+
+
+def read(client):
+    """Reads from a client; false if its connection has ended."""
+    try:
+        return client.recv(1 << 16)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    main()

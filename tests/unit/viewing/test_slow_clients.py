@@ -1,0 +1,87 @@
+"""Many slow clients at all ports of `view`: others are answered, and memory stays bounded."""
+
+import contextlib
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+import urllib.error
+
+import pytest
+
+from tests.unit.viewing import slow_clients
+from tests.unit.viewing.shown import resident_bytes
+from tests.unit.viewing.test_view_command import VIEW, get, listen, recent  # noqa: F401
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+PROCESSES = 4
+MOST_BYTES = 40 << 20
+"""Growth of the resident memory: 256 connections of gRPC, and 16 threads for each HTTP server."""
+
+
+def count_open(pid):
+    """Numbers of descriptors and threads of a process."""
+    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+
+
+@contextlib.contextmanager
+def connected(count, ports):
+    """Slow clients in several processes, once each has connected."""
+    words = [sys.executable, "-m", slow_clients.__name__, str(count // PROCESSES), *ports]
+    with contextlib.ExitStack() as stack:
+        crowd = [
+            stack.enter_context(
+                subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            for _ in range(PROCESSES)
+        ]
+        for process in crowd:
+            assert process.stdout.readline() == "connected\n"
+        yield
+        made = sum(int(process.communicate("")[0]) for process in crowd)
+    assert made >= count
+
+
+def retry(call, seconds=60):
+    """Returns the result of a call that succeeds within some attempts, as senders retry."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except (OSError, urllib.error.URLError, subprocess.CalledProcessError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.5)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.long)])
+def test_slow_clients_affect_no_others_and_leave_nothing(count, recent):  # noqa: F811
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < count // PROCESSES + 64:
+        pytest.skip(f"needs a limit of {count // PROCESSES + 64} open files; it is {most}")
+    with listen() as (command, address):
+        said = [command.stderr.readline().decode() for _ in range(2)]
+        places = [re.fullmatch(r"receiving .* at (127\S+)\n", line)[1] for line in said]
+        ports = [place.rpartition(":")[2] for place in (*places, address.strip("/"))]
+        assert get(address, "profile.json")
+        resident, opened = resident_bytes(command.pid), count_open(command.pid)
+        with connected(count, ports):
+            for place in (f"grpc://{places[0]}", f"http://{places[1]}"):
+                sending = [*VIEW[:-1], "send", recent, place]
+                retry(
+                    lambda words=sending: subprocess.run(
+                        words, check=True, capture_output=True, timeout=60
+                    )
+                )
+            assert b"nginx" in retry(lambda: get(address, "profile.json"))
+            grown = resident_bytes(command.pid) - resident
+            connections = count_open(command.pid)[0]
+        sys.stdout.write(f"{count} clients: {connections} descriptors, {grown >> 20} MiB more\n")
+        assert grown < MOST_BYTES
+        end = time.monotonic() + 60
+        while any(map(int.__gt__, count_open(command.pid), [number + 16 for number in opened])):
+            assert time.monotonic() < end, (count_open(command.pid), opened)
+            time.sleep(0.2)
