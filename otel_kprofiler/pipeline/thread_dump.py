@@ -82,6 +82,7 @@ class ThreadDumper:
         )
         self._python: PythonProcesses | None = None
         self._unpermitted = 0
+        self._looks_for_contexts = True
         with contextlib.ExitStack() as undo:
             undo.callback(resources.close)
             undo.callback(self._stacks.close)
@@ -169,6 +170,17 @@ class ThreadDumper:
         join_all(self._python.stop() if self._python else ())
 
     def _read(self) -> ThreadReading:
+        """Read the threads; at the first time, once more after their contexts can be read."""
+        reading = self._read_stacks()
+        if self._looks_for_contexts:
+            self._looks_for_contexts = False
+            by_process = {sample.process: sample for sample in reading.samples.values()}
+            # Registers the processes that publish contexts of threads.
+            self._resources.renew([self._resources.get(sample) for sample in by_process.values()])
+            reading = self._read_stacks()
+        return reading
+
+    def _read_stacks(self) -> ThreadReading:
         """Read until no stack lacks an unwind table that is being loaded."""
         until_s = time.monotonic() + _MOST_WAIT_S
         for _ in range(_PASSES):

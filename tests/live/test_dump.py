@@ -52,6 +52,18 @@ time.sleep(1000)
 """
 
 
+SPAN = """
+import time
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from otel_kprofiler import thread_context
+trace.set_tracer_provider(TracerProvider())
+thread_context.start()
+with trace.get_tracer("shop").start_as_current_span("pay") as span:
+    print(format(span.get_span_context().span_id, "016x"))
+    print("ready", flush=True)
+    time.sleep(1000)
+"""
 LOCKED = """
 import mmap, os, sys, threading, time
 path = sys.argv[1]
@@ -91,17 +103,17 @@ def python(resting, others=""):
 
 
 def dump(pid, *options):
-    """The threads of a process, as `dump` shows them, each with its stack; leaf first."""
+    """The threads of processes, as `dump` shows them, each with its stack; leaf first."""
     done = subprocess.run(
         [*COMMAND, "-p", str(pid), "-f", "json", *options],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    (process,) = document["processes"]
-    for thread in process["threads"]:
+    threads = [thread for process in document["processes"] for thread in process["threads"]]
+    for thread in threads:
         thread["frames"] = document["stacks"][thread["stack"]]
-    return process["threads"]
+    return threads
 
 
 def functions(thread, side):
@@ -201,6 +213,12 @@ def test_python_frames_have_their_lines():
         assert thread["cause"] == "futex"
 
 
+def test_threads_have_their_current_span():
+    with running(sys.executable, "-c", SPAN) as (pid, (span_id,)):
+        threads = dump(pid)
+    assert {t["tid"]: t["span_id"] for t in threads if t["span_id"]} == {pid: span_id.strip()}
+
+
 def test_a_second_dump_shows_which_threads_have_moved():
     with running(*python(1, "tick,")) as (pid, _):
         has_ticked = False
@@ -246,20 +264,22 @@ def test_a_process_that_has_ended_is_absent_and_others_are_dumped():
     assert (both, left) == (sorted((pid, other.pid)), [pid])
 
 
-def test_two_thousand_threads_fit_a_short_table(program):
-    with running(program, "500") as (pid, lines):
+def test_every_one_of_two_thousand_threads_has_its_frames(program):
+    """200 of them in Python; `-rP` shows the time."""
+    with running(program, "450") as (pid, lines), running(*python(200)) as (other, _):
         began = time.monotonic()
-        threads = dump(pid)
-        print(f"2,002 threads in {time.monotonic() - began:.2f} s")  # noqa: T201 - shown by -rP
+        threads = dump(pid, "-p", str(other))
+        print(f"{len(threads):,} threads in {time.monotonic() - began:.2f} s")  # noqa: T201
     said = {int(tid): (cause, chain) for tid, cause, *chain in map(str.split, lines)}
-    assert len(threads) == 2002
-    assert len({thread["stack"] for thread in threads}) <= 10
+    assert len(threads) == 1802 + 201
+    assert len({thread["stack"] for thread in threads}) <= 12
     for thread in threads:
-        if thread["tid"] != pid:
-            cause, chain = said[thread["tid"]]
+        if chain := said.get(thread["tid"]):
             user = functions(thread, "user")
-            at = user.index(chain[0])
-            assert (thread["cause"], user[at : at + 3]) == (cause, chain)
+            at = user.index(chain[1][0])
+            assert (thread["cause"], user[at : at + 3]) == chain
+        elif thread["tid"] not in (pid, other):
+            assert functions(thread, "python")[:3] == ["leaf", "middle", "rest"]
 
 
 @pytest.mark.skipif(
