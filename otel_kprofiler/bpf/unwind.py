@@ -5,6 +5,7 @@ The structs mirror ``programs/unwind_types.bpf.h``; change both together.
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -160,8 +161,10 @@ AARCH64: Final = Processor(
 PROCESSORS: Final[Mapping[str, Processor]] = {"x86_64": X86_64, "aarch64": AARCH64}
 """By ``platform.machine()``."""
 
-_THREAD_BYTES: Final = 16384
-"""THREAD_SIZE of both processors (arm64: of kernels with pages of 4 KiB)."""
+_LEAST_THREAD_BYTES: Final = 16384
+"""THREAD_SIZE of both processors: arch/x86/include/asm/page_64_types.h,
+arch/arm64/include/asm/memory.h. The latter has whole pages, which may be larger.
+"""
 
 
 class KernelOffsets(NamedTuple):
@@ -207,8 +210,15 @@ _FORMER: Final = {
 _OPTIONAL: Final = {("mm_struct", "mm_lock_seq"), ("vm_area_struct", "vm_rb")}
 
 
-def find_kernel_offsets(types: KernelTypes) -> KernelOffsets | None:
-    """Returns a kernel's offsets needed by the unwinder; None if its structs differ."""
+def find_kernel_offsets(
+    types: KernelTypes, page_bytes: int = mmap.PAGESIZE
+) -> KernelOffsets | None:
+    """Returns a kernel's offsets needed by the unwinder; None if its structs differ.
+
+    Args:
+        types: the kernel's types.
+        page_bytes: size of its pages.
+    """
     flags, offsets = 0, []
     for member in _MEMBERS:
         offset = types.offset(*member)
@@ -224,7 +234,8 @@ def find_kernel_offsets(types: KernelTypes) -> KernelOffsets | None:
             return None
         offsets.append(offset or 0)
     registers = types.size("pt_regs") or 0
-    return KernelOffsets(flags, _THREAD_BYTES - registers, tuple(offsets))
+    thread_bytes = max(_LEAST_THREAD_BYTES, page_bytes)
+    return KernelOffsets(flags, thread_bytes - registers, tuple(offsets))
 
 
 def pack_unwind_config(

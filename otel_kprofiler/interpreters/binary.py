@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf import PYTHON_CFRAME, PythonLayout, PythonProcess
 from otel_kprofiler.elf import (
+    MACHINES,
     ElfError,
     ElfFile,
     ElfSymbol,
@@ -34,9 +35,11 @@ _VERSION, _CODE_TYPE = b"Py_Version", b"PyCode_Type"
 _EVAL: Final = b"_PyEval_EvalFrameDefault"
 _ONLY_DEBUG: Final = b"_Py_NegativeRefcount"
 _NAMES: Final = (_VERSION, _CODE_TYPE, _EVAL, _ONLY_DEBUG)
-_MACHINE: Final = "x86_64"
 _LEAST_ENTRY_BYTES, _MOST_ENTRY_BYTES = 0x80, 0x110
-_INDIRECT_JUMP: Final = re.compile(rb"\xff[\xe0-\xe7]")  # jmp *%rax, …: to the first instruction
+_INDIRECT_JUMPS: Final = {
+    "x86_64": re.compile(rb"\xff[\xe0-\xe7]"),  # jmp *%rax, …: to the first instruction
+    "aarch64": re.compile(rb"[\x00\x20\x40\x60\x80\xa0\xc0\xe0][\x00-\x03]\x1f\xd6"),  # br x0, …
+}
 
 
 class Interpreter(NamedTuple):
@@ -108,8 +111,6 @@ def find_interpreter(source: Source, machine: str = platform.machine()) -> Inter
     section = next((entry for entry in sections if entry.name == _SECTION), None)
     if section is None:
         return None
-    if machine != _MACHINE:
-        raise InterpreterRefused(Refusal.OTHER_MACHINE, machine)
     try:
         return _read(source, elf, sections, section)
     except ElfError as error:
@@ -147,7 +148,8 @@ def _find_entry_bytes(source: Source, elf: ElfFile, at: int) -> int:
     3.11 and 3.12 set the thread's ``_PyCFrame`` before they store the frame in it.
     """
     code = source.read(find_offset(elf.loads, at, _MOST_ENTRY_BYTES), _MOST_ENTRY_BYTES)
-    jump = _INDIRECT_JUMP.search(code, _LEAST_ENTRY_BYTES)
+    machine = next(name for name, number in MACHINES.items() if number == elf.machine)
+    jump = _INDIRECT_JUMPS[machine].search(code, _LEAST_ENTRY_BYTES)
     return jump.start() if jump else _MOST_ENTRY_BYTES
 
 

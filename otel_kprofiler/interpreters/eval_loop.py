@@ -12,15 +12,23 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
-from otel_kprofiler.elf import ElfError, ElfFile, ElfSymbol, Source, find_offset
+from otel_kprofiler.elf import MACHINES, ElfError, ElfFile, ElfSymbol, Source, find_offset
 
 MAX_LOOP_BYTES: Final = 1 << 20
 MAX_TABLE_BYTES: Final = 4 << 20
 """Size limit of the search table; Debian's Python has a table of 100 KB."""
-_JUMP: Final = re.compile(rb"(?=\x0f[\x80-\x8f](.{4}))", re.DOTALL)  # jcc rel32
-_JUMP_BYTES: Final = 6
+_X86_JUMP: Final = re.compile(rb"(?=\x0f[\x80-\x8f](.{4}))", re.DOTALL)  # jcc rel32
+_X86_JUMP_BYTES: Final = 6
+# Arm Architecture Reference Manual for A-profile, C4.1: instructions by bits; places of the offset
+_A64_JUMPS: Final = (
+    (0xFC000000, 0x14000000, 0, 26),  # b
+    (0xFF000010, 0x54000000, 5, 19),  # b.cond
+    (0x7E000000, 0x34000000, 5, 19),  # cbz, cbnz
+)
+_A64_BYTES: Final = 4
 _LEAST_JUMPS: Final = 3
 """Minimum number of jumps; fewer may be data that looks like jumps."""
 _SEARCH: Final = struct.Struct("<4siI")
@@ -51,19 +59,35 @@ def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, .
 
 
 def _jumps_out(source: Source, elf: ElfFile, loop: range) -> list[int]:
-    """Returns the targets of conditional jumps out of the loop, in code of the file."""
+    """Returns the targets of jumps out of the loop, in code of the file."""
     size = min(len(loop), MAX_LOOP_BYTES)
     code = source.read(find_offset(elf.loads, loop.start, size), size)
-    targets = [
-        loop.start + jump.start() + _JUMP_BYTES + int.from_bytes(jump[1], "little", signed=True)
-        for jump in _JUMP.finditer(code)
-    ]
+    find_jumps = _find_a64_jumps if elf.machine == MACHINES["aarch64"] else _find_x86_jumps
     return [
-        target
-        for target in targets
-        if target not in loop
-        and any(text.address <= target < text.address + text.size for text in elf.texts)
+        loop.start + target
+        for target in find_jumps(code)
+        if loop.start + target not in loop
+        and any(
+            text.address <= loop.start + target < text.address + text.size for text in elf.texts
+        )
     ]
+
+
+def _find_x86_jumps(code: bytes) -> Iterator[int]:
+    """Yields the targets of conditional jumps, from the start of the code."""
+    for jump in _X86_JUMP.finditer(code):
+        yield jump.start() + _X86_JUMP_BYTES + int.from_bytes(jump[1], "little", signed=True)
+
+
+def _find_a64_jumps(code: bytes) -> Iterator[int]:
+    """Yields the targets of jumps, from the start of the code; b.cond may not reach cold code."""
+    words = memoryview(code)[: len(code) - len(code) % _A64_BYTES].cast("I")
+    for place, word in enumerate(words):
+        for mask, value, shift, bits in _A64_JUMPS:
+            if word & mask == value:
+                sign = 1 << bits - 1
+                distance = ((word >> shift) + sign) % (2 * sign) - sign
+                yield _A64_BYTES * (place + distance)
 
 
 def _find_functions(source: Source, elf: ElfFile, targets: list[int]) -> list[range]:

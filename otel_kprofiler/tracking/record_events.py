@@ -38,7 +38,7 @@ _BASE_FLAGS: Final = _WATERMARK | _SAMPLE_ID_ALL | _USE_CLOCK_ID
 _READING: Final = struct.Struct("=QQQ")  # count, time enabled, lost
 
 _MOST_RING_BYTES: Final = 512 * 1024
-_LEAST_RING_BYTES: Final = 32 * 1024
+_LEAST_RING_BYTES: Final = max(32 * 1024, mmap.PAGESIZE)
 _ALL_RINGS_BYTES: Final = 8 << 20
 
 _log = logging.getLogger(__name__)

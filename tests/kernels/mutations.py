@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import MatrixError
-from harness.kernels import cache_dir
+from harness.places import cache_dir
 from harness.qemu import BOOTS
 from harness.results import FAILED, Result, read_junit
 from run import BOOT_TIMEOUT_S, CHECKOUT, Session

@@ -2,6 +2,7 @@
 
     python tests/kernels/run.py                        # all; writes docs/kernels.md if it passes
     python tests/kernels/run.py --kernel 6.12 -k spin  # one kernel, some tests
+    python tests/kernels/run.py --arm64                # kernels for arm64
 
 Exit status: 0 all passed, 1 a test failed or a guest died, 2 the matrix cannot be run.
 """
@@ -26,11 +27,12 @@ from harness.kernels import (
     KERNELS,
     Kernel,
     KernelFiles,
-    cache_dir,
     get_kernel,
     install_tools,
 )
-from harness.qemu import BOOTS, CHECKOUT, Boot, Outcome, run_guest
+from harness.machines import AARCH64, X86_64, Machine
+from harness.places import CHECKOUT, cache_dir
+from harness.qemu import BOOTS, Boot, Outcome, run_guest
 from harness.results import FAILED, Column, read_junit, render_table
 
 TABLE = CHECKOUT / "docs/kernels.md"
@@ -44,6 +46,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Command line to options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernel", action="append", help=f"{', '.join(KERNELS)} or a directory")
+    parser.add_argument("--arm64", action="store_true", help="kernels for arm64 instead of x86-64")
     parser.add_argument("--boot", action="append", choices=BOOTS, help="default: all")
     parser.add_argument("-k", default="", help="pytest's expression")
     parser.add_argument("--cycles", type=int, help="how often a module is loaded to find leaks")
@@ -87,14 +90,15 @@ class Session:
     _ready: dict[str, KernelFiles] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        install_tools()
         self._lock = open_lock()
         check_collection()
 
     def get_files(self, name: str) -> KernelFiles:
         """Files of a kernel, with the test module built for it; raises MatrixError."""
         if name not in self._ready:
-            self._ready[name] = get_kernel(name).get()
+            kernel = get_kernel(name)
+            install_tools([kernel.machine])
+            self._ready[name] = kernel.get()
             spin_module.build(self._ready[name])
         return self._ready[name]
 
@@ -147,15 +151,15 @@ def report(title: str, outcome: Outcome) -> bool:
 
 
 def get_kernels(
-    session: Session, names: list[str] | None
+    session: Session, names: list[str] | None, machine: Machine
 ) -> tuple[list[tuple[Kernel, KernelFiles]], bool]:
-    """Returns kernels with their files, and whether these are the whole matrix.
+    """Returns kernels of a machine with their files, and whether these are the whole matrix.
 
     Leaves out a kernel of another release, with the reason, if no reachable archive has it and it
     was not requested.
     """
     result, complete = [], not names
-    for name in names or KERNELS:
+    for name in names or [row.name for row in KERNELS.values() if row.machine is machine]:
         kernel = get_kernel(name)
         try:
             result.append((kernel, session.get_files(name)))
@@ -170,7 +174,8 @@ def get_kernels(
 def run_matrix(options: argparse.Namespace) -> bool:
     """Boot all requested kernels; returns True if all tests passed."""
     session = Session(options.timeout, options.verbose, options.cycles)
-    kernels, complete = get_kernels(session, options.kernel)
+    machine = AARCH64 if options.arm64 else X86_64
+    kernels, complete = get_kernels(session, options.kernel, machine)
     boots = [] if options.prepare else [BOOTS[name] for name in options.boot or BOOTS]
     # The slowest boots come first.
     planned = [
@@ -191,7 +196,7 @@ def run_matrix(options: argparse.Namespace) -> bool:
     with ThreadPoolExecutor(options.jobs) as pool:
         done = list(pool.map(run, planned))
     good = all(passed for passed, _ in done)
-    partly = options.kernel or options.boot or options.k or options.overlay
+    partly = options.arm64 or options.kernel or options.boot or options.k or options.overlay
     if good and done and complete and not partly:
         TABLE.write_text(render_table([column for _, column in done]))
         print(f"wrote {TABLE}")

@@ -35,7 +35,8 @@ def test_kprobe_pages_and_trampolines_are_named():
     with kprobe_inside("ksys_read"), traced(["ksys_write"]):
         pages = [s for s in read_module_symbols() if s.module.startswith("__builtin__")]
         names = {page.name for page in pages}
-        assert "ftrace_trampoline" in names
+        if platform.machine() == "x86_64":  # arm64 calls tracers without trampolines
+            assert "ftrace_trampoline" in names
         assert names & {"kprobe_insn_page", "kprobe_optinsn_page"}
         symbolizer = KernelSymbolizer.live()
         for page in pages:

@@ -53,12 +53,15 @@ def kprobe_inside(function: str) -> Iterator[None]:
             write(f"{TRACING}/kprobe_events", f"p:kprof/inside {function}+{offset}\n")
             break
         except OSError as error:
-            if error.errno != errno.EILSEQ:  # not the start of an instruction
+            # not the start of an instruction; arm64: not a multiple of 4
+            if error.errno not in (errno.EILSEQ, errno.EINVAL):
                 raise
     switch = f"{TRACING}/events/kprof/inside/enable"
     try:
         write(switch, "1")
-        yield
-        write(switch, "0")
+        try:
+            yield
+        finally:
+            write(switch, "0")
     finally:
         write(f"{TRACING}/kprobe_events", "-:kprof/inside\n")

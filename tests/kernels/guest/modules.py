@@ -17,7 +17,7 @@ from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
-_FINIT_MODULE, _DELETE_MODULE = 313, 176  # of x86-64, which the guests are
+_FINIT_MODULE, _DELETE_MODULE = {"x86_64": (313, 176), "aarch64": (273, 106)}[platform.machine()]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

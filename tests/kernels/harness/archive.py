@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,11 @@ _FORMER = {
     "Debian-Security": "http://archive.debian.org/debian-security/",
 }
 """Archives of releases that are no longer supported, by their name in apt."""
+
+_MERGED = ("bin", "lib", "lib64", "sbin")
+"""Directories that are links into /usr."""
+_FRESH_S = 3600
+"""Age of lists that need no update."""
 
 
 def call(command: Sequence[str], **options: str | Path) -> str:
@@ -59,15 +66,41 @@ class Archive:
         sandbox = "APT::Sandbox::User=" + ("root" if os.geteuid() == 0 else "")
         call(["apt-get", *self.options, "download", "-o", sandbox, *packages], cwd=folder)
 
+    def unpack(self, packages: Sequence[str], root: Path) -> None:
+        """Unpack packages and all that they need, without running their scripts.
 
-def open_release(release: str, home: Path) -> Archive:
-    """Opens the archive of another release, with its security updates.
+        Only for a release or architecture opened here.
+
+        Args:
+            packages: names of packages.
+            root: a new directory.
+
+        Raises:
+            MatrixError: a package is unknown, or cannot be had.
+        """
+        for name in _MERGED:
+            (root / "usr" / name).mkdir(parents=True)
+            (root / name).symlink_to(f"usr/{name}")
+        debs = root / "debs"
+        (debs / "partial").mkdir(parents=True)
+        options = [f"-oDir::Cache::Archives={debs}", "-oAPT::Install-Recommends=false"]
+        call(["apt-get", *self.options, *options, "-y", "--download-only", "install", *packages])
+        for deb in sorted(debs.glob("*.deb")):
+            # Unlike `dpkg-deb -x`, this keeps /lib a link to /usr/lib.
+            pipe = 'dpkg-deb --fsys-tarfile "$1" | tar -x -C "$2" --keep-directory-symlink'
+            call(["sh", "-c", pipe, "sh", str(deb), str(root)])
+        shutil.rmtree(debs)
+
+
+def open_release(release: str, home: Path, architecture: str = "") -> Archive:
+    """Opens the archive of another release or architecture, with its security updates.
 
     Tries this machine's mirror first, then the archive of former releases.
 
     Args:
         release: its code name.
         home: where apt keeps its files; outside of the checkout.
+        architecture: Debian's name; empty: the one of this machine.
 
     Raises:
         MatrixError: no reachable archive has the release.
@@ -75,10 +108,12 @@ def open_release(release: str, home: Path) -> Archive:
     for place in ("lists/partial", "cache/archives/partial"):
         (home / place).mkdir(parents=True, exist_ok=True)
     (home / "status").touch()
+    machine = {"APT::Architecture": architecture, "APT::Architectures": architecture}
     archive = Archive(
         tuple(
             f"-o{key}={value}"
             for key, value in {
+                **(machine if architecture else {}),
                 "Dir::Etc::SourceList": home / "sources.list",
                 "Dir::Etc::SourceParts": "-",
                 "Dir::Etc::Preferences": "-",
@@ -92,6 +127,9 @@ def open_release(release: str, home: Path) -> Archive:
             }.items()
         )
     )
+    lists = list(home.glob("lists/*Release"))
+    if lists and time.time() - max(path.stat().st_mtime for path in lists) < _FRESH_S:
+        return archive
     errors = []
     for addresses in (_mirrors(), _FORMER):
         lines = [

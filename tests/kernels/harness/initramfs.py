@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +12,14 @@ from pathlib import Path
 from harness.cpio import Archive
 from harness.errors import MatrixError
 from harness.kernels import KernelFiles
+from harness.places import CHECKOUT
 
 # The transport, the file system of the host's root, and what makes that root writable.
 DRIVERS = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
 ROOT_TAG, RUN_TAG = "hostroot", "run"
 RUN_DIR = "/run/kernel-matrix"
 
-# The host's root is never written: changes go to a layer in memory above it. Ancestors of what
+# Shares are never written: changes go to a layer in memory above it. Ancestors of what
 # the tests need are opened to other users in that layer, so that the same tests run as nobody.
 _INIT = f"""#!/bin/busybox sh
 export PATH=/bin
@@ -41,8 +43,17 @@ $b mount -t debugfs debugfs /root/sys/kernel/debug
 $b mount -t bpf bpf /root/sys/fs/bpf
 $b mount -t cgroup2 cgroup2 /root/sys/fs/cgroup
 $b mkdir -p /root{RUN_DIR}
-$b mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=none {RUN_TAG} /root{RUN_DIR}
+{{shares}}
+$b mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=none {RUN_TAG} \
+    /root{RUN_DIR}
 exec $b switch_root /root /bin/sh {RUN_DIR}/job.sh
+"""
+
+_SHARE = """
+$b mkdir -p /{tag} /upper/{tag} /upper/{tag}.work /root{path}
+$b mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=loose,ro {tag} /{tag}
+$b mount -t overlay -o lowerdir=/{tag},upperdir=/upper/{tag},workdir=/upper/{tag}.work {tag} \
+    /root{path}
 """
 
 
@@ -72,9 +83,19 @@ def load_order(dependencies: dict[str, list[str]], wanted: Sequence[str]) -> lis
     return order
 
 
+def shared_paths(kernel: KernelFiles) -> dict[str, Path]:
+    """Directories of the host that a guest sees where the host has them, by tag.
+
+    None if the guest's root is the host's.
+    """
+    if kernel.root is None:
+        return {}
+    return {"checkout": CHECKOUT, "kernel": kernel.work}
+
+
 def build_initramfs(kernel: KernelFiles) -> bytes:
     """The archive, not compressed (that boots fastest); raises MatrixError."""
-    busybox = shutil.which("busybox")
+    busybox = f"{kernel.root}/bin/busybox" if kernel.root else shutil.which("busybox")
     if busybox is None:
         raise MatrixError("no busybox", "run: apt-get install busybox-static")
     archive = Archive()
@@ -89,5 +110,9 @@ def build_initramfs(kernel: KernelFiles) -> bytes:
         if path.endswith(".xz"):
             data = lzma.decompress(data)
         archive.file(f"drivers/{number:02}-{module_name(path)}.ko", data)
-    archive.file("init", _INIT.encode(), 0o755)
+    shares = "".join(
+        _SHARE.format(tag=tag, path=shlex.quote(str(path)))
+        for tag, path in shared_paths(kernel).items()
+    )
+    archive.file("init", _INIT.format(shares=shares).encode(), 0o755)
     return archive.finish()

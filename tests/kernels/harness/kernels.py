@@ -8,19 +8,16 @@ kernel is not touched. The newest version known to apt is used.
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.archive import Archive, call, open_release
 from harness.errors import MatrixError
-
-
-def cache_dir() -> Path:
-    """Where downloads, builds and results live: ``$OTEL_KPROFILER_CACHE``/kernels."""
-    base = os.environ.get("OTEL_KPROFILER_CACHE") or "~/.cache/otel-kprofiler"
-    return Path(base).expanduser().absolute() / "kernels"
+from harness.machines import AARCH64, X86_64, Machine, build_root
+from harness.places import cache_dir
 
 
 @dataclass(frozen=True)
@@ -31,10 +28,12 @@ class KernelFiles:
         name: row of the table.
         version: version of the package, such as ``6.1.192-2``.
         release: output of ``uname -r``.
-        image: the bzImage.
+        image: the bzImage, or arm64's Image.
         modules: the directory to appear as ``/lib/modules``, with ``modules.dep``.
         headers: directory for ``make -C`` to build a module; None if there are no headers.
         work: directory for files built for this kernel.
+        machine: the machine that it runs on.
+        root: directory to appear as ``/``; None: the host's root.
     """
 
     name: str
@@ -44,6 +43,14 @@ class KernelFiles:
     modules: Path
     headers: Path | None
     work: Path
+    machine: Machine = X86_64
+    root: Path | None = None
+
+    @property
+    def title(self) -> str:
+        """The kernel's series, and the size of its pages if it is not 4 KiB."""
+        pages = re.search(r"-(\d+)k$", self.name)
+        return f"Linux {self.name.partition('-')[0]}" + (f", {pages[1]} KiB pages" if pages else "")
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class DebianKernel:
         release: code name of the release that has it; empty: this machine's.
         boots: names of the boots in which it is tested; empty: all.
         tests: test files to run; empty: all.
+        machine: the machine that it runs on; another one than this needs ``release``.
     """
 
     name: str
@@ -62,26 +70,37 @@ class DebianKernel:
     release: str = ""
     boots: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    machine: Machine = X86_64
+
+    @property
+    def series(self) -> str:
+        """Start of the version, as in ``6.12``."""
+        return self.name.partition("-")[0]
 
     def get(self) -> KernelFiles:
         """Download and unpack files missing from the cache; raises MatrixError."""
+        foreign = "" if self.machine is X86_64 else self.machine.architecture
         archive = Archive()
         if self.release:
-            archive = open_release(self.release, cache_dir() / f"apt-{self.release}")
+            name = "-".join(filter(None, ("apt", self.release, foreign)))
+            archive = open_release(self.release, cache_dir() / name, foreign)
         image = _find_dependency(archive, self.image, r"linux-image-\S+")
         headers = _find_dependency(archive, self.headers, r"linux-headers-\S+")
         release = image.removeprefix("linux-image-")
-        if not release.startswith(self.name + "."):
+        if not release.startswith(self.series + "."):
             raise MatrixError(
-                f"{self.image} is {release} here, not {self.name}",
+                f"{self.image} is {release} here, not {self.series}",
                 "run the matrix on Debian 12, whose archive has this kernel",
             )
         version = archive.version(image)
-        tools = archive.dependencies(headers, r"linux-headers-\S+|linux-kbuild-\S+")
+        sources = archive.dependencies(headers, r"linux-headers-\S+")
+        tools = archive.dependencies(headers, r"linux-kbuild-\S+")
         home = cache_dir() / self.name / version.replace(":", "_")
         root = home / "root"
         if not root.exists():
-            _unpack(archive, [image, headers, *tools], root)
+            # The tools run here, whichever machine the headers are for.
+            host = Archive() if foreign else archive
+            _unpack([(archive, [image, headers, *sources]), (host, tools)], root)
         tree = root / "usr/src" / headers
         return KernelFiles(
             self.name,
@@ -91,6 +110,8 @@ class DebianKernel:
             root / "lib/modules",
             tree,
             home,
+            self.machine,
+            build_root(self.machine, archive) if foreign else None,
         )
 
 
@@ -103,6 +124,7 @@ class DirectoryKernel:
     release: str = ""
     boots: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    machine: Machine = X86_64
 
     def get(self) -> KernelFiles:
         """Look up the files; raises MatrixError if the directory's layout differs."""
@@ -127,6 +149,17 @@ class DirectoryKernel:
 
 Kernel = DebianKernel | DirectoryKernel
 
+_ARM64_TESTS = (
+    "test_boot.py",
+    "test_sampler.py",
+    "test_symbols.py",
+    "test_unwinding.py",
+    "test_python_frames.py",
+    "test_waits.py",
+    "test_spin.py",
+    "test_agent.py",
+)
+
 # One row per kernel.
 KERNELS: dict[str, Kernel] = {
     row.name: row
@@ -150,6 +183,33 @@ KERNELS: dict[str, Kernel] = {
         ),
         DebianKernel("6.1", "linux-image-amd64", "linux-headers-amd64"),
         DebianKernel("6.12", "linux-image-6.12-amd64", "linux-headers-6.12-amd64"),
+        DebianKernel(
+            "6.1-arm64",
+            "linux-image-arm64",
+            "linux-headers-arm64",
+            release="bookworm",
+            boots=("kaslr",),
+            tests=_ARM64_TESTS,
+            machine=AARCH64,
+        ),
+        DebianKernel(
+            "6.12-arm64",
+            "linux-image-6.12-arm64",
+            "linux-headers-6.12-arm64",
+            release="bookworm",
+            boots=("kaslr",),
+            tests=_ARM64_TESTS,
+            machine=AARCH64,
+        ),
+        DebianKernel(
+            "6.12-arm64-16k",
+            "linux-image-6.12-arm64-16k",
+            "linux-headers-6.12-arm64-16k",
+            release="bookworm",
+            boots=("kaslr",),
+            tests=_ARM64_TESTS,
+            machine=AARCH64,
+        ),
     )
 }
 
@@ -164,16 +224,17 @@ def get_kernel(name: str) -> Kernel:
     return KERNELS[name]
 
 
-def install_tools() -> None:
-    """Install missing tools for booting, if this user may; raises MatrixError."""
+def install_tools(machines: Iterable[Machine]) -> None:
+    """Install missing tools for booting machines, if this user may; raises MatrixError."""
     needed = {
-        "qemu-system-x86_64": "qemu-system-x86",
         "busybox": "busybox-static",
         "depmod": "kmod",
         "make": "make",
-        "gcc-12": "gcc-12",
         "dpkg-deb": "dpkg",
     }
+    for machine in machines:
+        needed[machine.emulator[0]] = machine.package
+        needed[machine.compiler] = machine.compiler_package
     # depmod's directory is only in root's PATH
     os.environ["PATH"] += ":/usr/sbin"
     missing = [package for tool, package in needed.items() if not shutil.which(tool)]
@@ -199,14 +260,15 @@ def _find_dependency(archive: Archive, package: str, pattern: str) -> str:
     return result[0]
 
 
-def _unpack(archive: Archive, packages: Sequence[str], root: Path) -> None:
+def _unpack(packages: Sequence[tuple[Archive, Sequence[str]]], root: Path) -> None:
     """Download, unpack, index; ``root`` appears only when everything in it is complete."""
     partial = root.with_name("partial")
     shutil.rmtree(partial, ignore_errors=True)
     debs = partial / "debs"
     debs.mkdir(parents=True)
-    print(f"downloading {' '.join(packages)}", flush=True)
-    archive.download(packages, debs)
+    for archive, names in packages:
+        print(f"downloading {' '.join(names)}", flush=True)
+        archive.download(names, debs)
     for deb in debs.iterdir():
         call(["dpkg-deb", "-x", str(deb), str(partial)])
     shutil.rmtree(debs)

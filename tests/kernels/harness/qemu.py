@@ -14,12 +14,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from harness.initramfs import ROOT_TAG, RUN_DIR, RUN_TAG, build_initramfs
+from harness.initramfs import ROOT_TAG, RUN_DIR, RUN_TAG, build_initramfs, shared_paths
 from harness.kernels import KernelFiles
+from harness.places import CHECKOUT
 
-CHECKOUT = Path(__file__).absolute().parents[3]
 GUEST_SCRIPT = CHECKOUT / "tests/kernels/guest.sh"
 MARKER = re.compile(r"^kernel-matrix: pytest exit (\d+)\s*$", re.MULTILINE)
 TAIL_LINES = 40
@@ -92,16 +93,24 @@ def parse_status(console: str) -> int | None:
 def qemu_command(kernel: KernelFiles, boot: Boot, run_dir: Path) -> list[str]:
     """The command line of a guest that shares the host's root, read-only, and ``run_dir``."""
     share = "local,security_model=none,multidevs=remap"
-    append = f"console=ttyS0 quiet panic=-1 oops=panic apparmor=0 audit=0 {boot.arguments}"
+    machine = kernel.machine
+    append = (
+        f"console={machine.console} quiet panic=-1 oops=panic apparmor=0 audit=0 {boot.arguments}"
+    )
+    shares = [
+        ("-virtfs", f"{share},path={path},mount_tag={tag},readonly=on")
+        for tag, path in shared_paths(kernel).items()
+    ]
     return [
         *("setpriv", "--pdeathsig", "KILL"),  # guests exit with the runner, even if it is killed
-        *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max"),
+        *(*machine.emulator, "-accel", "tcg,thread=multi"),
         *("-smp", str(boot.cpus), "-m", "1536M", "-nodefaults", "-no-user-config", "-no-reboot"),
         *("-display", "none", "-serial", f"file:{run_dir}/console.log"),
-        *("-virtfs", f"{share},path=/,mount_tag={ROOT_TAG},readonly=on"),
+        *("-virtfs", f"{share},path={kernel.root or '/'},mount_tag={ROOT_TAG},readonly=on"),
         *("-virtfs", f"{share},path={run_dir},mount_tag={RUN_TAG}"),
+        *chain.from_iterable(shares),
         *("-kernel", str(kernel.image), "-initrd", f"{run_dir}/initramfs"),
-        *("-append", append),
+        *("-append", f"{append} {boot.arguments}"),
     ]
 
 
@@ -155,12 +164,12 @@ def _job(
     """Shell script with the commands for the guest."""
     variables = {
         **environment,
-        "OTEL_KPROFILER_GUEST": f"{kernel.name} {boot.name}",
+        "OTEL_KPROFILER_GUEST": f"{kernel.release} {boot.name}",
         "MATRIX_RUN": RUN_DIR,
         "MATRIX_MODULES": str(kernel.modules),
         "MATRIX_SPIN": str(kernel.work / "module"),
         "MATRIX_CHECKOUT": str(CHECKOUT),
-        "MATRIX_PYTHON": sys.executable,
+        "MATRIX_PYTHON": "/usr/bin/python3" if kernel.root else sys.executable,
     }
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
     script = ["/bin/sh", str(GUEST_SCRIPT), f"--junitxml={RUN_DIR}/junit.xml", *arguments]

@@ -35,7 +35,7 @@ def build(kernel: KernelFiles) -> Path:
         # BTF of modules would need pahole; nothing here reads it. Headers of an older release
         # name its compiler.
         options = [f"M={target}", f"KPROF_OTHER={other}", "CONFIG_DEBUG_INFO_BTF_MODULES="]
-        options.append("CC=gcc-12")
+        options += [f"CC={kernel.machine.compiler}", *kernel.machine.make]
         jobs = f"-j{os.cpu_count()}"
         call(["make", "-s", jobs, "-C", str(kernel.headers), *options, "modules"])
     return home

@@ -109,6 +109,12 @@ def test_members_are_found_in_anonymous_and_named_structs():
     assert (named["mm_tree"], named["mm_base"], named["mm_vdso"]) == (64 + 8 + 8, 104, 124)
 
 
+@pytest.mark.parametrize(("page_kib", "stack_kib"), [(4, 16), (16, 16), (64, 64)])
+def test_registers_are_at_the_top_of_a_kernel_stack_of_whole_pages(page_kib, stack_kib):
+    kernel_offsets = find_kernel_offsets(kernel(), page_kib * 1024)
+    assert kernel_offsets.stack_top_registers == stack_kib * 1024 - 168
+
+
 def test_older_kernels_with_a_red_black_tree_are_supported():
     members = [
         ("mm_rb", 8, 0), ("mmap_base", 40, 0), ("context", 56, 10), ("end_code", 72, 0),

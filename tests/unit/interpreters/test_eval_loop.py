@@ -9,8 +9,11 @@ import pytest
 from otel_kprofiler.elf import FileSource, ImageSource, find_symbols, read_elf, read_sections
 from otel_kprofiler.interpreters.eval_loop import find_loop
 
-pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
-
+TOOLS = {
+    "x86_64": ("gcc", "strip"),
+    "aarch64": ("aarch64-linux-gnu-gcc-12", "aarch64-linux-gnu-strip"),
+}
+machines = pytest.mark.parametrize("machine", TOOLS)
 RARE = "\n".join(f"if (code[i] & {1 << n}) rare({n});" for n in range(9))
 SOURCE = """
 volatile int seen;
@@ -24,21 +27,24 @@ __attribute__((noinline)) int loop(const int *code, int n)
 	}
 	return sum;
 }
-int main(int argc, char **argv) { return loop(&argc, 1); }
 """
 
 
-def build(folder, body):
+def build(folder, body, machine):
+    compiler, strip = TOOLS[machine]
+    if not (shutil.which(compiler) and shutil.which(strip)):
+        pytest.skip(f"{compiler} is not installed")
     path, source = folder / "loop", folder / "loop.c"
     source.write_text(SOURCE % body)
-    subprocess.run(["gcc", "-O2", "-rdynamic", source, "-o", path], check=True)
+    options = ("-O2", "-freorder-blocks-and-partition", "-shared", "-fPIC", "-nostdlib")
+    subprocess.run([compiler, *options, source, "-o", path], check=True)
     return path
 
 
 def find(path):
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
-        elf = read_elf(source)
+        elf = read_elf(source, None)
         symbol = find_symbols(source, read_sections(source, elf), (b"loop",))[b"loop"]
         return find_loop(source, elf, symbol), symbol
 
@@ -53,25 +59,28 @@ def expected_part(path, name):
 
 
 @pytest.mark.system
-def test_the_cold_part_is_located_without_its_symbol(tmp_path):
-    path = build(tmp_path, RARE)
+@machines
+def test_the_cold_part_is_located_without_its_symbol(tmp_path, machine):
+    path = build(tmp_path, RARE, machine)
     parts = expected_part(path, "loop"), expected_part(path, "loop.cold")
-    subprocess.run(["strip", path], check=True)
+    subprocess.run([TOOLS[machine][1], path], check=True)
     assert find(path)[0] == parts
 
 
 @pytest.mark.system
-def test_a_loop_without_a_cold_part_is_one_range(tmp_path):
-    path = build(tmp_path, "if (code[i] == 5) sum++;")
+@machines
+def test_a_loop_without_a_cold_part_is_one_range(tmp_path, machine):
+    path = build(tmp_path, "if (code[i] == 5) sum++;", machine)
     assert find(path)[0] == (expected_part(path, "loop"),)
 
 
 @pytest.mark.system
-def test_damaged_unwind_information_yields_only_the_function(tmp_path):
-    path = build(tmp_path, RARE)
+@machines
+def test_damaged_unwind_information_yields_only_the_function(tmp_path, machine):
+    path = build(tmp_path, RARE, machine)
     result, symbol = find(path)
     assert len(result) == 2
     content = path.read_bytes()
-    elf = read_elf(ImageSource(content))
+    elf = read_elf(ImageSource(content), None)
     for search in (None, (1 << 60, 100), (elf.search[0], 13)):
         assert find_loop(ImageSource(content), elf._replace(search=search), symbol) == result[:1]

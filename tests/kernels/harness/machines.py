@@ -1,0 +1,127 @@
+"""The machines of the matrix: how to emulate them, and the root that their guests see.
+
+A guest of this machine's own kind sees the host's root. A guest of another machine needs programs
+and libraries for it: Debian's packages are unpacked, and wheels for it are installed by pip, into
+a directory of the cache. Nothing of that machine runs on the host.
+"""
+# ruff: noqa: T201 - a command talks to its user
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.archive import Archive, call
+from harness.places import CHECKOUT, cache_dir
+
+_PACKAGES = (
+    *("bash", "busybox-static", "coreutils", "dash", "findutils", "grep", "iproute2", "kmod"),
+    *("libelf1", "libbpf1", "libstdc++6", "mount", "procps", "python3", "util-linux"),
+)
+_REQUIREMENTS = ("pytest", "pytest-timeout", "zstandard")
+"""Packages that the tests import, beside the package's dependencies."""
+_PYTHON = "3.11"
+"""The version in Debian 12."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine to emulate.
+
+    Attributes:
+        name: as ``uname -m`` has it.
+        architecture: Debian's name.
+        emulator: the command and the options for processor and board.
+        package: the package with the emulator.
+        console: name of the serial console.
+        compiler: the C compiler for kernel modules.
+        compiler_package: the package with the compiler.
+        make: options for ``make`` of a kernel module.
+    """
+
+    name: str
+    architecture: str
+    emulator: tuple[str, ...]
+    package: str
+    console: str
+    compiler: str
+    compiler_package: str
+    make: tuple[str, ...] = ()
+
+
+X86_64 = Machine(
+    "x86_64",
+    "amd64",
+    ("qemu-system-x86_64", "-cpu", "max"),
+    "qemu-system-x86",
+    "ttyS0",
+    "gcc-12",
+    "gcc-12",
+)
+AARCH64 = Machine(
+    "aarch64",
+    "arm64",
+    # The architected algorithm of signatures takes most of the time in emulation.
+    ("qemu-system-aarch64", "-M", "virt,gic-version=3", "-cpu", "max,pauth-impdef=on"),
+    "qemu-system-arm",
+    "ttyAMA0",
+    "aarch64-linux-gnu-gcc-12",
+    "gcc-12-aarch64-linux-gnu",
+    ("ARCH=arm64", "CROSS_COMPILE=aarch64-linux-gnu-"),
+)
+
+
+def build_root(machine: Machine, archive: Archive) -> Path:
+    """Returns a directory with Debian and the package's dependencies for a machine.
+
+    Builds it if it is missing from the cache, or if the requirements have changed.
+
+    Args:
+        machine: the machine.
+        archive: its release of Debian.
+
+    Raises:
+        MatrixError: a package or wheel cannot be had.
+    """
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    requirements = [*project["dependencies"], *_REQUIREMENTS]
+    key = hashlib.sha256(repr((_PACKAGES, requirements)).encode()).hexdigest()[:12]
+    root = cache_dir() / f"root-{machine.architecture}-{key}"
+    if not root.exists():
+        partial = root.with_name("partial-root")
+        shutil.rmtree(partial, ignore_errors=True)
+        print(f"building a root for {machine.name}", flush=True)
+        _make_root(archive, partial)
+        _install_wheels(machine, requirements, partial)
+        partial.rename(root)
+    return root
+
+
+def _make_root(archive: Archive, root: Path) -> None:
+    archive.unpack(_PACKAGES, root)
+    for name in ("dev", "proc", "run", "sys", "tmp"):
+        (root / name).mkdir(exist_ok=True)
+    # The packages' scripts, which do not run, would make these.
+    if not (root / "usr/bin/sh").exists():
+        (root / "usr/bin/sh").symlink_to("dash")
+    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    (root / "etc/group").write_text("root:x:0:\n")
+
+
+def _install_wheels(machine: Machine, requirements: Sequence[str], root: Path) -> None:
+    platforms = [f"manylinux{name}_{machine.name}" for name in ("2014", "_2_17", "_2_28", "_2_34")]
+    command = [sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:", "--no-compile"]
+    command += [f"--platform={name}" for name in platforms]
+    command += [f"--python-version={_PYTHON}", "--implementation=cp"]
+    command += [f"--target={root}/usr/lib/python3/dist-packages", *requirements]
+    call(command)
+    # The interpreter of the guest reads these: compilation takes minutes there.
+    if sys.version_info[:2] == tuple(map(int, _PYTHON.split("."))):
+        compiled = [f"{root}/usr/lib/python{_PYTHON}", f"{root}/usr/lib/python3/dist-packages"]
+        options = ["-q", "--invalidation-mode=unchecked-hash", "-s", str(root), "-p", "/"]
+        call([sys.executable, "-m", "compileall", *options, *compiled])
