@@ -107,7 +107,7 @@ MUTATIONS: dict[str, Mutation] = {
             "blink",
             "an event is never found dead",
             "sampling/events.py",
-            "return clock is not None and clock == event.clock",
+            "return times is not None and times == event.times",
             "return False",
             "test_a_cpu_briefly_offline_between_checks_is_sampled_again",
         ),
