@@ -113,6 +113,7 @@ from otel_kprofiler.bpf.thread_contexts import (
 )
 from otel_kprofiler.bpf.unwind import (
     DEFAULT_MAX_WORK,
+    KEEP_MAPPINGS,
     PROCESSORS,
     KernelOffsets,
     Processor,
@@ -163,6 +164,7 @@ __all__ = [
     "IN_IOWAIT",
     "IS_GO",
     "KEEP_IDLE",
+    "KEEP_MAPPINGS",
     "KERNEL_STACKS",
     "MAX_CGROUP_LEVEL",
     "MAX_CONTEXT_PROCESSES",

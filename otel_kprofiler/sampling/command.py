@@ -14,6 +14,7 @@ from typing import Final, Self
 
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import Access, find_descendants, open_pidfd, read_processes, signal_pidfd
+from otel_kprofiler.sampling.command_files import find_command_files
 
 _GATE: Final = 3
 # posix_spawn returns after the shell's exec, so the next exec, at which the sampler's event starts
@@ -49,6 +50,7 @@ class HeldCommand:
 
     def __init__(self, arguments: Sequence[str], *, stdout: int | None = None) -> None:
         program = _find_program(arguments[0])
+        self._program = program
         self.is_ended = False
         self._status: int | None = None
         self._ending: list[int] = []
@@ -82,6 +84,10 @@ class HeldCommand:
         """Run the command."""
         os.write(self._gate, b"\n")
         self._close_gate()
+
+    def find_files(self) -> tuple[str, ...]:
+        """Returns the files that the command maps at its start, as far as they can be foreseen."""
+        return find_command_files(self._program)
 
     def poll(self) -> int | None:
         """Returns the exit status, negative for a signal; None while the command runs."""

@@ -46,8 +46,11 @@ class SamplerConfig:
             take at most 25 µs, and a cached frame costs 15 units.
         max_tables_bytes: limit on the kernel memory for unwind tables.
         max_table_bytes: limit on a file's table; larger tables are not used.
-        max_preload_s: time limit for loading tables of running programs before the first sample. 0
-            to load tables only on demand, too late for the first sample that needs them.
+        max_preload_s: time limit for loading tables of running programs before the first sample; up
+            to half of it longer if listing these programs had to wait for one of them. 0 to load
+            tables only on demand, too late for the first sample that needs them.
+        preload_paths: further files whose tables are loaded, such as those of a command that starts
+            later (:meth:`HeldCommand.find_files`).
         python_frames: limit on Python frames of registered processes (:class:`PythonMaps`), 0 to
             127; 0: none are read.
         pin_cpu_ids: CPUs to sample; empty for all.
@@ -93,6 +96,7 @@ class SamplerConfig:
     max_tables_bytes: int = 64 << 20
     max_table_bytes: int = 40 << 20
     max_preload_s: float = 5.0
+    preload_paths: tuple[str, ...] = ()
     python_frames: int = PYTHON_FRAMES
     pin_cpu_ids: tuple[int, ...] = ()
     send_idle_frames: bool = False

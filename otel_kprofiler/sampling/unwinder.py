@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_kprofiler.bpf import (
+    KEEP_MAPPINGS,
     PROCESSORS,
     KernelOffsets,
     KernelTypes,
@@ -45,6 +46,8 @@ LIST_FILES: Final = "kprofiler_list_files"
 _SLOTS: Final = 1024
 _FILES: Final = 4 * _SLOTS
 _REQUEST_RING_BYTES: Final = 64 * 1024
+_LEAST_LOADING: Final = 0.5
+"""Share of ``max_preload_s`` for loading, however long listing took."""
 _FIRST: Final = bytes(4)
 _UNUSED: Final[Mapping[str, int]] = {
     "rules": 1, "files": 1, "tables": 1, "table_used": 1, "file_requests": mmap.PAGESIZE,
@@ -131,27 +134,31 @@ def open_tables(
     # Only needed for user stacks.
     from otel_kprofiler.unwinding import Limits, MapSizes, TableMaps, TableStore  # noqa: PLC0415
 
-    packed = pack_unwind_config(
-        plan.processor,
-        plan.kernel,
-        page_bytes=mmap.PAGESIZE,
-        max_work=config.max_unwind_work,
-    )
-    update_map(program.map_fd("unwind_config"), _FIRST, packed)
+    def configure(kernel: KernelOffsets) -> None:
+        packed = pack_unwind_config(
+            plan.processor, kernel, page_bytes=mmap.PAGESIZE, max_work=config.max_unwind_work
+        )
+        update_map(program.map_fd("unwind_config"), _FIRST, packed)
+
+    # The program that lists files uses the memory in which the unwinder keeps mappings.
+    configure(plan.kernel._replace(flags=plan.kernel.flags & ~KEEP_MAPPINGS))
     maps = TableMaps(program.map_fd, MapSizes(_FILES, _SLOTS, _REQUEST_RING_BYTES))
     limits = Limits(config.max_tables_bytes, config.max_table_bytes)
     store = TableStore(maps, files, limits, SystemTime().boot_ns, known_files)
     store.start()
-    if plan.lists_files:
-        _load_running(store, config, program.program_fd(LIST_FILES), files)
+    if not plan.lists_files or _load_running(store, config, program.program_fd(LIST_FILES), files):
+        configure(plan.kernel)
     return store
 
 
 def _load_running(
     store: TableStore, config: SamplerConfig, program_fd: int, files: ReferableFiles
-) -> None:
-    """Load the tables of running programs to be sampled."""
-    from otel_kprofiler.unwinding import list_running  # noqa: PLC0415
+) -> bool:
+    """Load the tables of running programs to be sampled, and of further files.
+
+    Returns whether the program that lists them has ended.
+    """
+    from otel_kprofiler.unwinding import list_running, map_files  # noqa: PLC0415
 
     until_s = time.monotonic() + config.max_preload_s
     pids = set(config.target_pids if config.child_pid is None else (config.child_pid,))
@@ -167,6 +174,7 @@ def _load_running(
                     program_fd,
                     files,
                     pids,
+                    mapped=mapped,
                     is_inner=namespace is not None and namespace[1] != INITIAL_NAMESPACE,
                     until_s=until_s,
                 )
@@ -180,10 +188,14 @@ def _load_running(
     # The iterator waits for each process's mmap_lock; one that waits for a file server in mmap(2)
     # may hold it for ever.
     calls = PatientCalls("kprofiler-list")
-    if calls.call("maps", find_running):
-        store.load_early(running, until_s)
-    else:
-        _log.warning(
-            "the first stacks will be truncated: a process holds the lock of its memory map"
-        )
+    with map_files(config.preload_paths) as mapped:
+        if has_ended := calls.call("maps", find_running):
+            # On a busy host, waiting for these locks may have taken all the time.
+            least_s = config.max_preload_s * _LEAST_LOADING
+            store.load_early(running, max(until_s, time.monotonic() + least_s))
+        else:
+            _log.warning(
+                "the first stacks will be truncated: a process holds the lock of its memory map"
+            )
     calls.stop()
+    return has_ended

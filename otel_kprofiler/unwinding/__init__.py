@@ -5,7 +5,7 @@ from otel_kprofiler.unwinding.eviction import Limits
 from otel_kprofiler.unwinding.maps import FileState, MapSizes, TableMaps
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.request import VDSO
-from otel_kprofiler.unwinding.running import list_running
+from otel_kprofiler.unwinding.running import list_running, map_files
 from otel_kprofiler.unwinding.store import TableStore
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "TableRefused",
     "TableStore",
     "list_running",
+    "map_files",
 ]

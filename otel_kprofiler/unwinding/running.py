@@ -5,10 +5,11 @@ A BPF iterator lists them (mapped_files.bpf.h), with the same keys as requests.
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 from otel_kprofiler.bpf import iterate
@@ -21,11 +22,28 @@ _MOST_LINKS: Final = 16
 _READ_BYTES: Final = 256 * 1024
 
 
+@contextmanager
+def map_files(paths: Iterable[str]) -> Iterator[Collection[int]]:
+    """Map files as code, so that they are listed as those of running programs; yields their inodes.
+
+    Files that cannot be mapped, as on a file system mounted with noexec, are left out.
+    """
+    with ExitStack() as mappings:
+        inodes = set()
+        for path in dict.fromkeys(paths):
+            with suppress(OSError, ValueError), open(path, "rb") as file:  # empty: ValueError
+                protection = mmap.PROT_READ | mmap.PROT_EXEC
+                mappings.enter_context(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, protection))
+                inodes.add(os.fstat(file.fileno()).st_ino)
+        yield inodes
+
+
 def list_running(
     program_fd: int,
     files: HostFiles,
     pids: Collection[int],
     *,
+    mapped: Collection[int] = (),
     is_inner: bool,
     until_s: float,
 ) -> list[FileRequest]:
@@ -37,6 +55,7 @@ def list_running(
         program_fd: the loaded program ``kprofiler_list_files``.
         files: this host's.
         pids: process ids of ``/proc``; empty for all.
+        mapped: inode numbers of further files, which this process has mapped (:func:`map_files`).
         is_inner: whether this process is outside the initial pid namespace.
         until_s: monotonic time at which listing ends, even if incomplete.
 
@@ -45,9 +64,11 @@ def list_running(
     """
     users: dict[FileKey, set[int]] = {}
     requests: dict[FileKey, FileRequest] = {}
-    for row in _read_rows(program_fd, pids, until_s):
+    this = os.getpid()
+    listed_pids = {*pids, this} if mapped and pids else pids
+    for row in _read_rows(program_fd, listed_pids, until_s):
         pid = row.tid if is_inner else row.tgid
-        if not pids or pid in pids:
+        if not pids or pid in pids or (pid == this and row.key.inode in mapped):
             if row.key not in requests:
                 requests[row.key] = row._replace(tgid=pid, tid=pid)
             users.setdefault(row.key, set()).add(pid)

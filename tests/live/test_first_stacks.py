@@ -12,7 +12,8 @@ import pytest
 
 from otel_kprofiler.host import Access, find_descendants, read_processes
 from otel_kprofiler.model import USER_SIDE, StackEnd, parse_user_stack
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.sampling import EbpfSampler, HeldCommand, SamplerConfig
+from otel_kprofiler.unwinding import list_running
 
 pytestmark = pytest.mark.live
 
@@ -89,6 +90,48 @@ def test_a_single_target_process_has_complete_stacks_from_the_first_sample(busy)
     ends = record(pids=(busy,))
     assert ends[StackEnd.COMPLETE] > 10
     assert ends[StackEnd.PENDING] == 0
+
+
+def test_a_listing_that_takes_all_the_time_leaves_time_for_loading(busy, monkeypatch):
+    def list_slowly(*arguments, until_s, **options):
+        time.sleep(max(0, until_s - time.monotonic()))
+        return list_running(*arguments, until_s=time.monotonic() + 9, **options)
+
+    monkeypatch.setattr("otel_kprofiler.unwinding.list_running", list_slowly)
+    assert record(pids=(busy,), max_preload_s=2)[StackEnd.PENDING] == 0
+
+
+@pytest.mark.parametrize("knows_files", [True, False])
+def test_a_command_has_complete_stacks_from_its_first_instruction_on(knows_files):
+    """Without the files that it will map, its first stacks are truncated."""
+    ends = Counter()
+    for _ in range(3):
+        with HeldCommand(["bash", "-c", "for ((i = 0; i < 99999; i++)); do :; done"]) as command:
+            config = SamplerConfig(
+                samples_per_second=999, stacks="both", child_pid=command.pid,
+                preload_paths=command.find_files() if knows_files else (),
+            )  # fmt: skip
+            ends += follow(command, config)
+    assert ends[StackEnd.COMPLETE] > 30
+    assert (ends[StackEnd.PENDING] == 0) == knows_files
+
+
+def follow(command, config):
+    """Records a command until it ends; returns how its user stacks end."""
+    sampler, samples = EbpfSampler(config), []
+    try:
+        sampler.start()
+        command.release()
+        while command.poll() is None:
+            sampler.wait(0.1)
+            samples += sampler.drain()
+        sampler.stop()
+        samples += sampler.drain()
+    finally:
+        sampler.close()
+    return Counter(
+        parse_user_stack(word).end for sample in samples if (word := sample.words(USER_SIDE))
+    )
 
 
 def test_without_preloading_the_first_stacks_of_a_process_are_truncated(busy):

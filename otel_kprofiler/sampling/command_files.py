@@ -1,0 +1,86 @@
+"""Finds the files that a command maps when it starts: program, script interpreter, libraries."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from typing import Final
+
+from otel_kprofiler.errors import describe_error
+
+_ELF: Final = struct.Struct("<5s27xQ14xHH")  # identification; offset, size and number of headers
+_HEADER: Final = struct.Struct("<I4xQ16xQ")  # of a program header: type, offset, size in the file
+_IDENT: Final = b"\x7fELF\x02"  # 64 bits
+_PT_INTERP: Final = 3  # elf(5)
+_LINE_BYTES: Final = 256  # BINPRM_BUF_SIZE of the kernel
+_MOST_INTERPRETERS: Final = 4  # scripts whose interpreters are scripts, as in the kernel
+_PATH: Final = re.compile(r"^\t(?:\S+ => )?(/.+) \(0x[0-9a-f]+\)$", re.MULTILINE)
+_MAX_LIST_S: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+def find_command_files(program: str) -> tuple[str, ...]:
+    """Returns the paths of a program, of its script interpreters, and of its libraries.
+
+    The dynamic linker lists the libraries without running the program (``ld.so --list``), so that
+    RPATH, LD_LIBRARY_PATH and LD_PRELOAD apply. Files that cannot be foreseen are left out.
+    """
+    paths: list[str] = []
+    try:
+        paths.extend(_find_programs(program))  # keeps those before an error
+        paths += _list_libraries(paths[-1])
+    except (OSError, struct.error, ValueError, subprocess.SubprocessError) as error:
+        _log.debug("not all files of %s are known before it starts: %s", program,
+                   describe_error(error))  # fmt: skip
+    return tuple(paths)
+
+
+def _find_programs(program: str) -> Iterator[str]:
+    """Yields a program, and the interpreter of each that is a script (execve(2))."""
+    for _ in range(_MOST_INTERPRETERS):
+        with open(program, "rb") as file:
+            line = file.read(_LINE_BYTES).partition(b"\n")[0]
+        yield program
+        if not line.startswith(b"#!"):
+            return
+        words = [*shlex.split(os.fsdecode(line[2:])), ""]
+        if os.path.basename(words[0]) == "env":
+            words = [shutil.which(word) or "" for word in words[1:] if not word.startswith("-")]
+        program = words[0]
+
+
+def _list_libraries(program: str) -> list[str]:
+    linker = _read_linker(program)
+    if not linker:
+        return []
+    listed = subprocess.run(
+        [linker, "--list", program],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=_MAX_LIST_S,
+        check=True,
+    )
+    return _PATH.findall(os.fsdecode(listed.stdout))
+
+
+def _read_linker(program: str) -> str:
+    """Returns the dynamic linker of an ELF file; empty if it needs none."""
+    with open(program, "rb") as file:
+        ident, first, size, count = _ELF.unpack(file.read(_ELF.size))
+        if ident != _IDENT:
+            return ""
+        for number in range(count):
+            file.seek(first + number * size)
+            kind, offset, length = _HEADER.unpack(file.read(_HEADER.size))
+            if kind == _PT_INTERP:
+                file.seek(offset)
+                return os.fsdecode(file.read(length).rstrip(b"\0"))
+    return ""
