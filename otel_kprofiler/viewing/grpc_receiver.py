@@ -102,7 +102,7 @@ class _Methods(grpc.GenericRpcHandler):
         self._intake = intake
         self._lock = threading.Lock()
         self._calls = 0
-        self._receiving: dict[grpc.ServicerContext, float] = {}  # since when
+        self._receiving: dict[grpc.ServicerContext, float] = {}  # start time of each
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         if handler_call_details.method != _METHOD:

@@ -113,7 +113,7 @@ class PageServer:
         address: address of the page, for browsers.
 
     Raises:
-        HostError: the endpoint cannot be listened on.
+        HostError: the server cannot listen on the endpoint.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class _Handler(HttpHandler):
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send the reason as JSON, which the page shows."""
-        if code == HTTPStatus.NOT_IMPLEMENTED:  # a method without a function here
+        if code == HTTPStatus.NOT_IMPLEMENTED:  # a method that this class does not implement
             code, message = HTTPStatus.METHOD_NOT_ALLOWED, None
         text = message or HTTPStatus(code).phrase
         self.close_connection = True

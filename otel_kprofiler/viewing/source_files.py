@@ -2,7 +2,7 @@
 
 Profiles come from anywhere, so a name proves nothing: only regular files with the suffix of a
 programming language are read, or scripts that begin with ``#!``, with the rights of the user who
-reads the page. Text has no control characters but tabs.
+reads the page. The text contains no control characters except tabs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.text import escape_controls
 
 MAX_SOURCE_BYTES: Final = 2 << 20
-"""Above the files that people edit in CPython and Linux, below generated ones (SQLite: 9 MB)."""
+"""Above hand-written files of CPython and Linux, below generated ones (SQLite: 9 MB)."""
 _MAX_LINE: Final = 2000
 _SUFFIXES: Final = frozenset({
     "adb", "ads", "asm", "c", "c++", "cc", "cjs", "cpp", "cu", "cuh", "cxx", "d", "def", "f",
@@ -63,7 +63,7 @@ def read_source(path: str, user: int) -> SourceFile:
     Args:
         path: absolute path, as in a frame.
         user: id of the user. Reading as a different user needs root, and is done in a separate
-            thread, because Linux keeps these rights for each thread.
+            thread, because Linux keeps these rights per thread.
 
     Raises:
         SourceError: there is no such source file, or the user cannot read it.
@@ -112,7 +112,7 @@ def _read(path: str) -> SourceFile:
     if not path.startswith("/"):
         raise SourceError(f"{path} is a relative path: the profile does not contain its directory")
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # to open a device may have effects
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a device may have side effects
             raise SourceError(f"{path} is not a regular file")
         descriptor = os.open(path, _FLAGS)
         with open(descriptor, "rb") as file:
@@ -120,7 +120,7 @@ def _read(path: str) -> SourceFile:
             if not stat.S_ISREG(facts.st_mode):
                 raise SourceError(f"{path} is not a regular file")
             data = file.read(MAX_SOURCE_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: the path contains a NUL
         reason = getattr(error, "strerror", None) or str(error)
         raise SourceError(f"{path} cannot be read: {reason}") from error
     if len(data) > MAX_SOURCE_BYTES:
@@ -140,7 +140,7 @@ def _is_source(path: str, data: bytes) -> bool:
 
 
 def _decode(path: str, data: bytes) -> str:
-    """Decodes text: as its PEP 263 comment or byte order mark says, else UTF-8 or Latin-1."""
+    """Decodes text by its PEP 263 comment or byte order mark, else as UTF-8 or Latin-1."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
     if b"\0" in data:
@@ -150,7 +150,7 @@ def _decode(path: str, data: bytes) -> str:
         if encoding not in _QUADRATIC:
             return data.decode(encoding)
     except (SyntaxError, LookupError, UnicodeError):
-        pass  # an unknown encoding, or bytes that are not of it
+        pass  # an unknown encoding, or bytes that are invalid in it
     return data.decode("latin-1")
 
 

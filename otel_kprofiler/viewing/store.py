@@ -178,7 +178,8 @@ class SampleStore:
                 for resource, samples, _ in profile.resources:
                     for *key, value in self._rows(resource, samples, kind, paths):
                         if oldest <= key[0] < latest:
-                            # In profiles without times, samples of several spans are equal here.
+                            # In profiles without times, samples of several spans have the same
+                            # identity.
                             identity = (key[0], key[1], key[2], key[3], key[4])
                             values[identity] = values.get(identity, 0) + value
                             count += 1
@@ -295,7 +296,7 @@ class SampleStore:
 
 
 class _Paths:
-    """Locates stacks in the tree, for the windows of a call, during which their stacks live.
+    """Locates stacks in the tree. Used for one call, while the stacks of its windows exist.
 
     Args:
         frame: returns the number of a frame.
@@ -355,7 +356,7 @@ def _statements(table: str, columns: str) -> tuple[str, str]:
 
 
 def read_bounds(database: sqlite3.Connection) -> tuple[int, int]:
-    """Returns the first sample's Unix time in ns, and that after the last; 0 if empty."""
+    """Returns the first sample's Unix time in ns, and the last's plus 1; zeros if empty."""
     # A single statement for both would scan all samples.
     (first,) = database.execute("SELECT min(time_ns) FROM samples").fetchone()
     (last,) = database.execute("SELECT max(time_ns) FROM samples").fetchone()
