@@ -57,9 +57,9 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     words(types, "thread", (*wait, "usual", "usual_preempted", "claims"), 4, 24)
     words(types, "thread", ("total_ns",), first=64)
     words(types, "thread", ("waits", "below_ns", "start_time_ns", "id", "woken_ns", "tgid"), 8, 104)
-    last = ("tgid", "tid", "in_namespace", "waker_tgid", "waker_tid", "reserved")
+    last = ("tgid", "tid", "in_namespace", "waker_tgid", "waker_tid", "ran_ns")
     words(types, "thread", last, 4, 144)
-    words(types, "thread", ("waker_comm",), first=176)
+    words(types, "thread", ("begun_ns", "waker_comm"), first=168)
     assert types.size("thread") == THREAD_BYTES
     assert types.size("bucket") == PLACES * 8
     assert types.size("wait_line") == 192
