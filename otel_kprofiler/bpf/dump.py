@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.model import WaitState
 
-_ROW: Final = struct.Struct("=10Q4I16s")
+_ROW: Final = struct.Struct("=10Q3Ii16s")
 DUMP_ROW_BYTES: Final = _ROW.size
 HAS_STACKS: Final = 1
 ON_A_CPU: Final = 2
@@ -42,6 +42,7 @@ class DumpRow(NamedTuple):
         tgid: process id, in the pid namespace of the dump.
         tid: thread id, likewise.
         flags: :data:`HAS_STACKS` and the following constants.
+        cpu: the CPU on which it runs or ran last; -1 if unknown.
         comm: the thread's name.
     """
 
@@ -58,7 +59,7 @@ class DumpRow(NamedTuple):
     tgid: int
     tid: int
     flags: int
-    unused: int
+    cpu: int
     comm: bytes
 
     @property

@@ -36,19 +36,20 @@ class _LinkAttributes(ctypes.Structure):
     )
 
 
-def link_iterator(program_fd: int, pid: int = 0) -> int:
+def link_iterator(program_fd: int, pid: int = 0, *, tid: int = 0) -> int:
     """Link an iterator's program; returns a descriptor, which the caller closes.
 
     Args:
         program_fd: the program.
         pid: restrict to this process, in our pid namespace; 0 for all. Needs kernel 6.1.
+        tid: restrict to this thread; likewise.
 
     Raises:
         OSError: the kernel refused.
     """
     attributes = _LinkAttributes(program_fd, 0, _TRACE_ITER, 0)
-    task = _IterateTask(0, pid, 0)
-    if pid:
+    task = _IterateTask(tid, 0 if tid else pid, 0)
+    if pid or tid:
         attributes.info = ctypes.addressof(task)
         attributes.info_bytes = ctypes.sizeof(task)
     return bpf_call(_LINK_CREATE, attributes)

@@ -13,7 +13,8 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,6 +22,7 @@ from otel_kprofiler.bpf import (
     DUMP_OBJECT,
     DUMP_ROW_BYTES,
     DUMP_SOURCE,
+    ON_A_CPU,
     VMLINUX_BTF,
     DumpRow,
     KernelTypes,
@@ -51,7 +53,7 @@ from otel_kprofiler.host import (
     read_maps,
     read_possible_cpus,
 )
-from otel_kprofiler.model import KnownCodes, KnownFiles, RawSample
+from otel_kprofiler.model import KnownCodes, KnownFiles, RawSample, WaitState
 from otel_kprofiler.sampling.program_config import pack_config
 from otel_kprofiler.sampling.python_frames import open_python, plan_python, python_ring_bytes
 from otel_kprofiler.sampling.sampler import SamplerConfig
@@ -79,6 +81,8 @@ _RING_BYTES: Final = 4 << 20
 _ROWS_AT_ONCE: Final = 256
 """Their stacks take at most a third of the ring."""
 _MOST_LINKS: Final = 16
+_PREEMPT_S: Final = 0.2
+"""Limit on reading threads that run."""
 _FIRST: Final = bytes(4)
 _PAGE_BITS: Final = 12
 _MOST_PHYSICAL_BITS: Final = 52
@@ -189,9 +193,49 @@ class ThreadReader:
         Raises:
             OSError: the kernel refused.
         """
-        rows, samples = bytearray(), dict[int, RawSample]()
         os.sched_yield()  # the scheduler reads its clock
-        for piece in self._iterate(self._name):
+        reading = self._collect(self._iterate(self._name))
+        running = [row for row in reading.rows if row.flags & ON_A_CPU]
+        if running:
+            self._preempt(running, reading)
+        return reading
+
+    def _preempt(self, running: Sequence[DumpRow], reading: ThreadReading) -> None:
+        """Read running threads at moments at which this thread has their CPU.
+
+        They are then preempted, as by any other thread, and their stacks stand still.
+        """
+        allowed = os.sched_getaffinity(0)
+        until_s = time.monotonic() + _PREEMPT_S
+        left = {row.tid: row for row in running if row.cpu in allowed}
+        try:
+            while left and time.monotonic() < until_s:
+                for tid, row in list(left.items()):
+                    os.sched_setaffinity(0, {row.cpu})
+                    again = self._read_thread(tid)
+                    now = next((other for other in again.rows if other.tid == tid), None)
+                    sample = again.samples.get(tid)
+                    if now is None or sample is not None:
+                        del left[tid]
+                    else:
+                        left[tid] = now  # perhaps on another CPU
+                    if now and sample and now.wait_state is WaitState.RUNNABLE:
+                        reading.samples[tid] = sample
+        except OSError as error:  # the CPU went offline, or before 6.1
+            _log.debug("running threads have no stack: %s", error)
+        finally:
+            os.sched_setaffinity(0, allowed)
+
+    def _read_thread(self, tid: int) -> ThreadReading:
+        program_fd = self._program.program_fd(self._name)
+        try:
+            return self._collect(_read(link_iterator(program_fd, tid=tid)))
+        except ProcessLookupError:  # it has ended
+            return ThreadReading([], {})
+
+    def _collect(self, pieces: Iterable[bytes]) -> ThreadReading:
+        rows, samples = bytearray(), dict[int, RawSample]()
+        for piece in pieces:
             rows += piece
             data, _ = self._ring.take()
             if self.python is not None:

@@ -36,6 +36,9 @@ def middle(until):
     leaf(until)
 def rest(until):
     middle(until)
+def spin():
+    while True:
+        pass
 def tick():
     with open(f"/proc/self/task/{{threading.get_native_id()}}/comm", "w") as name:
         name.write("dump-by-name")
@@ -217,6 +220,14 @@ def test_threads_have_their_current_span():
     with running(sys.executable, "-c", SPAN) as (pid, (span_id,)):
         threads = dump(pid)
     assert {t["tid"]: t["span_id"] for t in threads if t["span_id"]} == {pid: span_id.strip()}
+
+
+def test_a_thread_that_uses_a_cpu_has_its_stack():
+    with running(*python(0, "spin,")) as (pid, _):
+        (thread,) = [thread for thread in dump(pid) if thread["tid"] != pid]
+    assert thread["state"] in ("running", "runnable")
+    assert functions(thread, "python")[0] == "spin"
+    assert functions(thread, "user")[-2:] == ["start_thread", "clone3"]
 
 
 def test_a_second_dump_shows_which_threads_have_moved():

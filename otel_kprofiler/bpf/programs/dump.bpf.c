@@ -45,7 +45,7 @@ struct dump_row {
 	u32 tgid;
 	u32 tid;
 	u32 flags;
-	u32 unused;
+	s32 cpu; /* of the thread, the last one; -1: unknown */
 	u8 comm[COMM_BYTES];
 };
 
@@ -100,6 +100,7 @@ struct task_struct___dump {
 	unsigned int __state; /* 5.14 */
 	int on_cpu;
 	int exit_state;
+	int wake_cpu;
 	int pid;
 	int tgid;
 	u8 comm[COMM_BYTES];
@@ -246,6 +247,9 @@ INLINE void note_state(const struct task_struct___dump *task, struct dump_row *r
 	GET(dead, task->exit_state);
 	row->state |= dead;
 	GET(row->comm, task->comm);
+	row->cpu = -1;
+	if (HAS(task->wake_cpu)) /* CONFIG_SMP; __set_task_cpu() sets it, too */
+		GET(row->cpu, task->wake_cpu);
 	bpf_probe_read_kernel(&bits, BIT_FIELD(task->in_iowait, BYTE_SIZE),
 			      (u8 *)task + BIT_FIELD(task->in_iowait, BYTE_OFFSET));
 	bits <<= BIT_FIELD(task->in_iowait, LEFT_SHIFT);

@@ -9,7 +9,7 @@ from otel_kprofiler.model import WaitState
 
 # time, monotonic, clock, arrived, ran, ran until, lacking, queued, switches, state;
 # tgid, tid, flags, unused; comm
-ROW = struct.Struct("=10Q4I16s")
+ROW = struct.Struct("=10Q3Ii16s")
 
 
 def row(*, state=1, flags=HAS_STACKS, arrived=5_000, ran=50, until=4_000, lacking=1_100, queued=0):
