@@ -102,6 +102,7 @@ FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {
     "map_scale_factor": lambda config: config.sampler.map_scale_factor,
     "python_frames": lambda config: config.sampler.python_frames,
     "off_cpu": lambda config: config.sampler.off_cpu,
+    "events": lambda config: config.sampler.events,
     "max_frames": lambda config: config.sampler.max_frames,
     "user_unwinding": lambda config: config.sampler.user_unwinding,
     "max_unwind_work": lambda config: config.sampler.max_unwind_work,

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, WrapValidator, f
 from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.durations import Duration
 from otel_kprofiler.config.section import Section, duration, lower
-from otel_kprofiler.host import parse_cpu_list
+from otel_kprofiler.host import CPU_CLOCK, MAX_EVENTS, parse_cpu_list, parse_event
 from otel_kprofiler.model import MAX_FRAMES, PYTHON_FRAMES
 
 _MAX_PID = 4_194_304  # PID_MAX_LIMIT, include/linux/threads.h
@@ -175,6 +175,14 @@ class Receiver(Section):
         "docs/python.md).",
     )
     off_cpu: Annotated[OffCpu, BeforeValidator(_enabled)] = OffCpu()
+    events: list[str] = Field(
+        default=[],
+        max_length=MAX_EVENTS,
+        description="Perf events to sample beside the clock, such as page-faults, "
+        '"context-switches:period=1000" (every 1000th on each CPU) or "cycles:freq=49" (about 49 '
+        "samples per second on each CPU; default: samples_per_second). `otel-kprofiler record "
+        "-e help` lists them (see docs/events.md).",
+    )
     target_pids: list[Annotated[int, Field(ge=1, le=_MAX_PID)]] = Field(
         default=[],
         description="Processes to sample, as PIDs in the host's pid namespace. Empty: all.",
@@ -286,6 +294,16 @@ class Receiver(Section):
         "Resource are merged before they are sent. Coarser units yield fewer series and smaller "
         "requests, and still distinguish threads (see docs/fleet.md).",
     )
+
+    @field_validator("events")
+    @classmethod
+    def _check_events(cls, texts: list[str]) -> list[str]:
+        names = [parse_event(text, 1).name for text in texts]
+        if CPU_CLOCK in names:
+            raise ValueError(f"{CPU_CLOCK} is always sampled: set samples_per_second instead")
+        if len(set(names)) < len(names):
+            raise ValueError("an event is named twice")
+        return texts
 
     @field_validator("pin_cpu_ids")
     @classmethod

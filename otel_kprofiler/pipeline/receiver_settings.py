@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from otel_kprofiler.host import parse_event
 from otel_kprofiler.pipeline.windows import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.processes import Grain
 from otel_kprofiler.sampling import Groups, OffCpuConfig, SamplerConfig
@@ -35,6 +36,7 @@ def sampler_config(receiver: Receiver) -> SamplerConfig:
         check_kernel=not receiver.no_kernel_version_check,
         verifier_log_level=receiver.bpf_verifier_log_level,
         off_cpu=_off_cpu_config(receiver) if receiver.off_cpu.enabled else None,
+        events=tuple(parse_event(text, receiver.samples_per_second) for text in receiver.events),
     )
 
 

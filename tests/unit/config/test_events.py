@@ -1,0 +1,41 @@
+"""The key `events`: its settings, and rejected values."""
+
+import pytest
+
+from otel_kprofiler.agent import agent_config
+from otel_kprofiler.config import parse_config
+from otel_kprofiler.errors import ConfigError
+from otel_kprofiler.host import EventSpec
+from tests.unit.config.test_off_cpu import TEXT
+
+
+def load(line):
+    config = parse_config(TEXT.format(line=line), path="agent.yaml", environ={}).config
+    return agent_config(config).sampler
+
+
+def test_events_are_sampled_beside_the_clock():
+    assert load("stacks: kernel").events == ()
+    sampler = load('events: [page-faults, "cs:period=1000", "cycles:freq=49"]')
+    assert sampler.on_cpu
+    assert sampler.events == (
+        EventSpec("page-faults", 0, sampler.samples_per_second),
+        EventSpec("context-switches", 1000, 0),
+        EventSpec("cycles", 0, 49),
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("events: [page-fault]", "did you mean page-faults"),
+        ("events: [cpu-clock]", "set samples_per_second instead"),
+        ("events: [cs, context-switches]", "named twice"),
+        ("events: page-faults", "list"),
+    ],
+)
+def test_wrong_events_are_reported(line, message):
+    with pytest.raises(ConfigError) as caught:
+        load(line)
+    (problem,) = caught.value.problems
+    assert message in problem.message
