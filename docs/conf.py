@@ -24,7 +24,7 @@ from api_pages import document_package
 
 ROOT = Path(__file__).parents[1]
 CONTENTS = {
-    "Use": "installation tutorial gallery commands record report view top flame-graph off-cpu "
+    "Use": "installation tutorial gallery commands record report view top dump flame-graph off-cpu "
     "python coming-from faq troubleshooting glossary",
     "Operate": "configuration permissions reliability monitoring faults fleet backends kernels",
     "Build on it": "how-it-works embedding spans symbols otlp export processes unwinding",
