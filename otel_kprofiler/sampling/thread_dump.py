@@ -228,10 +228,7 @@ class ThreadReader:
 
     def _read_thread(self, tid: int) -> ThreadReading:
         program_fd = self._program.program_fd(self._name)
-        try:
-            return self._collect(_read(link_iterator(program_fd, tid=tid)))
-        except ProcessLookupError:  # it has ended
-            return ThreadReading([], {})
+        return self._collect(_read(link_iterator(program_fd, tid=tid)))
 
     def _collect(self, pieces: Iterable[bytes]) -> ThreadReading:
         rows, samples = bytearray(), dict[int, RawSample]()
@@ -255,8 +252,7 @@ class ThreadReader:
         try:
             if len(pids) <= _MOST_LINKS:
                 for pid in pids:
-                    with contextlib.suppress(ProcessLookupError):  # it has ended
-                        yield from _read(link_iterator(program_fd, pid))
+                    yield from _read(link_iterator(program_fd, pid))  # nothing if it has ended
                 return
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.E2BIG):
