@@ -1,4 +1,4 @@
-// Bundles src/ into one page without outside references.
+// Bundles src/ into one page without external references.
 import { createHash } from "node:crypto";
 import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { build } from "esbuild";
@@ -13,7 +13,7 @@ const style = await bundle("src/page.css", {});
 const script = (await bundle("src/main.js", { format: "iife", target: "es2022", legalComments: "none" }))
   .replaceAll("</script", "<\\/script");
 
-// By this a test sees, without Node, whether the page was built from these sources.
+// A test without Node verifies by this hash that the page was built from these sources.
 const sources = createHash("sha256");
 for (const path of ["package-lock.json", ...readdirSync("src").sort().map((name) => `src/${name}`)]) {
   sources.update(readFileSync(path));

@@ -115,5 +115,5 @@ def test_a_selected_function_without_samples_is_named_in_the_sandwich(page):
     ids = page.evaluate(IDS)
     go(page, f"tab=sandwich&process=sh&chosen={ids['ext4_read']}")
     assert page.evaluate("document.querySelector('.sides h3').textContent") == (
-        "No samples of ext4_read are left: choose another function."
+        "No samples of ext4_read remain: choose another function."
     )

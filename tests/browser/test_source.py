@@ -202,8 +202,8 @@ def test_doubts_about_a_source_file_are_stated(show, files):
             "The file changed at 2001-09-09 01:46:41 UTC, after the recording began: its lines may "
             "have moved."
         ),
-        f"The file is of {host}; the profile of db-7 may have run another one.",
-        "Samples name line 8, the file has 2: it is not the one that ran.",
+        f"The file comes from {host}; the profile of db-7 may have run a different one.",
+        "Samples name line 8, but the file has 2 lines: it is not the file that ran.",
     ]
 
 

@@ -1,4 +1,4 @@
-// Groups of causes of waits with one colour each, in the order in which rows of threads stack them.
+// Groups of wait causes, each with a colour, in the order in which thread rows stack them.
 
 export const GROUPS = Object.entries({
   ready: "run_queue throttled",
@@ -10,7 +10,7 @@ export const GROUPS = Object.entries({
 const OTHERS = GROUPS.length - 1;
 const PREFIX = "wait: ";
 
-// Index of the group of a frame or part like "wait: disk".
+// Returns the index of the group of a frame or part such as "wait: disk".
 export function groupOf(text) {
   const at = GROUPS.findIndex(({ causes }) => causes.includes(text.slice(PREFIX.length)));
   return at < 0 ? OTHERS : at;

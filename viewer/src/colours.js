@@ -1,20 +1,21 @@
-// Colours of frames. Kinds have the hues of page.css. Each user binary has one of the tints below,
-// by its name, so that it has the same one in every profile, unless a heavier binary has taken it.
+// Colours of frames. The hues of kinds are those in page.css. Each user binary gets one of the tints
+// below, chosen by its name, so that it has the same tint in every profile, unless a binary with more
+// samples has taken it.
 
 import { hash } from "./hash.js";
 
 const SHADES = 4;
-// Hues between those of the kernel (240), modules (80), BPF (345), Python (40) and search (105), each
-// in two strengths: lightness on a light and on a dark page, chroma, hue (OKLCH).
+// Hues between the colours of the kernel (240), modules (80), BPF (345), Python (40) and search (105),
+// each in two strengths: lightness on a light and on a dark page, chroma, hue (OKLCH).
 const TINTS = [150, 295, 268, 192, 124, 318].flatMap((hue) => [
   [0.77, 0.38, 0.12, hue],
   [0.86, 0.45, 0.06, hue],
 ]);
-const tints = new Map(); // of the binaries that reserved one
+const tints = new Map(); // by binary, for binaries with a reserved tint
 
 const preferred = (binary) => hash(binary) % TINTS.length;
 
-// Gives different tints to the first of these binaries, as many as there are tints.
+// Assigns different tints to the first binaries, until all tints are used.
 export function reserve(binaries) {
   const taken = new Set();
   for (const binary of binaries.slice(0, TINTS.length)) {
@@ -25,7 +26,7 @@ export function reserve(binaries) {
   }
 }
 
-// The colour of a family, as profile.family() has it, in the shade of a function.
+// Returns the colour of a family (see profile.family()), in the shade of a function.
 export function colourOf({ kind, binary }, name = "") {
   const shade = name ? (hash(name) >>> 4) % SHADES : 0;
   if (!binary) return `var(--${kind}-${shade})`;
@@ -34,7 +35,7 @@ export function colourOf({ kind, binary }, name = "") {
   return `light-dark(${tone(light)}, ${tone(dark)})`;
 }
 
-// Colours of the style sheet as a canvas takes them, until the theme changes.
+// The style sheet's colours in the form that a canvas needs, cached until the theme changes.
 const resolved = new Map();
 export function onCanvas(colour) {
   if (!resolved.has(colour)) {

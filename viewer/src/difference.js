@@ -1,9 +1,9 @@
 // Differences between two shares.
 
-const SURE = 2; // standard deviations from which a difference is none of chance
-const LEAST = 0.0005; // of all, for kinds that are no counts of samples
+const SURE = 2; // standard deviations; larger differences are not due to chance
+const LEAST = 0.0005; // part of all, for kinds that do not count samples
 
-// How the share of something changed: `by` of 1, and the colour of that.
+// Returns how a share changed: the difference in `by`, as a part of 1, and its colour.
 export function difference(one, ones, other, others, kind) {
   const before = ones ? one / ones : 0;
   const after = others ? other / others : 0;
@@ -18,7 +18,7 @@ export function difference(one, ones, other, others, kind) {
   return { before, after, by, isChance, colour: `var(--${colour})` };
 }
 
-// A change in points of a percent.
+// Formats a change in percentage points.
 export function inWords({ by }) {
   const points = (100 * by).toFixed(2);
   return `${by > 0 ? "+" : ""}${points === "-0.00" ? "0.00" : points}`;

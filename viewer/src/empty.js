@@ -1,11 +1,11 @@
-// Why a view has no samples, and what brings some back.
+// Explains why a view has no samples, and offers ways to get some back.
 
 import { binsOf, cpuOf, passing } from "./filters.js";
 import { Profile } from "./profile.js";
 import { describe, drops } from "./transforms.js";
 import { format } from "./units.js";
 
-// What narrows a view: in words, and how to be rid of it (label and change of the state).
+// Lists the restrictions of a view: a description, and how to remove each (label and change of the state).
 function restrictions(profile, state, strip) {
   const { process, thread, cpu, range, baseline, transforms } = state;
   const found = [];
@@ -22,15 +22,16 @@ function restrictions(profile, state, strip) {
   return found;
 }
 
-// Samples of a kind in a state, and of a comparison in both of its times.
+// Counts a kind's samples in a state; in a comparison, those in both time ranges.
 function samplesIn(profile, state, kind) {
   const filter = { kind, cpu: cpuOf(state), threads: passing(profile, state) };
   const ranges = state.baseline ? [state.baseline, state.range] : [state.range];
   return ranges.reduce((sum, range) => sum + profile.count(filter, binsOf(profile, range)).all, 0);
 }
 
-// `text` says why `kind` (an index) has no samples in a state; `ways`: label, amount and change of the
-// state for each restriction, or else for all together, without which there are some.
+// Returns `text`, which says why `kind` (an index) has no samples in a state, and `ways`: for each
+// restriction whose removal brings samples back, or else for all restrictions together, the label, the
+// number of samples and the change of the state.
 export function why(profile, state, kind, strip) {
   const { kinds } = profile;
   const nameOf = (at) => kinds[at]?.name ?? "";
@@ -50,7 +51,7 @@ export function why(profile, state, kind, strip) {
     kinds.forEach((_, at) => at !== kind && ways.push(...way(`Show ${nameOf(at)}`, { kind: nameOf(at), zoom: [] }, at)));
   }
   if (!profile.samples.count.length) {
-    return { text: "The recording has no samples: nothing that it was to sample ran in its time.", ways };
+    return { text: "The recording has no samples: nothing to be sampled ran while it was made.", ways };
   }
   const what = nameOf(kind) && ` of ${nameOf(kind)}`;
   const text = found.length ? `No samples${what} pass: ${found.map((one) => one.text).join(", ")}.` : `The recording has no samples${what}.`;

@@ -1,5 +1,5 @@
-// The three lists to choose from: process, thread (or process id), CPU. Their values are texts that
-// mean the same in every profile.
+// The three lists of filters: process, thread (or process id), CPU. Their values are texts with the same
+// meaning in every profile.
 
 import { weightsOf } from "./kinds.js";
 
@@ -27,7 +27,7 @@ function tally(size, keyOf, weightOf) {
   return [...found].sort((a, b) => b[1] - a[1]);
 }
 
-// 1 for each thread that passes.
+// Returns 1 for each thread that passes the filters, otherwise 0.
 export function passing(profile, { process, thread }) {
   const { threads, processes, strings } = profile;
   return Uint8Array.from(threads.tid, (_, at) => {
@@ -38,15 +38,15 @@ export function passing(profile, { process, thread }) {
   });
 }
 
-// The CPU that passes, null for all.
+// Returns the selected CPU, null for all.
 export const cpuOf = ({ cpu }) => (cpu === "" ? null : Number(cpu));
 
-// The part of a range of milliseconds that lies in the time of a profile, without length at its start or
-// end if none does; null is the whole time.
+// Clips a range of milliseconds to the profile's time; a range outside of it becomes empty, at the
+// profile's start or end. null is the whole time.
 export const clip = (spanMs, range) => range?.map((ms) => Math.min(spanMs, Math.max(0, ms))) ?? null;
 
-// The half-open range of bins of a range of milliseconds, empty if it lies outside of the profile's time;
-// null is the whole time.
+// Converts a range of milliseconds to a half-open range of bins, empty if it lies outside the profile's
+// time; null is the whole time.
 export function binsOf({ bins, bin_ms: binMs }, range) {
   if (!range) return [0, bins];
   if (range[1] <= 0 || range[0] >= bins * binMs) return [0, 0];
@@ -54,7 +54,7 @@ export function binsOf({ bins, bin_ms: binMs }, range) {
   return [Math.min(from, bins - 1), Math.max(to, from + 1)];
 }
 
-// Fills the lists for a profile, with the choices of a state.
+// Fills the lists for a profile, and selects the values of a state.
 export function fillFilters(profile, element, state) {
   const { threads, processes, strings, samples } = profile;
   const perThread = new Float64Array(threads.tid.length);

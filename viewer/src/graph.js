@@ -1,6 +1,6 @@
-// Draws a tree on a canvas, and lets mouse and keys walk in it.
+// Draws a tree on a canvas, and lets the user navigate it with mouse and keys.
 //
-// Only rows in sight are drawn: the canvas stays in place while its box is scrolled.
+// Only visible rows are drawn: the canvas stays in place while its container is scrolled.
 
 import { onCanvas } from "./colours.js";
 import { count } from "./units.js";
@@ -9,7 +9,7 @@ const ROW = 18; // pixels
 const LEAST_WIDTH = 0.6; // pixels; narrower boxes are not drawn until they are zoomed into
 const LEAST_TEXT = 24; // pixels; narrower boxes have no text
 const PAD = 4;
-const DIM = 0.35; // opacity of frames beside those that match the search
+const DIM = 0.35; // opacity of frames that do not match the search
 
 export class Graph {
   #rows = [];
@@ -22,8 +22,8 @@ export class Graph {
   #hovered = null;
   #widths = new Map();
 
-  // `events`: zoom(path), tell(tree, box), menu(tree, box, place) and point(tree, box, place) with a place
-  // in the window, or point(null) for nothing; all when the user does so.
+  // `events`: zoom(path), tell(tree, box), menu(tree, box, place), and point(tree, box, place) with a
+  // place in the window, or point(null) when the pointer leaves. All are called on actions of the user.
   constructor(label, events) {
     this.events = events;
     this.element = document.createElement("div");
@@ -44,8 +44,8 @@ export class Graph {
     }).observe(this.element);
   }
 
-  // `look`: zoom (a path), rootAtBottom, isHatched(box), isMatch(box), searches,
-  // and of a box and its tree: colour, text (name and amount).
+  // `look`: zoom (a path), rootAtBottom, isHatched(box), isMatch(box), searches, and for a box and its
+  // tree: colour, text (name and amount).
   show(tree, look) {
     const focus = this.#focused && this.#tree ? this.#tree.path(this.#focused) : null;
     const wasInSight = focus && this.#isInSight(this.#focused);
@@ -67,7 +67,7 @@ export class Graph {
     this.#view = view;
     this.element.scrollTop = look.rootAtBottom ? this.#furthest() - this.#distance : this.#distance;
     if (isNew) this.#reveal(this.zoomed);
-    else if (wasInSight) this.#reveal(this.#focused); // the graph may have become lower
+    else if (wasInSight) this.#reveal(this.#focused); // the graph may have lost height
     this.draw();
   }
 
@@ -84,7 +84,7 @@ export class Graph {
     return Math.max(0, this.#rows.length * ROW - this.element.clientHeight);
   }
 
-  // Scrolls as far as needed to see a box.
+  // Scrolls as far as needed to show a box.
   #reveal(box) {
     const found = this.#placeOf(box);
     if (!found) return;
@@ -95,7 +95,7 @@ export class Graph {
     this.#keepDistance();
   }
 
-  // Whether a row was in sight when all was last shown, at the height of that time.
+  // Returns whether a row was visible at the last drawing, with the height of that time.
   #isInSight(box) {
     const found = this.#placeOf(box);
     const top = found && this.#top(found.row);
@@ -107,7 +107,7 @@ export class Graph {
     this.#distance = this.#look.rootAtBottom ? this.#furthest() - scrollTop : scrollTop;
   }
 
-  // Distance of a row from the top of the box, scrolled as it is.
+  // Returns the distance of a row from the top of the container, at the current scroll position.
   #top(row) {
     const { clientHeight, scrollTop } = this.element;
     const content = this.#rows.length * ROW;
@@ -165,7 +165,7 @@ export class Graph {
     pen.strokeRect(x + line / 2, this.#top(found.row) + line / 2, Math.max(1, width - line), ROW - 1 - line);
   }
 
-  // The name, cut if it is too long; behind it what the box counts, if there is room.
+  // Writes the name, shortened if it is too long, and then the amount if there is room.
   #write(pen, { name, amount }, x, y, room) {
     const wide = this.#measure(pen, name);
     if (wide > room) {
@@ -205,12 +205,12 @@ export class Graph {
     return pen.createPattern(tile, "repeat");
   }
 
-  // Groups of narrow boxes that are drawn: number, value, and x and width in pixels.
+  // Returns the groups of narrow boxes: number, value, and x and width in pixels.
   groups() {
     return this.#rows.flatMap((places, row) => places.filter(({ more }) => more).map((place) => ({ ...place, row })));
   }
 
-  // Every box that is drawn, also out of sight.
+  // Returns every box, including boxes scrolled out of view.
   boxes() {
     return this.#rows.flatMap((places, row) =>
       places.filter(({ more }) => !more).map(({ box, x, width, isOuter }) => ({
@@ -222,7 +222,7 @@ export class Graph {
     );
   }
 
-  // Every box with the sizes of the whole drawing, also what is out of sight.
+  // Returns every box with the size of the whole drawing, including boxes scrolled out of view.
   drawing() {
     const height = this.#rows.length * ROW;
     const move = this.#look.rootAtBottom ? (row) => height - (row + 1) * ROW : (row) => row * ROW;
@@ -233,7 +233,7 @@ export class Graph {
     };
   }
 
-  // The part in sight, as a PNG.
+  // Returns the visible part as a PNG.
   png() {
     const picture = document.createElement("canvas");
     [picture.width, picture.height] = [this.canvas.width, this.canvas.height];
@@ -254,7 +254,7 @@ export class Graph {
     }
   }
 
-  // Where the window has a box.
+  // Returns the position of a box in the window.
   #middle(box) {
     const { row, place } = this.#placeOf(box);
     const bounds = this.element.getBoundingClientRect();
@@ -262,7 +262,7 @@ export class Graph {
     return { x, y: bounds.y + this.#top(row) + ROW / 2 };
   }
 
-  // Focuses the next match of the search, or the one before; returns its number of all, from 1.
+  // Focuses the next or previous match of the search; returns its number among all matches, from 1.
   step(by) {
     const matches = this.matches();
     if (!matches.length) return 0;
@@ -333,7 +333,7 @@ export class Graph {
       this.draw();
     });
     element.addEventListener("scroll", () => {
-      if (element.clientHeight !== this.#size[1]) return; // not by the user
+      if (element.clientHeight !== this.#size[1]) return; // the size changed, the user did not scroll
       this.#keepDistance();
       this.draw();
     });

@@ -24,7 +24,7 @@ export function listen(element, actions) {
   on("close", "click", () => element("keys").close());
   element("controls").addEventListener("submit", (event) => event.preventDefault());
 
-  // In small windows rows scroll, and browsers leave a control in part out of sight.
+  // In small windows, rows scroll, and browsers may leave a focused control partly out of view.
   document.querySelector("header").addEventListener("focusin", ({ target }) => {
     if (target.matches(":focus-visible")) target.scrollIntoView({ block: "nearest", inline: "nearest" });
   });
@@ -56,7 +56,7 @@ export function listen(element, actions) {
     if (event.ctrlKey || event.metaKey || event.altKey || element("keys").open || !element("menu").hidden) return;
     if (event.target.matches("input, select")) {
       if (event.key !== "Escape") return;
-      event.preventDefault(); // the search stays
+      event.preventDefault(); // keep the search
       actions.focus();
       return;
     }

@@ -1,10 +1,10 @@
-// Kinds of samples. Where CPU time and waits were recorded, both together are a kind: the wall-clock
+// Kinds of samples. If both CPU time and waits were recorded, their sum is a further kind: the wall-clock
 // time of threads.
 
 import { nsOf } from "./units.js";
 
-// The kinds, and wall-clock time as one more with `parts`: the indices of CPU time and waits. Of
-// several kinds with a measure, it is that of our sampler: the sum of all would count time twice.
+// Returns the kinds, with wall-clock time added, whose `parts` are the indices of CPU time and waits. If
+// several kinds have the same measure, our sampler's kind is used: the sum of all would count time twice.
 export function addWall(kinds) {
   const parts = [["cpu", "on_cpu"], ["off_cpu", "off_cpu"]].map(([measure, usual]) => {
     const fit = [...kinds.keys()].filter((at) => kinds[at].measure === measure && nsOf(kinds[at]));
@@ -14,8 +14,8 @@ export function addWall(kinds) {
   return [...kinds, { name: "wall", unit: "nanoseconds", period_ns: 0, measure: "wall", parts }];
 }
 
-// What a count of each kind is worth in a kind (an index); 0 if it is no part of that, or not the
-// only part that is wanted.
+// Returns the value of each kind's count in a kind (an index); 0 if it is not a part of that kind, or if
+// `only` selects a different part.
 export function weightsOf(kinds, kind, only = null) {
   const { parts } = kinds[kind] ?? {};
   if (!parts) return kinds.map((_, at) => Number(at === kind));

@@ -1,10 +1,10 @@
-// Counts of the lines of source files.
+// Counts for the lines of source files.
 
 import { KINDS, sumUp } from "./profile.js";
 
 const PYTHON = KINDS.indexOf("python");
 
-// Counts of the nodes of the recorded tree, of what passes a filter and no transform drops.
+// Counts the nodes of the recorded tree, for samples that pass a filter and that no transform drops.
 export function countRecorded(profile, filter, range) {
   const { parent } = profile.recorded.nodes;
   const own = new Float64Array(parent.length);
@@ -13,9 +13,9 @@ export function countRecorded(profile, filter, range) {
   return sumUp(parent, own);
 }
 
-// Of a file: `self` and `total` of each line (maps), and the largest of them. A line's total counts a stack
-// once, however often the line is in it. A line of Python itself includes the native code and the
-// kernel that it runs, since it is never the end of a stack that has these.
+// Returns `self` and `total` of each line of a file (maps), and their maxima. A line's total counts a
+// stack once, even if the line occurs in it several times. The self value of a Python line includes the
+// native and kernel code that it runs, because stacks with such code never end in the Python line.
 export function linesOf(profile, { own, total: sums }, file) {
   const { nodes: { parent, frame }, frames, looks } = profile.recorded;
   const { nodeOf, nodes: { frame: shown } } = profile;
@@ -27,7 +27,7 @@ export function linesOf(profile, { own, total: sums }, file) {
   };
   for (let node = own.length - 1; node >= 0; node -= 1) {
     if (!own[node]) continue;
-    let at = node; // what a transform merged into its caller counts there
+    let at = node; // samples merged into a caller count there
     while (parent[at] >= 0 && looks[frame[at]] !== shown[nodeOf[node]]) at = parent[at];
     if (isOf(at) && frames.kind[frame[at]] !== PYTHON) add(self, at, own[node]);
     while (at >= 0 && frames.kind[frame[at]] !== PYTHON) at = parent[at];
@@ -43,8 +43,8 @@ export function linesOf(profile, { own, total: sums }, file) {
   return { self, total };
 }
 
-// The source file of a function (an index of strings, 0 for none): of several, that with the most samples.
-// `lines`: of its frames there.
+// Returns a function's source file (an index of strings, 0 for none), the one with the most samples if
+// there are several; `lines` are the lines of the function's frames in it.
 export function fileOf(profile, { total: sums }, chosen) {
   const { nodes: { frame }, frames, functionOf } = profile.recorded;
   const amounts = new Map();
@@ -58,7 +58,8 @@ export function fileOf(profile, { total: sums }, chosen) {
   return { file, lines };
 }
 
-// The line with the most, of some lines: by itself, or in total if none has anything itself.
+// Returns the line with the highest self count, or the highest total if no line has a self count; `of`
+// limits the lines.
 export function hottest({ self, total }, of = null) {
   for (const counts of [self, total]) {
     const found = [...counts].filter(([line]) => of?.has(line) ?? true).sort((a, b) => b[1] - a[1] || a[0] - b[0]);

@@ -1,12 +1,12 @@
-// The source of a function with counts beside its lines.
+// Shows a function's source with counts beside its lines.
 
 const SELF = "Lines of Python include the native code and the kernel that they run.";
-const FIRST = 1000; // lines that are shown at once, around the line to look at
+const FIRST = 1000; // lines shown at once, around the selected line
 
 export class Listing {
   #shown = null;
   #range = [0, 0];
-  #at = 0; // of the lines in order of heat
+  #at = 0; // index among the lines, in descending order of samples
 
   constructor() {
     this.element = document.createElement("div");
@@ -36,10 +36,10 @@ export class Listing {
     return button;
   }
 
-  // `title`; `notes` (texts); `text` of the file or null; `lines`: self, total and amounts (texts, and
-  // parts of 1 for bars or signs of changes, null for nothing) by number of line; `columns` (names); `own` (set of the function's lines);
-  // `hot` (line with the most); `at` (line to look at); `key` of what is shown: when it changes, that
-  // line comes into view.
+  // `title`; `notes` (texts); `text` of the file or null; `lines`: by line number, self, total and amounts
+  // (texts, and parts of 1 for bars or signs of changes, null for nothing); `columns` (names); `own` (set
+  // of the function's lines); `hot` (line with the most samples); `at` (line to show); `key` of the
+  // content: when it changes, `at` is scrolled into view.
   show(shown) {
     const isNew = shown.key !== this.#shown?.key;
     this.#shown = shown;
@@ -61,7 +61,7 @@ export class Listing {
     this.scroll.focus({ preventScroll: true });
   }
 
-  // Brings the line with the next most samples into view; returns it and its place.
+  // Scrolls to the line with the next most samples; returns the line and its rank.
   step(by) {
     const order = [...this.#shown.lines].sort(([a, one], [b, other]) => other.self - one.self || other.total - one.total || a - b);
     if (!order.length) return null;

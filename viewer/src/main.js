@@ -1,4 +1,4 @@
-// Puts the page together: one state, from which everything is drawn.
+// Assembles the page: one state, from which everything is drawn.
 
 import { colourOf, forgetTheme, reserve } from "./colours.js";
 import { why } from "./empty.js";
@@ -23,13 +23,13 @@ const LISTED = 8; // binaries in the legend
 
 const element = (id) => document.getElementById(id);
 let recorded = null;
-let profile = null; // what was recorded, transformed
+let profile = null; // the recorded profile after transforms
 let state = read(location.hash);
-let told = { name: "", chosen: "", stack: "" }; // what the last box or function in focus is called
+let told = { name: "", chosen: "", stack: "" }; // names of the last focused box or function
 let pending = 0;
 const panes = [];
 
-// The value that was made of the same inputs before, or a new one.
+// Returns the value last made, if the inputs are the same, otherwise a new one.
 const made = new Map();
 function once(name, inputs, make) {
   const last = made.get(name);
@@ -39,7 +39,7 @@ function once(name, inputs, make) {
   return value;
 }
 
-// Changes the state. It gets an entry in the history unless `replaces`.
+// Changes the state. Adds an entry to the history unless `replaces` is set.
 function go(change, replaces = false) {
   if (!recorded) return;
   Object.assign(state, change);
@@ -50,8 +50,8 @@ function go(change, replaces = false) {
   render();
 }
 
-// Times in addresses are Unix times in whole milliseconds, those of the state are counted from the start of
-// the profile; of several intervals, both are counted from the start of the first.
+// Times in addresses are Unix times in whole milliseconds; times in the state count from the start of the
+// profile. If there are several intervals, both count from the start of the first.
 const origin = ({ parts, start_ms: startMs }) => (parts.length > 1 ? 0 : Math.floor(startMs));
 
 function moved(from, by) {
@@ -65,7 +65,7 @@ function shownKinds() {
   return [profile.kindAt(state.kind)];
 }
 
-// What each kind counts, for pane.show().
+// Returns the counts of a kind, for pane.show().
 function countsOf(kind) {
   const { process, thread, range, baseline } = state;
   const cpu = cpuOf(state);
@@ -82,12 +82,12 @@ function countsOf(kind) {
   return { filter, before, after, counts: once(`both ${kind}`, [before, after], () => mean(before, after)) };
 }
 
-// Counts of the recorded nodes in a range, for lines.
+// Counts the recorded nodes in a range, for lines.
 const recordedOf = (name, filter, range) =>
   once(`recorded ${name}`, [profile, filter.threads, filter.cpu, ...binsOf(profile, range)], () =>
     countRecorded(profile, filter, binsOf(profile, range)));
 
-// The mean of the shares of both, so that what is gone is drawn as well as what is new.
+// Returns the mean of both shares, so that functions that disappeared are drawn as well as new ones.
 function mean(before, after) {
   const sides = [before, after].filter(({ all }) => all > 0);
   const own = new Float64Array(profile.size);
@@ -101,7 +101,7 @@ function mean(before, after) {
 const transformed = () => once("profile", [recorded, JSON.stringify(state.transforms)], () =>
   new Profile(recorded, state.transforms));
 
-// Draws everything, and says what is in focus.
+// Draws everything, and describes the focused item.
 function render() {
   draw();
   panes[0]?.tellFocused();
@@ -153,11 +153,11 @@ function addPane() {
 }
 
 const GUTTER = 46; // pixels for the names of CPUs
-const TRACK_GUTTER = { wide: 130, narrow: 84 }; // likewise, and of threads
+const TRACK_GUTTER = { wide: 130, narrow: 84 }; // pixels for the names of threads
 
 const wallOr = (kind) => (profile.kinds.at(-1)?.parts ? profile.kinds.length - 1 : kind);
 
-// Whether threads have rows: by default where their waits were recorded.
+// Returns whether thread rows are shown: by default if waits were recorded.
 function hasTracks(kind) {
   if (!nsOf(kind)) return false;
   return state.tracks ? state.tracks === "on" : Boolean(profile.kinds.at(-1)?.parts);
@@ -165,7 +165,7 @@ function hasTracks(kind) {
 
 function showStrip(filter, { counts, before, after }) {
   const kind = profile.kinds[filter.kind] ?? NO_KIND;
-  const onCpus = { ...filter, kind: kind.parts?.[0] ?? filter.kind }; // waits are on none
+  const onCpus = { ...filter, kind: kind.parts?.[0] ?? filter.kind }; // waits are on no CPU
   const inputs = [profile, filter.threads, filter.cpu, kind, strip.canvas.clientWidth, highest()];
   const isTracked = hasTracks(kind);
   const gutter = isTracked ? TRACK_GUTTER[innerWidth <= 700 ? "narrow" : "wide"] : GUTTER;
@@ -208,7 +208,7 @@ function showControls(kinds) {
   const unit = element("unit");
   once("units", [kind], () => unit.replaceChildren(...unitsOf(kind).map(([name, text]) => new Option(text, name))));
   [unit.value] = fitting(kind, state.unit);
-  unit.parentElement.hidden = Boolean(state.baseline); // shares alone are compared
+  unit.parentElement.hidden = Boolean(state.baseline); // only shares are compared
   element("invert").hidden = !isGraph(state);
   element("reset").hidden = !state.zoom.length;
   showTransforms();
@@ -242,7 +242,7 @@ function showTransforms() {
 
 const transform = (transforms) => go({ transforms, zoom: [] });
 
-// Adds a transform of the function in focus; ends or begins one that needs none.
+// Adds a transform of the focused function; switches transforms without a function on or off.
 function toggle(name) {
   if (!isToggle(name)) {
     if (told.chosen) transform(withTransform(state.transforms, [name, told.chosen]));
@@ -418,7 +418,7 @@ new ResizeObserver(() => {
   draw();
 }).observe(element("panes"));
 
-// What is drawn, for tests and for the console.
+// The drawn objects, for tests and for the console.
 window.viewer = { panes, strip, tracks, brush: (range) => go({ range }), profile: () => profile };
 
 const given = JSON.parse(element("profile").textContent);

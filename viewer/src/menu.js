@@ -1,4 +1,4 @@
-// Menus: what can be done with the function in focus, and what can be saved.
+// Menus: actions for the focused function, and the formats to save.
 
 export const FUNCTION = [
   ["focus", "Focus the function", "f"],
@@ -13,12 +13,12 @@ export const FUNCTION = [
 const TABLE = [["saveCsv", "Functions as CSV", "c"]];
 export const savings = (isGraph) =>
   isGraph ? [["saveSvg", "Graph as SVG", "s"], ["savePng", "Graph as PNG", "p"], ...TABLE] : TABLE;
-const EDGE = 6; // least distance from the edges of the window
+const EDGE = 6; // minimum distance from the edges of the window
 
 export class Menu {
   #from = null;
 
-  // `act` gets the name of an item.
+  // `act` is called with the name of an item.
   constructor(element, act) {
     Object.assign(this, { element, act });
     element.addEventListener("keydown", (event) => this.#press(event));
@@ -28,7 +28,7 @@ export class Menu {
     });
   }
 
-  // `items`: action, text and key of each.
+  // `items`: action, text and key of each item.
   open({ x, y }, title, items) {
     const { element } = this;
     if (!element.contains(document.activeElement)) this.#from = document.activeElement;

@@ -1,4 +1,4 @@
-// One kind of profile in the chosen tab: graphs and tables, and what they show of a box or function.
+// One kind of samples in the selected tab: graphs and tables, and details of a box or function.
 
 import { difference, inWords } from "./difference.js";
 import { Graph } from "./graph.js";
@@ -61,10 +61,9 @@ export class Pane {
     this.element.append(this.heading, this.empty, this.body);
   }
 
-  // `view`: profile, kind, counts, before and after (counts, or null), recorded() and recordedBefore() (counts of
-  // recorded nodes), sources,
-  // onCpu (counts of the part of wall-clock time on CPUs, or null), state, search (or null),
-  // isOnly, why() (of empty.js, called if there are no samples).
+  // `view`: profile, kind, counts, before and after (counts, or null), recorded() and recordedBefore()
+  // (counts of recorded nodes), sources, onCpu (counts of the on-CPU part of wall-clock time, or null),
+  // state, search (or null), isOnly, why() (see empty.js; called if there are no samples).
   show(view) {
     if (view.counts !== this.view?.counts) this.#trees.clear();
     this.view = new View(view, this.graph);
@@ -78,7 +77,7 @@ export class Pane {
     else this.#explain();
   }
 
-  // Says why there are no samples, with a button for each way back to some.
+  // Shows why there are no samples, with a button for each way to get some back.
   #explain() {
     const { text, ways } = this.view.why();
     const reason = document.createElement("p");
@@ -95,7 +94,7 @@ export class Pane {
     }));
   }
 
-  // To the graph or table, or to the first way back to samples.
+  // Focuses the graph or table, or the first button of the explanation.
   focus() {
     const { counts, state } = this.view;
     if (!counts.all) this.empty.querySelector("button")?.focus();
@@ -144,7 +143,7 @@ export class Pane {
     this.#attach(this.functions.element, both);
     const [above, below] = this.#around(found);
     const name = this.view.profile.name(above.root.frame);
-    upper.textContent = above.root.value > 0 ? "Callers" : `No samples of ${name} are left: choose another function.`;
+    upper.textContent = above.root.value > 0 ? "Callers" : `No samples of ${name} remain: choose another function.`;
     lower.textContent = "Callees";
     this.above.show(above, { ...this.view.look(), zoom: [], rootAtBottom: true });
     this.below.show(below, { ...this.view.look(), zoom: [], rootAtBottom: false });
@@ -163,7 +162,7 @@ export class Pane {
       at: hottest(counts, lines), key: `${chosen} ${file} ${shown.text !== null}` });
   }
 
-  // The trees of callers and callees of a function.
+  // Returns the trees of a function's callers and callees.
   #around(chosen) {
     const { profile, counts } = this.view;
     return [true, false].map((up) =>
@@ -171,7 +170,7 @@ export class Pane {
     );
   }
 
-  // Fills the table of functions; returns the index of the chosen one, or else of the first.
+  // Fills the table of functions; returns the index of the selected one, otherwise of the first.
   #showFunctions() {
     const { profile, counts, before, after, state, search } = this.view;
     const sums = this.#tree("functions", () => profile.functionCounts(counts));
@@ -253,7 +252,7 @@ export class Pane {
       this.view.stack(tree, box));
   }
 
-  // Says what is in focus, or which function is chosen.
+  // Describes the focused item or the selected function.
   tellFocused() {
     const { counts } = this.view;
     if (!counts.all) this.events.tell(this.empty.firstChild.textContent, "", "");
@@ -277,7 +276,7 @@ export class Pane {
     this.events.tell(parts.join(" · "), profile.name(frame), id);
   }
 
-  // How much of what is shown matches the search; null without one.
+  // Returns how much of the shown samples matches the search; null without a search.
   matched() {
     const { profile, counts, search, state } = this.view;
     if (!search) return null;

@@ -1,9 +1,9 @@
-// The recorded data: columns of numbers that point into each other and into one list of strings.
+// The recorded data: columns of numbers, which refer to each other and to one list of strings.
 //
-//   kinds                 name, unit (of counts), period_ns (time of one, 0 if it has none), measure
-//   start_ms, bin_ms      Unix time of the first bin, and the width of all
-//   bins                  their number; parts, if there are several: name, start_ms, bins
-//   strings               every text once
+//   kinds                 name, unit (of counts), period_ns (time of one count, 0 if none), measure
+//   start_ms, bin_ms      Unix time of the first bin, and the width of each
+//   bins                  number of bins; parts, if there are several: name, start_ms, bins
+//   strings               each distinct text once
 //   frames                name, module, reason, file (indices of strings), kind (index of KINDS),
 //                         inlined, line (0 if unknown)
 //   nodes                 the tree of all stacks: parent (a lower index, -1 at a root) and frame
@@ -25,13 +25,13 @@ function bytes(base64) {
   return Uint8Array.from(atob(base64), (char) => char.charCodeAt(0));
 }
 
-// Columns of numbers from "TYPE:BASE64".
+// Decodes columns of numbers from "TYPE:BASE64".
 function unpack(columns) {
   const read = (text) => new ARRAYS[text[0]](bytes(text.slice(2)).buffer);
   return Object.fromEntries(Object.entries(columns).map(([name, text]) => [name, read(text)]));
 }
 
-// The recorded data unpacked, with what is the same in every view of it.
+// Decodes the recorded data, and adds values that are the same in every view of it.
 export function read(data) {
   const found = { ...data, nodes: unpack(data.nodes), samples: unpack(data.samples) };
   found.parts ??= [{ name: "", start_ms: data.start_ms, bins: data.bins }];
@@ -42,8 +42,8 @@ export function read(data) {
   return found;
 }
 
-// Of each frame: a hash of what it shows, the same in every profile; the first frame that looks the
-// same (`looks`, which leaves out the line); and the function that it is of.
+// Adds for each frame: a hash of its visible properties, the same in every profile; the first frame that
+// looks the same except for its line (`looks`); and its function.
 function nameFrames(found) {
   const { strings, frames: { name, module, kind, reason, inlined } } = found;
   const [functions, shapes] = [new Map(), new Map()];
@@ -63,7 +63,7 @@ function nameFrames(found) {
   found.functionOf.forEach((at, frame) => (found.functions[at].frame ??= frame));
 }
 
-// Index of the first sample of each bin, and of the end.
+// Returns the index of the first sample in each bin, and of the end.
 function findBins(found) {
   const { bins, samples: { bin } } = found;
   found.binStart = new Uint32Array(bins + 1);
@@ -71,7 +71,8 @@ function findBins(found) {
   for (let at = 0; at < bins; at += 1) found.binStart[at + 1] += found.binStart[at];
 }
 
-// Counts of each node itself, and of it and all below it; parents come before their children.
+// Returns each node's own count, and its total with all nodes below it; parents come before their
+// children.
 export function sumUp(parent, own) {
   const total = own.slice();
   let all = 0;
@@ -86,7 +87,7 @@ export class Profile {
   #outermost = null;
   #lines = null;
 
-  // `recorded`: what read() returned; `transforms`: of transforms.js.
+  // `recorded`: the result of read(); `transforms`: see transforms.js.
   constructor(recorded, transforms = []) {
     Object.assign(this, recorded);
     this.recorded = recorded;
@@ -97,7 +98,7 @@ export class Profile {
     this.#sortChildren();
   }
 
-  // Children of each node, in the order of their names.
+  // Sorts the children of each node by name.
   #sortChildren() {
     const { parent, frame } = this.nodes;
     const { strings, frames } = this;
@@ -114,7 +115,7 @@ export class Profile {
     this.order = order.map((at) => byName[at]);
   }
 
-  // Children of a node (-1: the roots).
+  // Returns the children of a node (-1: the roots).
   children(node) {
     return this.order.subarray(this.first[node + 1], this.first[node + 2]);
   }
@@ -123,12 +124,13 @@ export class Profile {
     return this.strings[this.frames[column][frame]];
   }
 
-  // Name of a frame (-1: the root of all).
+  // Returns the name of a frame (-1: the root of all).
   name(frame) {
     return frame < 0 ? "all" : this.text("name", frame);
   }
 
-  // File and lines of the frames that look like one: its line, or the first and last of them.
+  // Returns file and lines of the frames that look like a frame: their line, or the first and last of
+  // them.
   place(frame) {
     if (!this.#lines) {
       this.#lines = new Map();
@@ -144,13 +146,13 @@ export class Profile {
     return this.text("file", frame) && `${this.text("file", frame)}${lines ?? ""}`;
   }
 
-  // What a frame's colour stands for: its kind, and in user code its binary.
+  // Returns what determines a frame's colour: its kind, and for user code its binary.
   family(frame) {
     const kind = frame < 0 ? "process" : KINDS[this.frames.kind[frame]];
     return { kind, binary: kind === "user" ? this.text("module", frame) : "" };
   }
 
-  // User binaries, those that take up the largest area first.
+  // Returns the user binaries, in descending order of drawn area.
   binaries({ total }) {
     const areas = new Float64Array(this.frames.name.length);
     for (let node = 0; node < this.size; node += 1) areas[this.nodes.frame[node]] += total[node];
@@ -162,8 +164,8 @@ export class Profile {
     return [...found].sort((a, b) => b[1] - a[1]).map(([binary]) => binary);
   }
 
-  // Index of the kind with a name, or of the one to show first: of a comparison none of several parts,
-  // since only counts of samples have a known error.
+  // Returns the index of the kind with a name, or of the kind to show first: in a comparison a kind
+  // without parts, because only counts of samples have a known error.
   kindAt(name) {
     const { kinds, parts: intervals } = this;
     const at = kinds.findIndex((kind) => kind.name === name);
@@ -172,10 +174,10 @@ export class Profile {
   }
 
   // Calls `visit` with the index, node and value of each sample that passes a filter and that no transform
-  // drops, in the order of time.
+  // drops, in time order.
   //
-  // The filter has kind (an index), only (the index of a part of it, if just that counts), cpu (a
-  // number or null), threads (1 for each that passes); the range is half open, in bins.
+  // The filter has kind (an index), only (the index of a part, to count only that part), cpu (a number or
+  // null) and threads (1 for each thread that passes); the range is half-open, in bins.
   each({ kind, cpu, threads, only }, [from, to], visit) {
     const { nodeOf, samples: { node, thread, cpu: cpus, kind: kinds, count } } = this;
     const weights = weightsOf(this.kinds, kind, only);
@@ -187,7 +189,7 @@ export class Profile {
     }
   }
 
-  // Counts of each node itself, and of it and all below it, of what passes the filter.
+  // Returns each node's own count and total for samples that pass the filter.
   count(filter, range = [0, this.bins]) {
     const own = new Float64Array(this.size);
     this.each(filter, range, (_, node, value) => (own[node] += value));
@@ -198,7 +200,7 @@ export class Profile {
     return sumUp(this.nodes.parent, own);
   }
 
-  // Counts by CPU (a row for each of `cpus`) and bin.
+  // Returns counts by CPU (a row for each of `cpus`) and bin.
   grid(filter) {
     const found = new Float64Array(this.cpus.length * this.bins);
     const { cpu, bin } = this.samples;
@@ -208,7 +210,7 @@ export class Profile {
     return found;
   }
 
-  // 1 for each node that has no caller of the same function, so that recursion counts once.
+  // 1 for each node without a caller of the same function, so that recursion counts once.
   get outermost() {
     if (this.#outermost) return this.#outermost;
     const { parent, frame } = this.nodes;
@@ -222,7 +224,7 @@ export class Profile {
     return (this.#outermost = found);
   }
 
-  // Counts of each function itself, and of all stacks that it is in.
+  // Returns each function's own count, and the count of all stacks that contain it.
   functionCounts({ own, total }) {
     const { frame } = this.nodes;
     const found = {
@@ -238,7 +240,7 @@ export class Profile {
     return found;
   }
 
-  // The outermost nodes of a function.
+  // Returns the outermost nodes of a function.
   nodesOf(chosen) {
     const { outermost, functionOf, nodes: { frame } } = this;
     const found = [];
@@ -248,14 +250,14 @@ export class Profile {
     return found;
   }
 
-  // Counts of only those nodes that are marked with 1.
+  // Returns counts of the nodes marked with 1.
   only(marks, { own }) {
     const found = own.slice();
     for (let node = 0; node < this.size; node += 1) if (!marks[node]) found[node] = 0;
     return this.sum(found);
   }
 
-  // Which frames match a pattern, by function or module; and which nodes are in or below such.
+  // Returns which frames match a pattern by function or module, and which nodes are in or below a match.
   search(pattern) {
     const { name, module } = this.frames;
     const matched = this.strings.map((text) => pattern.test(text));
@@ -269,7 +271,7 @@ export class Profile {
   }
 }
 
-// Numbers below `size` in the order of their keys below `keys`, and where each key begins.
+// Returns the numbers below `size`, sorted by their keys (below `keys`), and the start of each key.
 function bucket(keys, size, keyOf) {
   const first = new Uint32Array(keys + 1);
   for (let at = 0; at < size; at += 1) first[keyOf(at) + 1] += 1;
@@ -280,7 +282,7 @@ function bucket(keys, size, keyOf) {
   return { first, order };
 }
 
-// A regular expression, or the text itself where it is none; ignores case.
+// Returns a case-insensitive regular expression for a search; invalid expressions match as plain text.
 export function pattern(text) {
   try {
     return new RegExp(text, "i");

@@ -1,6 +1,6 @@
-// What is shown as files: functions as CSV, a graph as SVG and PNG.
+// Saves the shown data: functions as CSV, a graph as SVG or PNG.
 
-// The file goes where the browser puts downloads.
+// Saves a file as a download.
 export function save(name, blob) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
@@ -9,8 +9,8 @@ export function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-// RFC 4180. Spreadsheets run a text that begins as a formula: it gets an apostrophe in front, which
-// shows it as text (OWASP, "CSV Injection"). Numbers stay as they are.
+// Formats rows as RFC 4180. Spreadsheets evaluate texts that start like a formula; such texts are prefixed
+// with an apostrophe, so that they are shown as text (OWASP, "CSV Injection"). Numbers are not changed.
 export function csv(rows) {
   const inert = (value) => (typeof value === "string" && /^[=+\-@\t\r\n]/.test(value) ? `'${value}` : String(value));
   const cell = (value) => {
@@ -22,7 +22,7 @@ export function csv(rows) {
 
 const escape = (text) => text.replace(/[<>&"]/g, (char) => `&#${char.charCodeAt(0)};`);
 
-// `shapes`: x, y, width and height in pixels, colour, name, and title (what a pointer gets to see).
+// `shapes`: x, y, width and height in pixels, colour, name, and title (shown at the pointer).
 export function svg(shapes, { width, height, back, text }) {
   const letter = 7; // pixels, about
   const drawn = shapes.map((shape) => {

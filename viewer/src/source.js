@@ -1,8 +1,8 @@
-// Where the page is served: fetches the profile for the chosen range of time and resource.
+// For a served page: fetches the profile for the selected time range and resource.
 
 const REFRESH_MS = 5000;
 
-// The data of profile.js; fails with what the server says.
+// Fetches the data of profile.js; throws the server's error message.
 async function fetchProfile(address, query) {
   const answer = await fetch(`${address}?${query}`, { cache: "no-store" });
   const said = await answer.json().catch(() => ({ error: `${answer.status} ${answer.statusText}` }));
@@ -10,7 +10,7 @@ async function fetchProfile(address, query) {
   return said;
 }
 
-// Calls `loaded` with each data that comes; what fails is shown in the bar.
+// Calls `loaded` with all data received; errors are shown in the bar.
 export function follow(address, element, loaded) {
   const [bar, last, resource, status, refresh, pause] = [
     "live", "last", "resource", "status", "refresh", "pause",
@@ -28,7 +28,7 @@ export function follow(address, element, loaded) {
     status.textContent = "loading …";
     try {
       const data = await fetchProfile(address, query);
-      if (own !== number) return; // another one was chosen meanwhile
+      if (own !== number) return; // superseded by a later request
       status.textContent = "";
       isLive = Boolean(data.live);
       fillResources(data.resources ?? []);

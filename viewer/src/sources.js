@@ -1,4 +1,4 @@
-// Source files: of the server of the page, or a reason why there are none.
+// Source files from the page's server, or the reason why there are none.
 
 const NONE = "This page contains no source files. To see them, record to a .otlp file and open it with " +
   "otel-kprofiler view on the host that has the files.";
@@ -6,17 +6,17 @@ const NONE = "This page contains no source files. To see them, record to a .otlp
 export class Sources {
   #found = new Map();
 
-  // `address` of the server's files, if there is one; `changed` is called when a file has come.
+  // `address`: of the server's files, if there is a server; `changed` is called when a file has arrived.
   constructor(address, changed) {
     Object.assign(this, { address, changed });
   }
 
-  // Fetches all files again when they are next shown.
+  // Makes all files be fetched again when they are next shown.
   forget() {
     for (const one of this.#found.values()) one.isOld = true;
   }
 
-  // Text, modified_ms and host of a file, or `error`; null while it is on its way.
+  // Returns text, modified_ms and host of a file, or `error`; null while it is being fetched.
   get(file) {
     if (!this.address) return { error: NONE };
     const found = this.#found.get(file);

@@ -1,4 +1,4 @@
-// What the time of spans went to, over the whole recording: a bar with a part for each.
+// Shows where the time of spans went, over the whole recording: a bar with a segment for each part.
 
 import { colourOfCause } from "./causes.js";
 import { count, format, share } from "./units.js";
@@ -10,7 +10,7 @@ const COLOURS = {
 const colourOf = (part) => COLOURS[part] ?? colourOfCause(part);
 
 export class Spans {
-  // `point`(facts, place) shows a tooltip, with null for nothing.
+  // `point`(facts, place) shows a tooltip, or hides it if given null.
   constructor(element, point) {
     this.element = element("spans");
     [this.list, this.bar, this.parts] = ["endpoint", "bar", "parts"].map(element);
@@ -19,8 +19,8 @@ export class Spans {
     this.bar.addEventListener("mouseleave", () => point(null));
   }
 
-  // `spans`: of each group of spans its name, number of traces, and parts (name and nanoseconds); all
-  // spans come first.
+  // `spans`: for each group of spans, its name, number of traces, and parts (name and nanoseconds); the
+  // group of all spans comes first.
   load(spans = []) {
     this.spans = spans;
     this.element.hidden = !spans.length;

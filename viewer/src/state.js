@@ -1,11 +1,11 @@
-// What the page shows, and how that stands in its address, so that it can be linked to.
+// The state of the page, and its form in the address, so that views can be linked to.
 
 import { isToggle, TRANSFORMS } from "./transforms.js";
 
 export const TABS = ["flame", "callers", "table", "sandwich", "source"];
 
-// Texts, but for `zoom` (a path of tree.js), `transforms` (of transforms.js), and for ranges of milliseconds: `range` (what is shown)
-// and `baseline` (what it is compared with).
+// All are texts except `zoom` (a path of tree.js), `transforms` (see transforms.js), and two ranges of
+// milliseconds: `range` (the time shown) and `baseline` (the time it is compared with).
 const DEFAULTS = {
   tab: "flame",
   kind: "",
@@ -14,7 +14,7 @@ const DEFAULTS = {
   process: "",
   thread: "",
   cpu: "",
-  tracks: "", // of threads: "on" or "off"
+  tracks: "", // thread rows: "on" or "off"
   search: "",
   transforms: [],
   unit: "",
@@ -24,10 +24,10 @@ const DEFAULTS = {
   zoom: [],
 };
 
-// Whether the tab is a single graph.
+// Returns whether the tab is a single graph.
 export const isGraph = ({ tab }) => tab === "flame" || tab === "callers";
 
-// Where its root is.
+// Returns the position of the graph's root.
 export const rootOf = ({ root, tab }) => root || (tab === "callers" ? "top" : "bottom");
 
 const isRange = (name) => name === "range" || name === "baseline";
@@ -57,7 +57,7 @@ export function read(address) {
   return found;
 }
 
-// The part of an address behind "#": only what differs from the defaults.
+// Returns the part of the address after "#": only values that differ from the defaults.
 export function write(state) {
   const given = new URLSearchParams();
   for (const name of Object.keys(DEFAULTS)) {

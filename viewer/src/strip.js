@@ -1,17 +1,17 @@
-// Time × CPU as a heat map; a range of time can be brushed on it, which narrows everything else.
+// Time × CPU as a heat map, on which a time range can be selected for the whole page.
 
 import { onCanvas } from "./colours.js";
 import { clip } from "./filters.js";
 
-const AXIS = 16; // pixels for times below
+const AXIS = 16; // pixels for the times below the map
 const HIGHEST = 96; // pixels for all CPUs
-const LEAST = 28; // pixels for them in a low window
+const LEAST = 28; // the same in a low window
 const LOW = 480; // pixels; a low window is this high or less, as in page.css
 const GRIP = 5; // pixels around an edge of the range that move it
-const PERIODS = 5; // of sampling, in a column
-const COLUMN = 2; // least width of a column in pixels
+const PERIODS = 5; // minimum sampling periods per column
+const COLUMN = 2; // minimum width of a column in pixels
 
-// Pixels for all CPUs in a window of this height.
+// Returns the height in pixels of all CPUs together, for the window's height.
 export const highest = () => (innerHeight <= LOW ? LEAST : HIGHEST);
 
 export class Strip {
@@ -21,17 +21,15 @@ export class Strip {
   #baseline = null;
   #drag = null;
 
-  // `events`: drag(range) while the user brushes, choose(range, isByKey) at the end; null is the whole
-  // time.
+  // `events`: drag(range) while the user drags, choose(range, isByKey) at the end; null is the whole time.
   constructor(element, events) {
     Object.assign(this, { element, events });
     this.canvas = element.querySelector("canvas");
     this.#listen();
   }
 
-  // Draws counts by CPU and bin, as profile.grid() has them. A column has several periods of time,
-  // if there are such, so that it shows more than whether one was hit.
-  // `gutter`: pixels for names.
+  // Draws the counts of profile.grid(), by CPU and bin. If there are enough, a column covers several
+  // periods, so that it shows more than whether a sample was taken. `gutter`: pixels for names.
   load(profile, grid, periodMs, gutter) {
     this.#profile = profile;
     this.gutter = gutter;
@@ -73,7 +71,7 @@ export class Strip {
     this.#image = image;
   }
 
-  // Marks what is shown and what it is compared with: ranges of milliseconds, or null.
+  // Marks the shown range and the one it is compared with, in milliseconds; each may be null.
   show(range, baseline) {
     this.#range = clip(this.spanMs, range);
     this.#baseline = clip(this.spanMs, baseline);
@@ -172,7 +170,7 @@ export class Strip {
     pen.strokeRect(left, 1, Math.max(2, right - left), plot - 2);
   }
 
-  // A range in words.
+  // Describes a range in words.
   describe(range) {
     const [from, to] = clip(this.spanMs, range);
     if (from === to) return "outside of the recording";
@@ -189,7 +187,8 @@ export class Strip {
     return `${name}${labelled(from - start, binMs)} – ${labelled(to - start, binMs)}`;
   }
 
-  // What times are called: of a running host the time of day in UTC, otherwise since the start.
+  // Returns how times are labelled: for a running host the time of day in UTC, otherwise the time since
+  // the start.
   #label() {
     const { live, start_ms: startMs } = this.#profile;
     return live ? (ms, step) => new Date(startMs + ms).toISOString().slice(11, step < 1000 ? 23 : 19) : seconds;
@@ -253,7 +252,7 @@ export class Strip {
     return [Math.min(from, this.spanMs - this.#profile.bin_ms), Math.max(to, from + this.#profile.bin_ms)];
   }
 
-  // By keys: moves the range, or its end, by a fiftieth of the time.
+  // Moves the range, or only its end, by a fiftieth of the time.
   #move(by, isEnd) {
     const step = Math.max(1, Math.round(this.#profile.bins / 50)) * this.#profile.bin_ms;
     if (!this.#range || this.#range[0] === this.#range[1]) {

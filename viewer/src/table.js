@@ -1,8 +1,8 @@
-// Functions as a table.
+// A table of functions.
 
 import { colourOf } from "./colours.js";
 
-const FIRST = 200; // rows that are shown at once
+const FIRST = 200; // rows shown at once
 
 export class Table {
   #limit = FIRST;
@@ -45,8 +45,8 @@ export class Table {
     });
   }
 
-  // `caption`; `columns`: name, text(row), part(row) of 1 for a bar, changeOf (key of another); `rows`: id ("" for none),
-  // name, module, family, isMatch.
+  // `caption`; `columns`: name, text(row), part(row) of 1 for a bar, changeOf (key of another column);
+  // `rows`: id ("" for none), name, module, family, isMatch.
   show({ caption, columns, rows, sort, chosen }) {
     if (this.#shown?.sort !== sort) this.#limit = FIRST;
     this.#shown = { caption, columns, rows, sort, chosen };
@@ -109,7 +109,7 @@ function nameCell({ id, name, module, family }) {
   return cell;
 }
 
-// Narrow tables of a comparison leave out the change of the `unsorted` column.
+// Narrow tables of a comparison omit the change of the `unsorted` column.
 function classOf({ part, key, changeOf }, sort) {
   const of = changeOf ?? key;
   return `number ${part ? "share" : changeOf ? "change" : ""} ${sort && of !== sort ? "unsorted" : ""}`;

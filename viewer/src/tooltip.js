@@ -1,8 +1,8 @@
-// What a box counts, beside the pointer or the box in focus. Screen readers have the same from the
-// line below the graph.
+// Describes a box beside the pointer or the focused box. Screen readers get the same text from the line
+// below the graph.
 
 const AWAY = 14; // pixels from the pointer
-const EDGE = 6; // least distance from the edges of the window
+const EDGE = 6; // minimum distance from the edges of the window
 
 export class Tooltip {
   constructor(element) {

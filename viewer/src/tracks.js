@@ -1,4 +1,4 @@
-// A row for each thread over time: how much of each moment it ran, and what it waited for.
+// A row for each thread over time: the share of each moment in which it ran, and the causes of its waits.
 
 import { GROUPS, groupOf } from "./causes.js";
 import { onCanvas } from "./colours.js";
@@ -6,17 +6,17 @@ import { threadValue } from "./filters.js";
 import { KINDS } from "./profile.js";
 import { format, nsOf, share } from "./units.js";
 
-const LEAST = 3; // pixels of a column
-const PERIODS = 5; // of sampling, in a column
+const LEAST = 3; // minimum width of a column in pixels
+const PERIODS = 5; // minimum sampling periods per column
 const WAIT = KINDS.indexOf("wait");
 
-// Rows that fit in the window.
+// Returns the number of rows that fit in the window.
 const most = () => (innerHeight <= 480 ? 2 : innerHeight < 800 || innerWidth <= 700 ? 5 : 8);
 
 export class Tracks {
   #rows = [];
 
-  // `events`: choose(thread, as filters.js has it), point(facts, place) with null for nothing.
+  // `events`: choose(thread, with the value of filters.js), point(facts, place) with null for nothing.
   constructor(element, events) {
     Object.assign(this, { element, events });
     element.addEventListener("click", ({ target }) => {
@@ -30,8 +30,8 @@ export class Tracks {
     element.addEventListener("mouseleave", () => events.point(null));
   }
 
-  // The threads that pass a filter of profile.js, those with the most time first; its kind is one of
-  // time. `gutter`: pixels for names.
+  // Loads the threads that pass a filter of profile.js, in descending order of time; the filter's kind
+  // must measure time. `gutter`: pixels for names.
   load(profile, filter, gutter) {
     const { element } = this;
     element.style.setProperty("--gutter", `${gutter}px`);
@@ -63,7 +63,7 @@ export class Tracks {
     });
   }
 
-  // Time of each thread by state.
+  // Returns the time of each thread by state.
   #sum(profile, filter) {
     const found = new Map();
     this.#each(profile, filter, (at, value, cause) => {
@@ -78,10 +78,10 @@ export class Tracks {
     return found;
   }
 
-  // Adds to each row that is shown its time by state and column: threads are many, and columns are
-  // large. A wait ends at the time of its sample.
+  // Adds time by state and column to the shown rows only, because there may be many threads and columns
+  // are large. A wait ends at its sample's time.
   #fill(profile, filter) {
-    const starts = [0]; // of the intervals on the axis
+    const starts = [0]; // first bins of the intervals on the axis
     for (const { bins } of profile.parts) starts.push(starts.at(-1) + bins);
     const shown = [];
     for (const row of this.#rows) {
@@ -101,7 +101,7 @@ export class Tracks {
     });
   }
 
-  // Adds a value to the columns between two bins.
+  // Distributes a value over the columns between two bins.
   #spread(cells, from, to, value) {
     const scale = this.columns / this.profile.bins;
     const [left, right] = [from * scale, Math.min(this.columns, to * scale)];
@@ -133,14 +133,14 @@ export class Tracks {
     return this.#rows.find((row) => row.item === item);
   }
 
-  // Times of a row in words.
+  // Describes the times of a row in words.
   #facts({ title, all, ran, waits }) {
     const text = (ns) => `${format(ns, all, { unit: "nanoseconds" }, "time")} · ${share(ns, all)}`;
     const causes = [...waits].sort((a, b) => b[1] - a[1]).map(([cause, ns]) => [cause, text(ns)]);
     return { title, rows: [["on CPUs", text(ran)], ...causes] };
   }
 
-  // Draws all rows; outside a range of milliseconds, unless it is null, they are pale.
+  // Draws all rows; the part outside the range of milliseconds, unless it is null, is pale.
   show(range) {
     const colours = ["var(--heat)", ...GROUPS.map(({ colour }) => colour)].map(onCanvas);
     for (const { canvas, cells } of this.#rows) {
@@ -171,7 +171,7 @@ export class Tracks {
     }
   }
 
-  // What is drawn, for tests: of each thread its title and the time of each state in each column.
+  // Returns the drawn data, for tests: each thread's title and the time of each state in each column.
   drawn() {
     return this.#rows.map(({ title, cells }) => ({ title, cells: cells.map((one) => [...one]) }));
   }

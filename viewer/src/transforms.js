@@ -1,15 +1,15 @@
-// Rewrites the tree of all stacks: what the graphs, tables and counts are made of.
+// Rewrites the tree of all stacks, from which graphs, tables and counts are made.
 //
 // A transform is [NAME] or [NAME, id of a function]:
 //
 //   application        merges frames of the Python interpreter and of libc into their callers
-//   focus   function   leaves stacks with the function, from its outermost frame on; drops all others
+//   focus   function   keeps stacks with the function, from its outermost frame on; drops all others
 //   merge   function   merges frames of the function into their callers
 //   hide    function   drops stacks with the function
-//   collapse function  makes the frames from its outermost to its innermost in a stack one frame
-//   recursion          makes frames of a function that follow each other one frame
+//   collapse function  replaces the frames from its outermost to its innermost by one frame
+//   recursion          merges consecutive frames of the same function
 //
-// Each stack keeps the process that it stands on. They apply one after the other.
+// Each stack keeps its process. Transforms are applied one after the other.
 
 const INTERPRETER = /^(?:lib)?python\d[\d.]*[a-z]*(?:\.so[\d.]*)?$/;
 const LIBC = /^(?:lib(?:c|pthread)|ld)(?:[-.][\w.-]*)?\.so[\d.]*$/;
@@ -18,14 +18,14 @@ const USER = 4; // in KINDS
 export const TRANSFORMS = ["application", "focus", "merge", "hide", "collapse", "recursion"];
 const TOGGLES = new Map([["application", 0], ["recursion", Infinity]]);
 
-// Whether the transform needs no function.
+// Returns whether the transform needs no function.
 export const isToggle = (name) => TOGGLES.has(name);
 
-// Whether the transform can drop samples.
+// Returns whether the transform can drop samples.
 export const drops = ([name]) => name === "focus" || name === "hide";
 
-// Transforms with one more. Those without a function have a place of their own: application frames
-// first, and recursion last, so that it sees what the others leave.
+// Returns the transforms with one added. Transforms without a function have fixed places: application
+// frames first, and recursion last, so that it applies to the result of the others.
 export function withTransform(transforms, [name, id]) {
   const rest = transforms.filter((one) => one[0] !== name || one[1] !== id);
   if (TOGGLES.get(name) === 0) return [[name], ...rest];
@@ -33,15 +33,15 @@ export function withTransform(transforms, [name, id]) {
   return [...rest.filter((one) => !last.includes(one)), ...(id ? [[name, id]] : [[name]]), ...last];
 }
 
-// Whether frames of a module are not of the application.
+// Returns whether a module's frames do not belong to the application.
 export function isRuntime(module) {
   const name = module.replace(/ \(deleted\)$/, "").replace(/.*\//, "");
   return INTERPRETER.test(name) || LIBC.test(name);
 }
 
-// The tree with the same stacks where frames that look the same are one, those that differ by line,
-// after transforms. `nodeOf` leads from each node of the recorded tree to the one that stands for it, -1
-// where its samples are dropped.
+// Returns the tree of the same stacks after transforms; frames that differ only by line are merged.
+// `nodeOf` maps each node of the recorded tree to its node in the new one, or to -1 if its samples are
+// dropped.
 export function transformed(recorded, transforms) {
   const { nodes: { parent, frame }, looks } = recorded;
   let tree = { parent, frame, nodeOf: Int32Array.from(parent, (_, node) => node) };
@@ -52,10 +52,10 @@ export function transformed(recorded, transforms) {
 
 const functionOf = ({ functions }, id) => functions.findIndex((one) => one.id === id);
 
-// Each makes a rule: from a node, the place where it stands in the new tree, or GONE. The rule gets
-// `of` (its frame), `function`, `node` and `up` (the numbers of it and its caller), `above` (where its
-// caller stands, -1 at a root), `place` (which makes a frame below a place), and `drop` (which drops the
-// samples of the node alone).
+// Each creates a rule, which returns for a node its place in the new tree, or GONE. The rule gets `of`
+// (its frame), `function`, `node` and `up` (the numbers of the node and its caller), `above` (the caller's
+// place, -1 at a root), `place` (creates a frame below a place), and `drop` (drops the samples of this
+// node alone).
 const GONE = -2;
 const RULES = {
   application({ strings, frames: { module, kind } }) {
@@ -124,7 +124,7 @@ const WORDS = {
   hide: (name) => `without ${name}`, collapse: (name) => `collapsed ${name}`,
 };
 
-// A transform of a function in words.
+// Describes a transform in words.
 export function describe(profile, [name, id]) {
   const at = functionOf(profile, id);
   return WORDS[name](at < 0 ? "a function without samples" : profile.name(profile.functions[at].frame));

@@ -1,8 +1,8 @@
-// Trees of boxes, made only where they are looked at.
+// Trees of boxes, created on demand.
 //
-// A box stands for all nodes of the profile that have its place in the tree. Towards callees, the
-// children of a box are the callees of its nodes; towards callers, their callers. What a box counts
-// are its origins: the nodes from which the walk began, or the nodes themselves towards callees.
+// A box represents all nodes of the profile at its place in the tree. Towards callees, the children of a
+// box are the callees of its nodes; towards callers, their callers. The amount of a box is counted from
+// its origins: the nodes where the walk began, or, towards callees, its nodes themselves.
 
 export class Tree {
   // All stacks, from their first function.
@@ -17,7 +17,7 @@ export class Tree {
     return new Tree(profile, counts, leaves, { weight: "own", up: true });
   }
 
-  // The stacks that have a function, from there on.
+  // The stacks that contain a function, from that function on.
   static around(profile, counts, chosen, up) {
     const nodes = profile.nodesOf(chosen).filter((node) => counts.total[node] > 0);
     return new Tree(profile, counts, nodes, { weight: "total", up, of: profile.functions[chosen].frame });
@@ -31,7 +31,7 @@ export class Tree {
     if (nodes && !this.startsAtFrames) this.root.value = this.amount(this.root, counts);
   }
 
-  // What a box counts in some counts of the same profile.
+  // Returns the amount of a box in given counts of the same profile.
   amount(box, counts) {
     if (!box.origins) return counts.all;
     const column = counts[this.weight];
@@ -40,13 +40,13 @@ export class Tree {
     return sum;
   }
 
-  // Likewise, of the functions of the box themselves.
+  // Returns the self amount of the functions of a box.
   own(box, { own }) {
     if (this.up || !box.nodes) return 0;
     return box.nodes.reduce((sum, node) => sum + own[node], 0);
   }
 
-  // Children with counts: those with the most first, or by name.
+  // Returns the children with counts, in descending order of counts or by name.
   children(box) {
     return (box.children ??= this.up || (box.nodes && box.nodes.length > 1) ? this.#merge(box) : this.#plain(box));
   }
@@ -89,14 +89,14 @@ export class Tree {
     return found.sort((a, b) => b.value - a.value || a.frame - b.frame);
   }
 
-  // Hashes of the frames from below the root to a box; the same in every profile.
+  // Returns the hashes of the frames from below the root to a box; they are the same in every profile.
   path(box) {
     const found = [];
     for (let at = box; at.parent; at = at.parent) found.unshift(this.profile.hashes[at.frame].toString(36));
     return found;
   }
 
-  // The box with such a path, null if it is not there.
+  // Returns the box with a path, null if there is none.
   find(path) {
     return path.reduce(
       (box, step) =>
@@ -105,8 +105,9 @@ export class Tree {
     ) ?? null;
   }
 
-  // Rows of what is at least so wide below a zoomed box, which fills the width with all above it.
-  // Narrower boxes beside each other are one place with their number (`more`), value and caller (`box`).
+  // Returns rows of the boxes that are at least `least` wide, below a zoomed box, which fills the width
+  // like all boxes above it. Adjacent narrower boxes are merged into one place with their number (`more`),
+  // value and caller (`box`).
   layout(zoomed, width, least) {
     const rows = [];
     const outer = [];

@@ -1,4 +1,4 @@
-// What is shown of one kind of profile, as words, numbers and colours.
+// Describes one kind of samples in words, numbers and colours.
 
 import { colourOf } from "./colours.js";
 import { difference, inWords } from "./difference.js";
@@ -8,13 +8,14 @@ import { isGraph, rootOf } from "./state.js";
 import { brief, count, fitting, format, share } from "./units.js";
 
 export class View {
-  // `given`: of Pane.show(); `graph`: the one in which a frame can be zoomed to.
+  // `given`: see Pane.show(); `graph`: the one in which frames can be zoomed.
   constructor(given, graph) {
     Object.assign(this, given, { graph });
   }
 
-  // Columns of an amount and of its share, of all or of another number, with bars relative to the
-  // largest. Where amounts are shares, one column has both; `shareOf` then replaces what is shown.
+  // Returns the columns of an amount and its share, of all samples or of another number, with bars
+  // relative to the largest. If amounts are shares, a single column has both; `shareOf` then replaces the
+  // shown text.
   amounts(column, rows, valueOf, all, shareOf) {
     const { counts, kind, state } = this;
     const most = rows.reduce((found, row) => Math.max(found, valueOf(row)), 0) || 1;
@@ -28,7 +29,7 @@ export class View {
     ];
   }
 
-  // What tables show of a frame.
+  // Returns the properties of a frame that tables show.
   shown(frame) {
     const { profile } = this;
     return {
@@ -41,7 +42,8 @@ export class View {
     return profile.functions[profile.functionOf[frame]].id;
   }
 
-  // What the source of a function shows: counts beside the lines of its file, or why there are none.
+  // Returns the content of a function's source view: counts beside the lines of its file, or the reason
+  // why there are none.
   listing(chosen, file, { self, total }, earlier) {
     const { profile, kind, state, sources, before } = this;
     const all = (this.after ?? this.counts).all;
@@ -99,7 +101,7 @@ export class View {
     return before ? share(value, counts.all) : brief(value, counts.all, kind, state.unit);
   }
 
-  // A value in the unit and as a share.
+  // Formats a value in the unit and as a share.
   both(value) {
     const { counts } = this;
     const [text, percent] = [this.brief(value), share(value, counts.all)];
@@ -129,7 +131,7 @@ export class View {
     };
   }
 
-  // A box in words.
+  // Describes a box in words.
   describe(tree, box) {
     const { profile, counts, before, state } = this;
     const { frame } = box;
@@ -158,7 +160,7 @@ export class View {
     return parts.join(" · ");
   }
 
-  // What the tooltip says of a box.
+  // Returns the tooltip's content for a box.
   facts(tree, box) {
     const { profile, counts, before, state } = this;
     const { frame, parent } = box;
@@ -195,14 +197,14 @@ export class View {
     return { title: profile.name(frame), rows };
   }
 
-  // Names of a box and of those towards the root of all stacks, the innermost first.
+  // Returns the names of a box and of the boxes towards the root of all stacks, innermost first.
   stack({ up }, box) {
     const found = [];
     for (let at = box; at; at = at.parent) if (at.frame >= 0) found.push(this.profile.name(at.frame));
     return (up ? found.reverse() : found).join("\n");
   }
 
-  // Functions with their counts, as rows of texts and numbers below their headings.
+  // Returns functions with their counts, as rows of texts and numbers below their headings.
   functionRows() {
     const { profile, counts, before, after, kind } = this;
     const sides = before ? { "before ": before, "after ": after } : { "": counts };
@@ -216,7 +218,7 @@ export class View {
     return [["function", "module", "file", ...heads, "unit"], ...rows.filter((_, at) => isShown(profile.functions[at], at))];
   }
 
-  // The graph in the tab as an SVG drawing.
+  // Returns the tab's graph as an SVG drawing.
   svg() {
     const { shapes, ...sizes } = this.graph.drawing();
     const { counts, before } = this;
@@ -229,7 +231,7 @@ export class View {
   }
 }
 
-// What makes a source file doubtful, or why it cannot be shown.
+// Returns reasons to doubt a source file, or the reason why it cannot be shown.
 function notesOn({ error, text, modified_ms: modifiedMs, host }, profile, total) {
   if (error) return [error];
   const notes = [];
@@ -239,9 +241,9 @@ function notesOn({ error, text, modified_ms: modifiedMs, host }, profile, total)
     notes.push(`The file changed at ${time} UTC, after the recording began: its lines may have moved.`);
   }
   const others = hosts.filter((one) => one !== host);
-  if (others.length) notes.push(`The file is of ${host}; the profile of ${others.slice(0, 3).join(", ")} may have run another one.`);
+  if (others.length) notes.push(`The file comes from ${host}; the profile of ${others.slice(0, 3).join(", ")} may have run a different one.`);
   const last = Math.max(0, ...total.keys());
   const lines = text.split("\n").length;
-  if (last > lines) notes.push(`Samples name line ${last}, the file has ${lines}: it is not the one that ran.`);
+  if (last > lines) notes.push(`Samples name line ${last}, but the file has ${lines} lines: it is not the file that ran.`);
   return notes;
 }
