@@ -56,8 +56,8 @@ def test_the_file_with_most_nameless_frames_is_named_with_reason_and_fix():
 
 def test_code_without_a_file_has_a_fix_of_its_own():
     assert count((1, [nameless(None, Unresolved.NO_FILE)])).remark() == (
-        "100% of unresolved user frames: the code is in memory without a file, such as that of a "
-        "JIT compiler; let the compiler write a perf map (docs/symbols.md)"
+        "100% of unresolved user frames: the code is in memory without a file, such as "
+        "JIT-compiled code; let the compiler write a perf map (docs/symbols.md)"
     )
 
 

@@ -40,6 +40,7 @@ class Time:
 class ScriptedSampler:
     """Returns scripted samples; waiting advances the clock."""
 
+    kinds = (ON_CPU,)
     period_ns = SECOND // 100
 
     def __init__(self, time):

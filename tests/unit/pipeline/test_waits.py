@@ -7,6 +7,7 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     OFF_CPU,
+    ON_CPU,
     Frame,
     Line,
     ProcessKey,
@@ -32,6 +33,7 @@ UNKNOWN = ("schedule", "synchronize_rcu")
 class Source:
     """Scripted wait samples and totals; also serves as the clock."""
 
+    kinds = (ON_CPU, OFF_CPU)
     period_ns = SECOND // 100
     wait_threshold_ns = 2_000_000
 
