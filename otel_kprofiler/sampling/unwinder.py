@@ -48,6 +48,8 @@ _FILES: Final = 4 * _SLOTS
 _REQUEST_RING_BYTES: Final = 64 * 1024
 _LEAST_LOADING: Final = 0.5
 """Share of ``max_preload_s`` for loading, however long listing took."""
+_PATIENCE: Final = 0.5
+"""Share of ``max_preload_s`` between looks at a listing; one that waits at two is abandoned."""
 _FIRST: Final = bytes(4)
 _UNUSED: Final[Mapping[str, int]] = {
     "rules": 1, "files": 1, "tables": 1, "table_used": 1, "file_requests": mmap.PAGESIZE,
@@ -187,7 +189,7 @@ def _load_running(
 
     # The iterator waits for each process's mmap_lock; one that waits for a file server in mmap(2)
     # may hold it for ever.
-    calls = PatientCalls("kprofiler-list")
+    calls = PatientCalls("kprofiler-list", config.max_preload_s * _PATIENCE)
     with map_files(config.preload_paths) as mapped:
         if has_ended := calls.call("maps", find_running):
             # On a busy host, waiting for these locks may have taken all the time.
