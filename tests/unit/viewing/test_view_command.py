@@ -202,9 +202,9 @@ def test_memory_used_by_hostile_requests_is_released(recent):
                     while client.recv(1 << 16):
                         pass
         end = time.monotonic() + 60
-        while resident_bytes(command.pid) > before + (360 << 20) and time.monotonic() < end:
+        while resident_bytes(command.pid) > before + (150 << 20) and time.monotonic() < end:
             time.sleep(0.2)
-        assert resident_bytes(command.pid) <= before + (360 << 20)
+        assert resident_bytes(command.pid) <= before + (150 << 20)
         assert get(address, "profile.json")
 
 
