@@ -278,10 +278,13 @@ def test_signals_end_view(profile, number, status):
 
 
 def test_view_reports_the_same_errors_as_report(tmp_path):
-    for words in (["missing.otlp"], [str(tmp_path)]):
-        command = "view", *words
+    (tmp_path / "directory").mkdir()
+    for path in ("missing.otlp", "directory"):
+        command = "view", path
         said = [
-            subprocess.run([*VIEW[:-1], name, *words], capture_output=True, text=True, timeout=60)
+            subprocess.run(
+                [*VIEW[:-1], name, path], cwd=tmp_path, capture_output=True, text=True, timeout=60
+            )
             for name in ("view", "report")
         ]
         assert said[0].returncode == said[1].returncode != 0, command
