@@ -16,6 +16,9 @@ from otel_kprofiler.pipeline import DRAIN_INTERVAL_S
 from otel_kprofiler.sampling import Groups, OffCpuConfig, SamplerConfig
 from otel_kprofiler.symbols import CodeSink, UserNames, UserSymbolSettings, open_user_names
 
+CLOCK_RATE: Final = 99
+EVENT_RATE: Final = 999
+"""With a lower rate, a sample of one program stands for thousands of events of all programs."""
 _SYMBOL_BYTES: Final = 256 << 20
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
 
@@ -51,8 +54,9 @@ def _describe_events() -> str:
 
 _OPTIONS: Final = (
     click.option(
-        "-F", "--rate", type=click.IntRange(1, 10_000), default=99, show_default=True,
-        help="Samples per second on each CPU, of each event.",
+        "-F", "--rate", type=click.IntRange(1, 10_000), default=None,
+        help=f"Samples per second on each CPU. Default: {CLOCK_RATE} of the clock, {EVENT_RATE} of "
+        "other events.",
     ),
     click.option(
         "-e", "--event", "events", multiple=True, metavar="EVENT", callback=_parse_events,
@@ -144,7 +148,6 @@ def sampling_options(command: CommandT) -> CommandT:
 class Sampling:
     """Options of sampling."""
 
-    rate: int
     pids: tuple[int, ...]
     comms: tuple[str, ...]
     cgroups: tuple[str, ...]
@@ -163,6 +166,7 @@ class Sampling:
     events: tuple[str, ...] = ()
     period: int | None = None
     on_cpu: bool | None = None
+    rate: int | None = None
 
     def __post_init__(self) -> None:
         if self.period is not None and not self.events:
@@ -180,7 +184,13 @@ class Sampling:
     @property
     def specs(self) -> tuple[EventSpec, ...]:
         """Returns the events of ``-e``, with their periods and rates."""
-        return tuple(parse_event(text, self.rate, self.period or 0) for text in self.events)
+        rates = self.rate or EVENT_RATE, self.period or 0, self.clock_rate
+        return tuple(parse_event(text, *rates) for text in self.events)
+
+    @property
+    def clock_rate(self) -> int:
+        """Returns on-CPU samples per second on each CPU, unless ``-e cpu-clock`` has a rate."""
+        return self.rate or CLOCK_RATE
 
     @property
     def has_targets(self) -> bool:
@@ -217,7 +227,7 @@ class Sampling:
         )
         clocks = [spec for spec in self.specs if spec.name == CPU_CLOCK]
         config = SamplerConfig(
-            samples_per_second=clocks[0].rate if clocks else self.rate,
+            samples_per_second=clocks[0].rate if clocks else self.clock_rate,
             stacks=self.stacks,
             python_frames=PYTHON_FRAMES if self.python else 0,
             pin_cpu_ids=self.cpus,

@@ -184,7 +184,7 @@ class Live:
         access, clock = Access(), Clock()
         host = os.uname()
         self.sliding = sliding
-        rate = "waits" if sampling.off_cpu else f"{sampling.rate} Hz"
+        rate = "waits" if sampling.off_cpu else f"{sampling.clock_rate} Hz"
         rate = ", ".join(map(str, sampling.specs)) or rate
         self.status = Status(host.nodename, host.release, rate)
         self.seconds = 0.0

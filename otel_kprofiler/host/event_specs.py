@@ -108,13 +108,14 @@ class EventState(NamedTuple):
     problem: HostError | None
 
 
-def parse_event(text: str, rate: int, period: int = 0) -> EventSpec:
+def parse_event(text: str, rate: int, period: int = 0, clock_rate: int | None = None) -> EventSpec:
     """Parses ``NAME``, ``NAME:period=N`` or ``NAME:freq=N``.
 
     Args:
         text: the event.
         rate: samples per second on each CPU without a setting of its own.
         period: events per sample without a setting of its own; 0: ``rate`` applies.
+        clock_rate: ``rate`` of cpu-clock; None: the same.
 
     Raises:
         ValueError: no event has this name, or a setting is wrong; says what is possible.
@@ -129,7 +130,7 @@ def parse_event(text: str, rate: int, period: int = 0) -> EventSpec:
             + "; `record -e help` lists all"
         )
     if name == CPU_CLOCK:
-        period = 0
+        period, rate = 0, clock_rate or rate
     if setting:
         key, _, number = setting.partition("=")
         most = {"period": _MAX_PERIOD, "freq": _MAX_RATE}.get(key, 0)

@@ -9,7 +9,7 @@ from otel_kprofiler.host import Access, EventSpec
 from otel_kprofiler.sampling import OffCpuConfig
 
 OPTIONS = {
-    "rate": 99, "pids": (), "comms": (), "cgroups": (), "containers": (), "pods": (), "units": (),
+    "pids": (), "comms": (), "cgroups": (), "containers": (), "pods": (), "units": (),
     "cpus": (), "stacks": "both", "user_symbols": "names", "python": True, "off_cpu": False,
     "off_cpu_rate": 20, "wakers": False, "loader": "auto", "idle": False,
 }  # fmt: skip
@@ -39,7 +39,7 @@ def test_waits_of_a_command_are_found_by_its_process():
 
 
 def test_named_events_replace_the_clock_unless_it_is_named_too():
-    faults = EventSpec("page-faults", 0, 99)
+    faults = EventSpec("page-faults", 0, 999)
     for options, on_cpu, rate in (
         ({"events": ("page-faults",)}, False, 99),
         ({"events": ("page-faults",), "on_cpu": True}, True, 99),
@@ -52,6 +52,8 @@ def test_named_events_replace_the_clock_unless_it_is_named_too():
             rate,
             (faults,),
         )
+    assert config(rate=50, events=("page-faults",)).events == (EventSpec("page-faults", 0, 50),)
+    assert config(rate=50, events=("cpu-clock",)).samples_per_second == 50
     assert config(events=("cs",), period=5).events == (EventSpec("context-switches", 5, 0),)
     assert config(4242, events=("cs",)).target_pids == (4242,)
 
