@@ -139,8 +139,9 @@ test-kernels:  ## the kernel tests in virtual machines: KERNEL=6.12 K=expression
 	$(BIN)/python tests/kernels/run.py $(if $(KERNEL),--kernel $(KERNEL)) $(if $(K),-k '$(K)')
 
 .PHONY: test-platforms
-test-platforms:  ## kernels for arm64, with pages of 4 and 16 KiB, in virtual machines: KERNEL=6.12-arm64 K=expression
-	$(BIN)/python tests/kernels/run.py $(if $(KERNEL),--kernel $(KERNEL),--arm64) $(if $(K),-k '$(K)')
+test-platforms:  ## kernels for arm64 with pages of 4 and 16 KiB in virtual machines, and every interpreter here or in registries; writes docs/platforms.md: SAMPLES=2000
+	$(BIN)/python tests/kernels/run.py --arm64
+	$(BIN)/python -m tests.platforms --samples $(or $(SAMPLES),2000)
 
 soak-kernels:  ## a module loaded and unloaded 1,000 times on each kernel, to find leaks
 	$(BIN)/python tests/kernels/run.py -k cycles --cycles 1000 --boot kaslr --timeout 1800

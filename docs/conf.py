@@ -26,7 +26,8 @@ ROOT = Path(__file__).parents[1]
 CONTENTS = {
     "Use": "installation tutorial gallery commands record report view top dump flame-graph off-cpu "
     "python coming-from faq troubleshooting glossary",
-    "Operate": "configuration permissions reliability monitoring faults fleet backends kernels",
+    "Operate": "configuration permissions reliability monitoring faults fleet backends kernels "
+    "platforms",
     "Build on it": "how-it-works embedding spans symbols otlp export processes unwinding",
     "Python API": "api/sdk api/thread_context api/symbols api/otlp api/export api/formats "
     "api/analysis api/model api/tracking api/elf api/errors",

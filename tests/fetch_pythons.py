@@ -21,11 +21,13 @@ from tests.cache import cache_directory
 
 MODULE = "github.com/kluctl/go-embed-python"
 VERSIONS = {"3.14": "v0.0.0-3.14.6-20260610-1"}
+FURTHER = {"3.11": "v0.0.0-3.11.11-20241219-1"}
+"""Versions that only `make test-platforms` fetches."""
 
 
 def directory(minor: str) -> Path:
     """Directory of a version's programs, once it has been fetched."""
-    return cache_directory() / "pythons" / VERSIONS[minor] / "bin"
+    return cache_directory() / "pythons" / (VERSIONS | FURTHER)[minor] / "bin"
 
 
 def fetch(minor: str) -> None:
@@ -33,7 +35,7 @@ def fetch(minor: str) -> None:
     target = directory(minor).parent
     if target.exists():
         return
-    asked = ["go", "mod", "download", "-json", f"{MODULE}@{VERSIONS[minor]}"]
+    asked = ["go", "mod", "download", "-json", f"{MODULE}@{(VERSIONS | FURTHER)[minor]}"]
     answer = subprocess.run(asked, cwd="/", check=True, stdout=subprocess.PIPE)
     data = Path(json.loads(answer.stdout)["Dir"], "python/internal/data/linux-amd64")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -25,6 +25,7 @@ from harness import spin_module
 from harness.errors import MatrixError
 from harness.kernels import (
     KERNELS,
+    DebianKernel,
     Kernel,
     KernelFiles,
     get_kernel,
@@ -33,9 +34,23 @@ from harness.kernels import (
 from harness.machines import AARCH64, X86_64, Machine
 from harness.places import CHECKOUT, cache_dir
 from harness.qemu import BOOTS, Boot, Outcome, run_guest
-from harness.results import FAILED, Column, read_junit, render_table
+from harness.results import FAILED, PASSED, Column, Result, read_junit, render_table
+
+sys.path.append(str(CHECKOUT))
+from tests.platforms.report import add_guest
 
 TABLE = CHECKOUT / "docs/kernels.md"
+PARTS = {
+    "test_boot": "boots",
+    "test_sampler": "samples of all CPUs",
+    "test_symbols": "kernel names",
+    "test_spin": "names of modules",
+    "test_unwinding": "user stacks",
+    "test_python_frames": "Python frames",
+    "test_waits": "waits",
+    "test_agent": "agent to a receiver",
+}
+"""Names in the page of platforms, by test file."""
 TRIES = 2
 """Boots to attempt for a guest that crashes because of an emulator fault."""
 BOOT_TIMEOUT_S = 1200
@@ -135,6 +150,16 @@ class Session:
         return outcome
 
 
+def find_promises(results: Sequence[Result]) -> list[str]:
+    """Returns the parts of the profiler whose tests all passed; a skipped test proves nothing."""
+    outcomes: dict[str, set[str]] = {}
+    for result in results:
+        module = result.test.partition("::")[0]
+        if module in PARTS:
+            outcomes.setdefault(PARTS[module], set()).add(result.outcome)
+    return [part for part, seen in outcomes.items() if PASSED in seen and FAILED not in seen]
+
+
 def report(title: str, outcome: Outcome) -> bool:
     """Print how a boot went; True when all its tests passed."""
     results = read_junit(outcome.junit)
@@ -185,16 +210,23 @@ def run_matrix(options: argparse.Namespace) -> bool:
         if options.boot or boot.name in (kernel.boots or BOOTS)
     ]
 
+    proved: list[tuple[KernelFiles, list[str]]] = []
+
     def run(planned: tuple[Kernel, KernelFiles, Boot]) -> tuple[bool, Column]:
         kernel, files, boot = planned
         outcome = session.boot(
             files, boot, tests=kernel.tests, expression=options.k, overlay=options.overlay
         )
         title = f"Linux {files.name} ({files.version}), {boot.title}"
-        return report(title, outcome), Column(title, read_junit(outcome.junit))
+        results = read_junit(outcome.junit)
+        if isinstance(kernel, DebianKernel) and not options.overlay:
+            proved.append((files, find_promises(results)))
+        return report(title, outcome), Column(title, results)
 
     with ThreadPoolExecutor(options.jobs) as pool:
         done = list(pool.map(run, planned))
+    for files, promises in proved:
+        add_guest(files.machine.name, files.title, promises)
     good = all(passed for passed, _ in done)
     partly = options.arm64 or options.kernel or options.boot or options.k or options.overlay
     if good and done and complete and not partly:

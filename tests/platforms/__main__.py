@@ -1,0 +1,79 @@
+"""Tests every interpreter that is here or that registries have, and writes docs/platforms.md.
+
+Usage: python -m tests.platforms [--samples N] [VERSION…]; exits with 1 if a stack is wrong.
+"""
+# ruff: noqa: T201 - a command talks to its user
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from otel_kprofiler.elf import FileSource
+from otel_kprofiler.interpreters import InterpreterRefused, find_interpreter
+from tests.interpreters import Python
+from tests.platforms.report import MACHINE, NO, PROVED, Row, here, save
+from tests.platforms.sources import NOT_HERE, find_all
+from tests.truth.python.__main__ import is_good
+from tests.truth.python.measure import building, measure, running
+
+_REFUSED = "no Python frames for "
+_BUSY = "while True: sum(range(1000))"
+
+
+def find_refusal(python: Python) -> str:
+    """Returns the reason that `record` prints for an interpreter; empty: its frames are read."""
+    with python.command.open("rb") as file, contextlib.suppress(InterpreterRefused):
+        find_interpreter(FileSource(file.fileno(), os.fstat(file.fileno()).st_size))
+        return ""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "otel_kprofiler", "record", "-d", "3s", "-o"]
+        command += [str(Path(folder, "record.folded")), "--", str(python.command), "-c", _BUSY]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    for line in done.stderr.splitlines():
+        if line.startswith(_REFUSED):
+            return line.rpartition(": ")[2]
+    raise AssertionError(f"record prints no reason for {python.command}:\n{done.stderr}")
+
+
+def find_libc(python: Python) -> str:
+    """Returns name and version of the C library that an interpreter runs with."""
+    asked = python.run("-c", "import platform; print(*platform.libc_ver())", check=True)
+    return str(asked.stdout.strip())
+
+
+def main() -> int:
+    """Run with the interpreters whose versions start with one of the arguments; by default all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--samples", type=int, default=2000, help="with each")
+    parser.add_argument("versions", nargs="*", help="such as 3.12; default: all")
+    options = parser.parse_args()
+    good = True
+    save(Row(*here("glibc"), name, NO, (reason,)) for name, reason in NOT_HERE.items())
+    with building() as built:
+        for python, origin in find_all():
+            if options.versions and not python.version.startswith(tuple(options.versions)):
+                continue
+            name, place = f"CPython {python.version}, {origin}", here(find_libc(python))
+            reason = find_refusal(python)
+            if reason:
+                print(f"{name}: {reason}", flush=True)
+                save([Row(*place, name, NO, (f"`record` prints *{reason}*",))])
+                continue
+            with running(python) as target:
+                (report,) = measure(built, [target], options.samples, timeout_s=600)
+            print(f"{name}: {report.describe()}", flush=True)
+            if is_good(report, options.samples):
+                save([Row(*place, name, PROVED, (f"on {MACHINE}: {report.describe()}",))])
+            else:
+                good = False
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

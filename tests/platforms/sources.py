@@ -1,0 +1,98 @@
+"""Interpreters to test: those installed here, and those that package registries have."""
+# ruff: noqa: T201 - a command talks to its user
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests import fetch_pythons
+from tests.cache import cache_directory
+from tests.interpreters import Python, find_pythons
+
+sys.path.append(str(Path(__file__).parents[1] / "kernels"))  # Debian's archive, as for kernels
+from harness.archive import open_release
+from harness.errors import MatrixError
+
+_ASK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
+
+
+class Source(NamedTuple):
+    """An interpreter that this machine may not have.
+
+    Attributes:
+        origin: who built it.
+        package: package of Debian's; empty: a Go module's.
+        release: release of Debian that has it.
+        command: name of the program; of a Go module: its minor version.
+    """
+
+    origin: str
+    package: str
+    release: str
+    command: str
+
+
+SOURCES = (
+    Source("python-build-standalone, as uv installs it", "", "", "3.11"),
+    Source("python-build-standalone, as uv installs it", "", "", "3.14"),
+    Source("Debian sid", "python3.13", "sid", "python3.13"),
+    Source("Debian sid", "python3.14", "sid", "python3.14"),
+    Source("Debian sid", "python3.15", "sid", "python3.15"),
+    Source("Debian 12, debug build", "python3.11-dbg", "bookworm", "python3.11d"),
+    Source("Debian sid, debug build", "python3.14-dbg", "sid", "python3.14d"),
+)
+NOT_HERE = {
+    "CPython 3.13t and 3.14t, free-threaded": "refused by the offsets that they publish, as *a "
+    "free-threaded build of CPython*; no registry that the tests reach has one to try",
+    "CPython of conda": "no registry within reach of the tests has it",
+}
+"""Reasons for interpreters that could not be had."""
+
+
+def find_all() -> Iterator[tuple[Python, str]]:
+    """Yields every interpreter that is here or can be fetched, with its origin."""
+    for python in find_pythons():
+        at = str(python.command)
+        origin = "pyenv" if ".pyenv" in at else "Debian" if at.startswith("/usr/bin") else ""
+        if origin:  # otherwise it is one of those below
+            yield python, origin
+    for source in SOURCES:
+        try:
+            command = _fetch(source)
+        except (OSError, subprocess.CalledProcessError, MatrixError) as error:
+            print(f"{source.package or source.command}: {error}", flush=True)
+            continue
+        version = subprocess.run([command, "-c", _ASK], check=True, capture_output=True, text=True)
+        yield Python(command, version.stdout.strip()), source.origin
+
+
+def _fetch(source: Source) -> Path:
+    if not source.package:
+        if not shutil.which("go"):
+            raise MatrixError("needs the go command")
+        fetch_pythons.fetch(source.command)
+        return fetch_pythons.directory(source.command) / f"python{source.command}"
+    root = cache_directory() / "pythons" / f"{source.release}-{source.package}"
+    if not root.exists():
+        part = root.with_name(f"part-{root.name}")
+        shutil.rmtree(part, ignore_errors=True)
+        archive = open_release(source.release, cache_directory() / f"apt-{source.release}")
+        archive.unpack([source.package], part)
+        part.rename(root)
+        _relocate(root, root / "usr/bin" / source.command)
+    return root / "usr/bin" / source.command
+
+
+def _relocate(root: Path, command: Path) -> None:
+    """Make a program load the C library of its release, which this machine's may be older than."""
+    if not shutil.which("patchelf"):
+        raise MatrixError("needs patchelf", "run: apt-get install patchelf")
+    libraries = root / "usr/lib/x86_64-linux-gnu"
+    options = ["--set-interpreter", str(root / "usr/lib64/ld-linux-x86-64.so.2")]
+    options += ["--force-rpath", "--set-rpath", str(libraries)]
+    subprocess.run(["patchelf", *options, str(command)], check=True)
