@@ -444,8 +444,11 @@ def count_connections(port):
 
 
 def await_count(port, most):
-    """Wait until a port has at most so many connections; returns their number."""
-    end = time.monotonic() + 60
+    """Wait until a port has at most so many connections; returns their number.
+
+    Not for a minute, after which silent connections end without a limit.
+    """
+    end = time.monotonic() + 40
     while (count := count_connections(port)) > most and time.monotonic() < end:
         time.sleep(0.1)
     return count
