@@ -179,6 +179,7 @@ KERNELS: dict[str, Kernel] = {
                 "test_thread_contexts.py",
                 "test_waits.py",
                 "test_dump.py",
+                "test_events.py",
             ),
         ),
         DebianKernel("6.1", "linux-image-amd64", "linux-headers-amd64"),
