@@ -37,7 +37,7 @@ from harness.qemu import BOOTS, Boot, Outcome, run_guest
 from harness.results import FAILED, PASSED, Column, Result, read_junit, render_table
 
 sys.path.append(str(CHECKOUT))
-from tests.platforms.report import add_guest
+from tests.platforms.report import save_guest
 
 TABLE = CHECKOUT / "docs/kernels.md"
 PARTS = {
@@ -48,6 +48,9 @@ PARTS = {
     "test_unwinding": "user stacks",
     "test_python_frames": "Python frames",
     "test_waits": "waits",
+    "test_thread_contexts": "spans",
+    "test_dump": "dumps of threads",
+    "test_events": "perf events",
     "test_agent": "agent to a receiver",
 }
 """Names in the page of platforms, by test file."""
@@ -210,7 +213,7 @@ def run_matrix(options: argparse.Namespace) -> bool:
         if options.boot or boot.name in (kernel.boots or BOOTS)
     ]
 
-    proved: list[tuple[KernelFiles, list[str]]] = []
+    guests: dict[tuple[str, str], list[Result]] = {}
 
     def run(planned: tuple[Kernel, KernelFiles, Boot]) -> tuple[bool, Column]:
         kernel, files, boot = planned
@@ -219,14 +222,15 @@ def run_matrix(options: argparse.Namespace) -> bool:
         )
         title = f"Linux {files.name} ({files.version}), {boot.title}"
         results = read_junit(outcome.junit)
-        if isinstance(kernel, DebianKernel) and not options.overlay:
-            proved.append((files, find_promises(results)))
+        if isinstance(kernel, DebianKernel):
+            guests.setdefault((files.machine.name, files.title), []).extend(results)
         return report(title, outcome), Column(title, results)
 
     with ThreadPoolExecutor(options.jobs) as pool:
         done = list(pool.map(run, planned))
-    for files, promises in proved:
-        add_guest(files.machine.name, files.title, promises)
+    if not (options.k or options.overlay):
+        for (machine_name, kernel_title), results in guests.items():
+            save_guest(machine_name, kernel_title, find_promises(results))
     good = all(passed for passed, _ in done)
     partly = options.arm64 or options.kernel or options.boot or options.k or options.overlay
     if good and done and complete and not partly:

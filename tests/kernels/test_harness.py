@@ -10,7 +10,8 @@ from harness.errors import MatrixError
 from harness.initramfs import load_order, module_name, parse_dependencies
 from harness.kernels import DirectoryKernel, get_kernel
 from harness.qemu import Outcome, parse_status
-from harness.results import Column, Result, parse_junit, render_table
+from harness.results import FAILED, PASSED, Column, Result, parse_junit, render_table
+from run import find_promises
 
 
 def test_an_archive_has_the_documented_layout():
@@ -178,3 +179,12 @@ def test_crashes_impossible_on_real_hardware_are_blamed_on_the_emulator(
 ):
     (tmp_path / "console.log").write_text(console)
     assert Outcome(status, tmp_path, 1.0, "").emulator_failed == failed
+
+
+def test_a_part_is_proved_if_its_tests_pass_in_every_boot():
+    passed = Result("test_waits::test_a", "", PASSED, "", 1.0)
+    failed = passed._replace(outcome=FAILED)
+    boot = Result("test_boot::test_b", "", PASSED, "", 1.0)
+    assert find_promises([passed, boot]) == ["waits", "boots"]
+    assert find_promises([passed, boot, failed]) == ["boots"]
+    assert find_promises([passed._replace(outcome="skipped")]) == []

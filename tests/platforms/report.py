@@ -92,15 +92,13 @@ def here(libc: str) -> tuple[str, str, str]:
     return MACHINES[platform.machine()], libc, f"Linux {series}"
 
 
-def add_guest(machine: str, kernel: str, promises: Iterable[str]) -> None:
-    """Add the parts that a guest has proved to the earlier results of its kernel.
+def save_guest(machine: str, kernel: str, promises: Iterable[str]) -> None:
+    """Save the parts that all boots of a kernel have proved; none: keep the earlier result.
 
     Args:
         machine: as ``uname -m`` has it.
         kernel: its release.
         promises: parts of the profiler whose tests passed.
     """
-    new = Row(MACHINES[machine], GUEST_LIBC, kernel, GUEST_PYTHON, EMULATED, tuple(promises))
-    earlier = {row.platform: row.results for row in read_rows()}.get(new.platform, ())
-    if results := sorted({*earlier, *new.results}):
-        save([new._replace(results=tuple(results))])
+    if results := tuple(sorted(promises)):
+        save([Row(MACHINES[machine], GUEST_LIBC, kernel, GUEST_PYTHON, EMULATED, results)])
