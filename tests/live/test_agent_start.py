@@ -98,10 +98,10 @@ def test_an_installation_unreadable_to_unprivileged_threads_is_rejected_with_a_f
         subprocess.run(["sh", "-c", fix.removeprefix("fix: ").partition(",")[0]], check=True)
         with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as agent:
             deadline = time.monotonic() + 60
-            while not path.exists():
+            while not path.exists() or not path.stat().st_size:
                 assert agent.poll() is None, agent.stderr.read()
                 assert time.monotonic() < deadline
-                time.sleep(0.1)
+                os.listdir("/proc/self/task")  # something to sample
             agent.send_signal(signal.SIGTERM)
             agent.communicate(timeout=60)
         assert agent.returncode == 0

@@ -119,6 +119,13 @@ def dump(pid, *options):
     return threads
 
 
+def wait_until_at_rest(*pids):
+    """Waits until all threads of these processes sleep, which takes a while on a busy host."""
+    stats = [task / "stat" for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
+    while any(stat.read_text().rpartition(")")[2].split()[0] == "R" for stat in stats):
+        time.sleep(0.05)
+
+
 def functions(thread, side):
     return [frame["function"] for frame in thread["frames"] if frame["side"] == side]
 
@@ -137,6 +144,7 @@ def program(tmp_path_factory):
 @pytest.fixture(scope="module")
 def resting(program):
     with running(program, "3") as (pid, lines):
+        wait_until_at_rest(pid)
         said = {int(tid): (cause, chain) for tid, cause, *chain in map(str.split, lines)}
         assert len(said) == 4 * 3 + 1
         yield pid, said
@@ -278,6 +286,7 @@ def test_a_process_that_has_ended_is_absent_and_others_are_dumped():
 def test_every_one_of_two_thousand_threads_has_its_frames(program):
     """200 of them in Python; `-rP` shows the time."""
     with running(program, "450") as (pid, lines), running(*python(200)) as (other, _):
+        wait_until_at_rest(pid, other)
         began = time.monotonic()
         threads = dump(pid, "-p", str(other))
         print(f"{len(threads):,} threads in {time.monotonic() - began:.2f} s")  # noqa: T201

@@ -32,7 +32,10 @@ def _host_can():
 
 
 def compare(samples, lives):
-    """Counts samples within the life of a thread by what they have of another thread."""
+    """Counts samples within the life of a thread by what they have of another thread.
+
+    A wait is late if it lasts into the life of the next thread with the same id.
+    """
     by_tid = defaultdict(list)
     for tid, *life in lives:
         by_tid[tid].append(life)
@@ -44,8 +47,8 @@ def compare(samples, lives):
         at = bisect_right(on_tid, start_ns, key=lambda life: life[0]) - 1
         if at < 0 or start_ns > on_tid[at][1]:
             continue  # before a thread has its name, or after its span
-        _, until_ns, name, link = on_tid[at]
-        counts[sample.kind, "late"] += end_ns > until_ns
+        _, _, name, link = on_tid[at]
+        counts[sample.kind, "late"] += any(end_ns > life[0] for life in on_tid[at + 1 : at + 2])
         counts[sample.kind, "other name"] += sample.comm.decode() != name
         span = (sample.link[0] + sample.link[1]).hex() if sample.link else None
         counts[sample.kind, "other span"] += span not in (None, link)

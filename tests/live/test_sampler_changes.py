@@ -161,7 +161,7 @@ def test_filters_change_while_running():
             sampler.reconfigure(SamplerConfig(**FAST))
             sampler.drain()
             again = drain_for(sampler, 0.3)
-            with pytest.raises(HostError, match="need a restart"):
+            with pytest.raises(HostError, match="restart the agent"):
                 sampler.reconfigure(SamplerConfig(**FAST, target_pids=tuple(range(1, 2000))))
     finally:
         spin.set()

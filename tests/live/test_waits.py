@@ -87,6 +87,11 @@ class Program:
         with open(f"/proc/{self.process.pid}/status") as status:
             return sum(int(line.split()[1]) for line in status if "ctxt_switches" in line)
 
+    def is_asleep(self):
+        """True in nanosleep(2), to which waits for a CPU before it do not belong."""
+        with open(f"/proc/{self.process.pid}/wchan") as function:
+            return "nanosleep" in function.read()
+
     def reported(self):
         """Nanoseconds elapsed, on a CPU, and waiting for one."""
         return [int(word) for word in self.process.stdout.readline().split()]
@@ -189,7 +194,7 @@ os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         before = sleeper.switches()
         asleep = time.monotonic()
         sleeper.go()
-        while sleeper.switches() == before:
+        while not sleeper.is_asleep():
             time.sleep(0.001)
         start = time.monotonic()
         spinner.go()
