@@ -30,11 +30,11 @@ LATEST_S: Final = 30.0
 GOAL_NS: Final = 300
 GOAL_OF_CHANGES_NS: Final = 200
 GOAL_OF_SWITCHES_NS: Final = 400
-"""For threads that enter and leave contexts."""
+"""Goal for threads that enter and leave contexts."""
 
 
 class _Place:
-    """Keeps the arguments of the registration of the one process."""
+    """Records the arguments with which the program is registered."""
 
     words: tuple[int, int, int, ContextPlace] | None = None
 
@@ -85,7 +85,7 @@ def _start(model: str, directory: Path) -> subprocess.Popen[bytes]:
 
 
 def _measure(model: str, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Nanoseconds of a run in each state, in turns, of a program in one context."""
+    """Measures the nanoseconds of a program run, with each state in turn."""
     config = SamplerConfig(
         samples_per_second=999, stacks="user", user_unwinding="frame_pointers",
         target_comms=(b"program",),

@@ -1,4 +1,4 @@
-"""CPU time of another process."""
+"""Measures the CPU time of another process."""
 
 import time
 

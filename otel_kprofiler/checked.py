@@ -11,7 +11,7 @@ def checked_number(value: Any, least: int = 0, most: int = TOP) -> int:
     """Return the value if it is an integer within the bounds.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: it is not an integer, or out of bounds.
     """
     if not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{_shown(value)} is not a number from {least} to {most}")

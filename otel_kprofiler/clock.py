@@ -30,21 +30,21 @@ class TimeSource(Protocol):
     """Source of clock readings; tests substitute it."""
 
     def boot_ns(self) -> int:
-        """Nanoseconds since boot (``CLOCK_BOOTTIME``)."""
+        """Returns nanoseconds since boot (``CLOCK_BOOTTIME``)."""
 
     def unix_ns(self) -> int:
-        """Nanoseconds since the Unix epoch (``CLOCK_REALTIME``)."""
+        """Returns nanoseconds since the Unix epoch (``CLOCK_REALTIME``)."""
 
 
 class SystemTime:
     """The clocks of this host."""
 
     def boot_ns(self) -> int:
-        """Nanoseconds since boot (``CLOCK_BOOTTIME``)."""
+        """Returns nanoseconds since boot (``CLOCK_BOOTTIME``)."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def unix_ns(self) -> int:
-        """Nanoseconds since the Unix epoch (``CLOCK_REALTIME``)."""
+        """Returns nanoseconds since the Unix epoch (``CLOCK_REALTIME``)."""
         return time.time_ns()
 
 

@@ -61,7 +61,7 @@ class Reporter:
     tied to the exporter's name and continues when its queue is replaced.
 
     Args:
-        queues: a queue per exporter.
+        queues: the exporters' queues, one each.
         encoder: encodes a window.
         capacity: maximum number of windows waiting to be encoded, with at most
             :data:`MAX_WAITING_SAMPLES` samples in total; beyond it, the oldest is dropped and
@@ -90,8 +90,8 @@ class Reporter:
         self._waiting: deque[_Task] = deque()
         self._changed = threading.Condition()
         self._encoding: _Task | None = None
-        # Samples that each queue had accepted before the current task's batches were enqueued,
-        # which may wait for a disk. Samples accepted since are no longer pending here.
+        # Samples that each queue had accepted before the current task's batches were enqueued.
+        # Enqueuing may wait for a disk; samples accepted since then are no longer pending here.
         self._accepted_before: dict[ExportQueue, SampleCounts] = {}
         self._closing = False
         self._background = background

@@ -66,7 +66,7 @@ class ForkGate:
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """Run work that no fork interrupts; waits while a fork is in progress."""
+        """Block forks while the body runs; wait first for any fork in progress."""
         with self._changed:
             self._changed.wait_for(lambda: not self._forking)
             self._working += 1
@@ -101,7 +101,7 @@ class ProcessLock:
         self._get().acquire()
 
     def release(self) -> None:
-        """Release it."""
+        """Release the lock."""
         self._get().release()
 
     def __enter__(self) -> None:
@@ -109,7 +109,7 @@ class ProcessLock:
         self.acquire()
 
     def __exit__(self, *_: object) -> None:
-        """Release it."""
+        """Release the lock."""
         self.release()
 
     def _get(self) -> threading.RLock:

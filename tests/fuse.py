@@ -260,7 +260,7 @@ def main():
     _say("mounted")
     try:
         _Server(fd, arguments.directory, _CACHED_S if arguments.cached else 0).serve()
-    finally:  # also if the test was killed
+    finally:  # even if the test was killed
         _call("umount2", os.fsencode(arguments.point), _MNT_DETACH)
 
 

@@ -7,7 +7,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def block_below(heading: str, language: str = "sh") -> str:
-    """The first block in a language, by default of commands, below a heading that begins so."""
+    """Returns the first block in a language below a heading that begins with this text."""
     _, _, section = README.read_text().partition(f"\n## {heading}")
     match = re.search(
         rf"^```{language}\n(.*?)\n```$", section.partition("\n## ")[0], re.DOTALL | re.MULTILINE

@@ -84,7 +84,7 @@ class Agent:
         symbolizer: from :func:`prepare`; the agent closes it.
         load: reads the configuration again on SIGHUP; raises ``KProfilerError``.
         on_config: called with each reloaded configuration once it is in effect.
-        access: the host's files.
+        access: reads files of the host.
         notifier: reports the life cycle to systemd.
     """
 
@@ -174,7 +174,7 @@ class Agent:
         _log.info("stopping on %s; delivering pending samples for at most %g s", name, limit_s)
 
     def _time_left_s(self, kept_share: float = 0.0) -> float:
-        """Time left to stop, less a reserved share of the shutdown timeout."""
+        """Returns the time left to stop, less a reserved share of the shutdown timeout."""
         timeout_s = self._config.shutdown_timeout_s
         return max(0.0, self._stop_by - kept_share * timeout_s - time.monotonic())
 
@@ -186,7 +186,7 @@ class Agent:
         return Reporter([running.queue for running in self._exporters.values()])
 
     def account(self) -> Account:
-        """The account of all samples so far. Thread-safe."""
+        """Returns the account of all samples so far. Thread-safe."""
         if self._pipeline:
             return self._pipeline.account()
         return Account.of_kinds({}, self._reporter.accounts() if self._reporter else ())
@@ -267,7 +267,7 @@ class Agent:
             self._reload(self._reader)
 
     def _find_idle_s(self) -> float:
-        """How long the loop may sleep while there are no samples."""
+        """Returns how long the loop may sleep while there are no samples."""
         if self._targets and self._targets.follows:
             return 0.0
         measures_s = self._next_measure - time.monotonic() if any(self._config.limits) else IDLE_S
@@ -400,7 +400,7 @@ class Agent:
         return open_health(config.health_endpoint, probes, self._describe, waits=waits)
 
     def _describe(self) -> dict[str, object]:
-        """The body of ``/status``."""
+        """Returns the body of ``/status``."""
         return describe_agent(
             status=self._status(),
             account=self.account(),

@@ -52,10 +52,11 @@ class AgentConfig:
         sampling_percent: probability that this host samples during a ``sampling_interval_s``.
         sampling_interval_s: interval between these decisions.
         monitor_interval_s: interval at which the agent checks its limits.
-        clock_sync_interval_s: interval at which the clock offset is measured; 0: only at startup.
+        clock_sync_interval_s: interval at which the clock offset is measured; 0 measures it only at
+            startup.
         limits: limits on the agent's usage.
         drop_all: drop every capability once sampling has started.
-        health_endpoint: address of the health endpoint; empty: none.
+        health_endpoint: address of the health endpoint; empty for none.
         shutdown_timeout_s: time limit for stopping.
         sends_metrics: whether the agent sends its own metrics.
         metrics_interval_s: interval between exports of metrics.

@@ -26,18 +26,18 @@ def describe_agent(
     stalls: int,
     cpu_time: CpuTime,
 ) -> dict[str, object]:
-    """The account, failing receivers and disks, rate, loaded files, unread processes, CPU time.
+    """Describes the account, failing receivers and disks, rate, files, processes and CPU time.
 
     Thread-safe.
 
     Args:
         status: activity of the agent.
-        account: account of all samples.
-        queues: queues of the exporters, by name.
+        account: counts of all samples so far.
+        queues: the exporters' queues, by exporter name.
         pipeline: None if nothing is sampled.
         user_names: reads user-file symbols; None if they are disabled.
         stalls: how often the main loop stalled.
-        cpu_time: CPU time so far.
+        cpu_time: CPU time that the agent has used so far.
     """
     sampler = pipeline.sampler if pipeline else None
     tables = sampler.tables if sampler else None
@@ -71,7 +71,7 @@ def open_health(
 
     Args:
         endpoint: ``host:port``, or empty.
-        probes: by path.
+        probes: health checks, by path of the URL.
         describe: returns the body of ``/status``.
         waits: whether to wait for a port that another process has.
     """

@@ -44,7 +44,7 @@ def make_account_record(account: Account, *, as_json: bool) -> logging.LogRecord
     """Returns the account as a log record, with each number once.
 
     Args:
-        account: account of all samples.
+        account: counts of all samples so far.
         as_json: the numbers are values of ``account``, by kind; otherwise they are in the message.
     """
     missed = [

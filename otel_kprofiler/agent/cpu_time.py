@@ -12,8 +12,8 @@ class CpuTime(NamedTuple):
     """CPU seconds since the start.
 
     Attributes:
-        user: user time of the agent's process.
-        system: system time of the agent's process.
+        user: CPU time of the agent's process in user mode.
+        system: CPU time of the agent's process in kernel mode.
         children: time of reaped child processes, which read files for the agent.
         programs: time of the sampling BPF program in interrupts on all CPUs. The kernel charges it
             to the interrupted processes.

@@ -71,7 +71,7 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """The port that the server listens on; 0 while it waits for one."""
+        """Returns the port that the server listens on; 0 while it waits for one."""
         return self._server.port if self._server else 0
 
     def close(self) -> None:

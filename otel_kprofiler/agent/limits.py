@@ -68,7 +68,7 @@ class Governor:
         """Returns the new rate in samples per second, from 1 to ``wanted``.
 
         Args:
-            usage: usage at ``rate``.
+            usage: CPU usage and resident memory, measured at ``rate``.
             limits: limits on usage.
             rate: current rate in samples per second.
             wanted: configured rate in samples per second.

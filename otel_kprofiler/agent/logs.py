@@ -34,7 +34,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line: time, level, logger, message; account and traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
+        """Returns the record as JSON."""
         moment = datetime.fromtimestamp(record.created, tz=UTC)
         fields = {
             "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),

@@ -103,7 +103,7 @@ def give_back_memory() -> None:
 def unmap_startup_pages() -> None:
     """Unmap pages of libraries used only at startup, so that they no longer count as resident.
 
-    Code and constants used again are mapped again from the page cache, without disk access.
+    Code and constants that are used again are mapped from the page cache, without disk access.
     Mappings that differ from their files (private pages, see proc_pid_smaps(5)) are kept.
     """
     libc = ctypes.PyDLL(None)  # holds the GIL, so callbacks need not wait for it
@@ -140,7 +140,7 @@ def _find_segments(library: _Library) -> Iterator[tuple[int, int]]:
 
 
 def read_resident_bytes(pid: int | str = "self") -> int:
-    """Resident memory of a process in bytes, from ``/proc/PID/statm``."""
+    """Returns the resident memory of a process in bytes, from ``/proc/PID/statm``."""
     with open(f"/proc/{pid}/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE_BYTES
 

@@ -49,7 +49,7 @@ _COARSE: Final = "kprofiler.coarse"
 _DURATIONS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 _ADVICE: Final = (
-    "; give the receiver a metrics pipeline, or set service.telemetry.metrics.level: none"
+    "; add a metrics pipeline to the receiver, or set service.telemetry.metrics.level: none"
 )
 
 _log = logging.getLogger(__name__)

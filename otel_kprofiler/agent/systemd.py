@@ -24,7 +24,7 @@ class Notifier:
     sets for its services.
 
     Args:
-        environment: environment variables.
+        environment: variables by name, such as ``NOTIFY_SOCKET``.
         pid: process id to compare with ``WATCHDOG_PID``; by default this process's.
     """
 
@@ -41,7 +41,7 @@ class Notifier:
 
     @property
     def longest_pause_s(self) -> float:
-        """Maximum seconds between two calls of :meth:`alive`."""
+        """Returns the maximum seconds between two calls of :meth:`alive`."""
         return (self.watchdog_interval_s or float("inf")) / 4
 
     def ready(self, status: str) -> None:

@@ -21,7 +21,7 @@ class AgentTargets:
     """The targets of one configuration.
 
     Args:
-        files: the host's files.
+        files: reads files of the host.
         config: the configuration.
 
     Attributes:
@@ -40,7 +40,7 @@ class AgentTargets:
 
     @property
     def follows(self) -> bool:
-        """True if there are containers, pods or units to follow."""
+        """Returns whether there are containers, pods or units to follow."""
         return self._follower is not None
 
     def follow(self, sampler: EbpfSampler) -> None:

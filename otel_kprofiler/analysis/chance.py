@@ -18,7 +18,7 @@ def chance_of_means(
     """Returns the two-sided p-value of the difference of two means (Welch's t-test).
 
     Args:
-        difference: the difference of the means.
+        difference: one mean minus the other.
         first: variance of the first mean, and its number of observations.
         second: variance and observations of the second mean.
     """

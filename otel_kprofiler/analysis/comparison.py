@@ -53,7 +53,7 @@ class Amount(NamedTuple):
 
     @property
     def change(self) -> float:
-        """The increase; negative for a decrease."""
+        """Returns the increase; negative for a decrease."""
         return self.after - self.before
 
 

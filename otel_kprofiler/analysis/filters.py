@@ -36,7 +36,7 @@ class Filter:
         cpus: logical CPUs.
         modules: modules with a frame in the stack, loaded or built in; ``-`` and ``_`` are treated
             as the same character.
-        functions: functions in the stack.
+        functions: names of functions that must be in the stack.
         spans: the first hexadecimal digits of span ids or trace ids.
         endpoints: names of local root spans.
         kinds: names of kinds of samples.

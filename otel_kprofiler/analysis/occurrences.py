@@ -16,7 +16,7 @@ class Key(NamedTuple):
 
     Attributes:
         name: name of a function, line, module or other unit.
-        place: module or file of code, process of a thread; may be empty.
+        place: the function's module or source file, or the thread's process; may be empty.
     """
 
     name: str
@@ -72,7 +72,7 @@ def by_function() -> Callable[[Stack], Occurrence]:
 
 
 def by_module() -> Callable[[Stack], Occurrence]:
-    """Groups by module or code file; a sample belongs to the module of its innermost frame."""
+    """Groups by module or source file; a sample belongs to the module of its innermost frame."""
     return _by_frames(lambda entry: Key(place_of(entry)))
 
 
@@ -122,7 +122,7 @@ OF_STACKS: Final[dict[str, Callable[[], Callable[[Stack], Occurrence]]]] = {
 
 
 def place_of(entry: Entry) -> str:
-    """Returns the module of an entry, the file of code without modules, or its side in brackets."""
+    """Returns an entry's module; without one, its source file, or its side in brackets."""
     return entry.module or f"[{entry.side.name}]"
 
 

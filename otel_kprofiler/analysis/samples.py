@@ -79,7 +79,7 @@ class Samples:
     A row uses about 30 bytes, and each timestamp 8.
 
     Attributes:
-        tables: the tables that the columns index.
+        tables: distinct stacks, threads and other values, to which columns refer by index.
         origins: column of indices into ``tables.origins``.
         threads: indices into ``tables.threads``, which refer to resources.
         stacks: indices into ``tables.stacks``.
@@ -107,12 +107,12 @@ class Samples:
 
     @property
     def count(self) -> int:
-        """Number of samples."""
+        """Returns the number of samples."""
         return sum(self.counts())
 
     @property
     def kinds(self) -> tuple[ProfileKind, ...]:
-        """All kinds, including those without samples."""
+        """Returns all kinds, including those without samples."""
         return tuple(dict.fromkeys(origin.profile.kind for origin in self.tables.origins))
 
     def spans(self) -> Iterator[tuple[int, int]]:
@@ -148,7 +148,7 @@ class Samples:
 
     @property
     def has_waits(self) -> bool:
-        """True if any sample describes a wait."""
+        """Returns whether any sample describes a wait."""
         waits = self.tables.waits
         return any(waits[wait] is not None for wait in self.waits)
 

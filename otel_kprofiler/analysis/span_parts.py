@@ -63,8 +63,8 @@ class SpanTime(NamedTuple):
     """A span's time in a service; times are in nanoseconds.
 
     Attributes:
-        trace_id: hexadecimal.
-        span_id: hexadecimal.
+        trace_id: trace id in hexadecimal digits.
+        span_id: span id in hexadecimal digits.
         service: ``service.name`` of the process; ``-`` if it has none.
         endpoint: name of the local root span; empty if it has none.
         start_ns: Unix time of the first sample.

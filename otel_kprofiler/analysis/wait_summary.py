@@ -37,7 +37,7 @@ def summarize_waits(
 
     Args:
         samples: the selected samples.
-        kind: the kind of waits.
+        kind: the sample kind, such as ``off_cpu``.
         processes: whether each resource was selected, by index; None if samples were filtered by
             anything but processes.
 

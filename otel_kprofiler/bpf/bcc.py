@@ -88,11 +88,11 @@ class _BccObject:
         self._maps = maps
 
     def program_fd(self, name: str) -> int:
-        """Descriptor of a program."""
+        """Returns the descriptor of a program."""
         return self._programs[name]
 
     def map_fd(self, name: str) -> int:
-        """Descriptor of a map."""
+        """Returns the descriptor of a map."""
         return self._maps[name]
 
     def close(self) -> None:

@@ -163,7 +163,7 @@ def _split(btf: bytes) -> tuple[bytes, bytes]:
 
 
 def _places(types: bytes) -> array[int]:
-    """The location of each type, by number - 1."""
+    """Returns the location of each type, by number - 1."""
     words = memoryview(types[: len(types) & ~3]).cast("I")
     tails = [_TAILS.get(kind, (0, 0)) for kind in range(32)]
     fixed = [3 + tail[0] // 4 for tail in tails]

@@ -20,7 +20,7 @@ def get_loader(name: str = "auto") -> Loader:
 
     Raises:
         DependencyError: the name is ``auto`` and no loader is installed.
-        ValueError: unknown name.
+        ValueError: no loader has this name.
     """
     if name not in LOADERS:
         raise ValueError(f"no loader {name!r}: one of {', '.join(LOADERS)}")

@@ -33,14 +33,15 @@ class DumpRow(NamedTuple):
         monotonic_ns: ``CLOCK_MONOTONIC`` of the same moment.
         clock_ns: the scheduler's clock, as of its last reading on the CPU of the dump.
         arrived_ns: when the thread last came to a CPU, on the scheduler's clock; 0 if unknown.
-        ran_ns: how long it ran then, without interrupts and time stolen by the hypervisor.
-        ran_until_ns: until when, on a clock that lacks interrupts and stolen time; 0 if unknown.
-        lacking_ns: what that clock lacks by now, compared with the scheduler's.
+        ran_ns: how long it ran since then, without interrupts and time stolen by the hypervisor.
+        ran_until_ns: when it last ran, on a clock that excludes interrupts and stolen time; 0 if
+            unknown.
+        lacking_ns: how far that clock is behind the scheduler's by now.
         queued_ns: when it was queued for a CPU, on the scheduler's clock; 0 if it is not queued.
         switches: number of context switches since the thread started.
         state: state bits of the task, including its exit state.
         tgid: process id, in the pid namespace of the dump.
-        tid: thread id, likewise.
+        tid: thread id, in the pid namespace of the dump.
         flags: :data:`HAS_STACKS` and the following constants.
         cpu: the CPU on which it runs or ran last; -1 if unknown.
         comm: the thread's name.
@@ -135,7 +136,7 @@ class MemoryLayoutMap:
         return self._word(_TRIED_WORD)
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the layout."""
         self._mapped.close()
 
     def _word(self, number: int) -> int:

@@ -24,7 +24,7 @@ class EventOffsets(NamedTuple):
 
 
 def find_event_offsets(types: KernelTypes) -> EventOffsets | None:
-    """Returns a kernel's offsets; None if its structs differ."""
+    """Returns a kernel's struct offsets; None if its structs have an unexpected layout."""
     event = types.offset("bpf_perf_event_data_kern", "event")
     attributes = types.offset("perf_event", "attr")
     if not event or attributes is None:

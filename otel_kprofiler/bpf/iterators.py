@@ -41,11 +41,11 @@ def link_iterator(program_fd: int, pid: int = 0, *, tid: int = 0) -> int:
 
     Args:
         program_fd: the program.
-        pid: restrict to this process, in our pid namespace; 0 for all. Needs kernel 6.1.
-        tid: restrict to this thread; likewise.
+        pid: visit only this process, in our pid namespace; 0 visits all. Needs kernel 6.1.
+        tid: visit only this thread, in our pid namespace; 0 visits all. Needs kernel 6.1.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: the kernel rejected the call.
     """
     attributes = _LinkAttributes(program_fd, 0, _TRACE_ITER, 0)
     task = _IterateTask(tid, 0 if tid else pid, 0)
@@ -59,7 +59,7 @@ def open_iterator(link: int) -> int:
     """Open an iteration: reading the descriptor runs the program. The caller closes it.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: the kernel rejected the call.
     """
     return bpf_call(_ITER_CREATE, (ctypes.c_uint32 * 2)(link, 0))
 
@@ -68,7 +68,7 @@ def iterate(program_fd: int, pid: int = 0) -> int:
     """Link an iterator's program and start an iteration, as :func:`open_iterator` does.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: the kernel rejected the call.
     """
     link = link_iterator(program_fd, pid)
     try:

@@ -163,7 +163,7 @@ class CpuLines:
     The kernel runs no program on a CPU that is inside bpf(2), so samples would be missed.
 
     Args:
-        map_fd: the map.
+        map_fd: descriptor of the map.
         cpus: number of lines of each event.
         events: number of events besides cpu-clock.
     """
@@ -197,7 +197,7 @@ class CpuLines:
         return self._words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS].tolist()
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the counters."""
         self._words.release()
         self._mapped.close()
 
@@ -206,7 +206,7 @@ class ReaderFlag:
     """The mapped flag ``reader_waits``: setting it needs no system call.
 
     Args:
-        map_fd: the map.
+        map_fd: descriptor of the map.
     """
 
     def __init__(self, map_fd: int) -> None:
@@ -218,7 +218,7 @@ class ReaderFlag:
         self._word[0] = waits
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the flag."""
         self._word.release()
         self._mapped.close()
 

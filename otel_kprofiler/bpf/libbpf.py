@@ -43,7 +43,7 @@ class LibbpfLoader:
 
     @staticmethod
     def find_version() -> str:
-        """Version of the library, such as ``1.1.0``; empty if it is not installed."""
+        """Returns the version of the library, such as ``1.1.0``; empty if it is not installed."""
         try:
             library = ctypes.CDLL(_LIBRARY)
         except OSError:
@@ -109,7 +109,7 @@ class _LibbpfObject:
         }
 
     def program_fd(self, name: str) -> int:
-        """Descriptor of a program."""
+        """Returns the descriptor of a program."""
         return self._program_fds[name]
 
     def _find_map(self, name: str) -> int:
@@ -132,7 +132,7 @@ class _LibbpfObject:
         return buffer
 
     def map_fd(self, name: str) -> int:
-        """Descriptor of a map."""
+        """Returns the descriptor of a map."""
         bpf_map = self._library.bpf_object__find_map_by_name(self._object, name.encode())
         if not bpf_map:
             raise KeyError(name)

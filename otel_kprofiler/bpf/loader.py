@@ -56,10 +56,10 @@ class LoadedObject(Protocol):
     """Loaded programs; the kernel unloads each when it and all events that run it are closed."""
 
     def program_fd(self, name: str) -> int:
-        """Descriptor of a program, owned by this object. Raises ``KeyError`` if not loaded."""
+        """Returns a program's descriptor, which this object owns. Raises ``KeyError``."""
 
     def map_fd(self, name: str) -> int:
-        """Descriptor of a map, owned by this object. Raises ``KeyError``."""
+        """Returns the descriptor of a map, owned by this object. Raises ``KeyError``."""
 
     def close(self) -> None:
         """Close all descriptors; idempotent, and safe in a forked child."""

@@ -46,10 +46,10 @@ class PythonLayout(NamedTuple):
         code_stack_words: words of the stack in its frames, 32 bits.
         code_variables: words of variables in its frames, 32 bits.
         code_version: distinguishes code objects, 32 bits; 0 if there is none.
-        code_first_line: 32 bits.
-        code_file: a string.
-        code_name: the qualified name, a string.
-        code_table: the line table, bytes.
+        code_first_line: first line of the function (``co_firstlineno``), 32 bits.
+        code_file: reference to the file name, a string.
+        code_name: reference to the qualified name, a string.
+        code_table: reference to the line table, bytes.
         string_ascii: the characters of an ASCII string.
         string_other: the characters of another string.
         string_kind_shift: shift of the bytes per character in a string's state, three bits.

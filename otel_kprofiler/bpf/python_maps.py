@@ -76,7 +76,7 @@ _MEMBERS: Final = (
 
 
 def find_python_offsets(types: KernelTypes) -> PythonOffsets | None:
-    """Returns a kernel's offsets needed by the program; None if its structs differ."""
+    """Returns the struct offsets that the program needs; None if a member is missing."""
     offsets = [types.offset(*member) for member in _MEMBERS]
     number_bytes = types.size("upid")
     if types.offset("upid", "nr") != 0 or number_bytes is None or None in offsets:
@@ -106,7 +106,7 @@ class PythonMaps(LockedForForks):
 
     Args:
         map_fd: returns the descriptor of a map by name; the loaded object owns it.
-        offsets: offsets of the running kernel.
+        offsets: struct offsets of the running kernel, in bytes.
         cpus: number of possible CPUs.
         ring_bytes: size of the ring of descriptions.
         codes: receives the descriptions. Dropped code objects are described again on the next
@@ -154,7 +154,7 @@ class PythonMaps(LockedForForks):
         """Set the limit on frames read per stack, 0 to 127.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: the kernel rejected the call.
         """
         update_map(self._map_fd("python_config"), _FIRST, _CONFIG.pack(max_frames, *self._offsets))
 
@@ -183,13 +183,13 @@ class PythonMaps(LockedForForks):
 
         Args:
             tgid: process id, as in samples.
-            layout: layout of its interpreter.
-            process: its addresses.
+            layout: offsets of the structs of its interpreter.
+            process: runtime addresses in the process.
             image: the program that it must run, from :meth:`take_seen`; 0 to accept the program
                 of its next sample.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: the kernel rejected the call.
         """
         with self._lock:
             index = self._layouts.get(layout, len(self._layouts))
@@ -227,7 +227,7 @@ class PythonMaps(LockedForForks):
         """Ignore processes with this program for a minute: it runs no interpreter.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: the kernel rejected the call.
         """
         until_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + _OTHER_PROGRAM_NS
         with self._lock:

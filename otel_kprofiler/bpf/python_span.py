@@ -101,6 +101,6 @@ def set_span_path(map_fd: int, path: SpanPath) -> None:
     """Make the program follow this path instead of thread slots.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: the kernel rejected the call.
     """
     update_map(map_fd, _FIRST, pack_span_path(path))

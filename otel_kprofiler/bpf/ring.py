@@ -73,7 +73,7 @@ class RingMemory:
         self.data = memoryview(self._pages)[page:]
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the ring."""
         for view in (self.consumer, self.producer, self.data):
             view.release()
         self._control.close()
@@ -84,7 +84,7 @@ class RingReader:
     """Reads records from a ring; one thread at a time.
 
     Args:
-        memory: the mapped ring.
+        memory: the ring, mapped into this process.
         size: bytes of data, a power of two.
     """
 
@@ -95,7 +95,10 @@ class RingReader:
         self._order = Fence()
 
     def reserved(self) -> int:
-        """Position up to which records are reserved; also a barrier for other mapped memory."""
+        """Returns the position up to which records are reserved.
+
+        Reading it is also a barrier for other mapped memory.
+        """
         self._order()
         position = self._memory.producer[0]
         self._order()

@@ -52,7 +52,7 @@ _PROGRAM: Final = (
 
 
 def find_task_offsets(types: KernelTypes) -> TaskOffsets | None:
-    """Finds the offsets in a kernel's tasks; None if its structs differ."""
+    """Finds the offsets in a kernel's ``task_struct``; None if a member is missing."""
     task = _find(types, _TASK)
     if task is None:
         return None

@@ -21,7 +21,7 @@ PLACE_BYTES: Final = _PLACE.size
 # struct context_head, as specified: trace id, span id, valid, flags, size
 _HEAD: Final = struct.Struct("=16s8sBBH")
 IS_GO: Final = 2
-"""In place of ``valid``: attributes are named labels, not numbered."""
+"""Value of ``valid`` if attributes are named labels instead of numbered ones."""
 _NO_TRACE: Final = bytes(16)
 _NO_SPAN: Final = bytes(8)
 _WORD: Final = (1 << 64) - 1
@@ -63,7 +63,7 @@ class ContextPlace(NamedTuple):
         offset: offset in bytes from the thread pointer, or in the TLS block of the module.
         module: module id in the dynamic thread vector (DTV); 0 if ``offset`` is from the thread
             pointer.
-        generation: lowest generation of a vector with the module; 0: not checked.
+        generation: lowest generation of a vector with the module; 0 disables the check.
         stride: size of an entry of the vector, in bytes.
         length_at: offset of the vector's length from its address.
         vector_at: offset of the vector's address from the thread pointer.
@@ -146,8 +146,10 @@ class ThreadContexts(LockedForForks):
     """The map of processes whose thread contexts are read. Thread-safe.
 
     Args:
-        map_fd: descriptor of the map, whose owner closes it; None: no process is registered.
-        slots_fd: descriptor of the map of bits by low bits of the process id; owned likewise.
+        map_fd: descriptor of the map, which the caller closes; None means that no process can be
+            registered.
+        slots_fd: descriptor of the map of bits by low bits of the process id, which the caller
+            closes.
     """
 
     def __init__(self, map_fd: int | None, slots_fd: int = -1) -> None:
@@ -171,7 +173,7 @@ class ThreadContexts(LockedForForks):
             place: location of the variable.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: the kernel rejected the call.
         """
         with self._lock:
             if self._map_fd is None:

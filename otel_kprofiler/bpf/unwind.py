@@ -159,7 +159,7 @@ AARCH64: Final = Processor(
 )
 
 PROCESSORS: Final[Mapping[str, Processor]] = {"x86_64": X86_64, "aarch64": AARCH64}
-"""By ``platform.machine()``."""
+"""Register layouts by ``platform.machine()``."""
 
 _LEAST_THREAD_BYTES: Final = 16384
 """THREAD_SIZE of both processors: arch/x86/include/asm/page_64_types.h,
@@ -213,7 +213,7 @@ _OPTIONAL: Final = {("mm_struct", "mm_lock_seq"), ("vm_area_struct", "vm_rb")}
 def find_kernel_offsets(
     types: KernelTypes, page_bytes: int = mmap.PAGESIZE
 ) -> KernelOffsets | None:
-    """Returns a kernel's offsets needed by the unwinder; None if its structs differ.
+    """Returns the struct offsets that the unwinder needs; None if a member is missing.
 
     Args:
         types: the kernel's types.
@@ -241,7 +241,7 @@ def find_kernel_offsets(
 def pack_unwind_config(
     processor: Processor, kernel: KernelOffsets, *, page_bytes: int, max_work: int
 ) -> bytes:
-    """``struct unwind_config``."""
+    """Packs ``struct unwind_config``."""
     goexit = processor.goexit.ljust(8, b"\0")
     mask = b"\xff" * len(processor.goexit)
     words = (processor.sigreturn, processor.syscall, goexit, mask)

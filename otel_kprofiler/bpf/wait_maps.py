@@ -61,7 +61,7 @@ class WaitOffsets(NamedTuple):
 
     @property
     def has_run_delay(self) -> bool:
-        """True if the kernel accounts for the time that threads wait for a CPU."""
+        """Returns whether the kernel accounts for the time that threads wait for a CPU."""
         return self.run_delay != 0
 
     def pack(self, buckets: int) -> bytes:
@@ -70,7 +70,7 @@ class WaitOffsets(NamedTuple):
 
 
 def find_wait_offsets(types: KernelTypes) -> WaitOffsets | None:
-    """Returns a kernel's offsets needed by the programs; None if its structs differ."""
+    """Returns the struct offsets that the programs need; None if a member is missing."""
 
     def task(*path: str) -> int | None:
         return types.offset("task_struct", *path)
@@ -120,7 +120,7 @@ class WaitSettings:
     """The mapped ``struct wait_config``: changes need neither a system call nor capabilities.
 
     Args:
-        map_fd: the map.
+        map_fd: descriptor of the map.
     """
 
     def __init__(self, map_fd: int) -> None:
@@ -141,7 +141,7 @@ class WaitSettings:
         self._words[_LATE_BEGINS] = count
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the settings."""
         self._words.release()
         self._mapped.close()
 
@@ -272,7 +272,7 @@ class WaitLines:
         return ctypes.c_int64(self._words[at]).value
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the counters."""
         self._words.release()
         self._mapped.close()
 
@@ -287,8 +287,8 @@ class ThreadTable:
     """The maps ``buckets`` and ``threads``; mapped only during reads, to keep memory low.
 
     Args:
-        buckets_fd: the buckets.
-        threads_fd: the threads.
+        buckets_fd: descriptor of the map of buckets.
+        threads_fd: descriptor of the map of threads.
         buckets: number of buckets, a power of two.
     """
 

@@ -73,7 +73,7 @@ class Completeness:
 
     @property
     def share(self) -> float | None:
-        """The share of complete user stacks; None without any user stack."""
+        """Returns the share of complete user stacks; None without any user stack."""
         total = self.complete + self.ends.total()
         return self.complete / total if total else None
 

@@ -62,11 +62,12 @@ class _RangeType(click.ParamType[_Range]):
 )  # fmt: skip
 @click.option(
     "--time-before", type=_RangeType(), metavar="FROM..TO",
-    help="Time range of BEFORE: 0s..30s after its start, or times as in report.",
+    help="Time range within BEFORE: offsets from its start (0s..30s), or the times that "
+    "`report --from` accepts.",
 )  # fmt: skip
 @click.option(
     "--time-after", type=_RangeType(), metavar="FROM..TO",
-    help="Time range of AFTER, or of BEFORE if that is the only file.",
+    help="Time range within AFTER, or within BEFORE if that is the only file.",
 )  # fmt: skip
 @click.option(
     "--fail-above", type=click.FloatRange(0), metavar="PERCENT",
@@ -116,7 +117,7 @@ def command(
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if not after and not (time_before and time_after):
         raise click.UsageError(
-            "name two sources, or two time ranges of one source: --time-before, --time-after"
+            "pass two sources, or one source with two time ranges: --time-before, --time-after"
         )
     way, chosen = Way(per), Filter(**filters)
     need = (PAGE if path else need_of(chosen, by).with_times()) | need_of(chosen)

@@ -73,7 +73,7 @@ def table(
 
     Args:
         by: grouping of the samples.
-        changes: the rows.
+        changes: rows of the table, in order.
         kind: kind of samples.
         way: the compared quantity.
         width: width of the terminal; None for no limit.

@@ -1,4 +1,4 @@
-"""``otel-kprofiler dump``: what each thread of a process does now."""
+"""``otel-kprofiler dump``: shows what each thread of a process is doing right now."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def command(
     user_symbols: Literal["off", "names", "lines"],
     python: bool,
 ) -> None:
-    """Show what each thread of a process does now, also while it sleeps.
+    """Show what each thread of a process is doing right now, even if it is asleep.
 
     \b
       otel-kprofiler dump -p 4242
@@ -89,7 +89,7 @@ def command(
     has neither run nor changed its stack between two dumps is stuck rather than slow.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if not (pids or comms or containers):
-        raise click.UsageError("name a process: --pid, --comm or --container")
+        raise click.UsageError("select a process with --pid, --comm or --container")
     if interval_s is not None and not 0 < interval_s <= _LONGEST_S:
         raise click.UsageError(f"--interval must be above 0s and up to {_LONGEST_S / 3600:g}h")
     access, clock = Access(), Clock()

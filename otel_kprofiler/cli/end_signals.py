@@ -20,7 +20,7 @@ class EndSignals:
     names and files. An ignored SIGHUP (nohup) stays ignored.
 
     Attributes:
-        received: the signal that ended the recording; None without one.
+        received: the signal that ended the recording; None if it ended by itself.
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ class KeyParser:
 
     @property
     def is_waiting(self) -> bool:
-        """True if the pending input may be the Escape key or the start of a longer sequence."""
+        """Returns whether the pending input may be the Escape key or start a longer sequence."""
         return bool(self._text)
 
     def feed(self, data: bytes) -> list[str]:

@@ -25,7 +25,7 @@ COMMANDS: Final = {
     "diff": "Compare two profiles: gains, losses, and what may be chance.",
     "send": "Send saved profiles to an OTLP receiver.",
     "top": "Show live what is running: functions, processes, system calls.",
-    "dump": "Show what each thread of a process does now, also while it sleeps.",
+    "dump": "Show what each thread of a process is doing right now, even if it is asleep.",
     "run": "Run the agent beside an OpenTelemetry Collector.",
     "doctor": "Check whether this host can be profiled, and how to fix it.",
     "symbolize": "Resolve kernel addresses: module, build id, RVA, function.",
@@ -44,7 +44,7 @@ class LazyCommands(click.Group):
     """A group that imports a command's module on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Command names in the order of the help text."""
+        """Returns command names in the order of the help text."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -111,17 +111,17 @@ class Output:
 
     @property
     def is_stdout(self) -> bool:
-        """True if the output goes to standard output."""
+        """Returns whether the output goes to standard output."""
         return self._special is not None and os.path.sameopenfile(self._special, 1)
 
     @property
     def is_special(self) -> bool:
-        """True if the output is not a regular file."""
+        """Returns whether the output is not a regular file."""
         return self._special is not None
 
     @property
     def next_step(self) -> str:
-        """The next step for the user; empty if the output is not a file."""
+        """Returns the next step for the user; empty if the output is not a file."""
         if self._special is not None:
             return ""
         if self._is_packed and not self._format.is_compressed:

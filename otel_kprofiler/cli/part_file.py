@@ -41,7 +41,7 @@ class PartFile:
         OSError: the file cannot be created.
 
     Attributes:
-        path: path of the file.
+        path: the file that was created.
     """
 
     def __init__(self, path: str) -> None:

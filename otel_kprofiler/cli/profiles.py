@@ -18,7 +18,7 @@ from otel_kprofiler.otlp import decode_windows, read_file, refuse_negative_value
 from otel_kprofiler.pipeline import WindowSchedule, replay
 from otel_kprofiler.recording import Recording
 
-FIX: Final = "name a file written by `record`, a Collector's file exporter, or a pprof tool"
+FIX: Final = "pass a file written by `record`, a Collector's file exporter, or a pprof tool"
 _STDIN: Final = "-"
 _MAX_UNPACKED_BYTES: Final = 2 << 30
 _GZIP: Final = b"\x1f\x8b"

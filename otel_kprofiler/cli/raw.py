@@ -42,7 +42,7 @@ class RawOutput:
 
     Args:
         path: where to write.
-        access: the host's files.
+        access: reads files of the host.
         force: replace an existing file.
 
     Raises:

@@ -293,7 +293,7 @@ def _replay(path: str, sinks: Sinks) -> Pipeline[ReplaySampler]:
         recording = Recording(path)
     except OSError as error:
         raise KProfilerError(
-            f"cannot read {path}: {error.strerror}", hint="name a file written by --raw"
+            f"cannot read {path}: {error.strerror}", hint="pass a file written by --raw"
         ) from error
     with closing(recording):
         return replay(recording, sinks.schedule, sinks.add_window, whole_sink=sinks.whole)

@@ -210,7 +210,7 @@ def command(
         for kind in samples.kinds
         if (part := Filter(kinds=(kind.name,)).apply(samples))
     ]
-    if by in WAIT_GROUPINGS:  # only waits can be grouped by these
+    if by in WAIT_GROUPINGS:  # other kinds lack these attributes
         parts = [(kind, part) for kind, part in parts if part.has_waits] or parts
     if as_json:
         document = {"by": by, "kinds": [report.as_dict(*part) for part in parts]}

@@ -44,7 +44,7 @@ def table(
 
     Args:
         by: grouping of the samples.
-        groups: the rows.
+        groups: rows of the table, in order.
         whole: weight of all samples, the 100 % of shares.
         unit: unit of weights; nanoseconds are shown as milliseconds.
         width: width of the terminal; None for no limit.

@@ -63,7 +63,7 @@ class Report:
         """Yields the report as text.
 
         Args:
-            kind: kind of all samples.
+            kind: the kind that all samples have.
             samples: at least one sample.
             limit: number of rows, 0 for all.
             width: columns of the terminal; None for no limit.

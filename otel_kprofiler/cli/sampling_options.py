@@ -175,7 +175,7 @@ class Sampling:
             raise click.UsageError("--wakers needs --off-cpu")
         specs = self.specs
         if len({spec.name for spec in specs}) < len(specs):
-            raise click.UsageError("an event is named twice")
+            raise click.UsageError("an event is selected twice")
         if self.on_cpu is False and any(spec.name == CPU_CLOCK for spec in specs):
             raise click.UsageError(f"-e {CPU_CLOCK} contradicts --no-on-cpu")
         if self.on_cpu is False and not self.off_cpu and not specs:
@@ -194,7 +194,7 @@ class Sampling:
 
     @property
     def has_targets(self) -> bool:
-        """True if the options select processes."""
+        """Returns whether the options select processes."""
         return bool(
             self.pids or self.comms or self.cgroups or self.containers or self.pods or self.units
         )

@@ -105,13 +105,13 @@ class Screen:
         """Returns columns and lines; defaults for a terminal that does not report them."""
         try:
             size = os.get_terminal_size(self._output)
-        except OSError:  # it was closed
+        except OSError:  # the terminal was closed
             return _USUAL_SIZE
         return size if size.columns and size.lines else _USUAL_SIZE
 
     @property
     def is_empty(self) -> bool:
-        """True if the whole screen must be drawn: at startup, after a resize or a stop."""
+        """Returns whether the whole screen must be drawn: at startup, after a resize or a stop."""
         return not self._shown
 
     def take_keys(self) -> list[str]:
@@ -186,7 +186,7 @@ class Screen:
         modes[3] &= ~(termios.ICANON | termios.ECHO)
         modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
         modes[6][termios.VQUIT] = b"\0"  # Ctrl-\ would not restore the terminal
-        with contextlib.suppress(termios.error):  # it was closed
+        with contextlib.suppress(termios.error):  # the terminal was closed
             # A background process is stopped here, before it draws.
             termios.tcsetattr(self._input, termios.TCSANOW, modes)
         self._is_active, self._shown = True, []

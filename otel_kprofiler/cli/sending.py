@@ -46,7 +46,7 @@ class Sending:
 
     Args:
         address: address of the receiver, for messages and commands.
-        exporter: sends to it.
+        exporter: sends to the receiver.
         beside: path of the output, from which the file of unsent samples gets its name.
     """
 

@@ -25,8 +25,8 @@ class Choice(NamedTuple):
 
     Attributes:
         chosen: filter of the samples.
-        start: start of the time range.
-        end: end of the time range.
+        start: first moment of the time range; None for no limit.
+        end: moment after the time range; None for no limit.
         sides: only these sides of stacks.
     """
 

@@ -96,7 +96,7 @@ def command(**given: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The arguments."""
+    """Arguments of ``symbolize``."""
 
     words: tuple[str, ...]
     pid: int | None

@@ -27,7 +27,7 @@ class _File(Protocol):
         """Print the function at an address; returns whether there is one."""
 
     def find_starts(self, name: str) -> Iterator[int]:
-        """Addresses that offsets from a name are relative to."""
+        """Returns addresses that offsets from a name are relative to."""
 
     def find(self, name: str, *, as_json: bool) -> bool:
         """Print the addresses of functions of this name; returns whether there are any."""
@@ -37,8 +37,8 @@ class ElfFiles:
     """Files to resolve addresses in, by path, build id and file id.
 
     Args:
-        paths: paths of the files.
-        sources: sources of names in user files.
+        paths: the files to read.
+        sources: where names of user functions are searched, first to last.
         offsets: whether addresses in user files are file offsets.
 
     Raises:
@@ -154,7 +154,7 @@ class _KernelFile:
         return match is not None
 
     def find_starts(self, name: str) -> Iterator[int]:
-        """Addresses of functions of this name; 0 for the name of the file itself."""
+        """Returns addresses of functions of this name; 0 for the name of the file itself."""
         yield from [0] if name == self._symbols.name else self._find_functions(name)
 
     def find(self, name: str, *, as_json: bool) -> bool:

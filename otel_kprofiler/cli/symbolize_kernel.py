@@ -116,7 +116,7 @@ def _open(
     except OSError as error:
         hint = FILE_FIX
         if isinstance(error, IsADirectoryError):
-            hint = "name the copied file itself; only --sys-module takes a directory"
+            hint = "pass the copied file itself; only --sys-module takes a directory"
         raise HostError(f"cannot read {error.filename}: {error.strerror}", hint=hint) from error
 
 

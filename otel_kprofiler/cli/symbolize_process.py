@@ -27,7 +27,7 @@ def resolve_in_process(
     """Print the functions at addresses in a process, or the addresses of functions.
 
     Args:
-        pid: the process.
+        pid: id of the process.
         words: addresses or names; with ``offsets``, paths with file offsets, ``PATH:OFFSET``.
         sources: where names come from.
         offsets: see ``words``.

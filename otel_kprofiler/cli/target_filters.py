@@ -108,7 +108,7 @@ def find_targets(
     """Find the targets of the filters among running processes.
 
     Args:
-        access: the host's files.
+        access: reads files of the host.
         pids: processes, with their descendants.
         comms: names of threads and processes.
         cgroups: paths of version 2 cgroups.
@@ -181,7 +181,7 @@ def _get_cgroup(access: Access, path: str) -> Cgroup:
     if cgroup is None:
         raise KProfilerError(
             f"{path} is not a version 2 cgroup",
-            hint="list cgroups with systemd-cgls; give a path below /sys/fs/cgroup",
+            hint="list cgroups with systemd-cgls; pass a path below /sys/fs/cgroup",
         )
     if not 1 <= cgroup.level <= MAX_CGROUP_LEVEL:
         raise KProfilerError(

@@ -10,7 +10,7 @@ from otel_kprofiler.text import describe_count, escape_controls
 
 __all__ = ["FILE_FIX", "describe_count", "say"]
 
-FILE_FIX: Final = "give the path of an existing file that this user can read"
+FILE_FIX: Final = "pass an existing file that this user can read"
 
 
 def say(text: str, *, err: bool = False) -> None:

@@ -158,7 +158,7 @@ def _choose_kind(
             "--off-cpu cannot be combined with -e: top shows one kind of samples"
         )
     if len(events) > 1:
-        raise click.UsageError("top shows a single event: name one -e")
+        raise click.UsageError("top shows a single event: pass -e only once")
     if off_cpu:
         return OFF_CPU
     specs = [parse_event(text, rate, period or 0) for text in events]
@@ -219,7 +219,7 @@ class Live:
         self.pipeline.start()
 
     def shown(self) -> Shown:
-        """The samples of the last seconds."""
+        """Returns the samples of the last seconds."""
         return self.sliding.shown()
 
     def wake(self) -> None:

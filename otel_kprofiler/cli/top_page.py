@@ -116,7 +116,7 @@ def page(state: TopState, shown: Shown, status: Status, size: Size, *, color: bo
         state: state of the keys; its ``page`` is changed.
         shown: the current samples.
         status: contents of the header line.
-        size: size of the terminal.
+        size: columns and lines of the terminal.
         color: whether colours may be used besides bold and reverse.
     """
     head = _head(state, state.frozen or shown, status, size.width, color)

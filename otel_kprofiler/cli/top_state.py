@@ -47,7 +47,7 @@ class Section(NamedTuple):
     """A table on the screen.
 
     Attributes:
-        view: the view of the table.
+        view: what the rows of the table are.
         groups: its rows, in order.
         whole: weight that is 100 % of shares.
     """
@@ -102,7 +102,7 @@ class TopState:
 
     @property
     def level(self) -> Level:
-        """The innermost step of the drill-down."""
+        """Returns the innermost step of the drill-down."""
         return self._levels[-1]
 
     def press(self, key: str, shown: Shown) -> None:

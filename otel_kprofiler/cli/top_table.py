@@ -33,7 +33,7 @@ class Table:
     Args:
         source: address of the table.
         chosen: filter of the samples.
-        kind: kind of the samples.
+        kind: the kind that all samples have.
         window_s: length of the window shown, up to the time of each read.
         idle: whether to show waits of idle threads.
         now: returns the Unix time in nanoseconds.
@@ -89,7 +89,7 @@ class Table:
         self._thread.start()
 
     def shown(self) -> Shown:
-        """The newest profiles read."""
+        """Returns the newest profiles read."""
         return self._shown
 
     def wake(self) -> None:

@@ -44,9 +44,9 @@ class Part:
     """The samples of a short interval, grouped for the views on the screen.
 
     Attributes:
-        start_unix_ns: start of the interval.
-        end_unix_ns: end of the interval.
-        samples: samples of the interval.
+        start_unix_ns: start of the interval, in nanoseconds since the epoch, inclusive.
+        end_unix_ns: end of the interval, in nanoseconds since the epoch, exclusive.
+        samples: the samples, without idle waits if those are hidden.
         lost: samples lost in the interval, by cause.
         weight: weight of all samples, in nanoseconds of CPU time or waits, or in events.
     """
@@ -103,7 +103,7 @@ class SlidingWindow:
 
     Args:
         seconds: length of the window.
-        kind: kind of the samples.
+        kind: the only kind of samples to keep.
         idle: whether to include waits of idle threads.
     """
 
@@ -125,7 +125,7 @@ class SlidingWindow:
             self._parts.popleft()
 
     def shown(self) -> Shown:
-        """The current contents."""
+        """Returns the current contents."""
         return Shown(self._parts, is_time=self._kind.is_time)
 
 

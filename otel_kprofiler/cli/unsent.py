@@ -26,7 +26,7 @@ class UnsentFile:
 
     Args:
         beside: path of a file with the same samples; its suffix is replaced.
-        form: form of the batches.
+        form: encoding of the batches, protobuf or JSON.
 
     Attributes:
         path: path of the file; empty if there is none.

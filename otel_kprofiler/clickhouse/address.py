@@ -30,11 +30,11 @@ class Address:
 
     Attributes:
         host: name or address of the server.
-        port: port of its HTTP interface.
+        port: TCP port of the server's HTTP interface.
         database: name of the database.
         table: name of the table of profiles.
         user: name of the user.
-        password: password of the user.
+        password: the user's password.
         secure: whether to connect by TLS.
         attributes: ``NAME=VALUE`` of attributes that samples must have.
         secrets: redacts passwords from messages.

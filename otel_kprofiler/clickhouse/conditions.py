@@ -38,7 +38,7 @@ def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
     """Returns conditions that hold for all rows that match a filter, except its kinds.
 
     Args:
-        chosen: the filter.
+        chosen: selects the samples.
         rows: table with time condition, for a subquery.
     """
     if chosen.processes:

@@ -16,12 +16,12 @@ _QUERY_S: Final = 300
 _CODE: Final = re.compile(r"\bcode:? *(\d+)", re.IGNORECASE)
 _LESS: Final = "read less: a shorter time by --from and --to, one --service, one --process"
 _FIXES: Final = {
-    "60": "name the database, or ?table=NAME, of the Collector's clickhouse exporter, which makes "
-    "the table when it starts with a pipeline of profiles",
-    "81": "name the database that the Collector's clickhouse exporter writes to",
+    "60": "use the database (and ?table=NAME) of the Collector's clickhouse exporter, which "
+    "creates the table when it starts with a pipeline of profiles",
+    "81": "use the database that the Collector's clickhouse exporter writes to",
     "47": "the Collector's clickhouse exporter, v0.161 or later, must have created the table",
     "497": "let the user read the table: GRANT SELECT",
-    "516": "name the user: clickhouse://USER:PASSWORD@HOST/…, or CLICKHOUSE_USER and "
+    "516": "specify the user: clickhouse://USER:PASSWORD@HOST/…, or CLICKHOUSE_USER and "
     "CLICKHOUSE_PASSWORD",
     "159": _LESS,
     "241": _LESS,
@@ -39,7 +39,7 @@ class Connection:
     """Queries a server; not thread-safe.
 
     Args:
-        address: address of the server.
+        address: server, user and database.
 
     Raises:
         DependencyError: the client library is not installed.
@@ -60,7 +60,9 @@ class Connection:
                 hint="pip install 'otel-kprofiler[clickhouse]'",
             ) from error
         self._address = address
-        logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)  # it raises what it logs
+        logging.getLogger("clickhouse_connect").setLevel(
+            logging.CRITICAL
+        )  # it also raises every error
         self._errors = (ClickHouseError, HTTPError, OSError)
         self._pool = get_pool_manager()
         try:

@@ -88,9 +88,9 @@ def samples(
 
     Args:
         rows: from :func:`rows_between`.
-        conditions: conditions on rows.
+        conditions: SQL expressions that each row must satisfy.
         times: range of sample times.
-        need: the parts needed.
+        need: parts of the samples that are needed.
         step_ns: also merge samples of the same time step; None to keep times separate.
     """
     always = {WAIT_STATE, WAIT_CAUSE}  # since reports omit waits of idle threads

@@ -67,7 +67,7 @@ class _Row(NamedTuple):
 
     @property
     def is_kernel(self) -> bool:
-        """True if the row can only be kernel code."""
+        """Returns whether the row can only be kernel code."""
         if self.mapping:
             return _KERNEL.match(self.mapping) is not None
         return self.address >= KERNEL_FLOOR

@@ -54,7 +54,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
     """A table of profiles; not thread-safe.
 
     Args:
-        address: address of the table.
+        address: server, database and table.
 
     Raises:
         DependencyError: the client library is not installed.

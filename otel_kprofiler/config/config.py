@@ -37,11 +37,11 @@ class Config(Section):
 
     @property
     def receiver(self) -> Receiver:
-        """Settings of the sampler."""
+        """Returns the sampler's settings."""
         return self.receivers.kprofiler
 
     @property
     def running_exporters(self) -> dict[str, ExporterSettings]:
-        """Settings of the pipeline's exporters, by id and in order."""
+        """Returns the settings of the pipeline's exporters, by id and in order."""
         names = self.service.pipelines.profiles.exporters
         return {name: self.exporters[name].settings() for name in names}

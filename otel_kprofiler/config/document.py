@@ -51,10 +51,10 @@ class Document:
     """Values of a YAML document, their positions, and its problems.
 
     Attributes:
-        path: path of the file, for messages.
+        path: where the document was read, for messages.
         values: plain values of the document.
-        marks: positions by path.
-        problems: in order of detection.
+        marks: line and column of each value, by its path.
+        problems: errors in the document, in order of detection.
         describe_key: formats the last key of a path for messages; an unknown key may be a secret.
     """
 

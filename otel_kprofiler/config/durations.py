@@ -30,7 +30,7 @@ class Duration(int):
 
     @property
     def seconds(self) -> float:
-        """The duration in seconds."""
+        """Returns the duration in seconds."""
         return self / 1e9
 
     def __str__(self) -> str:

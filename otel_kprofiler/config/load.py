@@ -34,7 +34,7 @@ _HEADER: Final = re.compile(r"[A-Za-z]{1,24}(-[A-Za-z]{1,24}){0,4}")
 _HINT: Final = "docs/configuration.md lists every key; `otel-kprofiler validate` checks a file"
 
 
-_FILE_FIX: Final = "name the agent's configuration; docs/configuration.md has an example"
+_FILE_FIX: Final = "pass the agent's configuration file; docs/configuration.md has an example"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class LoadedConfig:
     document: Document
 
     def origin(self, path: Path) -> str:
-        """Where a value was set: ``default``, or ``FILE:LINE``, preceded by any ``env NAME``."""
+        """Returns where a value was set: ``default``, or ``FILE:LINE`` after any ``env NAME``."""
         mark = self.document.marks.get(path)
         if mark is None:
             return "default"

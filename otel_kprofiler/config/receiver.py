@@ -302,7 +302,7 @@ class Receiver(Section):
         if CPU_CLOCK in names:
             raise ValueError(f"{CPU_CLOCK} is always sampled: set samples_per_second instead")
         if len(set(names)) < len(names):
-            raise ValueError("an event is named twice")
+            raise ValueError("an event is selected twice")
         return texts
 
     @field_validator("pin_cpu_ids")

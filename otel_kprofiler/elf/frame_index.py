@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 MEMORY_BYTES: Final = 160 << 20
 """Memory beyond the interpreter's mappings: the section, and 36 bytes per entry."""
 _ENTRY: Final = struct.Struct("<II")  # length, CIE pointer (0 in a CIE itself)
-_RUN: Final = 1 << 16  # entries sorted at once, at some 90 bytes each
+_RUN: Final = 1 << 16  # entries sorted at once, at about 90 bytes each
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
 
 # DW_EH_PE_*

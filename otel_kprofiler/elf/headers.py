@@ -44,12 +44,12 @@ class Section(NamedTuple):
     """A section header, with the fields of elf(5) in order.
 
     Attributes:
-        name: name without its terminating zero.
-        kind: ``SHT_…``
-        flags: ``SHF_…``
+        name: the section's name, without the terminating zero.
+        kind: section type (``SHT_…``).
+        flags: section flags (``SHF_…``).
         address: SVMA; 0 if it is not loaded.
-        offset: in the file.
-        size: in bytes.
+        offset: file offset in bytes.
+        size: length in bytes.
         link: index of a related section; its meaning depends on the kind.
         info: extra information; its meaning depends on the kind.
         alignment: in bytes.
@@ -73,7 +73,7 @@ class ElfFile(NamedTuple):
 
     Attributes:
         loads: all PT_LOAD segments that have bytes in the file, by address.
-        texts: the executable ones.
+        texts: the executable segments.
         search: address of ``.eh_frame_hdr`` and its size; None if the file has none.
         build_id: GNU build id; None if the file has none.
         entry: address of the first instruction; 0 if the file has none.
@@ -96,7 +96,7 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
     """Read the headers and the build id.
 
     Args:
-        source: the file.
+        source: bytes of the file.
         machine: required machine, as named by uname(2); None for any of ``MACHINES``.
 
     Raises:
@@ -150,7 +150,7 @@ def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:
 
 
 def find_address(segments: Iterable[Segment], offset: int) -> int | None:
-    """Returns the address (SVMA) of a byte of the file; None if no segment loads it.
+    """Returns the SVMA of a byte of the file; None if no segment loads it.
 
     Segments overlap in the file where they share a page. Pass only the candidates for a mapping:
     ``ElfFile.texts`` for code.

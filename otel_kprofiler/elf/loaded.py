@@ -43,8 +43,8 @@ class ThreadStorage(NamedTuple):
     """The PT_TLS segment of a file; each thread has a copy of it.
 
     Attributes:
-        address: address of the initial content (SVMA).
-        size: size in bytes.
+        address: SVMA (virtual address in the file) of the initial content.
+        size: bytes that each thread's copy occupies, without padding.
         alignment: alignment of the copies in bytes; a power of two.
     """
 

@@ -25,7 +25,7 @@ class ElfError(KProfilerError):
     """An ELF file is damaged, unsupported or unreadable.
 
     Args:
-        problem: the reason.
+        problem: what is wrong with the file.
         detail: specifics, for logs.
     """
 

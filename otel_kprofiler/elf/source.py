@@ -15,7 +15,7 @@ class Source(Protocol):
 
     @property
     def size(self) -> int:
-        """Length in bytes."""
+        """Returns the length in bytes."""
 
     def read(self, offset: int, size: int) -> bytes:
         """Read exactly ``size`` bytes. Raises :class:`ElfError` if there are fewer."""

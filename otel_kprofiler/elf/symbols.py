@@ -20,7 +20,7 @@ class ElfSymbol(NamedTuple):
     """Location of a symbol.
 
     Attributes:
-        address: SVMA.
+        address: SVMA of the symbol.
         size: size in bytes; 0 if unknown.
     """
 

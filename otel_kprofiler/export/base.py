@@ -62,16 +62,16 @@ class ExportResult(NamedTuple):
 
     @property
     def exported(self) -> int:
-        """Samples of all kinds known to have arrived; a lower bound."""
+        """Returns samples of all kinds known to have arrived; a lower bound."""
         return sum(kind.exported for kind in self.kinds.values())
 
     @property
     def lost(self) -> Losses:
-        """All other samples of all kinds, by cause."""
+        """Returns all other samples of all kinds, by cause."""
         return sum_losses(kind.lost for kind in self.kinds.values())
 
     def counts(self) -> SampleCounts:
-        """Samples of each kind that the result accounts for."""
+        """Returns samples of each kind that the result accounts for."""
         return SampleCounts(
             {name: kind.exported + sum(kind.lost.values()) for name, kind in self.kinds.items()}
         )
@@ -92,7 +92,7 @@ class ExportResult(NamedTuple):
     def failure(
         cls, batch: Batch, cause: LossCause, message: str, error_type: str = ""
     ) -> ExportResult:
-        """The result if nothing arrived; ``error_type`` defaults to the cause's name."""
+        """Returns the result if nothing arrived; ``error_type`` defaults to the cause's name."""
         kinds = {kind: KindResult(0, {cause: count}) for kind, count in batch.sample_counts.items()}
         return cls(ExportOutcome.FAILURE, kinds, message, error_type or cause.value)
 
@@ -131,7 +131,7 @@ def sum_results(parts: Sequence[Part]) -> ExportResult:
 
 
 def is_wholly_lost(result: ExportResult) -> bool:
-    """True if certainly nothing arrived: counts of rejected profiles name no kind."""
+    """Returns whether certainly nothing arrived: counts of rejected profiles name no kind."""
     is_exact = result.outcome is ExportOutcome.FAILURE or len(result.kinds) == 1
     return is_exact and bool(result.lost) and not result.exported
 
@@ -159,12 +159,12 @@ class ProfileExporter(abc.ABC):
 
     @property
     def destination(self) -> str:
-        """Address or path for display, without secrets; empty if there is none."""
+        """Returns the address or path for display, without secrets; empty if there is none."""
         return ""
 
     @property
     def encoding(self) -> Encoding:
-        """Encoding of windows for this exporter."""
+        """Returns the encoding of windows for this exporter."""
         return Encoding(self.form, self.max_bytes, self.attributes, self.unnamed_frames)
 
     @abc.abstractmethod
@@ -187,7 +187,7 @@ class ProfileExporter(abc.ABC):
         return True
 
     def find_outage(self) -> str:
-        """Why the receiver is currently unreachable; empty if it is reachable."""
+        """Returns why the receiver is currently unreachable; empty if it is reachable."""
         return ""
 
     @abc.abstractmethod

@@ -68,7 +68,7 @@ class Tls:
     insecure_skip_verify: bool = False
 
     def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Contents of the CA, certificate and key files; None if not set.
+        """Returns contents of the CA, certificate and key files; None if not set.
 
         Raises:
             ExportError: a file cannot be read, or only one of certificate and key is given.
@@ -90,7 +90,7 @@ def _read(path: str | None) -> bytes | None:
     except OSError as error:
         raise ExportError(
             f"cannot read the TLS file {path}: {error.strerror}",
-            hint="give the path of a PEM file that this user can read",
+            hint="use a PEM file that this user can read",
         ) from error
 
 
@@ -126,7 +126,7 @@ class ClientSettings:
 
             HTTP: base address; ``/v1development/profiles`` is appended to its path.
         exact: whether ``endpoint`` is used unchanged (HTTP only).
-        headers: headers or metadata of each request.
+        headers: HTTP headers, or gRPC metadata, of each request.
         tls: certificates; for HTTP, the scheme of ``endpoint`` decides whether TLS is used.
         compression: ``gzip`` or ``none``.
         proxy_url: ``http://[user:password@]host:port``, which gRPC does not use for receivers in
@@ -156,11 +156,11 @@ class ClientSettings:
 
     @property
     def form(self) -> Form:
-        """Form of the requests."""
+        """Returns the form of the requests."""
         return Form.JSON if self.protocol == "http/json" else Form.PROTOBUF
 
     def checked_headers(self) -> dict[str, str]:
-        """Headers with lower-case names, validated for both transports.
+        """Returns headers with lower-case names, validated for both transports.
 
         They include the schema version, unless it is empty or given as a header.
 

@@ -18,9 +18,9 @@ class Verbosity(enum.Enum):
     BASIC = "basic"
     """Profiles, samples, bytes."""
     NORMAL = "normal"
-    """Also the interval, and the bytes per sample."""
+    """Adds the interval, and the bytes per sample."""
     DETAILED = "detailed"
-    """Also the number of samples of each profile, by kind."""
+    """Adds the number of samples of each profile, by kind."""
 
 
 class DebugExporter(ProfileExporter):
@@ -29,7 +29,7 @@ class DebugExporter(ProfileExporter):
     Args:
         verbosity: how much to print.
         out: where to print; standard output by default.
-        name: component id.
+        name: id of the component in the configuration.
     """
 
     form = Form.PROTOBUF

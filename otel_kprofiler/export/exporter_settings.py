@@ -107,7 +107,7 @@ def open_client(client: ClientSettings, name: str = "", *, signal: Signal = PROF
     """Open the exporter of a protocol, and import its transport.
 
     Args:
-        client: settings.
+        client: settings of the connection.
         name: component id; empty for the name of the exporter's type.
         signal: kind of data that is sent.
 

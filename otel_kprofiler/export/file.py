@@ -61,7 +61,7 @@ class FileExporter(ProfileExporter):
         form: JSON lines, or length-prefixed protobuf messages.
         rotation: when to start a new file; None for never. Applies to regular files only.
         attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
-        name: component id.
+        name: id of the component in the configuration.
         now: returns the seconds since the Unix epoch.
 
     Raises:
@@ -103,7 +103,7 @@ class FileExporter(ProfileExporter):
 
     @property
     def destination(self) -> str:
-        """The path."""
+        """Returns the path."""
         return self._path
 
     def _open(self, mode: int) -> None:

@@ -87,7 +87,7 @@ class OtlpGrpcExporter(OtlpSender):
 
     Args:
         endpoint: receiver, or all settings.
-        name: component id.
+        name: id of the component in the configuration.
         signal: kind of data that is sent.
         options: other settings; see :class:`ClientSettings`.
 

@@ -57,7 +57,7 @@ class OtlpHttpExporter(OtlpSender):
     Args:
         endpoint: receiver, or all settings.
         form: encoding of the requests; by default protobuf, or as set in the settings.
-        name: component id.
+        name: id of the component in the configuration.
         signal: kind of data that is sent.
         exact: use ``endpoint`` unchanged, without the signal's path.
         options: other settings; see :class:`ClientSettings`.

@@ -64,7 +64,7 @@ def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Fo
     """Interpret an HTTP response.
 
     Args:
-        status: HTTP status.
+        status: HTTP status code.
         headers: response headers, case-insensitive.
         body: body of the response.
         form: form of the request, tried first for a body without a known content type.
@@ -80,7 +80,7 @@ def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Fo
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or _TOO_LARGE.search(message):
         return Answer(Verdict.TOO_LARGE, name, message)
     if 300 <= status < 400:
-        message = "redirects are not followed; give the final address as the endpoint"
+        message = "redirects are not followed; set the endpoint to the final address"
     return Answer(Verdict.REFUSED, name, message)
 
 
@@ -122,10 +122,10 @@ def _content_type(headers: Mapping[str, str]) -> str:
 
 
 def parse_partial_success_json(content: bytes) -> PartialSuccess:
-    """The partial success of an ``ExportProfilesServiceResponse`` in JSON.
+    """Returns the partial success of an ``ExportProfilesServiceResponse`` in JSON.
 
     Raises:
-        ValueError: the text is not such a message.
+        ValueError: ``content`` is not such a message.
     """
     try:
         partial = json.loads(content).get("partialSuccess") or {}

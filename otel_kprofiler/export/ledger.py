@@ -16,7 +16,7 @@ LossesByKind = Mapping[str, Losses]
 
 
 def sum_kinds(losses: Iterable[LossesByKind]) -> dict[str, dict[LossCause, int]]:
-    """The losses of several batches."""
+    """Returns the losses of several batches."""
     total: defaultdict[str, list[Losses]] = defaultdict(list)
     for lost in losses:
         for kind, of_kind in lost.items():

@@ -107,7 +107,7 @@ def exporter_from_environment(
         address: receiver, overriding the environment's: ``grpc://host:port`` (plain text),
             ``grpcs://host:port`` (TLS), or ``http://`` or ``https://`` for OTLP over HTTP; the
             signal's path is appended unless the address has it.
-        environ: the environment.
+        environ: environment variables by name.
 
     Raises:
         ConfigError: unusable variables, or an unsupported address.

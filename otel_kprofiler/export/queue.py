@@ -29,7 +29,7 @@ from otel_kprofiler.export.spool import Spool
 from otel_kprofiler.model import Batch, LossCause, SampleCounts
 
 DEFAULT_QUEUE_SIZE = 1000
-"""In batches, as in the Collector's ``sending_queue``."""
+"""Default capacity in batches, as in the Collector's ``sending_queue``."""
 DEFAULT_QUEUE_BYTES = 16 * 1024 * 1024
 """Payload bytes in memory, which bound memory while a receiver is down."""
 _INTERRUPT_GRACE_S = 1.0
@@ -51,7 +51,7 @@ class _Held(NamedTuple):
     Attributes:
         number: position in the order of the queue.
         samples: samples neither exported nor lost yet, by kind.
-        size: size of the batch in bytes.
+        size: bytes of the encoded batch.
         batches: the batch, if it is in memory, or its undelivered parts.
         stored: its location in the spool.
         lost: its losses so far.
@@ -118,8 +118,8 @@ class ExportQueue:
     def put(self, batch: Batch, rest: SampleCounts | None = None) -> bool:
         """Add a batch; returns False if it was counted as lost because of shutdown.
 
-        Waits for the disk if there is a spool, never for the exporter. One thread at a time.
-        ``rest`` are samples of its window, by kind, in the batches that follow.
+        Waits for the disk if there is a spool, never for the exporter. Call it from one thread.
+        ``rest`` counts samples of its window, by kind, in the batches that follow.
         """
         with self._changed:
             if self._closing:
@@ -226,7 +226,7 @@ class ExportQueue:
                 self._settling -= 1
 
     def find_storage_error(self) -> str:
-        """Why the last write to the spool failed; empty if it succeeded."""
+        """Returns why the last write to the spool failed; empty if it succeeded."""
         return self._storage_error
 
     def _adopt_carried(self) -> None:
@@ -340,7 +340,7 @@ class ExportQueue:
     def _settle(self, *settled: _Held, left: SampleCounts | None = None) -> None:
         """Record in the spool that these batches, its oldest, are settled.
 
-        ``left`` are samples of theirs that the spool holds in other batches.
+        ``left`` counts those of their samples that the spool holds in other batches.
 
         The caller increments ``_settling`` when it removes them from the queue, so that the spool
         is not closed in between.

@@ -46,7 +46,7 @@ class Stored(NamedTuple):
     Attributes:
         number: consecutive number of the batch.
         samples: number of samples in the batch, by kind.
-        size: size of the record in bytes.
+        size: bytes that the record occupies in its segment.
         since_s: time of its append, in monotonic seconds.
         segment: number in the name of its segment.
         offset: position of its record in the segment.
@@ -61,7 +61,7 @@ class Stored(NamedTuple):
 
 
 def name_segment(segment: int) -> str:
-    """File name of a segment."""
+    """Returns the file name of a segment."""
     return f"{segment:020}.spool"
 
 
@@ -73,9 +73,9 @@ def has_segments(directory: PrivateDirectory) -> bool:
 class Recovery:
     """Reads all segments of a directory, oldest first.
 
-    Segments of other versions are renamed to ``NUMBER.spool.aside``; their samples are neither
-    delivered nor lost here, and are not counted. Anything that is not a regular file owned by this
-    user is left unchanged.
+    Segments of other versions are renamed to ``NUMBER.spool.aside``; their samples are not
+    delivered, and count neither as recovered nor as lost. Anything that is not a regular file
+    owned by this user is left unchanged.
 
     Args:
         directory: the spool's directory.

@@ -61,7 +61,7 @@ class Record(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Size in the file, in bytes."""
+        """Returns the size in the file, in bytes."""
         return HEADER_BYTES + len(self.body)
 
 
@@ -69,10 +69,10 @@ class StoredBatch(NamedTuple):
     """A batch as stored.
 
     Attributes:
-        number: number of the batch.
+        number: position of the batch in the spool; ascending, never reused.
         before: samples appended before it, by kind.
         put_unix_ns: time of its append.
-        batch: the batch itself.
+        batch: what the exporter sends.
         rest: samples in later batches of its window, by kind.
     """
 
@@ -131,7 +131,7 @@ def name_losses(kind: str, losses: Losses) -> SampleCounts:
 
 
 def split_losses(lost: SampleCounts) -> dict[str, dict[LossCause, int]]:
-    """Inverse of :func:`name_losses`, for all kinds; unknown causes count as damage."""
+    """Inverts :func:`name_losses`, for all kinds; unknown causes count as damage."""
     kinds: dict[str, dict[LossCause, int]] = {}
     for name, count in lost.items():
         kind, _, value = name.rpartition("/")
@@ -225,7 +225,7 @@ def pack_batch(stored: StoredBatch) -> bytes:
 
 
 def unpack_batch(body: bytes) -> StoredBatch:
-    """Inverse of :func:`pack_batch`.
+    """Inverts :func:`pack_batch`.
 
     Raises:
         ValueError: the body is not in this version's format.
@@ -253,7 +253,7 @@ def unpack_batch(body: bytes) -> StoredBatch:
 
 
 def unpack_totals(body: bytes) -> Totals:
-    """Inverse of :meth:`Totals.pack`; unknown keys are ignored.
+    """Inverts :meth:`Totals.pack`; unknown keys are ignored.
 
     Raises:
         ValueError: the body is not in this version's format.

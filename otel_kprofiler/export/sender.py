@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def user_agent() -> str:
-    """User agent: the product, then the exporter as the OTLP specification requires."""
+    """Returns the user agent: the product, then the exporter as the OTLP specification requires."""
     from opentelemetry.proto.version import __version__ as otlp_version  # noqa: PLC0415
 
     return f"otel-kprofiler/{__version__} OTel-OTLP-Exporter-Python/{otlp_version}"
@@ -58,7 +58,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
     undivided for a minute.
 
     Args:
-        name: component id.
+        name: id of the component in the configuration.
         settings: what both transports share: form, size limit, time limit, retries.
         signal: kind of data that is sent.
         endpoint: receiver, for messages; without credentials.
@@ -99,12 +99,12 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     @property
     def destination(self) -> str:
-        """The receiver's address, without credentials."""
+        """Returns the receiver's address, without credentials."""
         return self.endpoint
 
     @abc.abstractmethod
     def _prepare(self, batch: Batch) -> bytes:
-        """The request body, built once per batch."""
+        """Returns the request body, built once per batch."""
 
     @abc.abstractmethod
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:

@@ -196,7 +196,7 @@ class Spool:
         Args:
             number: number of the batch; all earlier batches are settled, too.
             samples: samples exported or lost since the last call, by kind.
-            lost: lost samples among them, by kind.
+            lost: how many of their samples were lost, by kind.
 
         Raises:
             OSError: recording failed; a crash would resend the batch.

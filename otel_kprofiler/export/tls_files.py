@@ -64,7 +64,7 @@ class TlsFiles:
         ExportError: a file cannot be read, or only one of certificate and key is given.
 
     Attributes:
-        contents: contents in use.
+        contents: file contents from the last successful read, used for new connections.
     """
 
     def __init__(self, tls: Tls) -> None:

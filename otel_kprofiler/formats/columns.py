@@ -312,10 +312,10 @@ def assemble(
 
     Args:
         kinds: kinds with all periods of their samples, in nanoseconds.
-        frames: frames of the nodes.
+        frames: rows of the frame table, to which ``nodes`` refer by index.
         nodes: columns ``parent``, -1 for none, and ``frame``.
-        processes: names and ids.
-        threads: names, ids and processes.
+        processes: name and pid of each; None if the pid is unknown.
+        threads: name, thread id and index of the process of each.
         samples: columns ``node``, ``thread``, ``cpu``, ``kind``, ``bin`` and ``count``. These and
             ``nodes`` are emptied, so that no column is in memory twice.
     """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
-    STACK_NOT_TAKEN,
+    STACK_NOT_CAPTURED,
     STACK_OK,
     STACK_TRUNCATED,
     TRUNCATED_STACKS,
@@ -36,12 +36,12 @@ class Entry(NamedTuple):
         module: name of the module, empty if unknown; a built-in module is shown as ``vmlinux``
             followed by its name in brackets, as in kallsyms. For code without modules, the source
             file.
-        side: side of the stack.
+        side: kernel, user or another side of the stack.
         reason: reason for a missing function name; empty if there is a name.
         inlined: whether it was inlined into the preceding entry.
         file: source file, empty if unknown.
         line: 1-based source line, 0 if unknown.
-        color: color in the flame graph.
+        color: fill color of its boxes in the flame graph.
     """
 
     name: str
@@ -152,9 +152,9 @@ def side_remarks(side: Side) -> Iterator[Entry]:
     elif status in TRUNCATED_STACKS:
         reason = _TRUNCATED_REASONS[TRUNCATED_STACKS[status]]
         yield Entry("[truncated]", "", kind, reason, color=kind.color)
-    elif status == STACK_NOT_TAKEN and kind is USER_SIDE:
-        reason = "the wait lasted longer than expected: only the kernel stack could be taken"
-        yield Entry("[user stack not taken]", "", kind, reason, color=kind.color)
+    elif status == STACK_NOT_CAPTURED and kind is USER_SIDE:
+        reason = "the wait lasted longer than expected: only the kernel stack could be captured"
+        yield Entry("[user stack not captured]", "", kind, reason, color=kind.color)
     elif kind.is_expected:
-        reason = f"the kernel could not take the stack: {errno.errorcode.get(-status, status)}"
+        reason = f"the kernel could not capture the stack: {errno.errorcode.get(-status, status)}"
         yield Entry(f"[no {kind.name} stack]", "", kind, reason, color=kind.color)

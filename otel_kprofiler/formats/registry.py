@@ -73,4 +73,4 @@ FORMATS: Final = [
     ),
     OutputFormat("speedscope", ".speedscope.json", speedscope, "open {} in speedscope"),
 ]
-"""In the order listed by ``record --help``."""
+"""All formats, in the order in which ``record --help`` lists them."""

@@ -68,7 +68,7 @@ def dump_json(processes: Iterable[ProcessState], *, time: str, interval_s: float
     Args:
         processes: a dump.
         time: the time of the dump, as text.
-        interval_s: seconds between two dumps; None if there was one.
+        interval_s: seconds between two dumps; None if there was only one.
     """
     stacks: dict[tuple[Entry, ...], int] = {}
     described = [

@@ -9,7 +9,7 @@ from otel_kprofiler.model import Profile, ProfileKind, Resource, Window, WindowS
 
 
 def unit_of(kind: ProfileKind) -> str:
-    """Unit of the values of a kind; ``samples`` or ``events`` if it counts."""
+    """Returns the unit of the values of a kind; ``samples`` or ``events`` if it counts."""
     if kind.sample_unit != "count":
         return kind.sample_unit
     return "samples" if kind.counts_samples else "events"

@@ -23,13 +23,13 @@ class HostFiles(Protocol):
         """Open for reading; the caller closes the descriptor."""
 
     def read_bytes(self, path: str) -> bytes:
-        """Whole content of a file."""
+        """Returns the whole content of a file."""
 
     def list_dir(self, path: str) -> list[str]:
-        """Names in a directory, sorted."""
+        """Returns the names in a directory, sorted."""
 
     def read_link(self, path: str) -> str:
-        """Target of a symbolic link."""
+        """Returns the target of a symbolic link."""
 
 
 class Access:
@@ -43,16 +43,16 @@ class Access:
         return os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read_bytes(self, path: str) -> bytes:
-        """Whole content of a file."""
+        """Returns the whole content of a file."""
         with open(self.open_fd(path), "rb", buffering=0) as file:
             return file.read()
 
     def list_dir(self, path: str) -> list[str]:
-        """Names in a directory, sorted."""
+        """Returns the names in a directory, sorted."""
         return sorted(os.listdir(self.root + path))
 
     def read_link(self, path: str) -> str:
-        """Target of a symbolic link."""
+        """Returns the target of a symbolic link."""
         return os.readlink(self.root + path)
 
     def open_reference(self, path: str) -> int:

@@ -23,7 +23,7 @@ class Cgroup(NamedTuple):
     """A cgroup.
 
     Attributes:
-        path: its directory.
+        path: directory of the cgroup.
         level: depth below the root, whose level is 0.
         id: inode number, as returned by ``bpf_get_current_cgroup_id``.
     """
@@ -37,7 +37,7 @@ class MountPoint(NamedTuple):
     """A mount of part of a hierarchy.
 
     Attributes:
-        path: its directory.
+        path: where the hierarchy is mounted.
         root: the mounted cgroup, relative to our cgroup namespace: ``/`` is its root, ``/..`` the
             root's parent.
     """
@@ -141,7 +141,7 @@ def walk_cgroups(root: Cgroup) -> Iterator[Cgroup]:
                     if entry.is_dir(follow_symlinks=False)
                 ]
         except OSError:
-            continue  # it has been removed
+            continue  # the cgroup has been removed
         left -= min(left, len(below))
         yield from below
         rest += below

@@ -66,7 +66,7 @@ def limit_cpu(pid: int, grant: CpuGrant) -> None:
     """
     limits = {resource.RLIMIT_CPU: grant.seconds, resource.RLIMIT_CORE: 0}
     for kind, most in limits.items():
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the child has ended
             _, hard = resource.prlimit(pid, kind)
             soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.prlimit(pid, kind, (soft, hard))

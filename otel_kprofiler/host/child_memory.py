@@ -47,7 +47,7 @@ class MemoryLeft(NamedTuple):
     Attributes:
         count_bytes: bytes until the nearest limit, without page cache.
         path: the file with that limit.
-        limit_bytes: the limit.
+        limit_bytes: the cgroup's memory limit.
     """
 
     count_bytes: int
@@ -93,7 +93,7 @@ def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant
 
     Args:
         most_bytes: maximum that the child requests.
-        files: of this host.
+        files: reads files of the host.
     """
     left = find_memory_left(files or Access())
     if left is None:
@@ -113,7 +113,7 @@ def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
     """
     with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
         file.write("1000")
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # the child has ended
         _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
         most = grant.count_bytes if hard == resource.RLIM_INFINITY else min(grant.count_bytes, hard)
         resource.prlimit(pid, resource.RLIMIT_DATA, (most, most))

@@ -33,7 +33,7 @@ class ContainerNames(NamedTuple):
     """Names of a container; empty if no readable file contains them.
 
     Attributes:
-        name: its name in Docker or podman.
+        name: what Docker or podman calls it.
         pod_container: its name in its Kubernetes pod.
         pod: name of the pod.
         namespace: Kubernetes namespace of the pod.
@@ -107,7 +107,7 @@ class KnownContainers:
     again after 1, 2, 4 and up to 60 seconds.
 
     Args:
-        files: the host's files.
+        files: reads files of the host.
         monotonic: the clock, in seconds.
     """
 

@@ -15,7 +15,7 @@ class Container(NamedTuple):
     """A running container.
 
     Attributes:
-        id: the runtime's id.
+        id: what the runtime calls it.
         names: its names; empty if the runtime's files cannot be read.
         cgroup: path in the hierarchy of version 2; empty if there is none.
         pids: its processes.
@@ -41,7 +41,7 @@ def find_containers(files: HostFiles) -> list[Container]:
         try:
             text = files.read_bytes(f"/proc/{entry}/cgroup")
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         container = parse_cgroup(text).container
         if container:
             pids.setdefault(container, []).append(int(entry))

@@ -45,7 +45,7 @@ def create_memfd(name: str, flags: int = _MFD_CLOEXEC) -> int:
     """Create a file in memory, as ``os.memfd_create`` does; the caller closes the descriptor.
 
     Args:
-        name: its name in ``/proc``.
+        name: shown in ``/proc/PID/maps`` and ``/proc/PID/fd``, after ``memfd:``.
         flags: as for memfd_create(2).
 
     Raises:

@@ -49,7 +49,7 @@ def doctor(
     """Check everything that profiling depends on.
 
     Args:
-        files: the host.
+        files: reads files of the host.
         loaders: whether each library that loads BPF programs is installed, best first; one is
             enough. None skips the check.
         try_sampler: runs the real sampler briefly and describes the result; raises

@@ -33,8 +33,8 @@ class EventPerCpu(abc.ABC, Generic[EventT]):
     The event of a CPU that goes offline stays dead, even when the CPU comes back.
 
     Args:
-        files: the host.
-        cpus: restrict to these; empty: all.
+        files: reads files of the host.
+        cpus: restrict to these CPUs; empty means all.
     """
 
     def __init__(self, files: HostFiles, cpus: Iterable[int] = ()) -> None:

@@ -67,9 +67,10 @@ class EventSpec(NamedTuple):
     """An event to sample on each CPU.
 
     Attributes:
-        name: name in ``perf list``.
-        period: events from one sample to the next; 0 if the kernel chooses it.
-        rate: samples per second for which the kernel chooses the period; 0 with ``period``.
+        name: what ``perf list`` calls it.
+        period: events from one sample to the next; 0 if ``rate`` is set.
+        rate: target samples per second, from which the kernel derives the period; 0 if ``period``
+            is set.
     """
 
     name: str
@@ -98,7 +99,7 @@ class EventState(NamedTuple):
     """An event of this host.
 
     Attributes:
-        name: its name.
+        name: what ``perf list`` calls it.
         meaning: what it counts.
         problem: why it cannot be opened; None if it can.
     """
@@ -113,9 +114,9 @@ def parse_event(text: str, rate: int, period: int = 0, clock_rate: int | None = 
 
     Args:
         text: the event.
-        rate: samples per second on each CPU without a setting of its own.
-        period: events per sample without a setting of its own; 0: ``rate`` applies.
-        clock_rate: ``rate`` of cpu-clock; None: the same.
+        rate: default target of samples per second on each CPU.
+        period: default number of events per sample; 0 applies ``rate`` instead.
+        clock_rate: ``rate`` of cpu-clock; None means the same as the other events.
 
     Raises:
         ValueError: no event has this name, or a setting is wrong; says what is possible.
@@ -167,7 +168,7 @@ def find_event_error(
         error: error of perf_event_open(2).
         name: the event.
         attributes: what was to be opened.
-        files: the host.
+        files: reads files of the host.
     """
     if error.errno in (errno.EPERM, errno.EACCES):
         return get_privilege_error(f"opening the event {name}", files)

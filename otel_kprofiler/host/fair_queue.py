@@ -39,7 +39,10 @@ class Turn(NamedTuple, Generic[T]):
 
 
 def find_user(owner: Hashable) -> Hashable:
-    """Effective user id of a running process; None if it has exited; others are by themselves."""
+    """Returns the group of an owner: the effective user id if the owner is a pid.
+
+    Returns None if the process has exited. An owner that is not a pid is its own group.
+    """
     return read_owner(_FILES, owner) if isinstance(owner, int) else owner
 
 

@@ -1,6 +1,6 @@
 """Finds files of ended processes by inode number, in the directories of other mapped files.
 
-Programs that run for a millisecond end before their mapped files can be opened. Most are
+Programs that run for a millisecond end before their mapped files can be opened. Most such files are
 next to other mapped files, in directories of commands or libraries.
 """
 

@@ -17,8 +17,8 @@ from typing import Any
 def import_module_alone(name: str) -> ModuleType:
     """Import ``package.module`` without running the package's ``__init__``.
 
-    The ``__init__`` runs when a name that is not a module is looked up in the package, so that
-    other code can use it as usual. A package already imported is not changed. Thread-safe.
+    ``__init__`` is deferred until someone looks up an attribute that is not a submodule, so other
+    code can still use the package normally. A package already imported is not changed. Thread-safe.
 
     Raises:
         ImportError: package or module does not exist, or cannot be imported.

@@ -43,7 +43,7 @@ class ChildFailed(Exception):  # noqa: N818 - an outcome
     """A child process produced no result.
 
     Args:
-        problem: the reason.
+        problem: why the child failed.
         text: what happened, without a subject.
         grant: the memory granted to the child.
         may_pass: whether a retry with the unchanged file may succeed.
@@ -68,7 +68,7 @@ class ChildLimits(NamedTuple):
 
     Attributes:
         memory_bytes: data segment of the process; capped at half of what the cgroup leaves.
-        cpu: CPU time.
+        cpu: CPU time that it may use.
         wall_s: time after which it is killed, in seconds.
         least_bytes: minimum data size; the child is not started with less.
     """
@@ -97,7 +97,7 @@ class LimitedChildren:
             command: the program and its arguments. It reports the cause of a failure on standard
                 error, and exits with ``os.EX_TEMPFAIL`` if the cause is temporary; ``DONE`` there
                 means success where the kernel does not keep its status.
-            fd: the file.
+            fd: descriptor of the file.
             limits: limits of the command.
             output: descriptor for the output.
 

@@ -54,7 +54,7 @@ class MappedFileError(KProfilerError):
     """A mapped file could not be opened.
 
     Args:
-        problem: the reason.
+        problem: why it could not be opened.
         detail: specifics, for logs.
     """
 
@@ -68,10 +68,10 @@ class FileRequest(NamedTuple):
     """A mapping of a file at the time of the interrupt.
 
     Attributes:
-        key: the file.
+        key: identity of the file.
         start: first runtime address of the mapping.
-        end: end of the mapping, exclusive.
-        file_offset: file offset of ``start``, in bytes.
+        end: runtime address after the last byte of the mapping.
+        file_offset: offset in the file, in bytes, of the byte mapped at ``start``.
         tgid: a process that has it mapped.
         tid: the thread that was interrupted.
         size: of the file in bytes; 0 if unknown.
@@ -104,8 +104,8 @@ def open_regular(files: ReferableFiles, path: str, root: str = "") -> OpenFile:
     Other files are not opened for reading, which might block or have effects.
 
     Args:
-        files: this host's.
-        path: path of the file.
+        files: reads files of the host.
+        path: absolute path, below ``root`` if that is given.
         root: directory that links in the path cannot leave, such as ``/proc/PID/root``.
 
     Raises:
@@ -144,12 +144,12 @@ class OpenedFile(NamedTuple):
 
     @property
     def deleted(self) -> bool:
-        """True if it was deleted, or never had a directory entry (memfd_create(2))."""
+        """Returns whether it was deleted, or never had a directory entry (memfd_create(2))."""
         return self.status.st_nlink == 0
 
     @property
     def content(self) -> OpenFile:
-        """The open file; valid until it is closed."""
+        """Returns the open file; valid until it is closed."""
         return OpenFile(self.fd, self.status.st_size, self.status.st_mtime_ns)
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class OpenedFile(NamedTuple):
 
 
 class _OtherInodeError(MappedFileError):
-    """Proof that this is a different file."""
+    """The opened file is certainly not the mapped one: its inode differs."""
 
 
 class _Way(NamedTuple):
@@ -177,7 +177,7 @@ def open_mapped(
 
     Args:
         request: names the file and a process that has it mapped.
-        files: this host's.
+        files: reads files of the host.
         known_path: where the file was when it was opened before; for a process that has ended.
         find_places: finds files by inode number, for ended processes like ``known_path``; used only
             if size and modification time are known and match.
@@ -289,7 +289,7 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
 
     Args:
         request: names the file.
-        status: status of the candidate.
+        status: what fstat(2) returns for the candidate.
         mapped: whether it was opened by the mapping's address range in the process.
     """
     if not stat.S_ISREG(status.st_mode) or status.st_ino != request.key.inode:

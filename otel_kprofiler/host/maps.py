@@ -22,7 +22,7 @@ from otel_kprofiler.host.access import Access, HostFiles
 from otel_kprofiler.model import VDSO_NAME, BuildId
 
 MAX_MAPS_BYTES: Final = 16 << 20
-"""Limit on the text of a process's maps: some 150,000 mappings.
+"""Limit on the text of a process's maps: about 150,000 mappings.
 
 That is more than the kernel's default limit, vm.max_map_count.
 """
@@ -54,9 +54,9 @@ class MemoryMapping(NamedTuple):
 
     Attributes:
         start: first runtime address.
-        end: end of the mapping, exclusive.
+        end: runtime address after the last byte of the mapping.
         permissions: as in ``r-xp``.
-        file_offset: file offset of ``start``, in bytes.
+        file_offset: offset in the file, in bytes, of the byte mapped at ``start``.
         device: device of the file's inode, as ``MKDEV`` (major << 20 | minor); 0 without a file.
         inode: inode of the file; 0 without a file.
         path: as the kernel shows it, without `` (deleted)``; a name such as ``[heap]``, or empty.
@@ -132,7 +132,7 @@ class ProcessMaps:
 
     Args:
         pid: the process; requires the right to trace it (ptrace(2), PTRACE_MODE_READ).
-        files: files of the host.
+        files: reads files of the host.
 
     Raises:
         OSError: the process does not exist, or the right is missing.

@@ -188,7 +188,7 @@ def find_storage_wait(directory: str) -> int | None:
     """Returns the number of the current storage wait; None if there is none.
 
     Args:
-        directory: directory of a thread in ``/proc``.
+        directory: the thread's directory, ``/proc/PID/task/TID``.
     """
     task = Path(directory)
     with suppress(OSError):

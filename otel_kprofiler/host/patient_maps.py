@@ -24,7 +24,7 @@ class PatientMaps:
     """Files of a host, in which memory maps that cannot be read in time are absent. Thread-safe.
 
     Args:
-        files: the host's files.
+        files: reads files of the host.
     """
 
     def __init__(self, files: ReferableFiles) -> None:
@@ -38,15 +38,15 @@ class PatientMaps:
         return self._call(path, lambda: self._files.open_fd(path))
 
     def read_bytes(self, path: str) -> bytes:
-        """Whole content of a file."""
+        """Returns the whole content of a file."""
         return self._call(path, lambda: self._files.read_bytes(path))
 
     def list_dir(self, path: str) -> list[str]:
-        """Names in a directory, sorted."""
+        """Returns the names in a directory, sorted."""
         return self._call(path, lambda: self._files.list_dir(path))
 
     def read_link(self, path: str) -> str:
-        """Target of a symbolic link."""
+        """Returns the target of a symbolic link."""
         return self._call(path, lambda: self._files.read_link(path))
 
     def open_reference(self, path: str) -> int:

@@ -24,7 +24,7 @@ FREQUENCY: Final = 1 << 10
 ENABLE_ON_EXEC: Final = 1 << 12
 
 TIME_ENABLED: Final = 1 << 0
-"""In ``read_format``: the time that the event was enabled follows its count."""
+"""``read_format`` bit: the time that the event was enabled follows its count."""
 
 _ATTR: Final = struct.Struct("=IIQQQQQIIQQQQIiQIHH")
 _FLAG_FD_CLOEXEC: Final = 8
@@ -91,7 +91,7 @@ def attach_program(event_fd: int, program_fd: int) -> None:
 
 
 def enable_event(event_fd: int) -> None:
-    """Start counting, also on inherited events of children."""
+    """Start counting, including inherited events of children."""
     fcntl.ioctl(event_fd, _IOC_ENABLE, 0)
 
 

@@ -26,7 +26,7 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
 
     Args:
         action: the refused action, as a noun phrase ("loading the BPF program").
-        files: the host.
+        files: reads files of the host.
     """
     if is_in_user_namespace(files):
         return PrivilegeError(

@@ -163,7 +163,7 @@ def give_up_capabilities(*kept: str) -> None:
     """Drop all other capabilities of a single-threaded process before it reads hostile input.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: the kernel rejected the call.
     """
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
     keep_only(kept)
@@ -173,7 +173,7 @@ def keep_only(names: Iterable[str]) -> None:
     """Drop all capabilities of this thread except these.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: the kernel rejected the call.
     """
     held = parse_capabilities(_thread_status()).effective
     mask = sum(1 << CAPABILITIES[name] for name in names) & held

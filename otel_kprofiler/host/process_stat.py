@@ -22,7 +22,7 @@ class ProcessStat(NamedTuple):
         is_kernel_thread: whether it is a kernel thread.
         name: name of its main thread (``comm``).
         stack_start: start address of the main thread's stack, which differs between programs that a
-            process executes; 0 for readers who may not trace it.
+            process executes; 0 if this process may not ptrace it.
         cpu_ticks: CPU time of its threads in clock ticks, in user and kernel mode.
     """
 

@@ -37,7 +37,7 @@ def find_throttling(files: HostFiles, samples_per_second: float, tick_rate: int)
     """Returns a warning if the kernel may suspend events of this rate; otherwise the empty text.
 
     Args:
-        files: the host.
+        files: reads files of the host.
         samples_per_second: rate of one CPU, above 0.
         tick_rate: see :func:`get_tick_rate`.
     """

@@ -40,7 +40,7 @@ class NewFile:
     created.
 
     Args:
-        path: path of the finished file.
+        path: where the finished file appears.
         mode: permissions, less the umask.
         replace: whether to replace an existing file.
 
@@ -200,7 +200,7 @@ class AppendedFile:
             return False
 
     def list_directory(self) -> list[str]:
-        """Names in its directory."""
+        """Returns the names in its directory."""
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._directory)
         try:
             return os.listdir(fd)
@@ -254,7 +254,10 @@ class AppendedFile:
         return fd
 
     def _find_reason_to_refuse(self, opened: os.stat_result) -> str:
-        """Returns why the opened file may be a trap, in a directory that others can write."""
+        """Returns why the opened file must not be written to; empty if it may be.
+
+        A file in a directory that other users can write may be a link set up as a trap.
+        """
         if not stat.S_ISREG(opened.st_mode) or is_trusted(os.fstat(self._directory)):
             return ""
         if opened.st_nlink > 1:

@@ -97,7 +97,7 @@ def find_interpreter(source: Source, machine: str = platform.machine()) -> Inter
     """Finds CPython in a file; None if it has none, or is not an ELF file for this machine.
 
     Args:
-        source: the file.
+        source: bytes of the file.
         machine: this machine, as named by uname(2).
 
     Raises:

@@ -42,8 +42,8 @@ def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, .
     """Returns the SVMAs of the loop: the function, then its cold part if there is one.
 
     Args:
-        source: the file.
-        elf: its headers.
+        source: bytes of the file.
+        elf: the file's parsed headers.
         symbol: ``_PyEval_EvalFrameDefault``.
     """
     loop = range(symbol.address, symbol.address + symbol.size)

@@ -39,7 +39,7 @@ class InterpreterFiles:
     """Looks up the interpreter of a file. Not thread-safe.
 
     Args:
-        files: this host's.
+        files: reads files of the host.
         on_found: called with each new interpreter, before a process is registered with it.
         calls: reads the files; a file on a device that does not respond counts as having no
             interpreter.

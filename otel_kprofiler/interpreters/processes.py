@@ -62,9 +62,9 @@ class PythonRegistry(Protocol):
         """Start reading frames of a process; False if the table is full.
 
         Args:
-            tgid: the process.
-            layout: layout of its interpreter.
-            process: its addresses.
+            tgid: id of the process.
+            layout: offsets of the structs of its interpreter.
+            process: runtime addresses in the process.
             image: the program that it must run; 0 to accept the program of its next sample.
         """
 
@@ -87,7 +87,7 @@ class PythonCounts(NamedTuple):
     """Counts of processes and refusals at one instant.
 
     Attributes:
-        processes: processes registered now.
+        processes: number of processes currently registered.
         without_room: processes not registered because the table was full.
         refused: files with refused interpreters, by reason.
         refused_processes: processes that ran refused interpreters, by reason.
@@ -112,7 +112,7 @@ class PythonProcesses:
 
     Args:
         registry: the table of registered processes.
-        files: this host's.
+        files: reads files of the host.
         on_found: called with each interpreter, before a process is registered with it.
     """
 
@@ -136,7 +136,7 @@ class PythonProcesses:
 
         Raises:
             PermissionError: its mappings cannot be read.
-            OSError: the kernel refused.
+            OSError: the kernel rejected the call.
         """
         mappings = self._read_code(seen.tgid)
         for mapping in mappings:
@@ -159,7 +159,7 @@ class PythonProcesses:
         """Handle an event of the stream of all processes, in order.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: the kernel rejected the call.
         """
         match event:
             case Started(parent=int(parent)) if parent in self._registered:
@@ -204,7 +204,7 @@ class PythonProcesses:
     ) -> _Registered | None:
         """Finds the interpreter in a mapping; None if there is none."""
         if not mapping.path.startswith("/"):
-            return None  # memory, or the vDSO
+            return None  # anonymous memory, or the vDSO
         interpreter = self._files.find(pid, mapping, build_id)
         if isinstance(interpreter, Refusal):
             if pid not in self._refused:
@@ -261,7 +261,7 @@ class PythonTracking:
         registry: the table of registered processes.
         pids: follow records of only these; empty for all.
         children: also follow the descendants of ``pids``.
-        files: this host's.
+        files: reads files of the host.
         on_found: called in that thread with each interpreter, before a process is registered.
     """
 

@@ -74,9 +74,9 @@ class _Frame(NamedTuple):
     """A frame in memory.
 
     Attributes:
-        address: address of the frame.
-        code: address of its code object.
-        offset: offset of its instruction from the code object.
+        address: runtime address of the frame (``_PyInterpreterFrame``).
+        code: runtime address of its code object.
+        offset: distance in bytes of its instruction from the code object.
         from_c: whether C entered it.
         in_generator: whether a generator owns it.
     """
@@ -96,7 +96,7 @@ class _Look(NamedTuple):
 
 
 def prove(layout: PythonLayout, process: PythonProcess) -> None:
-    """Verify that the BPF program would read this process correctly; takes some milliseconds.
+    """Verify that the BPF program would read this process correctly; takes a few milliseconds.
 
     Raises:
         InterpreterRefused: memory differs from what Python reports, or cannot be read.
@@ -118,9 +118,9 @@ class Proof:
     """Reads this process and compares.
 
     Args:
-        layout: layout to verify.
+        layout: the struct offsets to verify.
         process: addresses to verify.
-        memory: memory of this process.
+        memory: reads this process's memory.
     """
 
     def __init__(self, layout: PythonLayout, process: PythonProcess, memory: OwnMemory) -> None:

@@ -24,7 +24,7 @@ class InterpreterRefused(KProfilerError):  # noqa: N818 - an outcome, which is c
     """Raised for an interpreter whose frames must not be read.
 
     Args:
-        refusal: the reason.
+        refusal: why it was refused.
         detail: details, for the log.
     """
 

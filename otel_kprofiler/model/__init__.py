@@ -117,7 +117,7 @@ from otel_kprofiler.model.user_stack import (
 )
 from otel_kprofiler.model.wait import NO_WAITS, Wait, WaitState, WaitTotals, Waker
 from otel_kprofiler.model.wait_cause import WaitCause, find_cause, find_stack_cause
-from otel_kprofiler.model.wait_stack import STACK_NOT_TAKEN, WaitStacks
+from otel_kprofiler.model.wait_stack import STACK_NOT_CAPTURED, WaitStacks
 from otel_kprofiler.model.window import (
     Attributes,
     AttributeScalar,
@@ -153,7 +153,7 @@ __all__ = [
     "PYTHON_SIDE",
     "SIDES",
     "SOURCE_BITS",
-    "STACK_NOT_TAKEN",
+    "STACK_NOT_CAPTURED",
     "STACK_OK",
     "STACK_OVER_BUDGET",
     "STACK_TRUNCATED",

@@ -90,7 +90,7 @@ class ExporterAccount(NamedTuple):
     """Outcomes of the samples handed to an exporter.
 
     Attributes:
-        name: name of the exporter.
+        name: the exporter's id in the configuration, such as ``otlp_grpc``.
         exported: samples that the receiver accepted.
         lost: samples that did not reach the receiver, by cause.
         pending: samples in flight, or in the spool for the next run.
@@ -170,7 +170,7 @@ class Account(NamedTuple):
         received: counted when read from the ring.
         lost: lost between kernel and user space, by cause.
         waiting: received, but not yet in a closed window.
-        exporters: an entry for each exporter.
+        exporters: counts of each exporter.
         earlier: samples from earlier runs, included in the exporters' counts.
         missed: samples that the kernel skipped; not in ``taken``, see ``SamplerCounts``.
         kinds: accounts by name of the sample kind; empty in the account of a single kind.

@@ -22,16 +22,16 @@ class AttributeForm(enum.Enum):
     INLINE = "inline"
     """Inline, which every receiver can read."""
     REFERENCES = "references"
-    """As indices into the string table: smaller, but most receivers see empty keys."""
+    """Indices into the string table: smaller, but most receivers see empty keys."""
 
 
 class UnnamedFrames(enum.Enum):
     """How frames without a function name are written."""
 
     ADDRESSES = "addresses"
-    """With file and address but no function; back ends resolve the names."""
+    """Frames have file and address but no function; back ends resolve the names."""
     NAMES = "names"
-    """With a function name from file, address and reason, such as ``vmlinux+0x40 [no_symbol]``;
+    """Frames have a function name from file, address and reason: ``vmlinux+0x40 [no_symbol]``;
     from the reason alone if the file is unknown. For back ends that drop frames without a
     function."""
 

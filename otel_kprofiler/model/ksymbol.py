@@ -49,7 +49,7 @@ class KsymbolChange(NamedTuple):
         time_ns: boottime of the change or of the snapshot's start; for a loss, the last one before
             it.
         action: the event.
-        symbols: the symbols added, removed or present.
+        symbols: functions that were added or removed, or all that are present.
         until_ns: for a loss, the boottime at which it was detected.
     """
 
@@ -70,7 +70,7 @@ class KsymbolDetails(NamedTuple):
     """Program and source lines of a BPF function.
 
     Attributes:
-        program: the program containing the function.
+        program: details of the BPF program that contains the function.
         lines: source lines as (offset in the function, file, line), ascending.
     """
 

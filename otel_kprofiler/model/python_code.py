@@ -19,7 +19,7 @@ class PythonCode(NamedTuple):
     Attributes:
         id: code id in samples; unique within a recording.
         process: process id in the initial pid namespace.
-        address: address of the code object.
+        address: runtime address of the code object.
         image: distinguishes programs run by the same process, and processes with a reused pid.
         file: source file (``co_filename``).
         function: qualified name (``co_qualname``).

@@ -42,7 +42,7 @@ class RawSide(NamedTuple):
     """One side of a stack, as the kernel program recorded it.
 
     Attributes:
-        kind: kind of side.
+        kind: which side it is: kernel, user or another.
         words: for the kernel, runtime addresses as native-endian 64-bit words, leaf first; for user
             code, addresses with file mappings (:func:`parse_user_stack`), or empty.
         status: outcome of collecting the side.
@@ -68,7 +68,7 @@ class RawSample(NamedTuple):
         kind: what was sampled.
         value: in the unit of ``kind``.
         time_ns: ``CLOCK_BOOTTIME`` of the event.
-        cpu: logical CPU.
+        cpu: number of the logical CPU.
         tgid: process id in the initial pid namespace; 0 for the idle task.
         tid: thread id in the initial pid namespace.
         start_time_ns: ``CLOCK_BOOTTIME`` at which the process started, None if unknown.
@@ -128,7 +128,7 @@ class ProcessKey(NamedTuple):
     """Identity of a process as long as it runs the same program as the same user.
 
     Attributes:
-        tgid: process id.
+        tgid: process id, as in samples.
         start_time_ns: ``CLOCK_BOOTTIME`` of its start, which distinguishes processes with a reused
             id; None if unknown.
         exec_id: ``self_exec_id`` of its ``task_struct``, which grows with each execve(2); a child

@@ -88,7 +88,7 @@ class Module:
 
     Attributes:
         name: ``vmlinux``, the module name without path or suffix, or the BPF symbol.
-        kind: kind of module.
+        kind: what the code belongs to, such as a kernel module or a user file.
         build_id: GNU build id, None if it has none or it cannot be read.
         file_id: 128-bit id derived from the build id (see ``docs/symbols.md``).
         base: runtime address that RVAs are relative to: ``_text`` for vmlinux, the address
@@ -96,7 +96,7 @@ class Module:
             object, whose addresses are its ELF file's (SVMA).
         ranges: executable ranges without init sections, sorted by start; for a user object, the
             segment of the frames, in whole pages.
-        range_source: source of ``ranges``.
+        range_source: where ``ranges`` came from.
         generation: grows by one with each module seen, so that a reloaded module is a new module.
         program: the BPF program containing the code, if known.
         file_offset: for a user object, the file offset of the first byte of its range.
@@ -255,7 +255,7 @@ class RawFrames:
     Few occur twice, so caching them would cost more than it saves.
 
     Args:
-        side: side of the frames.
+        side: the side to which the addresses belong.
         addresses: addresses in the process, adjusted as in :class:`Frame`.
         reason: why the frames are unresolved.
     """
@@ -281,7 +281,7 @@ class Side(NamedTuple):
     """One side of a stack.
 
     Attributes:
-        kind: kind of side.
+        kind: which side it is: kernel, user or another.
         frames: its frames, leaf first. Frames in a tuple live as long as the side.
         status: outcome of collecting the side.
         is_provisional: whether it may be resolved further when the window closes.
@@ -316,7 +316,7 @@ class Stack:
         """Build a stack from frames, leaf first.
 
         Args:
-            frames: frames of any sides.
+            frames: frames of one or more sides, leaf first.
             statuses: outcomes by side. A side without frames is added only if listed here, at the
                 root if it was truncated. If a side has several runs of frames, the last run gets
                 the status.

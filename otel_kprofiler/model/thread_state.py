@@ -15,7 +15,7 @@ class ThreadState(NamedTuple):
 
     Attributes:
         tgid: process id, in the pid namespace of the reader.
-        tid: thread id, likewise.
+        tid: thread id, in the pid namespace of the reader.
         name: the thread's name.
         state: why it is off the CPU; None while it runs.
         waited_ns: how long it has been off the CPU, without suspends of the host; None while it
@@ -52,7 +52,7 @@ class ProcessState(NamedTuple):
 
     Attributes:
         tgid: process id.
-        name: name of the process.
+        name: the process's ``comm``.
         threads: its threads, by id.
         ended: number of threads that have exited and are not yet reaped.
         time_ns: ``CLOCK_BOOTTIME`` of the moment.

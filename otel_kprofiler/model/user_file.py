@@ -58,7 +58,7 @@ class OpenFile(NamedTuple):
 
     Attributes:
         fd: descriptor, open for reading.
-        size: size in bytes at verification.
+        size: length of the file in bytes when it was verified.
         modified_ns: Unix time of the last write at verification.
     """
 
@@ -111,7 +111,7 @@ class KnownFiles:
         """Add a file.
 
         Args:
-            key: the file.
+            key: identity of the file.
             details: its details.
             content: the open file, or its image in memory; None if unavailable.
             owner: id of the process that mapped it.

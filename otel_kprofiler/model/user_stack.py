@@ -83,7 +83,7 @@ class FrameSource(enum.IntEnum):
     """The leaf: the interrupted instruction."""
     TABLE = 1
     FRAME_POINTER = 2
-    """From the frame pointer; the return address follows a call. A callee may be missing."""
+    """Found by frame pointer; the return address follows a call. A callee may be missing."""
     GUESS = 3
     """Caller of a leaf without unwind entry; the address on top of the stack follows a call."""
     SIGNAL = 4
@@ -94,7 +94,7 @@ class FileKey(NamedTuple):
     """Identity of a mapped file on this host, valid until reboot.
 
     Attributes:
-        inode: inode number.
+        inode: number of the file's inode on its device.
         device: device of its file system, as ``MKDEV`` (major << 20 | minor); differs from
             ``st_dev`` on overlayfs and btrfs.
         generation: distinguishes files with a reused inode number, and a file's contents before and
@@ -114,7 +114,7 @@ class StackMapping(NamedTuple):
     """A mapped file of a process.
 
     Attributes:
-        file: the file.
+        file: key of the mapped file.
         bias: runtime address minus file offset, modulo 2^64.
     """
 

@@ -52,7 +52,7 @@ class Wait(NamedTuple):
     its sleep state, then runnable.
 
     Attributes:
-        state: state of the thread.
+        state: why the thread is off the CPU.
         start_ns: ``CLOCK_BOOTTIME`` at which the thread left the CPU.
         duration_ns: off-CPU time in this state, excluding host suspends. The sample's value is this
             time divided by the wait's sampling probability.

@@ -189,13 +189,14 @@ def find_cause(
     in_iowait: bool = False,
     is_throttled: bool = False,
 ) -> WaitCause:
-    """Returns the cause of a wait: if in doubt, the more general; else :attr:`WaitCause.OTHER`.
+    """Returns the cause of a wait.
 
-    The state takes precedence: a runnable thread waits for a CPU, whatever its stack. Next come
+    If several causes fit, returns the more general one; if none does, :attr:`WaitCause.OTHER`. The
+    state takes precedence: a runnable thread waits for a CPU, whatever its stack. Next come
     :data:`DIRECT_PROOFS`, :data:`PROOFS`, kernel threads whose main function waits, and disks.
 
     Args:
-        state: state of the thread.
+        state: why the thread is off the CPU.
         kernel: names of the kernel functions on its stack, leaf first; compiler suffixes
             (``.isra.0``) are ignored. Empty if hidden or unknown.
         user: names of the native functions on its stack, in the same form.

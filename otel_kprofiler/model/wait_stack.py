@@ -18,7 +18,7 @@ from otel_kprofiler.model.stack import (
     StackStatus,
 )
 
-STACK_NOT_TAKEN: Final = StackStatus(-errno.ESRCH)
+STACK_NOT_CAPTURED: Final = StackStatus(-errno.ESRCH)
 """The side was not collected when the wait started, and the thread was off the CPU when needed."""
 
 _SCHEDULER: Final = frozenset({"__schedule", "schedule"})
@@ -81,7 +81,7 @@ def _is_of_kernel_thread(stack: Stack) -> bool:
 
 
 def _without_status(side: Side) -> Side:
-    if side.kind is USER_SIDE and side.status == STACK_NOT_TAKEN:
+    if side.kind is USER_SIDE and side.status == STACK_NOT_CAPTURED:
         return side._replace(status=STACK_OK)
     return side
 

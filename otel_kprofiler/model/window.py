@@ -42,8 +42,8 @@ class WindowWait(NamedTuple):
     """Properties shared by waits in a window.
 
     Attributes:
-        state: state of the thread.
-        cause: cause of the wait; None if not determined.
+        state: why the thread is off the CPU.
+        cause: why the thread waited; None until it is determined.
         is_ended: False for waits that continued at the end of the window.
         waker: thread that ended the waits, if known.
     """
@@ -66,7 +66,7 @@ class WindowSample(NamedTuple):
         stack: the resolved stack.
         tid: thread id.
         thread_name: thread name (``comm``).
-        cpu: logical CPU.
+        cpu: number of the logical CPU.
         link: current span of the thread, if known.
         timestamps_unix_ns: time of each sample, in order of arrival; never empty.
         values: value at each timestamp, in the unit of the profile's kind; empty if all are 1.
@@ -86,7 +86,7 @@ class WindowSample(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether these are waits for lack of work; see :class:`WaitCause`."""
+        """Returns whether the samples are idle waits, that is, of a thread with nothing to do."""
         return self.wait is not None and self.wait.is_idle
 
     @property
@@ -100,7 +100,7 @@ class ResourceSamples(NamedTuple):
 
     Attributes:
         resource: source of the samples.
-        samples: the samples.
+        samples: distinct samples, each with its timestamps.
         waits: off-CPU time of its threads in the window, without sampling error; None if unknown.
     """
 
@@ -172,7 +172,7 @@ class Window:
     Attributes:
         start_unix_ns: start of the interval.
         end_unix_ns: end of the interval, exclusive.
-        profiles: a profile for each sampled kind.
+        profiles: one for each kind that was sampled.
     """
 
     start_unix_ns: int

@@ -59,8 +59,8 @@ class SharedValues:
     """Values shared by several messages, each created once.
 
     Attributes:
-        modules: by value.
-        frames: by parts.
+        modules: shared modules, by value.
+        frames: shared frames, by their parts.
         stacks: by frames and statuses.
     """
 
@@ -103,7 +103,7 @@ class _FrameAttributes(NamedTuple):
     """Attributes of a location.
 
     Attributes:
-        side: side of the stack.
+        side: the side to which the frame belongs.
         reason: why the location has no name; empty if absent.
         builtin: built-in modules that contain the code.
         found_by: unwinding method, if it is not conclusive.

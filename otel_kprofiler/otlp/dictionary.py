@@ -96,7 +96,7 @@ class Tables:
     """Serialized entries of the seven tables, without the zero entries.
 
     Attributes:
-        entries: by table.
+        entries: encoded entries, by table.
         size: total size of the entries in bytes.
     """
 

@@ -356,8 +356,8 @@ def _write_samples(
     """Encode the samples of a profile; returns them and their number, incomplete if too large.
 
     Args:
-        options: options of the request.
-        dictionary: dictionary of the request.
+        options: encoding and size limit of the request.
+        dictionary: tables of the request, to which samples refer by index.
         units: the samples, at least one.
         has_values: whether to write their values.
         size: lower bound of the bytes before the samples.

@@ -81,15 +81,15 @@ class JsonWriter:
     sample_bytes = len(b',{"timestampsUnixNano":[]}') - len(b",")
 
     def token(self, index: int) -> Token:
-        """An index as a number."""
+        """Returns an index as a number."""
         return b"%d" % index
 
     def string(self, text: str) -> bytes:
-        """Entry of ``stringTable``."""
+        """Returns an entry of ``stringTable``."""
         return b"," + _quoted(text)
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
-        """Entry of ``mappingTable``; see :class:`Writer`."""
+        """Returns an entry of ``mappingTable``; see :class:`Writer`."""
         start, limit, offset = place
         return b"," + _object(
             _long(b"memoryStart", start),
@@ -102,7 +102,7 @@ class JsonWriter:
     def location(
         self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
     ) -> bytes:
-        """Entry of ``locationTable``."""
+        """Returns an entry of ``locationTable``."""
         return b"," + _object(
             _field(b"mappingIndex", mapping),
             _long(b"address", address & MASK_64),
@@ -117,15 +117,15 @@ class JsonWriter:
         )
 
     def raw_location(self, address: int, attributes: bytes) -> bytes:
-        """Entry of ``locationTable`` without a mapping or lines."""
+        """Returns an entry of ``locationTable`` without a mapping or lines."""
         return self.location(b"", address, (), attributes)
 
     def location_attributes(self, attributes: bytes) -> bytes:
-        """The field ``attributeIndices`` of a location."""
+        """Returns the field ``attributeIndices`` of a location."""
         return _array(b"attributeIndices", attributes)
 
     def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
-        """Entry of ``functionTable``."""
+        """Returns an entry of ``functionTable``."""
         return b"," + _object(
             _field(b"nameStrindex", name),
             _field(b"systemNameStrindex", system_name),
@@ -134,39 +134,39 @@ class JsonWriter:
         )
 
     def link(self, link: SpanLink) -> bytes:
-        """Entry of ``linkTable``."""
+        """Returns an entry of ``linkTable``."""
         return b',{"traceId":"%b","spanId":"%b"}' % (
             link.trace_id.hex().encode(),
             link.span_id.hex().encode(),
         )
 
     def attribute(self, key: Token, value: AttributeValue) -> bytes:
-        """Entry of ``attributeTable``."""
+        """Returns an entry of ``attributeTable``."""
         return b"," + _object(_field(b"keyStrindex", key), b'"value":' + _any_value(value))
 
     def stack(self, locations: bytes) -> bytes:
-        """Entry of ``stackTable``."""
+        """Returns an entry of ``stackTable``."""
         return b"," + _object(_array(b"locationIndices", locations))
 
     def sample_attributes(self, attributes: bytes) -> bytes:
-        """The field ``attributeIndices`` of a sample."""
+        """Returns the field ``attributeIndices`` of a sample."""
         return _array(b"attributeIndices", attributes)
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
-        """The fields of a sample before its timestamps."""
+        """Returns the fields of a sample before its timestamps."""
         fields = (_field(b"stackIndex", stack), attributes, _field(b"linkIndex", link))
         return b"".join(field + b"," for field in fields if field)
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
-        """Elements of ``timestampsUnixNano``, each with a comma: may be concatenated."""
+        """Returns elements of ``timestampsUnixNano``, each with a comma: may be concatenated."""
         return b"".join([b',"%d"' % time for time in times_unix_ns])
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Elements of ``values``, each with a comma: may be concatenated."""
+        """Returns elements of ``values``, each with a comma: may be concatenated."""
         return self.timestamps(values)
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
-        """One sample of a profile."""
+        """Returns one sample of a profile."""
         if values:
             head += b'"values":[%b],' % values[1:]
         if timestamps:
@@ -174,7 +174,7 @@ class JsonWriter:
         return b",{%b}" % head[:-1]
 
     def key_value(self, attribute: KeyValue) -> bytes:
-        """One element of ``attributes``."""
+        """Returns one element of ``attributes``."""
         key, value, key_token, value_token = attribute
         any_value = (
             b'{"stringValueStrindex":%b}' % value_token if value_token else _any_value(value)
@@ -184,7 +184,7 @@ class JsonWriter:
         )
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
-        """The fields of a profile around the elements of ``samples``."""
+        """Returns the fields of a profile around the elements of ``samples``."""
         period_type = _object(
             _field(b"typeStrindex", types.period_type), _field(b"unitStrindex", types.period_unit)
         )
@@ -205,7 +205,7 @@ class JsonWriter:
     def profile(
         self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
     ) -> bytes:
-        """One element of ``profiles``."""
+        """Returns one element of ``profiles``."""
         fields = (_text(b"profileId", profile_id.hex()), _array(b"attributeIndices", attributes))
         profile = samples[1:].join(envelope)
         return b"".join([profile, *(b"," + field for field in fields if field), b"}"])
@@ -227,11 +227,11 @@ class JsonWriter:
         return b',{"resource":%b,"scopeProfiles":[' % body, b"]" + _last_text(schema_url)
 
     def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
-        """One ResourceProfiles."""
+        """Returns one ResourceProfiles."""
         return profiles[1:].join(scope).join(resource)
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
-        """The whole request."""
+        """Returns the whole request."""
         start, middle, end = _REQUEST
         dictionary = b"".join(
             zero + b"".join(table) for zero, table in zip(_TABLES, tables, strict=True)

@@ -43,7 +43,7 @@ class Nameless(NamedTuple):
 
     Attributes:
         location: index of the location in its message's dictionary.
-        file: file that contains the code.
+        file: identity of the file that contains the code.
         address: address in the file: SVMA for user code, RVA for kernel code.
         file_offset: file offset of the address; None if the mapping lacks it.
     """

@@ -45,7 +45,8 @@ def add_lines(message: Any, tree: Any, lines: Mapping[int, Sequence[Line]]) -> N
 
     Args:
         message: a request without an index outside its tables.
-        tree: the JSON that the message was parsed from, changed likewise; None for protobuf.
+        tree: the JSON that the message was parsed from, which gets the same changes; None for
+            protobuf.
         lines: functions by location index, innermost inlined function first.
     """
     if not lines:

@@ -49,7 +49,7 @@ class Payload:
 
     Attributes:
         message: the ``ExportProfilesServiceRequest``.
-        notes: the deviations.
+        notes: deviations from the format, in order of detection.
         tree: the JSON that the message was parsed from; None for protobuf.
     """
 
@@ -93,7 +93,7 @@ class DamagedProfilesError(PayloadError):
     """Some profiles of a message are unreadable or truncated.
 
     Args:
-        error: error of the first profile.
+        error: what is wrong with the first damaged profile.
         count: number of such profiles.
     """
 

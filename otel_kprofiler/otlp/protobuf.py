@@ -81,11 +81,11 @@ class ProtobufWriter:
     key_value = staticmethod(key_value)
 
     def string(self, text: str) -> bytes:
-        """Entry of ``string_table``; the string has no surrogates."""
+        """Returns an entry of ``string_table``; the string has no surrogates."""
         return _string(text) if len(text) <= _SHORT_TEXT else delimited(b"\x2a", text.encode())
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
-        """Entry of ``mapping_table``; see :class:`Writer`."""
+        """Returns an entry of ``mapping_table``; see :class:`Writer`."""
         body = b""
         for tag, number in zip((b"\x08", b"\x10", b"\x18"), place, strict=True):
             body += _field(tag, varint(number & MASK_64) if number else b"")
@@ -95,7 +95,7 @@ class ProtobufWriter:
     def location(
         self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
     ) -> bytes:
-        """Entry of ``location_table``."""
+        """Returns an entry of ``location_table``."""
         body = b"\x08" + mapping if mapping else b""
         if address:
             body += b"\x10" + varint(address & MASK_64)
@@ -107,16 +107,16 @@ class ProtobufWriter:
         return b"\x12" + ONE_BYTE[size] + body if size < len(ONE_BYTE) else delimited(b"\x12", body)
 
     def raw_location(self, address: int, attributes: bytes) -> bytes:
-        """Entry of ``location_table`` without a mapping or lines."""
+        """Returns an entry of ``location_table`` without a mapping or lines."""
         body = b"\x10" + varint(address & MASK_64) if address else b""
         return delimited(b"\x12", body + attributes)
 
     def location_attributes(self, attributes: bytes) -> bytes:
-        """The field ``attribute_indices`` of a location."""
+        """Returns the field ``attribute_indices`` of a location."""
         return message_field(b"\x22", attributes)
 
     def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
-        """Entry of ``function_table``."""
+        """Returns an entry of ``function_table``."""
         body = b"\x08" + name if name else b""
         if system_name:
             body += b"\x10" + system_name
@@ -127,13 +127,13 @@ class ProtobufWriter:
         return b"\x1a" + ONE_BYTE[len(body)] + body  # below 128: four varints
 
     def link(self, link: SpanLink) -> bytes:
-        """Entry of ``link_table``."""
+        """Returns an entry of ``link_table``."""
         return delimited(
             b"\x22", message_field(b"\x0a", link.trace_id) + message_field(b"\x12", link.span_id)
         )
 
     def attribute(self, key: Token, value: AttributeValue) -> bytes:
-        """Entry of ``attribute_table``, without a unit."""
+        """Returns an entry of ``attribute_table``, without a unit."""
         body = _any_value(value)
         size = len(body)
         if size > _MAX_SHORT_VALUE:
@@ -144,36 +144,36 @@ class ProtobufWriter:
         return b"\x32" + ONE_BYTE[len(body)] + body
 
     def stack(self, locations: bytes) -> bytes:
-        """Entry of ``stack_table``."""
+        """Returns an entry of ``stack_table``."""
         return delimited(b"\x3a", delimited(b"\x0a", locations))
 
     def sample_attributes(self, attributes: bytes) -> bytes:
-        """The field ``attribute_indices`` of a sample."""
+        """Returns the field ``attribute_indices`` of a sample."""
         return message_field(b"\x12", attributes)
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
-        """The fields of a sample before its timestamps."""
+        """Returns the fields of a sample before its timestamps."""
         head = b"\x08" + stack + attributes if stack else attributes
         return head + b"\x18" + link if link else head
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
-        """Content of ``timestamps_unix_nano``: may be concatenated."""
+        """Returns the content of ``timestamps_unix_nano``: may be concatenated."""
         if len(times_unix_ns) == 1:
             return times_unix_ns[0].to_bytes(8, "little")
         return struct.pack(f"<{len(times_unix_ns)}Q", *times_unix_ns)
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Content of ``values``: may be concatenated."""
+        """Returns the content of ``values``: may be concatenated."""
         return b"".join([varint(value & MASK_64) for value in values])
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
-        """One sample of a profile."""
+        """Returns one sample of a profile."""
         if values:
             head += delimited(b"\x22", values)
         return delimited(b"\x12", head + message_field(b"\x2a", timestamps))
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
-        """The fields of a profile before and after ``samples``."""
+        """Returns the fields of a profile before and after ``samples``."""
         sample_type = _field(b"\x08", types.sample_type) + _field(b"\x10", types.sample_unit)
         period_type = _field(b"\x08", types.period_type) + _field(b"\x10", types.period_unit)
         after = b"\x19" + fixed64(window.start_unix_ns)
@@ -185,14 +185,14 @@ class ProtobufWriter:
     def profile(
         self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
     ) -> bytes:
-        """One field ``profiles`` of a ScopeProfiles."""
+        """Returns one field ``profiles`` of a ScopeProfiles."""
         fields = message_field(b"\x3a", profile_id) + message_field(b"\x5a", attributes)
         return delimited(b"\x12", samples.join(envelope) + fields)
 
     def scope(
         self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
     ) -> Envelope:
-        """The fields ``scope`` and ``schema_url`` of a ScopeProfiles."""
+        """Returns the fields ``scope`` and ``schema_url`` of a ScopeProfiles."""
         scope = (
             text_field(b"\x0a", name)
             + text_field(b"\x12", version)
@@ -201,15 +201,15 @@ class ProtobufWriter:
         return delimited(b"\x0a", scope), text_field(b"\x1a", schema_url)
 
     def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
-        """The fields ``resource`` and ``schema_url`` of a ResourceProfiles."""
+        """Returns the fields ``resource`` and ``schema_url`` of a ResourceProfiles."""
         return delimited(b"\x0a", _repeated(b"\x0a", attributes)), text_field(b"\x1a", schema_url)
 
     def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
-        """One ResourceProfiles."""
+        """Returns one ResourceProfiles."""
         return delimited(b"\x0a", delimited(b"\x12", profiles.join(scope)).join(resource))
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
-        """The whole request; ``tables`` omit the zero entries."""
+        """Returns the whole request; ``tables`` omit the zero entries."""
         body = b"".join(
             zero + b"".join(table) for zero, table in zip(_ZERO_ENTRIES, tables, strict=True)
         )

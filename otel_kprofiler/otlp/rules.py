@@ -23,7 +23,7 @@ class Violation(NamedTuple):
     Attributes:
         rule: id of the rule.
         where: path of the field, such as ``dictionary.stack_table[3]``.
-        message: the problem.
+        message: describes the problem.
     """
 
     rule: str
@@ -99,7 +99,7 @@ class Contents:
         return entries
 
     def entry(self, name: str, index: int) -> Any:
-        """Returns an entry of a table; None if out of range."""
+        """Returns an entry of a table; None if the index is out of range."""
         table = getattr(self.dictionary, name)
         return table[index] if 0 <= index < len(table) else None
 

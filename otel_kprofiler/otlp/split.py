@@ -65,7 +65,7 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
 
     Args:
         message: from :func:`otel_kprofiler.otlp.parse_payloads`; may be changed.
-        form: form of the requests.
+        form: encoding of the requests, protobuf or JSON.
         max_bytes: maximum size of a request before compression; None for no limit.
 
     Returns:

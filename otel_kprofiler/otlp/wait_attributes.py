@@ -60,7 +60,10 @@ def parse_wait(attributes: Mapping[str, AttributeValue]) -> WindowWait | None:
 
 
 def total_attributes(waits: WaitTotals | None) -> dict[str, AttributeValue]:
-    """Returns the attributes of each profile of a resource's waits; empty if not counted."""
+    """Returns the attributes of each profile of a resource's waits.
+
+    Returns no attributes if the waits were not counted.
+    """
     if waits is None:
         return {}
     attributes: dict[str, AttributeValue] = {

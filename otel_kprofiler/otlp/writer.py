@@ -60,97 +60,97 @@ class Writer(Protocol):
         ...
 
     def string(self, text: str) -> bytes:
-        """Entry of the string table; the string must not have surrogates."""
+        """Returns an entry of the string table; the string must not have surrogates."""
         ...
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
-        """Entry of the mapping table; its place is start, limit, and offset in the file."""
+        """Returns an entry of the mapping table; its place is start, limit and file offset."""
         ...
 
     def location(
         self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
     ) -> bytes:
-        """Entry of the location table; a line is a function's token and a line number.
+        """Returns an entry of the location table; a line is a function's token and a line number.
 
         The attributes are from :meth:`location_attributes`.
         """
         ...
 
     def raw_location(self, address: int, attributes: bytes) -> bytes:
-        """Entry of the location table with only an address and attributes."""
+        """Returns an entry of the location table with only an address and attributes."""
         ...
 
     def location_attributes(self, attributes: bytes) -> bytes:
-        """The attributes of locations, from their tokens."""
+        """Returns the attributes of locations, from their tokens."""
         ...
 
     def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
-        """Entry of the function table."""
+        """Returns an entry of the function table."""
         ...
 
     def link(self, link: SpanLink) -> bytes:
-        """Entry of the link table."""
+        """Returns an entry of the link table."""
         ...
 
     def attribute(self, key: Token, value: AttributeValue) -> bytes:
-        """Entry of the attribute table, without a unit."""
+        """Returns an entry of the attribute table, without a unit."""
         ...
 
     def stack(self, locations: bytes) -> bytes:
-        """Entry of the stack table."""
+        """Returns an entry of the stack table."""
         ...
 
     def sample_attributes(self, attributes: bytes) -> bytes:
-        """The attributes of a sample, as an argument for :meth:`sample_head`."""
+        """Returns the attributes of a sample, as an argument for :meth:`sample_head`."""
         ...
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
-        """The fields of a sample before its timestamps: its identity."""
+        """Returns the fields of a sample before its timestamps: its identity."""
         ...
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
-        """Timestamps of a sample; results may be concatenated."""
+        """Returns timestamps of a sample; results may be concatenated."""
         ...
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Values of a sample, one for each timestamp; results may be concatenated."""
+        """Returns values of a sample, one for each timestamp; results may be concatenated."""
         ...
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
-        """A sample of a profile; without values, each timestamp counts 1.
+        """Returns a sample of a profile; without values, each timestamp counts 1.
 
         Without timestamps, there is a single value.
         """
         ...
 
     def key_value(self, attribute: KeyValue) -> bytes:
-        """An attribute of a resource or scope."""
+        """Returns an attribute of a resource or scope."""
         ...
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
-        """Fields that all profiles of a kind share, around the samples."""
+        """Returns fields that all profiles of a kind share, around the samples."""
         ...
 
     def profile(
         self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
     ) -> bytes:
-        """One profile with these attributes."""
+        """Returns one profile with these attributes."""
         ...
 
     def scope(
         self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
     ) -> Envelope:
-        """A ScopeProfiles around its profiles; attributes are from :meth:`key_value`."""
+        """Returns a ScopeProfiles around its profiles; attributes are from :meth:`key_value`."""
         ...
 
     def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
-        """A ResourceProfiles around its ScopeProfiles."""
+        """Returns a ResourceProfiles around its ScopeProfiles."""
         ...
 
     def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
-        """One ResourceProfiles with these profiles, in order."""
+        """Returns one ResourceProfiles with these profiles, in order."""
         ...
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
-        """The whole request; the tables omit their zero entries."""
+        """Returns the whole request; the tables omit their zero entries."""
         ...

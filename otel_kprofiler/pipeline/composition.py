@@ -71,7 +71,7 @@ def open_symbols(
     No thread starts before the first ``advance``. The caller closes the symbolizer.
 
     Args:
-        access: the host's files.
+        access: reads files of the host.
         event_sink: receives changes of symbols, for recordings.
         inherited: in a forked child, the parent's symbols. Reading them again could take seconds
             in a busy service, because each read releases the GIL.
@@ -97,8 +97,8 @@ def open_resources(
     """Opens the Resources of all processes of this host, including published attributes.
 
     Args:
-        access: the host's files.
-        clock: the host's clocks.
+        access: reads files of the host.
+        clock: reads the host's clocks.
         attributes: configured resource attributes; they override detected ones.
         on_new: called with each new process and its Resource, and when the Resource changes.
         service_sources: where to find names of services that publish none, from ``SERVICE_SOURCES``
@@ -137,13 +137,14 @@ def open_live(
         config: what to sample; interrupt ranges are filled in from the kernel's symbols.
         schedule: the window lengths.
         sink: receives each closed window.
-        access: the host's files.
-        clock: the host's clocks.
+        access: reads files of the host.
+        clock: reads the host's clocks.
         resources: the Resources of processes; closed with the pipeline, or if this function fails.
         symbolizer: from :func:`open_symbols`; closed like ``resources``.
-        user_names: names user frames, for example a :class:`SymbolLoader`; closed likewise.
+        user_names: names user frames, for example a :class:`SymbolLoader`; closed like
+            ``resources``.
         resolvers: resolvers for sides other than the kernel's, replacing the resolver of user
-            code's files; closed likewise.
+            code's files; closed like ``resources``.
         raw_sink: receives the raw records of each drain.
         replaced_sink: receives native frames that Python frames may replace, by name.
         loader: library that loads the BPF program: ``auto``, ``libbpf`` or ``bcc``.
@@ -221,7 +222,7 @@ def change_attributes(
 def _open_ksymbols(
     access: Access, sink: EventSink | None, missed_since_ns: int | None, ring_bytes: int | None
 ) -> KsymbolSource | None:
-    """Opens a source of ksymbol changes before kallsyms is read; None if not permitted."""
+    """Opens a source of ksymbol changes before kallsyms is read; None if this user may not."""
     try:
         watch = KsymbolWatch(access, missed_since_ns=missed_since_ns, ring_bytes=ring_bytes)
     except PrivilegeError:

@@ -1,4 +1,4 @@
-"""The event-time gate: a sample waits until every symbol stream has passed its time.
+"""The event-time gate: a sample waits until every symbol stream has passed its timestamp.
 
 Samples, module events and BPF symbol records arrive separately. Resolving a sample as soon as it
 is read could use symbols from before or after its time.
@@ -13,7 +13,7 @@ from typing import Final
 from otel_kprofiler.model import RawSample, SampleCounts
 
 MAX_WAIT_NS: Final = 500_000_000
-"""Maximum time that a sample waits for the symbols of its time."""
+"""Maximum time that a sample waits for symbols up to its timestamp."""
 
 _TIME = attrgetter("time_ns")
 _KIND = attrgetter("kind.name")

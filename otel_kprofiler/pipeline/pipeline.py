@@ -7,9 +7,9 @@
                           └─watermark─┘
 
 One thread calls :meth:`Pipeline.step` repeatedly. Samples are drained, held at the gate until every
-symbol stream has passed their time, resolved with the symbols of that time, and collected into the
-window of that time. Once its end has passed in event time, a window is closed and passed to the
-sink.
+symbol stream has passed their timestamp, resolved with the symbols at that timestamp, and collected
+into the window that contains it. Once its end has passed in event time, a window is closed and
+passed to the sink.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Pipeline(Generic[SamplerT]):
         """
         end_ns = self._get_windows().end_boot_ns
         if end_ns <= self._looked_ns:
-            self.sampler.wait(timeout_s)  # also for symbols, since the window waits for them
+            self.sampler.wait(timeout_s)  # the window is over but needs symbols: wait for those too
         else:
             is_idle = not (self._is_busy or self._gate.counts)
             wait_for_samples(

@@ -48,7 +48,7 @@ class PythonFrames:
 
     Args:
         sampler: the sampler, whose settings select the processes.
-        files: this host's.
+        files: reads files of the host.
         loops: receives the interpreters' evaluation loops.
     """
 
@@ -105,7 +105,7 @@ class PythonFrames:
     def remarks(self) -> list[str]:
         """Lists the Python frames that were not read, for reports; one line per reason.
 
-        Thread-safe; also after :meth:`close`.
+        Thread-safe, even after :meth:`close`.
         """
         lines = []
         tracked = self._count_tracked()

@@ -79,7 +79,7 @@ def resource_grain(receiver: Receiver) -> Grain:
 
 
 def target_groups(receiver: Receiver) -> Groups:
-    """Returns the containers, pods and units to sample; all processes if none is named."""
+    """Returns the containers, pods and units to sample; all processes if none is configured."""
     return Groups(
         tuple(receiver.target_containers),
         tuple(receiver.target_pods),

@@ -50,11 +50,11 @@ class ThreadDumper:
 
     Args:
         config: targets, sides and limits of stacks.
-        access: this host's files.
-        clock: this host's clocks.
+        access: reads files of the host.
+        clock: reads the host's clocks.
         symbolizer: the kernel's symbols; closed with the dumper.
-        resources: identifies the processes, and decodes their contexts; closed likewise.
-        user_names: names user frames; closed likewise.
+        resources: identifies the processes, and decodes their contexts; closed with the dumper.
+        user_names: names user frames; closed with the dumper.
 
     Raises:
         DependencyError: libbpf is missing.
@@ -112,7 +112,7 @@ class ThreadDumper:
         Processes that have ended are absent.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: the kernel rejected the call.
         """
         reading = self._read()
         now_ns = max((row.time_ns for row in reading.rows), default=0)

@@ -293,7 +293,7 @@ class WindowBuilder:
             self._open(boot_ns)
 
     def _interval(self, end_boot_ns: int) -> Interval:
-        """The window's interval, extended to include early and late samples."""
+        """Returns the window's interval, extended to include early and late samples."""
         all_series = [
             series
             for groups in self._kinds.values()

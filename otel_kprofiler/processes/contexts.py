@@ -99,7 +99,7 @@ class ProcessContexts:
     only briefly: see :class:`HangingProcesses`.
 
     Args:
-        files: files of the host.
+        files: reads files of the host.
         first_look_s: delay from :meth:`expect` to the first read, which skips processes that
             exit earlier.
         answer_timeout_s: how long :meth:`look` waits for results.
@@ -148,7 +148,7 @@ class ProcessContexts:
         """Schedule the first read of a newly sampled process.
 
         Args:
-            key: the process.
+            key: identity of the process.
             stack_start: stack start of the sampled program, as in :class:`RawSample`; once the
                 process executes another program, it counts as exited. 0 disables the check.
         """

@@ -49,7 +49,7 @@ def find_goroutines(
     Only x86-64 is supported.
 
     Args:
-        read: reads the process's memory.
+        read: returns bytes of the process's memory at a runtime address.
         objects: files loaded by the process.
         headers_at: address of the executable's program headers.
 

@@ -52,7 +52,7 @@ class Grain(enum.Enum):
         """Returns a process's attributes that its Resource keeps.
 
         Args:
-            attributes: attributes of the process.
+            attributes: the process's OpenTelemetry resource attributes.
             common: names of the attributes that all Resources have.
         """
         prefixes, names = _KEPT[self]
@@ -85,7 +85,7 @@ def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Wi
 
     Args:
         window: a window with a Resource for each process.
-        grain: grain of the Resources.
+        grain: which attributes distinguish Resources.
         common: names of the attributes that all Resources have.
     """
     if grain is Grain.PROCESS:

@@ -19,8 +19,8 @@ class HangingProcesses:
     At the limit, it skips processes, since a process that hangs then would hold the caller.
 
     Args:
-        files: files of the host.
-        name: of the threads.
+        files: reads files of the host.
+        name: what its threads are called.
         patience_s: as for :class:`PatientCalls`, in seconds.
     """
 

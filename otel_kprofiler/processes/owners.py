@@ -25,7 +25,7 @@ class Owners:
     and are not queried.
 
     Args:
-        files: the host's files.
+        files: reads files of the host.
         monotonic: the clock, in seconds.
     """
 

@@ -34,7 +34,7 @@ class Places:
     """Finds the container, pod and unit attributes of processes; not thread-safe.
 
     Args:
-        files: the host's files.
+        files: reads files of the host.
         monotonic: the clock, in seconds.
     """
 
@@ -52,7 +52,7 @@ class Places:
         """Returns the attributes of a running process.
 
         Args:
-            pid: the process.
+            pid: id of the process.
             cgroup_id: cgroup v2 id in its sample; 0 if unknown.
 
         Raises:

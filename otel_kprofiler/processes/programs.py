@@ -161,8 +161,8 @@ def read_program(files: HostFiles, pid: int, executable: str) -> str:
     If the executable is an interpreter, reads the process's memory, which can block.
 
     Args:
-        files: the host's files.
-        pid: the process.
+        files: reads files of the host.
+        pid: id of the process.
         executable: file name of the executable.
     """
     if not executable.startswith(_MEMFD) and _find_options(executable) is None:

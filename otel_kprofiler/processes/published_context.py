@@ -26,7 +26,7 @@ CONTEXT_HEADER: Final = struct.Struct("=8sIIQQ")
 MAX_PAYLOAD_BYTES: Final = 16 * 1024
 _NAMES: Final = ("[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]", "/memfd:OTEL_CTX")
 _TRIES: Final = 4
-_UPDATE_S: Final = 0.0002  # an update takes some microseconds unless preempted
+_UPDATE_S: Final = 0.0002  # an update takes a few microseconds unless preempted
 _END_OF_USER_SPACE: Final = 1 << 63
 
 
@@ -36,7 +36,7 @@ class Published(NamedTuple):
     Attributes:
         address: address of the header in the publishing process.
         published_at_ns: timestamp of the context, which changes with every update.
-        size: size of the payload in bytes.
+        size: length of the payload in bytes.
         context: the decoded payload.
     """
 
@@ -64,8 +64,8 @@ def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessCon
     (the same user, or CAP_SYS_PTRACE). Never raises, regardless of what the process does.
 
     Args:
-        pid: the process.
-        files: files of the host.
+        pid: id of the process.
+        files: reads files of the host.
     """
     files = files or Access()
     try:
@@ -82,8 +82,8 @@ def find_context(
     """Finds a context at its last address, or at a new one.
 
     Args:
-        files: files of the host.
-        pid: the process.
+        files: reads files of the host.
+        pid: id of the process.
         memory: descriptor of its ``/proc/PID/mem``.
         last: the context that was read last.
 

@@ -30,7 +30,7 @@ class ProcessReader:
     """Reads processes' executable, owner, parent, container and unit. Not thread-safe.
 
     Args:
-        files: the host's files.
+        files: reads files of the host.
         monotonic: the clock, in seconds.
         reads_arguments: also read which programs interpreters run, which can block.
     """
@@ -54,7 +54,7 @@ class ProcessReader:
         """Returns a process's attributes; None if it has exited or its pid was reused.
 
         Args:
-            key: the process.
+            key: identity of the process.
             sample: a sample of the process; None to accept whatever program it runs.
         """
         try:

@@ -81,7 +81,7 @@ def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
     """Returns a process's service name from the first available source; empty if there is none.
 
     Args:
-        attributes: of the process.
+        attributes: the process's resource attributes.
         sources: from ``SERVICE_SOURCES``: ``container`` is the name in the pod, Docker or podman;
             ``unit`` is the systemd service, preferably the user's; ``executable`` is the file name,
             or the purpose of a kernel thread in brackets.
@@ -123,7 +123,7 @@ class ProcessResources:
     entries.
 
     Args:
-        files: the host's files.
+        files: reads files of the host.
         clock: used for ``process.creation.time``; its current offset is kept, so that creation
             times do not change when the clock is adjusted.
         base: attributes of every Resource: the host's and the configured ones.

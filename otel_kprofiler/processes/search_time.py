@@ -50,7 +50,7 @@ class SearchTime:
 
 
 def read_run_delay_s() -> float:
-    """Time that the calling thread has waited for a CPU, in seconds, throttling included.
+    """Returns how long the calling thread has waited for a CPU, throttled time included.
 
     The second field of ``/proc/thread-self/schedstat``
     (Documentation/scheduler/sched-stats.rst); 0 where the kernel does not measure it.

@@ -33,8 +33,8 @@ def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
     """Returns whether a process samples itself: it publishes this, and has the rights to do so.
 
     Args:
-        files: the host's files.
-        pid: the process.
+        files: reads files of the host.
+        pid: id of the process.
         extra: attributes of the process context that are not part of the Resource.
 
     Raises:

@@ -224,8 +224,8 @@ def find_place(
     """Locates the variable of a process; None if it has none, or it is not resolved yet.
 
     Args:
-        files: the host's files.
-        pid: the process.
+        files: reads files of the host.
+        pid: id of the process.
         memory: descriptor of ``/proc/PID/mem``.
         variable: by default ``otel_thread_ctx_v1``.
 
@@ -264,7 +264,7 @@ class PublishedThreads:
     Thread-safe, except for concurrent calls for the same process.
 
     Args:
-        files: the host's files.
+        files: reads files of the host.
         reader: reads the thread contexts of registered processes.
         unread: counts the Go programs whose labels cannot be located.
     """
@@ -289,7 +289,7 @@ class PublishedThreads:
         Libraries that define the variable may be loaded or unloaded later.
 
         Args:
-            key: the process.
+            key: identity of the process.
             stack_start: start of the program's stack, from ``/proc/PID/stat``.
             extra: attributes of the process context.
             memory: descriptor of ``/proc/PID/mem``.

@@ -98,7 +98,7 @@ class _Threads(NamedTuple):
 
 
 def find_objects(mappings: Iterable[MemoryMapping]) -> list[LoadedObject]:
-    """Returns the code files that a process has mapped from their first byte, by address."""
+    """Returns the executable files that a process has mapped from their first byte, by address."""
     objects: list[list[MemoryMapping]] = []
     for mapping in mappings:
         if mapping.inode and not mapping.file_offset:
@@ -134,7 +134,7 @@ def find_context_place(
     The program's definition takes precedence over libraries, as in the dynamic linker.
 
     Args:
-        read: reads the process's memory.
+        read: returns bytes of the process's memory at a runtime address.
         objects: files loaded by the process.
         headers_at: address of the executable's program headers.
         name: the variable.

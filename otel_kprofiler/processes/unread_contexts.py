@@ -20,7 +20,7 @@ class UnreadContexts:
     """Counts processes with unreadable contexts. One thread notes them; any may read the counts.
 
     Args:
-        files: files of the host.
+        files: reads files of the host.
     """
 
     def __init__(self, files: HostFiles) -> None:
@@ -29,7 +29,7 @@ class UnreadContexts:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def deny(self, key: ProcessKey) -> None:
-        """Count a process whose memory may not be read, once.
+        """Count a process whose memory this process may not read; each counts once.
 
         Kernel threads, which publish nothing, are not counted.
 
@@ -52,7 +52,7 @@ class UnreadContexts:
         """Count a process; logs the first process of each reason.
 
         Args:
-            pid: the process.
+            pid: id of the process.
             subject: the data that is not read, such as spans.
             reason: the cause; at most 64 different ones are kept.
         """

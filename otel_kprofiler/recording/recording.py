@@ -91,7 +91,7 @@ class RecordingWriter:
     Raises ``OSError`` if the file cannot be written.
 
     Args:
-        path: path of the finished file.
+        path: where the finished file appears.
         replace: whether to replace an existing file.
     """
 

@@ -118,7 +118,7 @@ class Attachment:
         python_problem: why Python frames are not read although configured.
         contexts: processes whose thread contexts are read.
         reads_contexts: whether thread contexts can be read on this host.
-        waits: programs that follow off-CPU threads; None if not configured.
+        waits: programs that follow off-CPU threads; None unless off-CPU sampling is configured.
     """
 
     def __init__(

@@ -161,14 +161,14 @@ def _find_program(name: str) -> str:
             raise CommandError(
                 f"{name}: command not found",
                 _NOT_FOUND,
-                "check its name and PATH, or give its full path",
+                "check its name and PATH, or pass its full path",
             )
         return program
     if not os.path.exists(name):
         raise CommandError(f"{name}: {os.strerror(errno.ENOENT)}", _NOT_FOUND, "check its path")
     if os.path.isdir(name):
         reason = os.strerror(errno.EISDIR)
-        raise CommandError(f"{name}: {reason}", _NOT_EXECUTABLE, "give the path of a program")
+        raise CommandError(f"{name}: {reason}", _NOT_EXECUTABLE, "pass the path of a program")
     if not os.access(name, os.X_OK):
         reason = os.strerror(errno.EACCES)
         raise CommandError(f"{name}: {reason}", _NOT_EXECUTABLE, f"chmod +x {name}")

@@ -85,10 +85,10 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
     the program run there, nor has the time advanced during which the event was enabled.
 
     Args:
-        files: files of the host.
+        files: reads files of the host.
         program_fd: the program to run.
         attributes: the event.
-        cpus: restrict to these; empty: all.
+        cpus: restrict to these CPUs; empty means all.
         runs: returns how often the program has run for the event on a CPU, without system calls.
         name: of the event, for messages.
     """
@@ -202,10 +202,10 @@ class CpuEvents(PerCpuEvents):
     """A cpu-clock event on each online CPU; see :class:`PerCpuEvents`.
 
     Args:
-        files: files of the host.
+        files: reads files of the host.
         program_fd: the program to run.
         period_ns: interval between two samples.
-        cpus: restrict to these; empty: all.
+        cpus: restrict to these CPUs; empty means all.
         runs: returns how often the program has run on a CPU, without system calls.
     """
 

@@ -20,7 +20,7 @@ class ProcessFollower:
     be missed.
 
     Args:
-        files: this host's.
+        files: reads files of the host.
         pids: the processes to follow.
         monotonic: the clock, in seconds.
 

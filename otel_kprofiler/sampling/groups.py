@@ -68,7 +68,7 @@ class GroupFollower:
     """Finds the cgroups or processes of groups. Not thread-safe.
 
     Args:
-        files: the host's files.
+        files: reads files of the host.
         groups: groups to sample; at least one.
         loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
         monotonic: the clock, in seconds.
@@ -194,7 +194,7 @@ class GroupFollower:
             try:
                 text = self._files.read_bytes(f"/proc/{entry}/cgroup")
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
             if not self._are_wanted(parse_cgroup(text)):
                 continue
             path = parse_unified_path(text) + "/"
@@ -216,7 +216,7 @@ class GroupFollower:
             return tuple(members)
         if not self._said_limit:
             _log.warning(
-                "%d cgroups or processes match, but only the first %d are sampled; name fewer",
+                "%d cgroups or processes match, but only the first %d are sampled; select fewer",
                 len(members), _MOST,
             )  # fmt: skip
             self._said_limit = True

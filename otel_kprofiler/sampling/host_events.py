@@ -16,7 +16,7 @@ class HostEvents:
     """The cpu-clock of each CPU, if on-CPU samples are taken, and other events.
 
     Args:
-        clock: events of on-CPU samples; None if none are taken.
+        clock: events that trigger on-CPU samples; None if there are no on-CPU samples.
         others: sets of events of other kinds.
     """
 
@@ -86,7 +86,9 @@ class HostEvents:
 def plan_events(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> EventOffsets | None:
-    """Returns the kernel's offsets for events; None if none is configured.
+    """Checks that the configured events can be sampled here.
+
+    Returns the kernel struct offsets that their program needs, or None if no events are configured.
 
     Raises:
         HostError: events cannot be sampled on this host.
@@ -124,9 +126,9 @@ def make_events(
 
     Args:
         specs: the events.
-        files: files of the host.
+        files: reads files of the host.
         program_fd: the program to run.
-        cpus: restrict to these; empty: all.
+        cpus: restrict to these CPUs; empty means all.
         runs: returns how often the program has run on a CPU for the event of a number.
     """
     return [

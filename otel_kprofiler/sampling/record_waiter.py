@@ -13,7 +13,7 @@ class RecordWaiter:
     """Blocks until records are ready. Belongs to one thread, except :meth:`wake`.
 
     Args:
-        ring: the ring.
+        ring: the BPF ring buffer to wait for.
         ring_fd: descriptor of the ring's map.
         lines: counters that show records in flight.
         flag: makes the program wake the reader on the next record.

@@ -230,7 +230,7 @@ class Sampler(Protocol):
     def counts(self) -> Mapping[str, SamplerCounts]:
         """Returns the counters by kind name, as of the last :meth:`drain`.
 
-        Thread-safe, also after :meth:`close`.
+        Thread-safe, even after :meth:`close`.
         """
 
     def stop(self) -> None:

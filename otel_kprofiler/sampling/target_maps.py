@@ -21,7 +21,7 @@ class TargetMaps:
     """Fills the maps; not thread-safe.
 
     Args:
-        map_fd: returns a descriptor of each map.
+        map_fd: returns a map's descriptor by its name.
     """
 
     def __init__(self, map_fd: Callable[[str], int]) -> None:

@@ -97,7 +97,7 @@ class ThreadReading(NamedTuple):
     """A pass over all threads.
 
     Attributes:
-        rows: each thread.
+        rows: one for each thread.
         samples: stacks by thread id; threads on a CPU have none.
     """
 
@@ -112,7 +112,7 @@ class ThreadReader:
 
     Args:
         config: targets, sides and limits of stacks; rates have no meaning here.
-        access: this host's files.
+        access: reads files of the host.
         loader: loads the program; must be libbpf.
         user_files: receives the files of user stacks.
         python_codes: receives descriptions of the code objects of Python frames.
@@ -191,7 +191,7 @@ class ThreadReader:
         """Read all threads once.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: the kernel rejected the call.
         """
         os.sched_yield()  # the scheduler reads its clock
         reading = self._collect(self._iterate(self._name))
@@ -359,7 +359,7 @@ def _list_paths(files: ReferableFiles, pids: Iterable[int]) -> list[str]:
     """
     paths = [mapping.path for mapping in parse_mappings(read_maps(files, os.getpid()))]
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended, or is a kernel thread
+        with contextlib.suppress(OSError):  # the process has ended, or is a kernel thread
             paths.append(files.read_link(f"/proc/{pid}/exe"))
     return [path for path in paths if path.startswith("/")]
 

@@ -127,9 +127,9 @@ class WaitFollower:
     Args:
         program: the loaded object.
         names: names of the object's programs for waits.
-        offsets: offsets of the running kernel.
+        offsets: struct offsets of the running kernel, in bytes.
         config: settings for waits.
-        entries: map sizes.
+        entries: maximum number of entries of each map.
 
     Raises:
         OSError: the kernel refused to attach a program or to map memory; nothing stays attached.
@@ -202,7 +202,7 @@ class WaitFollower:
         """Returns samples completed by these records, and the samples from :meth:`read`.
 
         Args:
-            records: records since the last call.
+            records: wait records that have been read since the last call.
             now_ns: time of ``CLOCK_MONOTONIC``.
         """
         self._own.update()
@@ -342,7 +342,7 @@ def open_waits(
 
     Raises:
         HostError: this process may not attach them.
-        OSError: the kernel refused.
+        OSError: the kernel rejected the call.
     """
     if offsets is None or config.off_cpu is None:
         yield None

@@ -25,7 +25,7 @@ _INTERVAL_NS: Final = 1_000_000_000
 _LONGEST_STEP: Final = 2.0
 _SMALLEST_CHANGE: Final = 0.02
 FIRST_THRESHOLD_NS: Final = 10_000_000
-"""At the usual rate; inversely proportional to the rate."""
+"""Threshold at the usual rate; inversely proportional to the rate."""
 
 
 @dataclass(slots=True)

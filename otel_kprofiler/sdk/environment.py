@@ -56,7 +56,7 @@ def read_options(
     Args:
         options: options in declarative configuration, by key.
         otlp: settings of the ``otlp`` exporter; by default those from the environment.
-        environ: environment variables.
+        environ: environment variables by name.
 
     Raises:
         ConfigError: unknown options or invalid values; lists all problems.

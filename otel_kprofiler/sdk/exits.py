@@ -1,7 +1,7 @@
 """Hooks for process exit, including processes that never run ``atexit`` handlers.
 
-A forked child of multiprocessing or billiard exits by ``os._exit``, after running the finalizers
-registered since the fork. A worker of billiard's pools (Celery) does not even run those.
+A forked child of multiprocessing or billiard runs the finalizers registered since the fork, then
+exits by ``os._exit``. A worker of billiard's pools (Celery) does not even run the finalizers.
 """
 
 from __future__ import annotations

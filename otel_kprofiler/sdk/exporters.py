@@ -140,7 +140,7 @@ def find_exporters(
     returns a :class:`ProfileExporter`.
 
     Args:
-        environ: environment variables.
+        environ: environment variables by name.
         otlp: settings of the ``otlp`` exporter, instead of ``OTEL_EXPORTER_OTLP_*``.
 
     Raises:

@@ -285,7 +285,10 @@ class KernelProfiler(ForkAware):
             self._change_pauses(-1)
 
     def flush_window(self, timeout_millis: float) -> bool:
-        """Hand over the samples taken so far; returns False on timeout, True if not running."""
+        """Hand over the samples taken so far.
+
+        Returns False on timeout, and True if the profiler is not running.
+        """
         forks.catch_up()
         session = self._session
         return session is None or session.flush_window(timeout_millis / 1000)

@@ -56,7 +56,7 @@ class LabelSets:
         """From now on, keep the encoded form of each set by its number.
 
         Args:
-            encode: encodes a set.
+            encode: returns the encoded form of a label set.
             encoded: receives each result by the set's number; it is removed with the set.
         """
         self._encode, self._encoded = encode, encoded

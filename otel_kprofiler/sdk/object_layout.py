@@ -81,7 +81,10 @@ def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
 
 
 def _find_references(holder: object, held: tuple[object, ...]) -> int | None:
-    """Returns the offset of consecutive references in an object; None if not unique."""
+    """Returns the offset in bytes of consecutive references in an object.
+
+    Returns None if the object does not contain them, or contains them more than once.
+    """
     words = list((ctypes.c_uint64 * (holder.__sizeof__() // 8)).from_address(id(holder)))
     wanted = [id(each) for each in held]
     matches = [at for at in range(len(words)) if words[at : at + len(wanted)] == wanted]

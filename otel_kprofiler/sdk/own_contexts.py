@@ -24,7 +24,7 @@ class OwnContexts:
     """Makes the sampler read this process's records once spans need them. Belongs to one thread.
 
     Args:
-        files: the host's files.
+        files: reads files of the host.
         reader: the sampler's; None if it cannot read thread contexts on this host.
         follows_spans: whether the sampler reads spans of the SDK from the interpreter.
 

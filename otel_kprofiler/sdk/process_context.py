@@ -198,7 +198,7 @@ def publish_profiled(resource: Callable[[], Attributes], target: str) -> None:
 
     Args:
         resource: returns the Resource; also called in forked children.
-        target: the target that is sampled; empty if nothing is.
+        target: the target that is sampled; empty if sampling is off.
     """
     try:
         publish_process_context(

@@ -201,12 +201,12 @@ class ProfilerProvider(ForkAware):
 
     @property
     def resource(self) -> Resource:
-        """The current Resource of all profiles; the same object until it changes."""
+        """Returns the current Resource of all profiles; the same object until it changes."""
         forks.catch_up()
         return self._resource.get()
 
     def add_profile_processor(self, profile_processor: ProfileProcessor) -> None:
-        """Also pass all later windows to this processor."""
+        """Pass all later windows to this processor, too."""
         forks.catch_up()
         with self._lock:
             self._processors = (*self._processors, profile_processor)

@@ -76,7 +76,7 @@ def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
     """Check options and convert them to settings.
 
     Args:
-        options: by key.
+        options: values by key.
         source: their origin, for messages.
 
     Raises:

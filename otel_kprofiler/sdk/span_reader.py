@@ -77,8 +77,8 @@ class SpanReader:
     """Reads the fields that the sampler reads; methods return 0 where the sampler finds nothing.
 
     Args:
-        path: the path to follow.
-        read: reads this process's memory.
+        path: offsets and types from the thread state to the span.
+        read: returns bytes of this process's memory at a runtime address.
     """
 
     def __init__(self, path: SpanPath, read: Read = read_own_memory) -> None:

@@ -47,7 +47,7 @@ class SideResolver(Protocol[StateT]):
 
     A lookup has two steps, so that results can be cached: :meth:`state` finds the process's state
     at the time of the sample, and :meth:`resolve` resolves the raw side in that state. Lookups
-    happen some seconds after the sample, when the process may have changed its mappings, or its pid
+    happen seconds after the sample, when the process may have changed its mappings, or its pid
     may have been reused.
 
     The thread that drains samples calls all methods. Except for :meth:`finish`, they must not
@@ -100,7 +100,7 @@ class RawAddresses(Stateless):
     """Leaves a side's addresses unresolved; used for sides without a resolver.
 
     Args:
-        kind: kind of the side.
+        kind: the side to which the addresses belong.
     """
 
     def __init__(self, kind: SideKind) -> None:

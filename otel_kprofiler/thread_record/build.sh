@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compile the module for each processor; the results are the same byte for byte from any directory.
-# usage: build.sh [DIRECTORY]   (needs gcc 12, also for aarch64, and the headers of Python 3.11)
+# usage: build.sh [DIRECTORY]   (needs gcc 12 for x86-64 and aarch64, and the headers of Python 3.11)
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 output=$(CDPATH= cd -- "${1:-$here}" && pwd)

@@ -38,7 +38,7 @@ class IteratedKallsyms:
     Satisfies ``HostFiles``. The first read of kallsyms decides whether to use the iterator.
 
     Args:
-        files: files of the host.
+        files: reads files of the host.
 
     Attributes:
         is_used: whether the iterator is used.

@@ -45,7 +45,7 @@ class BaselineReader:
     """Reads loaded symbols with the best method available to this process; not thread-safe.
 
     Args:
-        files: the host.
+        files: reads files of the host.
 
     Attributes:
         method: how programs are read.

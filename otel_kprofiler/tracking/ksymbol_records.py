@@ -173,7 +173,7 @@ class PerfRing:
     """Reads the ring of a perf event; not thread-safe.
 
     Args:
-        memory: the mapped ring.
+        memory: the ring, mapped into this process.
         size: size of the data in bytes, a power of two.
         largest: maximum size of a record in bytes.
     """

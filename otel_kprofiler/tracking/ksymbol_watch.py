@@ -49,12 +49,12 @@ class KsymbolCounts(NamedTuple):
     """Counters of a watch since it was opened.
 
     Attributes:
-        added: symbols loaded.
-        removed: symbols unloaded.
+        added: number of symbols loaded.
+        removed: number of symbols unloaded.
         lost: lost records by cause and CPU; a loss of unknown size counts as one.
-        readings: readings of all programs after losses.
-        kallsyms_reads: readings of ``/proc/kallsyms``, for other symbols.
-        wakeups: wakeups of the thread.
+        readings: how often all programs were read after losses.
+        kallsyms_reads: how often ``/proc/kallsyms`` was read, for other symbols.
+        wakeups: how often the thread was woken.
     """
 
     added: int
@@ -73,7 +73,7 @@ class KsymbolWatch(ForkAware):
     forked child releases everything.
 
     Args:
-        files: the host.
+        files: reads files of the host.
         missed_since_ns: boottime since which changes were missed, as in a forked child; all
             symbols are then read again.
         ring_bytes: ring size per CPU, a power of two of pages; None for 512 KiB, which any user

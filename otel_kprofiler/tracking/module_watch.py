@@ -75,7 +75,7 @@ class ModuleWatch(ForkAware):
     ``begin``, ``poll`` and ``close`` belong to one thread, in that order.
 
     Args:
-        files: the host.
+        files: reads files of the host.
         open_events: opens the announcements; if it raises ``OSError``, that becomes
             :attr:`problem`, and modules are found only by polling the list.
         until_bpf: whether to stop reading kallsyms at the first BPF program.

@@ -72,7 +72,7 @@ class ProcessEvents(ForkAware):
     """Streams process events until closed. Belongs to one thread.
 
     Every process that exists when the stream is opened is reported as ``Started`` and ``Mapped``;
-    later changes are reported once, in order. Events are delayed by some milliseconds, so that
+    later changes are reported once, in order. Events are delayed by a few milliseconds, so that
     events of all CPUs can be sorted. If the kernel's buffers fill up between calls of :meth:`poll`,
     or a CPU comes online, ``Lost`` is reported, and all processes are read again.
 
@@ -81,7 +81,7 @@ class ProcessEvents(ForkAware):
     Args:
         pids: only these processes; empty for all.
         children: also report all descendants of ``pids``.
-        files: files of the host.
+        files: reads files of the host.
         ring_bytes: size of the kernel's buffer per CPU, a power of two of pages; None for 512 KiB,
             which any user may lock, and less with more than 16 CPUs.
 

@@ -19,9 +19,9 @@ class Started(NamedTuple):
     A forked process has its parent's mappings, without events for them.
 
     Attributes:
-        time_ns: boottime.
-        process: pid and start time. A forked process's start time is ``time_ns``, some milliseconds
-            later than in ``/proc``; a running process's start time is from ``/proc``.
+        time_ns: boottime of the event.
+        process: pid and start time. A forked process's start time is ``time_ns``, a few
+            milliseconds later than in ``/proc``; a running process's start time is from ``/proc``.
         parent: parent's pid; None if the process was already running.
     """
 
@@ -34,8 +34,8 @@ class Exec(NamedTuple):
     """A process executed a program, and all its earlier mappings are gone.
 
     Attributes:
-        time_ns: boottime.
-        process: which.
+        time_ns: boottime of the event.
+        process: the affected process.
         name: new name in the kernel: the first 15 bytes of the program's name.
     """
 
@@ -51,8 +51,8 @@ class Mapped(NamedTuple):
     it.
 
     Attributes:
-        time_ns: boottime.
-        process: which.
+        time_ns: boottime of the event.
+        process: the affected process.
         mapping: the mapping; device and inode are 0 if the kernel reports the build id instead.
         build_id: build id of the file, from kernel 5.12 on; None if it has none, or if it was
             already mapped.
@@ -65,15 +65,15 @@ class Mapped(NamedTuple):
 
 
 class Unmapped(NamedTuple):
-    """Code is no longer mapped.
+    """Reports that code is no longer mapped.
 
     The kernel does not report unmapping. It is detected when other code is mapped at the address,
     or by rereading the maps (``refresh``); until then, the mapping counts as present.
 
     Attributes:
         time_ns: boottime of detection; the mapping may have disappeared long before.
-        process: which.
-        mapping: the unmapped mapping; remaining parts are reported as ``Mapped``.
+        process: the process that had the mapping.
+        mapping: the former mapping; remaining parts are reported as ``Mapped``.
     """
 
     time_ns: int
@@ -108,8 +108,8 @@ class Reading(NamedTuple):
     Attributes:
         time_ns: boottime before reading.
         process: pid and start time.
-        threads: thread ids.
-        mappings: code mappings.
+        threads: ids of its threads.
+        mappings: executable mappings of files.
     """
 
     time_ns: int

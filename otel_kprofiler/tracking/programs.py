@@ -123,7 +123,7 @@ class ProgramReader:
 
         Raises:
             HiddenAddressesError: the kernel hides their addresses.
-            OSError: the kernel refused (``EPERM`` without CAP_SYS_ADMIN) or is too old.
+            OSError: the kernel denied access (``EPERM`` without CAP_SYS_ADMIN) or is too old.
         """
         programs: dict[int, tuple[Ksymbol, ...]] = {}
         for number in iterate_ids():
@@ -299,7 +299,7 @@ def read_source_lines(number: int, start: int, length: int) -> tuple[tuple[int, 
     Args:
         number: id of the program.
         start: address of the function.
-        length: length of the function in bytes.
+        length: size of the function's machine code in bytes.
     """
     with open_program(number) as fd:
         if fd is None:

@@ -110,7 +110,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
     """An event per CPU; the constructor opens all of them, or raises and leaves none open.
 
     Args:
-        files: the host.
+        files: reads files of the host.
         wanted: the records, and their name in errors.
         ring_bytes: size of each ring; None to choose it. The size is halved while the kernel
             refuses to lock the memory.

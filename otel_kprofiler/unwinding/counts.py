@@ -17,8 +17,8 @@ class TableCounts(NamedTuple):
         refused: requests refused, by reason.
         pending: requests not yet completed.
         evicted: tables removed to free space.
-        tables: tables currently in the kernel.
-        bytes: size of these tables.
+        tables: number of tables currently loaded in the kernel.
+        bytes: memory that the loaded tables occupy in the kernel.
         cpu_ns: CPU time that this process's threads spent on requests.
     """
 

@@ -128,7 +128,7 @@ class Table:
             yield Function._make(_FUNCTION.unpack_from(data, row))
 
     def number(self, name: bytes) -> int:
-        """Returns the number of a function name; -1 if not found."""
+        """Returns the number of a function name; -1 if the table does not contain it."""
         at = self._data.find(b"\0" + name + b"\0", self.names_at)
         return at + 1 - self.names_at if at >= 0 else -1
 
@@ -212,7 +212,7 @@ def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
 
     Args:
         code: the function's code.
-        rows: rows without the switch.
+        rows: unwind rows from the frame sizes alone, ascending by code offset.
         behind: rule after the switch.
     """
     at = _find_load(code, 0)
@@ -238,7 +238,7 @@ def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
 
     Args:
         sizes: the function's frame sizes.
-        rows: rows without the call.
+        rows: unwind rows from the frame sizes alone, ascending by code offset.
         left: end of the instruction that saves rsp.
         back: end of the instruction that restores rsp.
     """
@@ -286,10 +286,10 @@ class FrameMaker:
     """Makes entries of functions.
 
     Args:
-        table: table of the file.
-        code: the file.
-        text: address of the code.
-        address: address of the frames.
+        table: the file's ``.gopclntab``.
+        code: reads the file's machine code by SVMA.
+        text: SVMA to which function offsets are relative, from :func:`find_text`.
+        address: SVMA assigned to the first byte of the generated frames.
     """
 
     def __init__(self, table: Table, code: Code, text: int, address: int) -> None:
@@ -354,10 +354,10 @@ def find_text(table: Table, address: int, code: Code, start: int) -> int:
     may have neither, and C code may precede it, so candidates are checked against the code.
 
     Args:
-        table: the file's table.
-        address: address of the table.
-        code: the file.
-        start: address of ``.text``.
+        table: the file's ``.gopclntab``.
+        address: SVMA of ``.gopclntab``.
+        code: reads the file's machine code by SVMA.
+        start: SVMA of ``.text``.
 
     Raises:
         ValueError: no candidate has code that fits the table.
@@ -387,10 +387,10 @@ def make_tables(
 
     Args:
         file: content of the file.
-        table_at: ``.gopclntab``.
-        start: address of ``.text``.
-        segments: the loaded segments.
-        address: address of the entries.
+        table_at: location of ``.gopclntab`` in file and memory.
+        start: SVMA of ``.text``.
+        segments: the segments that the file loads.
+        address: SVMA assigned to the first byte of the generated frames.
 
     Raises:
         ValueError: the table is damaged or of an unknown version.

@@ -53,7 +53,7 @@ def write_image(
 
     Args:
         target: the map's memory, :func:`image_pages` pages.
-        source: the file.
+        source: bytes of the file.
         tables: locations of the file's tables.
         elf: the file's ELF headers.
         serial: 32-bit serial number of the table.

@@ -53,7 +53,7 @@ class Children(LimitedChildren):
         Args:
             script: path of the script.
             fd: the file, passed as standard input.
-            arguments: arguments of the script.
+            arguments: command-line arguments that the script gets.
             limits: resource limits of the process.
 
         Raises:
@@ -74,7 +74,7 @@ class Children(LimitedChildren):
         Temporary failures are not remembered.
 
         Args:
-            fd: the file.
+            fd: descriptor of the file.
             section: name of the section to read.
 
         Raises:
@@ -100,7 +100,7 @@ def index_frames(
         fd: the file, open for reading.
         frames: location of the section.
         timeout_s: time after which the process is killed, in seconds.
-        children: runs the process.
+        children: runs the child process.
 
     Raises:
         TableRefused: the section is damaged or too large, or the process exceeded a limit.
@@ -132,11 +132,11 @@ def index_go(
 
     Args:
         fd: the file, open for reading.
-        elf: its headers.
+        elf: the file's parsed headers.
         table: the file's ``.gopclntab``.
         text: the file's ``.text``.
         others: the file's existing tables, for C code.
-        children: runs the process.
+        children: runs the child process.
 
     Raises:
         TableRefused: the table is damaged, too large or unknown, or the process exceeded a limit.

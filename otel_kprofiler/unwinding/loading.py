@@ -74,7 +74,7 @@ class Code(NamedTuple):
 
     Attributes:
         source: the file's content.
-        elf: its headers.
+        elf: the file's parsed headers.
         file: the opened file; None for the vDSO.
     """
 

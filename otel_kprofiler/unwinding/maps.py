@@ -42,7 +42,7 @@ class MapSizes(NamedTuple):
 
     Attributes:
         files: maximum files in the map.
-        slots: maximum loaded tables.
+        slots: maximum number of loaded tables.
         ring_bytes: size of the request ring in bytes.
     """
 
@@ -113,7 +113,7 @@ class TableMaps:
         self._epoch.words[0] += 1
 
     def last_uses_ns(self) -> list[int]:
-        """Returns the boottime of the last sample that used each slot's table; 0 if none."""
+        """Returns the boottime of the last sample that used each slot's table; 0 if none has."""
         return self._used.words.tolist()
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ MAY_PASS: Final = frozenset(
         Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED,
     }
 )  # fmt: skip
-"""Temporary failures."""
+"""Failures that a later attempt may not meet."""
 COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED})
 """Temporary failures that may cost a table's entire work, and are retried at growing intervals."""
 
@@ -53,7 +53,7 @@ class TableRefused(Exception):  # noqa: N818 - an outcome, which the store count
     """Tables must not be used.
 
     Args:
-        refusal: the reason.
+        refusal: why it was refused.
         detail: specifics, for the log.
     """
 

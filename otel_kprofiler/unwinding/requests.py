@@ -20,7 +20,7 @@ class Opened(NamedTuple):
     """A request whose file has been opened.
 
     Attributes:
-        request: the request.
+        request: identifies the file to open.
         code: the open file; None if it must be reopened.
     """
 

@@ -53,14 +53,14 @@ def list_running(
 
     Args:
         program_fd: the loaded program ``kprofiler_list_files``.
-        files: this host's.
+        files: reads files of the host.
         pids: process ids of ``/proc``; empty for all.
         mapped: inode numbers of further files, which this process has mapped (:func:`map_files`).
         is_inner: whether this process is outside the initial pid namespace.
         until_s: monotonic time at which listing ends, even if incomplete.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: the kernel rejected the call.
     """
     users: dict[FileKey, set[int]] = {}
     requests: dict[FileKey, FileRequest] = {}
@@ -84,7 +84,7 @@ def _read_rows(program_fd: int, pids: Collection[int], until_s: float) -> Iterat
     if 0 < len(pids) <= _MOST_LINKS:
         try:
             for pid in pids:
-                with suppress(ProcessLookupError):  # it has exited
+                with suppress(ProcessLookupError):  # the process has exited
                     yield from _iterate(program_fd, pid, until_s)
         except OSError:
             pass  # before 6.1, iterators cannot be restricted to a process

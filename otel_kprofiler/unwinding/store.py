@@ -80,7 +80,7 @@ class TableStore:
 
     Args:
         maps: maps of the loaded program; closed with the store.
-        files: this host's.
+        files: reads files of the host.
         limits: memory limits for tables.
         now_ns: returns the boottime, the program's clock.
         known_files: receives the details of files.
@@ -245,7 +245,7 @@ class TableStore:
                 os.eventfd_read(self._wake_fd)
 
     def _find_wait_s(self) -> float | None:
-        """Returns the seconds until work other than taking requests is due; None if never."""
+        """Returns the seconds until work other than taking requests is due; None if none is."""
         with self._lock:
             if self._postponed:
                 return _POLL_S

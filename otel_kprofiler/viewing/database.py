@@ -99,7 +99,7 @@ def lock(path: str) -> int:
     except OSError as error:
         raise KProfilerError(
             f"cannot open {path}: {describe_error(error)}",
-            hint="name a file in a directory writable by this user",
+            hint="use a file in a directory writable by this user",
         ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,6 +141,6 @@ def open_writer(path: str, synchronous: str) -> sqlite3.Connection:
     except sqlite3.Error as error:
         database.close()
         raise KProfilerError(
-            f"cannot open {path}: {error}", hint="name a file created by `view`, or a new file"
+            f"cannot open {path}: {error}", hint="use a file created by `view`, or a new file"
         ) from error
     return database

@@ -62,7 +62,7 @@ class GrpcReceiver:
         intake: processes the requests.
 
     Attributes:
-        port: port that it listens on.
+        port: TCP port that it listens on.
 
     Raises:
         HostError: the receiver cannot listen on the endpoint.

@@ -57,8 +57,8 @@ class Counts:
     """Counts of received requests and samples.
 
     Attributes:
-        requests: requests accepted, at least in part.
-        refused: requests not accepted.
+        requests: number of requests accepted, at least in part.
+        refused: number of requests not accepted.
         kept: samples that were added.
         outdated: samples too old to be added.
         repeated: samples already received before.
@@ -115,7 +115,7 @@ class Intake:
 
         Raises:
             PayloadError: no part of the request can be read.
-            OverloadedError: try again later.
+            OverloadedError: the request must be sent again later.
         """
         if not self._lock.acquire(timeout=_WAIT_S):
             self.counts.refused += 1

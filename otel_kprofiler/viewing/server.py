@@ -3,7 +3,7 @@
 Requests must use a name or address of this server, so that a foreign page cannot read profiles
 under a name of its site that resolves to this server (DNS rebinding). No header allows other
 origins to read responses (CORS), and browsers state the requesting site in ``Sec-Fetch-Site``. On a
-loopback address, only the user who serves the page and root get responses.
+loopback address, only root and the user running the server get responses.
 """
 
 from __future__ import annotations
@@ -107,10 +107,11 @@ class PageServer:
         endpoint: ``host:port`` to listen on, port 0 for a free one.
         page: the page, which fetches :data:`DATA`.
         answer: produces the data; called in server threads.
-        names_file: which source files are served, on loopback addresses only; called likewise.
+        names_file: returns whether a source file is served, on loopback addresses only; called in
+            server threads.
 
     Attributes:
-        address: address of the page, for browsers.
+        address: URL of the page, for browsers.
 
     Raises:
         HostError: the server cannot listen on the endpoint.

@@ -51,7 +51,7 @@ def test_keys_recover_from_an_empty_view_in_every_tab(page, tab):
     assert page.evaluate("document.getElementById('panes').contains(document.activeElement)")
 
 
-def test_an_interval_without_samples_is_named(page):
+def test_an_empty_chart_states_the_interval_without_samples(page):
     page.evaluate("viewer.brush([3000, 4000])")
     assert page.evaluate(REASON) == "No samples of on_cpu pass: time 3.00 s \N{EN DASH} 4.00 s."
     assert page.evaluate(WAYS) == ["Whole time · 100 samples"]
@@ -65,7 +65,7 @@ def test_a_comparison_of_two_empty_intervals_offers_the_whole_time(page):
     assert page.evaluate("location.hash") in ("", "#")
 
 
-def test_transforms_that_drop_every_stack_are_named_and_can_be_undone(page):
+def test_transforms_that_drop_every_stack_are_listed_and_can_be_undone(page):
     ids = page.evaluate(IDS)
     both = f"hide-{ids['vfs_read']}.focus-{ids['ext4_read']}"
     go(page, f"transforms=application.{both}")
@@ -103,7 +103,7 @@ def test_a_recording_without_samples_says_so(browser, tmp_path):
     assert browser.evaluate(WAYS) == []
 
 
-def test_a_search_without_matches_is_named_in_the_table(page):
+def test_the_table_reports_a_search_without_matches(page):
     page.press("3", "/", *"nowhere")
     assert rows(page) == []
     assert page.evaluate("document.querySelector('caption').textContent") == (
@@ -111,7 +111,7 @@ def test_a_search_without_matches_is_named_in_the_table(page):
     )
 
 
-def test_a_selected_function_without_samples_is_named_in_the_sandwich(page):
+def test_the_sandwich_names_a_selected_function_without_samples(page):
     ids = page.evaluate(IDS)
     go(page, f"tab=sandwich&process=sh&chosen={ids['ext4_read']}")
     assert page.evaluate("document.querySelector('.sides h3').textContent") == (

@@ -434,7 +434,7 @@ def test_light_and_dark_follow_the_system_and_the_key(page, browser, tmp_path):
     assert page.evaluate(back) == light
 
 
-def test_no_samples_is_reported(browser, tmp_path):
+def test_a_profile_without_samples_is_reported(browser, tmp_path):
     path = tmp_path / "x.html"
     path.write_text(html([]))
     browser.open(path.as_uri())

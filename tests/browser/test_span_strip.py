@@ -78,7 +78,7 @@ def test_span_parts_are_shown_for_all_spans_or_one_endpoint(browser, profile):
     assert kernel == pytest.approx(1.5 * user, rel=0.05)
 
 
-def test_without_spans_the_span_strip_is_hidden(browser, tmp_path):
+def test_the_span_strip_is_hidden_without_spans(browser, tmp_path):
     profile = write(tmp_path / "x.otlp", (0, None, "user", 5))
     browser.open(f"file://{page_of(profile)}")
     assert not browser.evaluate("document.getElementById('spans').checkVisibility()")

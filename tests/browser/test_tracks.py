@@ -82,7 +82,7 @@ def test_rows_follow_filters_and_transforms(page):
     assert rows["worker 7"] == {"ran": 300, "locks": 100}
 
 
-def test_a_key_hides_rows_and_the_url_records_it(page):
+def test_k_toggles_the_thread_rows_and_the_url_keeps_the_setting(page):
     assert page.evaluate(SHOWN)
     page.press("k")
     assert not page.evaluate(SHOWN)

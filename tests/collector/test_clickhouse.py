@@ -328,7 +328,7 @@ def comparable(kinds, words=()):
             groups[key] += group["self"] + group["total"] * 1j
         kind["groups"] = groups
         if words:
-            kind.pop("lost")  # of the time that was asked for; of a file, of all of it
+            kind.pop("lost")  # a table counts the selected time, a file its whole recording
     return kinds
 
 
@@ -558,12 +558,12 @@ def test_errors_name_cause_and_fix_without_secrets(engine, stored):
     assert refused.startswith(f"{reason}fix: is this its HTTP interface")
     no_table = run("report", engine.address("default"), status=1)
     assert "exporter" in no_table
-    assert "fix: name the database" in no_table
+    assert "fix: use the database" in no_table
     no_database = run("report", engine.address("nothing"), status=1)
-    assert "fix: name the database that the Collector" in no_database
+    assert "fix: use the database that the Collector" in no_database
     wrong = run("report", engine.address(user=f"{USER}:wr0ng-word@"), status=1)
     assert "Authentication failed" in wrong
-    assert "fix: name the user" in wrong
+    assert "fix: specify the user" in wrong
     for text in (refused, no_table, no_database, wrong):
         assert PASSWORD not in text
         assert "wr0ng-word" not in text
@@ -574,7 +574,7 @@ def test_errors_name_cause_and_fix_without_secrets(engine, stored):
     )
 
 
-def test_without_a_time_range_the_last_hour_is_read_even_if_empty(engine, stored):
+def test_the_last_hour_is_read_by_default_even_if_empty(engine, stored):
     done = subprocess.run(
         [*COMMAND, "report", engine.address()], capture_output=True, text=True, timeout=PATIENCE_S
     )

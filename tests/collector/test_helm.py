@@ -171,7 +171,7 @@ def test_a_changed_configuration_restarts_the_agents():
     assert annotations() != annotations("--set", COLLECTOR)
 
 
-def test_without_a_health_endpoint_there_are_no_probes():
+def test_probes_are_omitted_without_a_health_endpoint():
     (container,) = pod_of(render("--set", "config.service.health.endpoint="))["containers"]
     assert not [key for key in container if key.endswith("Probe")]
 

@@ -62,7 +62,7 @@ def send(open_collector, receiver):
             for batch in encode_window(window, **client.encoding._asdict()).batches:
                 assert client.export(batch).outcome is ExportOutcome.SUCCESS
         client.shutdown()
-        collector.stop()  # which sends what waits to be batched
+        collector.stop()  # sends what its batch processor holds
         return collector
 
     return run
@@ -107,7 +107,7 @@ def test_processors_and_batching_change_only_what_is_configured(
     assert receiver.complaints["grpc"].keys() == {NO_FUNCTION}
 
 
-def test_over_http_newer_collectors_write_references(send, receiver, samples_of):
+def test_newer_collectors_write_references_over_http(send, receiver, samples_of):
     """The reason why a Collector in front of Pyroscope should use gRPC; over HTTP, v0.159 writes
     attributes inline.
     """

@@ -1,6 +1,6 @@
 """``view --listen`` behind a real Collector: it shows what `report` prints for its file.
 
-``KPROFILER_VIEW_S=600`` runs the agent for ten minutes instead of some seconds, and compares
+``KPROFILER_VIEW_S=600`` runs the agent for ten minutes instead of a few seconds, and compares
 minutes instead of windows of five seconds (``make test-view MINUTES=10``).
 """
 
@@ -77,7 +77,7 @@ def ask(address, **query):
 
 
 def functions(data):
-    """Samples in, and with, each function, by name and module; lines of Python functions add up."""
+    """Returns self and total samples by function and module, summed over lines of the function."""
     strings, frames, nodes = data["strings"], data["frames"], data["nodes"]
 
     def key(node):
@@ -133,7 +133,7 @@ def test_the_page_and_report_agree_on_the_collectors_file(open_collector, view, 
     started = time.time()
     run_agent(tmp_path, collector.grpc_endpoint)
     ended = time.time()
-    collector.stop()  # and so it has delivered all
+    collector.stop()  # returns after it has delivered everything
     whole = ask(address)
     count = sum(whole["samples"]["count"])
     compared = 0

@@ -101,7 +101,7 @@ def test_a_full_disk_loses_nothing_while_memory_suffices(disk, caplog):
     again.close()
 
 
-def test_when_the_disk_becomes_read_only_batches_wait_in_memory(disk, caplog):
+def test_batches_wait_in_memory_once_the_disk_becomes_read_only(disk, caplog):
     receiver = Receiver()
     queue = ExportQueue(receiver, spool=Spool(str(disk / "spool")))
     queue.put(numbered(1))
@@ -121,7 +121,7 @@ def test_when_the_disk_becomes_read_only_batches_wait_in_memory(disk, caplog):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_on_a_read_only_disk_batches_wait_in_memory(disk, caplog, known):
+def test_batches_wait_in_memory_if_the_disk_is_read_only(disk, caplog, known):
     path = str(disk / "spool")
     if known:
         before = ExportQueue(Receiver(), spool=Spool(path))

@@ -217,7 +217,7 @@ def test_an_unreachable_receiver_is_retried(kind):
     assert "attempts" in exporter.find_outage()
 
 
-def test_with_a_spool_an_unreachable_receiver_loses_nothing(tmp_path, monkeypatch):
+def test_no_samples_are_lost_to_an_unreachable_receiver_with_a_spool(tmp_path, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.05)
     receiver = GrpcReceiver([abort(grpc.StatusCode.UNAVAILABLE)] * 30)
     never = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.01, max_elapsed_time_s=0.05)

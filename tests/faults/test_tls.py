@@ -206,7 +206,7 @@ def answer_early(authority):
         (OtlpHttpExporter, "the client certificate is revoked"),
     ],
 )
-def test_a_revoked_client_certificate_is_named(make, cause, authority, answer_early, caplog):
+def test_the_log_reports_a_revoked_client_certificate(make, cause, authority, answer_early, caplog):
     authority.use("revoked")
     exporter = make_exporter(make, authority.directory, answer_early(revoke=True))
     result = exporter.export(LARGE)  # its connection is closed before all is sent
@@ -242,7 +242,7 @@ def test_the_first_error_names_cause_and_fix_without_secrets(connect, authority,
     assert "of-a-secret" not in caplog.text + result.message
 
 
-def test_an_expired_client_certificate_is_named_with_its_date(connect, authority, caplog):
+def test_the_log_states_when_the_client_certificate_expired(connect, authority, caplog):
     authority.use("expired")
     exporter, clients = connect()
     assert exporter.export(BATCH).lost == {LossCause.RETRIES_EXHAUSTED: 1}

@@ -73,7 +73,7 @@ def receiver():
 
 
 @pytest.mark.one_boot
-def test_agent_delivers_every_sample(receiver, tmp_path):
+def test_the_agent_delivers_every_sample(receiver, tmp_path):
     """The agent delivers every sample it took, with the module's functions named."""
     config = tmp_path / "agent.yaml"
     config.write_text(CONFIG.format(port=receiver.server_port))
@@ -108,7 +108,7 @@ def test_agent_delivers_every_sample(receiver, tmp_path):
 
 
 @pytest.mark.one_boot
-def test_agent_fits_in_60_mb_with_modules_watched(tmp_path, request):
+def test_the_agent_fits_in_60_mb_with_modules_watched(tmp_path, request):
     """With gRPC, and pyroute2 for uevents; its absence would be a warning."""
     receiver = GrpcReceiver()
     config = tmp_path / "agent.yaml"

@@ -22,7 +22,7 @@ for _ in range({SLEEPS}):
 """
 
 
-def test_values_of_events_add_up_to_what_a_program_does():
+def test_event_values_sum_to_the_programs_events():
     """Three events at once: two with each event a sample, one with a rate."""
     events = (
         EventSpec("page-faults", 1),

@@ -37,7 +37,7 @@ def test_an_archive_has_the_documented_layout():
     ]
 
 
-def test_an_archive_is_readable_by_another_implementation(tmp_path):
+def test_an_archive_can_be_read_by_another_implementation(tmp_path):
     busybox = shutil.which("busybox")
     if busybox is None:
         pytest.skip("busybox is not installed")

@@ -96,7 +96,7 @@ def test_sampling_works_without_root():
     assert b"kprof_spin" in names
 
 
-def test_perf_event_paranoid_3_of_debian_is_named():
+def test_the_error_names_perf_event_paranoid_3_of_debian():
     """The error names Debian's perf_event_paranoid 3, which requires CAP_SYS_ADMIN."""
 
     def attempt():
@@ -116,7 +116,7 @@ def test_perf_event_paranoid_3_of_debian_is_named():
     [((), ("CAP_BPF", "CAP_PERFMON")), (("CAP_BPF",), ("CAP_PERFMON",))],
     ids=["none", "bpf"],
 )
-def test_missing_capabilities_are_named(capabilities, missing):
+def test_the_error_names_missing_capabilities(capabilities, missing):
     """Without its capabilities, the sampler fails and names the missing ones."""
 
     def attempt():

@@ -186,7 +186,7 @@ def _read_kallsyms(blocks: tuple[str, ...]) -> set[tuple[int, str]]:
     return results
 
 
-_perf_events: dict[int, int] = {}  # of each process, before it holds the program
+_perf_events: dict[int, int] = {}  # by process; opened before it loads the program
 
 
 def holds_sampler(pid: int) -> bool:

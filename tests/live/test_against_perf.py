@@ -19,7 +19,7 @@ pytestmark = pytest.mark.live
 
 SECONDS = 4
 
-# Of perf.data's header (tools/perf/Documentation/perf.data-file-format.txt) and of its records
+# Sources: perf.data's header (tools/perf/Documentation/perf.data-file-format.txt) and its records
 # (uapi/linux/perf_event.h, tools/lib/perf/include/perf/event.h).
 PERF_FILE_DATA = 40
 RECORD_KSYMBOL, RECORD_BPF_EVENT, RECORD_STAT_ROUND = 17, 18, 77

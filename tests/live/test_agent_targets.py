@@ -200,7 +200,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("kind", further_of(TARGETS, ("pod", "unit")))
-def test_named_targets_are_sampled_whenever_they_start(kind, agent, place):
+def test_targets_selected_by_name_are_sampled_whenever_they_start(kind, agent, place):
     """Includes targets that start after the agent, and targets in separate cgroup namespaces."""
     targets, path = TARGETS[kind]
     other = path.replace(container_id(1), container_id(2)).replace(UID.replace("-", "_"), "0" * 32)

@@ -105,7 +105,7 @@ def stripped(tmp_path):
     [("", {NO_FUNCTION}), ("service_name: {from: []}", {NO_SERVICE, NO_FUNCTION})],
     ids=["default", "names of services off"],
 )
-def test_without_name_settings_strict_receivers_report_missing_names(
+def test_strict_receivers_report_missing_names_without_name_settings(
     receiver, stripped, tmp_path, of_receiver, missed
 ):
     target = f"target_pids: [{stripped.pid}]\n    {of_receiver}"

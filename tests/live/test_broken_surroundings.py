@@ -54,7 +54,7 @@ def run(*words, **options):
     ids=lambda words: words[0],
 )
 @pytest.mark.parametrize("kind", ["missing", "directory", "link to itself"])
-def test_an_unreadable_file_is_reported_with_the_reason(words, kind, tmp_path):
+def test_the_error_for_an_unreadable_file_states_path_and_reason(words, kind, tmp_path):
     path = tmp_path / "file"
     if kind == "directory":
         path.mkdir()

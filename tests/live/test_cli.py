@@ -316,7 +316,7 @@ def test_three_capabilities_are_enough(public_python, nobodys):
     assert unresolved(done.stderr) < 1
 
 
-def test_without_syslog_frames_carry_the_reason(public_python, nobodys):
+def test_unnamed_frames_say_that_cap_syslog_is_missing(public_python, nobodys):
     words = ["record", "-d", "0.5s", "-F", "499", "-o", "x.otlp"]
     with busy():
         done = as_nobody(public_python, ["bpf", "perfmon"], words, nobodys)
@@ -333,7 +333,7 @@ def test_without_syslog_frames_carry_the_reason(public_python, nobodys):
     assert all(frame.lines or frame.unresolved for frame in frames)
 
 
-def test_without_any_capability_the_printed_fix_works(public_python, nobodys):
+def test_the_printed_fix_works_without_any_capability(public_python, nobodys):
     done = as_nobody(public_python, [], ["record", "-d", "1s", "-o", "x.otlp"], nobodys)
     assert done.returncode == 3
     assert done.stderr.startswith("error: ")

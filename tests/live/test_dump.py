@@ -150,7 +150,7 @@ def resting(program):
         yield pid, said
 
 
-def test_each_thread_is_where_it_says_it_is(resting):
+def test_each_thread_has_the_stack_and_cause_that_it_announced(resting):
     pid, said = resting
     threads = {thread["tid"]: thread for thread in dump(pid)}
     assert threads.keys() == {pid, *said}
@@ -198,7 +198,7 @@ def test_a_process_that_holds_its_own_mmap_lock_is_dumped(tmp_path):
     assert reader["cause"] == "disk"
 
 
-def test_the_time_of_a_wait_is_that_of_a_program_that_says_when_it_sleeps():
+def test_the_duration_of_a_wait_matches_the_sleeping_program():
     code = "import time; print(time.monotonic_ns()); print('ready', flush=True); time.sleep(999)"
     with running(sys.executable, "-c", code) as (pid, (began,)):
         time.sleep(1.5)
@@ -241,7 +241,7 @@ def test_a_thread_that_uses_a_cpu_has_its_stack():
 def test_a_second_dump_shows_which_threads_have_moved():
     with running(*python(1, "tick,")) as (pid, _):
         has_ticked = False
-        while not has_ticked:  # a busy machine may not let it
+        while not has_ticked:  # on a busy machine, it may not run in between
             threads = dump(pid, "--interval", "0.5s")
             stuck = [t for t in threads if "leaf" in functions(t, "python")]
             assert [t["moved"] for t in stuck] == [False]

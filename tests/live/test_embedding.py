@@ -305,7 +305,7 @@ def test_descendants_are_linked_to_the_spans_they_publish(links):
 
 @pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare of util-linux")
 @pytest.mark.parametrize("target", ["self", "children"])
-def test_in_a_pid_namespace_samples_have_its_pids(target, to_file):
+def test_samples_have_the_pids_of_their_pid_namespace(target, to_file):
     """There, os.getpid() is 1 and differs from the global pid."""
     run(
         """
@@ -353,7 +353,7 @@ SERVICE = """
 
 
 @pytest.mark.parametrize("kept", ["-all", "-all,+perfmon"])
-def test_without_privileges_one_warning_has_the_fix_and_the_service_continues(kept):
+def test_the_service_continues_with_one_warning_without_privileges(kept):
     """With CAP_PERFMON alone, BPF programs could be tracked but nothing sampled."""
     wrapper = ["setpriv", f"--bounding-set={kept}", "--inh-caps=-all"]
     code = SERVICE + '    print([link for link in find_links() if "perf" in link or "net" in link])'
@@ -364,7 +364,7 @@ def test_without_privileges_one_warning_has_the_fix_and_the_service_continues(ke
     assert "fix: " in line
 
 
-def test_without_privileges_the_context_is_still_published():
+def test_the_context_is_published_even_without_privileges():
     code = """
     import os, sys
     from otel_kprofiler import KernelProfiler
@@ -376,7 +376,7 @@ def test_without_privileges_the_context_is_still_published():
     assert run(code, wrapper=wrapper, env={"OTEL_SERVICE_NAME": "svc"}).stdout == "svc\n"
 
 
-def test_with_hidden_kernel_symbols_profiles_have_addresses(to_file):
+def test_profiles_have_addresses_if_kernel_symbols_are_hidden(to_file):
     """Without CAP_SYSLOG, the kernel shows zeros (kptr_restrict, perf_event_paranoid)."""
     done = run(SERVICE, wrapper=["setpriv", "--bounding-set=-syslog"], env=to_file.env)
     assert done.stdout == "served running\n"
@@ -502,7 +502,7 @@ def test_multiprocessing_children_run_and_exit_cleanly(protocol):
     )
 
 
-def test_with_gevent_one_warning_has_the_fix_and_the_service_continues():
+def test_the_service_continues_with_one_warning_under_gevent():
     pytest.importorskip("gevent")
     done = run(
         """

@@ -85,12 +85,12 @@ def compared(tmp_path_factory):
     return report(path, "--by", "process"), report(path), by_perf
 
 
-def test_the_kinds_are_the_events(compared):
+def test_each_event_is_a_kind_of_samples(compared):
     assert compared[0].keys() == {"page_faults", "context_switches", "cpu_migrations"}
 
 
 @pytest.mark.parametrize("name", ["page-faults", "context-switches", "cpu-migrations"])
-def test_as_many_events_as_perf_counts(compared, name):
+def test_event_counts_match_perf(compared, name):
     by_process, _, by_perf = compared
     kind = name.replace("-", "_")
     if name == "cpu-migrations" and os.cpu_count() == 1:

@@ -222,7 +222,7 @@ def test_labels_at_odd_addresses_cost_no_more_than_the_limit(tmp_path, kind):
     ):
         assert process.stdout.readline() == b"ready\n"
         reader.collect_until(lambda: len(reader.samples) > 500)
-        assert reader.sampler.contexts.release(process.pid)  # it was registered
+        assert reader.sampler.contexts.release(process.pid)  # the process was registered
         process.kill()
     contexts = [sample.context for sample in reader.samples if sample.context]
     assert all(len(context) <= 2 + 612 for context in contexts)

@@ -162,7 +162,7 @@ def test_the_doctor_reports_nothing_if_symbols_are_visible(truth):
     assert find_hidden_symbols(Access()) is None
 
 
-def test_without_capabilities_the_cause_is_reported(hidden, public_python):
+def test_the_cause_is_reported_without_capabilities(hidden, public_python):
     cause, is_used, refused = as_nobody(public_python, [], LOOK)
     assert cause == HiddenCause.KPTR_RESTRICT.name
     assert not is_used

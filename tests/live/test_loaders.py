@@ -175,7 +175,7 @@ def test_timer_signals_of_a_service_do_not_prevent_loading_programs():
     try:
         sampler = EbpfSampler(SamplerConfig(stacks="user"), loader=LibbpfLoader())
         sampler.start()
-        assert sampler.tables is not None  # not by frame pointers instead
+        assert sampler.tables is not None  # unwinds by tables, not frame pointers
         sampler.close()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -80,7 +80,7 @@ def refused(request, files):
         (("map_files", "exe", "root"), "path"),
     ],
 )
-def test_opens_with_the_least_privilege_that_suffices(program, missing, route):
+def test_files_are_opened_with_the_least_privilege_that_suffices(program, missing, route):
     with running(program) as pid:
         result = opened(wanted(pid, program), Without(*missing))
     assert result == (route, str(program), False)

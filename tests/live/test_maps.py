@@ -112,7 +112,7 @@ def test_each_mapping_is_found_in_the_text_file_on_older_kernels(odd_mappings, w
 
 
 @pytest.mark.parametrize("query", [True, False])
-def test_nothing_is_returned_for_a_process_that_exited_or_execed(query, request):
+def test_no_mappings_are_returned_for_a_process_that_exited_or_execed(query, request):
     if not query:
         request.getfixturevalue("without_query")
     code = "import os; os.read(0, 1); os.execvp('cat', ['cat'])"

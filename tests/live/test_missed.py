@@ -61,7 +61,7 @@ def measure(cpu, spin):
             ran += time.thread_time()
         finally:
             close_all(tracer)
-        call(0.1)  # and end at one
+        call(0.1)  # the last read is at a sample, too
         ticks = time.monotonic() - began
         sampler.stop()
         sampler.drain()

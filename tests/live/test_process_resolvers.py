@@ -455,7 +455,7 @@ def test_threads_may_resolve_while_libraries_are_loaded_and_unloaded(
     assert not wrong
 
 
-def test_the_ready_symbolizer_names_both_sides(child, first):
+def test_the_default_symbolizer_names_both_sides(child, first):
     start = child.send("load", first, "first")
     with Symbolizer.default() as symbolizer:
         (kernel, *_) = symbolizer.find("vfs_read") or [None]

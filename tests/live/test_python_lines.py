@@ -198,7 +198,7 @@ def test_report_shows_the_hot_line_of_a_service_under_gunicorn_first(program, ho
     while recording.poll() is None:
         try:
             ask(place, timeout_s=5)
-        except OSError:  # it is not listening yet, or any more
+        except OSError:  # the server does not listen yet, or has stopped
             time.sleep(0.05)
     assert recording.returncode == 0
     lines = innermost_lines(read_samples(path))

@@ -45,7 +45,7 @@ while True:
         os._exit(0)
 """
 
-# Maps code of a file on command.
+# Maps a file executable when it reads a line.
 LOADS = r"""
     #include <fcntl.h>
     #include <poll.h>
@@ -149,7 +149,7 @@ def is_registered(journal, pid, runtime):
 
 
 @pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.11", "3.14")))
-def test_finds_processes_as_they_start_fork_and_exit(start, minor):
+def test_processes_are_found_as_they_start_fork_and_exit(start, minor):
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
     with tracked() as journal:
@@ -165,14 +165,14 @@ def test_finds_processes_as_they_start_fork_and_exit(start, minor):
                 wait_until(lambda: not {pid, child} & journal.now.keys())  # noqa: B023
 
 
-def test_finds_processes_already_running(start):
+def test_processes_already_running_are_found(start):
     target = start()
     pid, runtime = target.heard()
     with tracked() as journal:
         wait_until(lambda: is_registered(journal, pid, runtime))
 
 
-def test_finds_an_interpreter_started_by_exec(start, changes):
+def test_an_interpreter_started_by_exec_is_found(start, changes):
     with tracked() as journal:
         pythons = find_pythons()
         target = start(pythons[0].command)
@@ -187,7 +187,7 @@ def test_finds_an_interpreter_started_by_exec(start, changes):
         assert target.is_running
 
 
-def test_finds_an_interpreter_loaded_after_startup(tmp_path):
+def test_an_interpreter_loaded_after_startup_is_found(tmp_path):
     own = open_own()
     text = own.interpreter.texts[0]
     offset = text.offset & ~4095
@@ -209,7 +209,7 @@ def test_finds_an_interpreter_loaded_after_startup(tmp_path):
             run.kill()
 
 
-def test_finds_only_target_processes_and_their_descendants(start):
+def test_only_target_processes_and_their_descendants_are_found(start):
     """Includes existing children and children started afterwards."""
     process, other = start(), start()
     other.heard()
@@ -261,7 +261,7 @@ def test_each_program_without_an_interpreter_is_reported_at_most_once_a_minute(s
             ]
             paths = [one.path for one in code]
             if str(spins) not in paths or not any("/libc." in path for path in paths):
-                return False  # before its execve, or before its last code file is mapped
+                return False  # before its execve, or before its last executable file is mapped
             pages = sum(one.end - one.start for one in code) // mmap.PAGESIZE
             return first in seen and seen[first].program == (code[0].device, code[0].inode, pages)
 
@@ -279,5 +279,5 @@ def test_each_program_without_an_interpreter_is_reported_at_most_once_a_minute(s
             assert seen[second].program.code_pages < whole.code_pages
 
 
-def test_can_be_closed_without_being_started():
+def test_tracking_can_be_closed_without_being_started():
     PythonTracking(Journal()).close()

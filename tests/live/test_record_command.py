@@ -128,7 +128,7 @@ def test_ctrl_c_at_a_terminal_reaches_the_command_once(tmp_path):
     assert b"interrupted" in shown
 
 
-def test_without_samples_of_a_short_command_the_summary_says_how_to_get_some(tmp_path):
+def test_the_summary_advises_on_commands_too_short_for_samples(tmp_path):
     done = record(tmp_path, "-F", 1, "-o", "x.html", "--", "true")
     assert done.returncode == 0, done.stderr
     assert done.stderr.endswith("raise --rate, or use --off-cpu\n")

@@ -247,7 +247,7 @@ def test_young_processes_are_skipped():
     assert all(s.time_ns - s.start_time_ns >= age for s in samples if s.start_time_ns)
 
 
-def test_kernel_only_takes_no_samples_of_user_mode():
+def test_user_mode_is_not_sampled_with_kernel_stacks_only():
     with load(READ), running(samples_per_second=999, stacks="kernel") as sampler:
         samples = collect_until(sampler, anything, count=100)
         assert sampler.counts()["on_cpu"].filtered["empty"] > 0
@@ -256,7 +256,7 @@ def test_kernel_only_takes_no_samples_of_user_mode():
 
 
 @pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
-def test_user_only_has_no_kernel_stacks():
+def test_kernel_stacks_are_absent_with_user_stacks_only():
     with load(READ), running(samples_per_second=999, stacks="user") as sampler:
         samples = collect_until(sampler, anything, count=100)
     assert all([side.kind for side in s.sides] == [USER_SIDE] for s in samples)

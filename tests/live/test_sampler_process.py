@@ -101,14 +101,14 @@ def test_a_missing_capability_is_reported(public_python, kept, loader):
     assert f"CAP_{kept.upper()} " not in done.stdout.partition("|")[0]
 
 
-def test_without_privileges_the_fix_works_as_printed(public_python, restored_sysctl):
+def test_the_fix_for_missing_privileges_works_as_printed(public_python, restored_sysctl):
     done = run_as_nobody(public_python)
     assert done.returncode == 3
     assert "CAP_BPF and CAP_PERFMON missing" in done.stdout
     assert follow(done.stdout.partition("|")[2]) == "sampled True\n"
 
 
-def test_for_capabilities_outside_the_bounding_set_the_fix_is_the_containers(public_python):
+def test_the_fix_for_a_limited_bounding_set_uses_the_container_runtime(public_python):
     done = run_as_nobody(public_python, "--bounding-set=-bpf,-perfmon")
     assert done.returncode == 3
     assert "--cap-add BPF --cap-add PERFMON" in done.stdout
@@ -280,7 +280,7 @@ def test_a_damaged_object_is_an_error(tmp_path):
         LibbpfLoader().load(spec(broken))
 
 
-def test_a_missing_library_is_reported_with_its_package(monkeypatch):
+def test_the_error_for_a_missing_libbpf_names_its_package(monkeypatch):
     monkeypatch.setattr(libbpf, "_LIBRARY", "libbpf.so.99")
     with pytest.raises(DependencyError, match=r"libbpf\.so\.99") as raised:
         EbpfSampler(SamplerConfig(), loader=LibbpfLoader()).start()

@@ -240,7 +240,7 @@ BCC = "profiler._plan = dataclasses.replace(profiler._plan, loader='bcc')"
 @pytest.mark.parametrize(
     ("change", "is_published"), [(NO_PATH, True), (NO_PATH, False), (BCC, True)]
 )
-def test_without_a_path_samples_are_linked_by_thread_contexts(change, is_published):
+def test_samples_are_linked_by_thread_contexts_without_a_path(change, is_published):
     if change == BCC and not BccLoader.is_installed():
         pytest.skip("needs python3-bpfcc")
     run(

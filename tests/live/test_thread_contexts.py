@@ -239,7 +239,7 @@ def test_python_samples_have_their_published_span(tmp_path, python):
         of_thread = threads.get(str(sample.tid), [])
         at = bisect.bisect_right(of_thread, sample.time_ns, key=lambda note: note[0]) - 1
         if at < 0 or sample.time_ns < first_ns or sample.time_ns >= of_thread[at][1]:
-            continue  # between two notes
+            continue  # the thread changed its context
         expected = of_thread[at][2]
         link = sample.link and (sample.link.trace_id + sample.link.span_id).hex()
         counts["right" if link == expected else "wrong" if link else "missing"] += 1

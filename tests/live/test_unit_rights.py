@@ -43,13 +43,16 @@ LACKS = {
     ("CAP_DAC_READ_SEARCH",): ("private",),
     ("CAP_SYS_PTRACE",): ("elsewhere", "deleted"),
 }
-"""Libraries that cannot be opened, at least, by missing capabilities."""
+"""Libraries that certainly cannot be opened, by missing capabilities."""
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """Processes of root that run code of a library that all may read, of one that only root may,
-    of one that is mounted elsewhere, as in a container, and of one that was deleted."""
+    """Runs processes of root, each with code of a different library.
+
+    All users may read the first library, only root the second; the third is mounted elsewhere, as
+    in a container, and the fourth was deleted.
+    """
     place = tmp_path_factory.mktemp("rights")
     started = {}
     for kind in ("readable", "private", "elsewhere", "deleted"):

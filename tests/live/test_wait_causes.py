@@ -196,9 +196,9 @@ def test_a_program_with_one_kind_of_wait_gets_that_cause(cause, request, tmp_pat
     "python", further_between(find_pythons()), ids=lambda python: python.version
 )
 def test_threads_waiting_for_the_gil_get_that_cause(python, tmp_path):
-    """Debian's interpreter has no name for the function that takes it."""
+    """Debian's interpreter has no symbol for the function that takes the GIL."""
     result, weights = record_waiter(GIL, "gil", "", tmp_path, python.command)
-    check("gil", result, weights, beside="sleep")  # another thread takes it
+    check("gil", result, weights, beside="sleep")  # another thread takes the GIL
 
 
 def check(cause, found, weights, *, beside=""):

@@ -18,7 +18,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from otel_kprofiler.bpf import WAIT_HAS_BEGUN, LibbpfLoader
 from otel_kprofiler.bpf.wait_maps import THREAD_BYTES
-from otel_kprofiler.model import KERNEL_SIDE, OFF_CPU, ON_CPU, STACK_NOT_TAKEN, USER_SIDE, WaitState
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    OFF_CPU,
+    ON_CPU,
+    STACK_NOT_CAPTURED,
+    USER_SIDE,
+    WaitState,
+)
 from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
 from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
 
@@ -253,7 +260,7 @@ def test_a_wait_of_a_thread_that_ran_unseen_has_no_begin():
         for sample in samples
         if sample.tid == process.pid and sample.wait.state is WaitState.INTERRUPTIBLE
     ]
-    assert statuses.count(STACK_NOT_TAKEN) >= len(changed) - 1, statuses  # or as it was woken
+    assert statuses.count(STACK_NOT_CAPTURED) >= len(changed) - 1, statuses  # or as it was woken
 
 
 def test_an_ongoing_wait_is_sampled(functions):

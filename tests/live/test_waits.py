@@ -344,7 +344,7 @@ def program_names():
     return names
 
 
-def test_without_off_cpu_its_programs_are_not_loaded():
+def test_off_cpu_programs_are_not_loaded_unless_configured():
     before = len(program_names())
     sampler = EbpfSampler(SamplerConfig())
     sampler.start()

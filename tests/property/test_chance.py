@@ -48,7 +48,7 @@ def test_the_chance_of_means_is_the_integral_of_students_density(freedom, distan
     assert result == pytest.approx(1 - inside, rel=1e-3, abs=1e-7)
 
 
-def test_without_variance_any_difference_is_significant():
+def test_any_difference_is_significant_without_variance():
     assert chance_of_means(0.0, (0.0, 5), (0.0, 5)) == 1
     assert chance_of_means(1e-9, (0.0, 5), (0.0, 5)) == 0
 

@@ -24,7 +24,7 @@ PAIRS = 20
 SECONDS = 20
 SECOND_NS = 10**9
 HZ = 997
-"""Rate of one CPU: some 20,000 samples."""
+"""Rate of one CPU: about 20,000 samples."""
 
 
 def call(name):

@@ -37,7 +37,7 @@ class Traced:
 
 
 def serve_asgi(app, truth, seconds, paths, loop):
-    """Serve an application to clients for some seconds; uvicorn runs in this thread."""
+    """Serve an application to clients for a few seconds; uvicorn runs in this thread."""
     import uvicorn
 
     listening = socket.create_server(("127.0.0.1", 0))

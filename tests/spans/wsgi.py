@@ -40,7 +40,7 @@ class QuietHandler(wsgiref.simple_server.WSGIRequestHandler):
 
 
 def serve_wsgi(app, truth, seconds, paths):
-    """Serve an application to clients for some seconds."""
+    """Serve an application to clients for a few seconds."""
     server = wsgiref.simple_server.make_server(
         "127.0.0.1", 0, Traced(app, truth), ThreadingServer, QuietHandler
     )

@@ -38,11 +38,11 @@ class Report(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All stacks."""
+        """Returns the number of stacks compared."""
         return self.verdicts.total()
 
     def plus(self, other: Report) -> Report:
-        """Both."""
+        """Returns the sum of both reports."""
         return Report(
             self.verdicts + other.verdicts,
             self.ends + other.ends,

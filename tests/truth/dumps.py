@@ -151,7 +151,7 @@ class Dumps:
     def take(
         self, pid: int, hz: int, count: int, *, go: GoOffsets | None = None, timeout_s: float = 60
     ) -> list[StackDump]:
-        """At least ``count`` samples of a process, if they come in time; ``go``: of its runtime."""
+        """Takes at least ``count`` samples of a process before the timeout; ``go`` for Go code."""
         config = struct.pack(
             "=9I", pid, 127, self._top_of_stack, self._forgetting, self._fsbase,
             *((go.g_m, go.g_stack, go.g_sched, go.m_curg) if go else (0, 0, 0, 0)),

@@ -91,7 +91,7 @@ def plain_grpc():
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_plaintext_receiver_is_reported_with_a_fix(protocol, plain_http, plain_grpc, caplog):
+def test_the_warning_about_a_plaintext_receiver_has_a_fix(protocol, plain_http, plain_grpc, caplog):
     once = RetryPolicy(enabled=False)
     exporter = (
         OtlpGrpcExporter(f"127.0.0.1:{plain_grpc}", retry=once)

@@ -175,7 +175,7 @@ def test_a_full_notification_socket_does_not_block_and_is_retried(systemd):
     assert len(heard) < 1000
 
 
-def test_without_systemd_nothing_is_sent():
+def test_no_notification_is_sent_without_systemd():
     Notifier({}).ready("x")
 
 
@@ -259,9 +259,7 @@ def test_clients_that_hold_connections_do_not_lock_out_others(health, caplog):
 
 
 def test_simultaneous_clients_are_all_connected(health):
-    """Also while the server is busy with a client; the kernel drops connections that it cannot
-    queue.
-    """
+    """The kernel drops connections that it cannot queue while the server is busy with a client."""
     with health._server._changed, contextlib.ExitStack() as stack:
         for _ in range(2 * MAX_CONNECTIONS):
             client = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))

@@ -17,12 +17,12 @@ TESTS = set(re.findall(r"`(test_\w+)`", PAGE))
 
 
 @pytest.mark.parametrize("path", sorted(PATHS))
-def test_named_paths_exist(path):
+def test_mentioned_paths_exist(path):
     places = [ROOT / path, ROOT / "otel_kprofiler" / path]
     assert any(place.exists() for place in places), path
 
 
 @pytest.mark.parametrize("name", sorted(TESTS))
-def test_named_tests_exist(name):
+def test_mentioned_tests_exist(name):
     sources = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert any(f"def {name}(" in source for source in sources), name

@@ -134,7 +134,7 @@ def test_an_encoder_bug_costs_one_window_and_is_counted(caplog):
 
 
 @pytest.mark.parametrize("windows", [3, 10])
-def test_above_the_capacity_the_oldest_window_is_dropped_and_counted(windows):
+def test_the_oldest_window_is_dropped_and_counted_above_the_capacity(windows):
     entered, release = threading.Event(), threading.Event()
 
     def waiting(window, encoding):
@@ -421,7 +421,7 @@ def test_the_final_request_has_a_profile_of_each_kind():
     ]
 
 
-def test_without_new_losses_there_is_no_final_request():
+def test_no_final_request_is_sent_without_new_losses():
     exporter = Refusing("a")
     reporter = Reporter([ExportQueue(exporter)])
     reporter(window_of(5, 1000, stream(5)))

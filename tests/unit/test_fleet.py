@@ -39,7 +39,7 @@ def test_hosts_started_simultaneously_drift_apart_within_minutes():
     assert max(requests[second] for second in range(120, 180)) < 1.5 * mean
 
 
-def test_without_jitter_hosts_stay_synchronized():
+def test_hosts_stay_synchronized_without_jitter():
     schedule = window_schedule(Receiver(reporter_jitter=0.0))
     requests = count_by_second(ends_of_windows(schedule, 180))
     assert set(requests.values()) == {HOSTS}

@@ -134,7 +134,7 @@ def registered(log):
 IN_CHILD = ["child release", "child restart"]
 
 
-def test_a_child_of_cs_fork_catches_up_once(registered, log):
+def test_a_child_forked_in_c_catches_up_once(registered, log):
     def child():
         before = list(log)
         forks.catch_up()
@@ -147,7 +147,7 @@ def test_a_child_of_cs_fork_catches_up_once(registered, log):
 
 
 @pytest.mark.parametrize("call", [forks.register, lambda _, one: forks.unregister(one)])
-def test_objects_registered_in_a_child_of_cs_fork_catch_up(registered, log, call):
+def test_objects_registered_in_a_child_forked_in_c_catch_up(registered, log, call):
     def child():
         call(ForkStep.RENEW, Recording("late", log))
         return log
@@ -182,7 +182,7 @@ def test_a_fork_that_ran_the_hooks_leaves_nothing_to_catch_up(registered, log):
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_threads_in_a_child_of_cs_fork_wait_for_the_first_catch_up(log):
+def test_threads_in_a_child_forked_in_c_wait_for_the_first_catch_up(log):
     class Slow(Recording):
         def after_fork_in_child(self):
             threading.Event().wait(0.2)

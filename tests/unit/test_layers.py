@@ -120,7 +120,7 @@ def test_the_architecture_page_has_the_table():
 
 
 @pytest.mark.system
-def test_code_for_unwind_tables_is_imported_with_user_stacks_only():
+def test_unwinding_is_imported_only_for_user_stacks():
     program = (
         "import sys, otel_kprofiler.agent.agent, otel_kprofiler.pipeline.composition\n"
         "print([name for name in sys.modules if name.startswith('otel_kprofiler.unwinding')])"

@@ -225,7 +225,7 @@ def test_an_unreachable_receiver_and_a_missing_pipeline_are_separate_warnings(
             stack.enter_context(
                 HttpServer(lambda request: request.send_error(404), address=("127.0.0.1", port))
             )
-        assert "give the receiver a metrics pipeline" in wait_for(2)
+        assert "add a metrics pipeline to the receiver" in wait_for(2)
         telemetry.close()
     assert len([text for text in caplog.messages if "own metrics" in text]) == 2
 
@@ -267,7 +267,7 @@ def test_only_changed_settings_restart_metrics(receiver, telemetry):
     assert len(receiver.requests) == count
 
 
-def test_without_metrics_the_sdk_is_not_loaded():
+def test_the_sdk_is_not_loaded_without_metrics():
     code = (
         "import sys\n"
         "from types import SimpleNamespace as N\n"

@@ -115,7 +115,7 @@ def _unpack(row: Any) -> ModuleSymbols:
 
 
 def _make_lines(table: SymbolTable, module: str) -> str:
-    """Kallsyms lines that parse to the same table, with one name per address."""
+    """Returns lines of kallsyms that parse to the same table, with one name per address."""
     lines, pad = [], 0
     for index in range(len(table)):
         name, start, _ = table.symbol(index)

@@ -104,7 +104,7 @@ class LoadedKsymbol:
         return self.symbol.name.startswith(PROGRAM_PREFIX)
 
     def make_uncertain(self, until_ns: int) -> LoadedKsymbol:
-        """An entry for ``[sure_ns, until_ns)``, when this symbol may have been replaced."""
+        """Returns an entry for ``[sure_ns, until_ns)``, when this symbol may have been replaced."""
         made = self._uncertain
         if made is None or (made.since_ns, made.until_ns) != (self.sure_ns, until_ns):
             made = LoadedKsymbol(self.symbol, self.end, self.sure_ns, is_uncertain=True)
@@ -113,14 +113,17 @@ class LoadedKsymbol:
         return made
 
     def frame(self, address: int) -> Frame:
-        """The frame of an address in this symbol; cached."""
+        """Returns the frame of an address in this symbol; cached."""
         if self._frames is None:
             self._frames = {}
         frame = self._frames.get(address)
         return frame or self._frames.setdefault(address, self._make_frame(address))
 
     def module(self) -> Module:
-        """The module that stands for this symbol; the first call asks the source for details."""
+        """Returns the module that stands for this symbol.
+
+        The first call asks the source for details.
+        """
         if self._module is None:
             self._details = self._source.describe(self.symbol) if self._source else None
             program = self._details.program if self._details else None
@@ -209,11 +212,11 @@ class KsymbolTable:
         return uncertain or leaving
 
     def live(self) -> list[LoadedKsymbol]:
-        """The loaded symbols, by address."""
+        """Returns the loaded symbols, by address."""
         return [entry for _, entry in sorted(self._live.items())]
 
     def find(self, name: str, *, prefix: bool = False) -> list[Match]:
-        """Loaded symbols with a name or a prefix, by address."""
+        """Returns loaded symbols with a name or a prefix, by address."""
         return [
             Match(entry.symbol.name, entry.symbol.start, entry.end, entry.module(), 0)
             for entry in self.live()
@@ -367,7 +370,7 @@ def _is_still(entry: LoadedKsymbol, present: Ksymbol | None) -> bool:
 
 
 def limit_bytes(symbol: Ksymbol) -> int:
-    """Upper bound on the size of a symbol of unknown length, in bytes."""
+    """Returns an upper bound on the size of a symbol of unknown length, in bytes."""
     return MAX_FUNCTION_BYTES if symbol.name.startswith(PROGRAM_PREFIX) else PAGE_BYTES
 
 

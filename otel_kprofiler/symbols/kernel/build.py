@@ -53,12 +53,14 @@ class TableBuilder:
         self._last_address = b""
 
     def add(self, addresses: Sequence[bytes], types: bytes, names: list[bytes]) -> bool:
-        """Add symbols in ascending order of address; all aliases in the same call.
+        """Add symbols already sorted by address.
+
+        All aliases of an address must be in the same call.
 
         Args:
-            addresses: each as 16 lower-case hexadecimal digits.
-            types: type letter of each.
-            names: name of each; changed in place.
+            addresses: sorted addresses, each as 16 lower-case hexadecimal digits.
+            types: the type letter of each symbol, as in ``/proc/kallsyms``.
+            names: the name of each symbol; the list is changed in place.
 
         Returns:
             False, with nothing added, if the symbols are out of order.
@@ -92,7 +94,7 @@ class TableBuilder:
             self._last_class = _OTHER
 
     def finish(self, *, max_function: int = MAX_FUNCTION_BYTES) -> SymbolTable:
-        """The table of all symbols added."""
+        """Returns the table of all symbols added."""
         self.end_pad()
         entries = Entries(
             addresses=self._addresses,
@@ -123,7 +125,7 @@ class TableBuilder:
         self._padded.append(padded)
 
     def _ends(self, addresses: Sequence[bytes], classes: bytes) -> list[int]:
-        """Indices of the symbols that end a function or a pad without being one."""
+        """Returns indices of the symbols that end a function or a pad without being one."""
         indices: list[int] = []
         if _OTHER not in classes:
             return indices
@@ -193,7 +195,7 @@ def _rank_aliases(
 
 
 def _classify(types: bytes, names: list[bytes]) -> bytes:
-    """Class of each symbol: function, padding before a function, or other."""
+    """Returns the class of each symbol: function, padding before a function, or other."""
     text = int.from_bytes(types.translate(_IS_TEXT), "little")
     if not text:
         return bytes(len(types))
@@ -205,7 +207,7 @@ def _classify(types: bytes, names: list[bytes]) -> bytes:
 
 
 def _measure_pad(addresses: Sequence[bytes], classes: bytes) -> int:
-    """Distance from a pad to its function in bytes; the same for the whole kernel."""
+    """Returns the distance from a pad to its function in bytes; the same for the whole kernel."""
     index = classes.find(bytes([_PAD, _FUNCTION]))
     if index < 0:
         return 0

@@ -81,7 +81,7 @@ class BuiltinRanges:
         return len(self._starts)
 
     def find(self, address: int) -> tuple[str, ...]:
-        """Built-in modules of the code at a vmlinux address; empty if none."""
+        """Returns the built-in modules that contain a vmlinux address; may be empty."""
         offset = address - self._base
         index = bisect_right(self._starts, offset) - 1
         if index < 0 or offset >= self._ends[index]:
@@ -89,7 +89,7 @@ class BuiltinRanges:
         return self._sets[self._owners[index]]
 
     def size_bytes(self) -> int:
-        """Memory taken."""
+        """Returns the memory taken."""
         return sum(map(sys.getsizeof, (self._starts, self._ends, self._owners, self._sets))) + sum(
             sys.getsizeof(modules) + sum(map(sys.getsizeof, modules)) for modules in self._sets
         )
@@ -101,7 +101,7 @@ NO_BUILTIN: Final = BuiltinRanges()
 def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int]:
     """Parse ``modules.builtin.ranges`` to sections by name and the number of malformed lines.
 
-    The kernel's script ends a range at the next object file, even if the linker placed that one
+    The kernel's script ends a range at the next object file, even if the linker placed that file
     below it, so an end can be below its start; such a range is returned empty.
     """
     sections: dict[str, BuiltinSection] = {}
@@ -129,7 +129,7 @@ def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int
 def place_ranges(
     sections: Mapping[str, BuiltinSection], core: SymbolTable
 ) -> tuple[list[BuiltinRange], list[str]]:
-    """Ranges at runtime addresses, and the sections that do not fit the running kernel.
+    """Returns ranges at runtime addresses, and the sections that do not fit the running kernel.
 
     The file does not name its build. But ranges start with object files, hence at symbols, so a
     section is rejected if fewer than three quarters of its ranges do. Sections whose anchor is
@@ -252,7 +252,7 @@ def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
 
 
 def _modules(brackets: bytes) -> tuple[str, ...]:
-    """Names in ``a] [b]``; an object file's name in braces may follow."""
+    """Returns names in ``a] [b]``; an object file's name in braces may follow."""
     names = brackets.partition(b"{")[0].decode("utf-8", "backslashreplace").split()
     if not all(name.endswith("]") for name in names):
         return ()
@@ -288,7 +288,7 @@ def _is_hex(text: str | bytes) -> bool:
 
 
 def find_release(files: HostFiles) -> str:
-    """The kernel release as in ``uname -r``; empty if unknown."""
+    """Returns the kernel release as in ``uname -r``; empty if unknown."""
     for path in (OSRELEASE, "/proc/version"):
         try:
             words = files.read_bytes(path).decode("utf-8", "replace").split()
@@ -302,7 +302,7 @@ def find_release(files: HostFiles) -> str:
 
 
 def builtin_ranges_path(release: str) -> str:
-    """Path of a kernel's ``modules.builtin.ranges``."""
+    """Returns the path of a kernel's ``modules.builtin.ranges``."""
     return f"/lib/modules/{release or 'unknown'}/modules.builtin.ranges"
 
 
@@ -314,7 +314,7 @@ def read_builtin(
 ) -> tuple[BuiltinRanges, SymbolTable]:
     """Read the built-in modules, and add the known sizes to the symbols.
 
-    The modules come from the first source that has any; most kernels have neither.
+    The modules come from the first source that lists any; most kernels have neither source.
 
     Args:
         files: the host's files, or a captured tree.

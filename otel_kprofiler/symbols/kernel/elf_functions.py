@@ -107,7 +107,7 @@ class ElfSymbols:
 
 
 def layout(image: ElfImage, symtab: Section) -> dict[int, int]:
-    """RVA of each code section, by index.
+    """Returns the RVA of each code section, by index.
 
     In vmlinux: the offset from ``_text``, or from ``_stext`` if there is no ``_text``. In a
     module: code sections other than ``.init*`` in section-header order, aligned, from 0, as the
@@ -129,7 +129,7 @@ def layout(image: ElfImage, symtab: Section) -> dict[int, int]:
 def read_code_symbols(
     image: ElfImage, symtab: Section, bases: dict[int, int]
 ) -> Iterator[ElfSymbol]:
-    """Functions and labels in code sections, with their RVAs; skips damaged entries."""
+    """Returns functions and labels in code sections, with their RVAs; skips damaged entries."""
     shift = {
         index: base - (0 if image.relocatable else image.sections[index].address)
         for index, base in bases.items()
@@ -142,7 +142,7 @@ def read_code_symbols(
 
 
 def _entries(image: ElfImage, symtab: Section) -> Iterator[tuple[bytes, int, int, int, int]]:
-    """Name, info, section, value and size of each entry (elf(5), Elf64_Sym)."""
+    """Returns name, info, section, value and size of each entry (elf(5), Elf64_Sym)."""
     entry = struct.Struct(image.byte_order + "IBBHQQ")
     if symtab.link >= len(image.sections):
         raise KProfilerError(f"{image.path} has a symbol table without names")
@@ -171,7 +171,7 @@ def _find_text(image: ElfImage, symtab: Section) -> int:
 
 
 def _make_table(symbols: list[ElfSymbol], base: int) -> SymbolTable:
-    """The symbols, with an end entry before each gap that no function covers.
+    """Returns the symbols, with an end entry before each gap that no function covers.
 
     A label inside a function names the code from there on, as in kallsyms.
     """

@@ -50,7 +50,7 @@ class Section(NamedTuple):
 
     @property
     def is_code(self) -> bool:
-        """True if the section contains instructions and is loaded."""
+        """Returns whether the section contains instructions and is loaded."""
         return self.flags & (SHF_ALLOC | SHF_EXECINSTR) == SHF_ALLOC | SHF_EXECINSTR
 
 
@@ -76,7 +76,10 @@ class ElfImage(NamedTuple):
     data: bytes | mmap.mmap
 
     def content(self, section: Section) -> bytes:
-        """Bytes of a section: empty if a debug file omits it, short if the file is truncated."""
+        """Returns the bytes of a section.
+
+        They are empty if a debug file omits the section, and too few if the file is truncated.
+        """
         if section.type == SHT_NOBITS:
             return b""
         return bytes(self.data[section.offset : section.offset + section.size])
@@ -108,7 +111,7 @@ def open_elf(path: str) -> ElfImage:
 
 
 def _read_sections(data: bytes | mmap.mmap, header: Any, order: str) -> tuple[Section, ...]:
-    """The section headers (elf(5), Elf64_Shdr)."""
+    """Returns the section headers (elf(5), Elf64_Shdr)."""
     shdr = struct.Struct(order + "IIQQQQIIQQ")
     start, count, names_index = header["e_shoff"], header["e_shnum"], header["e_shstrndx"]
     if not start:
@@ -149,7 +152,7 @@ def _find_build_id(image: ElfImage) -> BuildId | None:
 
 
 def find_debug_file(build_id: BuildId, root: str = DEBUG_ROOT) -> str | None:
-    """Path of the installed debug file for a build id; None if there is none."""
+    """Returns the path of the installed debug file for a build id; None if there is none."""
     path = os.path.join(root, ".build-id", build_id[:2], f"{build_id[2:]}.debug")
     return path if os.path.exists(path) else None
 

@@ -15,9 +15,9 @@ _BEGINNING_BYTES: Final = 18
 
 
 def is_kernel_file(path: str) -> bool:
-    """Returns whether a file is vmlinux or a module, also compressed, or its debug file.
+    """Returns whether a file is vmlinux or a module, even compressed, or its debug file.
 
-    True also for files that are not ELF: the reader of kernel files reports the error.
+    Returns True even for files that are not ELF: the reader of kernel files reports the error.
 
     Raises:
         OSError: it cannot be opened.

@@ -25,7 +25,7 @@ _MASK: Final = (1 << 128) - 1
 
 
 def fnv1a_128(data: bytes) -> int:
-    """128-bit FNV-1a hash (draft-eastlake-fnv)."""
+    """Returns the 128-bit FNV-1a hash (draft-eastlake-fnv)."""
     value = _FNV_OFFSET
     for byte in data:
         value = (value ^ byte) * _FNV_PRIME & _MASK
@@ -33,6 +33,6 @@ def fnv1a_128(data: bytes) -> int:
 
 
 def make_file_id(build_id: BuildId | None, *otherwise: str) -> FileId:
-    """File id from a build id, or without one from the other texts joined by ``@``."""
+    """Returns the file id from a build id, or without one from the other texts joined by ``@``."""
     text = build_id or "@".join(part for part in otherwise if part)
     return FileId(f"{fnv1a_128(text.encode('utf-8', 'surrogateescape')):032x}")

@@ -1,4 +1,4 @@
-r"""Parser of ``/proc/kallsyms``, also for System.map and the output of ``nm -n``.
+r"""Parses ``/proc/kallsyms``, System.map and the output of ``nm -n``.
 
 A line is ``%016x %c %s\n``, with ``\t[module]`` before the line end for everything outside the
 core (kernel/kallsyms.c, ``s_show``). Core symbols come first, sorted by address. These unsorted
@@ -35,7 +35,7 @@ _MAX_REST_BYTES = 1 << 20
 _SORTED_LINES = 1024  # lines of a module added to its table at once
 _PREAMBLE = b" __cfi_"
 _LOCAL = b" t "
-_MANY_FUNCTIONS = 500  # some functions would have a preamble
+_MANY_FUNCTIONS = 500  # among so many, some would have a preamble
 _IS_TEXT = bytes(code in TEXT_TYPES for code in range(256))
 _IS_OTHER = bytes(code not in TEXT_TYPES for code in range(256))
 
@@ -101,7 +101,7 @@ class _Fields(NamedTuple):
         return _Fields(self.addresses, bytes(types), self.names).where(chosen)
 
     def split(self) -> tuple[_Fields, array[int]]:
-        """The code symbols, and the addresses of the other symbols."""
+        """Returns the code symbols, and the addresses of the other symbols."""
         text = self.where(self.types.translate(_IS_TEXT))
         return text, _values(compress(self.addresses, self.types.translate(_IS_OTHER)))
 
@@ -327,7 +327,7 @@ def parse_kallsyms(pieces: Iterable[bytes]) -> Kallsyms:
 
 
 def _split_point(text: bytes) -> int:
-    """Where to split the text so that the lines of one address stay together."""
+    """Returns where to split the text so that the lines of one address stay together."""
     end = text.rfind(b"\n") + 1
     start = end
     for _ in range(_MAX_ALIAS_LINES):
@@ -341,7 +341,10 @@ def _split_point(text: bytes) -> int:
 
 
 def _columns(tokens: list[bytes], count: int) -> _Fields | None:
-    """Columns of lines with ``count`` fields; None unless all addresses and types are valid."""
+    """Returns the columns of lines with ``count`` fields.
+
+    Returns None unless all addresses and types are valid.
+    """
     lines, surplus = divmod(len(tokens), count)
     addresses = tokens[0::count]
     types = b"".join(tokens[1::count])
@@ -358,7 +361,7 @@ def _columns(tokens: list[bytes], count: int) -> _Fields | None:
 
 
 def _address(token: bytes) -> bytes | None:
-    """An address as 16 lower-case digits; None if it is not one."""
+    """Returns an address as 16 lower-case digits; None if it is not one."""
     if len(token) > _HEX_DIGITS:
         return None
     padded = token.rjust(_HEX_DIGITS, b"0").lower()
@@ -415,7 +418,7 @@ def _block_name(brackets: bytes) -> str:
 
 
 def _values(addresses: Iterable[bytes]) -> array[int]:
-    """Addresses of 16 digits as numbers."""
+    """Returns addresses of 16 digits as numbers."""
     values = array("Q", unhexlify(b"".join(addresses)))
     if sys.byteorder == "little":
         values.byteswap()

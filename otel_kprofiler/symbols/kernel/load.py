@@ -56,7 +56,7 @@ PROC_VERSION: Final = "/proc/version"
 _ARM64_VECTORS: Final = b"vectors"
 """A function that all kernels for arm64 list, and none for x86."""
 _HEAD_BYTES: Final = 64 << 10
-"""From ``_text`` to ``_stext`` on arm64. Kallsyms leaves out ``_text``, which is not in ``.text``.
+"""Bytes from ``_text`` to ``_stext`` on arm64. Kallsyms omits ``_text``, which is not in ``.text``.
 
 ``SEGMENT_ALIGN`` in arch/arm64/kernel/vmlinux.lds.S, 5.10 to 6.18: the image's head is shorter. The
 header of an image has it as ``BaseOfCode`` (arch/arm64/kernel/efi-header.S).
@@ -152,7 +152,7 @@ def _find_damage(kallsyms: Kallsyms) -> list[str]:
 
 
 def _find_text(core: SymbolTable) -> AddressRange | None:
-    """``_text`` to ``_etext``, without the freed init text after it."""
+    """Returns the range ``_text`` to ``_etext``, without the freed init text after it."""
     start = core.find_address(b"_text")
     if start is None and (start := core.find_address(b"_stext")) is not None:
         start -= _HEAD_BYTES if core.find_address(_ARM64_VECTORS) is not None else 0
@@ -183,7 +183,7 @@ def _read_version(files: HostFiles, build_id: BuildId | None, problems: list[str
 def _read_proc_modules(
     files: HostFiles, kallsyms: Kallsyms, problems: list[str]
 ) -> tuple[list[ProcModule], int]:
-    """Loaded modules, newest first; taken from kallsyms if the list cannot be read."""
+    """Returns the loaded modules, newest first; reads kallsyms if the list is unreadable."""
     names = [name for name in kallsyms.blocks if name not in NO_MODULES]
     try:
         listed, bad = parse_modules(files.read_bytes(PROC_MODULES))
@@ -198,7 +198,7 @@ def _read_proc_modules(
 
 
 def _make_vmlinux(core: SymbolTable, build_id: BuildId | None, file_id: FileId) -> Module | None:
-    """The module ``vmlinux``; None if its text range is unknown."""
+    """Returns the module ``vmlinux``; None if its text range is unknown."""
     text = _find_text(core)
     if text is None:
         return None
@@ -245,7 +245,7 @@ def make_module(
 
 
 def _keep(made: Module, earlier: Mapping[str, Module]) -> Module:
-    """The known object if it is the same module at the same address."""
+    """Returns the known object if it is the same module at the same address."""
     old = earlier.get(made.name)
     if old is None:
         return made

@@ -27,8 +27,8 @@ class FoundModule(NamedTuple):
     """A loaded module and the data it was made from.
 
     Attributes:
-        listed: its line of ``/proc/modules``.
-        files: its data in sysfs.
+        listed: what ``/proc/modules`` lists for it.
+        files: build id, sections and other data of the module in sysfs.
         loaded: the module made from both.
         attempts: how often its names were searched for; None once they are known.
     """
@@ -40,7 +40,7 @@ class FoundModule(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Number of the module, its generation."""
+        """Returns the number of the module, its generation."""
         return self.loaded.main.module.generation
 
     def is_at(self, line: ProcModule) -> bool:
@@ -48,13 +48,13 @@ class FoundModule(NamedTuple):
         return not line.address or line.address == self.loaded.main.module.base
 
     def is_same(self, files: ModuleFiles) -> bool:
-        """Returns whether sysfs still describes this module, with nothing new."""
+        """Returns whether sysfs still describes this module and has no new data."""
         module = self.loaded.main.module
         has_sections = module.range_source is RangeSource.SECTIONS or not files.sections
         return has_sections and module.build_id == files.build_id
 
     def started(self, line: ProcModule, time_ns: int) -> FoundModule:
-        """This module after its init function returned."""
+        """Returns this module after its init function returned."""
         if self.listed.state != LOADING or line.state == LOADING:
             return self._replace(listed=line)
         loaded = self.loaded._replace(init_until_ns=time_ns)
@@ -73,7 +73,7 @@ def make_found(
     """Make a module whose names are not known yet.
 
     Args:
-        line: its line of ``/proc/modules``.
+        line: what ``/proc/modules`` lists for it.
         files: its data in sysfs.
         taken: start addresses of other modules, and pages that hold no code.
         kernel_file_id: file id of vmlinux.
@@ -189,7 +189,7 @@ def _name_init(init: ModuleSymbols, table: SymbolTable | None) -> ModuleSymbols:
 
 
 def _init_module(module: Module, start: int, last: int, number: int) -> Module:
-    """A separate module for init code, because the file's RVAs do not cover it."""
+    """Returns a separate module for init code, because the file's RVAs do not cover it."""
     return Module(
         module.name,
         ModuleKind.LOADED,

@@ -17,7 +17,7 @@ _UNRESOLVED: Final = attrgetter("unresolved")
 
 
 def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
-    """The kernel's side of a stack."""
+    """Returns the kernel's side of a stack."""
     is_provisional = not _MAY_BE_KNOWN_LATER.isdisjoint(map(_UNRESOLVED, frames))
     return Side(KERNEL_SIDE, tuple(frames), status, is_provisional)
 
@@ -61,7 +61,7 @@ class MixedSide:
         return side
 
     def of(self, sample: RawSample) -> Side:
-        """The side at the time of a sample."""
+        """Returns the side at the time of a sample."""
         return self.at(sample.time_ns)
 
 

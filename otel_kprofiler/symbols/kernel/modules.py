@@ -91,7 +91,7 @@ def read_module(files: HostFiles, name: str) -> ModuleFiles:
 def ranges_from_sections(
     sections: Mapping[str, int], table: SymbolTable | None, limit: int
 ) -> tuple[AddressRange, ...]:
-    """Executable ranges of a module without its init sections, sorted.
+    """Returns executable ranges of a module without its init sections, sorted.
 
     A section is executable by its name, or if it contains a function of the module. It ends at
     the module's next section, or at ``limit``. The last text section ends with the page in which
@@ -128,7 +128,7 @@ def ranges_from_sections(
 def ranges_from_symbols(
     table: SymbolTable | None, base: int, limit: int
 ) -> tuple[AddressRange, ...]:
-    """One range with the functions of a module; empty without functions.
+    """Returns one range with the functions of a module; empty without functions.
 
     It ends with the page in which the last function starts: other allocations may follow.
 
@@ -147,14 +147,14 @@ def ranges_from_symbols(
 
 
 def taken_pages(sections: Mapping[str, int]) -> Iterator[int]:
-    """Pages of a module without code; init sections do not count, as they are freed."""
+    """Returns pages of a module without code; init sections do not count, as they are freed."""
     for name, address in sections.items():
         if address and not _FREED.fullmatch(name) and not _EXECUTABLE.fullmatch(name):
             yield address & _PAGE_MASK
 
 
 def text_base(table: SymbolTable) -> int:
-    """Page of the first symbol: the best guess at where the text of a module starts."""
+    """Returns the page of the first symbol: the best guess at where the text of a module starts."""
     return table.address(0) & _PAGE_MASK
 
 
@@ -163,5 +163,5 @@ def _page_end(address: int) -> int:
 
 
 def next_above(address: int, starts: Iterable[int]) -> int:
-    """The smallest start above an address, or the end of the address space."""
+    """Returns the smallest start above an address, or the end of the address space."""
     return min((start for start in starts if start > address), default=1 << 64)

@@ -63,7 +63,7 @@ def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
 
 
 def make_line(name: bytes) -> Line:
-    """The line of a symbol: its cleaned name, and the linker's name if that differs."""
+    """Returns the line of a symbol: its cleaned name, and the linker's name if that differs."""
     system_name = name.decode("utf-8", "backslashreplace")
     function = strip_clone_suffix(system_name)
     return Line(function, system_name) if function != system_name else Line(system_name)

@@ -1,7 +1,7 @@
 """Reads ``/proc/kallsyms`` in a thread while it is parsed.
 
 The kernel formats the text line by line and returns at most one page per ``read(2)``. Calling
-``fread`` of the C library for 64 KiB releases the GIL for some 16 system calls, so with two CPUs
+``fread`` of the C library for 64 KiB releases the GIL for about 16 system calls, so with two CPUs
 parsing adds almost no time.
 """
 
@@ -36,7 +36,7 @@ def read_pieces(
     At most 192 KiB are read ahead.
 
     Args:
-        descriptor: the file.
+        descriptor: descriptor of the file.
         report_cpu_ns: called at the end with the CPU time of the reading thread, in nanoseconds.
 
     Raises:

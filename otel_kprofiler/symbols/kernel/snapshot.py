@@ -35,7 +35,7 @@ class ModuleSymbols(NamedTuple):
     """A module and its symbols.
 
     Attributes:
-        module: the module as exported.
+        module: the :class:`Module` to which its frames refer.
         table: its symbols; None if they could not be read.
         pending: whether its symbols have yet to be read.
     """
@@ -143,7 +143,7 @@ class Snapshot:
         self._owners = [symbols for _, symbols in regions]
 
     def _find_init_text(self) -> AddressRange | None:
-        """The kernel's init text, which is freed after boot."""
+        """Returns the kernel's init text, which is freed after boot."""
         core = self._by_name.get(VMLINUX)
         if core is None or core.table is None:
             return None
@@ -167,7 +167,10 @@ class Snapshot:
         since_ns: int,
         gone: Sequence[AddressRange] = (),
     ) -> Snapshot:
-        """A copy with other modules, oldest first; ``gone`` has the ranges of unloaded ones."""
+        """Returns a copy with other modules, oldest first.
+
+        ``gone`` has the ranges of unloaded modules.
+        """
         other = copy(self)
         core = [
             symbols
@@ -179,7 +182,10 @@ class Snapshot:
         return other
 
     def with_tables(self, make: Mapping[str, Callable[[int], SymbolTable]]) -> Snapshot:
-        """A copy with other tables, each made for its module's base; ``make`` is by build id."""
+        """Returns a copy with other tables, each made for its module's base.
+
+        ``make`` is by build id.
+        """
         symbols = []
         for module_symbols in self._by_name.values():
             make_table = make.get(module_symbols.module.build_id or "")
@@ -317,7 +323,10 @@ class Snapshot:
         return sum(len(table) for table in tables if table is not None)
 
     def _frame_outside(self, address: int, below: int) -> Frame:
-        """Frame of an address outside modules; ``below`` is the start of the range before it."""
+        """Returns the frame of an address outside modules.
+
+        ``below`` is the start of the range before it.
+        """
         vmlinux, init_text = self._by_name.get(VMLINUX), self._init_text
         if vmlinux and init_text and init_text.start <= address < init_text.end:
             # Nothing else is mapped there, so the RVA is valid: the boot CPU's idle task keeps
@@ -342,7 +351,7 @@ class Snapshot:
         return Frame(module, offset, (make_line(name),), offset, KERNEL_SIDE)
 
     def _program(self, kind: ModuleKind, symbol: Symbol) -> Module:
-        """The module that stands for a BPF program or trampoline; cached."""
+        """Returns the module that stands for a BPF program or trampoline; cached."""
         name, start, end = symbol
         return self._programs.get(start) or self._programs.setdefault(
             start,
@@ -371,7 +380,7 @@ def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int
 
 
 def _find_section(table: SymbolTable, section: str) -> AddressRange | None:
-    """A part of the kernel's text, by the linker's markers; None if the kernel has none."""
+    """Returns a part of the kernel's text, by the linker's markers; None if the kernel has none."""
     start = table.find_address(f"__{section}_text_start".encode())
     end = table.find_address(f"__{section}_text_end".encode())
     if start is None or end is None or start >= end:
@@ -382,7 +391,7 @@ def _find_section(table: SymbolTable, section: str) -> AddressRange | None:
 def _disjoint(
     parts: Iterable[tuple[AddressRange, ModuleSymbols]],
 ) -> list[tuple[AddressRange, ModuleSymbols]]:
-    """Sorted, disjoint ranges; where parts overlap, the later one wins."""
+    """Returns the ranges sorted and disjoint; where parts overlap, the later one wins."""
     claims = list(parts)
     edges = sorted({edge for part, _ in claims for edge in (part.start, part.end)})
     order = sorted(range(len(claims)), key=lambda i: claims[i][0].start)

@@ -181,7 +181,7 @@ class KernelSymbolizer:
         """Returns the same symbols for a forked child, with new sources of changes.
 
         Args:
-            files: files of the host.
+            files: reads files of the host.
             ksymbols: reports what has changed since :attr:`complete_until_ns`.
             modules: reports changes of modules.
         """
@@ -311,7 +311,7 @@ class KernelSymbolizer:
         Args:
             pcs: runtime addresses, leaf first.
             leaf_exact: whether the first address is a program counter rather than a return address.
-            time_ns: boottime of the stack; None for now.
+            time_ns: boottime of the stack; None means the current time.
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
         frames = _frames(view.frames, pcs, leaf_exact=leaf_exact)
@@ -334,7 +334,7 @@ class KernelSymbolizer:
         )
 
     def module(self, name: str) -> Module | None:
-        """Returns the loaded module with a name, or ``vmlinux``; None if not loaded."""
+        """Returns the loaded module with this name, or ``vmlinux``; None if it is not loaded."""
         return self.snapshot.module(name)
 
     def explain(self, address: int, *, time_ns: int | None = None) -> Explanation:
@@ -342,7 +342,7 @@ class KernelSymbolizer:
 
         Args:
             address: a program counter, or a return address minus one.
-            time_ns: boottime; None for now.
+            time_ns: boottime; None means the current time.
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
         explanation = view.snapshot.explain(address)
@@ -386,7 +386,7 @@ class KernelSymbolizer:
 def _frames(
     cache: BoundedCache[int, Frame], pcs: Sequence[int], *, leaf_exact: bool = True
 ) -> tuple[Frame, ...]:
-    """Frames of one side of a stack, leaf first."""
+    """Returns frames of one side of a stack, leaf first."""
     return tuple(map(cache.__getitem__, lookup_addresses(pcs, leaf_exact=leaf_exact)))
 
 

@@ -65,7 +65,7 @@ class Addresses:
             start = stop
 
     def offsets(self) -> tuple[int, int, array[int]]:
-        """Base, number of leading addresses too far below, and 32-bit offsets of the rest."""
+        """Returns base, number of leading addresses too far below it, and offsets of the rest."""
         if not self._highs:
             return 0, 0, array("I")
         if len(self._highs) == 1:
@@ -82,8 +82,8 @@ class Entries(NamedTuple):
     """Columns of a table: sorted by address, the preferred alias last.
 
     Attributes:
-        addresses: one per entry.
-        lengths: length of each name, 255 for those in ``long_lengths``; 0 is an end.
+        addresses: start address of each entry, ascending.
+        lengths: length of each name in bytes; 255 if ``long_lengths`` has it, 0 for an end.
         names: all names, concatenated.
         padded: one byte per entry: 1 if a ``__pfx_`` pad precedes it.
         long_lengths: lengths of names of 255 bytes or more, by index.
@@ -140,7 +140,7 @@ class SymbolTable:
         return len(self._offsets)
 
     def size_bytes(self) -> int:
-        """Memory of the table in bytes."""
+        """Returns the memory of the table in bytes."""
         parts = (self._offsets, self._lengths, self._names, self._checkpoints, self._padded)
         return sum(map(sys.getsizeof, parts)) + 128 * len(self._long)
 
@@ -150,7 +150,7 @@ class SymbolTable:
         The padding before a function belongs to it, though it is below its start.
 
         Args:
-            address: the address.
+            address: the address to look up.
             section: addresses of one section ``[start, end)``. A function followed by another
                 function or an end in the section may have any size.
         """
@@ -214,11 +214,14 @@ class SymbolTable:
         return self._names[start : start + length]
 
     def address(self, index: int) -> int:
-        """Address of an entry."""
+        """Returns the address of an entry."""
         return self.base + self._offsets[index]
 
     def symbol(self, index: int) -> Symbol:
-        """An entry with its end: the next entry's padding or start, at most ``max_function``."""
+        """Returns an entry with its end.
+
+        It ends at the next entry's padding or start, after at most ``max_function`` bytes.
+        """
         start = self._offsets[index]
         following = bisect_right(self._offsets, start)
         end = start + self._max_function
@@ -229,17 +232,17 @@ class SymbolTable:
         return Symbol(name, self.base + start, self.base + end)
 
     def symbol_at(self, start: int) -> Symbol:
-        """The symbol that starts at an address, by its preferred name."""
+        """Returns the symbol that starts at an address, by its preferred name."""
         return self.symbol(bisect_right(self._offsets, start - self.base) - 1)
 
     def names_at(self, address: int) -> tuple[bytes, ...]:
-        """All names of the symbol that starts at an address, the preferred one first."""
+        """Returns all names of the symbol that starts at an address, the preferred one first."""
         offset = address - self.base
         span = range(bisect_left(self._offsets, offset), bisect_right(self._offsets, offset))
         return tuple(dict.fromkeys(name for i in reversed(span) if (name := self.name(i))))
 
     def with_ends(self, ends: Iterable[int]) -> SymbolTable:
-        """A copy in which nothing has a name from each of these addresses to the next symbol.
+        """Returns a copy that names nothing from each of these addresses to the next symbol.
 
         An end inside padding removes all of the padding.
         """
@@ -274,7 +277,7 @@ class SymbolTable:
         return SymbolTable(entries, max_function=self._max_function)
 
     def last_function(self, start: int, end: int) -> int | None:
-        """Address of the last function that starts in ``[start, end)``; None if there is none."""
+        """Returns the address of the last function that starts in ``[start, end)``, or None."""
         first = bisect_left(self._offsets, start - self.base)
         past = bisect_left(self._offsets, end - self.base, first)
         index = next((at for at in range(past - 1, first - 1, -1) if self._lengths[at]), None)
@@ -293,7 +296,7 @@ class SymbolTable:
             at = self._names.find(name, at + 1)
 
     def find_address(self, name: bytes) -> int | None:
-        """Address of the first symbol with a name."""
+        """Returns the address of the first symbol with a name."""
         index = next(self.find(name), None)
         return None if index is None else self.address(index)
 
@@ -302,7 +305,7 @@ class SymbolTable:
         return self._long[index] if length == _LONG else length
 
     def _named_at(self, at: int) -> int:
-        """Index of the entry whose name starts at an offset in the names; -1 inside a name."""
+        """Returns the index of the entry whose name starts at an offset; -1 inside a name."""
         group = bisect_right(self._checkpoints, at) - 1
         position = self._checkpoints[group]
         for index in range(group << _GROUP_BITS, len(self._lengths)):
@@ -328,11 +331,11 @@ class SymbolTable:
 
 
 def _exact(values: array[int]) -> array[int]:
-    """A copy without the spare capacity of an array, a sixteenth of its size."""
+    """Returns a copy without the spare capacity of an array, a sixteenth of its size."""
     return array(values.typecode, values)
 
 
 def _bitmap(flags: bytes) -> bytes:
-    """Eight flags per byte, the first in the lowest bit."""
+    """Returns eight flags per byte, the first in the lowest bit."""
     digits = flags[::-1].translate(bytes([0x30, 0x31]) + bytes(254))
     return int(digits or b"0", 2).to_bytes((len(flags) + 7) // 8, "little")

@@ -66,11 +66,11 @@ class ModuleCounts(NamedTuple):
     """Counters of a module watch.
 
     Attributes:
-        events: module announcements.
-        rescans: full readings after lost announcements.
-        readings: readings of the modules.
-        names_read: readings of kallsyms for names.
-        restarts: restarts of the thread.
+        events: announcements of module loads and unloads.
+        rescans: how often all modules were read again after lost announcements.
+        readings: how often the modules were read.
+        names_read: how often kallsyms was read for names.
+        restarts: how often the thread was restarted after a failure.
     """
 
     events: int = 0
@@ -87,7 +87,7 @@ class ModuleSource(Protocol):
         """Start from the modules of a first snapshot; call once."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Readings since the last call, and the boottime up to which they are complete."""
+        """Returns readings since the last call, and the boottime up to which they are complete."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""

@@ -50,7 +50,7 @@ class _Mark(enum.IntEnum):
     OTHER = 0
     LOOP = 1
     PART = 2
-    """In a function into which the loop was split."""
+    """The frame is in a part of the loop that the compiler split off."""
 
 
 class Interleaver:

@@ -57,11 +57,11 @@ class LineTable(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number of instructions that the table covers."""
+        """Returns the number of instructions that the table covers."""
         return self.ends[-1] if self.ends else 0
 
     def line(self, instruction: int) -> int:
-        """The line of an instruction, 1-based, or :data:`NO_LINE`."""
+        """Returns the line of an instruction, 1-based, or :data:`NO_LINE`."""
         if not 0 <= instruction < self.end:
             return NO_LINE
         entry = bisect_right(self.ends, instruction)

@@ -21,7 +21,7 @@ class ElfResolver:
     Args:
         file: a path, the content, or an open descriptor, which the caller keeps and may close
             afterwards.
-        symbols: reads the names of the file's functions.
+        symbols: reads the file's function names.
 
     Raises:
         OSError: the file cannot be opened.

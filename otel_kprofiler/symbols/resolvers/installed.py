@@ -55,10 +55,10 @@ class InstalledFiles:
     a process, and debug files with the build id. Each is opened once. Not thread-safe.
 
     Args:
-        sources: sources of function names.
+        sources: where function names are searched, first to last.
         paths: further candidates, regardless of their names.
         directories: directories with further files, at any depth; by default :data:`DIRECTORIES`.
-        files: of this host.
+        files: reads files of the host.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class InstalledFiles:
         Args:
             wanted: the file.
             address: address in the file (SVMA).
-            offset: offset in the file, if known.
+            offset: the address as a file offset in bytes; None if unknown.
         """
         code = self.find(wanted)
         if code is None:

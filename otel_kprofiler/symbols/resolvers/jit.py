@@ -18,7 +18,7 @@ class MadeCode:
     """Names code in memory without a file. Not thread-safe.
 
     Args:
-        files: files of the host.
+        files: reads files of the host.
     """
 
     def __init__(self, files: ReferableFiles) -> None:
@@ -38,7 +38,7 @@ class MadeCode:
         try:
             while code.update(now_ns):
                 pass
-        except OSError:  # it describes nothing, or its file is writable by other users
+        except OSError:  # the process has no perf map or jitdump, or other users can write it
             return None
         function = code.lookup(address, now_ns)
         if function is None:

@@ -43,8 +43,8 @@ class MappedCode:
     busy, it is reread after 30 s, then at growing intervals.
 
     Args:
-        symbols: reads the names of a file.
-        files: files of the host.
+        symbols: reads the symbol names in a file.
+        files: reads files of the host.
         max_bytes: memory limit for symbols; the least recently used files are evicted.
         now_s: a steady clock, in seconds.
     """

@@ -80,7 +80,7 @@ class ProcessesResolver:
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
         """Finds a process's functions by linker name or readable name.
 
-        Reads all code files of the process.
+        Reads every file that the process maps executable.
         """
         process = None if pid is None else find_process(pid, self._files)
         return [] if process is None else self.find_in(process, name)
@@ -102,8 +102,8 @@ class ProcessesResolver:
 
         Args:
             path: path of the file as seen by the process.
-            offset: offset in the file in bytes.
-            pid: the process.
+            offset: position of the byte in the file.
+            pid: id of the process.
         """
         process = find_process(pid, self._files)
         if process is None:
@@ -163,7 +163,7 @@ class ProcessResolver:
     Thread-safe.
 
     Args:
-        pid: the process.
+        pid: id of the process.
         processes: performs the lookups; by default a new resolver, closed with this object.
     """
 

@@ -113,7 +113,7 @@ def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bound
 
 
 def _word_indices(entries: array[int], first: int) -> memoryview[int]:
-    """``(entry + first) / 4`` modulo 2^30, computed with all entries side by side in one integer.
+    """Returns ``(entry + first) / 4`` modulo 2^30, computed for all entries in one integer.
 
     A sum carries at most one into the next entry, where the division drops it.
     """

@@ -58,7 +58,7 @@ class ReadingBudget:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Wait until no other file is read; releases all reservations at the end."""
+        """Wait until no other file is being read; releases all reservations at the end."""
         thread = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: self._reader is None)

@@ -88,12 +88,12 @@ def read_functions(
     """Read the functions of a file.
 
     Args:
-        source: the file.
+        source: bytes of the file.
         elf: its headers; those from :func:`read_debug_elf` if it is only a debug file.
         find_debug: opens its debug file, which the caller closes; called if the file has no
             ``.symtab``, or one that leaves functions without names.
         max_bytes: limit for each section.
-        budget: memory for reading; None: no limit.
+        budget: memory for reading; None for no limit.
 
     Raises:
         ElfError: a section with function names is damaged or too large, and no earlier source has
@@ -169,7 +169,7 @@ class _Columns:
         Args:
             first_dynamic: index of the first symbol of ``.dynsym``.
             code: sections with code.
-            bounds: bounds of functions, from unwind information.
+            bounds: address ranges (SVMA) of functions, from unwind information.
         """
         taken = _SORTED_BYTES * len(self._values) + sort_bytes(len(self._values))
         with self._budget.hold(taken, "its symbols"):
@@ -250,7 +250,7 @@ class _Limits:
     Args:
         first_dynamic: index of the first symbol of ``.dynsym``, which omits local functions.
         code: sections with code.
-        bounds: bounds of functions, from unwind information.
+        bounds: address ranges (SVMA) of functions, from unwind information.
     """
 
     def __init__(self, first_dynamic: int, code: list[Section], bounds: Bounds) -> None:

@@ -95,7 +95,7 @@ def bisect_by(samples: list[int], starts: Sequence[int], offset: int) -> int:
     Args:
         samples: samples of the column; without any, the whole column is searched.
         starts: the sorted column.
-        offset: the offset.
+        offset: the value to search for.
     """
     if not samples:
         return bisect_right(starts, offset)

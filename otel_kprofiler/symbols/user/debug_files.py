@@ -79,10 +79,10 @@ class DebugFile(NamedTuple):
     """An open debug file; the owner closes it.
 
     Attributes:
-        path: its path.
-        fd: its descriptor.
-        source: its bytes.
-        elf: its headers.
+        path: where it was found.
+        fd: descriptor of the file.
+        source: bytes of the file.
+        elf: the file's parsed headers.
     """
 
     path: str
@@ -129,7 +129,7 @@ class BuildIdDirectories:
     """Finds debug files by build id in directories: ``DIRECTORY/.build-id/xx/….debug``.
 
     Args:
-        files: of this host.
+        files: reads files of the host.
         directories: searched below the root of the process, then below the root of this process.
     """
 
@@ -153,7 +153,7 @@ class DebugLinkDirectories:
     """Finds debug files by ``.gnu_debuglink``, in the directories that debuggers search.
 
     Args:
-        files: of this host.
+        files: reads files of the host.
         directories: directories that mirror the paths of files, below the root of the process, then
             below this process's root.
     """

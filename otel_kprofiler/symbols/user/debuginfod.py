@@ -66,7 +66,7 @@ class _Server:
     """A server, and when to retry it after a failure.
 
     Attributes:
-        address: without a slash at the end.
+        address: URL of the server, without a slash at the end.
         failures: number of consecutive failures.
         not_before_s: monotonic time of the next attempt.
     """
@@ -83,7 +83,8 @@ class Debuginfod:
     are skipped for 5 seconds, doubled with each failure, up to 10 minutes.
 
     Args:
-        servers: addresses, http or https; others are ignored with a warning.
+        servers: http or https URLs, in order of preference; URLs of other schemes are ignored with
+            a warning.
         cache: keeps downloads, and build ids that no server has.
         limits: limits of a download.
         clock: monotonic time in seconds.

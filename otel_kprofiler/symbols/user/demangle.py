@@ -72,7 +72,7 @@ def _find_runtime() -> _Demangler | None:
     for library in _RUNTIMES:
         try:
             return _load(library)
-        except (OSError, AttributeError):  # it is not installed
+        except (OSError, AttributeError):  # the C++ runtime is not installed
             continue
     return None
 

@@ -57,7 +57,7 @@ class DrgnLines:
 
     Args:
         source: the file, or its debug file.
-        path: path of the file.
+        path: the file, for messages.
         alternate: the target of the file's ``.gnu_debugaltlink``.
         limits: limits of the worker.
 
@@ -93,7 +93,7 @@ class DrgnLines:
             raise
 
     def lookup(self, svma: int) -> tuple[Line, ...]:
-        """The functions at an address, the innermost inlined one first; empty if unknown."""
+        """Returns the functions at an address, innermost inlined first; empty if unknown."""
         with self._lock:
             while self._fds and self._failures < _MAX_FAILURES:
                 try:

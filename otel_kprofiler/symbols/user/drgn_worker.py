@@ -27,7 +27,7 @@ class Task(NamedTuple):
 
     Attributes:
         idle_s: seconds without requests after which it exits.
-        fd: the file.
+        fd: descriptor of the file.
         alternate: descriptor of the file that dwz(1) moved parts to; -1 if there is none.
         path: path of the file, to find files next to it (``.dwp``).
     """
@@ -66,7 +66,7 @@ def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
     give_up_capabilities("CAP_DAC_READ_SEARCH")  # referenced files must be readable without it
 
     program: Any = drgn.Program(drgn.host_platform)
-    program.set_enabled_debug_info_finders([])  # only what was given
+    program.set_enabled_debug_info_finders([])  # read only the files of the task
     module: Any = program.extra_module(task.path, create=True)
     loads = read_load_addresses(FileSource(task.fd, os.fstat(task.fd).st_size))
     if loads:

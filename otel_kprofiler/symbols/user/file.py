@@ -61,7 +61,7 @@ class FileSymbols:
     Args:
         functions: the functions.
         demangle: makes a linker name readable.
-        lines: source lines and inlined functions; None: only physical functions.
+        lines: source lines and inlined functions; None for physical functions only.
         lines_problem: why lines cannot be read; None if they can, or if the file has none.
         lines_may_come: whether rereading the unchanged file may yield its lines.
     """

@@ -44,7 +44,7 @@ class Function(NamedTuple):
 
     Attributes:
         start: start of the function, even if it contains another function.
-        end: end of the function, exclusive.
+        end: address after the last byte of the function.
         name: linker name, without a symbol version; empty if only the bounds are known.
     """
 
@@ -82,7 +82,7 @@ class Bounds(NamedTuple):
     Attributes:
         base: SVMA that the starts are relative to.
         starts: signed or unsigned distances from it.
-        sizes: in bytes.
+        sizes: size of each function in bytes.
         samples: samples of the starts, if these are in a file.
     """
 
@@ -182,7 +182,7 @@ class FunctionTable:
 
     @property
     def nbytes(self) -> int:
-        """Size of the table in bytes, whether it is held in memory or in a file."""
+        """Returns the size of the table in bytes, whether it is held in memory or in a file."""
         return self._nbytes
 
     def lookup(self, svma: int) -> Function | None:

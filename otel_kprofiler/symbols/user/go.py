@@ -122,11 +122,11 @@ class GoTable:
     """The table of a Go program. Not thread-safe.
 
     Args:
-        source: the file.
-        elf: its headers.
+        source: bytes of the file.
+        elf: the file's parsed headers.
         sections: its sections, one of which is ``section``.
-        section: the table.
-        budget: memory for its functions and names; None: no limit.
+        section: the section with the table.
+        budget: memory for its functions and names; None for no limit.
 
     Raises:
         ElfError: the table is damaged or too large; with ``NO_SECTION`` if its version is
@@ -302,7 +302,10 @@ class GoTable:
         raise ElfError(ElfProblem.NO_SECTION, "the start address of the Go code is unknown")
 
     def _find_words(self, section: Section, wanted: bytes) -> tuple[int, ...]:
-        """Returns the words of the module with this start; empty if not in the section."""
+        """Returns the words of the ``moduledata`` that starts with ``wanted``.
+
+        Returns an empty tuple if the section does not contain it.
+        """
         size = 8 * _MODULE_WORDS
         for at in range(0, section.size, _PART_BYTES):
             part = min(_PART_BYTES + size - 1, section.size - at)

@@ -28,7 +28,7 @@ class ProcessCode:
 
     Args:
         process: pid and start time.
-        files: files of the host.
+        files: reads files of the host.
         clock: compares times of files.
     """
 
@@ -46,7 +46,7 @@ class ProcessCode:
         """Like :meth:`JitFile.update`, for both files; also reads a new file.
 
         Raises:
-            OSError: neither file exists.
+            OSError: there is neither a perf map nor a jitdump.
         """
         has_more = False
         missing: OSError | None = None
@@ -64,7 +64,7 @@ class ProcessCode:
             raise missing
         if not has_more:
             if now_ns >= self._checked_ns + CHECK_NS:
-                with suppress(OSError):  # it has exited, so it has no mappings
+                with suppress(OSError):  # an exited process has no mappings
                     self._end_unmapped(now_ns)
             self._read_ns = now_ns
         return has_more

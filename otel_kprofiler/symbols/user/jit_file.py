@@ -29,9 +29,9 @@ class MadeFunction(NamedTuple):
     """A runtime-generated function ``[start, end)``, with the source of one of its addresses.
 
     Attributes:
-        start: runtime address.
-        end: end address, exclusive.
-        name: name from the compiler.
+        start: runtime address of the first byte.
+        end: runtime address after the last byte.
+        name: what the JIT compiler calls it.
         file: source file of the address; empty if unknown.
         line: 1-based source line of the address; 0 if unknown.
     """
@@ -47,7 +47,7 @@ class JitCounts(NamedTuple):
     """Counters of a file.
 
     Attributes:
-        functions: functions in memory.
+        functions: number of functions held in memory.
         damaged: lines or records that are malformed or too long.
         dropped: functions that did not fit into memory.
         unread_bytes: unread bytes of the file at the last read.
@@ -81,7 +81,7 @@ class JitFile(ABC, Generic[EventT]):
     Args:
         process: the process, with its start time: the file of a later process with the same pid is
             not read.
-        files: for ``/proc``.
+        files: reads files of ``/proc``.
     """
 
     def __init__(self, process: ProcessKey, files: HostFiles) -> None:
@@ -149,11 +149,11 @@ class JitFile(ABC, Generic[EventT]):
 
     @property
     def read_ns(self) -> int:
-        """Latest time for which names are known; -1 before the first complete read."""
+        """Returns the latest time for which names are known; -1 before the first complete read."""
         return self._read_ns
 
     def counts(self) -> JitCounts:
-        """The counters."""
+        """Returns the counters."""
         with self._lock:
             table = self._table
             return JitCounts(

@@ -20,7 +20,7 @@ _MAX_NAMES: Final = 4096
 
 
 class _Process:
-    """One process."""
+    """The runtime-generated code of a process, and its place in the queue."""
 
     __slots__ = ("code", "is_waiting", "key", "looked_ns", "nbytes")
 
@@ -55,7 +55,7 @@ class JitNames:
 
     @property
     def has_work(self) -> bool:
-        """True if :meth:`read_one` has something to read."""
+        """Returns whether :meth:`read_one` has something to read."""
         return bool(self._waiting)
 
     def name(self, key: ProcessKey, address: int, at_ns: int) -> tuple[NamedAddress, bool]:

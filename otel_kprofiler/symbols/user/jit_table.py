@@ -27,7 +27,7 @@ class JitCode(NamedTuple):
 
     Attributes:
         start: runtime address.
-        end: end address, exclusive.
+        end: runtime address after the last byte.
         name: name, as in the file.
         lines: source lines, in any form.
     """

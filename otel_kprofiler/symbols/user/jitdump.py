@@ -124,7 +124,7 @@ class JitDumpParser:
 
     @property
     def waiting_bytes(self) -> int:
-        """Memory of lines whose code is not loaded yet."""
+        """Returns the memory of lines whose code is not loaded yet."""
         return len(self._lines)
 
     def parse(self, text: bytes, left: int) -> Parsed[Record]:
@@ -157,7 +157,7 @@ class JitDumpParser:
         return Parsed(records, at, damaged)
 
     def _parse_header(self, text: bytes) -> int:
-        """Returns where the records start; 0 if not known yet."""
+        """Returns the file offset of the first record; 0 until the header is read."""
         if len(text) < _HEADER.size:
             return 0
         magic, _, size, _, padding, pid, _, flags = _HEADER.unpack_from(text)
@@ -283,7 +283,7 @@ class JitDump(JitFile[Record]):
     Args:
         process: the process, with its start time: dumps of later processes with the same pid are
             not read.
-        files: for ``/proc``.
+        files: reads files of ``/proc``.
         get_suspended_ns: returns the time that the host was suspended since boot.
     """
 

@@ -33,7 +33,7 @@ class LineTables:
         files: see :class:`DrgnLines`.
 
         Args:
-            source: the file.
+            source: bytes of the file.
             path: path of the file.
             alternate: the target of ``.gnu_debugaltlink``.
 

@@ -94,7 +94,7 @@ class SymbolicLines:
     time.
 
     Args:
-        cache: keeps converted lines for later runs; None: they are kept while in use.
+        cache: keeps converted lines for later runs; None keeps them only while in use.
         limits: limits on a file and its conversion.
 
     Raises:
@@ -125,8 +125,8 @@ class SymbolicLines:
         30 s if the cause is temporary, such as a full disk.
 
         Args:
-            source: the file.
-            path: path of the file; unused.
+            source: bytes of the file.
+            path: unused.
             alternate: the file that dwz(1) moved parts of its DWARF to; unused.
 
         Raises:
@@ -213,7 +213,7 @@ def _refuse(source: FileSource, failed: ChildFailed) -> LinesError:
 
 
 def count_dwarf_bytes(source: FileSource) -> int:
-    """Size of the uncompressed DWARF; 0 if it cannot be read."""
+    """Returns the size of the uncompressed DWARF; 0 if it cannot be read."""
     try:
         sections = read_sections(source, read_debug_elf(source))
         return sum(

@@ -77,7 +77,7 @@ class SymbolLoader(ForkAware):
         reopen: reopens an evicted file that is needed again; returns None on failure.
         max_bytes: memory limit for tables and for reading; large and recently unused tables are
             evicted first. A table larger than half of it is refused.
-        budget: memory held by reading; None: not counted.
+        budget: memory held by reading; None if it is not counted.
         cpu_share: CPU time for reading, in seconds per second.
         workers: number of threads.
         now_ns: any steady clock.
@@ -133,7 +133,7 @@ class SymbolLoader(ForkAware):
         """Queue a file; returns immediately.
 
         Args:
-            key: the file.
+            key: identity of the file.
             details: details of the file.
             content: the file, which stays open during the call, or its image in memory.
             owner: id of the process that has mapped it; processes take turns.
@@ -259,7 +259,7 @@ class SymbolLoader(ForkAware):
         self._changed.acquire()
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Resume in the parent."""
         self._changed.release()
         self._gate.after_fork()
 
@@ -337,7 +337,7 @@ class SymbolLoader(ForkAware):
 
         with self._changed:
             self._code_waits &= turn.item is not None
-        # A process with unresponsive code files does not delay other processes.
+        # A process whose mapped files do not respond does not delay other processes.
         device: Hashable = -next(self._unshared)
         if turn.item is not None:
             device = turn.item.wanted.key.device

@@ -14,10 +14,10 @@ class LoaderCounts(NamedTuple):
         refused: damaged, too large or unreadable. A file counts once, regardless of the number of
             attempts; this also applies to ``gone`` and to each reason in ``lines_refused``.
         dropped: not read because the queue was full; requested again if still needed.
-        evicted: evicted to free memory.
+        evicted: dropped from memory to make room for others.
         gone: needed again but not reopened: no visible process maps them any more, and the files at
             their paths differ. Retried at growing intervals.
-        pending: not read yet.
+        pending: waiting to be read.
         bytes: memory of all tables.
         cpu_ns: CPU time spent in this process.
         lines_refused: loaded files whose source lines cannot be read, by reason.

@@ -18,9 +18,9 @@ UNANSWERED_NS: Final = int(DEVICE_RETRY_S * 1e9)
 _AGAIN_NS: Final = 500_000_000  # an evicted file's delay: none at first, then doubling
 _MOST_DOUBLINGS: Final = 10
 DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
-"""There are no names, and none will be read."""
+"""The names are missing and will not be read."""
 EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED, is_interim=True)
-"""There are no names until the file is read again."""
+"""The names are missing until the file is read again."""
 
 
 ReadSymbols = Callable[[FileDetails, OpenFile | bytes, DebugSearch], FileSymbols]
@@ -35,7 +35,7 @@ class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
 
 
 class QueuedFile:
-    """The names of a file, or why there are none; shared by all identical files.
+    """The symbol names in a file, or why there are none; shared by all identical files.
 
     Attributes:
         names: the names, or the reason.
@@ -56,7 +56,7 @@ class QueuedFile:
 
     @property
     def nbytes(self) -> int:
-        """Memory of its tables."""
+        """Returns the memory of its tables in bytes."""
         return 0 if isinstance(self.names, NamedAddress) else self.names.nbytes
 
     @property
@@ -98,11 +98,11 @@ def lacks_lines(names: FileSymbols | NamedAddress) -> bool:
 
 
 class Entry(NamedTuple):
-    """A key of a file.
+    """A file under one of its keys.
 
     Attributes:
-        file: the file.
-        wanted: one of several equal files.
+        file: its symbol names, shared with identical files.
+        wanted: how to open one of the identical files.
     """
 
     file: QueuedFile
@@ -113,9 +113,9 @@ class Waiting(NamedTuple):
     """A file in the queue.
 
     Attributes:
-        file: the file.
-        wanted: one of several equal files.
-        content: None: the file must be reopened.
+        file: receives the symbol names.
+        wanted: how to open one of the identical files.
+        content: where to read the symbols; None if the file must be reopened.
     """
 
     file: QueuedFile
@@ -124,7 +124,7 @@ class Waiting(NamedTuple):
 
 
 class FileReader:
-    """Reads the names of queued files; thread-safe.
+    """Reads the symbol names in queued files; thread-safe.
 
     Args:
         read: reads the symbols of a file.

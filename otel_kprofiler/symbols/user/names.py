@@ -103,10 +103,10 @@ def read_names(
     content: OpenFile | bytes,
     search: DebugSearch = HOST_SEARCH,
 ) -> FileSymbols:
-    """Reads the names of a file's functions.
+    """Reads the symbol names in a file.
 
     Args:
-        sources: reads them.
+        sources: reads the names.
         details: the file.
         content: the open file, or its image in memory.
         search: where to search for its debug file, besides this process's directories.

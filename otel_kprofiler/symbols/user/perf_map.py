@@ -74,7 +74,7 @@ class PerfMap(JitFile[JitCode]):
     Args:
         process: the process, with its start time: the map of a later process with the same pid is
             not read.
-        files: for ``/proc``.
+        files: reads files of ``/proc``.
         clock: compares file times.
         root: root directory of the host's files; tests use another.
     """
@@ -109,9 +109,9 @@ def open_perf_map(process: ProcessKey, files: HostFiles, clock: Clock, root: str
 
     Args:
         process: with its start time.
-        files: for ``/proc``.
+        files: reads files of ``/proc``.
         clock: to compare times of files.
-        root: root directory of the host's files.
+        root: where the host's root directory is mounted; empty for ``/``.
 
     Raises:
         OSError: there is no map, or the process has exited.

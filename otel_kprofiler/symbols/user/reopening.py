@@ -31,7 +31,7 @@ class WantedFile(NamedTuple):
     """A file that may have to be reopened.
 
     Attributes:
-        key: the file.
+        key: identity of the file.
         details: details of the file.
         owner: id of a process that has mapped it.
         size: in bytes; 0 if unknown.
@@ -55,7 +55,7 @@ def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None
 
     Args:
         wanted: the file.
-        files: this host's.
+        files: reads files of the host.
 
     Returns:
         The file, which the caller closes, or the image of the vDSO.

@@ -281,7 +281,8 @@ class UserResolver(Stateless):
 
     Args:
         files: filled by the table store as files are first sampled.
-        names: names of their functions, closed with the resolver; None: frames are addresses.
+        names: names their functions, and is closed with the resolver; None leaves frames as
+            addresses.
     """
 
     def __init__(self, files: KnownFiles, names: UserNames | None = None) -> None:

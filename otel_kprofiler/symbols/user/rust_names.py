@@ -38,7 +38,9 @@ _CONTROLS: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\\0", "\\": "\
 
 
 def demangle_rust(name: str) -> str | None:
-    """Returns the name as written in Rust; None if not mangled by Rust, damaged or too deep.
+    """Returns the demangled Rust name.
+
+    Returns None if ``name`` is not a mangled Rust name, is malformed, or nests too deeply.
 
     Time and memory are bounded for any name. Thread-safe; never raises.
     """

@@ -127,11 +127,11 @@ class SymbolSources:
     def read(
         self, source: Source, elf: ElfFile, details: FileDetails, root: str = ""
     ) -> FileSymbols:
-        """Reads the names of a file.
+        """Reads the symbol names in a file.
 
         Args:
             source: the file, not needed afterwards.
-            elf: its headers.
+            elf: the file's parsed headers.
             details: other details of the file.
             root: directory that is the root of a process that has it; empty for this process's.
 

@@ -39,10 +39,10 @@ class Stub(NamedTuple):
     """A stub, SVMA ``[start, start + size)``.
 
     Attributes:
-        start: SVMA.
-        size: in bytes.
+        start: SVMA of the stub.
+        size: length of the stub in bytes.
         name: name of its target; empty if it has none.
-        resolver: SVMA of the resolver of an STT_GNU_IFUNC target; 0 if none.
+        resolver: SVMA of the resolver of an STT_GNU_IFUNC target; 0 for other targets.
     """
 
     start: int
@@ -70,9 +70,9 @@ def read_stubs(
     """Reads the stubs of a file; none for other machines.
 
     Args:
-        source: the file.
-        elf: its headers.
-        sections: its sections.
+        source: bytes of the file.
+        elf: the file's parsed headers.
+        sections: its section headers.
         symbols: ``.dynsym``, which the relocations refer to; None if there is none.
         limit: size of a table of relocations in bytes.
         budget: memory budget for stubs and their names.

@@ -84,11 +84,11 @@ def read_table(
     """Reads a symbol table with its names; None if it is missing or empty.
 
     Args:
-        source: the file.
-        sections: its sections.
+        source: bytes of the file.
+        sections: its section headers.
         kind: ``SHT_SYMTAB`` or ``SHT_DYNSYM``.
         limit: size of the table and of its names, in bytes.
-        budget: budget of the table's memory.
+        budget: memory that the table may use.
 
     Raises:
         ElfError: the table is damaged or too large.
@@ -189,7 +189,7 @@ def sort_bytes(count: int) -> int:
 def sort_symbols(values: array[int]) -> array[int]:
     """Returns the indices of symbols by value.
 
-    They are sorted in runs, since a sort takes some 90 bytes for each.
+    They are sorted in runs, since a sort takes about 90 bytes for each.
     """
     count = len(values)
     # A list already holds its integers; sorting needs memory for one run of them.

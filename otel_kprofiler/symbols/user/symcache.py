@@ -98,7 +98,7 @@ class SymCache:
                 file, line, function, index = _LOCATION.unpack_from(
                     self._locations, index * _LOCATION.size
                 )
-            except struct.error:  # it is damaged
+            except struct.error:  # the table is damaged
                 break
             if function == _NONE:  # no function here
                 break

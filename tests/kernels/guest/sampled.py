@@ -65,6 +65,6 @@ def finish(running: EbpfSampler) -> list[RawSample]:
 
 
 def sample(seconds: float) -> list[RawSample]:
-    """Returns all samples of some seconds."""
+    """Returns all samples of a few seconds."""
     with sampler() as running:
         return drain_for(running, seconds) + finish(running)

@@ -22,7 +22,7 @@ _FEW_LINES = 5
 
 
 def make(source, name):
-    """Makes a new function."""
+    """Creates a function object with new code."""
     names = {}
     exec(compile(source, "churn.py", "exec"), names)
     return names[name]

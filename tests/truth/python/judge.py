@@ -164,7 +164,7 @@ class Judge:
 
     def _judge_top(self, top: tuple[str, int], seen: Seen) -> str:
         if not top[1]:
-            return ""  # instructions of the compiler's own have no line
+            return ""  # instructions that the compiler adds have no line
         if top not in self._chains.tops:
             return "a line without code"
         marks = self._chains.tops[top]

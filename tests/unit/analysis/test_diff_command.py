@@ -85,7 +85,7 @@ def test_functions_are_compared_by_self_and_total(files):
     assert all(group["changed"] for group in kind["groups"])
 
 
-def test_per_time_compares_milliseconds_per_second(files):
+def test_option_per_time_compares_milliseconds_per_second(files):
     (kind,) = json.loads(run(*files, "--by", "syscall", "--per", "time", "--json").output)["kinds"]
     results = {group["name"]: group["self"] for group in kind["groups"]}
     assert results["read"]["before"] == pytest.approx(0.2e9, rel=0.01)
@@ -158,7 +158,7 @@ def test_filters_without_matches_are_an_error(files):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "name two sources, or two time ranges of one"),
+        ((), "pass two sources, or one source with two time ranges"),
         (("--time-before", "3s", "--time-after", "1s..2s"), "is not a range such as 0s..30s"),
     ],
 )

@@ -97,7 +97,7 @@ def rows(*arguments):
     return {row["name"]: (row["self"], row["total"]) for row in kind["groups"]}
 
 
-def test_a_table_of_functions_in_milliseconds_and_percent(profile):
+def test_the_function_table_has_milliseconds_and_percent(profile):
     assert report("-n", 3, profile).splitlines() == [
         "on_cpu: 6 samples, 6,000.0 ms, 2.0 s from 2020-09-13 12:26:40 UTC, 0 lost",
         "self ms   self  total ms  total  module     function",
@@ -330,7 +330,9 @@ def test_lines_fit_the_terminal(profile, width, monkeypatch):
         (b"{}\n", "no profiles in the file"),
     ],
 )
-def test_files_without_a_profile_are_reported_with_a_fix(tmp_path, capsys, content, cause):
+def test_the_error_for_files_without_a_profile_states_cause_and_fix(
+    tmp_path, capsys, content, cause
+):
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(SystemExit) as stop:

@@ -157,7 +157,7 @@ def test_the_span_part_table_is_printed(synchronous):
 
 
 @pytest.mark.parametrize("by", ["part", "trace"])
-def test_without_spans_the_error_suggests_how_to_record_them(tmp_path, by):
+def test_the_error_for_missing_spans_suggests_how_to_record_them(tmp_path, by):
     path = write(tmp_path / "none.otlp", (0, None, "user", 5))
     done = CliRunner().invoke(command, ["--by", by, path])
     assert done.exit_code == 1

@@ -58,7 +58,7 @@ def test_a_wait_begins_no_later_than_the_clock_of_the_run_queue_allows():
     assert row(ran=10_000).since_ns == 5_100
 
 
-def test_without_the_last_arrival_the_run_queue_dates_the_wait():
+def test_the_run_queue_dates_the_wait_if_the_last_arrival_is_unknown():
     assert row(arrived=0).since_ns == 5_100
     assert row(arrived=0, until=0).since_ns == 0
 

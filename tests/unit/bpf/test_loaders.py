@@ -45,7 +45,7 @@ def test_auto_prefers_libbpf_and_an_explicit_loader_has_no_fallback(
     assert get_loader(name).name == chosen
 
 
-def test_without_a_library_the_error_names_the_packages(monkeypatch):
+def test_the_error_for_a_missing_library_names_the_packages(monkeypatch):
     for loader in (LibbpfLoader, BccLoader):
         monkeypatch.setattr(loader, "is_installed", lambda: False)
     with pytest.raises(DependencyError) as raised:
@@ -72,7 +72,7 @@ def package(tmp_path, monkeypatch):
     return make
 
 
-def test_a_missing_bcc_is_reported_with_its_package(package):
+def test_the_error_for_a_missing_bcc_names_its_package(package):
     with pytest.raises(DependencyError, match=r"there is no .*/bcc") as raised:
         BccLoader().load(SPEC)
     assert "apt-get install python3-bpfcc" in raised.value.hint

@@ -72,7 +72,7 @@ def test_descriptions_of_several_cpus_may_interleave():
     assert (first.line_table, second.line_table) == (b"aa", b"bb")
 
 
-def test_without_all_pieces_there_is_no_line_table():
+def test_an_incomplete_line_table_is_dropped():
     (code,) = parse(piece(b"abc"), description(table=4))
     assert code.line_table == b""
     assert parse(description(table=4))[0].line_table == b""

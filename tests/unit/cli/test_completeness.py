@@ -77,7 +77,7 @@ def test_samples_without_a_user_stack_are_left_out():
     assert whole_share(sample([KERNEL_SIDE]), sample([USER_SIDE])) == 1
 
 
-def test_the_program_with_most_incomplete_stacks_is_named_with_file_and_reason():
+def test_the_remark_names_the_program_with_most_incomplete_stacks():
     node = [sample([USER_SIDE], NO_RULE, count=8), sample([USER_SIDE], NO_RULE, 1, LIBC)]
     sh = [sample([USER_SIDE], PENDING, 3, LIBC), sample([USER_SIDE], count=20)]
     assert remark(node=node, sh=sh) == (
@@ -90,14 +90,14 @@ def test_the_program_with_most_incomplete_stacks_is_named_with_file_and_reason()
     )
 
 
-def test_a_single_incomplete_stack_is_named():
+def test_the_remark_names_the_program_of_a_single_incomplete_stack():
     assert remark(sh=[sample([USER_SIDE], PENDING, 1, LIBC)]) == (
         "1 incomplete user stack in sh, in libc.so.6: "
         "the unwind table of the caller's file was not loaded yet"
     )
 
 
-def test_without_a_program_of_half_the_incomplete_stacks_their_number_is_named():
+def test_the_remark_counts_programs_if_none_has_half_of_the_incomplete_stacks():
     programs = {
         f"cc{number}": [sample([USER_SIDE], PENDING, 2, LIBC), sample([USER_SIDE])]
         for number in range(4)

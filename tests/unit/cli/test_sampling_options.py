@@ -38,7 +38,7 @@ def test_waits_of_a_command_are_found_by_its_process():
     )
 
 
-def test_named_events_replace_the_clock_unless_it_is_named_too():
+def test_selected_events_replace_the_clock_unless_it_is_selected_too():
     faults = EventSpec("page-faults", 0, 999)
     for options, on_cpu, rate in (
         ({"events": ("page-faults",)}, False, 99),
@@ -62,7 +62,7 @@ def test_named_events_replace_the_clock_unless_it_is_named_too():
     ("options", "message"),
     [
         (["-c", "5"], "-c needs -e EVENT"),
-        (["-e", "cs", "-e", "context-switches"], "named twice"),
+        (["-e", "cs", "-e", "context-switches"], "selected twice"),
         (["-e", "cpu-clock", "--no-on-cpu"], "contradicts --no-on-cpu"),
         (["-e", "page-fault"], "did you mean page-faults"),
     ],

@@ -247,7 +247,7 @@ def test_a_filter_can_be_typed_edited_applied_and_removed():
     assert screen(state, shown)[-1] == "/SYS"
     wanted = ["__x64_sys_sendto", "__x64_sys_read", "do_syscall_64"]
     assert sorted(names(state, shown)) == sorted(wanted)
-    press(state, shown, ENTER, "T")  # is a key again
+    press(state, shown, ENTER, "T")  # no longer typed into the filter
     assert names(state, shown) == ["do_syscall_64", "__x64_sys_read", "__x64_sys_sendto"]
     assert screen(state, shown)[-1].startswith("/SYS  ")
     press(state, shown, "S", ESCAPE)
@@ -304,7 +304,7 @@ def test_enter_shows_callers_and_callees_and_escape_goes_back():
     press(state, shown, ESCAPE)
     assert selected(state, shown) == "__x64_sys_read"
     press(state, shown, ESCAPE)
-    assert screen(state, shown)[2].endswith("do_syscall_64")  # with its filter
+    assert screen(state, shown)[2].endswith("do_syscall_64")  # the filter is restored
 
 
 def test_enter_on_other_rows_shows_their_functions():
@@ -316,7 +316,7 @@ def test_enter_on_other_rows_shows_their_functions():
     press(state, shown, "s", DOWN, ENTER)
     assert names(state, shown)[0] == "vfs_read"
     assert "watch" not in names(state, shown)
-    press(state, shown, ENTER, "t")  # threads of a function
+    press(state, shown, ENTER, "t")  # shows the function's threads
     assert names(state, shown) == ["nginx (7)"]
     press(state, shown, ESCAPE, ESCAPE, ESCAPE, ESCAPE, ESCAPE)
     assert "e\x1b[2Jvil\r (8)" in names(state, shown)

@@ -46,7 +46,7 @@ def test_shares_count_each_frame_of_each_sample():
     assert str(count()) == "0.0% of kernel frames"
 
 
-def test_the_file_with_most_nameless_frames_is_named_with_reason_and_fix():
+def test_the_remark_names_the_file_with_most_nameless_frames():
     counts = count((3, [nameless(PYTHON), NAMED]), (1, [nameless(LIBC, Unresolved.NO_SYMBOL)]))
     assert counts.remark() == (
         "75% of unresolved user frames are in python3.11: the file has no name for the function; "
@@ -71,5 +71,5 @@ def test_code_without_a_file_has_a_fix_of_its_own():
     ],
     ids=["names", "few", "no fix", "kernel"],
 )
-def test_nothing_is_said_of_few_frames_and_without_a_fix(stacks):
+def test_few_frames_and_frames_without_a_fix_cause_no_remark(stacks):
     assert count(*stacks).remark() == ""

@@ -41,7 +41,7 @@ def test_the_password_is_sent_only_to_verified_servers(server, tmp_path, is_trus
     if is_trusted:
         assert server.asked
         assert "Authentication failed" in done.stderr
-        assert "fix: name the user" in done.stderr
+        assert "fix: specify the user" in done.stderr
     else:
         assert not server.asked
         assert "CERTIFICATE_VERIFY_FAILED" in done.stderr

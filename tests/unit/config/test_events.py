@@ -30,7 +30,7 @@ def test_events_are_sampled_beside_the_clock():
     [
         ("events: [page-fault]", "did you mean page-faults"),
         ("events: [cpu-clock]", "set samples_per_second instead"),
-        ("events: [cs, context-switches]", "named twice"),
+        ("events: [cs, context-switches]", "selected twice"),
         ("events: page-faults", "list"),
     ],
 )

@@ -24,7 +24,7 @@ from tests.unit.unwinding.files import NAMES, Elf, content
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_finds_the_build_id_and_the_code(name):
+def test_the_build_id_and_the_code_are_found(name):
     data = content(name)
     elf = read_elf(ImageSource(data), "x86_64")
     reference = ELFFile(BytesIO(data))
@@ -39,7 +39,7 @@ def test_finds_the_build_id_and_the_code(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_finds_the_sections(name):
+def test_the_sections_are_found(name):
     data = content(name)
     source = ImageSource(data)
     reference = ELFFile(BytesIO(data))

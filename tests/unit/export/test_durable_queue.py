@@ -125,7 +125,7 @@ def test_the_next_run_delivers_samples_pending_at_shutdown(open_queue):
     assert (counts.carried, counts.exported, again.unknown_since_unix_ns) == (6, 10, 0)
 
 
-def test_after_a_kill_at_most_the_batch_in_flight_is_resent(open_queue):
+def test_at_most_the_batch_in_flight_is_resent_after_a_kill(open_queue):
     receiver = Receiver()
     queue = open_queue(receiver)
     for number in range(1, 4):

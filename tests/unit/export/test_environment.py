@@ -46,7 +46,7 @@ def signal(values):
     return environ(values, "OTEL_EXPORTER_OTLP_PROFILES_")
 
 
-def test_without_variables_defaults_apply():
+def test_defaults_apply_without_variables():
     assert read_settings({}) == ClientSettings(
         compression="none", retry=RetryPolicy(max_elapsed_time_s=10)
     )

@@ -243,13 +243,13 @@ def test_samples_that_cannot_be_saved_are_reported(http_receiver):
     )
 
 
-def test_nothing_is_saved_if_all_samples_were_delivered(grpc_receiver, tmp_path):
+def test_no_file_is_saved_if_all_samples_were_delivered(grpc_receiver, tmp_path):
     sending = send(grpc_address(grpc_receiver), [window(0)])
     sending.check()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_partial_success_is_reported_with_the_receivers_message(grpc_receiver, tmp_path):
+def test_the_log_of_a_partial_success_quotes_the_receiver(grpc_receiver, tmp_path):
     from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as pb
 
     response = pb.ExportProfilesServiceResponse()

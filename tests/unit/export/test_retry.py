@@ -94,7 +94,7 @@ def test_no_request_is_sent_until_a_throttling_receivers_delay_has_passed(
     assert (len(allowances), clock.now) == (1, 10)
 
 
-def test_without_retries_there_is_one_attempt(clock):
+def test_a_single_attempt_is_made_without_retries(clock):
     outcome, allowances = run(clock, [RETRY, DONE], RetryPolicy(enabled=False))
     assert outcome == (RETRY, LossCause.RETRIES_EXHAUSTED)
     assert len(allowances) == 1

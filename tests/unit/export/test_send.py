@@ -190,7 +190,7 @@ def test_standard_input_is_sent(http_receiver, monkeypatch, capsys, tmp_path):
         ("x", b"", "the file is empty", "record"),
     ],
 )
-def test_data_that_is_not_otlp_is_rejected_before_anything_is_sent(
+def test_files_that_are_not_otlp_are_rejected_before_sending_starts(
     *, name, content, message, fix, http_receiver, tmp_path, capsys
 ):
     (tmp_path / "good.otlp").write_bytes(requests(1)[0])
@@ -284,7 +284,7 @@ def test_partial_success_is_shown_with_the_receivers_message(http_receiver, tmp_
     assert os.listdir() == ["x.otlp"]
 
 
-def test_damaged_parts_are_skipped_and_reported(http_receiver, tmp_path, capsys):
+def test_damaged_parts_of_a_file_are_skipped_and_reported(http_receiver, tmp_path, capsys):
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(2))[:-5])
     status, _, err = run(capsys, "x.otlp", http_receiver.endpoint)
     assert status == 1

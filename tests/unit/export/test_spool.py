@@ -341,7 +341,7 @@ def test_a_file_with_an_impossible_number_is_not_touched(tmp_path, caplog, numbe
     assert planted.exists()
 
 
-def test_a_spool_with_exhausted_numbers_is_rejected_naming_the_file(tmp_path):
+def test_the_error_for_exhausted_spool_numbers_names_the_file(tmp_path):
     (tmp_path / f"{(1 << 62) - 1:020}.spool").touch(0o600)
     with pytest.raises(ExportError, match=r"04611686018427387903\.spool has the last number"):
         Spool(str(tmp_path))

@@ -37,7 +37,7 @@ def test_folded_keeps_every_sample(windows):
     assert sum(counts) == sum(window.sample_count for window in windows) == 10
 
 
-def test_functions_count_recursion_once_and_name_gaps_by_their_reason(windows):
+def test_functions_count_recursion_once_and_label_gaps_with_their_reason(windows):
     rows = {row.function: row for row in function_rows(windows)}
     assert rows["vfs_read"][2:] == (0, 9)
     assert rows["inlined"][1:] == ("ext4", 6, 6)

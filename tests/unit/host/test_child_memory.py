@@ -86,7 +86,7 @@ def test_a_container_sees_its_cgroup_at_the_root_of_the_mount(tree):
 
 
 @pytest.mark.parametrize("most", ["max", str((1 << 63) - 4096)])
-def test_without_a_limit_children_are_not_limited(tree, most):
+def test_children_are_not_limited_by_default(tree, most):
     files = tree("/unit", {"unit": (most, MIB, 0)})
     assert find_memory_left(files) is None
     assert grant_memory(300 * MIB, files) == MemoryGrant(300 * MIB, None)

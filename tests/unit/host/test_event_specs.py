@@ -40,7 +40,7 @@ def test_the_common_period_applies_to_events_without_a_setting():
         ("cpu-clock:period=5", "cpu-clock has a rate only"),
     ],
 )
-def test_a_wrong_event_says_what_is_right(text, part):
+def test_the_error_for_an_invalid_event_states_what_is_valid(text, part):
     with pytest.raises(ValueError, match=re.escape(part)):
         parse_event(text, 99)
 
@@ -60,7 +60,7 @@ def host(tmp_path, devices):
         (errno.EINVAL, "page-faults", [], ("99 samples per second", "period=N")),
     ],
 )
-def test_the_reason_for_an_event_that_cannot_be_opened(tmp_path, code, name, devices, message):
+def test_an_event_that_cannot_be_opened_has_a_reason(tmp_path, code, name, devices, message):
     spec = EventSpec(name, 0, 99)
     error = find_event_error(OSError(code, "x"), name, spec.attributes, host(tmp_path, devices))
     assert message[0] in str(error)

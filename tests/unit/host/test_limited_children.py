@@ -83,7 +83,7 @@ for code in (
 """
 
 
-def test_without_an_exit_status_a_child_succeeds_only_by_its_report():
+def test_a_child_of_unknown_exit_status_succeeds_only_by_its_report():
     ran = subprocess.run(
         [sys.executable, "-c", _IGNORING], env=environment(), capture_output=True, text=True
     )
@@ -120,7 +120,7 @@ def test_a_child_that_takes_too_long_is_terminated(run):
     )
 
 
-def test_a_missing_program_is_named(run):
+def test_the_error_for_a_missing_program_names_it(run):
     with pytest.raises(ChildFailed, match=r"no process could be started: .*nowhere") as caught:
         run.children.run(["/nowhere"], 0, LIMITS)
     assert caught.value.problem is ChildProblem.NO_PROCESS

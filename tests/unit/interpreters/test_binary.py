@@ -54,7 +54,7 @@ def own_file():
 
 @pytest.mark.system
 @pytest.mark.parametrize("minor", VERSIONS)
-def test_finds_the_interpreters_on_this_machine(minor):
+def test_the_interpreters_on_this_machine_are_found(minor):
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
     for python in find_pythons():

@@ -61,7 +61,7 @@ def test_the_innermost_kernel_entry_is_used(case):
     assert find_entry(Stack.from_frames(frames(KERNEL_SIDE, *names) + user)) == expected
 
 
-def test_user_mode_is_distinguished_from_stacks_that_could_not_be_taken():
+def test_user_mode_is_distinguished_from_failed_stack_captures():
     user = frames(USER_SIDE, "__x64_sys_read")
     assert find_entry(Stack.from_frames(user)) == "user mode"
     assert find_entry(Stack.from_frames(user, {USER_SIDE: STACK_TRUNCATED})) == "user mode"

@@ -47,7 +47,7 @@ def test_the_header_gives_the_size():
     assert not user_stack_bytes(b"\1\2\3", 0)
 
 
-def test_a_missing_mapping_is_none():
+def test_a_missing_mapping_is_parsed_as_none():
     raw = pack_user_stack(StackEnd.COMPLETE, [(1, 3, FrameSource.TABLE)], (LIBC,))
     assert parse_user_stack(raw).places == (None,)
 

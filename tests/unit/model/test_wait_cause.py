@@ -122,7 +122,7 @@ def test_preempted_threads_wait_for_a_cpu():
     assert find_cause(WaitState.RUNNABLE, captured("preempted")) is WaitCause.RUN_QUEUE
 
 
-def test_from_linux_6_18_throttled_threads_are_identified_by_their_stack():
+def test_throttled_threads_are_identified_by_their_stack_since_linux_6_18():
     kernel = ["schedule", "throttle_cfs_rq_work", "task_work_run", "exit_to_user_mode_loop"]
     assert find_cause(WaitState.RUNNABLE, kernel) is WaitCause.THROTTLED
 
@@ -155,7 +155,7 @@ def test_kernel_threads_that_wait_uninterruptibly_are_not_idle():
     assert find_cause(WaitState.UNINTERRUPTIBLE, kernel) is WaitCause.OTHER
 
 
-def test_without_symbols_the_block_io_flag_determines_the_cause():
+def test_the_block_io_flag_determines_the_cause_without_symbols():
     assert find_cause(WaitState.UNINTERRUPTIBLE, [], in_iowait=True) is WaitCause.DISK
 
 

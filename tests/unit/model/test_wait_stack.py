@@ -6,7 +6,7 @@ from otel_kprofiler.formats import stack_entries
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     PYTHON_SIDE,
-    STACK_NOT_TAKEN,
+    STACK_NOT_CAPTURED,
     STACK_OK,
     USER_SIDE,
     FileId,
@@ -65,7 +65,7 @@ def test_equal_waits_share_a_stack_regardless_of_how_it_was_captured(above):
     assert stacks.cut(late) is late
 
 
-def test_without_markers_scheduler_frames_are_recognized_by_name():
+def test_scheduler_frames_are_recognized_by_name_without_markers():
     stack = WaitStacks().cut(Stack((kernel(["bpf_prog_1", "__schedule", "schedule", *ROOT]),)))
     assert names(stack) == ROOT
 
@@ -76,9 +76,9 @@ def test_a_stack_of_scheduler_frames_only_keeps_its_root():
 
 
 def test_a_missing_user_stack_is_reported_except_for_kernel_threads():
-    none = Side(USER_SIDE, (), STACK_NOT_TAKEN)
+    none = Side(USER_SIDE, (), STACK_NOT_CAPTURED)
     stack = WaitStacks(SCHEDULER).cut(Stack((kernel(ROOT), none)))
-    assert stack_entries(stack)[0].name == "[user stack not taken]"
+    assert stack_entries(stack)[0].name == "[user stack not captured]"
     stack = WaitStacks(SCHEDULER).cut(Stack((kernel(["worker_thread", "kthread"]), none)))
     assert [entry.name for entry in stack_entries(stack)] == ["kthread", "worker_thread"]
     assert stack.sides[1].status == STACK_OK

@@ -382,7 +382,7 @@ def test_resource_attributes_keep_their_types(window, form):
     }
 
 
-def test_scope_and_schema(window):
+def test_the_request_has_scope_and_schema(window):
     scope = Scope("library", "1.2", {"more": True}, "https://example.org/schema")
     reader = Reader(encoded(window, scope=scope).payload)
     for resource_profiles in reader.message.resource_profiles:
@@ -419,7 +419,7 @@ def test_encoding_is_deterministic(window, form):
     assert third.payload == first.payload, "the order of attributes means nothing"
 
 
-def test_nothing_is_sent_without_samples(window):
+def test_no_batch_is_made_without_samples(window):
     empty = with_resources(window, [])
     no_times = window.profiles[0].resources[0].samples[0]._replace(timestamps_unix_ns=[])
     without = with_resources(window, [window.profiles[0].resources[0]._replace(samples=[no_times])])

@@ -104,7 +104,7 @@ def test_names_are_added_in_every_form(data):
     assert [frame.lines for frame in expected].count(INLINED) == 3
 
 
-def test_without_names_nothing_changes(data):
+def test_the_request_is_unchanged_without_names(data):
     assert name_locations(data, lambda _: {}).data in {data, json_again(data)}
 
 

@@ -257,7 +257,7 @@ def test_processes_first_sampled_when_old_share_a_budget(parts):
     assert SHARED in storm(parts, 2000, age_ns=2 * YOUNG_NS)
 
 
-def test_without_limits_nothing_is_reduced():
+def test_attributes_are_not_reduced_without_limits():
     parts = Parts()
     parts.budgets = ProcessBudgets(
         parts.stacks, parts.resources, is_limiting=False, now_ns=parts.time
@@ -289,7 +289,7 @@ def test_receivers_see_which_samples_are_coarse(parts):
 
 
 def test_a_resource_shared_by_processes_names_no_thread(parts):
-    """Not even if the budget suffices again between finding a sample's Resource and its group."""
+    """The budget may suffice again between finding a sample's Resource and its group."""
     parts.budgets.resolve(sample(NOISY))
     while (resolved := parts.budgets.resolve(sample(NOISY, exec_id=1, owner=2000)))[
         1

@@ -213,7 +213,7 @@ def test_an_idle_pipeline_does_not_sleep_while_a_window_or_a_sample_waits_for_sy
     assert counts(windows) == [1]
 
 
-def test_samples_wait_for_the_symbols_of_their_time_but_not_forever(parts):
+def test_samples_wait_for_symbols_up_to_their_timestamp_but_not_forever(parts):
     pipeline, sampler, symbols, windows, time = parts
     start = time.boot
     symbols.watermark = start

@@ -124,14 +124,14 @@ def test_equal_addresses_are_resolved_separately_in_each_process(recording):
     assert names.closed
 
 
-def test_addresses_are_resolved_as_of_the_samples_time(recording):
+def test_addresses_are_resolved_at_the_samples_timestamp(recording):
     before, _, after, _ = play(recording, resolvers={USER_SIDE: Names(known_from_ns=115)})
     assert functions(before) == ["work", "", ""]
     assert before.frames[1].unresolved is Unresolved.NOT_YET_KNOWN
     assert functions(after) == ["work", "loop of 7 since 1", "loop of 7 since 1"]
 
 
-def test_without_a_resolver_user_frames_are_the_same_raw_addresses_in_all_processes(recording):
+def test_user_frames_without_a_resolver_are_the_same_raw_addresses_in_all_processes(recording):
     first, other, again, reused = play(recording)
     assert first is other is again is reused
     assert [(frame.address, frame.unresolved) for frame in first.frames[1:]] == [

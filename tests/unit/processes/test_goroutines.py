@@ -66,7 +66,7 @@ def test_offsets_match_the_go_version(version, kind, offsets):
     assert Program(version).find() == ContextPlace(-8, kind=kind, go=GoOffsets(*offsets))
 
 
-def test_in_position_independent_programs_the_variable_is_below_the_thread_pointer():
+def test_the_variable_is_below_the_thread_pointer_in_position_independent_programs():
     assert Program(storage=8).find().offset == -8
 
 
@@ -79,7 +79,7 @@ def test_the_version_is_found_anywhere_in_writable_data(gap):
     "version",
     ["go1.20.14", "go1.99", "go1.260.1", "go1.26rc1", "go1.26-fork", "devel go1.26-0a1b", "x", ""],
 )
-def test_unsupported_versions_are_rejected_by_name(version):
+def test_the_error_for_an_unsupported_version_names_it(version):
     with pytest.raises(
         UnsupportedGoError, match=f"^{version or 'Go of an unknown version'} is not"
     ):

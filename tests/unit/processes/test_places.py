@@ -40,7 +40,7 @@ def test_a_pod_has_names_as_soon_as_the_kubelet_writes_them(host):
     first = places.read(5)
     assert first == {"container.id": ID, "k8s.pod.uid": UID}
     host(f"/var/log/containers/shop-7f-x_default_cart-{ID}.log", "")
-    assert not places.name(first)  # asked a moment ago
+    assert not places.name(first)  # the last look-up was a moment ago
     host.now = 1.5
     names = {
         "k8s.container.name": "cart",
@@ -123,7 +123,7 @@ def test_cgroup_lookups_are_rate_limited(host):
     assert places.find(late) == {"container.id": ID}
 
 
-def test_in_a_namespace_other_containers_are_found_by_their_relative_path(host):
+def test_other_containers_are_found_by_their_relative_path_from_a_namespace(host):
     host.link("cgroup:[4026532999]")
     host("/proc/5/cgroup", f"0::/../cri-containerd-{ID}.scope\n")
     host("/proc/6/cgroup", "0::/../nginx.service\n")
@@ -133,7 +133,7 @@ def test_in_a_namespace_other_containers_are_found_by_their_relative_path(host):
     assert places.read(6) == {}  # of the host's systemd, or of another container's
 
 
-def test_in_a_namespace_mounts_identify_the_agents_container(host):
+def test_mounts_identify_the_agents_container_in_a_namespace(host):
     host.link("cgroup:[4026532999]")
     host("/proc/5/cgroup", "0::/\n")
     host("/proc/6/cgroup", "0::/../..\n")
@@ -144,14 +144,14 @@ def test_in_a_namespace_mounts_identify_the_agents_container(host):
     assert places.read(6) == {}
 
 
-def test_in_a_pods_namespace_its_mounts_identify_the_pod(host):
+def test_mounts_identify_the_pod_in_its_namespace(host):
     host.link("cgroup:[4026532999]")
     host("/proc/5/cgroup", "0::/\n")
     host("/proc/self/mountinfo", mount(UID, "cart"))
     assert host.places().read(5) == {"k8s.pod.uid": UID, "k8s.container.name": "cart"}
 
 
-def test_in_a_namespace_the_hosts_hierarchy_identifies_containers_and_pods(host):
+def test_the_hosts_hierarchy_identifies_containers_and_pods_from_a_namespace(host):
     host.link("cgroup:[4026532999]")
     host("/proc/2/stat", KTHREAD)
     host("/proc/2/cgroup", "0::/../../..\n")
@@ -160,7 +160,7 @@ def test_in_a_namespace_the_hosts_hierarchy_identifies_containers_and_pods(host)
     assert host.places().read(5, own) == {"container.id": ID, "k8s.pod.uid": UID}
 
 
-def test_in_a_namespace_a_partial_hierarchy_does_not_identify_units(host):
+def test_a_partial_hierarchy_does_not_identify_units_from_a_namespace(host):
     host.link("cgroup:[4026532999]")
     host("/proc/2/stat", KTHREAD)
     host("/proc/2/cgroup", "0::/../..\n")

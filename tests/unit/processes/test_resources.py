@@ -175,7 +175,7 @@ def test_a_process_that_has_exited_keeps_the_data_of_the_sample(proc):
     assert "process.creation.time" in attributes
 
 
-def test_without_start_times_in_samples_proc_distinguishes_reused_pids(proc):
+def test_proc_distinguishes_reused_pids_if_samples_lack_start_times(proc):
     proc(5, 300)
     result = resources(proc)
     first = result.get(raw(5, None))

@@ -64,7 +64,7 @@ def test_time_waiting_for_a_cpu_is_measured_for_the_thread():
         os.sched_setaffinity(0, allowed)
 
 
-def test_a_kernel_that_does_not_measure_it_counts_elapsed_time(monkeypatch):
+def test_elapsed_time_counts_if_the_kernel_does_not_measure_run_delay(monkeypatch):
     def refuse(*_):
         raise FileNotFoundError
 

@@ -56,7 +56,7 @@ class OldKernel:
 
 
 @pytest.mark.system
-def test_an_unsupported_kernel_is_named_in_the_error():
+def test_the_error_names_an_unsupported_kernel():
     sampler = EbpfSampler(SamplerConfig(), access=OldKernel())
     with pytest.raises(KernelFeatureError, match=r"5\.4\.0-200-generic") as raised:
         sampler.start()

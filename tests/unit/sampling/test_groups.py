@@ -155,7 +155,7 @@ def test_a_hybrid_host_filters_by_cgroup_if_all_targets_are_in_cgroup_v2(host):
     assert pids(follower) == (5, 6)
 
 
-def test_without_the_cgroup_filter_processes_are_followed(host):
+def test_processes_are_followed_without_the_cgroup_filter(host):
     """Other loaders do not support the filter; the program does not see cgroups below the 15th
     level.
     """
@@ -172,7 +172,7 @@ def test_without_the_cgroup_filter_processes_are_followed(host):
     assert pids(follower) == (6,)
 
 
-def test_without_matching_processes_nothing_is_sampled(host):
+def test_no_process_is_sampled_if_none_matches(host):
     follower = host.follow(loader="bcc", units=("a",))
     follower.look()
     assert pids(follower) == (1 << 22 | 1,)

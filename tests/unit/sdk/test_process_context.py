@@ -168,7 +168,7 @@ def test_a_child_of_a_publishing_parent_exits_cleanly():
 
 
 @pytest.mark.parametrize("first", ["publish", "withdraw", "nothing"])
-def test_a_child_of_cs_fork_does_not_touch_the_page_of_its_parent(first):
+def test_a_child_forked_in_c_does_not_touch_the_page_of_its_parent(first):
     publish_process_context({"service.name": "parent"})
 
     def child():
@@ -219,7 +219,7 @@ def test_a_mapping_without_a_name_is_an_error(monkeypatch):
         publish_process_context({"service.name": "a"})
 
 
-# The reading side, against a /proc of files: memory is a sparse file.
+# Reading contexts, with a /proc made of files: memory is a sparse file.
 
 
 @pytest.fixture
@@ -479,7 +479,7 @@ def test_contexts_of_all_processes_share_one_limit(process):
     assert 0 < len(published) * len(payload) <= 16 * 1024 * 1024
 
 
-def test_without_a_reader_thread_there_are_no_contexts_and_one_warning(
+def test_a_missing_reader_thread_costs_the_contexts_and_logs_one_warning(
     process, monkeypatch, caplog
 ):
     process()

@@ -215,7 +215,7 @@ def test_exporter_names_match_other_signals(environ, names, monkeypatch):
         exporter.shutdown(0)
 
 
-def test_a_missing_exporter_is_reported_with_the_installed_exporters():
+def test_the_error_for_a_missing_exporter_lists_those_installed():
     with pytest.raises(ConfigError, match="no exporter 'otpl'") as raised:
         find_exporters({"OTEL_PROFILES_EXPORTER": "otpl"})
     assert "otlp_proto_grpc" in raised.value.hint

@@ -124,7 +124,7 @@ def test_a_mistyped_path_is_an_error(tmp_path, small_copies, symbolize, what):
         assert status == 3
         assert f"cannot read {missing}: No such file" in notes.replace("\n", "")
         notes = symbolize(*options({**small_copies, what: wrong}), "vfs_read")[2]
-        assert ("name the copied file itself" in notes) is (what != "sys_module")
+        assert ("pass the copied file itself" in notes) is (what != "sys_module")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_the_recorded_events_example_works(modules_folder, monkeypatch, capsys):
     assert symbolizer.explain(address + 8, time_ns=500).names == ()
 
 
-def test_explanations_use_the_snapshot_of_their_time(tmp_path):
+def test_explanations_use_the_snapshot_of_their_timestamp(tmp_path):
     """Explanations use the symbols of the requested time."""
     copy = tmp_path / "kallsyms"
     line = "ffffffff81000000 T _text\nffffffff81000000 T {}\nffffffff81001000 T _etext\n"

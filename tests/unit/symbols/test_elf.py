@@ -194,7 +194,7 @@ def test_a_stripped_file_uses_the_installed_debug_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "content", [b"", b"\x7fELF", b"text", MODULE[:70], lzma.compress(b"x" * 99)[:40]]
 )
-def test_a_file_that_is_not_elf_is_rejected_by_name(tmp_path, content):
+def test_the_error_for_a_file_that_is_not_elf_names_it(tmp_path, content):
     path = tmp_path / "broken.ko"
     path.write_bytes(content)
     with pytest.raises(KProfilerError, match=r"broken\.ko"):

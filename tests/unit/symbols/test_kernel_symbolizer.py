@@ -134,7 +134,7 @@ def test_trailing_bytes_of_a_torn_stack_are_dropped(host):
     assert len(resolver(KernelSymbolizer.live(host)).resolve(torn).frames) == 1
 
 
-def test_samples_are_resolved_with_the_symbols_of_their_time(tmp_path):
+def test_samples_are_resolved_with_the_symbols_at_their_timestamp(tmp_path):
     host = make_host(tmp_path)
     symbolizer = KernelSymbolizer.live(host)
     stacks = resolver(symbolizer)
@@ -211,7 +211,7 @@ def test_interrupt_ranges_keep_markers_that_share_an_address_with_a_function(hos
         ({}, HiddenCause.NO_CAP_SYSLOG),
     ],
 )
-def test_hidden_symbols_are_reported_with_their_cause_and_are_not_fatal(tmp_path, files, cause):
+def test_hidden_symbols_have_a_cause_and_a_fix_and_are_not_fatal(tmp_path, files, cause):
     zeros = "".join("0" * 16 + line[16:] + "\n" for line in KALLSYMS.splitlines())
     modules = "m 4096 0 - Live 0x0000000000000000\n"
     symbolizer = KernelSymbolizer.live(
@@ -251,7 +251,7 @@ def test_explain_shows_all_names(host):
     assert explained.reason
 
 
-def test_from_files_accepts_compressed_copies_and_rejects_a_missing_one(tmp_path):
+def test_compressed_copies_are_accepted_and_missing_files_rejected(tmp_path):
     (tmp_path / "k.gz").write_bytes(gzip.compress(KALLSYMS.encode()))
     symbolizer = KernelSymbolizer.from_files(kallsyms=tmp_path / "k.gz")
     assert symbolizer.resolve_addresses([BASE + 0x100])[0].function == "first"

@@ -114,7 +114,7 @@ def test_captured_records_replay_to_the_expected_table():
     assert result.live() == []
 
 
-def test_a_reused_address_resolves_to_the_program_of_its_time():
+def test_a_reused_address_resolves_to_the_program_at_the_samples_timestamp():
     result = table(
         (10 * MS, ADDED, symbol(A, "one")),
         (30 * MS, REMOVED, symbol(A, "one")),
@@ -218,7 +218,7 @@ def lost(since_ns, until_ns):
     return KsymbolChange(since_ns, KsymbolAction.LOST, until_ns=until_ns)
 
 
-def test_nothing_is_guessed_between_a_loss_and_the_next_full_read():
+def test_no_names_are_guessed_between_a_loss_and_the_next_full_read():
     """Neither the old nor the new program is shown, unless its load time is known."""
     result = table((0, ALL_READ, symbol(A, "old"), symbol(A + 64, "kept"), symbol(A + 128, "left")))
     result.apply(lost(100, 120))

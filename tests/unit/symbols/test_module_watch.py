@@ -247,7 +247,7 @@ def test_the_search_for_a_nameless_module_stops(host, symbolizer):
     assert frame(symbolizer, TEXT + 0x14).unresolved is Unresolved.NO_SYMBOL_TABLE
 
 
-def test_without_announcements_modules_are_found_by_polling(host, caplog):
+def test_modules_are_found_by_polling_without_announcements(host, caplog):
     def refuse():
         raise OSError(errno.EPERM, "no socket")
 

@@ -238,7 +238,7 @@ def test_malformed_module_lines_are_counted():
     assert bad == 4
 
 
-def test_without_sysfs_ranges_come_from_symbols(clones, clones_folder):
+def test_module_ranges_come_from_symbols_without_sysfs(clones, clones_folder):
     """Without root: base from /proc/modules, size from text symbols; the module says so."""
     bare = KernelSymbolizer.from_files(
         kallsyms=clones_folder / "kallsyms.xz", modules=clones_folder / "proc_modules"
@@ -257,7 +257,7 @@ def test_without_sysfs_ranges_come_from_symbols(clones, clones_folder):
     assert match.rva == clones.find("br_dev_xmit")[0].rva
 
 
-def test_without_a_module_list_the_base_is_the_first_symbols_page(clones, clones_folder):
+def test_the_base_is_the_first_symbols_page_without_a_module_list(clones, clones_folder):
     bare = KernelSymbolizer.from_files(kallsyms=clones_folder / "kallsyms.xz")
     assert {m.name for m in bare.snapshot.modules} == {m.name for m in clones.snapshot.modules}
     for module in clones.snapshot.modules[1:]:

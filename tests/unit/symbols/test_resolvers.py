@@ -64,7 +64,7 @@ def test_a_chain_asks_the_next_resolver_for_unnamed_addresses():
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_without_a_name_a_chain_returns_the_most_complete_result(swapped):
+def test_a_chain_returns_the_most_complete_result_if_none_has_a_name(swapped):
     nothing = Table({}, reason=Unresolved.UNMAPPED)
     in_file = Table({}, FILE)
     bounds = Table({}, FILE, Unresolved.NO_NAME)

@@ -101,7 +101,7 @@ def test_address_arguments_are_parsed(word, address):
     assert parse_address(word) == address
 
 
-def test_addresses_and_offsets_of_a_user_file(symbolize, program):
+def test_addresses_and_offsets_of_a_user_file_are_resolved(symbolize, program):
     address = symbols_of(program)["main"][0]
     (result,) = ElfResolver(program).find("main")
     assert result.file_offset != address
@@ -183,7 +183,7 @@ def test_lines_show_inlined_functions_too(symbolize, folder, monkeypatch):
     assert others[0].endswith(":3")
 
 
-def test_addresses_names_and_offsets_of_a_process(symbolize):
+def test_addresses_names_and_offsets_of_a_process_are_resolved(symbolize):
     pid = os.getpid()
     status, output, _ = symbolize("--pid", pid, "--json", "PyObject_Call")
     shown = json.loads(output)

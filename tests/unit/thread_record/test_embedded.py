@@ -66,7 +66,7 @@ def test_spans_are_published_by_default(privileges):
 
 
 @pytest.mark.parametrize("name", ["PUBLISH_THREAD_CONTEXTS", "PUBLISH_CONTEXT"])
-def test_nothing_is_hooked_if_the_service_disables_it(name):
+def test_no_hooks_are_installed_if_the_service_disables_publishing(name):
     run(
         """
         profiler = KernelProfiler.from_env().start()

@@ -119,7 +119,7 @@ def test_functions_called_by_mcall_do_not_return_to_it():
     ]  # fmt: skip
 
 
-def test_after_other_stack_switches_the_rows_are_unknown():
+def test_rows_after_other_stack_switches_are_unknown():
     assert switching(b"runtime.other")[-1][0] == 18
     assert switching(b"runtime.other")[-1][3] == UNKNOWN
     ((_, _, _, ra),) = rows(Made(b"gogo", bytes(32), ((32, 0),), flags=6))

@@ -161,7 +161,7 @@ def test_an_unanswerable_query_gets_the_reason(server, query, problem):
     assert (status, json.loads(body)) == (400, {"error": problem})
 
 
-def test_a_server_error_is_reported_with_its_fix(server):
+def test_the_response_to_a_server_error_includes_its_fix(server):
     status, _, body = ask(server, "/profile.json?resource=broken")
     assert status == 500
     assert json.loads(body) == {"error": "the disk is broken (fix: buy another)"}

@@ -240,13 +240,13 @@ def test_no_file_is_left_behind(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], "give SOURCEs, --live or --listen"),
-        (["x.otlp", "--listen", "127.0.0.1:0"], "give SOURCEs, --live or --listen"),
+        ([], "pass SOURCEs, --live or --listen"),
+        (["x.otlp", "--listen", "127.0.0.1:0"], "pass SOURCEs, --live or --listen"),
         (["--listen", "4317"], "not an address such as"),
         (["--listen", ":4317"], "not an address such as"),
         (["--listen", "127.0.0.1:70000"], "not an address such as"),
         (["--listen", "127.0.0.1:0", "--from", "5s"], "need SOURCEs"),
-        (["--listen", "127.0.0.1:0", "--live"], "give SOURCEs, --live"),
+        (["--listen", "127.0.0.1:0", "--live"], "pass SOURCEs, --live"),
         (["--listen", "127.0.0.1:0", "--rate", "9"], "--rate has no effect with --listen"),
         (["x.otlp", "--no-python"], "--python has no effect with SOURCEs"),
         (["x.otlp", "--keep", "1h"], "--keep has no effect with SOURCEs"),

@@ -63,7 +63,7 @@ def expect_warning(run):
 
 
 def clock(seconds, times=1):
-    """Move the wall clock by some seconds, and back."""
+    """Move the wall clock by a few seconds, and back."""
 
     def fault(run):
         for _ in range(times):

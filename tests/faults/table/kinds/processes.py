@@ -95,7 +95,7 @@ for _ in range(4000):
 while True:
     pass
 """
-# A child's work under a name of its own.
+# Works in a child with a different name.
 WORKS = """
 #define _GNU_SOURCE
 #include <linux/sched.h>

@@ -146,7 +146,7 @@ def test_the_agent_does_not_wait_for_drgn(may_block, folder, tmp_path, monkeypat
     assert opened == [path] * may_block
 
 
-def test_without_drgn_all_other_lines_are_shown(folder, opened, monkeypatch):
+def test_other_lines_are_shown_without_drgn(folder, opened, monkeypatch):
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: name != "drgn" or None)
     table = LineTables(SymbolicLines(None)).open(opened(folder / "shared"), "")
     assert isinstance(table, SymCache)

@@ -89,7 +89,7 @@ def test_only_some_of_many_aliases_are_compared():
     assert table.lookup(8) == rows[0]
 
 
-def test_of_too_many_nested_functions_the_longest_is_found():
+def test_the_longest_of_too_many_nested_functions_is_found():
     count = MAX_RANKED + 1
     starts, places = array("I", [8] * count), array("I", [0] * count)
     sizes = array("I", [4] * MAX_RANKED + [9])

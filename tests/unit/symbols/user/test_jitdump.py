@@ -174,7 +174,7 @@ ENDS = st.just(("close",))
 @given(st.lists(st.lists(CODES | CODES | MOVES | ENDS, max_size=6), min_size=1, max_size=5))
 def test_names_are_right_at_any_time(rounds):
     """Events at times 10, 20, …; the dump is read after each round."""
-    codes = []  # [start, end, name] that are there
+    codes = []  # [start, end, name] of the functions present
     history = [[]]  # the code there in each interval of ten
     with written(header()) as (dump, path):
         for events in rounds:
@@ -205,7 +205,7 @@ def test_names_are_right_at_any_time(rounds):
                     assert (result and result[:3]) == (owner[0] if owner else None)
 
 
-def test_across_a_suspension_no_name_is_certain():
+def test_no_name_is_certain_across_a_suspension():
     suspended = 0
     records = (header(), load(10, 0x100, 0x10, b"old"))
     with written(*records, suspended=lambda: suspended) as (dump, path):
@@ -235,7 +235,7 @@ def test_timestamps_are_adjusted_for_the_time_namespace():
 
 
 @pytest.mark.parametrize(("flags", "time_ns"), [(1, 5), (0, 1 << 63), (0, 1000)])
-def test_without_a_usable_timestamp_the_read_time_is_used(flags, time_ns):
+def test_the_read_time_replaces_an_unusable_timestamp(flags, time_ns):
     records = (header(flags=flags), load(time_ns, 0x100, 0x10, b"old"))
     with written(*records) as (dump, path):
         dump.update(10)
@@ -293,7 +293,7 @@ def test_a_damaged_record_is_counted(damaged):
         assert dump.counts().damaged == 1
 
 
-def test_nothing_is_read_after_a_record_of_size_zero():
+def test_reading_stops_at_a_record_of_size_zero():
     with written(header(), load(1, 1, 1, b"a"), bytes(16), load(1, 2, 1, b"b")) as (dump, _):
         assert not dump.update(10)
         assert (name_at(dump, 1, 10), name_at(dump, 2, 10)) == ("a", None)

@@ -367,7 +367,7 @@ def test_files_that_are_not_elf_are_rejected(cache, opened):
     assert os.listdir(cache.path) == []
 
 
-def test_the_missing_library_is_named_with_its_fix(monkeypatch):
+def test_the_error_for_the_missing_library_has_the_fix(monkeypatch):
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DependencyError) as caught:
         SymbolicLines(None)

@@ -523,7 +523,7 @@ def test_reading_stays_within_its_cpu_share_until_shutdown(make):
     for number in range(60):
         loader.add(key(number), details(number), b"f")
     with loader._changed:
-        loader._changed.wait_for(lambda: loader._loaded == 34, 60)  # a second in one go
+        loader._changed.wait_for(lambda: loader._loaded == 34, 60)  # one CPU second at once
     assert loader.counts()[:6] == (34, 0, 0, 0, 0, 26)
     loader.finish(60)
     assert loader.counts()[:6] == (60, 0, 0, 0, 0, 0)
