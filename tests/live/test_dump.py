@@ -44,10 +44,19 @@ def tick():
         name.write("dump-by-name")
     while True:
         time.sleep(0.01)
+def read_state(thread):
+    with open(f"/proc/self/task/{{thread.native_id}}/status") as status:
+        return [line for line in status if "ctxt_switches" in line or line.startswith("State")]
+resting = []
 for _ in range({resting}):
     held = threading.Lock()
     held.acquire()
-    threading.Thread(target=rest, args=(held,), daemon=True).start()
+    resting.append(threading.Thread(target=rest, args=(held,), daemon=True))
+    resting[-1].start()
+before = None
+while (now := list(map(read_state, resting))) != before or any("R" in state[0] for state in now):
+    before = now
+    time.sleep(0.1)
 for work in {others}:
     threading.Thread(target=work, daemon=True, name=work.__name__).start()
 print("ready", flush=True)
@@ -119,9 +128,9 @@ def dump(pid, *options):
     return threads
 
 
-def wait_until_at_rest(*pids):
-    """Waits until all threads of these processes sleep, which takes a while on a busy host."""
-    stats = [task / "stat" for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
+def wait_until_at_rest(pid):
+    """Waits until all threads of a process sleep, which takes a while on a busy host."""
+    stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir()]
     while any(stat.read_text().rpartition(")")[2].split()[0] == "R" for stat in stats):
         time.sleep(0.05)
 
@@ -286,7 +295,7 @@ def test_a_process_that_has_ended_is_absent_and_others_are_dumped():
 def test_every_one_of_two_thousand_threads_has_its_frames(program):
     """200 of them in Python; `-rP` shows the time."""
     with running(program, "450") as (pid, lines), running(*python(200)) as (other, _):
-        wait_until_at_rest(pid, other)
+        wait_until_at_rest(pid)
         began = time.monotonic()
         threads = dump(pid, "-p", str(other))
         print(f"{len(threads):,} threads in {time.monotonic() - began:.2f} s")  # noqa: T201
