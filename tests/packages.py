@@ -85,7 +85,7 @@ PACKAGES = {
     ),
     "sampling": Package(
         "Loads and attaches the sampler, drains its ring: `RawSample`s",
-        "bpf clock errors forks host model text unwinding",
+        "bpf clock elf errors forks host model text unwinding",
     ),
     "recording": Package(
         "Raw recordings, and their replay",

@@ -25,7 +25,7 @@ _SECTION_HEADER: Final = struct.Struct("<IIQQQQIIQQ")
 _EXECUTABLE_TYPES: Final = (2, 3)  # ET_EXEC, ET_DYN
 MACHINES: Final = {"x86_64": 62, "aarch64": 183}
 """``e_machine`` by the machine's name in uname(2)."""
-_PT_LOAD, _PT_NOTE, _PT_GNU_EH_FRAME = 1, 4, 0x6474E550
+_PT_LOAD, _PT_INTERP, _PT_NOTE, _PT_GNU_EH_FRAME = 1, 3, 4, 0x6474E550
 _PF_X: Final = 1
 _GO_NOTE: Final = b"\4\0\0\0Go\0\0"  # type and owner: Go's own build id
 _SHT_NOTE: Final = 7
@@ -38,6 +38,7 @@ MAX_SECTIONS: Final = 4096
 MAX_NOTE_BYTES: Final = 64 * 1024
 MAX_NAMES_BYTES: Final = 1 << 20
 MAX_NAME_BYTES: Final = 256
+MAX_PATH_BYTES: Final = 4096  # PATH_MAX
 
 
 class Section(NamedTuple):
@@ -135,6 +136,21 @@ def read_load_addresses(source: Source) -> list[tuple[int, int]]:
     _, _, at, count, _ = _read_header(source, None)
     headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
     return [(row[3], row[3] + row[6]) for row in headers if row[0] == _PT_LOAD]
+
+
+def read_dynamic_linker(source: Source) -> bytes:
+    """Returns the path in the PT_INTERP segment; empty if the program needs no dynamic linker.
+
+    Raises:
+        ElfError: not an ELF file, or the headers are damaged.
+    """
+    _, _, at, count, _ = _read_header(source, None)
+    headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
+    places = ((offset, size) for kind, _, offset, _, _, size, _, _ in headers if kind == _PT_INTERP)
+    offset, size = next(places, (0, 0))
+    if size > MAX_PATH_BYTES:
+        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"a dynamic linker's path of {size} bytes")
+    return source.read(offset, size).rstrip(b"\0")
 
 
 def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:

@@ -7,17 +7,13 @@ import os
 import re
 import shlex
 import shutil
-import struct
 import subprocess
 from collections.abc import Iterator
 from typing import Final
 
+from otel_kprofiler.elf import ElfError, FileSource, read_dynamic_linker
 from otel_kprofiler.errors import describe_error
 
-_ELF: Final = struct.Struct("<5s27xQ14xHH")  # identification; offset, size and number of headers
-_HEADER: Final = struct.Struct("<I4xQ16xQ")  # of a program header: type, offset, size in the file
-_IDENT: Final = b"\x7fELF\x02"  # 64 bits
-_PT_INTERP: Final = 3  # elf(5)
 _LINE_BYTES: Final = 256  # BINPRM_BUF_SIZE of the kernel
 _MOST_INTERPRETERS: Final = 4  # scripts whose interpreters are scripts, as in the kernel
 _PATH: Final = re.compile(r"^\t(?:\S+ => )?(/.+) \(0x[0-9a-f]+\)$", re.MULTILINE)
@@ -36,7 +32,7 @@ def find_command_files(program: str) -> tuple[str, ...]:
     try:
         paths.extend(_find_programs(program))  # keeps those before an error
         paths += _list_libraries(paths[-1])
-    except (OSError, struct.error, ValueError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, ElfError, subprocess.SubprocessError) as error:
         _log.debug("not all files of %s are known before it starts: %s", program,
                    describe_error(error))  # fmt: skip
     return tuple(paths)
@@ -74,13 +70,5 @@ def _list_libraries(program: str) -> list[str]:
 def _read_linker(program: str) -> str:
     """Returns the dynamic linker of an ELF file; empty if it needs none."""
     with open(program, "rb") as file:
-        ident, first, size, count = _ELF.unpack(file.read(_ELF.size))
-        if ident != _IDENT:
-            return ""
-        for number in range(count):
-            file.seek(first + number * size)
-            kind, offset, length = _HEADER.unpack(file.read(_HEADER.size))
-            if kind == _PT_INTERP:
-                file.seek(offset)
-                return os.fsdecode(file.read(length).rstrip(b"\0"))
-    return ""
+        size = os.fstat(file.fileno()).st_size
+        return os.fsdecode(read_dynamic_linker(FileSource(file.fileno(), size)))

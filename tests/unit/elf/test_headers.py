@@ -16,6 +16,7 @@ from otel_kprofiler.elf import (
     ImageSource,
     find_section,
     hash_file,
+    read_dynamic_linker,
     read_elf,
     read_load_addresses,
     read_sections,
@@ -36,6 +37,18 @@ def test_the_build_id_and_the_code_are_found(name):
         for s in reference.iter_segments("PT_LOAD")
         if s["p_flags"] & 1
     )
+
+
+def test_a_programs_dynamic_linker_is_found():
+    with open("/bin/sh", "rb") as file:
+        source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
+        (segment,) = ELFFile(file).iter_segments("PT_INTERP")
+        assert read_dynamic_linker(source) == segment.get_interp_name().encode()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_library_has_no_dynamic_linker(name):
+    assert read_dynamic_linker(ImageSource(content(name))) == b""
 
 
 @pytest.mark.parametrize("name", NAMES)
