@@ -29,22 +29,24 @@ def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
 
     @cache
     def text(stack: Stack) -> str:
-        return "".join(f";{_frame(entry)}" for entry in stack_entries(stack))
+        return "".join(f";{fold_frame(entry)}" for entry in stack_entries(stack))
 
     counts: Counter[str] = Counter()
     for kind, resource, sample, weight in Weights(windows).samples():
-        root = f"{_clean(kind)};" if kind else ""
-        root += _clean(process_name(resource, sample.thread_name))
+        root = f"{fold_name(kind)};" if kind else ""
+        root += fold_name(process_name(resource, sample.thread_name))
         if threads:
-            root += f";{_clean(sample.thread_name)}/{sample.tid}"
+            root += f";{fold_name(sample.thread_name)}/{sample.tid}"
         counts[root + text(sample.stack)] += weight
     return "".join(f"{line} {count}\n" for line, count in sorted(counts.items()))
 
 
-def _frame(entry: Entry) -> str:
+def fold_frame(entry: Entry) -> str:
+    """Returns the label of a frame with the suffix for its kind of code."""
     mark = "_[i]" if entry.inlined else entry.side.folded_mark
-    return _clean(entry.label) + mark
+    return fold_name(entry.label) + mark
 
 
-def _clean(name: str) -> str:
+def fold_name(name: str) -> str:
+    """Returns a name without the format's separators and unprintable characters."""
     return escape_controls(name.replace(";", ":").replace("\n", " ").replace("\r", " "))

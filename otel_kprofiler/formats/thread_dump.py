@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from otel_kprofiler.formats.entries import Entry, stack_entries
+from otel_kprofiler.formats.folded import fold_frame, fold_name
 from otel_kprofiler.model import ProcessState, ThreadState, WaitState
 from otel_kprofiler.text import describe_count, escape_controls
 
@@ -97,12 +98,9 @@ def dump_folded(processes: Iterable[ProcessState]) -> str:
     counts: Counter[str] = Counter()
     for process in processes:
         for thread in process.threads:
-            frames = (
-                entry.label + ("_[i]" if entry.inlined else entry.side.folded_mark)
-                for entry in stack_entries(thread.stack)
-            )
+            frames = map(fold_frame, stack_entries(thread.stack))
             does = thread.cause.label if thread.cause else thread.state_label
-            counts[";".join(map(_clean, (process.name, *frames, f"[{does}]")))] += 1
+            counts[";".join((fold_name(process.name), *frames, f"[{does}]"))] += 1
     return "".join(f"{line} {count}\n" for line, count in sorted(counts.items()))
 
 
@@ -202,7 +200,3 @@ def _frame_json(entry: Entry) -> dict[str, Any]:
 
 def _cut(line: str, width: int | None) -> str:
     return line if not width or len(line) <= width else line[: width - 1] + "…"
-
-
-def _clean(name: str) -> str:
-    return escape_controls(name.replace(";", ":").replace("\n", " ").replace("\r", " "))
