@@ -13,6 +13,12 @@ from typing import Final, Literal
 
 import click
 
+from otel_kprofiler.cli.sampling_options import (
+    COMM_OPTION,
+    PYTHON_OPTION,
+    USER_SYMBOLS_OPTION,
+    open_names,
+)
 from otel_kprofiler.cli.target_filters import check_process, find_namespace, get_containers
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.cli.types import DurationType
@@ -23,10 +29,8 @@ from otel_kprofiler.host import Access, find_containers
 from otel_kprofiler.model import PYTHON_FRAMES, ProcessState
 from otel_kprofiler.pipeline import ThreadDumper, compare_dumps, open_resources, open_symbols
 from otel_kprofiler.sampling import SamplerConfig
-from otel_kprofiler.symbols import UserSymbolSettings, open_user_names
 
 _COMM_BYTES: Final = 15
-_SYMBOL_BYTES: Final = 256 << 20
 _LONGEST_S: Final = 3600.0
 
 
@@ -35,11 +39,7 @@ _LONGEST_S: Final = 3600.0
     "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
     help="This process; repeatable, like all filters.",
 )  # fmt: skip
-@click.option(
-    "--comm", "comms", multiple=True, metavar="NAME",
-    help="Threads of this name, and processes whose main thread has it (the first 15 characters "
-    "are compared).",
-)  # fmt: skip
+@COMM_OPTION
 @click.option(
     "--container", "containers", multiple=True, metavar="NAME|ID",
     help="The processes of this container; a prefix of its id is enough.",
@@ -56,16 +56,8 @@ _LONGEST_S: Final = 3600.0
     "--stacks", type=click.Choice(["kernel", "both"]), default="both", show_default=True,
     help="Sides of stacks to collect.",
 )  # fmt: skip
-@click.option(
-    "--user-symbols", "user_symbols", type=click.Choice(["off", "names", "lines"]),
-    default="names", show_default=True,
-    help="What user frames carry besides file and address: nothing, function names, or also "
-    "lines and inlined functions (needs the extra dwarf).",
-)  # fmt: skip
-@click.option(
-    "--python/--no-python", "python", default=True, show_default=True,
-    help="Show Python functions and lines, in processes that run CPython 3.11 or newer.",
-)  # fmt: skip
+@USER_SYMBOLS_OPTION
+@PYTHON_OPTION
 def command(
     *,
     pids: tuple[int, ...],
@@ -93,7 +85,7 @@ def command(
     if interval_s is not None and not 0 < interval_s <= _LONGEST_S:
         raise click.UsageError(f"--interval must be above 0s and up to {_LONGEST_S / 3600:g}h")
     access, clock = Access(), Clock()
-    names = frozenset(name.encode()[:_COMM_BYTES] for name in comms)
+    names = frozenset(os.fsencode(name)[:_COMM_BYTES] for name in comms)
     chosen = _find_processes(access, pids, names, containers)
     config = SamplerConfig(
         stacks=stacks,
@@ -101,16 +93,13 @@ def command(
         target_pids=tuple(sorted(chosen)),
         target_namespace=find_namespace(access),
     )
-    settings = UserSymbolSettings(
-        detail=user_symbols, max_bytes=_SYMBOL_BYTES, cpu_share=1.0, may_block=True
-    )
     dumper = ThreadDumper(
         config,
         access=access,
         clock=clock,
         symbolizer=open_symbols(access),
         resources=open_resources(access, clock, {}),
-        user_names=open_user_names(settings) if stacks == "both" else None,
+        user_names=open_names(user_symbols) if stacks == "both" else None,
     )
     with closing(dumper):
         dumped = dumper.dump()

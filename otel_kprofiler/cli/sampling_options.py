@@ -52,6 +52,21 @@ def _describe_events() -> str:
     return "\n".join(lines)
 
 
+COMM_OPTION: Final = click.option(
+    "--comm", "comms", multiple=True, metavar="NAME",
+    help="Only threads of this name, and processes whose main thread has it (the first 15 "
+    "characters are compared).",
+)  # fmt: skip
+USER_SYMBOLS_OPTION: Final = click.option(
+    "--user-symbols", "user_symbols", type=click.Choice(["off", "names", "lines"]),
+    default="names", show_default=True,
+    help="Detail of user frames beyond file and address: none, function names, or also lines "
+    "and inlined functions (needs the extra dwarf).",
+)  # fmt: skip
+PYTHON_OPTION: Final = click.option(
+    "--python/--no-python", "python", default=True, show_default=True,
+    help="Show Python functions and lines, in processes that run CPython 3.11 or newer.",
+)  # fmt: skip
 _OPTIONS: Final = (
     click.option(
         "-F", "--rate", type=click.IntRange(1, 10_000), default=None,
@@ -75,11 +90,7 @@ _OPTIONS: Final = (
         help="Only this process and its descendants; ends when the last of them exits. "
         "Repeatable, like all filters: a sample must match at least one value of each filter.",
     ),
-    click.option(
-        "--comm", "comms", multiple=True, metavar="NAME",
-        help="Only threads of this name, and processes whose main thread has it (the first 15 "
-        "characters are compared).",
-    ),
+    COMM_OPTION,
     click.option(
         "--cgroup", "cgroups", multiple=True, metavar="PATH",
         help="Only this cgroup (version 2) and its descendants; ends when its last process "
@@ -105,16 +116,8 @@ _OPTIONS: Final = (
         show_default=True,
         help="Sides of stacks to collect; kernel also skips all time in user mode.",
     ),
-    click.option(
-        "--user-symbols", "user_symbols", type=click.Choice(["off", "names", "lines"]),
-        default="names", show_default=True,
-        help="Detail of user frames beyond file and address: none, function names, or also lines "
-        "and inlined functions (needs the extra dwarf).",
-    ),
-    click.option(
-        "--python/--no-python", "python", default=True, show_default=True,
-        help="Show Python functions and lines, in processes that run CPython 3.11 or newer.",
-    ),
+    USER_SYMBOLS_OPTION,
+    PYTHON_OPTION,
     click.option(
         "--off-cpu", "off_cpu", is_flag=True,
         help="Also sample waits: where, for what and how long threads wait.",
@@ -249,9 +252,14 @@ class Sampling:
 
         ``code_sink`` receives each resolved name of code without a file.
         """
-        return open_user_names(
-            UserSymbolSettings(
-                detail=self.user_symbols, max_bytes=_SYMBOL_BYTES, cpu_share=1.0, may_block=True
-            ),
-            code_sink,
-        )
+        return open_names(self.user_symbols, code_sink)
+
+
+def open_names(
+    detail: Literal["off", "names", "lines"], code_sink: CodeSink | None = None
+) -> UserNames | None:
+    """Opens the resolver of user frames for a command, which may wait for files."""
+    settings = UserSymbolSettings(
+        detail=detail, max_bytes=_SYMBOL_BYTES, cpu_share=1.0, may_block=True
+    )
+    return open_user_names(settings, code_sink)

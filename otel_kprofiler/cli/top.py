@@ -18,7 +18,7 @@ from otel_kprofiler.analysis import Filter
 from otel_kprofiler.cli.cpu_meter import CpuMeter
 from otel_kprofiler.cli.end_signals import EndSignals
 from otel_kprofiler.cli.named import named_parameters
-from otel_kprofiler.cli.sampling_options import Sampling, sampling_options
+from otel_kprofiler.cli.sampling_options import EVENT_RATE, Sampling, sampling_options
 from otel_kprofiler.cli.screen import Screen, check_terminal
 from otel_kprofiler.cli.target_filters import Targets
 from otel_kprofiler.cli.terminal import say
@@ -149,9 +149,7 @@ def command(
         sys.exit(128 + ended_by)
 
 
-def _choose_kind(
-    *, off_cpu: bool, events: Sequence[str], rate: int, period: int | None, **_: object
-) -> ProfileKind:
+def _choose_kind(*, off_cpu: bool, events: Sequence[str], **_: object) -> ProfileKind:
     """Returns the kind of samples to show: waits, those of an event, or on-CPU samples."""
     if off_cpu and events:
         raise click.UsageError(
@@ -161,7 +159,7 @@ def _choose_kind(
         raise click.UsageError("top shows a single event: pass -e only once")
     if off_cpu:
         return OFF_CPU
-    specs = [parse_event(text, rate, period or 0) for text in events]
+    specs = [parse_event(text, EVENT_RATE) for text in events]
     return next((spec.kind for spec in specs if spec.name != CPU_CLOCK), ON_CPU)
 
 

@@ -1,0 +1,12 @@
+"""``dump``: which threads it selects, before it reads them."""
+
+import os
+
+from click.testing import CliRunner
+
+from otel_kprofiler.cli.dump import command
+
+
+def test_a_name_of_any_bytes_is_compared_with_threads():
+    done = CliRunner().invoke(command, ["--comm", os.fsdecode(b"no\xffsuch")])
+    assert "there is no thread named no" in str(done.exception)
