@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * What threads do now, those that sleep too: an iterator over tasks writes a row for each thread of
- * the targets, and its stacks to the ring, as a record of the sampler. The sampler's own code finds
- * them (other_task.bpf.h).
+ * Dumps threads, even sleeping ones: an iterator over tasks writes a row for each thread of the
+ * targets, and its stacks to the ring, as a record of the sampler. The sampler's code collects the
+ * stacks (other_task.bpf.h).
  *
- * A thread that sleeps does not change its stacks. Whether it slept all the time is what its
- * context switches tell: they are counted as it leaves the CPU, and until then it is on one.
+ * The stacks of a sleeping thread do not change. It has slept throughout if it is on no CPU and its
+ * count of context switches, which grows as it leaves a CPU, is the same at the end.
  */
 
 #define KPROFILER_OTHER_TASK

@@ -478,15 +478,15 @@ GLOBAL int tell_end(u32 place, u64 since, u64 asleep, u64 runnable, u32 flags)
 	return 0;
 }
 
-/* Whether the begin of its wait was told as it went, with its span. */
+/* True if the begin of the wait was written, with its span, when the thread left its CPU. */
 INLINE int has_begun(const struct thread *thread)
 {
 	return thread->flags & WAIT_HAS_BEGUN && thread->begun_ns;
 }
 
 /*
- * A thread ran since the begin of its wait was told (see repair()), and may be in another span by
- * now: the end is told as if the begin had not been written.
+ * Drops the begin of a wait whose thread has run since (see repair()), and may be in another span:
+ * the end is written as if there were no begin.
  */
 INLINE void drop_begin(struct thread *thread)
 {
@@ -494,9 +494,9 @@ INLINE void drop_begin(struct thread *thread)
 }
 
 /*
- * How long a thread that came to a CPU so many nanoseconds ago was off. Where the scheduler's clocks
- * are not stable those of two CPUs differ by up to the delay of a tick: the clock that all CPUs share
- * measures waits with a span.
+ * Returns how long a thread was off the CPU, if it came to one `ago` nanoseconds before now. Waits
+ * with a span are measured by CLOCK_MONOTONIC: the scheduler's clocks of two CPUs may differ by up
+ * to the delay of a tick.
  */
 INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
 {
