@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
@@ -98,3 +98,26 @@ def join_all(threads: Iterable[threading.Thread]) -> bool:
             else:
                 stop.busy.add(thread.name)
     return not alive
+
+
+def join_and_release(threads: Sequence[threading.Thread], release: Callable[[], None]) -> None:
+    """Release what the threads use, once all have ended; waits for them as :func:`join_all` does.
+
+    A descriptor that is closed under a running thread may be reused, and the thread would then
+    use the wrong file. Threads that outlast the deadline are awaited in the background.
+
+    Args:
+        threads: threads that were asked to stop.
+        release: called once, in this thread or in a daemon thread.
+    """
+    if join_all(threads):
+        release()
+        return
+
+    def release_later() -> None:
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        release()
+
+    threading.Thread(target=release_later, name="kprofiler-release", daemon=True).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import mmap
 import os
@@ -28,7 +29,7 @@ from otel_kprofiler.interpreters.binary import Interpreter
 from otel_kprofiler.interpreters.files import InterpreterFiles
 from otel_kprofiler.interpreters.refusal import Refusal
 from otel_kprofiler.model import BuildId
-from otel_kprofiler.stopping import join_all
+from otel_kprofiler.stopping import join_and_release
 from otel_kprofiler.tracking import (
     Exec,
     Exited,
@@ -294,10 +295,10 @@ class PythonTracking:
     def close(self) -> None:
         """Stop the thread; call once. Processes stay registered."""
         os.eventfd_write(self._stop_fd, 1)
+        threads: list[threading.Thread] = []
         if self._pid == os.getpid() and self._thread.ident is not None:
-            join_all([self._thread, *self._processes.stop()])
-        if not self._thread.is_alive():
-            os.close(self._stop_fd)
+            threads = [self._thread, *self._processes.stop()]
+        join_and_release(threads, functools.partial(os.close, self._stop_fd))
 
     def _run(self) -> None:
         with contextlib.ExitStack() as undo:

@@ -32,7 +32,7 @@ from otel_kprofiler.host import (
     find_user,
 )
 from otel_kprofiler.model import FileKey, KnownFiles
-from otel_kprofiler.stopping import join_all, reading
+from otel_kprofiler.stopping import join_and_release, reading
 from otel_kprofiler.unwinding.counts import TableCounts
 from otel_kprofiler.unwinding.eviction import Claim, Limits, TableSpace
 from otel_kprofiler.unwinding.indexing import Children
@@ -206,9 +206,16 @@ class TableStore:
 
         In a forked child, which has no such threads, it only releases inherited resources.
         """
-        if os.getpid() == self._pid and not self._stop_threads():
-            # A running thread would use descriptors that have been reused.
-            return
+        threads: list[threading.Thread] = []
+        if os.getpid() == self._pid:
+            self._stopping.set()
+            self._wake()
+            self._requests.stop()
+            self._children.stop()
+            threads = [*self._threads, *self._calls.stop()]
+        join_and_release(threads, self._release)
+
+    def _release(self) -> None:
         self._requests.close()
         self._maps.close()
         self._epoll.close()
@@ -221,14 +228,6 @@ class TableStore:
     def after_fork(self) -> None:
         """Continue in the parent."""
         self._gate.after_fork()
-
-    def _stop_threads(self) -> bool:
-        """Stop the workers; returns whether all have ended."""
-        self._stopping.set()
-        self._wake()
-        self._requests.stop()
-        self._children.stop()
-        return join_all([*self._threads, *self._calls.stop()])
 
     def _take(self) -> None:
         """Take requests from the ring, and forget expired refusals."""

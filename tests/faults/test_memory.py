@@ -21,6 +21,7 @@ from tests.unit.symbols.user import hostile_dwarf, hostile_files
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
+MAX_RESIDENT_BYTES = 80 << 20
 FILES_OF_EACH_KIND = int(os.environ.get("KPROFILER_HOSTILE_FILES", "1"))
 SECONDS = float(os.environ.get("KPROFILER_HOSTILE_SECONDS", "20"))
 SPINS = """
@@ -196,3 +197,4 @@ def test_hostile_files_do_not_kill_an_agent_with_the_units_memory_limit(
         assert "takes more memory than the limit of" in log
         assert "raise it: MemoryHigh and MemoryMax of the unit" in log
     assert cgroup.kills == 0
+    assert highest <= MAX_RESIDENT_BYTES, f"{highest >> 20} MiB"

@@ -186,7 +186,7 @@ def test_a_thread_in_an_uninterruptible_wait_has_its_stack(resting):
 def test_a_process_that_holds_its_own_mmap_lock_is_dumped(tmp_path):
     """Whoever takes that lock, to read its memory or what it has mapped, would wait for ever."""
     with mounted(tmp_path / "server", {"file": bytes(1 << 16)}) as fuse:
-        fuse.freeze("read", delay_s=20)  # `ps` waits for as long, too
+        fuse.freeze("read", delay_s=120)  # `ps` waits until it is thawed, too
         with running(sys.executable, "-c", LOCKED, fuse.point / "file") as (pid, _):
             try:
                 while "State:\tD" not in Path(f"/proc/{pid}/status").read_text():

@@ -29,6 +29,7 @@ from otel_kprofiler.unwinding import (
 )
 from otel_kprofiler.unwinding.image import write_image
 from otel_kprofiler.unwinding.indexing import Children
+from otel_kprofiler.unwinding.maps import TableMaps
 
 pytestmark = pytest.mark.live
 
@@ -131,7 +132,30 @@ def test_a_hanging_thread_writes_to_no_maps_of_others(hanging_write):
     assert running.store.counts().loaded == 1
     assert other.file(key) is None
     other.close()
-    running.store.close()
+    await_release()
+
+
+def await_release():
+    for thread in threading.enumerate():
+        if thread.name == "kprofiler-release":
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def test_maps_are_released_when_the_last_hanging_thread_ends(hanging_write, monkeypatch):
+    hangs, go_on = hanging_write
+    released = []
+    close = TableMaps.close
+    monkeypatch.setattr(TableMaps, "close", lambda maps: (close(maps), released.append(maps)))
+    running = Running()
+    running.ask(LIBC)
+    assert hangs.wait(60)
+    with stop_within(0):
+        running.close()
+    assert not released
+    go_on.set()
+    await_release()
+    assert len(released) == 1
 
 
 def section(path, name):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from otel_kprofiler.stopping import join_all, reading, stop_within
+from otel_kprofiler.stopping import join_all, join_and_release, reading, stop_within
 
 
 @pytest.fixture
@@ -39,3 +39,24 @@ def test_the_file_system_is_blamed_only_for_threads_reading_a_file(release, capl
     assert "worker" not in unread
     assert "without waiting for worker:" in busy
     assert "file system" not in busy
+
+
+def test_what_threads_use_is_released_after_the_last_has_ended(release):
+    released = threading.Event()
+    threads = [threading.Thread(target=release.wait, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    with stop_within(0):
+        join_and_release([*threads, threading.Thread()], released.set)
+    assert not released.is_set()
+    release.set()
+    assert released.wait(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_what_ended_threads_used_is_released_at_once():
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    released = threading.Event()
+    join_and_release([thread], released.set)
+    assert released.is_set()
