@@ -100,14 +100,27 @@ def test_a_service_without_any_python_frames_logs_it_once(caplog):
         assert caplog.text.count("no stack has Python frames so far (other_image ") == 1
 
 
+OTHER_VERSION = 'char _PyRuntime[4096] = "other"'
+FREE_THREADED = """struct { char cookie[8]; unsigned long version, free_threaded, offsets[510]; }
+    _PyRuntime = {"xdebugpy", 0x030e00f0, 1}"""
+
+
 @pytest.mark.long
-def test_record_and_top_report_processes_without_python_frames(tmp_path):
-    """The file has CPython's section, but an unsupported version."""
+@pytest.mark.parametrize(
+    ("runtime", "reason"),
+    [
+        (OTHER_VERSION, "a CPython version other than"),
+        (FREE_THREADED, "a free-threaded build of CPython"),
+    ],
+    ids=["version", "free-threaded"],
+)
+def test_record_and_top_report_processes_without_python_frames(tmp_path, runtime, reason):
+    """The file has CPython's section, with a content that is refused."""
     program = compile_c(
         tmp_path / "python3.1",
-        """
-        __attribute__((section(".PyRuntime"))) char _PyRuntime[4096] = "other";
-        int main(void) { for (;;); }
+        f"""
+        __attribute__((section(".PyRuntime"))) {runtime};
+        int main(void) {{ for (;;); }}
         """,
     )
     command = [sys.executable, "-m", "otel_kprofiler"]
@@ -121,7 +134,7 @@ def test_record_and_top_report_processes_without_python_frames(tmp_path):
                     [*command, *arguments], capture_output=True, text=True, timeout=60
                 )
                 said = done.stdout + done.stderr
-                assert f"no Python frames for {program}: a CPython version other than" in said
-                assert "Python frames of 1 process not read: a CPython version other than" in said
+                assert f"no Python frames for {program}: {reason}" in said
+                assert f"Python frames of 1 process not read: {reason}" in said
         finally:
             run.kill()

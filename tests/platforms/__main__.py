@@ -18,9 +18,9 @@ from otel_kprofiler.elf import FileSource
 from otel_kprofiler.interpreters import InterpreterRefused, find_interpreter
 from tests.interpreters import Python
 from tests.platforms.report import MACHINE, NO, PROVED, Row, here, save
-from tests.platforms.sources import NOT_HERE, find_all
+from tests.platforms.sources import NOT_HERE, PYTHON, find_all, freeze
 from tests.truth.python.__main__ import is_good
-from tests.truth.python.measure import building, measure, running
+from tests.truth.python.measure import Target, building, measure, running, running_command
 
 _REFUSED = "no Python frames for "
 _BUSY = "while True: sum(range(1000))"
@@ -47,14 +47,40 @@ def find_libc(python: Python) -> str:
     return str(asked.stdout.strip())
 
 
+def judge(built: Path, target: Target, samples: int, row: Row) -> bool:
+    """Compare stacks of a program with the code that ran; saves the row if they are right."""
+    (report,) = measure(built, [target], samples, timeout_s=600)
+    print(f"{row.interpreter}: {report.describe()}", flush=True)
+    good = is_good(report, samples)
+    if good:
+        save([row._replace(results=(f"on {MACHINE}: {report.describe()}",))])
+    return good
+
+
+def judge_application(built: Path, samples: int) -> bool:
+    """Do the same with an application made by PyInstaller; prints why if it cannot be built."""
+    python = Python(Path(PYTHON), "")
+    asked = python.run("-c", "import platform; print(platform.python_version())", check=True)
+    name = f"CPython {asked.stdout.strip()}, PyInstaller, one file"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            application = freeze(Path(folder))
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"{name}: {error}", flush=True)
+            return True
+        with running_command([str(application)]) as target:
+            row = Row(*here(find_libc(python)), name, PROVED, ())
+            return judge(built, target, samples, row)
+
+
 def main() -> int:
     """Run with the interpreters whose versions start with one of the arguments; by default all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", type=int, default=2000, help="with each")
-    parser.add_argument("versions", nargs="*", help="such as 3.12; default: all")
+    parser.add_argument("versions", nargs="*", help="such as 3.12, or pyinstaller; default: all")
     options = parser.parse_args()
     good = True
-    save(Row(*here("glibc"), name, NO, (reason,)) for name, reason in NOT_HERE.items())
+    save(Row(*here(libc), name, NO, (reason,)) for libc, name, reason in NOT_HERE)
     with building() as built:
         for python, origin in find_all():
             if options.versions and not python.version.startswith(tuple(options.versions)):
@@ -66,12 +92,9 @@ def main() -> int:
                 save([Row(*place, name, NO, (f"`record` prints *{reason}*",))])
                 continue
             with running(python) as target:
-                (report,) = measure(built, [target], options.samples, timeout_s=600)
-            print(f"{name}: {report.describe()}", flush=True)
-            if is_good(report, options.samples):
-                save([Row(*place, name, PROVED, (f"on {MACHINE}: {report.describe()}",))])
-            else:
-                good = False
+                good &= judge(built, target, options.samples, Row(*place, name, PROVED, ()))
+        if not options.versions or "pyinstaller" in options.versions:
+            good &= judge_application(built, options.samples)
     return 0 if good else 1
 
 

@@ -18,7 +18,13 @@ sys.path.append(str(Path(__file__).parents[1] / "kernels"))  # Debian's archive,
 from harness.archive import open_release
 from harness.errors import MatrixError
 
+_NOWHERE = "no registry that the tests reach has it"
+_REFUSED = "`record` prints *a free-threaded build of CPython* for interpreters that publish this"
 _ASK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
+
+
+PYTHON = "/usr/bin/python3"
+"""The interpreter that an application is built with; PyInstaller needs its library."""
 
 
 class Source(NamedTuple):
@@ -46,12 +52,15 @@ SOURCES = (
     Source("Debian 12, debug build", "python3.11-dbg", "bookworm", "python3.11d"),
     Source("Debian sid, debug build", "python3.14-dbg", "sid", "python3.14d"),
 )
-NOT_HERE = {
-    "CPython 3.13t and 3.14t, free-threaded": "refused by the offsets that they publish, as *a "
-    "free-threaded build of CPython*; no registry that the tests reach has one to try",
-    "CPython of conda": "no registry within reach of the tests has it",
-}
-"""Reasons for interpreters that could not be had."""
+NOT_HERE = (
+    ("glibc", "CPython 3.12 and 3.13, python-build-standalone", _NOWHERE),
+    ("glibc", "CPython 3.13t and 3.14t, free-threaded", f"{_REFUSED}; {_NOWHERE}"),
+    ("glibc", "CPython of conda", _NOWHERE),
+    ("musl", "CPython of Alpine", _NOWHERE),
+)
+"""C library, name and reason of interpreters that could not be had."""
+_PYINSTALLER = "pyinstaller==6.22.3"
+_TRUTH = Path(__file__).parents[1] / "truth" / "python"
 
 
 def find_all() -> Iterator[tuple[Python, str]]:
@@ -69,6 +78,25 @@ def find_all() -> Iterator[tuple[Python, str]]:
             continue
         version = subprocess.run([command, "-c", _ASK], check=True, capture_output=True, text=True)
         yield Python(command, version.stdout.strip()), source.origin
+
+
+def freeze(folder: Path) -> Path:
+    """Builds an application of the truth target's program by PyInstaller, as one file.
+
+    Args:
+        folder: where PyInstaller is installed, and writes.
+
+    Raises:
+        OSError, CalledProcessError: PyInstaller cannot be had or does not work with this Python.
+    """
+    environment = folder / "environment"
+    subprocess.run([PYTHON, "-m", "venv", str(environment)], check=True)
+    programs = environment / "bin"
+    subprocess.run([programs / "pip", "install", "-q", _PYINSTALLER], check=True)
+    command = [programs / "pyinstaller", "--onefile", "--strip", "--log-level=ERROR", "--name=app"]
+    command += [f"--paths={_TRUTH}", _TRUTH / "program.py"]
+    subprocess.run(command, check=True, cwd=folder)
+    return folder / "dist/app"
 
 
 def _fetch(source: Source) -> Path:

@@ -67,8 +67,18 @@ def running(
     **options: Any,
 ) -> Iterator[Target]:
     """Run the program, or a copy, with an interpreter; `wrapper` precedes the command."""
-    arguments = [str(program), str(SEED), ",".join(styles)]
-    with _started([*wrapper, str(python.command), *arguments], options) as (process, started):
+    command = [*wrapper, str(python.command), str(program)]
+    with running_command(command, styles=styles, **options) as target:
+        yield target
+
+
+@contextlib.contextmanager
+def running_command(
+    command: list[str], *, styles: tuple[str, ...] = STYLES, **options: Any
+) -> Iterator[Target]:
+    """Run a command that runs the program, such as an application that contains it."""
+    arguments = [str(SEED), ",".join(styles)]
+    with _started([*command, *arguments], options) as (process, started):
         judge = Judge(Chains(SEED, styles), started["threads"][0][2])
         yield _make_target(process, started, judge)
 
