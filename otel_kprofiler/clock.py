@@ -49,7 +49,10 @@ class SystemTime:
 
 
 def suspended_ns() -> int:
-    """Returns how long the host has been suspended since boot, when ``CLOCK_MONOTONIC`` stops."""
+    """Returns how long the host has been suspended since boot, in nanoseconds.
+
+    ``CLOCK_MONOTONIC`` stops during suspend; ``CLOCK_BOOTTIME`` does not.
+    """
     best_width = best = 0
     for attempt in range(SYNC_TRIES):
         first = time.monotonic_ns()

@@ -131,8 +131,8 @@ class Agent:
         """Run until a stop signal; returns the account of all samples.
 
         Raises:
-            HostError: this host cannot be profiled and ``error_mode`` is ``propagate``; or this
-                installation is closed to threads without capabilities.
+            HostError: this host cannot be profiled and ``error_mode`` is ``propagate``; or threads
+                without capabilities cannot read this installation.
             SamplerError: the sampler cannot be loaded and ``error_mode`` is ``propagate``.
             ExportError: an exporter's files are unusable.
         """
@@ -310,7 +310,7 @@ class Agent:
         self._pipeline.change_windows(changed_ns, config.schedule)
 
     def _draw(self, now: float) -> None:
-        """Pause or resume sampling as drawn by ``probabilistic_threshold``."""
+        """Pause or resume sampling, as decided at random by ``probabilistic_threshold``."""
         wanted = self._lottery.draw(now)
         if self._pipeline is None or wanted in (None, self._is_sampling):
             return

@@ -44,7 +44,7 @@ class AgentConfig:
         loader: library that loads the BPF program.
         schedule: the length of windows.
         resource: attributes of every Resource.
-        grain: unit that has a Resource.
+        grain: unit that gets a separate Resource.
         leaves_out_self_profiled: whether processes that sample themselves are left out.
         service_sources: sources of names for services that publish none.
         exporters: exporters of the pipeline, by id and in order.

@@ -17,7 +17,7 @@ CONNECTION_TIMEOUT_S: Final = 5.0
 """Time limit for a client to send its request and read the response."""
 
 RETRY_S: Final = 5.0
-"""Time between two tries to listen on a port that another process has, in seconds."""
+"""Time between two attempts to listen on a port that another process has, in seconds."""
 
 Probe = Callable[[], list[str]]
 """Returns the problems, one sentence each; empty if healthy."""

@@ -17,7 +17,7 @@ _ARENA_MAX: Final = -8
 _THRESHOLD_BYTES: Final = 128 * 1024
 
 _YOUNG_OBJECTS: Final = 20_000
-"""New objects before a collection; samples live for a window, so earlier ones free nothing."""
+"""Number of new objects that starts a collection; most samples live until their window closes."""
 
 # proc_pid_smaps(5): a line as in maps, then fields in kB.
 _MAPPING: Final = re.compile(

@@ -253,7 +253,7 @@ def _open_client(name: str, settings: ClientSettings) -> OtlpSender:
 
 
 class _Exporter(MetricExporter):
-    """Sends metrics once per interval, since the next values replace lost ones.
+    """Sends metrics once per interval, without retries: the next values replace lost ones.
 
     Warns once, with the reason, that metrics do not arrive. An unreachable receiver and a missing
     metrics pipeline are separate warnings.

@@ -178,7 +178,7 @@ def assign(samples: Samples, by: str) -> Assignment:
 
 
 def group_samples(samples: Samples, by: str) -> list[Group]:
-    """Groups samples; sorted by self count, and lines by total.
+    """Groups samples, sorted by self weight; lines are sorted by total weight.
 
     Args:
         samples: what to group.

@@ -32,7 +32,7 @@ def main(directory: str, functions: str, *flags: str) -> None:
     """Compile the functions and print their instructions."""
     try:
         bcc = import_bcc(directory)
-    except (ImportError, OSError) as error:  # OSError: its shared library
+    except (ImportError, OSError) as error:  # OSError: no shared library
         sys.stderr.write(str(error))
         sys.exit(NO_BCC)
     try:

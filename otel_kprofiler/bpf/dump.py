@@ -32,11 +32,11 @@ class DumpRow(NamedTuple):
         time_ns: ``CLOCK_BOOTTIME`` of the row.
         monotonic_ns: ``CLOCK_MONOTONIC`` of the same moment.
         clock_ns: the scheduler's clock, as of its last reading on the CPU of the dump.
-        arrived_ns: when the thread last came to a CPU, on the scheduler's clock; 0 if unknown.
+        arrived_ns: when the thread last got a CPU, on the scheduler's clock; 0 if unknown.
         ran_ns: how long it ran since then, without interrupts and time stolen by the hypervisor.
         ran_until_ns: when it last ran, on a clock that excludes interrupts and stolen time; 0 if
             unknown.
-        lacking_ns: how far that clock is behind the scheduler's by now.
+        lacking_ns: how far that clock is now behind the scheduler's.
         queued_ns: when it was queued for a CPU, on the scheduler's clock; 0 if it is not queued.
         switches: number of context switches since the thread started.
         state: state bits of the task, including its exit state.
@@ -87,8 +87,9 @@ class DumpRow(NamedTuple):
     def since_ns(self) -> int:
         """Returns when the thread left its CPU or was queued for one; 0 if unknown.
 
-        On the scheduler's clock, as :attr:`clock_ns`. Later by the interrupts and the stolen time
-        in its last run; where the kernel does not keep its last arrival, in the whole wait.
+        The time is on the scheduler's clock, like :attr:`clock_ns`. It is early by the interrupts
+        and the stolen time of the thread's last run. Where the kernel does not record when the
+        thread last got a CPU, the time is late by those of the whole wait.
         """
         if self.queued_ns:
             return self.queued_ns
@@ -108,7 +109,7 @@ def pack_memory_layout(physical_mask: int, proof_at: int, proof: int) -> bytes:
     """Encodes ``struct memory_layout`` for the search of the direct map.
 
     Args:
-        physical_mask: bits of a page table entry that are a physical address.
+        physical_mask: bits of a page table entry that hold the physical address.
         proof_at: address of a resident word of this process.
         proof: the value of that word.
     """

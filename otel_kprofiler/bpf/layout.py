@@ -330,7 +330,7 @@ def parse_records(
             stack_start,
             shared(context, context),
         )
-        sample = new(RawSample, fields)  # a third of the time of RawSample(*fields)
+        sample = new(RawSample, fields)  # takes a third of the time of RawSample(*fields)
         if phase:
             of_waits.waits.append(WaitRecord(sample, wait_end))
         else:

@@ -184,7 +184,7 @@ class WaitThread(NamedTuple):
 
 
 def parse_threads(data: bytes, ended_ns: int = 0) -> Iterator[WaitThread]:
-    """Parses consecutive structs, of threads that ended at a time if it is not 0.
+    """Parses consecutive structs of threads; they ended at ``ended_ns`` unless that is 0.
 
     Raises ``ValueError`` if one is truncated.
     """

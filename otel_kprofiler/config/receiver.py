@@ -130,8 +130,8 @@ class Receiver(Section):
         description="Memory for the symbols of user files; large and long-unused tables are "
         "evicted. Files are read one at a time, within three quarters of this limit: a file that "
         "needs more is rejected, and the log gives its size. A table larger than half the limit "
-        "is also rejected. A process that converts DWARF (lines) may use eight times as much, "
-        "but at most half of what the cgroup's limit leaves.",
+        "is also rejected. With user_symbols: lines, a process that converts DWARF may use eight "
+        "times this limit, but at most half of the memory that the cgroup's limit leaves.",
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",

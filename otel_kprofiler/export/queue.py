@@ -31,7 +31,7 @@ from otel_kprofiler.model import Batch, LossCause, SampleCounts
 DEFAULT_QUEUE_SIZE = 1000
 """Default capacity in batches, as in the Collector's ``sending_queue``."""
 DEFAULT_QUEUE_BYTES = 16 * 1024 * 1024
-"""Payload bytes in memory, which bound memory while a receiver is down."""
+"""Default limit on payload bytes in memory, which accumulate while a receiver is down."""
 _INTERRUPT_GRACE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _POLL_S = 0.1

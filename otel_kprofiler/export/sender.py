@@ -91,7 +91,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         self._busy = threading.Lock()
         self._closed = False
         self._warned: set[str] = set()
-        self._noted: set[str] = set()  # logged, once for good
+        self._noted: set[str] = set()  # keys of messages that are logged only once
         self._failures = 0
         self._failing_since = 0.0
         self._outage = ""

@@ -143,7 +143,7 @@ class Spool:
         Args:
             batch: the batch to write.
             rest: samples of its window, by kind, in batches that are about to follow.
-            is_part: whether it is part of a batch appended before.
+            is_part: whether it is part of a batch appended earlier.
 
         Raises:
             OSError: the batch could not be written; the spool is unchanged.

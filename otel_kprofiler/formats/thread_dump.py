@@ -24,11 +24,11 @@ _ORDER: Final = {
     WaitState.INTERRUPTIBLE: 4,
     WaitState.IDLE: 5,
 }
-"""Threads that hold up others most likely come first."""
+"""Order of groups: threads that are most likely to hold up others come first."""
 
 
 class _Group(NamedTuple):
-    """Threads with equal stacks that do the same."""
+    """Threads that have equal stacks and are doing the same thing."""
 
     threads: Sequence[ThreadState]
     entries: Sequence[Entry]

@@ -116,7 +116,7 @@ class CacheDirectory:
         return total
 
     def close(self) -> None:
-        """Close the directory; idempotent. Also done when the last reference is gone."""
+        """Close the directory; idempotent. Also happens when the last reference is gone."""
         self._directory.close()
 
 

@@ -33,7 +33,7 @@ class CpuGrant(NamedTuple):
     input_bytes: int
 
     def describe(self) -> str:
-        """Describe that a child exceeded the limit."""
+        """Describe how a child exceeded the limit."""
         size = -(-self.input_bytes // _MIB)
         return f"took more than {self.seconds} s of CPU for {size} MiB"
 

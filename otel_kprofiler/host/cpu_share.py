@@ -13,7 +13,7 @@ class CpuShare:
 
     Args:
         share: CPU seconds earned per second.
-        burst_ns: maximum of saved CPU time, and its initial amount.
+        burst_ns: maximum CPU time that can be saved up; also the initial amount.
     """
 
     def __init__(self, share: float, burst_ns: int = BURST_NS) -> None:

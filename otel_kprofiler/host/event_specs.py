@@ -36,20 +36,20 @@ _MAX_RATE: Final = 10_000
 _EVENTS: Final = {
     "page-faults": (TYPE_SOFTWARE, 2, "page faults"),
     "context-switches": (TYPE_SOFTWARE, 3, "switches from one thread to another"),
-    "cpu-migrations": (TYPE_SOFTWARE, 4, "moves of threads to another CPU"),
+    "cpu-migrations": (TYPE_SOFTWARE, 4, "migrations of threads to another CPU"),
     "minor-faults": (TYPE_SOFTWARE, 5, "page faults served from memory"),
     "major-faults": (TYPE_SOFTWARE, 6, "page faults that read from a device"),
     "alignment-faults": (TYPE_SOFTWARE, 7, "unaligned accesses that the kernel handles"),
     "emulation-faults": (TYPE_SOFTWARE, 8, "instructions that the kernel emulates"),
-    "cycles": (TYPE_HARDWARE, 0, "cycles of the processor"),
+    "cycles": (TYPE_HARDWARE, 0, "processor cycles"),
     "instructions": (TYPE_HARDWARE, 1, "instructions executed"),
-    "cache-references": (TYPE_HARDWARE, 2, "accesses to the last cache"),
-    "cache-misses": (TYPE_HARDWARE, 3, "accesses that missed the last cache"),
+    "cache-references": (TYPE_HARDWARE, 2, "last-level cache accesses"),
+    "cache-misses": (TYPE_HARDWARE, 3, "last-level cache misses"),
     "branch-instructions": (TYPE_HARDWARE, 4, "branches executed"),
     "branch-misses": (TYPE_HARDWARE, 5, "branches predicted wrongly"),
-    "bus-cycles": (TYPE_HARDWARE, 6, "cycles of the bus"),
+    "bus-cycles": (TYPE_HARDWARE, 6, "bus cycles"),
     "stalled-cycles-frontend": (TYPE_HARDWARE, 7, "cycles without instructions to decode"),
-    "stalled-cycles-backend": (TYPE_HARDWARE, 8, "cycles in which none could be executed"),
+    "stalled-cycles-backend": (TYPE_HARDWARE, 8, "cycles in which no instruction could run"),
     "ref-cycles": (TYPE_HARDWARE, 9, "cycles at the processor's base frequency"),
 }
 _ALIASES: Final = {
@@ -119,7 +119,8 @@ def parse_event(text: str, rate: int, period: int = 0, clock_rate: int | None = 
         clock_rate: ``rate`` of cpu-clock; None means the same as the other events.
 
     Raises:
-        ValueError: no event has this name, or a setting is wrong; says what is possible.
+        ValueError: no event has this name, or a setting is wrong; the message says what is
+            possible.
     """
     name, _, setting = text.strip().partition(":")
     name = _ALIASES.get(name, name)
@@ -185,15 +186,15 @@ def _find_counter_error(error: OSError, name: str, files: HostFiles) -> HostErro
     if error.errno == errno.EBUSY:
         return HostError(
             f"all counters of the processor that can count {name} are in use",
-            hint="end other profilers, or free one: sysctl -w kernel.nmi_watchdog=0",
+            hint="stop other profilers, or free a counter: sysctl -w kernel.nmi_watchdog=0",
         )
     if error.errno not in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
         return None
     if not _has_counters(files):
         return KernelFeatureError(
             f"{name} cannot be counted: the kernel sees no performance counters of the processor",
-            hint="a virtual machine has them if its host passes them on (QEMU: -cpu host,pmu=on); "
-            "cpu-clock works everywhere",
+            hint="a virtual machine has them if its host passes them through "
+            "(QEMU: -cpu host,pmu=on); cpu-clock works everywhere",
         )
     return KernelFeatureError(
         f"the performance counters of this processor cannot sample {name} ({error.strerror})",
@@ -204,7 +205,8 @@ def _find_counter_error(error: OSError, name: str, files: HostFiles) -> HostErro
 def _has_counters(files: HostFiles) -> bool:
     """Returns whether a driver for the processor's counters has registered.
 
-    Its name is ``cpu`` on x86, ``cpu_core`` and ``cpu_atom`` on hybrid ones, ``armv8_…`` on arm64.
+    Its name is ``cpu`` on x86, ``cpu_core`` and ``cpu_atom`` on hybrid x86 processors, ``armv8_…``
+    on arm64.
     """
     try:
         names = files.list_dir("/sys/bus/event_source/devices")

@@ -85,7 +85,7 @@ class FairQueue(Generic[T]):
         return self._sizes.total()
 
     def put(self, owner: Hashable, item: T) -> None:
-        """Append work to its owner's."""
+        """Append work to its owner's queue."""
         if owner not in self._waiting:
             self._waiting[owner] = deque()
             group = self._find_group(owner)
@@ -99,7 +99,7 @@ class FairQueue(Generic[T]):
         self._sizes[self._groups[owner]] += 1
 
     def wait_ns(self) -> int | None:
-        """Returns the time until CPU time for a turn is available; 0 if now, None without work."""
+        """Returns the time until CPU time for a turn is available, 0 if now; None without work."""
         return self._choose()[0] if self._waiting else None
 
     def take(self) -> Turn[T] | None:
@@ -141,8 +141,8 @@ class FairQueue(Generic[T]):
     def drop_last(self) -> T | None:
         """Remove the newest work of the owner with the most work; None if the queue is empty.
 
-        Its group is that with most work. Among owners with equally much work, the one that has
-        waited for the shortest time loses it.
+        The owner is in the group with the most work. Among owners with equally much work, the one
+        that has waited for the shortest time loses it.
         """
         if not self._waiting:
             return None
@@ -215,7 +215,7 @@ class FairQueue(Generic[T]):
 
 
 class _Costs(dict[Hashable, int]):
-    """Costs by key; new work starts at the cost of the last turn's."""
+    """Costs by key; a key with new work starts at the cost that the last turn's key had."""
 
     def __init__(self) -> None:
         super().__init__()

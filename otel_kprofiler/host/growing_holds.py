@@ -6,21 +6,21 @@ from collections.abc import Hashable
 from typing import Final
 
 FIRST_HOLD_S: Final = 30.0
-"""Time until a first retry, in seconds."""
+"""Time until the first retry, in seconds."""
 LAST_HOLD_S: Final = 3600.0
-"""Time between later retries, in seconds."""
+"""Maximum time between retries, in seconds."""
 MAX_HELD: Final = 1024
 """Maximum number of remembered keys; the one that failed least recently is forgotten first."""
 
 
 class GrowingHolds:
-    """Time until the next retry by key: 30 s, a minute, two, and up to an hour.
+    """Time until the next retry, by key: 30 s at first, doubled after each failure, up to an hour.
 
     A key is retried after about as long as it has been failing. Not thread-safe.
     """
 
     def __init__(self) -> None:
-        self._holds_s: dict[Hashable, float] = {}  # the last failure last
+        self._holds_s: dict[Hashable, float] = {}  # most recent failure last
 
     def extend(self, key: Hashable) -> float:
         """Record a failure; returns the seconds until the next retry."""

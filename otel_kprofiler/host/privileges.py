@@ -130,7 +130,7 @@ def check_imports_without_capabilities() -> None:
     home directory.
 
     Raises:
-        HostError: a directory is closed to them.
+        HostError: they cannot read a directory.
     """
     modules = {name: module for name, module in sys.modules.items() if "." not in name}
     files = [

@@ -19,9 +19,10 @@ T = TypeVar("T")
 
 
 class RefusedFiles(Generic[T]):
-    """Reasons by file, so that a file costs its limit of CPU time once an hour; thread-safe.
+    """Reasons by file, so that a file uses up its CPU time limit at most once an hour; thread-safe.
 
-    After a temporary failure, it is reread after 30 s, then at doubling intervals of up to an hour.
+    After a temporary failure, the file is reread after 30 s, then at doubling intervals of up to an
+    hour.
 
     Args:
         now_s: any steady clock, in seconds.

@@ -1,7 +1,7 @@
 """Receives the kernel's kobject uevents as raw datagrams (lib/kobject_uevent.c).
 
 pyroute2 opens the socket. Its reader is not used: it drops the sender's address and the datagram,
-which recordings keep, and does not read on after ``ENOBUFS``.
+which recordings keep, and stops reading after ``ENOBUFS``.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _PLAIN: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 class NewFile:
     """A file that appears under its name when complete, or not at all.
 
-    Until :meth:`finish` the file is nameless, or has a random name if the file system lacks
+    Until :meth:`finish`, the file is nameless, or has a random name if the file system lacks
     ``O_TMPFILE``. An existing file with that name is replaced, never written to. Symbolic links are
     followed as this user's rights allow; root follows only links that no other user can have
     created.

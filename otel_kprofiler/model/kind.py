@@ -43,7 +43,7 @@ class ProfileKind(NamedTuple):
 
     @property
     def counts_samples(self) -> bool:
-        """Returns whether values are numbers of samples; other counts are of what was sampled."""
+        """Returns whether values count samples, rather than the events that were sampled."""
         return (self.sample_type, self.sample_unit) == ("samples", "count")
 
     @property

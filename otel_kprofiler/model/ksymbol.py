@@ -46,8 +46,8 @@ class KsymbolChange(NamedTuple):
     """A change of code outside vmlinux and modules, or a snapshot of it.
 
     Attributes:
-        time_ns: boottime of the change or of the snapshot's start; for a loss, the last one before
-            it.
+        time_ns: boottime of the change or of the snapshot's start; for a loss, boottime of the last
+            change before it.
         action: the event.
         symbols: functions that were added or removed, or all that are present.
         until_ns: for a loss, the boottime at which it was detected.

@@ -158,11 +158,11 @@ class JsonWriter:
         return b"".join(field + b"," for field in fields if field)
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
-        """Returns elements of ``timestampsUnixNano``, each with a comma: may be concatenated."""
+        """Returns elements of ``timestampsUnixNano``, each with a comma; they can be joined."""
         return b"".join([b',"%d"' % time for time in times_unix_ns])
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Returns elements of ``values``, each with a comma: may be concatenated."""
+        """Returns elements of ``values``, each with a comma; they can be joined."""
         return self.timestamps(values)
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:

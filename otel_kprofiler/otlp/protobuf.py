@@ -20,7 +20,7 @@ _TABLE_TAGS: Final = (b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x
 _SHORT_TEXT: Final = 200
 """Maximum length of strings whose encoding is cached, in characters."""
 _MAX_SHORT_VALUE: Final = 100
-"""Bytes of a value whose attribute, with a key of a varint, is shorter than 128 bytes."""
+"""Maximum bytes of a value; its attribute, with a one-varint key, stays below 128 bytes."""
 _ZERO_ENTRIES: Final = tuple(tag + b"\0" for tag in _TABLE_TAGS)
 
 
@@ -157,13 +157,13 @@ class ProtobufWriter:
         return head + b"\x18" + link if link else head
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
-        """Returns the content of ``timestamps_unix_nano``: may be concatenated."""
+        """Returns the content of ``timestamps_unix_nano``; results may be concatenated."""
         if len(times_unix_ns) == 1:
             return times_unix_ns[0].to_bytes(8, "little")
         return struct.pack(f"<{len(times_unix_ns)}Q", *times_unix_ns)
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Returns the content of ``values``: may be concatenated."""
+        """Returns the content of ``values``; results may be concatenated."""
         return b"".join([varint(value & MASK_64) for value in values])
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:

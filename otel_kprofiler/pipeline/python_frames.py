@@ -33,7 +33,7 @@ _FAILED_STACKS: Final = (
     "other_image", "interpreters", "threads", "entering", "unrooted", "unreadable", "not_code",
     "outside", "not_running", "unused", "not_adjacent",
 )  # fmt: skip
-"""Failures for threads that Python runs; not all of them can fail by chance."""
+"""Failures on threads that run Python; if all stacks fail like this, it is not by chance."""
 _MANY_STACKS: Final = 20
 
 _log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from otel_kprofiler.text import decode_name, describe_count
 
 _PASSES: Final = 40
 _WAIT_S: Final = 0.02
-"""Between two passes, while unwind tables are loaded."""
+"""Pause between two passes, while unwind tables are loaded."""
 _MOST_WAIT_S: Final = 1.0
 _NAMES_S: Final = 5.0
 """Limit on reading the names of user functions."""
@@ -170,7 +170,7 @@ class ThreadDumper:
         join_all(self._python.stop() if self._python else ())
 
     def _read(self) -> ThreadReading:
-        """Read the threads; at the first time, once more after their contexts can be read."""
+        """Read the threads; the first time, read them again once their contexts can be read."""
         reading = self._read_stacks()
         if self._looks_for_contexts:
             self._looks_for_contexts = False

@@ -337,7 +337,7 @@ class WindowBuilder:
                 resolved = ends.cut(resolved)  # the cause is in the truncated part
             of_span, its_labels = self._decode(link, labels)
             fields = (resolved, tid, name, cpu, of_span, times, values, its_labels, wait)
-            samples.append(new(WindowSample, fields))  # a third of the time of WindowSample(…)
+            samples.append(new(WindowSample, fields))  # in a third of the time of WindowSample()
         return samples
 
     def _decode(

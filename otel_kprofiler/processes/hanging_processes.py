@@ -16,7 +16,7 @@ MAX_OF_USER: Final = MAX_LEFT // 2
 class HangingProcesses:
     """Abandons a thread for each hanging process, up to a limit; for one calling thread.
 
-    At the limit, it skips processes, since a process that hangs then would hold the caller.
+    At the limit, it skips processes, because one more hanging process would block the caller.
 
     Args:
         files: reads files of the host.

@@ -229,7 +229,7 @@ class ProcessResources:
         return key, sample.cgroup_id
 
     def get_of(self, process: ProcessKey, *, has_ended: bool = False) -> Resource:
-        """Returns the Resource of a process, which may lack a sample; without program, the latest.
+        """Returns the Resource of a process, even without a sample; without program, the latest.
 
         Processes that exited without a Resource share one, because there may be hundreds a second.
         """

@@ -21,7 +21,7 @@ def parse_python_code(row: Any) -> PythonCode:
     """Unpacks a row of :func:`pack_python_code` from decoded JSON.
 
     Raises:
-        ValueError: the row is damaged; or ``TypeError``.
+        TypeError, ValueError: the row is damaged.
     """
     number, process, address, image, file, function, first, traceable, table = row
     return PythonCode(

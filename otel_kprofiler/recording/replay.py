@@ -93,7 +93,7 @@ class ReplaySampler:
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns the recording's totals once, after the last sample; nothing earlier or again.
+        """Returns the recording's totals once, after the last sample; nothing before or afterwards.
 
         The recording lists all running processes; all others have exited.
         """

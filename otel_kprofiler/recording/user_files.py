@@ -21,7 +21,7 @@ def parse_user_files(rows: Iterable[Any]) -> KnownFiles:
     """Unpacks rows of :func:`pack_user_files`.
 
     Raises:
-        ValueError: a row is damaged; or ``TypeError``.
+        TypeError, ValueError: a row is damaged.
     """
     files = KnownFiles()
     for inode, device, generation, path, build_id, file_id, texts, deleted in rows:

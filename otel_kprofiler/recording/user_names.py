@@ -156,7 +156,7 @@ def parse_user_names(rows: Iterable[Any]) -> dict[Place, NamedAddress]:
     """Unpacks :meth:`UserNameCollector.rows`.
 
     Raises:
-        ValueError: a row is damaged; or ``TypeError`` or ``KeyError``.
+        KeyError, TypeError, ValueError: a row is damaged.
     """
     named = {}
     for build_id, file_id, address, *rest in rows:

@@ -73,8 +73,8 @@ def name_counts(
 
     Args:
         config: what is sampled.
-        counts: of cpu-clock and each event.
-        samples: received since ``previous``.
+        counts: counters of cpu-clock and of each event.
+        samples: samples received since ``previous``.
         previous: counters so far.
     """
     kinds = [(ON_CPU, counts[0])] if config.on_cpu else []

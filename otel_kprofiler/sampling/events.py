@@ -90,7 +90,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
         attributes: the event.
         cpus: restrict to these CPUs; empty means all.
         runs: returns how often the program has run for the event on a CPU, without system calls.
-        name: of the event, for messages.
+        name: name of the event, for messages.
     """
 
     def __init__(

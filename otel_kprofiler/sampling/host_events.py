@@ -129,7 +129,7 @@ def make_events(
         files: reads files of the host.
         program_fd: the program to run.
         cpus: restrict to these CPUs; empty means all.
-        runs: returns how often the program has run on a CPU for the event of a number.
+        runs: returns how often the program has run on a CPU for the event with a number.
     """
     return [
         PerCpuEvents(

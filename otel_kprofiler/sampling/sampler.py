@@ -84,8 +84,8 @@ class SamplerConfig:
             level INFO.
         on_cpu: take on-CPU samples.
         off_cpu: how waits are sampled; None to not follow waits.
-        events: other perf events to sample, at most 16 with different names; each is a kind of its
-            own. Needs libbpf and BTF.
+        events: other perf events to sample, at most 16, with distinct names; each is a separate
+            kind. Needs libbpf and BTF.
     """
 
     samples_per_second: int = 19

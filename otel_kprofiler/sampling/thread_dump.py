@@ -74,15 +74,15 @@ if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
 
 _DUMP: Final = ("kprofiler_dump", "kprofiler_dump_5_10")
-"""The programs, the newest required kernel first."""
+"""The programs; those that require newer kernels come first."""
 _FIND_MEMORY: Final = "kprofiler_find_memory"
 _PYTHON_SUFFIX: Final = "_python"
 _RING_BYTES: Final = 4 << 20
 _ROWS_AT_ONCE: Final = 256
-"""Their stacks take at most a third of the ring."""
+"""Rows read at once; the stacks of these threads take at most a third of the ring."""
 _MOST_LINKS: Final = 16
 _PREEMPT_S: Final = 0.2
-"""Limit on reading threads that run."""
+"""Time limit for reading running threads."""
 _FIRST: Final = bytes(4)
 _PAGE_BITS: Final = 12
 _MOST_PHYSICAL_BITS: Final = 52
@@ -201,7 +201,7 @@ class ThreadReader:
         return reading
 
     def _preempt(self, running: Sequence[DumpRow], reading: ThreadReading) -> None:
-        """Read running threads at moments at which this thread has their CPU.
+        """Read running threads while this thread occupies their CPUs.
 
         They are then preempted, as by any other thread, and their stacks stand still.
         """
@@ -246,7 +246,7 @@ class ThreadReader:
         self._close()
 
     def _iterate(self, name: str, *, only_own: bool = False) -> Iterator[bytes]:
-        """Runs the program for the threads of the targets, or at least for those."""
+        """Runs the program for the targets' threads, or if need be for those of all processes."""
         program_fd = self._program.program_fd(name)
         pids = (os.getpid(),) if only_own else self.config.target_pids
         try:
@@ -365,7 +365,7 @@ def _list_paths(files: ReferableFiles, pids: Iterable[int]) -> list[str]:
 
 
 def read_physical_mask(files: ReferableFiles) -> int:
-    """Returns the bits of a page table entry that are a physical address.
+    """Returns the bits of a page table entry that hold the physical address.
 
     With memory encryption, the bit that marks an encrypted page lies above the physical addresses.
     """

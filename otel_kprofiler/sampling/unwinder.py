@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FRAME_POINTERS: Final = "kprofiler_sample"
 """Name of the program that collects user stacks by frame pointers, or none at all."""
 BY_TABLES: Final = ("kprofiler_unwind", "kprofiler_unwind_5_10")
-"""Programs that unwind user stacks, the newest required kernel first."""
+"""Programs that unwind user stacks; those that require newer kernels come first."""
 LIST_FILES: Final = "kprofiler_list_files"
 """Name of the program that lists files mapped as code."""
 
@@ -49,7 +49,7 @@ _REQUEST_RING_BYTES: Final = 64 * 1024
 _LEAST_LOADING: Final = 0.5
 """Share of ``max_preload_s`` for loading, however long listing took."""
 _PATIENCE: Final = 0.5
-"""Share of ``max_preload_s`` between looks at a listing; one that waits at two is abandoned."""
+"""Share of ``max_preload_s`` between two checks; a listing that waits at both is abandoned."""
 _FIRST: Final = bytes(4)
 _UNUSED: Final[Mapping[str, int]] = {
     "rules": 1, "files": 1, "tables": 1, "table_used": 1, "file_requests": mmap.PAGESIZE,

@@ -179,7 +179,7 @@ class WaitFollower:
     def threshold_ns(self) -> int:
         """Returns the minimum duration at which all waits were sampled in the last two readings.
 
-        0 if none is sampled.
+        Returns 0 if none is sampled.
         """
         if not self._wanted.samples_per_second:
             return 0

@@ -142,8 +142,8 @@ def _find_span_path() -> SpanPath | None:
 def make_resources(plan: Plan, access: Access, clock: Clock) -> ProcessResources:
     """Returns the Resources of profiled processes, without attributes until :func:`set_service`.
 
-    Descendants' Resources include their published process contexts, and their samples the spans
-    they publish.
+    Resources of descendants include the process contexts that they publish; samples of descendants
+    are linked to the spans that they publish.
     """
     contexts = None if plan.target == "self" else ProcessContexts(access)
     return ProcessResources(

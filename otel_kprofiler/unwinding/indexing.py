@@ -27,9 +27,9 @@ MAX_GO_BYTES: Final = 256 << 20
 TIMEOUT_S: Final = 30.0
 """Wall-clock limit on a busy machine, in addition to the CPU time limit."""
 FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
-"""For ``.eh_frame``: ten times the need of compilers' tables."""
+"""For ``.eh_frame``: ten times what compilers' tables need."""
 GO_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=20)
-"""For ``.gopclntab``: six times the need of the linker's tables."""
+"""For ``.gopclntab``: six times what the linker's tables need."""
 _REFUSALS: Final = {
     ChildProblem.UNANSWERED: Refusal.UNREADABLE,
     ChildProblem.NO_PROCESS: Refusal.FAILED,

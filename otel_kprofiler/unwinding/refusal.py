@@ -44,7 +44,7 @@ MAY_PASS: Final = frozenset(
         Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED,
     }
 )  # fmt: skip
-"""Failures that a later attempt may not meet."""
+"""Failures that a later attempt may not encounter."""
 COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED})
 """Temporary failures that may cost a table's entire work, and are retried at growing intervals."""
 

@@ -60,7 +60,7 @@ that a large Go program does not delay other files."""
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = _LOADERS - 1
-"""Tables made at a time before the first sample; later one at a time."""
+"""Number of tables made concurrently before the first sample; later, one at a time."""
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
 

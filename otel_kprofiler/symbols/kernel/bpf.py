@@ -44,7 +44,7 @@ _PAGE_BITS: Final = 12
 _UNTIL: Final = attrgetter("until_ns")
 _FOREVER: Final = 1 << 63
 NOW_NS: Final = _FOREVER - 1
-"""A time that only symbols that are still loaded cover."""
+"""A time that only currently loaded symbols cover."""
 
 
 class KsymbolSource(Protocol):

@@ -78,7 +78,7 @@ def make_found(
         taken: start addresses of other modules, and pages that hold no code.
         kernel_file_id: file id of vmlinux.
         number: becomes its generation.
-        init_until_ns: boottime, by which its init function had returned; ``FOREVER`` while it
+        init_until_ns: boottime by which its init function had returned; ``FOREVER`` while it
             runs; None if unknown.
     """
     file_id = make_file_id(files.build_id, line.name, kernel_file_id, files.source_version)

@@ -62,7 +62,7 @@ class KernelSymbolizer:
     """Resolves kernel stacks with the symbols live at the time of a sample.
 
     Lookups are lock-free and thread-safe; ``advance``, ``reload`` and ``close`` belong to one
-    thread. Replaced snapshots are kept for a while, for samples taken before.
+    thread. Replaced snapshots are kept for a while, for samples taken earlier.
 
     Example:
         >>> symbolizer = KernelSymbolizer.live()

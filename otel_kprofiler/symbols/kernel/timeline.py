@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 from otel_kprofiler.symbols.kernel.snapshot import ModuleSymbols, Snapshot
 
 KEEP_NS: Final = 15_000_000_000
-"""How long unloaded modules are kept, for samples taken before."""
+"""How long unloaded modules are kept, for samples taken earlier."""
 MAX_SNAPSHOTS: Final = 64
 """Limit on the number of snapshots kept."""
 FOREVER: Final = 1 << 63

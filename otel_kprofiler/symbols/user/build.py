@@ -220,7 +220,7 @@ class _Columns:
                 end_before = _find_end(starts, sizes, slice(near, first), reach)
                 following = bisect_right(starts, start, at)
                 reach = _find_end(starts, sizes, slice(first, following), end_before)
-            alias = reach - start  # or what lies around
+            alias = reach - start  # or the end of what encloses it
             if self._kinds[index] & 0xF == STT_NOTYPE and (
                 alias > 0
                 or not limits.is_entry(start)

@@ -288,7 +288,7 @@ def _redirected(address: str, location: str) -> str:
 def _is_usable(address: str) -> bool:
     try:
         url = urlsplit(address)
-        _ = url.port  # raises if it is none
+        _ = url.port  # raises if the port is invalid
     except ValueError:
         return False
     return url.scheme in {"http", "https"} and bool(url.hostname)

@@ -264,7 +264,7 @@ class GoTable:
         try:
             return self._keep(self._read_pc_table, table, _MOST_PC_TABLES_BYTES).find(place)
         except StopIteration:
-            pass  # one that goes on
+            pass  # the table continues
         try:
             return self._keep(self._read_pc_table, table, MAX_PC_TABLE_BYTES).find(place)
         except StopIteration as error:

@@ -128,7 +128,7 @@ class _KnownFile:
             module, address, named.lines, named.offset(address), USER_SIDE,
             named.unresolved, (), found_by,
         )  # fmt: skip
-        frame = tuple.__new__(Frame, fields)  # half of the time of Frame(…)
+        frame = tuple.__new__(Frame, fields)  # takes half of the time of Frame(…)
         if named.is_interim:
             self._interim[key] = frame
         elif named.unresolved is not Unresolved.SYMBOLS_PENDING:
@@ -328,7 +328,7 @@ class UserResolver(Stateless):
         cached.pending, old_count = 0, len(cached)
         frames, new = tuple(map(cached.__getitem__, words)), tuple.__new__
         self._kept += len(cached) - old_count
-        # A third of the time of Side(…).
+        # Takes a third of the time of Side(…).
         return new(Side, (USER_SIDE, frames, raw.status, cached.pending > 0, ())), cached
 
     def advance(self, now_boot_ns: int) -> int:
