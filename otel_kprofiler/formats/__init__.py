@@ -20,6 +20,7 @@ from otel_kprofiler.formats.entries import (
     side_remarks,
     stack_entries,
 )
+from otel_kprofiler.formats.firefox import firefox
 from otel_kprofiler.formats.folded import folded
 from otel_kprofiler.formats.html import SpanTime, html, page
 from otel_kprofiler.formats.pprof import pprof
@@ -57,6 +58,7 @@ __all__ = [
     "dump_folded",
     "dump_json",
     "dump_table",
+    "firefox",
     "folded",
     "frame_entries",
     "frame_row",

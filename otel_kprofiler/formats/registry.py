@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from otel_kprofiler.formats.firefox import firefox
 from otel_kprofiler.formats.folded import folded
 from otel_kprofiler.formats.html import SpanTime, html
 from otel_kprofiler.formats.otlp import otlp, otlp_lines
@@ -71,6 +72,7 @@ FORMATS: Final = [
         other_suffixes=(".pb",),
         is_compressed=True,
     ),
+    OutputFormat("firefox", ".firefox.json", firefox, "open {} at https://profiler.firefox.com"),
     OutputFormat("speedscope", ".speedscope.json", speedscope, "open {} in speedscope"),
 ]
 """All formats, in the order in which ``record --help`` lists them."""

@@ -129,7 +129,35 @@ def read_pprof(path):
     return converted.read_text()
 
 
+def read_firefox(path):
+    result = json.loads(path.read_text())
+    shared = result["shared"]
+    funcs = [shared["stringArray"][at] for at in shared["funcTable"]["name"]]
+    tables, stacks = (shared["frameTable"], shared["stackTable"]), []
+    for at, (frame, offset) in enumerate(
+        zip(tables[1]["frame"], tables[1]["prefixOffset"], strict=True)
+    ):
+        above = stacks[at - offset] if offset else ()
+        stacks.append((*above, (funcs[tables[0]["func"][frame]], tables[0]["line"][frame])))
+    rows = Counter()
+    for thread in result["threads"]:
+        track, samples, markers = (
+            (thread["name"], thread["tid"]),
+            thread["samples"],
+            thread["markers"],
+        )
+        for at, time, weight in zip(
+            samples["stack"], samples["time"], samples["weight"], strict=True
+        ):
+            rows[track, time, weight, None if at is None else stacks[at]] += 1
+        for fields, start in zip(markers["data"], markers["startTime"], strict=True):
+            cause = fields.get("cause", {}).get("stack")
+            rows[track, start, str(fields | {"cause": cause is not None})] += 1
+    return rows, result["meta"]["extra"]
+
+
 READERS = {
+    ".firefox.json": read_firefox,
     ".html": read_page,
     ".folded": lambda path: path.read_text(),
     ".txt": lambda path: path.read_text(),

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from otel_kprofiler.agent import JsonFormatter, make_formatter
-from otel_kprofiler.formats import folded, html, pprof, speedscope, table
+from otel_kprofiler.formats import firefox, folded, html, pprof, speedscope, table
 from otel_kprofiler.model import (
     ON_CPU,
     USER_SIDE,
@@ -82,6 +82,7 @@ def test_machine_readable_formats_keep_names_exactly(name):
     kept = escape_surrogates(name)
     frames = json.loads(speedscope([window(name)]))["shared"]["frames"]
     assert kept in [frame["name"] for frame in frames]
+    assert kept in json.loads(firefox([window(name)]))["shared"]["stringArray"]
     assert kept.encode() in gzip.decompress(pprof([window(name)]))
     for form in Form:
         (batch,) = encode_window(window(name), form=form).batches

@@ -139,7 +139,18 @@ def read_speedscope(text):
     return [(load["name"], load["unit"], load["endValue"]) for load in json.loads(text)["profiles"]]
 
 
+def read_firefox(text):
+    return [
+        (thread["name"], thread["samples"]["weightType"], sum(thread["samples"]["weight"]))
+        for thread in json.loads(text)["threads"]
+    ]
+
+
 WRITTEN = {
+    "firefox": (
+        read_firefox,
+        [("comm", "tracing-ms", 20), ("comm lock_wait", "tracing-ms", pytest.approx(706e-6))],
+    ),
     "folded": (
         str.splitlines,
         [

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from otel_kprofiler.formats import FORMATS, folded, function_rows, html, pprof, speedscope
+from otel_kprofiler.formats import FORMATS, firefox, folded, function_rows, html, pprof, speedscope
 from otel_kprofiler.model import (
     USER_SIDE,
     AddressRange,
@@ -150,6 +150,9 @@ def test_every_format_sums_sample_values(off_cpu):
     everything, cpu0 = json.loads(speedscope(off_cpu))["profiles"]
     assert (everything["unit"], everything["endValue"]) == ("nanoseconds", 100)
     assert (cpu0["weights"], cpu0["endValue"]) == ([70, 10, 20], 100)
+    (track,) = json.loads(firefox(off_cpu))["threads"]
+    assert track["samples"]["weightType"] == "tracing-ms"
+    assert sum(track["samples"]["weight"]) == pytest.approx(100e-6)
     messages = list(fields(gzip.decompress(pprof(off_cpu))))
     strings = [value.decode() for number, value in messages if number == 6]
     types = [dict(fields(value)) for number, value in messages if number == 1]
