@@ -215,13 +215,15 @@ def test_the_log_reports_a_revoked_client_certificate(make, cause, authority, an
     exporter.shutdown()
 
 
-def test_a_response_sent_before_the_request_is_complete_is_read(authority, answer_early):
+def test_a_response_sent_before_the_request_is_complete_is_read(authority, answer_early, caplog):
     authority.use("first")
     port = answer_early(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
-    exporter = make_exporter(OtlpHttpExporter, authority.directory, port, compression="none")
-    result = exporter.export(LARGE)
-    assert result.lost == {LossCause.TOO_LARGE: 1}
-    exporter.shutdown()
+    for _ in range(8):  # the moment decides whether the write fails, and how
+        exporter = make_exporter(OtlpHttpExporter, authority.directory, port, compression="none")
+        result = exporter.export(LARGE)
+        assert result.lost == {LossCause.TOO_LARGE: 1}
+        exporter.shutdown()
+    assert "SSLEOFError" not in caplog.text
 
 
 @pytest.mark.parametrize(
