@@ -24,6 +24,8 @@ EXEMPT = {
     "tests/unit/test_voice.py": "likewise",
 }
 OPENING = re.compile(r"(What|Of|Likewise|Whether)\b")
+COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+COMMENT_OPENING = re.compile(r"^[ \t]*/\*[\s*]*((What|Of|Likewise|Whether)\b.*)", re.MULTILINE)
 VAGUE_NAMES = frozenset({"before", "found", "known", "one", "own"})
 PHRASES = {
     "in vain": re.compile(r"\bin\s+vain\b"),
@@ -63,7 +65,11 @@ class Place(NamedTuple):
 
 
 def find_places(path: str, text: str) -> Iterator[Place]:
-    """Yields the places of a Python source or a page."""
+    """Yields the places of a Python source, a page, or the comments of a C source."""
+    if path.endswith((".c", ".h")):
+        text = keep_comments(text)
+        for match in COMMENT_OPENING.finditer(text):
+            yield Place(path, text.count("\n", 0, match.start(1)) + 1, "opening", match[1])
     for kind, pattern in PHRASES.items():
         for match in pattern.finditer(text):
             yield Place(path, text.count("\n", 0, match.start()) + 1, kind, match[0])
@@ -76,10 +82,20 @@ def find_places(path: str, text: str) -> Iterator[Place]:
                     yield Place(path, node.lineno, "name", name)
 
 
+def keep_comments(text: str) -> str:
+    """Returns a C source in which only comments and line breaks are left."""
+    comments, end = [], 0
+    for match in COMMENT.finditer(text):
+        comments += ["\n" * text.count("\n", end, match.start()), match[0]]
+        end = match.end()
+    return "".join(comments)
+
+
 def find_all() -> list[Place]:
     """Returns the places of all sources and pages of the checkout."""
     files = [path for name in SOURCES for path in sorted((ROOT / name).rglob("*.py"))]
     files += [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+    files += sorted((ROOT / "otel_kprofiler").rglob("*.[ch]"))
     places: list[Place] = []
     for file in files:
         path = str(file.relative_to(ROOT))

@@ -1,5 +1,5 @@
 /* Replaces functions where the libraries of this process import them: in the words that the loader
- * filled with their addresses, by the relocations of each library.
+ * has filled with their addresses, found by each library's relocations.
  *
  * Formats: ELF gABI (dynamic section), psABIs of x86-64 and AArch64 (relocations),
  * dl_iterate_phdr(3).
@@ -25,7 +25,7 @@ extern const char __ehdr_start __attribute__((visibility("hidden"))); /* of this
 
 struct search {
 	const struct import *imports;
-	unsigned long long loaded; /* libraries ever loaded, at the last search */
+	unsigned long long loaded; /* number of libraries ever loaded, as of the last search */
 	int is_new;
 };
 
@@ -58,18 +58,18 @@ static void write_word(void **word, void *value, const struct dl_phdr_info *obje
 		uintptr_t start = object->dlpi_addr + header->p_vaddr;
 		uintptr_t end = start + header->p_memsz;
 
-		/* The loader rounds both down: a page that ends behind RELRO stays writable. */
+		/* The loader rounds both down: a page that extends past RELRO stays writable. */
 		if (header->p_type == PT_GNU_RELRO)
 			is_readonly = page >= (start & ~(size - 1)) && page < (end & ~(size - 1));
 	}
 	if (is_readonly && mprotect((void *)page, size, PROT_READ | PROT_WRITE))
-		return; /* a security module forbids it: what this library does goes unnoticed */
+		return; /* forbidden by a security module: this library's changes go unnoticed */
 	__atomic_store_n(word, value, __ATOMIC_RELEASE);
 	if (is_readonly)
 		mprotect((void *)page, size, PROT_READ);
 }
 
-/* glibc has addresses in the dynamic section of a loaded library, musl offsets. */
+/* In the dynamic section of a loaded library, glibc has addresses, musl offsets. */
 static const void *locate(const struct dl_phdr_info *object, uintptr_t address)
 {
 	return (const void *)(address < object->dlpi_addr ? object->dlpi_addr + address : address);

@@ -1,11 +1,11 @@
-/* Publishes the current span of each thread for readers outside of the process.
+/* Publishes each thread's current span for readers outside the process.
  *
  * Format: OpenTelemetry's thread context (oteps/profiles/4947-thread-ctx.md of its specification):
- * otel_thread_ctx_v1 points to the record of the thread, and is null outside of spans.
+ * otel_thread_ctx_v1 points to the thread's record, and is null outside of spans.
  *
- * A module with CPython's stable ABI. It needs no library: the interpreter that loads it has
- * Python's functions and those of its C library, so one file serves glibc and musl. Only the main interpreter of a
- * process uses it, under the GIL.
+ * A module for CPython's stable ABI. It links to no library: the interpreter that loads it provides
+ * Python's functions and those of the C library, so one file serves glibc and musl. Only the main
+ * interpreter of a process uses it, under the GIL.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -18,7 +18,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define HIDDEN_WEAK __attribute__((weak))
-#define MAX_NESTED 8 /* of a thread; in those beyond, spans outside are not published again */
+#define MAX_NESTED 8 /* per thread; spans outside deeper ones are not published again */
 #define MAX_ATTRIBUTES 612 /* of a record of 640 bytes, as the specification recommends */
 
 struct record {
@@ -33,15 +33,15 @@ struct record {
 EXPORTED __thread struct record *otel_thread_ctx_v1;
 static __thread struct record own;
 static __thread unsigned char followed; /* this thread's greenlets have a trace function */
-/* The context that this thread entered through a hook, compared with the one that it is in. */
+/* The context that this thread entered through a hook, compared with its current context. */
 static __thread PyObject *entered;
-/* Contexts that C code has entered through a hook, each with `entered` as it was outside. */
+/* Contexts that C code has entered through a hook, each with the value of `entered` outside it. */
 static __thread struct {
 	PyObject *context, *outside;
 } nested[MAX_NESTED];
 
-/* Public functions of CPython that are not part of its stable ABI, of constant signature in
- * 3.11 to 3.14 (Include/cpython/context.h, longobject.h, abstract.h). */
+/* Public functions of CPython outside its stable ABI, whose signatures are the same in 3.11 to 3.14
+ * (Include/cpython/context.h, longobject.h, abstract.h). */
 extern int PyContext_Enter(PyObject *);
 extern int PyContext_Exit(PyObject *);
 extern int PyContextVar_Get(PyObject *, PyObject *, PyObject **);
@@ -51,21 +51,21 @@ extern PyTypeObject PyContext_Type, PyContextVar_Type, PyContextToken_Type;
 extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
 /* From 3.14: called after each change of a thread's context. */
 extern int PyContext_AddWatcher(int (*)(int, PyObject *)) HIDDEN_WEAK;
-/* From 3.13; before, the private function. */
+/* From 3.13 on; earlier versions have the private function. */
 extern Py_ssize_t PyLong_AsNativeBytes(PyObject *, void *, Py_ssize_t, int) HIDDEN_WEAK;
 extern int _PyLong_AsByteArray(PyObject *, unsigned char *, size_t, int, int) HIDDEN_WEAK;
 #define BIG_ENDIAN_UNSIGNED (0 | 4 | 8) /* Py_ASNATIVEBYTES_*: big endian, unsigned, no negatives */
 
 static PyObject *variable;   /* OpenTelemetry's contextvars.ContextVar */
-static PyObject *span_key;   /* where its Context has the span */
-static PyObject *labels_key; /* and the number of a set of labels */
-static PyObject *encoded;    /* attributes by that number, as bytes */
-static PyObject *endpoints;  /* and those with the name of a span's local root, by the span's id */
+static PyObject *span_key;   /* key of the span in its Context */
+static PyObject *labels_key; /* key of the number of a label set */
+static PyObject *encoded;    /* attributes by label set number, as bytes */
+static PyObject *endpoints;  /* attributes with the name of a span's local root, by span id */
 static PyObject *classes;    /* types of spans whose _context is their span context */
-static Py_ssize_t context_at; /* of the current context in PyThreadState; 0: a watcher sees all */
+static Py_ssize_t context_at; /* offset of the current context in PyThreadState; 0: unused */
 static Py_ssize_t entered_at; /* of ctx_entered in a context, an int: false in a thread's first */
 static PyObject *modules;    /* sys.modules */
-static PyInterpreterState *interpreter; /* the main one */
+static PyInterpreterState *interpreter; /* the main interpreter */
 static PyObject *plain_set, *plain_reset, *plain_run;
 static PyObject *name_context, *name_get_span_context;
 static PyObject *name_greenlet, *name_gettrace, *name_settrace;
@@ -105,8 +105,8 @@ static int raise_now(void *exception)
 
 /* Raises an exception in this thread's Python code, soon after the hook has returned.
  *
- * In the main thread it keeps its arguments; in others, where no signal handler runs, it has none,
- * as PyThreadState_SetAsyncExc has raised it. */
+ * In the main thread, the exception keeps its arguments; in others, where no signal handler runs,
+ * it has none, because PyThreadState_SetAsyncExc raises it. */
 static void raise_later(PyObject *type, PyObject *value, PyObject *traceback)
 {
 	PyErr_NormalizeException(&type, &value, &traceback);
@@ -125,9 +125,9 @@ static void raise_later(PyObject *type, PyObject *value, PyObject *traceback)
 
 /* Calls get_span_context() of a span whose class is not the SDK's; null: an exception.
  *
- * This runs Python code, and so signal handlers, whose exceptions are the service's (time limits,
- * KeyboardInterrupt): they are raised later. The span's exceptions are not: a second call raises
- * them again. */
+ * This runs Python code, and thus signal handlers, whose exceptions belong to the service (time
+ * limits, KeyboardInterrupt): they are raised later. The span's own exceptions are not, because a
+ * second call would raise them again. */
 static PyObject *call_get_span_context(PyObject *span)
 {
 	PyObject *result, *type, *value, *traceback;
@@ -166,7 +166,7 @@ static void append(PyObject *attributes)
 	}
 }
 
-/* Writes ids, flags and attributes; results as describe(). */
+/* Writes ids, flags and attributes; returns the same as describe(). */
 static int fill(PyObject *span, PyObject *number)
 {
 	PyObject *context;
@@ -176,7 +176,7 @@ static int fill(PyObject *span, PyObject *number)
 		context = PyObject_GetAttr(span, name_context);
 	else
 		context = call_get_span_context(span);
-	otel_thread_ctx_v1 = NULL; /* Python code may have published */
+	otel_thread_ctx_v1 = NULL; /* Python code may have published a record */
 	own.valid = 0;
 	fence();
 	if (!context)
@@ -199,7 +199,7 @@ static int fill(PyObject *span, PyObject *number)
 
 		if (number)
 			append(PyDict_GetItemWithError(encoded, number));
-		if (PyLong_CheckExact(id)) /* others may run Python code */
+		if (PyLong_CheckExact(id)) /* other types may run Python code */
 			append(PyDict_GetItemWithError(endpoints, id));
 	}
 	Py_DECREF(context);
@@ -213,12 +213,12 @@ static PyObject *current_context(void)
 
 static int enter(PyObject *context);
 static int leave(PyObject *context);
-/* What C code calls that changes contexts by itself: uvloop, eager tasks of asyncio. */
+/* Functions with which C code changes contexts by itself: uvloop, eager tasks of asyncio. */
 static const struct import imports[] = {
 	{"PyContext_Enter", enter}, {"PyContext_Exit", leave}, {NULL, NULL}};
 
-/* Returns whether leaving the current context will be noticed. Without a watcher, it is not if a
- * library that was loaded since has entered it, or code that is linked into the interpreter. */
+/* Returns whether leaving the current context will be noticed. Without a watcher, it is not noticed
+ * if the context was entered by a library loaded later, or by code linked into the interpreter. */
 static int is_followed(void)
 {
 	PyObject *current;
@@ -236,8 +236,8 @@ static PyObject *refresh(PyObject *self, PyObject *arguments);
 static PyMethodDef refresh_method = {"refresh", refresh, METH_VARARGS,
 				     "Publish the span of the greenlet that this thread switched to."};
 
-/* Has refresh() called after each switch of this thread's greenlets, before the trace function
- * that they have already. */
+/* Makes this thread's greenlets call refresh() after each switch, before the existing trace
+ * function, if any. */
 static int follow_greenlets(PyObject *greenlet)
 {
 	PyObject *former, *hook, *result = NULL;
@@ -255,7 +255,7 @@ static int follow_greenlets(PyObject *greenlet)
 	return followed ? 0 : -1;
 }
 
-/* Writes the record of this thread; 1: it is complete, 0: there is no span, -1: an exception. */
+/* Writes this thread's record; 1: it is complete, 0: there is no span, -1: an exception. */
 static int describe(PyObject *context)
 {
 	PyObject *span, *number, *greenlet;
@@ -278,7 +278,7 @@ static int describe(PyObject *context)
 	return status;
 }
 
-/* Publishes what an OpenTelemetry Context says; call it without an exception that is set. */
+/* Publishes what an OpenTelemetry Context contains; call without an exception set. */
 static void publish(PyObject *context)
 {
 	int status;
@@ -296,14 +296,14 @@ static void publish(PyObject *context)
 	}
 }
 
-/* Returns whether the thread is in the main interpreter. Others may share its types (3.11), and the
+/* Returns whether the thread is in the main interpreter. Others may share its types (3.11) and the
  * libraries' imports; the span around their code is still the thread's. */
 static int is_main(void)
 {
 	return PyInterpreterState_Get() == interpreter;
 }
 
-/* Publishes the span of the context that the thread is in. */
+/* Publishes the span of the thread's current context. */
 static void publish_current(void)
 {
 	PyObject *context = NULL, *type = NULL, *value = NULL, *traceback = NULL;
@@ -329,7 +329,7 @@ static int watch(int event, PyObject *context)
 	return 0;
 }
 
-/* PyContext_Enter() of other libraries */
+/* PyContext_Enter() as called by other libraries */
 static int enter(PyObject *context)
 {
 	if (PyContext_Enter(context))
@@ -348,7 +348,7 @@ static int enter(PyObject *context)
 	return 0;
 }
 
-/* PyContext_Exit() of other libraries */
+/* PyContext_Exit() as called by other libraries */
 static int leave(PyObject *context)
 {
 	if (!is_main())
@@ -393,7 +393,7 @@ static PyObject *reset(PyObject *self, PyObject *token)
 	Py_RETURN_NONE;
 }
 
-/* Context.run(function, *arguments, **named): what CPython does (Python/context.c, context_run). */
+/* Context.run(function, *arguments, **named): same as CPython (Python/context.c, context_run). */
 static PyObject *run(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
 {
 	PyObject *result, *outside;
@@ -433,7 +433,7 @@ static PyMethodDef run_method = {
 	"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL | METH_KEYWORDS,
 	"run($self, callable, /, *args, **kwargs)\n--\n\nRun a callable in this context."};
 
-/* Replaces a method of a type of the interpreter. */
+/* Replaces a method of one of the interpreter's types. */
 static int replace(PyObject *methods, PyTypeObject *type, PyMethodDef *definition, PyObject **plain)
 {
 	PyObject *method = PyDict_GetItemString(methods, definition->ml_name), *hook;
@@ -462,7 +462,7 @@ static void put_back(PyObject *methods, PyTypeObject *type, PyMethodDef *definit
 	Py_CLEAR(*plain);
 }
 
-/* Puts all methods back; keeps the exception that is set. */
+/* Restores all methods; keeps the current exception. */
 static void uninstall(PyObject *of_variables, PyObject *of_contexts)
 {
 	PyObject *type, *value, *traceback;

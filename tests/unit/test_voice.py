@@ -31,6 +31,15 @@ def test_pages_are_searched_for_phrases_with_their_lines():
     ]
 
 
+def test_only_comments_of_c_sources_are_searched():
+    text = "int told;\n/* Whether it runs. */\nint f; /* what it tells */\n\n/*\n * Of x.\n */\n"
+    assert sorted((place.line, place.kind) for place in find_places("a.c", text)) == [
+        (2, "opening"),
+        (3, "tell"),
+        (6, "opening"),
+    ]
+
+
 def test_kinds_without_an_allowance_are_listed_and_others_counted():
     places = [Place("docs/a.md", 1, "tell", "told"), Place("tests/b.py", 2, "name", "one")]
     assert exceeds(places, {"tests": {"name": 1}}) == ["docs/a.md:1: tell: told"]

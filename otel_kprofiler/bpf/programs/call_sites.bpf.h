@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Instructions: proves that the one before a return address is a call; knows the first and the last
- * ones of functions that use frame pointers.
+ * Recognizes instructions: calls before a return address, and the first and last instructions of
+ * functions that use frame pointers.
  *
- * Without branches, which the verifier would follow one by one for each frame.
+ * Has no branches, because the verifier would follow each of them for every frame.
  */
 #pragma once
 
@@ -14,10 +14,10 @@ enum call_site { NOT_A_CALL, A_CALL, NOT_READABLE };
 /* 1 if the bits of `x` under `mask` are `value` (mask below 2^63), else 0. */
 #define MATCHES(x, mask, value) ((((x) & (mask##ULL)) ^ (value##ULL)) - 1) >> 63
 
-/* Whether a call of x86-64 may end with these eight bytes, the last one highest. */
+/* Returns whether an x86-64 call may end with these eight bytes, the last one highest. */
 INLINE u64 is_x86_call(u64 x)
 {
-	u64 high = x >> 8; /* keeps the masks below 2^63; the lowest byte matters to none */
+	u64 high = x >> 8; /* keeps the masks below 2^63; no mask needs the lowest byte */
 
 	return (MATCHES(high, 0x00000000ff0000, 0x00000000e80000)) | /* rel32 */
 	       (MATCHES(high, 0xf8ff0000000000, 0xd0ff0000000000)) | /* *reg */
@@ -31,7 +31,7 @@ INLINE u64 is_x86_call(u64 x)
 	       (MATCHES(high, 0x0000000000ffff, 0x000000000014ff));
 }
 
-/* Whether the upper four bytes are BL, BLR, or BLR with authentication. */
+/* Returns whether the upper four bytes are BL, BLR, or BLR with authentication. */
 INLINE u64 is_a64_call(u64 x)
 {
 	u64 word = x >> 32;
@@ -43,8 +43,8 @@ INLINE u64 is_a64_call(u64 x)
 enum { A_FRAME = 2 };
 
 /*
- * Where a function that uses frame pointers is interrupted: the words that it has pushed, or
- * A_FRAME once its frame is complete. x86-64 only.
+ * Returns how much of its frame an interrupted function with frame pointers has set up: the words
+ * that it has pushed, or A_FRAME once the frame is complete. x86-64 only.
  */
 INLINE u32 frame_words(int a64, u64 pc)
 {
@@ -53,7 +53,7 @@ INLINE u32 frame_words(int a64, u64 pc)
 	if (a64 || READ_USER(x, pc - 1))
 		return A_FRAME;
 	if ((x & 0xff00) == 0xc300 || (x & 0xffffffff00) == 0xe5894855ULL << 8)
-		return 0; /* ret; push %rbp and mov %rsp, %rbp */
+		return 0; /* ret; push %rbp; mov %rsp, %rbp */
 	return (x & 0xffffffff) == 0xe5894855 ? 1 : A_FRAME;
 }
 

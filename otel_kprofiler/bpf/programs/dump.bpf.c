@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Dumps threads, even sleeping ones: an iterator over tasks writes a row for each thread of the
- * targets, and its stacks to the ring, as a record of the sampler. The sampler's code collects the
- * stacks (other_task.bpf.h).
+ * targets, and writes its stacks to the ring, in the form of a sampler's record. The sampler's code
+ * collects the stacks (other_task.bpf.h).
  *
- * The stacks of a sleeping thread do not change. It has slept throughout if it is on no CPU and its
- * count of context switches, which grows as it leaves a CPU, is the same at the end.
+ * The stacks of a sleeping thread do not change. A thread has slept throughout if it is on no CPU
+ * and its count of context switches, which grows when it leaves a CPU, is unchanged at the end.
  */
 
 #define KPROFILER_OTHER_TASK
@@ -13,7 +13,7 @@
 #include "sampler.bpf.c"
 
 enum {
-	MOST_TRIES = 512, /* in one run: so many branches are few enough for the verifier */
+	MOST_TRIES = 512, /* per run: few enough branches for the verifier */
 	MAX_NAMESPACES = 32, /* MAX_PID_NS_LEVEL */
 	BYTE_OFFSET = 0, /* enum bpf_field_info_kind */
 	BYTE_SIZE = 1,
@@ -25,27 +25,27 @@ enum {
 
 enum row_flags {
 	HAS_STACKS = 1,
-	ON_A_CPU = 2,	/* runs, or ran while its stacks were read: there are none */
+	ON_A_CPU = 2,	/* is running, or ran while its stacks were read: no stacks */
 	NO_RING = 4,	/* the ring has no room for its stacks */
 	IN_IOWAIT = 8,
 };
 
-/* Read by bpf/dump.py; change both together. Times of the scheduler count from its own start. */
+/* Read by bpf/dump.py; change both together. The scheduler's clocks have their own origin. */
 struct dump_row {
-	u64 time_ns;	  /* boot time */
-	u64 monotonic_ns; /* of the same moment */
-	u64 clock_ns;	  /* the scheduler's, when it was last read on the CPU that runs this */
-	u64 arrived_ns;	  /* when the thread last came to a CPU; 0: unknown */
-	u64 ran_ns;	  /* how long it ran then, without interrupts and stolen time */
-	u64 ran_until_ns; /* until when, on a clock that lacks both since the start */
-	u64 lacking_ns;	  /* what that clock lacks by now */
-	u64 queued_ns;	  /* since when it waits for a CPU; 0: it does not */
-	u64 switches;	  /* of the thread, since it started */
+	u64 time_ns;	  /* boottime */
+	u64 monotonic_ns; /* at the same moment */
+	u64 clock_ns;	  /* the scheduler's, as last read on the CPU that runs this program */
+	u64 arrived_ns;	  /* when the thread last got a CPU; 0: unknown */
+	u64 ran_ns;	  /* how long it ran after that, without interrupts and stolen time */
+	u64 ran_until_ns; /* when it last ran, on a clock that excludes both */
+	u64 lacking_ns;	  /* how far that clock is now behind the scheduler's */
+	u64 queued_ns;	  /* when it was queued for a CPU; 0: it is not queued */
+	u64 switches;	  /* context switches of the thread since it started */
 	u64 state;
 	u32 tgid;
 	u32 tid;
 	u32 flags;
-	s32 cpu; /* of the thread, the last one; -1: unknown */
+	s32 cpu; /* the thread's last CPU; -1: unknown */
 	u8 comm[COMM_BYTES];
 };
 
@@ -142,7 +142,7 @@ struct bpf_iter__task {
 
 SCRATCH(dump_rows, struct dump_row);
 
-/* Ids of the task in the namespace of user space; whether it is there. */
+/* Finds the task's ids in the pid namespace of user space; returns whether it is in there. */
 INLINE int find_ids(const struct config *options, const struct task_struct___dump *task,
 		    struct dump_row *row)
 {
@@ -190,7 +190,7 @@ INLINE int is_on_cpu(const struct task_struct___dump *task)
 {
 	int on = 0;
 
-	if (HAS(task->on_cpu)) /* CONFIG_SMP; else only the process that runs this is on a CPU */
+	if (HAS(task->on_cpu)) /* CONFIG_SMP; otherwise, only this process is on a CPU */
 		GET(on, task->on_cpu);
 	return on;
 }
@@ -248,7 +248,7 @@ INLINE void note_state(const struct task_struct___dump *task, struct dump_row *r
 	row->state |= dead;
 	GET(row->comm, task->comm);
 	row->cpu = -1;
-	if (HAS(task->wake_cpu)) /* CONFIG_SMP; __set_task_cpu() sets it, too */
+	if (HAS(task->wake_cpu)) /* CONFIG_SMP; also set by __set_task_cpu() */
 		GET(row->cpu, task->wake_cpu);
 	bpf_probe_read_kernel(&bits, BIT_FIELD(task->in_iowait, BYTE_SIZE),
 			      (u8 *)task + BIT_FIELD(task->in_iowait, BYTE_OFFSET));
@@ -256,7 +256,7 @@ INLINE void note_state(const struct task_struct___dump *task, struct dump_row *r
 	row->flags = bits >> BIT_FIELD(task->in_iowait, RIGHT_SHIFT) ? IN_IOWAIT : 0;
 }
 
-/* Forget what was read of the task before. */
+/* Forgets everything read from the previous task. */
 INLINE void begin_other(struct other *own, u64 task)
 {
 	struct mm_struct___dump *mm = 0;
@@ -270,7 +270,7 @@ INLINE void begin_other(struct other *own, u64 task)
 		own->kept[i].at = 0;
 }
 
-/* User stack of the other task, as collect_user_stack. */
+/* Collects the user stack of the other task, like collect_user_stack. */
 INLINE u64 collect_other_user(const struct config *options, struct record *record,
 			      struct other *own, u8 *at, u64 limit)
 {
@@ -291,7 +291,7 @@ INLINE u64 collect_other_user(const struct config *options, struct record *recor
 	return bytes;
 }
 
-/* Python frames, as write_thread collects them. */
+/* Collects Python frames, like write_thread. */
 INLINE u64 collect_other_python(struct record *record, u64 behind)
 {
 	u64 bytes;
@@ -305,7 +305,7 @@ INLINE u64 collect_other_python(struct record *record, u64 behind)
 	return bytes;
 }
 
-/* Write the stacks of a thread that sleeps to the ring. */
+/* Writes the stacks of a sleeping thread to the ring. */
 INLINE void write_stacks(struct task_struct *kernel_task, const struct config *options,
 			 struct record *record, struct other *own, struct dump_row *row, int python)
 {
@@ -419,9 +419,9 @@ PROGRAM("iter/task") int kprofiler_dump_5_10_python(struct bpf_iter__task *conte
 }
 
 /*
- * Finds where the kernel has mapped all memory, by the page table of the process that runs this:
- * the address of the table is in that map, which begins at a multiple of 1 GiB (CONFIG_RANDOMIZE_
- * MEMORY). Only the right beginning leads to the bytes that are known to be at `proof_at`.
+ * Finds where the kernel has mapped all memory. The page table of the process that runs this
+ * program lies in that map, which starts at a multiple of 1 GiB (CONFIG_RANDOMIZE_MEMORY). Only the
+ * right start leads to the bytes that are known to be at `proof_at`.
  */
 PROGRAM("iter/task") int kprofiler_find_memory(struct bpf_iter__task *context)
 {

@@ -2,26 +2,26 @@
 /*
  * Perf events other than cpu-clock, at which the same programs run. Included by sampler.bpf.c.
  *
- * The kernel passes no word of ours to a program at a perf event before 5.15. The number of the
- * event is therefore in its attributes, as wakeup_events, which only matters to readers of a
- * perf ring. Without events, the constant below makes the verifier remove all of this.
+ * Before 5.15, the kernel passes no value of ours to a program at a perf event. The number of the
+ * event is therefore in its attributes, as wakeup_events, which only affects readers of a perf
+ * ring. Without events, the constant below makes the verifier remove all of this.
  */
 #pragma once
 
 /* Where the kernel keeps an event's attributes. */
 struct event_layout {
-	u64 in_context; /* of bpf_perf_event_data_kern.event; 0: all events are cpu-clock */
-	u64 attributes; /* of perf_event.attr */
-	u64 cpus;	/* lines of each event */
+	u64 in_context; /* offset of bpf_perf_event_data_kern.event; 0: all events are cpu-clock */
+	u64 attributes; /* offset of perf_event.attr */
+	u64 cpus;	/* number of lines per event */
 };
 
-/* Of struct perf_event_attr, from its member sample_period on. */
+/* Part of struct perf_event_attr, from its member sample_period on. */
 struct event_attributes {
 	u64 period; /* or the rate */
 	u64 sample_type;
 	u64 read_format;
 	u64 flags;
-	u32 number; /* wakeup_events: 0 for cpu-clock, else from 1 */
+	u32 number; /* wakeup_events: 0 for cpu-clock, otherwise from 1 */
 	u32 unused;
 };
 
@@ -33,9 +33,9 @@ struct event_count {
 };
 
 enum {
-	SAMPLE_PERIOD_OFFSET = 16, /* of sample_period in struct perf_event_attr */
+	SAMPLE_PERIOD_OFFSET = 16, /* offset of sample_period in struct perf_event_attr */
 	EVENT_FREQUENCY = 1 << 10, /* perf_event_attr.freq */
-	FIRST_EVENT = 16,	   /* kind of the samples of the event 1 */
+	FIRST_EVENT = 16,	   /* kind of the samples of event 1 */
 	NO_EVENT = 0xffffffff,
 };
 
@@ -53,7 +53,7 @@ const volatile struct event_layout event_layout SECTION(".rodata.events");
 #define FOLLOWS_EVENTS event_layout.in_context
 #define EVENT_LINES event_layout.cpus
 
-/* The number of the event at which the program runs; its attributes are copied to `to`. */
+/* Finds the number of the event that runs the program; copies its attributes to `to`. */
 INLINE u32 find_event(const void *ctx, struct event_attributes *to)
 {
 	u64 event = 0;
@@ -68,13 +68,13 @@ INLINE u32 find_event(const void *ctx, struct event_attributes *to)
 }
 
 /*
- * Sets the value of a sample: how many events it stands for. With a period this is the period, and
- * overflows at which the kernel ran no program are counted as missed. With a rate the kernel
- * changes the period all the time: the value is what was counted since the last run on this CPU.
+ * Sets the value of a sample: the number of events that it represents. With a period, this is the
+ * period, and overflows at which the kernel ran no program are counted as missed. With a rate, the
+ * kernel keeps changing the period: the value is what was counted since the last run on this CPU.
  */
 INLINE void count_event(void *ctx, struct cpu_line *line, struct record *record, u32 number)
 {
-	/* The stacks come later. */
+	/* The stacks are written later. */
 	const struct event_attributes *attributes = (void *)record->frames;
 	u64 period = attributes->period, by_rate = attributes->flags & EVENT_FREQUENCY;
 	struct event_count *now = (void *)record->frames;
@@ -84,7 +84,7 @@ INLINE void count_event(void *ctx, struct cpu_line *line, struct record *record,
 	record->value = by_rate ? 1 : period;
 	if (!period || bpf_perf_prog_read_value(ctx, now, sizeof(*now)))
 		return;
-	if (now->count < line->counted) /* another event counts on this CPU since it was offline */
+	if (now->count < line->counted) /* another event has counted here since it was offline */
 		line->counted = line->overflows = 0;
 	if (by_rate) {
 		record->value = now->count - line->counted;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The user stack where there is no unwinder: the kernel follows frame pointers. In code without
- * them it takes whatever lies on the stack for return addresses, so that the stack is cut off at
- * the first that does not follow a call.
+ * The user stack without an unwinder: the kernel follows frame pointers. In code without them, it
+ * takes whatever is on the stack for return addresses, so the stack is cut off at the first address
+ * that does not follow a call.
  */
 #pragma once
 
@@ -10,8 +10,8 @@
 #include "user_stack.bpf.h"
 
 /*
- * Make a user stack of plain addresses: space for a head and `bytes` of them lie at `at`. Returns
- * its bytes. That all of it was found cannot be known.
+ * Makes a user stack of plain addresses: `at` has space for a head, followed by `bytes` of
+ * addresses. Returns its size. Whether the stack is complete is unknown.
  */
 INLINE u64 check_frames(u8 *at, u64 bytes, u64 limit, int a64)
 {
@@ -38,7 +38,7 @@ INLINE u64 check_frames(u8 *at, u64 bytes, u64 limit, int a64)
 				      i ? FROM_FRAME_POINTER : FROM_REGISTERS);
 		head->frames = i + 1;
 	}
-	/* Read back: for the verifier, the loop then ends in one way only. */
+	/* Read back, so that the verifier sees only one way in which the loop ends. */
 	checked = *(volatile u16 *)&head->frames;
 	BOUND(checked, MAX_USER_FRAMES);
 	return sizeof(*head) + checked * 8;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Reads the labels of the goroutine that the interrupted thread runs (runtime/pprof): the thread's
- * g, its m, the m's current goroutine, and the labels of that. They are never changed once they are
- * set, and the thread stands still. User space finds out the offsets (processes/goroutines.py).
- * Layouts: runtime/runtime2.go, runtime/map.go (until Go 1.23) and runtime/pprof/label.go.
- * Included by thread_context.bpf.h.
+ * Reads the labels of the goroutine that the interrupted thread is running (runtime/pprof): it
+ * follows the thread's g, its m, the m's current goroutine, and that goroutine's labels. Labels
+ * never change once they are set, and the thread is stopped. User space determines the offsets
+ * (processes/goroutines.py). Layouts: runtime/runtime2.go, runtime/map.go (until Go 1.23) and
+ * runtime/pprof/label.go. Included by thread_context.bpf.h.
  */
 
 struct go_string {
@@ -16,10 +16,10 @@ struct go_label {
 	struct go_string key, value;
 };
 
-/* What is read on the way; one for each CPU. */
+/* Intermediate data, one per CPU. */
 struct go_work {
-	u64 behind; /* of the head, from the stacks of the record */
-	u64 at;	    /* of the next label, from the end of the head */
+	u64 behind; /* offset of the head from the stacks of the record */
+	u64 at;	    /* offset of the next label from the end of the head */
 	u64 labels; /* address */
 	struct go_label label;
 	struct {
@@ -32,31 +32,31 @@ struct go_work {
 		u32 seed;
 		u64 buckets, old_buckets;
 	} map;
-	u8 tops[8]; /* of a bucket: upper bits of the hash, or a small number if nothing is there */
+	u8 tops[8]; /* of a bucket: upper bits of the hash, or a small number if empty */
 	u64 number;
 };
 
 enum {
 	GO_BUCKET_LABELS = 8,
-	GO_KEYS = 8, /* in a bucket, behind the upper bits */
+	GO_KEYS = 8, /* slots in a bucket, after the upper bits */
 	GO_VALUES = GO_KEYS + GO_BUCKET_LABELS * sizeof(struct go_string),
 	GO_NEXT = GO_VALUES + GO_BUCKET_LABELS * sizeof(struct go_string),
 	GO_BUCKET_BYTES = GO_NEXT + 8,
 	GO_MIN_TOP = 5, /* minTopHash */
 	GO_MAX_LOG2_BUCKETS = 3,
-	GO_MAX_BUCKETS = 16, /* with those that overflow */
+	GO_MAX_BUCKETS = 16, /* including overflow buckets */
 	GO_MAX_LABELS = 24,
 	GO_STRING_MASK = 255,
 	GO_MAX_KEY = 200,
 	GO_MAX_VALUE = 250,
-	IS_GO = 2, /* in place of IS_VALID: names, not key indexes */
+	IS_GO = 2, /* in place of IS_VALID: attributes have names, not key indices */
 };
 
 SCRATCH(go_work, struct go_work);
 
 /*
- * Copy a string of the process behind the head; returns 0 on success. A function of its own, since
- * the verifier of 5.10 loses the bounds of what is spilled.
+ * Copies a string of the process to the record, after the head; returns 0 on success. A separate
+ * function, because the verifier of 5.10 loses the bounds of spilled values.
  */
 GLOBAL int add_go_string(u64 at, u64 from, u64 bytes)
 {
@@ -79,7 +79,7 @@ GLOBAL int add_go_string(u64 at, u64 from, u64 bytes)
 				   bytes, (void *)from);
 }
 
-/* Append the label: lengths of key and value, a byte each, and both. One without room is left out. */
+/* Appends the label: lengths of key and value, a byte each, then both. Skips it without room. */
 GLOBAL int add_go_label(void)
 {
 	u64 behind, at, key, value;
@@ -116,7 +116,7 @@ GLOBAL int add_go_label(void)
 	return 1;
 }
 
-/* Labels of Go until 1.23: a map, which no longer grows once they are set. */
+/* Labels until Go 1.23: a map, which does not grow any more once the labels are set. */
 INLINE void add_go_map(struct go_work *work)
 {
 	u64 map, bucket, next;
@@ -164,7 +164,7 @@ INLINE void add_go_slice(struct go_work *work)
 	}
 }
 
-/* Write the labels of the current goroutine behind the stacks: bytes, 0 if it has none. */
+/* Writes the labels of the current goroutine after the stacks; returns their size, or 0. */
 GLOBAL int collect_go_labels(u64 behind, u64 labels, u64 is_map)
 {
 	struct context_head *head;
@@ -195,7 +195,7 @@ GLOBAL int collect_go_labels(u64 behind, u64 labels, u64 is_map)
 	return CONTEXT_HEAD_BYTES + head->attributes_bytes;
 }
 
-/* Address of the labels of the goroutine; 0: none. */
+/* Returns the address of the goroutine's labels; 0 if it has none. */
 INLINE u64 find_go_labels(const struct context_place *place, u64 thread_pointer)
 {
 	u64 g, m, labels;

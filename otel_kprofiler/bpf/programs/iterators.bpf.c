@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Lists kernel symbols for a process that may load BPF programs, but to which the kernel hides
+ * Lists kernel symbols for a process that may load BPF programs, but from which the kernel hides
  * addresses: CAP_BPF and CAP_PERFMON without CAP_SYS_ADMIN or CAP_SYSLOG.
  *
- * list_programs: the functions of all BPF programs; rows are read by program_iterator.py, change
- *                both together.
- * list_symbols:  what /proc/kallsyms says, in its format. Kernel 6.0 or newer: a program that is
- *                not asked for is not loaded.
+ * list_programs: the functions of all BPF programs; program_iterator.py reads the rows, change
+ * both together.
+ * list_symbols: the content of /proc/kallsyms, in the same format. Needs kernel 6.0 or newer;
+ * loaders load only the requested programs.
  *
- * Only members that are named here are read; libbpf finds their offsets in the running kernel's
+ * Declares only the members that are read; libbpf finds their offsets in the running kernel's
  * BTF.
  */
 
@@ -16,7 +16,7 @@
 
 enum {
 	MAX_FUNCTIONS = 256, /* BPF_MAX_SUBPROGS, kernel/bpf/verifier.c */
-	NAME_BYTES = 512,    /* KSYM_NAME_LEN; 128 until 6.0, then a name ends before it */
+	NAME_BYTES = 512,    /* KSYM_NAME_LEN; 128 until 6.0, where names are shorter */
 	MODULE_BYTES = 56,   /* MODULE_NAME_LEN */
 };
 
@@ -68,7 +68,7 @@ struct row {
 	u64 end;
 	u64 load_time;
 	u32 id;
-	u32 name_bytes; /* the final zero is one of them */
+	u32 name_bytes; /* including the final zero */
 	char name[NAME_BYTES];
 };
 
@@ -84,7 +84,7 @@ static void write_row(void *seq, struct row *row, struct bpf_prog_aux *aux)
 	READ(row->end, aux->ksym.end);
 	length = bpf_probe_read_kernel_str(row->name, NAME_BYTES, &aux->ksym.name);
 	if (length < 2 || length > NAME_BYTES)
-		return; /* no name: it is not compiled */
+		return; /* no name: the program is not compiled */
 	row->name_bytes = length;
 	bpf_seq_write(seq, row, sizeof(*row) - NAME_BYTES + length);
 }

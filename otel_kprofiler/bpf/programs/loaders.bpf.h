@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * What every program needs of its loader: types, maps, helpers, sections.
+ * Everything that programs need from their loader: types, maps, helpers, sections.
  *
- * libbpf loads the compiled object: it makes the maps from their definitions here and relocates
- * them. bcc compiles the source but allows its own map functions in no macro: there our loader
- * makes the maps and passes their descriptors, KPROFILER_FD_name.
+ * libbpf loads the compiled object, creates the maps from their definitions here and relocates
+ * them. bcc compiles the source, but does not allow its own map functions in macros; so our loader
+ * creates the maps for it and passes their descriptors as KPROFILER_FD_name.
  */
 #pragma once
 
@@ -18,7 +18,7 @@ typedef unsigned long long u64;
 typedef long long s64;
 
 #define INLINE static inline __attribute__((always_inline))
-#define SIZED_BY_LOADER 1 /* the loader sets the real size before it loads */
+#define SIZED_BY_LOADER 1 /* the loader sets the actual size before loading */
 
 #ifdef KPROFILER_BCC
 
@@ -39,7 +39,7 @@ typedef long long s64;
 
 #else
 
-#define GLOBAL __attribute__((noinline)) /* the verifier checks such a function by itself, once */
+#define GLOBAL __attribute__((noinline)) /* the verifier checks such a function separately, once */
 #define SECTION(name) __attribute__((section(name), used))
 #define MAP(name, kind, key_type, value_type, entries, flag_bits) \
 	struct { \
@@ -55,7 +55,7 @@ typedef long long s64;
 #define HASH(name, value, entries) MAP(name, 1, u32, value, entries, 0)
 #define HASH_OF(name, key, value, entries) MAP(name, 1, key, value, entries, 0)
 #define LRU_HASH_OF(name, key, value, entries) MAP(name, 9, key, value, entries, 0)
-/* Slots for arrays of pages, each as long as it needs to be. */
+/* Slots for arrays of pages, each as long as necessary. */
 #define ARRAY_OF_TABLES(name, page_bytes, slots) \
 	struct { \
 		int(*type)[12]; \
@@ -81,7 +81,7 @@ typedef long long s64;
 #define RING_USED(map) bpf_ringbuf_query(&map, 0)
 #define PROGRAM(section) SECTION(section)
 
-/* Helper numbers are ABI: the order of __BPF_FUNC_MAPPER in include/uapi/linux/bpf.h. */
+/* Helper numbers are ABI: see the order of __BPF_FUNC_MAPPER in include/uapi/linux/bpf.h. */
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static long (*bpf_map_update_elem)(void *map, const void *key, const void *value, u64 flags) =
 	(void *)2;
@@ -130,7 +130,7 @@ char license_text[] SECTION("license") = "Dual BSD/GPL";
 #define READ_KERNEL(to, from) bpf_probe_read_kernel(&(to), sizeof(to), (void *)(from))
 #define READ_USER(to, from) bpf_probe_read_user(&(to), sizeof(to), (void *)(from))
 /*
- * Bounds x for the verifier by a mask, an immediate of all ones. The asm keeps the compiler from
- * proving the mask away; what each verifier can see for itself differs.
+ * Bounds x for the verifier with a mask, an immediate of all ones. The asm keeps the compiler from
+ * optimizing the mask away; verifiers differ in what they can prove themselves.
  */
 #define BOUND(x, mask) asm volatile("%0 &= %1" : "+r"(x) : "i"(mask))

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Lists the files that running processes have mapped as code, so that their tables are loaded
- * before the first sample. The names of files are those of the unwinder, by the same code.
+ * Lists the files that running processes have mapped as code, so that their tables can be loaded
+ * before the first sample. Files are identified by the unwinder's code, with the same keys.
  *
- * Runs before anything is sampled: it uses the scratch memory of the unwinder.
+ * Runs before any sampling, because it uses the unwinder's scratch memory.
  */
 #pragma once
 
@@ -51,7 +51,7 @@ struct bpf_iter__task_vma {
 };
 #pragma clang attribute pop
 
-/* The process's number in its own pid namespace, 0 if it has ended. */
+/* Returns the process's id in its own pid namespace; 0 if it has ended. */
 INLINE u32 find_inner_tgid(struct task_struct *task)
 {
 	struct task_struct *leader = 0;
@@ -66,8 +66,8 @@ INLINE u32 find_inner_tgid(struct task_struct *task)
 }
 
 /*
- * Whether a file is on a file system that a server or another process answers for, include/uapi/
- * linux/magic.h: reading it may take any time, which a sample has to be worth.
+ * Returns whether a file is on a file system served by another host or process (see include/uapi/
+ * linux/magic.h): reading it may take any amount of time, which only a sample justifies.
  */
 INLINE int is_remote(u64 address)
 {
@@ -95,7 +95,7 @@ INLINE int is_remote(u64 address)
 	return 0;
 }
 
-/* Writes a request for each: `tgid` as the initial namespace has it, `tid` as its own has it. */
+/* Writes a request for each: `tgid` is in the initial namespace, `tid` is the id in its own. */
 PROGRAM("iter/task_vma") int kprofiler_list_files(struct bpf_iter__task_vma *context)
 {
 	struct unwind_work *w = get_work();

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Lets the sampler's code read a thread that sleeps, from a process that dumps it: what the code
- * says of the current task is said of `other.task`.
+ * Lets the sampler's code read a sleeping thread, from the process that dumps it: whatever the code
+ * does with the current task, it does with `other.task`.
  *
  * The thread's memory is read through the kernel's direct map of all memory, by walking the page
- * tables as the processor does: no lock of the process is taken, no page is faulted in, and
- * nothing waits. bpf_copy_from_user_task() does all of that, so that it hangs with the processes
- * that a dump is for: one that holds its own mmap_lock, or maps a file whose server is gone. It
- * also needs Linux 5.18; this needs none later than the iterator itself. x86-64 only.
+ * tables as the processor does: this takes no lock of the process, faults in no page, and never
+ * waits. bpf_copy_from_user_task() does all three, so it would hang on the very processes that a
+ * dump is for: those that hold their own mmap_lock, or map a file whose server is gone. It also
+ * needs Linux 5.18; this needs only the iterator. x86-64 only.
  *
- * Each step may read memory that is freed and used again meanwhile. What was read counts only if
- * the thread has not run since (dump.bpf.c).
+ * Any step may read memory that has been freed and reused. The data counts only if the thread has
+ * not run since (dump.bpf.c).
  */
 #pragma once
 
@@ -26,17 +26,17 @@ enum {
 	PTE_PRESENT = 1 << 0,
 	PTE_USER = 1 << 2,
 	PTE_HUGE = 1 << 7,
-	PTE_PROT_NONE = 1 << 8, /* of an entry that is not present: NUMA balancing */
-	HUGE_BITS = 21,	 /* a page of 2 MiB */
-	GIANT_BITS = 30, /* of 1 GiB */
+	PTE_PROT_NONE = 1 << 8, /* of a non-present entry: NUMA balancing */
+	HUGE_BITS = 21,	 /* 2 MiB page */
+	GIANT_BITS = 30, /* 1 GiB page */
 };
 
-/* Where physical memory is; written by user space, and by kprofiler_find_memory. */
+/* Location of physical memory; written by user space and by kprofiler_find_memory. */
 struct memory_layout {
-	u64 direct_map;	   /* kernel address of physical address 0; 0: not found */
-	u64 physical_mask; /* of an entry: its physical address */
-	u64 tried;	   /* places below the page table, 1 GiB each */
-	u64 proof_at;	   /* address in the reading process, and what is there */
+	u64 direct_map;	   /* kernel address of physical address 0; 0: unknown */
+	u64 physical_mask; /* bits of an entry that hold the physical address */
+	u64 tried;	   /* number of starts tried below the page table, 1 GiB apart */
+	u64 proof_at;	   /* address in the reading process, and the word at it */
 	u64 proof;
 };
 
@@ -48,12 +48,12 @@ struct kept_page {
 struct other {
 	u64 task;
 	u64 ids;       /* as bpf_get_current_pid_tgid() */
-	u64 registers; /* address of the user's */
+	u64 registers; /* address of the user registers */
 	u64 user_pc;
-	u64 table;     /* of the uppermost level; 0: no memory to read */
+	u64 table;     /* top-level page table; 0: no memory to read */
 	u64 pieces_at; /* address of `pieces` */
 	struct kept_page kept[KEPT_PAGES];
-	u8 pieces[2 * PAGE_SIZE]; /* what lies in two pages */
+	u8 pieces[2 * PAGE_SIZE]; /* bytes from two pages */
 };
 
 MMAP_ARRAY(memory_layout, struct memory_layout, 1);
@@ -66,7 +66,7 @@ INLINE struct other *get_other(void)
 	return LOOKUP(other, &zero);
 }
 
-/* Kernel address of a byte of the other task; 0: not resident. */
+/* Returns the kernel address of a byte of the other task; 0 if it is not resident. */
 GLOBAL u64 find_byte(u64 address)
 {
 	u32 zero = 0, shift;
@@ -82,9 +82,9 @@ GLOBAL u64 find_byte(u64 address)
 		return kept->at + (address & (PAGE_SIZE - 1));
 	table = own->table;
 	shift = PAGE_BITS + 4 * LEVEL_BITS;
-	if (table >> 47 == 0x1ffff) /* four levels: kernel addresses have 47 bits */
+	if (table >> 47 == 0x1ffff) /* four levels: addresses have 47 bits */
 		shift -= LEVEL_BITS;
-	if (address >> (shift + LEVEL_BITS - 1)) /* the kernel's half */
+	if (address >> (shift + LEVEL_BITS - 1)) /* the kernel's half of the address space */
 		return 0;
 #pragma clang loop unroll(disable)
 	for (int level = 0; level < PAGE_LEVELS; level++) {
@@ -114,7 +114,7 @@ GLOBAL u64 find_byte(u64 address)
 	return 0;
 }
 
-/* Kernel address of so many bytes, at most a page, of the other task; 0: not resident. */
+/* Returns the kernel address of some bytes of the other task, at most a page; 0: not resident. */
 GLOBAL u64 find_bytes(u64 address, u64 bytes)
 {
 	struct other *own = get_other();
@@ -134,7 +134,7 @@ GLOBAL u64 find_bytes(u64 address, u64 bytes)
 	if (bpf_probe_read_kernel(own->pieces, room, (void *)first) ||
 	    bpf_probe_read_kernel(own->pieces + room, bytes, (void *)second))
 		return 0;
-	/* A function returns no pointer: what is read back from a map is a number. */
+	/* Functions return no pointers: a value read back from a map is a number. */
 	*(u8 *volatile *)&own->pieces_at = own->pieces;
 	return *(volatile u64 *)&own->pieces_at;
 }
@@ -160,7 +160,7 @@ INLINE u64 get_other_ids(void)
 	return own ? own->ids : 0;
 }
 
-/* Of a user stack, the leaf alone. */
+/* Returns only the leaf of a user stack. */
 INLINE long get_other_stack(void *to, u32 size, u64 flags)
 {
 	const struct other *own = get_other();

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Gives code objects of CPython ids, and describes each to user space at its first sight. The
- * frames of an interrupted thread hold references to them, so they are whole then.
+ * Assigns ids to CPython code objects, and describes each to user space when it is first seen. The
+ * frames of an interrupted thread hold references to them, so they are intact at that time.
  */
 #pragma once
 
 #include "python_types.bpf.h"
 
-/* The same in all versions, from the start of an object. */
+/* Offsets from the start of an object; the same in all versions. */
 enum {
 	TYPE_WORD = 1,
 	CODE_SIZE_AT = 16, /* code units */
 	STRING_LENGTH_AT = 16, /* then hash, state */
-	TABLE_SIZE_AT = 16, /* of bytes; then hash, content */
+	TABLE_SIZE_AT = 16, /* size in bytes; then hash, content */
 	TABLE_CONTENT_AT = 32,
 };
 
@@ -30,7 +30,7 @@ INLINE u32 code_half(const struct python_work *w, u64 at)
 	return *(const u32 *)((const u8 *)w->code + at);
 }
 
-/* Copy a code object but for its instructions; whether it is one. */
+/* Copies a code object without its instructions; returns whether it is a code object. */
 INLINE int read_code(struct python_work *w, const struct python_layout *l, u64 code)
 {
 	u64 bytes = l->code_bytes;
@@ -40,7 +40,7 @@ INLINE int read_code(struct python_work *w, const struct python_layout *l, u64 c
 	       w->code[TYPE_WORD] == w->process.code_type;
 }
 
-/* What tells the code object that was copied from others at the same address. */
+/* Returns what distinguishes the copied code object from others at the same address. */
 INLINE u64 code_check(const struct python_work *w, const struct python_layout *l)
 {
 	u64 name = code_word(w, l->code_name), table = code_word(w, l->code_table);
@@ -49,7 +49,7 @@ INLINE u64 code_check(const struct python_work *w, const struct python_layout *l
 	u32 version = l->code_version ? code_half(w, l->code_version) : 0;
 
 	sum = mix(sum, code_word(w, CODE_SIZE_AT) << 32 | code_half(w, l->code_first_line));
-	if (version && !w->several) /* of this object alone, until its interpreter has no more */
+	if (version && !w->several) /* unique, until its interpreter runs out of versions */
 		return mix(sum, version);
 	if (!bpf_probe_read_user(content, 16, (void *)(name + STRING_LENGTH_AT)))
 		sum = mix(mix(sum, content[0]), content[1]);
@@ -58,7 +58,7 @@ INLINE u64 code_check(const struct python_work *w, const struct python_layout *l
 	return sum;
 }
 
-/* An id for a code object that has none; 0 if it cannot be described now. */
+/* Adds an id for a code object that has none; returns 0 if it cannot be described now. */
 INLINE u64 add_code(struct python_work *w, u64 check)
 {
 	u64 at = w->new_codes, id = w->next_id + 1;
@@ -81,7 +81,7 @@ INLINE u64 add_code(struct python_work *w, u64 check)
 	return id;
 }
 
-/* The id of the code object that was copied from an address; 0 if it is not described. */
+/* Returns the id of the code object copied from an address; 0 if it is not described. */
 INLINE u64 find_code(struct python_work *w, const struct python_layout *l, u64 code)
 {
 	u64 check = code_check(w, l), id, pending;
@@ -93,14 +93,14 @@ INLINE u64 find_code(struct python_work *w, const struct python_layout *l, u64 c
 	if (known) {
 		id = *(volatile const u64 *)&known->id;
 		pending = known->pending;
-		/* What another CPU describes may come too late for this sample. */
+		/* A description by another CPU may come too late for this sample. */
 		if (known->check == (check ^ id * SPREAD) && (!pending || pending == w->sample))
 			return id;
 	}
 	return add_code(w, check);
 }
 
-/* Copy a string's characters to `to`: their bytes, or -1. */
+/* Copies a string's characters to `to`; returns their size in bytes, or -1. */
 INLINE s64 copy_string(const struct python_layout *l, u64 object, u8 *to, u8 *width)
 {
 	u64 head[3], bytes, at; /* length, hash, state */
@@ -111,7 +111,7 @@ INLINE s64 copy_string(const struct python_layout *l, u64 object, u8 *to, u8 *wi
 	state = head[2];
 	*width = state >> (l->string_kind_shift & 31) & 7;
 	if (!*width || !(state >> (shift - 1 & 31) & 1))
-		return -1; /* its characters are elsewhere */
+		return -1; /* its characters are stored elsewhere */
 	at = state >> shift & 1 ? l->string_ascii : l->string_other;
 	bytes = head[0] < MAX_NAME_BYTES ? head[0] * *width : MAX_NAME_BYTES;
 	if (bytes > MAX_NAME_BYTES)
@@ -120,7 +120,7 @@ INLINE s64 copy_string(const struct python_layout *l, u64 object, u8 *to, u8 *wi
 	return bpf_probe_read_user(to, bytes, (void *)(object + at)) ? -1 : (s64)bytes;
 }
 
-/* Send a line table in pieces; 0 on success. */
+/* Sends a line table in pieces; returns 0 on success. */
 INLINE int send_table(struct python_work *w, u64 table, u64 size)
 {
 	struct code_piece *piece = &w->piece;
@@ -147,7 +147,7 @@ INLINE int send_table(struct python_work *w, u64 table, u64 size)
 	return 0;
 }
 
-/* Describe the code object that was copied; an outcome. */
+/* Describes the copied code object; returns an outcome. */
 INLINE int send_code(struct python_work *w, const struct python_layout *l)
 {
 	struct code_description *d = &w->description;
@@ -187,7 +187,7 @@ INLINE int send_code(struct python_work *w, const struct python_layout *l)
 	return outcome;
 }
 
-/* Describe one of the code objects that the sample met first; an outcome. */
+/* Describes one of the code objects first seen in this sample; returns an outcome. */
 GLOBAL int describe_code(u32 index)
 {
 	struct python_work *w = get_python_work();
@@ -215,7 +215,7 @@ GLOBAL int describe_code(u32 index)
 	return outcome;
 }
 
-/* Describe the code objects that the sample on this CPU met first. It must be in its ring. */
+/* Describes the code objects first seen in this CPU's sample, which must be in its ring. */
 INLINE void describe_codes(void)
 {
 	struct python_work *w = get_python_work();

@@ -2,14 +2,14 @@
 /*
  * Reports sampled processes that are not registered to user space, which determines whether they
  * run CPython. A process is reported once, and again when it executes another program or maps new
- * code; one that keeps mapping and unmapping code is reported ever more rarely. Short programs
+ * code; if it keeps mapping and unmapping code, the intervals between reports grow. Short programs
  * without an interpreter that are run again and again are reported once a minute.
  */
 #pragma once
 
 #include "python_types.bpf.h"
 
-/* Tells the programs that processes run from each other; 0 if the kernel cannot be read. */
+/* Returns a value that distinguishes programs of a process; 0 if the kernel cannot be read. */
 INLINE u64 find_image(const struct python_config *c, const struct record *record)
 {
 	u64 exec_id = 0;
@@ -19,7 +19,7 @@ INLINE u64 find_image(const struct python_config *c, const struct record *record
 	return mix(record->start_time_ns, exec_id) | 1;
 }
 
-/* Find out what a process runs; its inode stays 0 if the kernel cannot be read. */
+/* Finds the program of a process; its inode stays 0 if the kernel cannot be read. */
 INLINE void find_program(const struct python_config *c, u64 mm, struct program_key *key)
 {
 	u64 file = 0, inode = 0, super = 0;
@@ -34,7 +34,7 @@ INLINE void find_program(const struct python_config *c, u64 mm, struct program_k
 	READ_KERNEL(key->inode, inode + c->inode_number);
 }
 
-/* Tell of the process of the record, which is not registered as what it runs. */
+/* Reports the process of the record, which is not registered with its current program. */
 GLOBAL int tell_process(void)
 {
 	u32 zero = 0;
@@ -48,7 +48,7 @@ GLOBAL int tell_process(void)
 
 	if (!c || !own)
 		return 0;
-	/* Short programs wait all the time, and are gone before anything can be done for them. */
+	/* Short programs wait all the time, and end before anything can be done for them. */
 	if (own->record.kind == OFF_CPU &&
 	    own->record.time_ns - own->record.start_time_ns < LEAST_AGE_NS)
 		return 0;
@@ -58,7 +58,7 @@ GLOBAL int tell_process(void)
 	now.time_ns = own->record.time_ns;
 	if (!now.image || READ_KERNEL(mm, bpf_get_current_task() + c->task_mm) || !mm ||
 	    READ_KERNEL(now.code_pages, mm + c->mm_code_pages))
-		return 0; /* also the kernel's threads, which have no memory of their own */
+		return 0; /* also kernel threads, which have no memory of their own */
 	told = LOOKUP(processes_told, &seen.tgid);
 	if (told && told->image == now.image) {
 		if (told->code_pages == now.code_pages || now.time_ns - told->time_ns < told->wait_ns)

@@ -2,8 +2,8 @@
 /*
  * Walks CPython's frames of the interrupted thread, leaf first.
  *
- * The thread is stopped, so that only what it was storing itself can be half done. What is not
- * as it must be ends the walk without a stack: no frame is ever a guess.
+ * The thread is stopped, so only what it was writing itself can be incomplete. Anything unexpected
+ * ends the walk without a stack: no frame is ever a guess.
  */
 #pragma once
 
@@ -16,11 +16,11 @@ enum frame_owners {
 };
 
 enum {
-	GO_ON = -1, /* beside python_outcomes */
-	STACKS_MASK = 0xfff, /* more than kernel and user stack take */
+	GO_ON = -1, /* must differ from all python_outcomes */
+	STACKS_MASK = 0xfff, /* more than the kernel and user stacks take */
 };
 
-#define NO_WINDOW_AT (1ULL << 62) /* no address of a process */
+#define NO_WINDOW_AT (1ULL << 62) /* not an address in any process */
 
 INLINE u64 frame_word_at(const u8 *frame, u64 at)
 {
@@ -35,8 +35,8 @@ INLINE u8 frame_byte_at(const u8 *frame, u64 at)
 }
 
 /*
- * The frame at an address. Frames of callers mostly lie below, so a piece of memory before it is
- * copied, too, if that can be read.
+ * Returns the frame at an address. Callers' frames are usually at lower addresses, so some memory
+ * below it is copied as well, if readable.
  */
 INLINE const u8 *get_frame(struct python_work *w, const struct python_layout *l, u64 at)
 {
@@ -56,7 +56,7 @@ INLINE const u8 *get_frame(struct python_work *w, const struct python_layout *l,
 	return place > FRAME_WINDOW ? 0 : w->window + place;
 }
 
-/* Append a frame; its caller may turn out to be C. */
+/* Appends a frame; its caller may turn out to be C code. */
 INLINE int put_word(struct python_work *w, u64 word)
 {
 	u64 at = w->head.frames;
@@ -68,7 +68,7 @@ INLINE int put_word(struct python_work *w, u64 word)
 	return GO_ON;
 }
 
-/* C has called the interpreter for the frame above. */
+/* C code has called the interpreter for the last frame. */
 INLINE int put_entry(struct python_work *w)
 {
 	u64 above = w->open - 1;
@@ -82,7 +82,7 @@ INLINE int put_entry(struct python_work *w)
 	return GO_ON;
 }
 
-/* Whether a frame is where it must be; `code` was copied. An outcome, or GO_ON. */
+/* Checks that a frame is in a valid place; `code` was copied. Returns an outcome, or GO_ON. */
 INLINE int check_place(struct python_work *w, const struct python_layout *l, u64 at, u32 owner,
 		       s64 instruction)
 {
@@ -111,7 +111,7 @@ INLINE int check_place(struct python_work *w, const struct python_layout *l, u64
 	return at + bytes > used ? PYTHON_UNUSED : GO_ON;
 }
 
-/* Read one frame of a function; an outcome, or GO_ON. */
+/* Reads one frame of a function; returns an outcome, or GO_ON. */
 INLINE int read_function(struct python_work *w, const struct python_layout *l, const u8 *frame,
 			 u64 at, u32 owner)
 {
@@ -129,7 +129,7 @@ INLINE int read_function(struct python_work *w, const struct python_layout *l, c
 	if (problem != GO_ON)
 		return problem;
 	w->seen++;
-	/* What CPython calls incomplete: not begun, or a helper such as that of __init__. */
+	/* Incomplete, as CPython calls it: not started yet, or a helper such as that of __init__. */
 	if (owner != OWNED_BY_GENERATOR && instruction < (s32)code_half(w, l->code_traceable))
 		return w->rooted ? put_entry(w) : GO_ON;
 	word = instruction < 0 || instruction > NO_INSTRUCTION ? NO_INSTRUCTION : instruction;
@@ -139,7 +139,7 @@ INLINE int read_function(struct python_work *w, const struct python_layout *l, c
 	return put_word(w, word | find_code(w, l, code));
 }
 
-/* Go to the next frame; an outcome at the end, or GO_ON. */
+/* Goes to the next frame; returns an outcome at the end, otherwise GO_ON. */
 GLOBAL int python_step(void)
 {
 	struct python_work *w = get_python_work();
@@ -169,13 +169,13 @@ GLOBAL int python_step(void)
 	return read_function(w, l, frame, at, owner);
 }
 
-/* Whether the loop was just entered: its own struct is linked before its frame is. */
+/* Returns whether the loop was just entered: its own struct is linked before its frame. */
 INLINE int is_entering(const struct python_work *w)
 {
 	return w->user_ip - w->process.eval_start < w->process.eval_bytes;
 }
 
-/* Read the frames of the interrupted thread into `head` and `word`; an outcome. */
+/* Reads the frames of the interrupted thread into `head` and `word`; returns an outcome. */
 GLOBAL int walk_python(void)
 {
 	struct python_work *w = get_python_work();
@@ -201,7 +201,7 @@ GLOBAL int walk_python(void)
 	return PYTHON_TRUNCATED;
 }
 
-/* Bind a process to the program that it runs; whether it still runs it. */
+/* Binds a process to the program that it runs; returns whether it still runs that program. */
 INLINE int same_image(struct python_process *process, u64 image)
 {
 	if (!process->image)
@@ -209,7 +209,7 @@ INLINE int same_image(struct python_process *process, u64 image)
 	return process->image == image;
 }
 
-/* All that comes before the walk; an outcome, PYTHON_COMPLETE if there is a thread. */
+/* Prepares the walk; returns an outcome, PYTHON_COMPLETE if there is a thread. */
 INLINE int begin_python(struct python_work *w, struct python_process *process,
 			const struct python_config *c, const struct record *record)
 {
@@ -234,8 +234,8 @@ INLINE int begin_python(struct python_work *w, struct python_process *process,
 }
 
 /*
- * Write the Python frames of the interrupted thread behind the other stacks of the record: their
- * bytes, 0 if there are none. A function of its own for the sake of the stack, as collect_span.
+ * Writes the Python frames of the interrupted thread after the other stacks of the record; returns
+ * their size in bytes, or 0. A separate function to save stack space, like collect_span.
  */
 GLOBAL int collect_python_stack(u64 behind)
 {
@@ -271,7 +271,7 @@ GLOBAL int collect_python_stack(u64 behind)
 	return bytes;
 }
 
-/* Whether the process is registered; then the instruction that it is at is noted. */
+/* Returns whether the process is registered; if so, records the current instruction. */
 INLINE int begins_python(void *ctx, const struct record *record)
 {
 	u32 zero = 0;

@@ -5,14 +5,14 @@
  *   thread state -> contextvars.Context -> HAMT -> OpenTelemetry's Context, a dictionary
  *   -> span -> span context
  *
- * Nothing in the service tells of a change. The thread stands still, and a CPython with the GIL
- * stores each of these references whole, after what it refers to; HAMTs and OpenTelemetry's
- * contexts do not change once they are referred to. Each object's type is checked, and whatever is
- * unexpected means that no span is known.
+ * The service does not announce changes. The thread is stopped, and CPython with a GIL writes each
+ * of these references atomically, after the object that it refers to; HAMTs and OpenTelemetry's
+ * contexts do not change once they are referenced. Each object's type is checked; anything
+ * unexpected means that the span is unknown.
  *
- * Structs of CPython 3.11 to 3.14: pycore_context.h, pycore_hamt.h and Python/hamt.c,
- * pycore_dict.h and Objects/dictobject.c. sdk/span_reader.py reads the same in Python, and
- * the structs are written by bpf/python_span.py; change all together.
+ * Structs of CPython 3.11 to 3.14: pycore_context.h, pycore_hamt.h and Python/hamt.c, pycore_dict.h
+ * and Objects/dictobject.c. sdk/span_reader.py reads the same in Python, and bpf/python_span.py
+ * writes the structs; change all together.
  */
 #pragma once
 
@@ -21,29 +21,29 @@
 
 enum {
 	MAX_THREADS = 1024,
-	MAX_LEVELS = 8, /* of a HAMT: 32 bits of hash by five, and a node of equal hashes */
+	MAX_LEVELS = 8, /* of a HAMT: 32 bits of hash, five per level, and a node of equal hashes */
 	MAX_EQUAL_HASHES = 8,
 	MAX_PROBES = 32, /* of a dictionary */
-	MAX_LOG2_SIZE = 15, /* of a dictionary's table of indices: up to two bytes each */
+	MAX_LOG2_SIZE = 15, /* of a dictionary's index table: up to two bytes per index */
 	SPAN_CLASSES = 4,
 };
 
 /* Where instances of a class keep their attributes. */
 enum values_style {
-	VALUES_BY_POINTER, /* 3.11: before the object, or a dictionary */
-	VALUES_TAGGED,	   /* 3.12: the same word, its lowest bit tells */
-	VALUES_INLINE,	   /* 3.13: behind the object, until they are marked invalid */
+	VALUES_BY_POINTER, /* 3.11: before the object, or in a dictionary */
+	VALUES_TAGGED,	   /* 3.12: the same word; the lowest bit shows which */
+	VALUES_INLINE,	   /* 3.13: after the object, unless they are marked invalid */
 };
 
 struct span_class {
 	u64 type;
-	u64 place; /* of the span context among the attributes that instances share */
+	u64 place; /* index of the span context among the attributes that instances share */
 	u64 keys;  /* the table of these attributes */
 };
 
 /* See SpanPath in bpf/python_span.py. */
 struct span_path {
-	u64 tgid; /* 0: there is no path */
+	u64 tgid; /* 0: no path */
 	u64 oldest_thread;
 	u64 tid_at;
 	u64 context_at;
@@ -81,7 +81,7 @@ struct hamt_object {
 
 struct hamt_node {
 	u64 references, type;
-	u64 size;   /* not of array nodes, whose children begin here */
+	u64 size;   /* absent in array nodes, whose children begin here */
 	u32 bitmap; /* of bitmap nodes only */
 };
 
@@ -123,7 +123,7 @@ INLINE const struct span_path *get_span_path(void)
 	return LOOKUP(span_path, &zero);
 }
 
-/* Whether this is the state of a living thread with this id: its neighbour refers to it. */
+/* Returns whether this is the state of a living thread with this id: its neighbour refers to it. */
 INLINE int is_state_of(const struct span_path *path, u64 state, u64 tid)
 {
 	struct thread_links links;
@@ -137,8 +137,8 @@ INLINE int is_state_of(const struct span_path *path, u64 state, u64 tid)
 }
 
 /*
- * The state of this thread in the interpreter's list; 0 if it has none. Where Python frames were
- * read at this interrupt, it is known.
+ * Returns the state of this thread in the interpreter's list; 0 if it has none. It is already known
+ * if Python frames were read in this interrupt.
  */
 GLOBAL u64 find_thread_state(u32 tid)
 {
@@ -162,7 +162,7 @@ GLOBAL u64 find_thread_state(u32 tid)
 		if (id == tid) {
 			if (!is_state_of(path, state, tid))
 				return 0;
-			w->found.image = 0; /* of no use for frames */
+			w->found.image = 0; /* frames cannot use it */
 			w->found.address = state;
 			bpf_map_update_elem(&python_threads, &tid, &w->found, BPF_ANY);
 			return state;
@@ -180,7 +180,7 @@ INLINE u32 count_bits(u32 bits)
 	return ((bits + (bits >> 4)) & 0x0f0f0f0f) * 0x01010101 >> 24;
 }
 
-/* The value of OpenTelemetry's variable among entries of equal hash. */
+/* Returns the value of OpenTelemetry's variable among entries of equal hash. */
 INLINE u64 find_among_equals(const struct span_path *path, u64 node, u64 words)
 {
 	struct entry entry;
@@ -195,7 +195,7 @@ INLINE u64 find_among_equals(const struct span_path *path, u64 node, u64 words)
 	return 0;
 }
 
-/* The value of OpenTelemetry's variable in a HAMT with this root; 0: it has none. */
+/* Returns the value of OpenTelemetry's variable in a HAMT with this root; 0 if it has none. */
 GLOBAL u64 find_variable(u64 node)
 {
 	const struct span_path *path = get_span_path();
@@ -231,7 +231,7 @@ GLOBAL u64 find_variable(u64 node)
 	return 0;
 }
 
-/* The value of a string in a dictionary's combined table; 0: it is not there, or not found. */
+/* Returns the value of a string key in a dictionary's combined table; 0 if it is not found. */
 GLOBAL u64 find_in_dict(u64 keys, u64 key, u64 hash)
 {
 	u64 mask, place, wide, entries, entry_bytes;
@@ -251,7 +251,7 @@ GLOBAL u64 find_in_dict(u64 keys, u64 key, u64 hash)
 	wide = head.log2_size >= 8;
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < MAX_PROBES; i++) {
-		s16 index; /* of one byte in small tables: the next belongs to something else */
+		s16 index; /* one byte in small tables: the second belongs to the next index */
 
 		if (READ_USER(index, keys + KEYS_INDICES_AT + (place << wide)))
 			return 0;
@@ -259,7 +259,7 @@ GLOBAL u64 find_in_dict(u64 keys, u64 key, u64 hash)
 			index = (s8)index;
 		if (index == EMPTY_INDEX)
 			return 0;
-		if (index >= 0 && (u64)index < head.entries) { /* otherwise it was deleted */
+		if (index >= 0 && (u64)index < head.entries) { /* else the entry was deleted */
 			if (READ_USER(entry, entries + entry_bytes * (u64)index))
 				return 0;
 			if (entry.key == key)
@@ -271,7 +271,7 @@ GLOBAL u64 find_in_dict(u64 keys, u64 key, u64 hash)
 	return 0;
 }
 
-/* The span context of a span out of the attributes' values, or of its dictionary. */
+/* Returns the span context of a span, from its attribute values or its dictionary. */
 GLOBAL u64 find_span_context(u64 span)
 {
 	const struct span_path *path = get_span_path();
@@ -320,7 +320,7 @@ GLOBAL u64 find_span_context(u64 span)
 	return READ_USER(found, values + values_head + 8 * place) ? 0 : found;
 }
 
-/* The table of OpenTelemetry's context that is current in the thread; 0: none. */
+/* Returns the table of the thread's current OpenTelemetry context; 0 if there is none. */
 GLOBAL u64 find_otel_context(u32 tid)
 {
 	const struct span_path *path = get_span_path();
@@ -342,8 +342,8 @@ GLOBAL u64 find_otel_context(u32 tid)
 }
 
 /*
- * The span context in a table of OpenTelemetry's context; 0: none, or it cannot be told. Not a
- * function of its own: 512 bytes of stack are for all that call each other.
+ * Returns the span context in the table of an OpenTelemetry context; 0 if absent or uncertain. Not
+ * a separate function: functions that call each other share 512 bytes of stack.
  */
 INLINE u64 find_span_context_in(const struct span_path *path, u64 table)
 {
@@ -352,7 +352,7 @@ INLINE u64 find_span_context_in(const struct span_path *path, u64 table)
 	return found ? find_span_context(found) : 0;
 }
 
-/* The number of the labels in such a table; 0: none. */
+/* Returns the number of the label set in such a table; 0 if there is none. */
 INLINE u32 find_labels_in(const struct span_path *path, const struct span_layout *layout, u64 table)
 {
 	u64 found = find_in_dict(table, path->labels_key, path->labels_key_hash);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Finds CPython's state of the interrupted thread, in the interpreter's list of them.
+ * Finds CPython's state of the interrupted thread, in the interpreter's list of thread states.
  *
- * Not by thread-local storage: there it is only while the thread has the GIL, and the kernel
- * mostly works for threads that have not. Other threads change the list meanwhile, so that what
- * is found counts only if it is of this thread and in the list.
+ * Thread-local storage has it only while the thread holds the GIL, and threads that are in the
+ * kernel mostly do not. Other threads may change the list at the same time, so a state counts only
+ * if it belongs to this thread and is in the list.
  *
  * With subinterpreters, a thread may have states of several interpreters, each with frames. From
- * 3.13 on a bit says which one it used last, with the GIL or without. Before, a thread may run a
- * state with the id of another thread, so only states of the main interpreter are looked at, which
- * is the last in the list.
+ * 3.13 on, a bit marks the state that the thread used last, with or without the GIL. In older
+ * versions, a thread may run a state with another thread's id, so only states of the main
+ * interpreter, the last in the list, are examined.
  */
 #pragma once
 
@@ -25,7 +25,7 @@ INLINE u64 thread_word(const struct python_work *w, u64 at)
 	return *(const u64 *)((const u8 *)w->thread_head + at);
 }
 
-/* Copy the beginning of a thread state; 0 on success. */
+/* Copies the beginning of a thread state; returns 0 on success. */
 INLINE int read_thread(struct python_work *w, const struct python_layout *l, u64 thread)
 {
 	u64 bytes = l->thread_bytes;
@@ -34,7 +34,7 @@ INLINE int read_thread(struct python_work *w, const struct python_layout *l, u64
 	return bpf_probe_read_user(w->thread_head, bytes, (void *)thread);
 }
 
-/* Whether what was copied belongs to the interrupted thread, which used it last. */
+/* Returns whether the copied state belongs to the interrupted thread, which used it last. */
 INLINE int is_own(const struct python_work *w, const struct python_layout *l)
 {
 	return thread_word(w, l->thread_native) == w->native &&
@@ -42,14 +42,14 @@ INLINE int is_own(const struct python_work *w, const struct python_layout *l)
 	       (!w->several || thread_word(w, l->thread_status) & IS_THREADS);
 }
 
-/* The current frame of the thread state that was copied; 0 on success. */
+/* Finds the current frame of the copied thread state; returns 0 on success. */
 INLINE int read_current_frame(struct python_work *w, const struct python_layout *l)
 {
 	w->frame = thread_word(w, l->thread_frame);
 	return l->flags & PYTHON_CFRAME && READ_USER(w->frame, w->frame + l->cframe_frame);
 }
 
-/* Whether a thread state is still in the list, and still of this thread. */
+/* Returns whether a thread state is still in the list, and still belongs to this thread. */
 INLINE int is_current(struct python_work *w, const struct python_layout *l, u64 thread)
 {
 	u64 previous, link = 0;
@@ -62,7 +62,7 @@ INLINE int is_current(struct python_work *w, const struct python_layout *l, u64 
 	       link == thread;
 }
 
-/* The thread's id in the namespace that it lives in itself; 0 if it cannot be read. */
+/* Returns the thread's id in its innermost pid namespace; 0 if it cannot be read. */
 INLINE u32 innermost_tid(const struct python_config *c)
 {
 	u64 task = bpf_get_current_task(), pid = 0;
@@ -75,8 +75,8 @@ INLINE u32 innermost_tid(const struct python_config *c)
 }
 
 /*
- * Go on in the list of interpreters, up to one of them, 0: the last; 0 on success. Without one of
- * the wanted address, nothing can be said of memory there: it may be that of an interpreter's past.
+ * Advances in the list to the interpreter at an address, or to the last one for 0; returns 0 on
+ * success. Other addresses may be those of former interpreters, whose memory means nothing.
  */
 GLOBAL int go_to_interpreter(u64 wanted)
 {
@@ -102,7 +102,7 @@ GLOBAL int go_to_interpreter(u64 wanted)
 	return 1;
 }
 
-/* Go to the next interpreter that has threads; 0 on success, 1: there is none. */
+/* Advances to the next interpreter with threads; returns 0 on success, 1 if there is none. */
 INLINE int next_interpreter(struct python_work *w, const struct python_layout *l)
 {
 	u64 next;
@@ -111,15 +111,15 @@ INLINE int next_interpreter(struct python_work *w, const struct python_layout *l
 		return 1;
 	if (READ_USER(next, w->interpreter + l->interpreter_next) ||
 	    (next && READ_USER(w->next_thread, next + l->interpreter_threads)))
-		w->next_thread = -1; /* not all were looked at */
+		w->next_thread = -1; /* not all threads were examined */
 	w->interpreter = next;
 	return w->next_thread == -1ULL || !next;
 }
 
 /*
- * Look at one thread of the list; whether the search is over. A state that the thread makes for
- * another one has its id, too (in 3.11), but no frame. Where there are several interpreters, all
- * are searched: two states that the thread seems to have used last are of no use.
+ * Examines one thread of the list; returns whether the search is over. A state that this thread
+ * creates for another thread has its id as well (in 3.11), but no frame. With several interpreters,
+ * all are searched: if the thread seems to have used two states last, neither is used.
  */
 GLOBAL int try_thread(void)
 {
@@ -146,7 +146,7 @@ GLOBAL int try_thread(void)
 	return 0;
 }
 
-/* Search the list, which begins with the youngest; an outcome. */
+/* Searches the list, which begins with the newest thread; returns an outcome. */
 INLINE int search_thread(struct python_work *w, const struct python_layout *l)
 {
 	u32 tried;
@@ -165,14 +165,14 @@ INLINE int search_thread(struct python_work *w, const struct python_layout *l)
 	w->found.image = w->image;
 	w->found.time_ns = w->time_ns;
 	w->found.address = w->thread;
-	if (w->thread || tried > CHEAP_SEARCH) /* a thread that starts is soon one of Python */
+	if (w->thread || tried > CHEAP_SEARCH) /* a new thread soon becomes a Python thread */
 		bpf_map_update_elem(&python_threads, &w->tid, &w->found, 0);
 	if (!w->thread)
 		return w->next_thread ? PYTHON_THREADS : PYTHON_NO_THREAD;
 	return read_thread(w, l, w->thread) ? PYTHON_UNREADABLE : PYTHON_COMPLETE;
 }
 
-/* Whether a thread state of one of several interpreters is still this thread's. */
+/* Returns whether a thread state of one of several interpreters is still this thread's. */
 INLINE int is_current_of_several(struct python_work *w, const struct python_layout *l, u64 thread)
 {
 	return !read_thread(w, l, thread) &&
@@ -181,8 +181,8 @@ INLINE int is_current_of_several(struct python_work *w, const struct python_layo
 }
 
 /*
- * Leave the state of the interrupted thread, whose process is registered, in `thread`, its
- * beginning in `thread_head`; an outcome, PYTHON_COMPLETE if there is one. `thread` must be 0.
+ * Finds the state of the interrupted thread, whose process is registered: puts its address in
+ * `thread`, which must be 0, and its beginning in `thread_head`. Returns an outcome.
  */
 GLOBAL int find_python_thread(void)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Maps, settings and state of the reader of CPython's frames. The structs up to
- * `code_description` are read and written by python.py and python_codes.py; change both together.
+ * Maps, settings and state of the reader of CPython's frames. python.py and python_codes.py read
+ * and write the structs up to `code_description`; change both together.
  */
 #pragma once
 
@@ -9,12 +9,12 @@
 
 enum {
 	MAX_PYTHON_FRAMES = 127,
-	MORE_STEPS = 64,	 /* for frames that are not shown */
+	MORE_STEPS = 64,	 /* for hidden frames */
 	PYTHON_STACK_VERSION = 1,
 	MAX_PYTHON_LAYOUTS = 64,
-	MAX_PYTHON_THREADS = 512, /* of a process, walked to find one */
+	MAX_PYTHON_THREADS = 512, /* of a process, examined to find one */
 	MAX_PYTHON_INTERPRETERS = 128,
-	CHEAP_SEARCH = 16, /* threads: as many are searched at each sample */
+	CHEAP_SEARCH = 16, /* threads examined at each sample */
 	THREAD_BYTES = 512,
 	FRAME_BYTES = 128,
 	FRAME_WINDOW = 1024, /* of the data stack; a power of two */
@@ -22,30 +22,30 @@ enum {
 	CODE_ID_BITS = 40,
 	CODE_COUNTER_BITS = 27,
 	NO_INSTRUCTION = (1 << 22) - 1,
-	MAX_NEW_CODES = 32, /* described at one interrupt */
-	MAX_NEW_BYTES = 1 << 15, /* of their line tables, but for the first */
+	MAX_NEW_CODES = 32, /* code objects described in one interrupt */
+	MAX_NEW_BYTES = 1 << 15, /* of their line tables, except the first */
 	MAX_NAME_BYTES = 508,
 	MAX_TABLE_PIECES = 16,
 	TABLE_PIECE_BYTES = 4096,
-	ASK_AGAIN_NS = 100000000, /* whether a thread has become one of Python */
+	ASK_AGAIN_NS = 100000000, /* interval for rechecking an unknown thread */
 };
 
-/* Between two tellings of one program whose code changes. */
+/* Interval between two reports of one program whose code changes. */
 #define FIRST_WAIT_NS 10000000ULL
 #define LONGEST_WAIT_NS 40960000000ULL
-/* Of processes that wait: a younger one is told of when it runs in a sample. */
+/* Age of waiting processes; a younger one is reported when a sample finds it running. */
 #define LEAST_AGE_NS 1000000000ULL
 
 #define FROM_C (1ULL << 62) /* in a word */
 
 enum python_flags {
-	PYTHON_CFRAME = 1, /* the current frame is in a struct of the C stack */
-	PYTHON_IS_ENTRY = 2, /* frames say whether they were entered from C; else others lie between */
+	PYTHON_CFRAME = 1, /* the current frame is in a struct on the C stack */
+	PYTHON_IS_ENTRY = 2, /* frames have a flag for entry from C; else entry frames exist */
 };
 
 struct python_config {
-	u64 max_frames; /* 0: none are read */
-	/* offsets in the kernel's structs */
+	u64 max_frames; /* 0: no frames are read */
+	/* offsets in kernel structs */
 	u64 number_bytes;
 	u64 task_exec_id;
 	u64 task_pid;
@@ -60,7 +60,7 @@ struct python_config {
 	u64 super_device;
 };
 
-/* Where an interpreter has what: see PythonLayout in python.py. */
+/* Locations of an interpreter's data: see PythonLayout in python.py. */
 struct python_layout {
 	u64 flags;
 	u64 interpreters_head;
@@ -71,9 +71,9 @@ struct python_layout {
 	u64 thread_next;
 	u64 thread_interpreter;
 	u64 thread_native;
-	u64 thread_status; /* has IS_THREADS; 0: there is no such bit */
+	u64 thread_status; /* contains IS_THREADS; 0: there is no such bit */
 	u64 thread_frame;
-	u64 thread_chunk; /* address, then what is in use, then its end */
+	u64 thread_chunk; /* address, then the end of the used part, then the end of the chunk */
 	u64 cframe_frame;
 	u64 frame_bytes;
 	u64 frame_code;
@@ -81,11 +81,11 @@ struct python_layout {
 	u64 frame_instruction;
 	u64 frame_owner;
 	u64 frame_entry;
-	u64 frame_header; /* before a frame's variables; 0: code_frame_words tells all */
-	u64 entry_owner;  /* from this on: no frame of a function, but of a C call */
+	u64 frame_header; /* bytes before a frame's variables; 0: code_frame_words covers all */
+	u64 entry_owner;  /* from this owner on, a frame belongs to a C call, not to a function */
 	u64 generator_state_back;
 	u64 generator_executing;
-	u64 code_bytes; /* of the object, without its instructions */
+	u64 code_bytes; /* size of the object, without its instructions */
 	u64 code_traceable;
 	u64 code_frame_words;
 	u64 code_stack_words;
@@ -95,10 +95,10 @@ struct python_layout {
 	u64 code_file;
 	u64 code_name;
 	u64 code_table;
-	u64 string_ascii; /* where characters are */
+	u64 string_ascii; /* offset of the characters */
 	u64 string_other;
 	u64 string_kind_shift;
-	u64 string_ascii_shift; /* one above the bit of compact strings */
+	u64 string_ascii_shift; /* one above the bit for compact strings */
 };
 
 struct python_process {
@@ -106,34 +106,34 @@ struct python_process {
 	u64 tag;
 	u64 runtime_at;
 	u64 code_type;
-	u64 eval_start; /* of the interpreter's loop, and how much of it runs before its frame */
+	u64 eval_start; /* the loop, and its bytes that run before its frame is current */
 	u64 eval_bytes;
-	u64 image; /* that it was first sampled with; 0: not yet */
+	u64 image; /* of its first sample; 0: not sampled yet */
 };
 
-/* What came of the stacks, and of the descriptions. */
+/* Outcomes of stacks, and of descriptions. */
 enum python_outcomes {
 	PYTHON_COMPLETE,
 	PYTHON_TRUNCATED,
 	PYTHON_OTHER_IMAGE,  /* the process has executed another program */
-	PYTHON_INTERPRETERS, /* too many, or the thread's one is not certain */
-	PYTHON_NO_THREAD,    /* a thread that Python does not know */
+	PYTHON_INTERPRETERS, /* too many, or the thread's interpreter is uncertain */
+	PYTHON_NO_THREAD,    /* a thread unknown to Python */
 	PYTHON_THREADS,	     /* too many */
 	PYTHON_NO_FRAME,
-	PYTHON_ENTERING,   /* the interpreter's loop */
+	PYTHON_ENTERING,   /* entering the interpreter's loop */
 	PYTHON_UNROOTED,   /* a generator is being linked to its caller */
-	PYTHON_UNREADABLE, /* memory that is not resident, or not there */
+	PYTHON_UNREADABLE, /* memory that is not resident or not mapped */
 	PYTHON_NOT_CODE,
-	PYTHON_OUTSIDE,	     /* of its code is the instruction */
+	PYTHON_OUTSIDE,	     /* the instruction is outside of its code */
 	PYTHON_NOT_RUNNING,  /* a generator */
-	PYTHON_UNUSED,	     /* the frame lies where none can be */
-	PYTHON_NOT_ADJACENT, /* a frame is being made */
+	PYTHON_UNUSED,	     /* the frame is where no frame can be */
+	PYTHON_NOT_ADJACENT, /* a frame is being created */
 	CODE_DESCRIBED,
 	CODE_RING_FULL,
 	CODE_UNREADABLE,
-	CODE_TOO_MANY, /* at one interrupt */
-	CODE_NO_TABLE, /* described, but for its line table: too large */
-	PYTHON_OUTCOMES = 32, /* with reserve: 256 bytes */
+	CODE_TOO_MANY, /* in one interrupt */
+	CODE_NO_TABLE, /* described without its line table, which is too large */
+	PYTHON_OUTCOMES = 32, /* reserve included: 256 bytes */
 };
 
 struct python_line {
@@ -154,7 +154,7 @@ enum code_records {
 	PROCESS_SEEN,
 };
 
-/* A part of a code object's line table; all come before its description. */
+/* Part of a code object's line table; all parts precede its description. */
 struct code_piece {
 	u64 id;
 	u32 kind;
@@ -173,20 +173,20 @@ struct code_description {
 	u32 table_bytes;
 	u16 file_bytes;
 	u16 name_bytes;
-	u8 file_width; /* bytes of a character */
+	u8 file_width; /* bytes per character */
 	u8 name_width;
 	u8 reserved[6];
 	u8 text[1024]; /* file, then name */
 };
 
-/* A program by its file, with what it has loaded by how much code that is. */
+/* Identifies a program by its file and the size of its loaded code. */
 struct program_key {
 	u64 device;
 	u64 inode;
 	u64 code_pages;
 };
 
-/* A process that is sampled and not registered. */
+/* A sampled process that is not registered. */
 struct process_seen {
 	u64 image;
 	u32 kind;
@@ -194,12 +194,12 @@ struct process_seen {
 	struct program_key program;
 };
 
-/* What was told of a process: what it ran, and how much code it had. */
+/* The last report about a process: its program, and the size of its code. */
 struct process_told {
 	u64 image;
 	u64 code_pages;
 	u64 time_ns;
-	u64 wait_ns; /* before it is told of again as the same program */
+	u64 wait_ns; /* until the same program is reported again */
 };
 
 struct code_key {
@@ -207,16 +207,16 @@ struct code_key {
 	u64 address;
 };
 
-/* A code object that samples have the id of. */
+/* A code object whose id appears in samples. */
 struct code_state {
-	u64 check;   /* mixed with the id: an element may be used again while it is read */
+	u64 check;   /* mixed with the id: an element may be reused while it is read */
 	u64 id;
-	u64 pending; /* the sample that is going to describe it; 0: it is described */
+	u64 pending; /* the sample that will describe it; 0: it is described */
 };
 
 struct thread_state {
 	u64 image;
-	u64 address; /* 0: Python does not know this thread */
+	u64 address; /* 0: this thread is unknown to Python */
 	u64 time_ns;
 };
 
@@ -226,7 +226,7 @@ struct new_code {
 	u64 id;
 };
 
-/* State of one walk. It is kept here, whose values the verifier forgets: it sees one loop state. */
+/* State of one walk. Kept in a map: the verifier forgets its values, and sees one loop state. */
 struct python_work {
 	struct python_process process; /* a copy */
 	u64 image;
@@ -237,18 +237,18 @@ struct python_work {
 	u32 tid;
 	u32 layout;
 	u32 limit;  /* of frames */
-	u32 native; /* the thread's id for itself */
+	u32 native; /* the thread's id in its own namespace */
 	u32 cpu;
 	u64 interpreter;
-	u64 several; /* interpreters are in the list, so that a thread may have a state of each */
-	u64 thread; /* address of its state; 0: none is found at this interrupt */
+	u64 several; /* the list has several interpreters, so a thread may have a state in each */
+	u64 thread; /* address of its state; 0: not found in this interrupt */
 	u64 next_thread;
 	struct thread_state found;
-	u64 frame; /* the next one */
-	u64 seen;  /* frames of functions */
-	u64 open;  /* place + 1 of the last word, if it may be entered from C; else 0 */
+	u64 frame; /* the next frame */
+	u64 seen;  /* frames of functions so far */
+	u64 open;  /* index + 1 of the last word, if it may have been entered from C; otherwise 0 */
 	u64 rooted;
-	u64 top_at; /* of a frame that is being made; 0 otherwise */
+	u64 top_at; /* of a frame being created; otherwise 0 */
 	u64 window_at;
 	u64 new_codes;
 	u64 new_bytes;

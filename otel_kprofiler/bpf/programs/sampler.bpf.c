@@ -2,9 +2,9 @@
 /*
  * The sampler: runs at every overflow of a perf event and writes one record to a ring.
  *
- * Helpers only: no kernel header, no struct of the kernel, no register of a processor, so that
- * one little-endian object serves every kernel since 5.10 on x86-64 and arm64. The structs
- * below are read and written by layout.py; change both together.
+ * Uses helpers only: no kernel header, no kernel struct and no processor register, so that one
+ * little-endian object serves every kernel from 5.10 on, on x86-64 and arm64. layout.py reads and
+ * writes the structs below; change both together.
  */
 
 #include "loaders.bpf.h"
@@ -17,20 +17,20 @@
 
 enum {
 	MAX_FRAMES = 127, /* per side: the default of kernel.perf_event_max_stack */
-	STACK_BYTES = MAX_FRAMES * 8, /* 0x3f8: as a mask it keeps every length up to itself */
+	STACK_BYTES = MAX_FRAMES * 8, /* 0x3f8: as a mask, it preserves every length up to itself */
 	PYTHON_STACK_BYTES = 2048, /* more than the largest; a power of two */
 	MAX_CONTEXT_ATTRIBUTES = 612, /* OTEP 4947: a record of at most 640 bytes */
 	CONTEXT_MASK = 1023,
-	CONTEXT_BYTES = 1152, /* a record's head, and attributes as the verifier bounds them */
+	CONTEXT_BYTES = 1152, /* a record's head, and attributes within the verifier's bound */
 	ALL_STACKS_BYTES = STACK_BYTES + USER_STACK_BYTES + PYTHON_STACK_BYTES,
 	ALL_STACKS_MASK = 8191,
 	NOT_COLLECTED = -32768,
-	NO_OWNER = -1, /* as for chown(2), no user's id */
+	NO_OWNER = -1, /* not a user id, as for chown(2) */
 	MAX_RANGES = 4,
-	LONGEST_GAP_NS = 500000000, /* of a CPU that was online, with two periods */
+	LONGEST_GAP_NS = 500000000, /* on a CPU that was online, with two periods */
 	ON_CPU = 1, /* kind of the samples, as in model/kind.py */
 	OFF_CPU = 2,
-	IN_FLIGHT = 1, /* a record is being made; its time is not read yet */
+	IN_FLIGHT = 1, /* a record is being written; its time is not known yet */
 };
 
 enum flags {
@@ -40,16 +40,16 @@ enum flags {
 	ONLY_TARGETS = 8,
 	START_TIME = 16,
 	SPAN_LINKS = 32,
-	NAMESPACE = 64, /* ids are those of a pid namespace; targets are in it */
-	DESCENDANTS = 128, /* of targets are targets too */
-	A64 = 256,	   /* the processor's calls are those of arm64 */
+	NAMESPACE = 64, /* ids are those of a pid namespace, which contains the targets */
+	DESCENDANTS = 128, /* descendants of targets are targets, too */
+	A64 = 256,	   /* calls are those of arm64 */
 	ONLY_COMMS = 512,
 	ONLY_CGROUPS = 1024,
-	PROGRAM_AND_OWNER = 2048, /* of tasks can be read */
+	PROGRAM_AND_OWNER = 2048, /* these fields of tasks can be read */
 	THREAD_CONTEXTS = 4096,
 };
 
-/* How the programs of this object find user frames. */
+/* How the programs of this object collect user frames. */
 enum user_frames {
 	BY_FRAME_POINTERS,
 	BY_TABLES,	/* registers by bpf_task_pt_regs */
@@ -67,7 +67,7 @@ struct range {
 	u64 size;
 };
 
-/* Of what tells the programs and users of a task apart. */
+/* Offsets of fields that identify a task's program and user. */
 struct program_offsets {
 	u64 exec_id;	 /* of task_struct.self_exec_id */
 	u64 mm;		 /* of task_struct.mm */
@@ -83,36 +83,36 @@ struct config {
 	u64 start_offset;  /* of task_struct.start_boottime */
 	u64 wakeup_bytes;  /* fill mark at which the reader is woken */
 	u64 stack_bytes; /* limit of one side, at most STACK_BYTES */
-	u64 namespace_device; /* of the pid namespace, and its inode number */
+	u64 namespace_device; /* of the pid namespace, followed by its inode number */
 	u64 namespace_inode;
 	u64 parent_offset; /* of task_struct.real_parent */
 	u64 tgid_offset;   /* of task_struct.tgid */
 	u64 comm_offset;   /* of task_struct.comm; 0: unknown */
-	u64 cgroup_levels; /* bits: the depths of the cgroups */
-	u64 period_ns;	   /* between two runs on a CPU; 0: they are not regular */
-	u64 regular_since_ns; /* no run is missing from before */
-	u64 thread_pointer; /* of task_struct.thread.fsbase, the user's thread pointer */
+	u64 cgroup_levels; /* bit mask of the cgroups' depths */
+	u64 period_ns;	   /* between two runs on a CPU; 0: runs are irregular */
+	u64 regular_since_ns; /* time from which missing runs are counted */
+	u64 thread_pointer; /* of task_struct.thread.fsbase, the user thread pointer */
 	struct program_offsets program;
 	struct span_layout spans;
 	struct range interrupt_text[MAX_RANGES];
 };
 
 /*
- * Cache lines for each CPU, and for each event on it; only that CPU writes them, user space reads
- * them by mmap.
+ * Cache lines for each CPU, and for each event on it; only that CPU writes them, and user space
+ * reads them through a mapping.
  */
 struct cpu_line {
 	u64 taken;
 	u64 ring_full;
-	u64 idle;      /* left out: the idle task itself */
-	u64 target;    /* left out: another process, name or cgroup than those wanted */
-	u64 age;       /* left out: the process is too young */
-	u64 empty;     /* left out: no frame on the only side that is wanted */
-	u64 in_flight; /* 0, IN_FLIGHT, or the time of the record that is being made */
-	u64 missed;    /* runs that the kernel left out while the CPU was not idle */
-	u64 busy_ns;   /* time in this program */
-	u64 counted;   /* events until the last run; not of cpu-clock */
-	u64 overflows; /* of its period until the last run */
+	u64 idle;      /* omitted: the idle task itself */
+	u64 target;    /* omitted: not one of the wanted processes, names or cgroups */
+	u64 age;       /* omitted: the process is too young */
+	u64 empty;     /* omitted: no frame on the only wanted side */
+	u64 in_flight; /* 0, IN_FLIGHT, or the time of the record being written */
+	u64 missed;    /* runs that the kernel skipped while the CPU was not idle */
+	u64 busy_ns;   /* time spent in this program */
+	u64 counted;   /* events up to the last run; not of cpu-clock */
+	u64 overflows; /* overflows of its period up to the last run */
 	u64 unused[5];
 };
 
@@ -135,26 +135,26 @@ struct record {
 	u64 stack_start; /* of the program's main thread, as field 28 of /proc/PID/stat; 0: unknown */
 	u32 tgid;
 	u32 tid;
-	u32 exec_id; /* grows with each execve(2), and is inherited by fork(2) */
-	u32 owner;   /* effective user id; NO_OWNER: neither is known */
+	u32 exec_id; /* incremented by execve(2), inherited by fork(2) */
+	u32 owner;   /* effective user id; NO_OWNER: neither field is known */
 	u16 cpu;
 	u16 kind;
 	s16 kernel_bytes; /* or a negative errno, or NOT_COLLECTED */
 	s16 user_bytes;
 	s16 python_bytes;
-	u16 phase; /* of a wait; 0 on a CPU */
-	u32 labels; /* number of the set; 0: none */
+	u16 phase; /* of a wait; 0 for on-CPU samples */
+	u32 labels; /* number of the label set; 0: none */
 	char comm[16];
 	u32 context_bytes; /* of the thread context behind the stacks (thread_context.bpf.h) */
 	u32 unused;
-	/* kernel, user (user_stack.bpf.h), Python (python_types.bpf.h): what is used of them */
+	/* kernel, user (user_stack.bpf.h), Python (python_types.bpf.h): the used part of each */
 	u64 frames[(ALL_STACKS_BYTES + CONTEXT_BYTES) / 8];
 };
 
-/* The last run on a CPU, to count those that are missing since. */
+/* The last run on a CPU, to count the runs missing since. */
 struct last_run {
 	u64 time_ns; /* 0: the CPU was idle */
-	s64 late_ns; /* how far the runs are behind the clock */
+	s64 late_ns; /* how late the runs are, compared with the clock */
 };
 
 struct scratch {
@@ -177,8 +177,8 @@ RING(ring);
 #include "events.bpf.h"
 
 /*
- * Length of a stack out of a helper's result; 0 for errors. The mask tells every verifier the
- * bounds (they differ in what they track), the asm keeps the compiler from proving it away.
+ * Returns the length of a stack from a helper's result; 0 for errors. The mask gives all verifiers
+ * the bounds (they differ in what they track), and the asm keeps the compiler from removing it.
  */
 INLINE u64 stack_bytes(long result)
 {
@@ -188,7 +188,7 @@ INLINE u64 stack_bytes(long result)
 	return bytes;
 }
 
-/* Boot time at which the current process (not the thread) started, 0 if it cannot be read. */
+/* Returns the boottime at which the current process (not the thread) started; 0 if unreadable. */
 INLINE u64 start_time(const struct config *options)
 {
 	u64 leader = 0, start = 0;
@@ -204,8 +204,8 @@ INLINE u64 start_time(const struct config *options)
 }
 
 /*
- * Which program a task runs, and as whom. In the midst of execve(2) the new program's stack has no
- * start yet, and at the end of a process it is gone; the id changes in one step.
+ * Records which program a task runs, and as which user. During execve(2), the new program's stack
+ * has no start yet, and when a process exits, it is gone; the id changes in one step.
  */
 INLINE void note_program(const struct config *options, struct record *record, u64 task)
 {
@@ -225,7 +225,7 @@ INLINE void note_program(const struct config *options, struct record *record, u6
 		READ_KERNEL(record->stack_start, mm + options->program.stack_start);
 }
 
-/* Whether an interrupt was being handled: a frame of its entry is on the stack. */
+/* Returns whether an interrupt was being handled: a frame of its entry code is on the stack. */
 INLINE int in_interrupt(const struct config *options, const struct record *record, u64 bytes)
 {
 #pragma clang loop unroll(disable)
@@ -246,8 +246,8 @@ INLINE int in_interrupt(const struct config *options, const struct record *recor
 #include "targets.bpf.h"
 
 /*
- * Write the user stack at `at`: its bytes, 0 if there is none. `user_bytes` of the record is
- * this, or an error.
+ * Writes the user stack to `at`; returns its size in bytes, or 0. The record's `user_bytes` becomes
+ * this size, or an error.
  */
 INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct record *record,
 			      u8 *at, u64 limit, enum user_frames by)
@@ -290,9 +290,9 @@ INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct re
 
 /*
  * Writes the span of the interrupted thread, and its labels, into the record. Returns whether the
- * interpreter's objects have a span context, even of a span not to link to. A function of its own,
- * so that its stack is free again when the unwinder needs it: 512 bytes are for all that call each
- * other.
+ * interpreter's objects have a span context, even if its span is not to be linked. A separate
+ * function, so that its stack is free again when the unwinder needs it: functions that call each
+ * other share 512 bytes.
  */
 GLOBAL int collect_span(void)
 {
@@ -319,7 +319,7 @@ GLOBAL int collect_span(void)
 
 #endif
 
-/* A band above the mark: two CPUs may jump over it, and beyond it the reader is awake. */
+/* A band above the mark: two CPUs may jump over the mark; above it, the reader is awake. */
 INLINE u64 find_wakeup(const struct config *options)
 {
 	u32 zero = 0;
@@ -333,7 +333,7 @@ INLINE u64 find_wakeup(const struct config *options)
 }
 
 /*
- * Write the current thread, whose ids are in the record, with its stacks to the ring.
+ * Writes the current thread, whose ids are in the record, to the ring, with its stacks.
  */
 INLINE enum written write_thread(void *ctx, struct config *options, struct record *record,
 				 enum user_frames by, int python, int in_namespace)
@@ -352,7 +352,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	if (flags & USER_STACKS)
 		user_bytes = collect_user_stack(ctx, options, record,
 						(u8 *)record->frames + kernel_bytes, limit, by);
-	/* Only one side is wanted, and the interrupt hit the other: not an error, not a sample. */
+	/* Only one side is wanted, and the interrupt hit the other: not an error, no sample. */
 	if ((record->kernel_bytes == 0 && record->user_bytes == NOT_COLLECTED) ||
 	    (record->user_bytes == 0 && record->kernel_bytes == NOT_COLLECTED))
 		return NO_FRAMES;
@@ -374,13 +374,13 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	if (flags & SPAN_LINKS && in_namespace)
 		has_span = collect_span();
 #endif
-	/* What the process publishes is only needed for spans of classes that the path lacks. */
+	/* The process's published context is needed only for spans that the path does not cover. */
 	if (!has_span && flags & THREAD_CONTEXTS && in_namespace && may_publish(record->tgid)) {
 		context_bytes = collect_thread_context(kernel_bytes + user_bytes + python_bytes);
 		BOUND(context_bytes, CONTEXT_MASK);
 	}
 	record->context_bytes = context_bytes;
-	/* Events leave a quarter of the ring, whose half is the fill mark, to other kinds. */
+	/* Events leave a quarter of the ring to other kinds; half of the ring is the fill mark. */
 	if (FOLLOWS_EVENTS && record->kind >= FIRST_EVENT &&
 	    RING_USED(ring) >= options->wakeup_bytes / 2 * 3)
 		return NO_ROOM;
@@ -395,7 +395,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	return WRITTEN;
 }
 
-/* Whether the current thread passes the filters; writes its ids into the record. */
+/* Returns whether the current thread passes the filters; writes its ids into the record. */
 INLINE int is_followed(const struct config *options, struct record *record, int *in_namespace)
 {
 	u64 ids = bpf_get_current_pid_tgid();
@@ -452,9 +452,9 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 }
 
 /*
- * The kernel runs no program at a perf event of a CPU that is inside another one, or inside
- * bpf(2), and counts that nowhere. A run that comes late is followed by one that comes early: only
- * what they are behind together is missing. An idle CPU may have stopped its timer.
+ * The kernel runs no program at a perf event on a CPU that is inside another program or inside
+ * bpf(2), and does not count that. An early run follows a late one: only the delay of both together
+ * shows missing runs. An idle CPU may have stopped its timer.
  */
 INLINE void count_missed(const struct config *options, struct last_run *last,
 			 struct cpu_line *line, u64 now)
@@ -483,7 +483,7 @@ INLINE void count_missed(const struct config *options, struct last_run *last,
 
 /*
  * A program never interrupts itself on one CPU (the kernel counts bpf_prog_active), so plain
- * increments are exact. in_flight lets the reader know up to which time it has seen all.
+ * increments are exact. in_flight shows the reader up to which time it has all records.
  */
 INLINE int run(void *ctx, enum user_frames by, int python)
 {
@@ -535,7 +535,7 @@ PROGRAM("perf_event") int kprofiler_unwind_5_10(void *ctx)
 	return run(ctx, BY_TABLES_5_10, 0);
 }
 
-/* The same with the frames of CPython. */
+/* The same with Python frames. */
 PROGRAM("perf_event") int kprofiler_sample_python(void *ctx)
 {
 	return run(ctx, BY_FRAME_POINTERS, 1);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Reads span contexts of opentelemetry-api. The layout is written by spans.py; change both together.
+ * Reads span contexts of opentelemetry-api. spans.py writes the layout; change both together.
  */
 #pragma once
 
 #include "loaders.bpf.h"
 
 enum {
-	MAX_DIGITS = 5, /* of an integer of 128 bits */
+	MAX_DIGITS = 5, /* of a 128-bit integer */
 };
 
 /*
- * Where the service's interpreter (CPython) has the types of its objects, and offsets in them.
- * See SpanLayout in spans.py.
+ * Addresses of types in the service's interpreter (CPython), and offsets in their objects. See
+ * SpanLayout in spans.py.
  */
 struct span_layout {
 	u64 span_context_type;
@@ -25,11 +25,11 @@ struct span_layout {
 	u64 unsampled;
 };
 
-/* What follows the reference count, the first word of every object. */
+/* An integer after its reference count, the first word of every object. */
 struct python_int {
 	u64 type;
 	u64 size; /* number of digits, shifted */
-	u32 digits[MAX_DIGITS + 1]; /* 30 bits each, the lowest first */
+	u32 digits[MAX_DIGITS + 1]; /* 30 bits each, lowest first */
 };
 
 struct span {
@@ -39,7 +39,7 @@ struct span {
 
 #define TYPE_AT 8
 
-/* Read a non-negative integer of exactly this type; whether it is one of up to MAX_DIGITS. */
+/* Reads a non-negative integer of exactly this type; returns whether it has up to MAX_DIGITS. */
 INLINE int read_int(const struct span_layout *layout, u64 object, u64 type,
 		    struct python_int *number)
 {
@@ -53,7 +53,7 @@ INLINE int read_int(const struct span_layout *layout, u64 object, u64 type,
 #pragma clang loop unroll(full)
 	for (u32 i = 0; i < MAX_DIGITS; i++)
 		if (i >= digits)
-			number->digits[i] = 0; /* that is behind the object */
+			number->digits[i] = 0; /* this is past the end of the object */
 	return 1;
 }
 
@@ -62,7 +62,7 @@ INLINE u64 low_half(const struct python_int *number)
 	return number->digits[0] | (u64)number->digits[1] << 30 | (u64)number->digits[2] << 60;
 }
 
-/* The ids of a span context; left as they are if it is none, or not of a span to link to. */
+/* Reads the ids of a span context; keeps them unchanged if it is none, or not to be linked. */
 INLINE void read_span_context(const struct span_layout *layout, u64 object, struct span *span)
 {
 	u64 type, items[4]; /* trace id, span id, whether it is remote, flags */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Which processes are sampled: by id, with their descendants, by name, by cgroup. Included by
- * sampler.bpf.c after its structs.
+ * Selects the processes to sample: by id, optionally with their descendants, by name, by cgroup.
+ * Included by sampler.bpf.c after its structs.
  */
 
 enum {
@@ -10,11 +10,11 @@ enum {
 };
 
 HASH(targets, u8, SIZED_BY_LOADER); /* ids as in the record */
-HASH(roots, u8, SIZED_BY_LOADER);   /* targets with descendants, by their initial ids */
+HASH(roots, u8, SIZED_BY_LOADER);   /* targets whose descendants are sampled, by initial ids */
 HASH_OF(comms, struct comm, u8, SIZED_BY_LOADER);
 HASH_OF(cgroups, u64, u8, SIZED_BY_LOADER);
 
-/* Whether a target is among the ancestors of the current process. */
+/* Returns whether the current process has a target among its ancestors. */
 INLINE int descends(const struct config *options)
 {
 	u64 task = bpf_get_current_task();
@@ -36,14 +36,14 @@ INLINE int descends(const struct config *options)
 	return 0;
 }
 
-/* Whether the current process is a target; its ids are those of `record`. */
+/* Returns whether the current process is a target, by its ids in `record`. */
 INLINE int is_target(const struct config *options, const struct record *record, int in_namespace)
 {
 	if (in_namespace && LOOKUP(targets, &record->tgid)) {
 		u32 tgid = bpf_get_current_pid_tgid() >> 32;
 		u8 here = 1;
 
-		/* Only the kernel knows the initial ids of another namespace's targets. */
+		/* Only the kernel knows the initial ids of targets in other namespaces. */
 		if (options->flags & DESCENDANTS && !LOOKUP(roots, &tgid))
 			UPDATE(roots, &tgid, &here);
 		return 1;
@@ -51,7 +51,7 @@ INLINE int is_target(const struct config *options, const struct record *record, 
 	return options->flags & DESCENDANTS && descends(options);
 }
 
-/* Whether the current thread or its process has one of the names; writes record->comm. */
+/* Returns whether the current thread or its process has a wanted name; writes record->comm. */
 INLINE int has_comm(const struct config *options, struct record *record)
 {
 	u64 leader = 0, task = bpf_get_current_task();
@@ -63,7 +63,7 @@ INLINE int has_comm(const struct config *options, struct record *record)
 		return 0;
 	if (bpf_probe_read_kernel(&leader, sizeof(leader), (void *)(task + options->leader_offset)))
 		return 0;
-	/* Zeros behind the name, which older kernels do not write. */
+	/* Zeros after the name, which older kernels do not write. */
 	__builtin_memset(record->comm, 0, sizeof(record->comm));
 	bpf_probe_read_kernel_str(record->comm, sizeof(record->comm),
 				  (void *)(leader + options->comm_offset));
@@ -71,12 +71,12 @@ INLINE int has_comm(const struct config *options, struct record *record)
 }
 
 #ifndef KPROFILER_BCC
-/* libbpf fills it in before it loads the program */
+/* libbpf sets it before loading the program */
 extern int LINUX_KERNEL_VERSION __attribute__((section(".kconfig")));
 
 /*
- * Whether the current process is in one of the cgroups or below. Kernels without the helper, before
- * 5.15, see at the version that it is not called.
+ * Returns whether the current process is in or below one of the cgroups. On kernels before 5.15,
+ * which lack the helper, the verifier sees from the version that it is never called.
  */
 INLINE int in_cgroup(const struct config *options)
 {
@@ -96,7 +96,7 @@ INLINE int in_cgroup(const struct config *options)
 }
 #endif
 
-/* Whether the current process passes all filters that are set. */
+/* Returns whether the current process passes all filters. */
 INLINE int is_wanted(const struct config *options, struct record *record, int in_namespace)
 {
 	u64 flags = options->flags;

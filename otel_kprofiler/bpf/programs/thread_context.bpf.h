@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Reads the thread context that the interrupted thread publishes (OTEP 4947): a thread-local
- * pointer to a record. User space finds out where the pointer is (processes/thread_pointer.py); the
- * struct is written by bpf/thread_contexts.py; change both together. Included by sampler.bpf.c
- * after its structs. In Node.js the variable is a struct that leads to the record (v8_context.bpf.h); in
- * Go it leads to labels (go_labels.bpf.h).
+ * pointer to a record. User space locates the pointer (processes/thread_pointer.py), and
+ * bpf/thread_contexts.py writes the struct; change both together. Included by sampler.bpf.c after
+ * its structs. In Node.js, the variable is a struct that leads to the record (v8_context.bpf.h); in
+ * Go, it leads to labels (go_labels.bpf.h).
  */
 
-/* Where the threads of a process have the variable. */
+/* Location of the variable in the threads of a process. */
 struct context_place {
-	u64 start_time_ns; /* of the process, and of its program's stack: it is another one otherwise */
+	u64 start_time_ns; /* of the process, then of its program's stack: identifies the program */
 	u64 stack_start;
 	u64 offset;	/* from the thread pointer, or in the module's block */
 	u64 module;	/* 0: the offset is from the thread pointer */
-	u64 generation; /* of the thread's vector (DTV) from which on it knows the module */
-	u64 length_at;	/* of the vector's number of modules, from its address */
-	u64 first_at;	/* of the vector's first word, from there */
-	u64 entry_at;	/* of the module's block, from there */
-	u64 kind;	/* of the variable: enum context_kind */
-	u64 wrap_at;	/* of the pointer to the record in the object that WRAPPED ones have */
-	u64 vector_at;	/* of the address of the thread's vector, from the thread pointer */
-	u64 m_at;	/* in Go: of g.m, of m.curg and of g.labels */
+	u64 generation; /* first generation of the thread's vector (DTV) that has the module */
+	u64 length_at;	/* offset of the number of modules from the vector's address */
+	u64 first_at;	/* offset of the vector's first entry from its address */
+	u64 entry_at;	/* offset of the block's address in an entry */
+	u64 kind;	/* type of the variable: enum context_kind */
+	u64 wrap_at;	/* offset of the record's pointer in the object, for WRAPPED kinds */
+	u64 vector_at;	/* offset of the vector's address from the thread pointer */
+	u64 m_at;	/* in Go: offsets of g.m, m.curg and g.labels */
 	u64 current_at;
 	u64 labels_at;
 };
@@ -39,8 +39,8 @@ struct context_head {
 
 enum {
 	CONTEXT_HEAD_BYTES = sizeof(struct context_head),
-	FIRST_ATTRIBUTES = 100, /* bytes that are read with the head, in 128 */
-	DTV_BYTES = 512, /* of a vector that are read at once */
+	FIRST_ATTRIBUTES = 100, /* bytes read along with the head, 128 in total */
+	DTV_BYTES = 512, /* bytes of a vector that are read at once */
 	IS_VALID = 1,
 	SLOTS = 32768, /* bits for process ids, as in thread_contexts.py */
 };
@@ -53,7 +53,7 @@ HASH_OF(thread_contexts, u32, struct context_place, SIZED_BY_LOADER);
 
 ARRAY(context_slots, u64, SLOTS / 64); /* a bit for the low bits of each key of thread_contexts */
 
-/* Whether a process may publish: others take no look-up in the hash table. */
+/* Returns whether a process may publish: others cost no lookup in the hash table. */
 INLINE int may_publish(u32 tgid)
 {
 	u32 word = tgid % SLOTS / 64;
@@ -63,9 +63,9 @@ INLINE int may_publish(u32 tgid)
 }
 
 /*
- * Address of the pointer; 0: the thread has none yet. Only the thread itself changes its vector.
- * Modules beyond its length, or of later generations, have no block; one that is not allocated is
- * all ones in glibc. `room` is for DTV_BYTES.
+ * Returns the address of the pointer; 0 if the thread has none yet. Only the thread itself changes
+ * its vector. Modules beyond its length, or of later generations, have no block; in glibc, an
+ * unallocated block is all ones. `room` has DTV_BYTES.
  */
 INLINE u64 find_context_pointer(const struct context_place *place, u64 thread_pointer, u8 *room)
 {
@@ -106,9 +106,9 @@ INLINE int is_same_head(const struct context_head *one, const struct context_hea
 }
 
 /*
- * Write the thread context behind the stacks of the record: its bytes, 0 if there is none. The
- * thread stands still; a head that differs at a second look is written by another thread, against
- * the protocol. A function of its own for the sake of the stack, as collect_span.
+ * Writes the thread context after the stacks of the record; returns its size in bytes, or 0. The
+ * thread is stopped; a head that differs on a second read is written by another thread, against the
+ * protocol. A separate function to save stack space, like collect_span.
  */
 GLOBAL int collect_thread_context(u64 behind)
 {
@@ -132,7 +132,7 @@ GLOBAL int collect_thread_context(u64 behind)
 	if (behind > ALL_STACKS_BYTES)
 		return 0;
 	if (place->kind >= GO_LABELS) {
-#ifdef KPROFILER_BCC /* reads this process only */
+#ifdef KPROFILER_BCC /* only reads this process */
 		return 0;
 #else
 		at = find_go_labels(place, thread_pointer);
@@ -150,7 +150,7 @@ GLOBAL int collect_thread_context(u64 behind)
 	if (!at)
 		return 0;
 	if (bpf_probe_read_user(head, CONTEXT_HEAD_BYTES + FIRST_ATTRIBUTES, (void *)at)) {
-		read = 0; /* so much is not there, or not resident */
+		read = 0; /* so much is not mapped, or not resident */
 		if (READ_USER(*head, at))
 			return 0;
 	}
@@ -162,7 +162,7 @@ GLOBAL int collect_thread_context(u64 behind)
 	BOUND(bytes, CONTEXT_MASK);
 	if (bytes > read &&
 	    bpf_probe_read_user(head + 1, bytes, (void *)(at + CONTEXT_HEAD_BYTES)))
-		bytes = 0; /* not resident, or not there: the ids are read */
+		bytes = 0; /* not resident or not mapped, but the ids were read */
 	if (READ_USER(again, at) || !is_same_head(head, &again))
 		return 0;
 	return CONTEXT_HEAD_BYTES + bytes;

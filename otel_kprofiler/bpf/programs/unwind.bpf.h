@@ -2,14 +2,14 @@
 /*
  * Unwinds the user stack of the interrupted thread, frame by frame:
  *
- * 1. by the rule of the file's .eh_frame;
- * 2. a signal trampoline: by the registers that the kernel saved;
- * 3. a leaf without a rule, in a file that has them: a guess, the return address lies on top;
- * 4. in code without tables (JIT, Go): by the frame pointer.
+ * 1. by the rule in the file's .eh_frame;
+ * 2. in a signal trampoline, by the registers that the kernel saved;
+ * 3. in a leaf without a rule, in a file with rules: the return address on top, which is a guess;
+ * 4. in code without tables (JIT, Go), by the frame pointer.
  *
- * Whatever the way, a return address counts only if it is executable and follows a call; the
- * code of one that a table led to may be unreadable. A file whose table is not here yet ends the
- * stack: a frame pointer would be a guess there.
+ * In all cases, a return address counts only if it is executable and follows a call; if a table led
+ * to it, its code may be unreadable. A file whose table is not loaded yet ends the stack: a frame
+ * pointer would be a guess there.
  */
 #pragma once
 
@@ -22,7 +22,7 @@ enum {
 	MAX_FP_DISTANCE = 1 << 24,
 };
 
-/* Whether the thread has just entered the kernel by the instruction before pc. */
+/* Returns whether the thread has just entered the kernel by the instruction before pc. */
 INLINE int after_syscall(const struct unwind_config *c, u64 pc)
 {
 	u64 x = 0;
@@ -38,7 +38,7 @@ INLINE int at_sigreturn(const struct unwind_config *c, u64 pc)
 	return !READ_USER(x, pc) && x == c->sigreturn;
 }
 
-/* runtime.goexit: the outermost frame of a goroutine, which nobody has called. */
+/* Returns whether pc is in runtime.goexit, the outermost frame of a goroutine, without a caller. */
 INLINE int at_goexit(const struct unwind_config *c, u64 pc)
 {
 	u64 x;
@@ -47,7 +47,7 @@ INLINE int at_goexit(const struct unwind_config *c, u64 pc)
 	       (x & c->goexit_mask) == c->goexit;
 }
 
-/* A register that the walk follows, or any other while a block of all is at hand; 0 on success. */
+/* Reads a register that the walk follows, or any other if a block is known; 0: success. */
 INLINE int get_register(struct unwind_work *w, const struct unwind_config *c, u32 column, u64 *value)
 {
 	u64 at;
@@ -88,7 +88,7 @@ INLINE u64 block_word(struct unwind_work *w, u64 at)
 	return *(u64 *)((u8 *)w->block + at);
 }
 
-/* Registers are those of a block. */
+/* Takes the registers from a block. */
 INLINE void take_block(struct unwind_work *w, u32 registers)
 {
 	w->registers = registers;
@@ -98,7 +98,7 @@ INLINE void take_block(struct unwind_work *w, u32 registers)
 		w->preserved[i] = 0;
 }
 
-/* Follow the registers that calls preserve to a caller. */
+/* Carries the registers that calls preserve over to the caller. */
 INLINE void follow_preserved(struct unwind_work *w, const struct row *row, u64 cfa)
 {
 	w->called = 1;
@@ -117,7 +117,7 @@ INLINE int stop(struct unwind_work *w, u32 end)
 	return 1;
 }
 
-/* Step over a signal: the kernel saved all registers above the stack pointer. */
+/* Steps over a signal: the kernel saved all registers above the stack pointer. */
 INLINE int step_signal(struct unwind_work *w, const struct unwind_config *c)
 {
 	u64 bytes = c->signal.bytes;
@@ -135,7 +135,7 @@ INLINE int step_signal(struct unwind_work *w, const struct unwind_config *c)
 	return 0;
 }
 
-/* The canonical frame address of a row; 0, or stopped. */
+/* Computes the canonical frame address of a row; returns 0, or why the walk stops. */
 INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const struct row *row,
 		   u64 *cfa)
 {
@@ -152,7 +152,7 @@ INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const s
 	return 0;
 }
 
-/* What a row says of one register; 0, or stopped. */
+/* Applies what a row says about one register; returns 0, or why the walk stops. */
 INLINE int apply_rule(struct unwind_work *w, const struct unwind_config *c, u64 cfa, u32 kind,
 		      u32 from, s64 offset, u32 own, u64 *value)
 {
@@ -174,7 +174,7 @@ INLINE int apply_rule(struct unwind_work *w, const struct unwind_config *c, u64 
 	return stop(w, END_UNSUPPORTED);
 }
 
-/* Step to the caller by `rule`. */
+/* Steps to the caller by `rule`. */
 INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 {
 	const struct row *row = &w->rule.row;
@@ -186,7 +186,7 @@ INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 		return stop(w, END_UNSUPPORTED);
 	if (get_cfa(w, c, row, &cfa))
 		return 1;
-	/* A leaf that has pushed nothing may have a CFA that is sp, if the call pushes nothing. */
+	/* A leaf that has pushed nothing may have a CFA equal to sp, if the call pushes nothing. */
 	if (!row->signal && row->cfa_kind != CFA_ELSEWHERE &&
 	    (cfa < w->sp || (cfa == w->sp && !w->leaf)))
 		return stop(w, END_NO_PROGRESS);
@@ -213,14 +213,14 @@ INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 	w->fp = fp;
 	w->fp_lost = lost;
 	w->leaf = row->signal;
-	if (row->signal) /* all may be other ones */
+	if (row->signal) /* all registers may have changed */
 		w->registers = NO_BLOCK;
 	follow_preserved(w, row, cfa);
 	w->source = row->signal ? FROM_SIGNAL : FROM_TABLE;
 	return 0;
 }
 
-/* The caller of a leaf that has no rule, though its file has: mostly a PLT entry. */
+/* Finds the caller of a leaf that has no rule although its file has rules: mostly a PLT entry. */
 INLINE int guess_caller(struct unwind_work *w, const struct unwind_config *c)
 {
 	u64 ra = 0, sp = w->sp;
@@ -249,7 +249,7 @@ INLINE int step_by_frame_pointer(struct unwind_work *w, const struct unwind_conf
 	u64 fp = w->fp;
 	u32 pushed = w->leaf ? frame_words(c->flags & A64_CALLS, w->pc) : A_FRAME;
 
-	if (pushed != A_FRAME) { /* the return address is there, below it perhaps fp */
+	if (pushed != A_FRAME) { /* the return address is there, perhaps with fp below it */
 		if (READ_USER(w->pair, w->sp + 8 * pushed - 8))
 			return stop(w, END_UNREADABLE);
 		w->pc = w->pair[1];
@@ -261,7 +261,7 @@ INLINE int step_by_frame_pointer(struct unwind_work *w, const struct unwind_conf
 		w->source = FROM_FRAME_POINTER;
 		return 0;
 	}
-	/* 0 is no proof that the stack ends: bash and Python use the register for other things. */
+	/* 0 does not prove that the stack ends: bash and Python use the register otherwise. */
 	if (w->fp_lost || !fp || fp < w->sp || fp & 7 || fp - w->sp > MAX_FP_DISTANCE)
 		return stop(w, END_NO_RULE);
 	if (READ_USER(w->pair, fp))
@@ -275,12 +275,12 @@ INLINE int step_by_frame_pointer(struct unwind_work *w, const struct unwind_conf
 	return 0;
 }
 
-/* Check a return address; 0, or stopped. */
+/* Checks a return address; returns 0, or why the walk stops. */
 INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 {
 	int call;
 
-	if (!w->pc) /* a register that is no frame pointer may well point at zeros */
+	if (!w->pc) /* a register that is no frame pointer may point to zeros */
 		return stop(w, w->source == FROM_FRAME_POINTER ? END_NO_RULE : END_COMPLETE);
 	if (find_mapping(w->pc - !w->leaf))
 		return stop(w, END_NOT_EXECUTABLE);
@@ -290,8 +290,8 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 	if (call == A_CALL || at_sigreturn(c, w->pc))
 		return 0;
 	/*
-	 * A forked child has not the page tables of its parent's code, so that callers which it
-	 * has not returned to cannot be read. A rule that leads to executable memory stands alone.
+	 * A forked child lacks the page tables of its parent's code, so callers to which it has not
+	 * returned yet cannot be read. A rule that leads to executable memory suffices there.
 	 */
 	if (call == NOT_READABLE && w->source == FROM_TABLE)
 		return 0;
@@ -300,7 +300,7 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 	return stop(w, call == NOT_A_CALL ? END_NOT_A_CALL : END_UNREADABLE);
 }
 
-/* Go to the caller; 0, or stopped with `end`. */
+/* Steps to the caller; returns 0, or stops with `end` set. */
 GLOBAL int step(void)
 {
 	struct unwind_work *w = get_work();
@@ -320,7 +320,7 @@ GLOBAL int step(void)
 	if (m->state == FILE_LOADED) {
 		address = w->pc - m->shift;
 		error = find_rule(address - !w->leaf);
-		/* The last instruction of a function may be a system call that does not return. */
+		/* A function may end in a system call that does not return. */
 		if (error == RULE_NONE && w->leaf && after_syscall(c, w->pc))
 			error = find_rule(address - 1);
 		if (error == RULE_GONE)
@@ -347,7 +347,7 @@ GLOBAL int step(void)
 	return check_caller(w, c);
 }
 
-/* Append pc to the record, with its mapping. */
+/* Appends pc to the record, with its mapping. */
 INLINE void put_frame(struct unwind_work *w)
 {
 	struct mapping *m = &w->kept[w->at & (KEPT_MAPPINGS - 1)];
@@ -378,7 +378,7 @@ INLINE void put_frame(struct unwind_work *w)
 	w->head.frames = frames + 1;
 }
 
-/* The thread's registers when it entered the kernel; 0, or stopped. */
+/* Reads the thread's registers as of its entry to the kernel; returns 0, or why the walk stops. */
 INLINE int read_registers(struct unwind_work *w, const struct unwind_config *c, u64 at)
 {
 	u64 bytes = c->interrupt.bytes;
@@ -402,7 +402,7 @@ INLINE int read_registers(struct unwind_work *w, const struct unwind_config *c, 
 	return 0;
 }
 
-/* Unwind the current thread into head, mapping[] and frame[]; 0 if it has a stack. */
+/* Unwinds the current thread into head, mapping[] and frame[]; returns 0 if it has a stack. */
 GLOBAL int unwind(void)
 {
 	struct unwind_work *w = get_work();
@@ -417,7 +417,7 @@ GLOBAL int unwind(void)
 	w->head.frames = w->head.mappings = 0;
 	if (READ_KERNEL(w->mm, task + c->task_mm) || !w->mm)
 		return 1;
-	/* execve() sets it late: until then the registers are those of the program before. */
+	/* execve() sets it late: until then, the registers are those of the previous program. */
 	if (READ_KERNEL(end_code, w->mm + c->mm_end_code) || !end_code)
 		return 1;
 	registers = w->user_registers;
@@ -430,7 +430,7 @@ GLOBAL int unwind(void)
 		return 1;
 	drop_mappings(w, c);
 	if (find_mapping(w->pc)) {
-		/* Jumped into nowhere: there is a leaf, but no mapping to speak of. */
+		/* A jump to an invalid address: there is a leaf, but no useful mapping. */
 		w->frame[0] = frame_word(w->pc, NO_MAPPING, FROM_REGISTERS);
 		w->head.frames = 1;
 		w->end = END_NOT_EXECUTABLE;
@@ -456,8 +456,8 @@ GLOBAL int unwind(void)
 }
 
 /*
- * Append the stack that was unwound at `at` in a record: its bytes. `limit`: what is left there
- * is enough for the largest.
+ * Appends the unwound stack to a record, at `at`; returns its size in bytes. `limit`: the space
+ * left there suffices for the largest stack.
  */
 INLINE u64 copy_stack(struct unwind_work *w, u8 *at)
 {

@@ -2,16 +2,16 @@
 /*
  * Interprets .eh_frame: search table, CIE, FDE and their CFA programs.
  *
- * Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4. Every number of a table is doubted: offsets
- * stay inside .eh_frame, loops are bounded, and an instruction that is not understood ends it.
- * Of registers other than sp, fp and the return address, only where calls save them is kept track of.
+ * Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4. Nothing in a table is trusted: offsets stay
+ * inside .eh_frame, loops are bounded, and an unknown instruction ends the program. Registers other
+ * than sp, fp and the return address are tracked only where calls preserve them.
  */
 #pragma once
 
 #include "unwind_types.bpf.h"
 
 enum {
-	DW_CFA_advance_loc = 1, /* the upper two bits; the rest are whole bytes */
+	DW_CFA_advance_loc = 1, /* in the upper two bits; the others are whole bytes */
 	DW_CFA_offset = 2,
 	DW_CFA_restore = 3,
 	DW_CFA_nop = 0x00,
@@ -36,20 +36,20 @@ enum {
 	DW_CFA_val_offset = 0x14,
 	DW_CFA_val_offset_sf = 0x15,
 	DW_CFA_val_expression = 0x16,
-	DW_CFA_AARCH64_negate_ra_state = 0x2d, /* signatures are masked away in any case */
+	DW_CFA_AARCH64_negate_ra_state = 0x2d, /* signatures are always masked off */
 	DW_CFA_GNU_args_size = 0x2e,
 	DW_CFA_GNU_negative_offset_extended = 0x2f,
 	DW_OP_deref = 0x06,
 	DW_OP_plus_uconst = 0x23,
 	DW_OP_breg0 = 0x70,
 	DW_EH_PE_FORMAT = 0x0f,
-	FRAMES_SLACK = 512, /* of zero bytes behind .eh_frame in a table */
-	WORK_PER_SEARCH = 20, /* with the entry and its CIE */
-	WORK_PER_SEARCH_STEP = 4, /* a cache line of its own */
+	FRAMES_SLACK = 512, /* zero bytes after .eh_frame in a table */
+	WORK_PER_SEARCH = 20, /* including the entry and its CIE */
+	WORK_PER_SEARCH_STEP = 4, /* touches a separate cache line */
 	ENTRY_BYTES = 64, /* of the dynamic linker's _start and _dl_start_user */
 };
 
-/* A window of the current table from `at` on; 0 on success. */
+/* Loads a window of the current table from `at` on; returns 0 on success. */
 INLINE int load_window(struct unwind_work *w, u32 at)
 {
 	void *table = bpf_map_lookup_elem(&tables, &w->slot);
@@ -63,7 +63,7 @@ INLINE int load_window(struct unwind_work *w, u32 at)
 		return 1;
 	w->window_at = at;
 	w->position = 0;
-	/* Elements of an array are contiguous; behind .eh_frame there is more than a window. */
+	/* Elements of an array are contiguous; more than a window follows .eh_frame. */
 	return bpf_probe_read_kernel(w->window, WINDOW + MARGIN,
 				     first + (at & MAX_TABLE_BYTES)) != 0;
 }
@@ -74,7 +74,7 @@ INLINE u64 peek(const struct unwind_work *w, u64 position)
 	return *(const u64 *)((const u8 *)w->window + position);
 }
 
-/* LEB128 at the low end of x: its length, 0 if it is longer than four bytes. */
+/* Decodes the LEB128 at the low end of x; returns its length, 0 if over four bytes. */
 INLINE u32 uleb(u64 x, u64 *value)
 {
 	*value = x & 0x7f;
@@ -147,7 +147,7 @@ INLINE int set_cfa(struct unwind_work *w, u64 column, s64 offset)
 	return column >= MAX_COLUMNS;
 }
 
-/* DW_OP_bregN offset at the low end of x: its length, 0 if that is something else. */
+/* Decodes DW_OP_bregN and its offset at the low end of x; returns the length, 0 for others. */
 INLINE u32 base_register(u64 x, u8 *column, s64 *offset)
 {
 	u32 number = (x & 0xff) - DW_OP_breg0, length = sleb(x >> 8, offset);
@@ -156,7 +156,7 @@ INLINE u32 base_register(u64 x, u8 *column, s64 *offset)
 	return number > 31 || !length ? 0 : 1 + length;
 }
 
-/* CFA by one of the kinds of expression that compilers, linkers and we emit; x: its bytes. */
+/* Sets the CFA from the kinds of expressions that compilers, linkers and we emit; x: its bytes. */
 INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config *c, u64 x, u32 bytes)
 {
 	s64 offset;
@@ -171,14 +171,14 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 		w->row.post = (x >> 48 & 0xff) - 0x30;
 		return 0;
 	}
-	/* bregN offset; deref; perhaps plus_uconst: a stack that was realigned */
+	/* bregN offset; deref; perhaps plus_uconst: a realigned stack */
 	length = base_register(x, &column, &offset);
 	if (!length)
 		return 1;
 	w->row.cfa_column = column;
 	w->row.cfa_offset = offset;
 	w->row.post = 0;
-	/* bregN offset: what needs no expression is one of go_frames.py */
+	/* bregN offset: an expression that needs to be none, from go_frames.py */
 	if (bytes == length) {
 		w->row.cfa_kind = CFA_ELSEWHERE;
 		return 0;
@@ -193,7 +193,7 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 	return bytes != length + 3 || (x >> 8 & 0xff) != DW_OP_plus_uconst || x >> 16 & 0x80;
 }
 
-/* Several readers of operands: each gives the instruction's length, 0 if it is not understood. */
+/* Readers of operands: each returns the instruction's length, 0 if it is unknown. */
 INLINE u32 set_offset(struct unwind_work *w, const struct unwind_config *c, u64 x, u32 op)
 {
 	u64 column, raw;
@@ -212,7 +212,7 @@ INLINE u32 set_offset(struct unwind_work *w, const struct unwind_config *c, u64 
 		return 0;
 	offset *= w->data_align;
 	if (op == DW_CFA_val_offset || op == DW_CFA_val_offset_sf) {
-		/* The CFA is what sp becomes without a rule, too. */
+		/* sp becomes the CFA without any rule. */
 		if (column != c->sp_column || offset)
 			set_rule(w, c, column, NOT_UNDERSTOOD, 0, 0);
 	} else {
@@ -239,8 +239,8 @@ INLINE u32 set_expression(struct unwind_work *w, const struct unwind_config *c, 
 enum progress { PROGRAM_DONE, PROGRAM_GOES_ON, PROGRAM_FAILED };
 
 /*
- * Run some instructions of the CFA program at `position`. Done is it at its end, or when the next
- * row is behind the target.
+ * Runs some instructions of the CFA program at `position`. The program is done at its end, or when
+ * the next row is beyond the target.
  */
 GLOBAL int run_operations(void)
 {
@@ -264,7 +264,7 @@ GLOBAL int run_operations(void)
 		if (w->window_at + position >= w->program_end)
 			return PROGRAM_DONE;
 		if (position >= WINDOW)
-			return PROGRAM_GOES_ON; /* behind a long expression */
+			return PROGRAM_GOES_ON; /* after a long expression */
 		w->spent++;
 		x = peek(w, position);
 		op = x & 0xff;
@@ -325,7 +325,7 @@ GLOBAL int run_operations(void)
 				length = 0;
 			length += 2 * !!length;
 		} else if (op == DW_CFA_def_cfa_expression) {
-			length = x & 0xff; /* of the expression: below 128 */
+			length = x & 0xff; /* length of the expression: below 128 */
 			if (length & 0x80 || set_cfa_expression(w, c, peek(w, position + 2), length))
 				return PROGRAM_FAILED;
 			length += 2;
@@ -372,7 +372,7 @@ GLOBAL int run_operations(void)
 	return PROGRAM_GOES_ON;
 }
 
-/* Run a whole program; enum rule_errors. */
+/* Runs a whole program; returns one of enum rule_errors. */
 INLINE int run_program(struct unwind_work *w, const struct unwind_config *c)
 {
 	int progress = PROGRAM_GOES_ON;
@@ -389,17 +389,17 @@ INLINE int run_program(struct unwind_work *w, const struct unwind_config *c)
 	return progress == PROGRAM_DONE ? RULE_FOUND : RULE_UNSUPPORTED;
 }
 
-/* The bytes of a pointer in this encoding, 0 if that is not known. */
+/* Returns the size of a pointer in this encoding; 0 if it is unknown. */
 INLINE u32 pointer_bytes(u64 encoding)
 {
-	u64 format = encoding & 7; /* without the sign */
+	u64 format = encoding & 7; /* without the sign bit */
 
 	if (format == 0 || format == 4)
 		return 8;
 	return format == 3 ? 4 : format == 2 ? 2 : 0;
 }
 
-/* Read the CIE at a place of the table, and leave its program's row in `initial`. */
+/* Reads the CIE at an offset in the table; leaves its program's row in `initial`. */
 GLOBAL int read_cie(u32 at)
 {
 	struct unwind_work *w = get_work();
@@ -411,7 +411,7 @@ GLOBAL int read_cie(u32 at)
 	if (!w || !c || load_window(w, at))
 		return RULE_DAMAGED;
 	x = peek(w, 0);
-	if (x >> 32) /* the id of a CIE is 0 */
+	if (x >> 32) /* a CIE has the id 0 */
 		return RULE_DAMAGED;
 	w->program_end = at + 4 + (u32)x;
 	if ((u32)x > PAGE || w->program_end - w->frames_at > w->frames_bytes)
@@ -422,7 +422,7 @@ GLOBAL int read_cie(u32 at)
 	w->augmented = (x >> 8 & 0xff) == 'z';
 	if (!w->augmented && x >> 8 & 0xff)
 		return RULE_UNSUPPORTED;
-	/* The letters of the augmentation, then: alignments, return address, its data. */
+	/* The letters of the augmentation, then alignments, return address, augmentation data. */
 	w->low = 9;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < 8; i++) {
@@ -452,7 +452,7 @@ GLOBAL int read_cie(u32 at)
 		position += length;
 		w->position = position + value;
 		w->count = position;
-		w->low = 10; /* the letter behind the z */
+		w->low = 10; /* the letter after the z */
 #pragma clang loop unroll(disable)
 		for (int i = 0; i < 6; i++) {
 			u64 letter;
@@ -493,7 +493,7 @@ GLOBAL int read_cie(u32 at)
 	return RULE_FOUND;
 }
 
-/* Index of the last entry of the search table that starts at or before an address, in `low`. */
+/* Finds the last entry of the search table that starts at or before an address; index in `low`. */
 INLINE int search(struct unwind_work *w, void *table, s32 relative)
 {
 #pragma clang loop unroll(disable)
@@ -516,8 +516,8 @@ INLINE int search(struct unwind_work *w, void *table, s32 relative)
 }
 
 /*
- * Code without a rule: none, unless it is the entry point. That of the dynamic linker has none, and
- * what it calls returns to it: nobody has called it.
+ * Returns the error for code without a rule, unless it is the entry point. The dynamic linker's
+ * entry point has no rule, and functions that it calls return to it: it has no caller.
  */
 INLINE u32 without_rule(struct unwind_work *w, const struct table_header *header, u64 address)
 {
@@ -527,7 +527,7 @@ INLINE u32 without_rule(struct unwind_work *w, const struct table_header *header
 	return RULE_FOUND;
 }
 
-/* Find the row for an address of the current mapping's file: enum rule_errors, and `row`. */
+/* Finds the row for an address in the current mapping's file: enum rule_errors, and `row`. */
 GLOBAL int read_row(u64 address)
 {
 	struct unwind_work *w = get_work();
@@ -554,7 +554,7 @@ GLOBAL int read_row(u64 address)
 	w->frames_at = header->frames_at;
 	w->frames_bytes = header->frames_bytes;
 	relative = address - header->header_address;
-	if ((relative + 0x80000000ULL) >> 32) /* out of reach of the search table */
+	if ((relative + 0x80000000ULL) >> 32) /* beyond the range of the search table */
 		return RULE_NONE;
 	w->low = 0;
 	w->count = header->entries;
@@ -612,7 +612,7 @@ GLOBAL int read_row(u64 address)
 	return run_program(w, c);
 }
 
-/* Leave in `rule` what holds at an address of the current mapping's file. */
+/* Leaves in `rule` the rule for an address in the current mapping's file. */
 GLOBAL int find_rule(u64 address)
 {
 	struct unwind_work *w = get_work();

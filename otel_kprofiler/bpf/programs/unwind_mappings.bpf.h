@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Finds the mapping that a pc lies in, its file, and the file's table.
+ * Finds the mapping that contains a pc, its file, and the file's table.
  *
- * An interrupt cannot take the mm's lock, so the tree is read without it, by reads that may fail.
- * Nodes may be freed and used again meanwhile: what is found counts only if it is a mapping of
- * this mm that contains the pc.
+ * An interrupt cannot take the mm's lock, so the tree is read without it, with reads that may fail.
+ * Nodes may be freed and reused at the same time: the result counts only if it is a mapping of this
+ * mm that contains the pc.
  */
 #pragma once
 
@@ -14,16 +14,16 @@ enum {
 	MAX_MAPLE_DEPTH = 6,
 	MAX_RB_DEPTH = 40,
 	MAPLE_NODE_BYTES = 256,
-	MAPLE_SLOTS = 16,	/* of a leaf and of a range node; one pivot less */
-	MAPLE_GAP_SLOTS = 10,	/* of a node that tracks gaps */
-	MAPLE_LEAF = 1,		/* enum maple_type: up to this, slots are values */
+	MAPLE_SLOTS = 16,	/* in a leaf and in a range node; pivots are one fewer */
+	MAPLE_GAP_SLOTS = 10,	/* in a node that tracks gaps */
+	MAPLE_LEAF = 1,		/* enum maple_type: up to this type, slots are values */
 	MAPLE_GAP_NODE = 3,
 	VM_EXEC = 4,
-	VMA_BYTES = 256,	/* of a vm_area_struct: what is used lies in there */
+	VMA_BYTES = 256,	/* of a vm_area_struct: contains all members used */
 	WORK_PER_WALK = 150,
 };
 
-/* The entry of the mm's maple tree for pc, 0 if there is none. */
+/* Returns the entry of the mm's maple tree for pc; 0 if there is none. */
 INLINE u64 walk_maple(struct unwind_work *w, const struct unwind_config *c)
 {
 	u64 entry = 0;
@@ -57,7 +57,7 @@ INLINE u64 walk_maple(struct unwind_work *w, const struct unwind_config *c)
 	return 0;
 }
 
-/* Before 6.1: the mapping of the mm's red-black tree with pc below its end. */
+/* Before 6.1: finds the first mapping that ends after pc in the mm's red-black tree. */
 INLINE u64 walk_rb(struct unwind_work *w, const struct unwind_config *c)
 {
 	u64 node = 0, found = 0, start, end;
@@ -89,7 +89,7 @@ INLINE u64 vma_word(const struct unwind_work *w, u32 offset)
 	return w->node[offset >> 3 & (VMA_BYTES / 8 - 1)];
 }
 
-/* Copy the mapping that an address lies in to node[]; 0 if there is one. */
+/* Copies the mapping that contains an address to node[]; returns 0 if there is one. */
 GLOBAL int find_vma(u64 address)
 {
 	struct unwind_work *w = get_work();
@@ -107,7 +107,7 @@ GLOBAL int find_vma(u64 address)
 	return vma_word(w, c->vma_mm) != w->mm || address - start >= vma_word(w, c->vma_end) - start;
 }
 
-/* Describe the file that the mapping in node[] is of, but for who has it mapped. */
+/* Describes the file of the mapping in node[], but not which process has mapped it. */
 INLINE void fill_request(struct unwind_work *w, const struct unwind_config *c, const struct mapping *m)
 {
 	w->request.key = m->key;
@@ -118,12 +118,12 @@ INLINE void fill_request(struct unwind_work *w, const struct unwind_config *c, c
 	w->request.file_modified = w->file_modified;
 }
 
-/* Ask user space, once, for the table of the file that the mapping in node[] is of. */
+/* Asks user space, once, for the table of the mapping's file; node[] has the mapping. */
 INLINE u32 request_file(struct unwind_work *w, const struct unwind_config *c, const struct mapping *m)
 {
 	struct file_state pending = {};
 
-	/* EEXIST: another CPU was faster. E2BIG: user space has to remove some first. */
+	/* EEXIST: another CPU was faster. E2BIG: user space must remove entries first. */
 	if (bpf_map_update_elem(&files, &m->key, &pending, BPF_NOEXIST))
 		return FILE_PENDING;
 	fill_request(w, c, m);
@@ -134,7 +134,7 @@ INLINE u32 request_file(struct unwind_work *w, const struct unwind_config *c, co
 	return FILE_PENDING;
 }
 
-/* What is known about the file of a mapping; with a table, pc gets its address in the ELF file. */
+/* Returns the state of a mapping's file; with a table, pc becomes the address in the ELF file. */
 INLINE u32 find_table(struct unwind_work *w, const struct unwind_config *c, struct mapping *m, u64 pc)
 {
 	struct file_state *file = LOOKUP(files, &m->key);
@@ -150,7 +150,7 @@ INLINE u32 find_table(struct unwind_work *w, const struct unwind_config *c, stru
 	m->serial = file->serial;
 	table = bpf_map_lookup_elem(&tables, &m->slot);
 	if (!table)
-		return FILE_PENDING; /* it is being replaced */
+		return FILE_PENDING; /* being replaced */
 	header = bpf_map_lookup_elem(table, &zero);
 	if (!header || header->serial != m->serial)
 		return FILE_PENDING;
@@ -161,10 +161,10 @@ INLINE u32 find_table(struct unwind_work *w, const struct unwind_config *c, stru
 			return FILE_LOADED;
 		}
 	}
-	return FILE_UNAVAILABLE; /* executable, but by no segment of the file */
+	return FILE_UNAVAILABLE; /* executable, but in no segment of the file */
 }
 
-/* Fill in the file of a mapping that lies in node[]; whether it can be read. */
+/* Fills in the file of the mapping in node[]; returns whether it can be read. */
 INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struct mapping *m)
 {
 	u64 file = vma_word(w, c->vma_file), pages = vma_word(w, c->vma_offset);
@@ -201,9 +201,9 @@ INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struc
 }
 
 /*
- * Whether anonymous memory fills a hole between two mappings of one file, which lie to each other
- * as in the file. It is the file's text then, which the process has copied there, to huge pages.
- * One of the mappings is left in node[].
+ * Returns whether anonymous memory fills a hole between two mappings of one file that are as far
+ * apart as in the file. Then it is text of the file, which the process has copied there, to huge
+ * pages. Leaves one of the mappings in node[].
  */
 INLINE int is_moved_text(struct unwind_work *w, const struct unwind_config *c, u64 start, u64 end)
 {
@@ -222,7 +222,7 @@ INLINE int is_moved_text(struct unwind_work *w, const struct unwind_config *c, u
 	       vma_word(w, c->vma_start) - vma_word(w, c->vma_offset) * c->page_bytes == bias;
 }
 
-/* Fill in the file of text that was moved to memory without one; whether that is so. */
+/* Fills in the file of text that was moved to anonymous memory; returns whether it is such text. */
 INLINE int read_moved(struct unwind_work *w, const struct unwind_config *c, struct mapping *m)
 {
 	if (vma_word(w, c->vma_file) || !is_moved_text(w, c, m->start, m->end))
@@ -232,7 +232,7 @@ INLINE int read_moved(struct unwind_work *w, const struct unwind_config *c, stru
 	return m->moved;
 }
 
-/* Make `at` the mapping that pc lies in; 0 if there is one and it is executable. */
+/* Makes `at` the mapping that contains pc; returns 0 if there is one and it is executable. */
 GLOBAL int find_mapping(u64 pc)
 {
 	struct unwind_work *w = get_work();
@@ -242,7 +242,7 @@ GLOBAL int find_mapping(u64 pc)
 
 	if (!w || !c)
 		return 1;
-	m = &w->kept[w->at & (KEPT_MAPPINGS - 1)]; /* mostly the one of the frame before */
+	m = &w->kept[w->at & (KEPT_MAPPINGS - 1)]; /* usually that of the previous frame */
 	if (pc - m->start < m->end - m->start)
 		return !m->executable;
 #pragma clang loop unroll(disable)
@@ -271,8 +271,8 @@ GLOBAL int find_mapping(u64 pc)
 }
 
 /*
- * Forget the mappings of the last walk on this CPU, unless nobody can have changed them: the same
- * mm has not been locked for writing since, and user space has not touched files or tables.
+ * Forgets the mappings of the last walk on this CPU, unless they cannot have changed: the same mm
+ * has not been locked for writing since, and user space has not touched files or tables.
  */
 INLINE void drop_mappings(struct unwind_work *w, const struct unwind_config *c)
 {
@@ -284,7 +284,7 @@ INLINE void drop_mappings(struct unwind_work *w, const struct unwind_config *c)
 	    !READ_KERNEL(sequence, w->mm + c->mm_sequence)) {
 		if (w->kept_mm == w->mm && w->kept_tgid == w->tgid && w->kept_base == base &&
 		    w->kept_sequence == sequence && w->kept_epoch == *epoch &&
-		    !(sequence & 1)) /* odd: locked, since 6.13 */
+		    !(sequence & 1)) /* odd: locked (since 6.13) */
 			return;
 		w->kept_mm = w->mm;
 		w->kept_tgid = w->tgid;

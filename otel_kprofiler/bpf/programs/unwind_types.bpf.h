@@ -2,10 +2,10 @@
 /*
  * Maps, settings and state of the user unwinder.
  *
- * User space copies .eh_frame_hdr's search table and .eh_frame of each file into `tables` as they
- * are; the program interprets them. The structs up to `unwind_config` are read and written by
- * unwind.py; change both together. Nothing here names a processor: registers, alignment and the
- * bytes of instructions come with the settings.
+ * User space copies the search table of .eh_frame_hdr and .eh_frame of each file into `tables`
+ * unchanged; the program interprets them. unwind.py reads and writes the structs up to
+ * `unwind_config`; change both together. Nothing here depends on a processor: registers, alignment
+ * and the bytes of instructions are part of the settings.
  */
 #pragma once
 
@@ -17,15 +17,15 @@ enum {
 	TABLE_HEADER_BYTES = 256,
 	MAX_SEARCH = 28,     /* steps of a binary search */
 	MAX_TABLE_BYTES = 0x0fffffff,
-	WINDOW = 256,	     /* bytes of a table at hand; a power of two */
-	MARGIN = 16,	     /* the longest instruction that is understood */
+	WINDOW = 256,	     /* bytes of a table loaded at once; a power of two */
+	MARGIN = 16,	     /* length of the longest known instruction */
 	OPS_PER_CALL = 16,
 	MAX_OP_CALLS = 192,
-	MAX_STATES = 4,	     /* DW_CFA_remember_state within each other */
-	RULES = 2048,	     /* of a CPU's cache */
+	MAX_STATES = 4,	     /* nested DW_CFA_remember_state */
+	RULES = 2048,	     /* in a CPU's cache */
 	KEPT_MAPPINGS = 16,  /* per CPU */
-	MAX_COLUMNS = 64,    /* DWARF register numbers that are understood */
-	MAX_PRESERVED = 16,  /* places of registers that calls preserve; 0 is that of all others */
+	MAX_COLUMNS = 64,    /* supported DWARF register numbers */
+	MAX_PRESERVED = 16,  /* indices of registers that calls preserve; 0 stands for all others */
 	MAX_BLOCK_BYTES = 512,
 };
 
@@ -33,14 +33,14 @@ enum file_states {
 	FILE_PENDING,
 	FILE_LOADED,
 	FILE_NO_TABLE,	  /* frame pointers may be followed */
-	FILE_UNAVAILABLE, /* has a table that is not at hand */
+	FILE_UNAVAILABLE, /* has a table that is not available */
 	NO_FILE,	  /* anonymous memory; only in struct mapping */
 };
 
 enum unwind_flags {
-	A64_CALLS = 1,	   /* calls are BL and BLR; else those of x86-64 */
+	A64_CALLS = 1,	   /* calls are BL and BLR; otherwise those of x86-64 */
 	LINK_REGISTER = 2, /* a leaf's return address is in a register */
-	KEEP_MAPPINGS = 4, /* over samples: mm_sequence tells whether they are still true */
+	KEEP_MAPPINGS = 4, /* across samples: mm_sequence shows whether they are still valid */
 	RB_TREE = 8,	   /* the kernel has no maple tree of mappings */
 };
 
@@ -63,23 +63,23 @@ struct file_request {
 };
 
 struct table_header {
-	u32 serial; /* of this table, never used again */
+	u32 serial; /* unique to this table */
 	u32 version;
-	u64 header_address; /* the search table is relative to it */
-	u64 frames_address; /* of .eh_frame */
-	u32 entries;	    /* of the search table */
-	u32 frames_at;	    /* of .eh_frame in the map */
+	u64 header_address; /* base address of the search table */
+	u64 frames_address; /* address of .eh_frame */
+	u32 entries;	    /* number of entries in the search table */
+	u32 frames_at;	    /* offset of .eh_frame in the map */
 	u32 frames_bytes;
 	u32 texts;
 	struct {
-		u64 offset; /* in the file */
+		u64 offset; /* offset in the file */
 		u64 bytes;
 		u64 delta; /* address - offset */
 	} text[MAX_TEXTS];
-	u64 entry; /* first instruction of a program or of the dynamic linker; 0 if there is none */
+	u64 entry; /* first instruction of a program or of the dynamic linker; 0: none */
 };
 
-/* Where the registers lie in a block of memory, by DWARF number. */
+/* Offsets of the registers in a block of memory, by DWARF number. */
 struct register_block {
 	u16 bytes;
 	u16 sp_at;
@@ -89,27 +89,27 @@ struct register_block {
 };
 
 struct unwind_config {
-	u64 address_mask; /* of return addresses: signatures are above */
+	u64 address_mask; /* of return addresses: signatures use the bits above */
 	u64 sigreturn;	  /* first bytes of a signal trampoline */
-	u64 syscall;	  /* the instruction */
-	u64 goexit;	  /* of Go, from one instruction before the return address; 0: none */
+	u64 syscall;	  /* the system call instruction */
+	u64 goexit;	  /* code of Go, from one instruction before the return address; 0: none */
 	u64 goexit_mask;
 	u32 flags;
 	u32 max_work;
 	u32 syscall_bytes;
 	u32 goexit_back;
-	u32 sigreturn_bytes; /* of a signal trampoline up to its end, the system call */
-	u32 signal_at; /* of the signal's register block, from the stack pointer */
+	u32 sigreturn_bytes; /* length of a signal trampoline up to the end of its system call */
+	u32 signal_at; /* offset of the signal's registers from the stack pointer */
 	u32 sp_column; /* DWARF numbers */
 	u32 fp_column;
 	u32 ra_column;
-	u32 mode_at; /* of the word in pt_regs that tells the processor's mode */
+	u32 mode_at; /* offset in pt_regs of the word with the processor's mode */
 	u32 user_mask;
 	u32 user_value;
-	u32 narrow_mask; /* 32-bit code */
+	u32 narrow_mask; /* identifies 32-bit code */
 	u32 narrow_value;
-	u32 stack_top_registers; /* pt_regs in a task's kernel stack */
-	/* offsets in the kernel's structs */
+	u32 stack_top_registers; /* offset of pt_regs in a task's kernel stack */
+	/* offsets in kernel structs */
 	u32 task_mm;
 	u32 task_stack;
 	u32 mm_tree;
@@ -132,13 +132,13 @@ struct unwind_config {
 	u32 inode_mtime_seconds;
 	u32 inode_mtime_ns;
 	u32 super_device;
-	u32 page_bytes; /* of the kernel */
+	u32 page_bytes; /* page size of the kernel */
 	struct register_block interrupt;
 	struct register_block signal;
-	u8 preserved[MAX_COLUMNS]; /* by column: the place of a register that calls preserve, or 0 */
+	u8 preserved[MAX_COLUMNS]; /* by column: index of a register that calls preserve, or 0 */
 };
 
-/* One row of a CFA program: where the caller's registers are. */
+/* A row of a CFA program: locations of the caller's registers. */
 struct row {
 	s64 cfa_offset;
 	s32 fp_offset;
@@ -152,7 +152,7 @@ struct row {
 	u8 ra_column;
 	u8 sp;
 	u8 signal;
-	s8 preserved[MAX_PRESERVED]; /* by place: words from the CFA to where it was saved */
+	s8 preserved[MAX_PRESERVED]; /* by index: words from the CFA to the saved register */
 };
 
 enum preserved_places {
@@ -164,7 +164,7 @@ enum cfa_kinds {
 	CFA_REGISTER,
 	CFA_DEREFERENCED, /* *(register + offset) + post */
 	CFA_ELSEWHERE,	  /* register + offset, on another stack */
-	CFA_PLT,	  /* x86-64: one word more behind the push in a PLT entry */
+	CFA_PLT,	  /* x86-64: a PLT entry, one word more after its push */
 };
 
 enum register_rules {
@@ -181,8 +181,8 @@ enum rule_errors {
 	RULE_NONE,
 	RULE_UNSUPPORTED,
 	RULE_DAMAGED,
-	RULE_GONE, /* the table was just taken away */
-	RULE_WORK, /* the limit of work is reached */
+	RULE_GONE, /* the table was just removed */
+	RULE_WORK, /* the limit on work is reached */
 };
 
 struct rule {
@@ -192,51 +192,51 @@ struct rule {
 	u32 high; /* upper half of the address */
 };
 
-/* A mapping that was found for a pc. */
+/* A mapping found for a pc. */
 struct mapping {
 	u64 start;
 	u64 end;
 	u64 bias;
-	u64 shift; /* pc - shift: address in the ELF file; of FILE_LOADED */
+	u64 shift; /* pc - shift: address in the ELF file; for FILE_LOADED */
 	struct file_key key;
 	u32 executable;
-	u32 moved; /* text of the file, copied to memory without one */
+	u32 moved; /* text of the file, copied to anonymous memory */
 	u32 state;
 	u32 slot;
 	u32 serial;
-	u32 sample; /* in which `index` is its place in the record */
+	u32 sample; /* sample for which `index` is its index in the record */
 	u32 index;
 };
 
 /*
- * Everything that one walk needs; one per CPU. What loops share is kept here, not on the stack:
- * the verifier forgets values that are read back from memory, and so sees one state per loop.
+ * State of one walk; one per CPU. State shared by loops is here, not on the stack: the verifier
+ * forgets values that are read back from memory, and so sees one state per loop.
  */
 struct unwind_work {
 	u64 pc;
 	u64 sp;
 	u64 fp;
 	u64 mm;
-	u64 vdso; /* its start; read when needed */
-	u64 file_bytes; /* of the mapping that was found last */
+	u64 vdso; /* its start; read on first use */
+	u64 file_bytes; /* size of the file of the last mapping found */
 	u64 file_modified;
-	u64 user_registers; /* address of the thread's pt_regs; 0: on top of its stack */
+	u64 user_registers; /* address of the thread's pt_regs; 0: at the top of its kernel stack */
 	u64 time_ns;
 	u32 tgid;
 	u32 tid;
 	u32 sample;
 	u32 cpu;
 	u32 max_frames;
-	u32 spent; /* of max_work */
+	u32 spent; /* work spent, up to max_work */
 	u32 end;
-	u32 source;	/* of the frame that was found last */
-	u32 leaf;	/* pc is no return address */
-	u32 registers;	/* enum register_blocks: where they are known from */
-	u32 called;	/* those of block are of a callee: only the preserved ones still hold */
+	u32 source;	/* of the last frame found */
+	u32 leaf;	/* pc is not a return address */
+	u32 registers;	/* enum register_blocks: where registers come from */
+	u32 called;	/* the block is a callee's: only preserved registers are valid */
 	u32 fp_lost;
-	u32 at;		/* of kept[]: the mapping of pc */
+	u32 at;		/* index in kept[]: the mapping of pc */
 	u32 next_kept;
-	/* what kept[] is true for */
+	/* validity of kept[] */
 	u64 kept_mm;
 	u64 kept_base;
 	u64 kept_epoch;
@@ -246,20 +246,20 @@ struct unwind_work {
 	u64 location;
 	u64 target;
 	u32 slot;
-	u32 position;	 /* in the window */
-	u32 window_at;	 /* in the table */
-	u32 program_end; /* in the table */
-	u32 frames_at;	 /* of .eh_frame in the table */
+	u32 position;	 /* offset in the window */
+	u32 window_at;	 /* offset in the table */
+	u32 program_end; /* offset in the table */
+	u32 frames_at;	 /* offset of .eh_frame in the table */
 	u32 frames_bytes;
 	u32 code_align;
 	s32 data_align;
-	u32 cie_at; /* whose row is `initial`, in the table cie_serial */
+	u32 cie_at; /* its row is `initial`, in the table cie_serial */
 	u32 cie_serial;
 	u32 pointer_bytes; /* of a pointer in an FDE */
 	u32 augmented;
 	u32 cie_signal;
-	u32 depth; /* of states */
-	u32 low;   /* binary search; scratch of short loops */
+	u32 depth; /* number of states */
+	u32 low;   /* of the binary search; scratch in short loops */
 	u32 count;
 	struct row row;
 	struct row initial;
@@ -267,19 +267,19 @@ struct unwind_work {
 	struct rule rule;
 	struct mapping kept[KEPT_MAPPINGS];
 	struct file_request request;
-	u64 node[40]; /* of a tree of mappings, or a vm_area_struct */
+	u64 node[40]; /* node of a mapping tree, or a vm_area_struct */
 	u64 pair[2];
 	u64 window[2 * WINDOW / 8 + 1];
 	u64 block[2 * MAX_BLOCK_BYTES / 8]; /* registers */
-	u64 preserved[MAX_PRESERVED]; /* where callees saved them; 0: in block; 1: lost */
-	/* what goes into the record */
+	u64 preserved[MAX_PRESERVED]; /* addresses where callees saved them; 0: in block; 1: lost */
+	/* output for the record */
 	struct stack_head head;
 	struct stack_mapping mapping[STACK_MAPPINGS + 1];
 	u64 frame[MAX_USER_FRAMES + 1];
 };
 
 enum register_blocks {
-	NO_BLOCK, /* but pc, sp and fp */
+	NO_BLOCK, /* except pc, sp and fp */
 	INTERRUPT_BLOCK,
 	SIGNAL_BLOCK,
 };
@@ -290,7 +290,7 @@ struct rules {
 
 ARRAY(unwind_config, struct unwind_config, 1);
 SCRATCH(unwind_work, struct unwind_work);
-/* Not a per-CPU map: there the elements of a CPU do not lie side by side. */
+/* Not a per-CPU map, in which a CPU's elements are not adjacent. */
 ARRAY(rules, struct rules, SIZED_BY_LOADER);
 HASH_OF(files, struct file_key, struct file_state, SIZED_BY_LOADER);
 MMAP_ARRAY(table_used, u64, SIZED_BY_LOADER);

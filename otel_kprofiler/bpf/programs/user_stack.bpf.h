@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The user side of a record: struct stack_head, its mappings, a word for each frame from the leaf
- * on. Equal stacks are equal bytes. Parsed by model/user_stack.py; change both together.
+ * The user side of a record: struct stack_head, its mappings, a word for each frame, leaf first.
+ * Equal stacks have equal bytes. Parsed by model/user_stack.py; change both together.
  */
 #pragma once
 
@@ -11,28 +11,28 @@ enum {
 	MAX_USER_FRAMES = 127,
 	STACK_MAPPINGS = 15,
 	NO_MAPPING = 15,   /* anonymous memory, or more mappings than fit */
-	ADDRESS_BITS = 56, /* of a frame's word: then mapping, then source */
+	ADDRESS_BITS = 56, /* of a frame's word; followed by mapping and source */
 	MAPPING_BITS = 4,
 	USER_STACK_VERSION = 1,
 	USER_STACK_MARKER = 0xffff,
 	USER_STACK_BYTES = 1536, /* more than the largest */
 };
 
-/* How a stack ends. */
+/* Why a stack ends. */
 enum stack_end {
-	END_COMPLETE,	 /* the outermost frame says so */
-	END_FRAMES,	 /* limit of frames */
-	END_WORK,	 /* limit of work */
+	END_COMPLETE,	 /* the outermost frame is marked */
+	END_FRAMES,	 /* the limit on frames */
+	END_WORK,	 /* the limit on work */
 	END_PENDING,	 /* the file's table is not loaded yet */
 	END_NO_RULE,	 /* no table entry and no frame pointer */
-	END_UNREADABLE,	 /* memory that is not resident */
-	END_UNSUPPORTED, /* a rule that is not understood, or needs a register that is lost */
+	END_UNREADABLE,	 /* memory is not resident */
+	END_UNSUPPORTED, /* a rule is unknown, or needs a lost register */
 	END_NOT_EXECUTABLE,
 	END_NOT_A_CALL,	 /* the return address does not follow a call */
-	END_NO_PROGRESS, /* the stack does not shrink */
+	END_NO_PROGRESS, /* the caller's frame is not above its callee's */
 	END_DAMAGED,	 /* the table contradicts itself */
-	END_32_BIT,	 /* never in a record: frame pointers are followed instead */
-	END_NO_USER,	 /* likewise: a kernel thread, or a program that is not started yet */
+	END_32_BIT,	 /* never in records: frame pointers are followed instead */
+	END_NO_USER,	 /* also never: a kernel thread, or a program that has not started yet */
 };
 
 /* How a frame was found. */
@@ -42,13 +42,13 @@ enum frame_source {
 	FROM_FRAME_POINTER,
 	FROM_GUESS, /* code without an entry in its file's table: return address on top */
 	FROM_SIGNAL,
-	IN_MOVED_TEXT = 8, /* a bit beside these: its file is that of the mappings around it */
+	IN_MOVED_TEXT = 8, /* additional bit: its file is that of the mappings around it */
 };
 
 struct file_key {
 	u64 inode;
 	u32 device;
-	u32 generation; /* of the inode, mixed with the time of the last change of its content */
+	u32 generation; /* of the inode, mixed with the time of the last content change */
 };
 
 struct stack_head {

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Finds the thread context of the interrupted thread in V8's heap, where Node.js keeps it: the value
- * of the writer's AsyncLocalStorage in the current AsyncContextFrame, which is a JavaScript Map.
- * The thread stands still; while the garbage collector moves objects, the key may be missed, but no
- * other key has its address. Layout: struct otel_thread_ctx_nodejs_v1_t of pprof-nodejs; V8's
- * js-collection.h, ordered-hash-table.h and js-objects.h, without pointer compression, as Node.js
- * is built. Included by thread_context.bpf.h.
+ * Finds the thread context of the interrupted thread in V8's heap, where Node.js keeps it: the
+ * value of the writer's AsyncLocalStorage in the current AsyncContextFrame, which is a JavaScript
+ * Map. The thread is stopped; while the garbage collector moves objects, the key may be missed, but
+ * no other key has its address. Layout: struct otel_thread_ctx_nodejs_v1_t of pprof-nodejs; V8's
+ * js-collection.h, ordered-hash-table.h and js-objects.h, without pointer compression, which
+ * Node.js does not use. Included by thread_context.bpf.h.
  */
 
 enum {
-	V8_TAG = 1,	 /* of addresses of heap objects */
+	V8_TAG = 1,	 /* in addresses of heap objects */
 	V8_SMI_SHIFT = 32, /* small integers are in the upper half */
 	V8_MAP_TABLE = 24, /* JSCollection::kTableOffset */
 	V8_TABLE_HEAD = 16, /* map and length of a FixedArray */
 	V8_TABLE_WORDS = 3, /* elements, deleted elements, buckets; then the first entry of each bucket */
 	V8_ENTRY_WORDS = 3, /* key, value, next entry */
-	V8_FIELDS = 24,	 /* of an object with internal fields; V8 13 has a word before them, mostly 0 */
+	V8_FIELDS = 24,	 /* in an object with internal fields; V8 13 has a word before, mostly 0 */
 	V8_MAX_BUCKETS = 1 << 16,
-	V8_MAX_CHAIN = 16, /* on average it is two */
+	V8_MAX_CHAIN = 16, /* the average is two */
 };
 
-/* What is read on the way. */
+/* Intermediate data. */
 struct v8_reading {
 	struct {
-		u64 frame_at; /* 0: no context was ever set in this thread */
+		u64 frame_at; /* 0: this thread has never had a context */
 		u64 storage_at;
 		u32 hash; /* of the storage */
 		u32 reserved;
@@ -38,7 +38,7 @@ struct v8_reading {
 	u64 fields[2];
 };
 
-/* Address of the record; 0: the thread has none. `room` is for a reading. */
+/* Returns the address of the record; 0 if the thread has none. `room` is for a reading. */
 INLINE u64 find_v8_record(const struct context_place *place, u64 variable_at,
 			  struct v8_reading *room)
 {

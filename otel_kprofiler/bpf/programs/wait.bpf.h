@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Follows threads off the CPU: how long, in which state. Included by sampler.bpf.c after its own
- * programs.
+ * Follows threads off the CPU: for how long, and in which state. Included by sampler.bpf.c after
+ * its own programs.
  *
- * sched_switch runs with interrupts off and the run queue locked: nothing here waits, and no
- * sampling interrupt comes between, so that the scratch memory of the samples can be used.
+ * sched_switch runs with interrupts off and the run queue locked: nothing here may wait, and no
+ * sampling interrupt can intervene, so the samples' scratch memory can be used.
  */
 
 #include "wait_types.bpf.h"
 
 SCRATCH(late_begin, struct record);
 
-/* A member of a task that the tracepoint tells, or of what it points to; 0 if it is not there. */
+/* A member of a task that a tracepoint passes, or of a struct that it points to; 0 if absent. */
 #define MEMBER(type, of, offset) (*(type *)((u8 *)(of) + wait_layout.offset))
 
-/* The time of the run queue in which a task is, or was last; 0: unknown. */
+/* Returns the clock of a task's current or last run queue; 0 if unknown. */
 INLINE u64 read_queue_clock(u64 task)
 {
 	return MEMBER(u64, MEMBER(void *, MEMBER(void *, task, cfs_rq), rq), clock);
 }
 
-/* The time of threads where no switch tells it. */
+/* Returns the threads' clock when no switch provides it. */
 INLINE u64 find_clock(const struct wait_line *line)
 {
 	return bpf_ktime_get_ns() - line->offset_ns;
 }
 
 /*
- * The time of a switch, which the scheduler has just read: reading a clock again would cost more
- * than all else here. After a preemption by a wake-up it is the time of the wake-up. `task` is the
- * kernel's own pointer.
+ * Returns the time of a switch, which the scheduler has just read: reading a clock again would cost
+ * more than everything else here. After a preemption by a wake-up, it is the time of the wake-up.
+ * `task` is the kernel's own pointer.
  */
 INLINE u64 find_switch_time(struct wait_line *line, u64 task)
 {
@@ -49,7 +49,7 @@ INLINE u32 find_bucket(u64 task)
 	return task * 0x9e3779b97f4a7c15 >> 32 & wait_layout.bucket_mask; /* 2^64 / golden ratio */
 }
 
-/* Where the thread of a task is, or NO_THREAD. */
+/* Finds the place of a task's thread; NO_THREAD if it has none. */
 INLINE u32 find_place(u64 task)
 {
 	u32 number = find_bucket(task);
@@ -64,7 +64,7 @@ INLINE u32 find_place(u64 task)
 	return NO_THREAD;
 }
 
-/* The state in which a task leaves its CPU. */
+/* Returns the state in which a task leaves its CPU. */
 INLINE u32 find_wait_state(u64 state, int preempted)
 {
 	if (preempted || !state)
@@ -85,8 +85,8 @@ INLINE int is_too_young(const struct config *options, u64 start_time_ns)
 }
 
 /*
- * A free place for the thread of a task, or NO_THREAD. Of the CPUs that claim one at once at most
- * one sees its own claim alone, and has it.
+ * Finds a free place for the thread of a task; NO_THREAD if there is none. Of several CPUs that
+ * claim a place at once, at most one sees only its own claim, and gets the place.
  */
 GLOBAL int claim_place(u64 task)
 {
@@ -112,7 +112,7 @@ GLOBAL int claim_place(u64 task)
 	return NO_THREAD;
 }
 
-/* Enter the current thread; returns its place, or NO_THREAD. */
+/* Adds the current thread; returns its place, or NO_THREAD. */
 GLOBAL int add_thread(u64 task, u64 now)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
@@ -148,13 +148,13 @@ GLOBAL int add_thread(u64 task, u64 now)
 	return place;
 }
 
-/* Whether less than so many eighths of the ring are taken, so that no kind starves another. */
+/* Returns whether less than this many eighths of the ring are in use: no kind starves others. */
 INLINE int has_room(const struct config *options, u64 eighths)
 {
 	return RING_USED(ring) < options->wakeup_bytes / 4 * eighths; /* the mark is at one half */
 }
 
-/* The thread has ended: its sums go to user space, its place is free. */
+/* Ends a thread: sends its sums to user space and frees its place. */
 GLOBAL int remove_thread(u32 place)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id(), number = place / PLACES;
@@ -182,7 +182,7 @@ GLOBAL int remove_thread(u32 place)
 	return 0;
 }
 
-/* Whether the task is kept from running by its cgroup's quota, as far as the kernel tells it. */
+/* Returns whether its cgroup's quota keeps the task from running, as far as the kernel shows it. */
 INLINE int is_throttled(u64 task)
 {
 	void *queue;
@@ -195,7 +195,7 @@ INLINE int is_throttled(u64 task)
 	return MEMBER(u32, queue, throttle_count) != 0;
 }
 
-/* A random number; helpers cost more. Marsaglia, Xorshift RNGs, 2003: 13, 7, 17. */
+/* Returns a random number; helpers cost more. Marsaglia, Xorshift RNGs, 2003: 13, 7, 17. */
 INLINE u32 draw(struct wait_line *line)
 {
 	u64 x = line->random;
@@ -209,16 +209,16 @@ INLINE u32 draw(struct wait_line *line)
 	return x >> 32;
 }
 
-/* Whether something happens with the chance part / whole; both are below 2^32. */
+/* Returns true with probability part / whole; both are below 2^32. */
 INLINE int by_chance(struct wait_line *line, u64 part, u64 whole)
 {
 	return part >= whole || (u64)draw(line) * whole >> 32 < part;
 }
 
 /*
- * Choose whether the begin of this wait is told. How long it will be is not known: the longer the
- * thread's waits usually are, the likelier. Too many begins on a CPU have no chance; the end makes
- * up for all of that.
+ * Decides whether to report the begin of this wait. Its duration is not known yet: the probability
+ * grows with the usual duration of the thread's waits. Excess begins on a CPU are not reported; the
+ * end makes up for that.
  */
 INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, struct wait_line *line,
 			 u64 now)
@@ -237,8 +237,8 @@ INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, str
 }
 
 /*
- * The place of the current thread, NO_THREAD if it is not followed: enters it if it is new, removes
- * it if it ends.
+ * Returns the place of the current thread, NO_THREAD if it is not followed; adds a new thread, and
+ * removes one that ends.
  */
 GLOBAL int admit(u64 task, u64 now, u32 is_dead)
 {
@@ -265,8 +265,8 @@ GLOBAL int admit(u64 task, u64 now, u32 is_dead)
 }
 
 /*
- * A thread leaves its CPU; whether a record of that is to be written. `task` is the kernel's own
- * pointer.
+ * Handles a thread that leaves its CPU; returns whether to write a record of that. `task` is the
+ * kernel's own pointer.
  */
 INLINE int leave(const struct wait_config *c, const struct config *options, struct wait_line *line,
 		 struct thread *thread, u64 task, u64 now, u64 state, u32 preempted, int sampled)
@@ -277,7 +277,7 @@ INLINE int leave(const struct wait_config *c, const struct config *options, stru
 	thread->state = find_wait_state(state, preempted);
 	if (wait_layout.run_delay)
 		thread->run_delay_ns = MEMBER(u64, task, run_delay);
-	else /* It was woken between the decision to sleep and now. */
+	else /* It was woken between its decision to sleep and now. */
 		thread->woken_ns = thread->woken_ns && thread->state != RUNNABLE ? now : 0;
 	thread->off_since_ns = now;
 	thread->begun_ns = 0;
@@ -289,7 +289,7 @@ INLINE int leave(const struct wait_config *c, const struct config *options, stru
 	return chooses_begin(c, thread, line, now);
 }
 
-/* Write the record of the current thread's wait. */
+/* Writes the record of the current thread's wait. */
 INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *options,
 		       struct wait_line *line, struct thread *thread, u32 cpu, u64 now,
 		       enum user_frames by, int python)
@@ -320,9 +320,9 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 }
 
 /*
- * Raise the threshold of a wait that is to be sampled, if more have been than wanted since user
- * space chose one; whether it is still sampled. What was taken before decides, not this wait, so
- * that the sum over samples stays unbiased. In units.
+ * Raises the threshold of a wait to be sampled, if more waits were sampled than wanted since user
+ * space chose the threshold; returns whether it is still sampled. Only earlier samples decide, not
+ * this wait, so the sum over samples stays unbiased. In units.
  */
 INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		       u64 duration, u64 now)
@@ -352,8 +352,8 @@ INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, stru
 }
 
 /*
- * Whether a wait is sampled, now that its duration is known: the longer, the likelier, those from
- * the threshold on surely. The chance of its begin has to be taken out.
+ * Decides whether to sample a wait, now that its duration is known: the probability is proportional
+ * to it, 1 from the threshold on. Accounts for the probability of its reported begin.
  */
 INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		   u64 duration_ns, u64 now)
@@ -362,7 +362,7 @@ INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct t
 
 	if (!threshold || duration_ns < c->min_ns)
 		return 0;
-	/* Rounded by chance: in the mean, it is as long as it was. */
+	/* Rounded at random: the mean is unchanged. */
 	duration = (duration_ns + (draw(line) & ((1 << UNIT_SHIFT) - 1))) >> UNIT_SHIFT;
 	wanted = duration < threshold ? duration : threshold;
 	if (thread->flags & (WAIT_HAS_BEGUN | WAIT_UNWRITTEN)) {
@@ -374,7 +374,7 @@ INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct t
 	return fits_budget(c, line, thread, duration, now);
 }
 
-/* Write the end of a wait that is in the record, with so many bytes of kernel stack behind it. */
+/* Writes the end of a wait, already in the record, with this many bytes of kernel stack. */
 GLOBAL int write_end(u64 kernel_bytes)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
@@ -406,7 +406,7 @@ GLOBAL int write_end(u64 kernel_bytes)
 	return 0;
 }
 
-/* Put the end of a wait into the record. */
+/* Puts the end of a wait into the record. */
 INLINE void prepare_end(const struct config *options, struct record *record,
 			const struct thread *thread, u64 since, u32 flags)
 {
@@ -439,7 +439,7 @@ INLINE void prepare_end(const struct config *options, struct record *record,
 	__builtin_memcpy(end->waker_comm, thread->waker_comm, sizeof(end->waker_comm));
 }
 
-/* The longer waits of a thread of late: a long one counts at once, and less with each shorter one. */
+/* Tracks the longer of a thread's recent waits: a long one counts at once, then decays. */
 INLINE u32 find_usual(u64 usual, u64 duration_ns)
 {
 	u64 duration = duration_ns >> UNIT_SHIFT;
@@ -451,8 +451,8 @@ INLINE u32 find_usual(u64 usual, u64 duration_ns)
 }
 
 /*
- * Put the end of a wait that is to be told into the record; whether it is to be written with a
- * kernel stack. One whose begin was told is written at once.
+ * Puts the end of a wait to be reported into the record; returns whether to write it with a kernel
+ * stack. If its begin was reported, the end is written at once.
  */
 GLOBAL int tell_end(u32 place, u64 since, u64 asleep, u64 runnable, u32 flags)
 {
@@ -478,15 +478,15 @@ GLOBAL int tell_end(u32 place, u64 since, u64 asleep, u64 runnable, u32 flags)
 	return 0;
 }
 
-/* True if the begin of the wait was written, with its span, when the thread left its CPU. */
+/* Returns whether the wait's begin was written, with its span, when the thread left its CPU. */
 INLINE int has_begun(const struct thread *thread)
 {
 	return thread->flags & WAIT_HAS_BEGUN && thread->begun_ns;
 }
 
 /*
- * Drops the begin of a wait whose thread has run since (see repair()), and may be in another span:
- * the end is written as if there were no begin.
+ * Drops the begin of a wait whose thread has run since (see repair()), perhaps in another span: the
+ * end is then written as if there were no begin.
  */
 INLINE void drop_begin(struct thread *thread)
 {
@@ -494,7 +494,7 @@ INLINE void drop_begin(struct thread *thread)
 }
 
 /*
- * Returns how long a thread was off the CPU, if it came to one `ago` nanoseconds before now. Waits
+ * Returns how long a thread was off the CPU, if it got a CPU `ago` nanoseconds before now. Waits
  * with a span are measured by CLOCK_MONOTONIC: the scheduler's clocks of two CPUs may differ by up
  * to the delay of a tick.
  */
@@ -510,8 +510,8 @@ INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
 }
 
 /*
- * A thread came to a CPU after so long, and had waited for one for so long at the end; as
- * tell_end().
+ * Handles a thread that got a CPU after this time, the last part of which it waited for the CPU;
+ * returns the same as tell_end().
  */
 INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		  u32 place, u64 now, u64 duration, u64 runnable, int sampled)
@@ -525,7 +525,7 @@ INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct th
 	if (!wait_layout.run_delay)
 		thread->woken_ns = 0;
 	if (thread->epoch != c->epoch)
-		return 0; /* it may have run meanwhile */
+		return 0; /* it may have run in between */
 	if (state == RUNNABLE || runnable > duration)
 		runnable = duration;
 	asleep = duration - runnable;
@@ -547,7 +547,7 @@ INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct th
 		       0;
 }
 
-/* How long a thread that sleeps no more has wanted a CPU: the kernel's account, or the waker's. */
+/* Returns how long a woken thread has waited for a CPU, by the kernel's account or the waker's. */
 INLINE u64 find_runnable(const struct thread *thread, u64 task, u64 now)
 {
 	u64 waited, queued, clock;
@@ -566,7 +566,7 @@ INLINE u64 find_runnable(const struct thread *thread, u64 task, u64 now)
 	return waited;
 }
 
-/* Write the end that is in the record, with the kernel stack of its task, which does not run. */
+/* Writes the end in the record, with the kernel stack of its task, which is not running. */
 INLINE void write_late(void *task)
 {
 	u32 zero = 0;
@@ -587,7 +587,7 @@ INLINE void write_late(void *task)
 	}
 }
 
-/* How long a task has run since it came to a CPU last, without interrupts; 0: unknown. */
+/* Returns how long a task has run since it last got a CPU, without interrupts; 0 if unknown. */
 INLINE u64 find_run_ns(u64 task)
 {
 	u64 now = 0, before = 0;
@@ -599,9 +599,9 @@ INLINE u64 find_run_ns(u64 task)
 }
 
 /*
- * The kernel does not tell every switch (a few of a thousand, measured on 6.18): the task that
- * leaves is not the one that came last. How long both have run tells when one left and the other
- * came; where that is not known the waits are the shortest that they can be.
+ * The kernel skips the tracepoint at some switches (a few in a thousand, measured on 6.18): the
+ * task that leaves is then not the last one that came. The run times of both show when one left and
+ * the other came; where these are unknown, the shortest possible waits are assumed.
  */
 GLOBAL int repair(u64 task, u64 now)
 {
@@ -650,8 +650,8 @@ GLOBAL int repair(u64 task, u64 now)
 }
 
 /*
- * The tracepoint tells the state since 5.18, at this place since 5.19; before, a waker on another
- * CPU may have changed it already.
+ * The tracepoint passes the state since 5.18, and in this position since 5.19; before, a waker on
+ * another CPU may already have changed it.
  */
 INLINE u64 read_task_state(u64 *ctx)
 {
@@ -673,7 +673,7 @@ INLINE int follow(u64 *ctx, int sampled, enum user_frames by, int python)
 		return 0;
 	now = find_switch_time(line, ctx[1]);
 	place = line->place;
-	/* The compiler must not take the number for the pointer, which alone can be followed. */
+	/* The compiler must not replace the pointer by the number, which cannot be followed. */
 	asm volatile("" : "+r"(prev));
 	if (line->task != prev || line->epoch != c->epoch) {
 		task = bpf_get_current_task();
@@ -683,7 +683,7 @@ INLINE int follow(u64 *ctx, int sampled, enum user_frames by, int python)
 		place = NO_THREAD;
 	}
 	tid = MEMBER(u32, ctx[1], pid);
-	if (tid) { /* the idle task is never off */
+	if (tid) { /* the idle task is never off its CPU */
 		state = read_task_state(ctx);
 		thread = LOOKUP(threads, &place);
 		if (!thread || thread->initial_tid != tid || state & TASK_DEAD ||
@@ -705,7 +705,7 @@ INLINE int follow(u64 *ctx, int sampled, enum user_frames by, int python)
 	tid = MEMBER(u32, ctx[2], pid);
 	if (!tid)
 		return 0;
-	/* Out of memory it is a number, which can be counted with. */
+	/* Read from memory, it is a number, which allows arithmetic. */
 	place = find_place(*(volatile u64 *)&line->task);
 	thread = LOOKUP(threads, &place);
 	if (!thread || thread->initial_tid != tid)
@@ -728,7 +728,7 @@ PROGRAM("tp_btf/sched_switch") int kprofiler_switch(u64 *ctx)
 	return follow(ctx, 0, BY_FRAME_POINTERS, 0);
 }
 
-/* The same with samples, whose stacks are those of the program for samples on a CPU. */
+/* The same with samples; stacks are collected as in on-CPU samples. */
 PROGRAM("tp_btf/sched_switch") int kprofiler_switch_sample(u64 *ctx)
 {
 	return follow(ctx, 1, BY_FRAME_POINTERS, 0);
@@ -760,8 +760,8 @@ PROGRAM("tp_btf/sched_switch") int kprofiler_switch_unwind_5_10_python(u64 *ctx)
 }
 
 /*
- * From now on the thread wants a CPU. One that is still on its own counts if it has left the run
- * queue: sched_switch will come.
+ * Handles a thread that becomes runnable now. If it is still on its own CPU, this counts only if it
+ * has left the run queue: sched_switch will follow.
  */
 PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 {
@@ -793,14 +793,14 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 }
 
 /*
- * Run for each task now and then. Those that sleep no more, but have no CPU yet, tell since when
- * they want one. Those whose wait is sampled for sure by now, but whose begin was not told, tell it
- * late, so that a thread that is stuck is seen before its wait ends; so many that the ring is not
- * filled at once. Has scratch memory of its own, as it can be interrupted.
+ * Runs for each task from time to time. Woken threads that have no CPU yet report since when they
+ * have been waiting for one. Threads whose waits are certain to be sampled, but whose begins were
+ * not reported, report them late, so that a stuck thread is seen before its wait ends; their number
+ * is limited, to keep space in the ring. Has its own scratch memory, because it can be interrupted.
  */
 PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 {
-	void *typed = (void *)ctx[1]; /* after the iteration's own struct */
+	void *typed = (void *)ctx[1]; /* follows the iterator's own struct */
 	u64 now, bytes = 0, since, runnable;
 	u32 zero = 0, cpu = bpf_get_smp_processor_id(), place;
 	const struct wait_line *line = LOOKUP(wait_lines, &cpu);
@@ -854,7 +854,7 @@ PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 	if (RING_OUTPUT(ring, record, HEADER_BYTES + bytes, BPF_RB_NO_WAKEUP) ||
 	    thread->off_since_ns != since)
 		return 0;
-	thread->likely = thread->threshold; /* the chance of a wait this long */
+	thread->likely = thread->threshold; /* the probability for a wait this long */
 	thread->flags |= WAIT_HAS_BEGUN;
 	return 0;
 }

@@ -1,2 +1,2 @@
-/* The bcc compiler takes a directory with this file for the headers of a kernel. */
+/* bcc takes a directory that contains this file for kernel headers. */
 #define CONFIG_BPF_SYSCALL 1

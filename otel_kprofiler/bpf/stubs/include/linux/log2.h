@@ -1,1 +1,1 @@
-/* bcc includes it and uses nothing of it here. */
+/* bcc includes this file, but uses nothing from it here. */
