@@ -18,6 +18,7 @@ MAX_PRESERVED: Final = 15
 VMA_BYTES: Final = 256
 """Number of bytes that the program reads from a ``vm_area_struct``."""
 _WORD: Final = 8
+_ALL_BITS: Final = (1 << 64) - 1
 
 A64_CALLS: Final = 1
 LINK_REGISTER: Final = 2
@@ -108,7 +109,7 @@ _X86_SIGNAL: Final = (13, 12, 14, 11, 9, 8, 10, 15, 0, 1, 2, 3, 4, 5, 6, 7, 16)
 
 X86_64: Final = Processor(
     flags=0,
-    address_mask=(1 << 64) - 1,
+    address_mask=_ALL_BITS,
     sigreturn=bytes.fromhex("48c7c00f0000000f"),  # mov $15, %rax; syscall (its first byte)
     syscall=bytes.fromhex("0f05"),
     goexit=bytes.fromhex("90e8"),  # nop; call: the return address is after the nop
@@ -138,7 +139,7 @@ _A64_SIGNAL: Final = tuple(_WORD * (number + 1) for number in range(32))
 
 AARCH64: Final = Processor(
     flags=A64_CALLS | LINK_REGISTER,
-    address_mask=(1 << 48) - 1,  # with 48-bit addresses, PAC bits start here
+    address_mask=(1 << 48) - 1,  # without a hint to mmap(2), no address of a process is above
     sigreturn=bytes.fromhex("681180d2010000d4"),  # mov x8, #139; svc #0
     syscall=bytes.fromhex("010000d4"),
     goexit=b"",
@@ -239,15 +240,32 @@ def find_kernel_offsets(
 
 
 def pack_unwind_config(
-    processor: Processor, kernel: KernelOffsets, *, page_bytes: int, max_work: int
+    processor: Processor,
+    kernel: KernelOffsets,
+    *,
+    page_bytes: int,
+    max_work: int,
+    address_bits: int = 64,
 ) -> bytes:
-    """Packs ``struct unwind_config``."""
+    """Packs ``struct unwind_config``.
+
+    Args:
+        processor: the processor's properties.
+        kernel: the kernel's offsets.
+        page_bytes: size of its pages.
+        max_work: limit of a walk, in units of the program.
+        address_bits: number of bits of its processes' addresses. Pointer authentication uses the
+            next ones (Documentation/arch/arm64/pointer-authentication.rst): from bit 47 on with
+            pages of 16 KiB, from bit 42 on with pages of 64 KiB, if the kernel is built so.
+    """
+    is_signing = processor.address_mask != _ALL_BITS
+    unsigned = (1 << address_bits) - 1 if is_signing else _ALL_BITS
     goexit = processor.goexit.ljust(8, b"\0")
     mask = b"\xff" * len(processor.goexit)
     words = (processor.sigreturn, processor.syscall, goexit, mask)
     return (
         _CONFIG.pack(
-            processor.address_mask,
+            processor.address_mask & unsigned,
             *(int.from_bytes(word, "little") for word in words),
             processor.flags | kernel.flags,
             max_work,

@@ -24,9 +24,12 @@ from otel_kprofiler.clock import SystemTime
 from otel_kprofiler.errors import describe_error
 from otel_kprofiler.host import (
     FileRequest,
+    HostFiles,
     PatientCalls,
     ReferableFiles,
     find_descendants,
+    parse_mappings,
+    read_maps,
     read_processes,
 )
 from otel_kprofiler.model import KnownFiles
@@ -121,6 +124,18 @@ def map_entries(plan: UnwindPlan | None, possible_cpus: int) -> dict[str, int]:
     }
 
 
+def find_address_bits(files: HostFiles) -> int:
+    """Returns the number of bits of a process's addresses, as the kernel was built; 64 if unknown.
+
+    The kernel places the stack in the uppermost part.
+    """
+    try:
+        mappings = parse_mappings(read_maps(files, "self"))
+        return (max(mapping.end for mapping in mappings) - 1).bit_length()
+    except (OSError, ValueError):
+        return 64
+
+
 def open_tables(
     plan: UnwindPlan,
     config: SamplerConfig,
@@ -136,9 +151,15 @@ def open_tables(
     # Only needed for user stacks.
     from otel_kprofiler.unwinding import Limits, MapSizes, TableMaps, TableStore  # noqa: PLC0415
 
+    address_bits = find_address_bits(files)
+
     def configure(kernel: KernelOffsets) -> None:
         packed = pack_unwind_config(
-            plan.processor, kernel, page_bytes=mmap.PAGESIZE, max_work=config.max_unwind_work
+            plan.processor,
+            kernel,
+            page_bytes=mmap.PAGESIZE,
+            max_work=config.max_unwind_work,
+            address_bits=address_bits,
         )
         update_map(program.map_fd("unwind_config"), _FIRST, packed)
 

@@ -65,6 +65,19 @@ def test_python_and_the_compiled_program_agree_on_the_settings(machine):
         assert all(place >= 512 for place in places[len(block.at) :])
 
 
+@pytest.mark.parametrize(
+    ("machine", "bits", "kept"),
+    [("aarch64", 42, 42), ("aarch64", 47, 47), ("aarch64", 48, 48), ("aarch64", 64, 48),
+     ("x86_64", 47, 64)],
+)  # fmt: skip
+def test_signatures_of_return_addresses_start_above_the_processs_addresses(machine, bits, kept):
+    packed = pack_unwind_config(
+        PROCESSORS[machine], OFFSETS, page_bytes=4096, max_work=77, address_bits=bits
+    )
+    at = object_types().offset("unwind_config", "address_mask")
+    assert struct.unpack_from("=Q", packed, at) == ((1 << kept) - 1,)
+
+
 @pytest.mark.parametrize("machine", PROCESSORS)
 def test_saved_register_offsets_match_their_block(machine):
     processor = PROCESSORS[machine]

@@ -1,0 +1,37 @@
+"""Properties of this host that the user unwinder's settings depend on."""
+
+import os
+
+import pytest
+
+from otel_kprofiler.sampling.unwinder import find_address_bits
+
+LINES = """\
+00400000-00401000 r-xp 00000000 08:01 131 /usr/bin/program
+{top:x}-{end:x} rw-p 00000000 00:00 0 [stack]
+"""
+
+
+class Files:
+    """Files of a host; maps are those of one process."""
+
+    def __init__(self, folder, maps):
+        self._maps = folder / "maps"
+        if maps is not None:
+            self._maps.write_text(maps)
+
+    def open_fd(self, path):
+        assert path == "/proc/self/maps"
+        return os.open(self._maps, os.O_RDONLY)
+
+
+@pytest.mark.parametrize("bits", [39, 42, 47, 48])
+def test_the_stack_shows_how_many_bits_addresses_have(tmp_path, bits):
+    end = (1 << bits) - 0x10000
+    maps = LINES.format(top=end - 0x21000, end=end)
+    assert find_address_bits(Files(tmp_path, maps)) == bits
+
+
+@pytest.mark.parametrize("maps", [None, ""])
+def test_addresses_have_64_bits_if_maps_cannot_be_read(tmp_path, maps):
+    assert find_address_bits(Files(tmp_path, maps)) == 64
