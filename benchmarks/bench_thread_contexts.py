@@ -86,12 +86,12 @@ def _start(model: str, directory: Path) -> subprocess.Popen[bytes]:
 
 def _measure(model: str, rounds: int, seconds: float) -> dict[str, list[float]]:
     """Measures the nanoseconds of a program run, with each state in turn."""
-    config = SamplerConfig(
-        samples_per_second=999, stacks="user", user_unwinding="frame_pointers",
-        target_comms=(b"program",),
-    )  # fmt: skip
     with tempfile.TemporaryDirectory() as directory, program_times():
         process = _start(model, Path(directory))
+        config = SamplerConfig(
+            samples_per_second=999, stacks="user", user_unwinding="frame_pointers",
+            target_pids=(process.pid,),
+        )  # fmt: skip
         sampler = EbpfSampler(config)
         sampler.start()
         try:

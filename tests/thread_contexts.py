@@ -155,10 +155,16 @@ class Program(Service):
 
 
 class Reader:
-    """A sampler of programs by name, with a reader of process contexts."""
+    """A sampler of this process's descendants by name, with a reader of process contexts.
+
+    Programs with the same name that another test runs are not sampled.
+    """
 
     def __init__(self, *names, **options):
-        config = SamplerConfig(samples_per_second=999, stacks="both", target_comms=names, **options)
+        config = SamplerConfig(
+            samples_per_second=999, stacks="both", target_pids=(os.getpid(),),
+            target_descendants=True, target_comms=names, **options,
+        )  # fmt: skip
         self.sampler = EbpfSampler(config)
         self.sampler.start()
         self.contexts = ProcessContexts(Access(), first_look_s=0, answer_timeout_s=1)
