@@ -3,7 +3,7 @@
 import pytest
 
 from otel_kprofiler.formats import html
-from otel_kprofiler.model import USER_SIDE, Frame, Line
+from otel_kprofiler.model import PYTHON_SIDE, USER_SIDE, Frame, Line
 from tests.browser.test_flamegraph import (
     HOSTILE,
     LIBRARIES,
@@ -144,6 +144,37 @@ def test_shares_have_bars_relative_to_the_largest_beside_the_text(page):
     room = """(cell => cell.clientWidth - parseFloat(getComputedStyle(cell).paddingRight)
       - parseFloat(getComputedStyle(cell).fontSize) * 5.7)(document.querySelector("td.share"))"""
     assert page.evaluate(room) > 30
+
+
+BAR_WIDTH = """(cell => {
+  const { backgroundImage, backgroundSize } = getComputedStyle(cell);
+  const [, less] = backgroundSize.match(/^calc[(]100% - ([\\d.]+)px[)]/) ?? [];
+  const isBar = backgroundImage.includes("gradient");
+  return isBar ? cell.clientWidth - less : 0;
+})"""
+
+
+@pytest.mark.parametrize("width", [390, 600, 1000, 1500])
+@pytest.mark.parametrize("tab", ["table", "sandwich", "source"])
+def test_bars_of_shares_can_be_seen_in_windows_of_all_widths(browser, tmp_path, tab, width):
+    path = tmp_path / "bars.html"
+    path.write_text(html([PROFILE]))
+    browser.open(f"{path.as_uri()}#tab={tab}", width=width)
+    widths = browser.evaluate(f"[...document.querySelectorAll('td.share')].map({BAR_WIDTH})")
+    assert widths
+    assert min(widths) > 25
+
+
+def test_names_are_whole_where_paths_of_files_are_cut(browser, tmp_path):
+    path = tmp_path / "long.html"
+    line = Line("look_up_all_orders", "", "/srv/shop/deeply/nested/orders.py", 1234)
+    frame = Frame(None, 0, (line,), 0, PYTHON_SIDE)
+    path.write_text(html([window(("shop", 1, [sample([frame], 5)]))]))
+    browser.open(path.as_uri() + "#tab=table", width=790)
+    is_cut = """[...document.querySelectorAll('td.name {}')]
+      .map(one => one.scrollWidth > one.clientWidth)"""
+    assert any(browser.evaluate(is_cut.format("small")))
+    assert not any(browser.evaluate(is_cut.format(":is(button, span)")))
 
 
 def test_a_narrow_table_keeps_its_shares_and_can_be_sorted(browser, tmp_path):
