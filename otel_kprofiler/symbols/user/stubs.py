@@ -1,8 +1,11 @@
-"""Names x86-64 PLT stubs after their targets, by the relocations of their GOT slots.
+"""Names PLT stubs after their targets, by the relocations of their GOT slots.
 
-A stub has 8 or 16 bytes: an optional ``endbr64`` and ``bnd``, and a jump through a slot of the GOT.
-Files for indirect branch tracking have stubs of a second kind in ``.plt``, which push the index of
-their relocation for the dynamic linker (System V ABI for x86-64, "Procedure Linkage Table").
+On x86-64, a stub has 8 or 16 bytes: an optional ``endbr64`` and ``bnd``, and a jump through a slot
+of the GOT. Files for indirect branch tracking have stubs of a second kind in ``.plt``, which push
+the index of their relocation for the dynamic linker (System V ABI for x86-64, "Procedure Linkage
+Table"). On arm64, a stub has 16 to 24 bytes: an optional ``bti c``, the slot's page and content,
+its address for the dynamic linker, an optional authentication, and the jump (binutils,
+elfnn-aarch64.c).
 """
 
 from __future__ import annotations
@@ -29,9 +32,17 @@ _SYMBOL: Final = struct.Struct("<I20x")
 _DYNAMIC: Final = struct.Struct("<qQ")
 _SECTIONS: Final = (b".plt", b".plt.sec", b".plt.got", b".plt.bnd", b".iplt")
 _DT_RELACOUNT: Final = 0x6FFFFFF9
-_R_X86_64_IRELATIVE: Final = 37
+_IRELATIVE: Final = (37, 1032)  # R_X86_64_IRELATIVE, R_AARCH64_IRELATIVE
 _STUB_BYTES: Final = (8, 16)
 _JUMP: Final = re.compile(rb"(?:\xf3\x0f\x1e\xfa)?\xf2?\xff\x25(?P<distance>....)", re.DOTALL)
+# adrp x16, PAGE; ldr x17, [x16, OFFSET]; add x16, x16, OFFSET; autia1716; br x17
+_A64_STUB: Final = re.compile(
+    rb"(?:\x5f\x24\x03\xd5)?(?P<page>[\x10\x30\x50\x70\x90\xb0\xd0\xf0]..[\x90\xb0\xd0\xf0])"
+    rb"(?P<load>\x11.[\x40-\x7f]\xf9)\x10..\x91(?:\x9f\x21\x03\xd5)?\x20\x02\x1f\xd6",
+    re.DOTALL,
+)
+_A64_WORD_BYTES: Final = 4
+_A64_PAGE_BYTES: Final = 4096  # of adrp, whatever the kernel's pages
 _PUSH: Final = re.compile(rb"\xf3\x0f\x1e\xfa\x68(?P<index>....)\xf2?\xe9", re.DOTALL)
 
 
@@ -80,7 +91,8 @@ def read_stubs(
     Raises:
         ElfError: a section is damaged, has more than ``limit`` bytes, or exceeds the budget.
     """
-    if elf.machine != MACHINES["x86_64"]:
+    find = _FINDERS.get(elf.machine)
+    if find is None:
         return []
     by_name = {section_of_name.name: section_of_name for section_of_name in reversed(sections)}
     by_slot: dict[int, _Found] = {}
@@ -88,7 +100,7 @@ def read_stubs(
     for section in filter(None, map(by_name.get, _SECTIONS)):
         most = min(limit, MAX_STUB_BYTES)
         budget.take(_STUB_MEMORY * min(section.size, most), "its PLT")
-        for match in _find(read_content(source, section, most), section):
+        for match in find(read_content(source, section, most), section):
             if match.slot is not None:
                 by_slot[match.slot] = match
             else:
@@ -128,7 +140,7 @@ def _name(
 ) -> Iterator[Stub]:
     """Yields the stub with its target, if known."""
     _, kind, symbol, addend = relocation
-    if kind == _R_X86_64_IRELATIVE:
+    if kind in _IRELATIVE:
         yield Stub(stub.start, stub.size, b"", addend)
     elif symbols and 0 < symbol < len(symbols.content) // _SYMBOL.size:
         (at,) = _SYMBOL.unpack_from(symbols.content, symbol * _SYMBOL.size)
@@ -138,7 +150,7 @@ def _name(
             yield Stub(stub.start, stub.size, symbols.names[at:end], 0)
 
 
-def _find(content: bytes, section: Section) -> Iterator[_Found]:
+def _find_x86(content: bytes, section: Section) -> Iterator[_Found]:
     size = section.entry_size if section.entry_size in _STUB_BYTES else max(_STUB_BYTES)
     for at in range(0, len(content), size):
         start = section.address + at
@@ -147,6 +159,22 @@ def _find(content: bytes, section: Section) -> Iterator[_Found]:
             yield _Found(start, size, section.address + jump.end() + distance, 0)
         elif push := _PUSH.match(content, at):
             yield _Found(start, size, None, int.from_bytes(push["index"], "little"))
+
+
+def _find_a64(content: bytes, section: Section) -> Iterator[_Found]:
+    for stub in _A64_STUB.finditer(content):
+        at = stub.start("page")
+        if at % _A64_WORD_BYTES:
+            continue
+        page, load = (int.from_bytes(stub[name], "little") for name in ("page", "load"))
+        pages = (page >> 5 & 0x7FFFF) << 2 | page >> 29 & 3
+        pages -= (pages & 1 << 20) << 1  # 21 bits with a sign
+        slot = (section.address + at) // _A64_PAGE_BYTES * _A64_PAGE_BYTES + pages * _A64_PAGE_BYTES
+        slot += (load >> 10 & 0xFFF) * 8
+        yield _Found(section.address + stub.start(), len(stub[0]), slot, 0)
+
+
+_FINDERS: Final = {MACHINES["x86_64"]: _find_x86, MACHINES["aarch64"]: _find_a64}
 
 
 def _relative_count(source: Source, dynamic: Section | None, limit: int) -> int:

@@ -86,13 +86,13 @@ last: nop
 """
 
 
-def build(folder, name, *options, source=SOURCE, language="c"):
+def build(folder, name, *options, source=SOURCE, language="c", compiler="gcc"):
     """Compile a source file; returns the path of the result."""
     if "-fuse-ld=gold" in options and shutil.which("ld.gold") is None:
         pytest.skip("needs the linker gold")
     path = os.path.join(folder, name)
     subprocess.run(
-        ["gcc", "-O2", "-g0", *options, "-o", path, "-x", language, "-", "-lm"],
+        [compiler, "-O2", "-g0", *options, "-o", path, "-x", language, "-", "-lm"],
         input=source, text=True, check=True,
     )  # fmt: skip
     return path
@@ -121,10 +121,10 @@ def symbols_of(path):
     return results
 
 
-def stubs_of(path):
+def stubs_of(path, objdump="objdump"):
     """Address by name of each PLT stub; by binutils' objdump."""
     results = []
-    for line in tool("objdump", "-d", path).splitlines():
+    for line in tool(objdump, "-d", path).splitlines():
         if line.endswith("@plt>:"):
             address, _, name = line.partition(" ")
             results.append((int(address, 16), name.strip("<>:").removesuffix("@plt")))

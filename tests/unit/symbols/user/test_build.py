@@ -2,6 +2,7 @@
 
 import lzma
 import os
+import shutil
 import subprocess
 from contextlib import contextmanager
 from itertools import pairwise
@@ -23,6 +24,7 @@ from tests.unit.symbols.user.elf_programs import (
 )
 
 pytestmark = pytest.mark.system
+A64_COMPILER = "aarch64-linux-gnu-gcc-12"
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +159,29 @@ def test_stubs_are_named_after_their_targets(folder, options):
     assert (table.lookup(first) or Function(0, 0, "")).name.removesuffix("@plt") in (
         "", *(name for _, name in expected),
     )  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which(A64_COMPILER) is None, reason=f"needs {A64_COMPILER}")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-Wl,-z,lazy",),
+        ("-Wl,-z,now",),
+        ("-no-pie",),
+        ("-no-pie", "-mbranch-protection=standard", "-Wl,-z,force-bti"),
+        ("-Wl,-z,pac-plt",),
+        ("-no-pie", "-Wl,-z,force-bti,-z,pac-plt"),
+    ],
+)
+def test_stubs_of_arm64_are_named_after_their_targets(folder, options):
+    path = build(folder, "a64", *options, compiler=A64_COMPILER)
+    table, expected = functions_of(path), stubs_of(path, "aarch64-linux-gnu-objdump")
+    assert {"abort", "getenv"} <= {name for _, name in expected}
+    for address, name in expected:
+        stub = table.lookup(address)
+        assert (stub.name, stub.start) == (f"{name}@plt", address)
+        assert 16 <= stub.end - stub.start <= 24
+        assert table.lookup(address + 12) == stub
 
 
 def test_plt_stubs_are_named_with_branch_tracking(folder):
