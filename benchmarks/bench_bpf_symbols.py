@@ -37,7 +37,7 @@ def read_kallsyms() -> bytes:
 
 
 def baseline(count: int, tries: int) -> Iterator[Row]:
-    """Each way to read so many programs, beside the whole of kallsyms."""
+    """Each way to read the symbols of this many programs, compared with all of kallsyms."""
     fds = [load(number) for number in range(count)]
     known = ProgramReader()
     known.read()
@@ -85,7 +85,7 @@ def churn(seconds: float, standing: int) -> Row:
 
 
 def latency_ms(tries: int) -> float:
-    """From the end of a load until its name is known, with advance() every 5 ms; the worst."""
+    """The longest time from the end of a load until its name is known; advance() every 5 ms."""
     watch = KsymbolWatch()
     symbolizer = KernelSymbolizer.live(ksymbols=watch)
     symbolizer.advance(now_ns())

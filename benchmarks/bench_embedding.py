@@ -100,7 +100,7 @@ class Service(NamedTuple):
 
 @contextlib.contextmanager
 def services(count: int) -> Iterator[list[Service]]:
-    """Services that are alike, with their profilers stopped."""
+    """Identical services, with their profilers stopped."""
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         Path(directory, "service.py").write_text(SERVICE)
         receiver = Receiver()

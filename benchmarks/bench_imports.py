@@ -46,7 +46,7 @@ for step in {steps!r}:
 
 
 def measure(steps: tuple[str, ...]) -> list[tuple[int, int]]:
-    """KiB that each step adds, and all there are after it."""
+    """KiB that each step adds, and the total after it."""
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT.format(steps=steps)],
         capture_output=True, text=True, check=True,

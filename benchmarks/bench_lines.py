@@ -81,7 +81,7 @@ def return_addresses(path: str) -> list[int]:
 
 
 def line_rows(folder: str, rounds: int) -> Iterator[Row]:
-    """All inlined functions with their lines, of a program of some dozen kilobytes of code."""
+    """All inlined functions with their lines, of a program with a few dozen kilobytes of code."""
     path = f"{folder}/program"
     output("g++", "-O2", "-g", "-o", path, str(DATA / "inlines.cc"))
     addresses = return_addresses(path)

@@ -101,14 +101,14 @@ def perf_record() -> Iterator[None]:
 
 
 def ping_pong(seconds: float) -> float:
-    """Context switches a second of two processes that pass a byte through pipes, on one CPU."""
+    """Context switches per second of two processes that pass a byte through pipes, on one CPU."""
     pin = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
     command = [*pin, sys.executable, "-S", "-c", PING_PONG, str(seconds)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def stress(seconds: float) -> float:
-    """Context switches a second of stress-ng on all CPUs."""
+    """Context switches per second of stress-ng on all CPUs."""
     command = [*SWITCHES, str(max(1, round(seconds)))]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     line = next(x for x in (result.stdout + result.stderr).splitlines() if "switch  " in x)
@@ -116,7 +116,7 @@ def stress(seconds: float) -> float:
 
 
 def run_ns(off_cpu: OffCpuConfig, seconds: float) -> float:
-    """Nanoseconds of a run at a switch, by the kernel's statistics."""
+    """Nanoseconds per program run at a switch, from the kernel's statistics."""
     before = STATS.read_text()
     STATS.write_text("1")
     try:

@@ -221,7 +221,7 @@ def like_peer(window: Window) -> Window:
 
 
 def one_process(window: Window) -> Window:
-    """The same samples, all of the first resource."""
+    """The same samples, all attributed to the first resource."""
     (profile,) = window.profiles
     group = ResourceSamples(profile.resources[0].resource, [one for _, one in profile.samples])
     return replace(window, profiles=[replace(profile, resources=[group])])

@@ -109,7 +109,7 @@ def total(costs: list[Cost]) -> Cost:
 
 
 def paired(depth: int, rate: int, seconds: float) -> tuple[Cost, Cost]:
-    """Without Python frames, and with them, in turn."""
+    """Measures without Python frames and with them, alternately."""
     cpu = max(os.sched_getaffinity(0))
     results: dict[int, list[Cost]] = {0: [], LIMIT: []}
     with working(depth, cpu):

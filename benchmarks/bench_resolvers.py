@@ -39,7 +39,7 @@ def stacks() -> list[list[int]]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """One row for each kind of question."""
+    """One row for each kind of lookup."""
     runs = 20 if quick else 200
     pid, asked = os.getpid(), stacks()
     processes = ProcessesResolver()

@@ -77,7 +77,7 @@ def mapping_of(path: str) -> tuple[int, int]:
 
 
 class Ready(NamedTuple):
-    """Until the program can use a file's tables: seconds, and resident bytes before and after."""
+    """Seconds until the program can use a file's tables; resident bytes before and after."""
 
     seconds: float
     before: int
@@ -168,7 +168,7 @@ def storm(seconds: float) -> Iterator[Row]:
 
 
 def files(quick: bool) -> Iterator[Row]:
-    """Each of some files by itself."""
+    """Rows for each of several files, measured separately."""
     with contextlib.ExitStack() as stack:
         config = SamplerConfig(stacks="user", target_pids=(1,), max_tables_bytes=1 << 30)
         sampler = EbpfSampler(config)

@@ -37,7 +37,7 @@ WAYS = (
 
 
 class Totals:
-    """The counts of all rounds of one way."""
+    """The counts of all rounds of one method."""
 
     def __init__(self) -> None:
         self.taken = self.missed = self.whole = self.cut = self.run_ns = self.runs = 0

@@ -22,7 +22,7 @@ _UNDEFINED_RETURN = b"\x07\x10"
 
 
 def file_hash(path: str) -> str:
-    """``process.executable.build_id.htlhash`` of a file, as its specification has it."""
+    """``process.executable.build_id.htlhash`` of a file, as its specification defines it."""
     with open(path, "rb") as file:
         head = file.read(_BLOCK)
         size = os.fstat(file.fileno()).st_size
@@ -32,7 +32,7 @@ def file_hash(path: str) -> str:
 
 
 class Functions:
-    """Functions of one file on x86-64, by the search table of its unwind tables."""
+    """Functions of one file on x86-64, from the search table of its unwind tables."""
 
     def __init__(self, path: str) -> None:
         with open(path, "rb") as file:
@@ -68,7 +68,7 @@ class Functions:
         return [(base + start, base + entry) for start, entry in pairs]
 
     def start(self, address: int) -> int:
-        """Start of the function at an address; the address itself without one."""
+        """Start of the function at an address; the address itself if there is none."""
         index = bisect.bisect_right(self._table, (address, 1 << 63)) - 1
         return self._table[index][0] if index >= 0 else address
 

@@ -1,6 +1,6 @@
 """``make fleet HOSTS=200``: replays windows of many hosts to a real Collector and measures it.
 
-Each host is a queue and a gRPC exporter as the agent has them, with the agent's schedule of
+Each host is a queue and a gRPC exporter like the agent's, with the agent's schedule of
 windows, its jitter and its retries. All start at the same instant, the worst case. The Collector
 limits its memory, merges requests, and sends them on to a receiver in this process that counts
 samples. With ``--restart``, it stops halfway and starts again after the given number of seconds.
@@ -207,7 +207,7 @@ class Gateway:
     Attributes:
         endpoint: ``host:port`` of its receiver.
         cpu_s: CPU seconds of ended processes.
-        peak_kib: largest memory of those.
+        peak_kib: largest peak memory of those.
     """
 
     def __init__(self, directory: Path, sink: str, version: str) -> None:

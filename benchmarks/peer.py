@@ -319,14 +319,14 @@ def main() -> None:
         nargs="*",
         default=[],
         metavar="PROGRAM",
-        help="programs to leave out, such as one of which it has no whole stacks",
+        help="programs to leave out, such as one for which it has no complete stacks",
     )
     parser.add_argument("--keep", default="", metavar="DIR", help="keep the requests of both here")
     parser.add_argument(
         "--resources",
         default=Grain.PROCESS.value,
         choices=[grain.value for grain in Grain],
-        help="what has a Resource of its own at ours",
+        help="what gets a separate Resource in our requests",
     )
     given = parser.parse_args()
     print("measuring …", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """A load of many kinds of user code: ``python -m benchmarks.peer_load SECONDS``.
 
 C++ with threads, an interpreter, a shell, a compiler, a JIT compiler and cryptography, all of them
-built without frame pointers. What is not installed is left out.
+built without frame pointers. Programs that are not installed are left out.
 """
 
 import contextlib

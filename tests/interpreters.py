@@ -62,7 +62,7 @@ def find_pythons():
 
 
 def find_missing():
-    """Versions of which this machine has none."""
+    """Versions that this machine does not have."""
     return [
         version
         for version in VERSIONS

@@ -40,7 +40,7 @@ class PublicPython(NamedTuple):
 
     @property
     def words(self) -> tuple[str, str]:
-        """The command, and the option that keeps where it starts, the checkout, off its path."""
+        """The command, and the option that keeps its directory, the checkout, off its path."""
         return self.command, "-P"
 
     @property
@@ -54,7 +54,7 @@ _copies: list[str] = []
 
 @contextlib.contextmanager
 def open_directory(mode: int = 0o755) -> Iterator[Path]:
-    """A directory that all users may enter, unlike pytest's, which only its user may."""
+    """A directory that all users may enter; only their owner may enter pytest's."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         os.chmod(name, mode)
         yield Path(name)
@@ -87,7 +87,7 @@ def can_run(*command: object) -> bool:
 
 
 def publish_interpreter(command: Path, directory: Path) -> Path:
-    """An interpreter any user can run: the same, or a copy in a directory.
+    """An interpreter that any user can run: the given one, or a copy of it in a directory.
 
     A copy locates its standard library relative to its own path, and a shared ``libpython`` through
     DT_RUNPATH (System V ABI), which is rewritten in the copy.

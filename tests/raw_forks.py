@@ -13,8 +13,8 @@ import time
 def raw_fork():
     """Fork; returns the child's id in the parent, and 0 in a child whose threads can run.
 
-    glibc's condition variable of the GIL counts a thread that waits at the fork in the child, too,
-    whose threads may then wait for it forever. Such a child is replaced.
+    In the child, glibc's condition variable of the GIL still counts a thread that waited at the
+    fork, so the child's threads may wait for that thread forever. Such a child is replaced.
     """
     for _ in range(5):
         reading, writing = os.pipe()

@@ -1,7 +1,7 @@
-"""A service whose threads end at once; the next thread gets the same id, another name and span.
+"""A service whose threads end at once; the next thread gets the same id, but a new name and span.
 
-Usage: python -m tests.reused_threads FILE; writes the log and exits at the end of its input. Sets
-the kernel's last process id before each start, see proc_sys_kernel(5), which needs root.
+Usage: python -m tests.reused_threads FILE; writes the log and exits at the end of its input. Before
+each start, sets the kernel's last process id (see proc_sys_kernel(5)), which needs root.
 """
 
 import json
@@ -31,7 +31,7 @@ def work():
 
 
 def live(name):
-    """Work, wait and work, and note the time of it; threads of the second name have no span."""
+    """Work, wait and work again, and record the times; threads of the second name have no span."""
     Path("/proc/thread-self/comm").write_text(name)
     start, link = time.clock_gettime_ns(time.CLOCK_BOOTTIME), None
     if name == WITH_SPANS:

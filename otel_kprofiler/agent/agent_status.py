@@ -67,7 +67,7 @@ def open_health(
     *,
     waits: bool,
 ) -> HealthServer | None:
-    """Serve the probes and ``/status``; None without an endpoint.
+    """Serve the probes and ``/status``; None if no endpoint is given.
 
     Args:
         endpoint: ``host:port``, or empty.

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-# malloc.h, see mallopt(3); C libraries other than glibc have no mallopt.
+# From malloc.h; see mallopt(3). C libraries other than glibc have no mallopt.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
@@ -38,7 +38,7 @@ _PF_W: Final = 2
 
 
 class _ProgramHeader(ctypes.Structure):
-    """``Elf64_Phdr``, see elf(5)."""
+    """``Elf64_Phdr``; see elf(5)."""
 
     _fields_ = (
         ("type", ctypes.c_uint32),
@@ -53,7 +53,7 @@ class _ProgramHeader(ctypes.Structure):
 
 
 class _Library(ctypes.Structure):
-    """The first fields of ``struct dl_phdr_info``, see dl_iterate_phdr(3)."""
+    """The first fields of ``struct dl_phdr_info``; see dl_iterate_phdr(3)."""
 
     _fields_ = (
         ("address", ctypes.c_uint64),
@@ -104,7 +104,7 @@ def unmap_startup_pages() -> None:
     """Unmap pages of libraries used only at startup, so that they no longer count as resident.
 
     Code and constants that are used again are mapped from the page cache, without disk access.
-    Mappings that differ from their files (private pages, see proc_pid_smaps(5)) are kept.
+    Mappings that differ from their files (private pages; see proc_pid_smaps(5)) are kept.
     """
     libc = ctypes.PyDLL(None)  # holds the GIL, so callbacks need not wait for it
     if not hasattr(libc, "dl_iterate_phdr"):

@@ -153,7 +153,7 @@ class _LibbpfObject:
     def _failure(self, what: str, code: int) -> Exception:
         """Convert a failure; the verifier shares error codes with other causes, but has a log."""
         log = self._messages.text()
-        if code == errno.EBADF:  # libbpf goes on after a failed open
+        if code == errno.EBADF:  # libbpf continues after a failed open
             code = errno.EMFILE
         reason = f"{what} {self._spec.object.name} failed: {os.strerror(code)}"
         rejected = what != _LOADING or "BEGIN PROG LOAD LOG" in log

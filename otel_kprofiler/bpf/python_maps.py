@@ -166,7 +166,7 @@ class PythonMaps(LockedForForks):
         """Returns unregistered processes sampled since the last call.
 
         A process is returned once, and again when it executes another program or maps more code. A
-        process that maps code all the time is returned at growing intervals, up to 40 seconds.
+        process that keeps mapping code is returned at growing intervals, up to 40 seconds.
         """
         self.receive()
         with self._lock:

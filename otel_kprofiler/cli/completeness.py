@@ -73,7 +73,7 @@ class Completeness:
 
     @property
     def share(self) -> float | None:
-        """Returns the share of complete user stacks; None without any user stack."""
+        """Returns the share of complete user stacks; None if there are no user stacks."""
         total = self.complete + self.ends.total()
         return self.complete / total if total else None
 

@@ -84,7 +84,7 @@ class LoadedElf(NamedTuple):
     writable: tuple[tuple[int, int], ...] = ()
 
     def at(self, tag: int) -> int | None:
-        """Returns the runtime address that a tag holds; None without the tag.
+        """Returns the runtime address that a tag holds; None if the tag is missing.
 
         glibc adds the bias to these values in memory, musl does not.
         """

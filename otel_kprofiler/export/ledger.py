@@ -45,8 +45,8 @@ class QueueCounts(NamedTuple):
         carried: left in the spool by earlier runs.
         carried_lost: the part of ``lost`` from earlier runs.
         kinds: counts of each kind, by name; empty inside a kind.
-        earlier: samples that all earlier runs put in the spool, by kind; None without a spool, and
-            inside a kind.
+        earlier: samples that all earlier runs put in the spool, by kind; None inside a kind, or if
+            there is no spool.
     """
 
     accepted: int

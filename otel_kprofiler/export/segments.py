@@ -92,7 +92,7 @@ class Totals:
         end_unix_ns: end of the last window appended.
         done: samples exported or counted as lost, by kind.
         appended: samples ever appended, by kind.
-        lost: the part of ``done`` that was lost, by kind and cause, see :func:`name_losses`.
+        lost: the part of ``done`` that was lost, by kind and cause; see :func:`name_losses`.
         aside: the part of ``done`` in segments of another version, by kind.
     """
 

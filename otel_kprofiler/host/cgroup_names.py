@@ -77,7 +77,7 @@ NO_NAMES: Final = CgroupNames()
 
 
 def parse_cgroup_lines(text: bytes) -> list[CgroupLine]:
-    """Parse the lines of ``/proc/PID/cgroup``, see cgroups(7); malformed lines are skipped."""
+    """Parse the lines of ``/proc/PID/cgroup`` (cgroups(7)); malformed lines are skipped."""
     lines = []
     for line in text.decode("utf-8", "surrogateescape").split("\n"):
         parts = line.split(":", 2)

@@ -99,7 +99,7 @@ class FairQueue(Generic[T]):
         self._sizes[self._groups[owner]] += 1
 
     def wait_ns(self) -> int | None:
-        """Returns the time until CPU time for a turn is available, 0 if now; None without work."""
+        """Returns the time until CPU time for a turn is available, 0 if now; None if idle."""
         return self._choose()[0] if self._waiting else None
 
     def take(self) -> Turn[T] | None:

@@ -74,7 +74,7 @@ class FileRequest(NamedTuple):
         file_offset: offset in the file, in bytes, of the byte mapped at ``start``.
         tgid: a process that has it mapped.
         tid: the thread that was interrupted.
-        size: of the file in bytes; 0 if unknown.
+        size: size of the file in bytes; 0 if unknown.
         modified: time of the last write: seconds (modulo 2^32) << 32 | nanoseconds; 0 if unknown.
     """
 

@@ -113,7 +113,7 @@ def read_maps(files: HostFiles, pid: int | str) -> bytes:
 def find_vdso(files: HostFiles) -> bytes | None:
     """Read the vDSO, which the kernel maps into each 64-bit process, from this process's memory.
 
-    Returns an ELF file; None without vDSO (``vdso=0`` on the kernel's command line).
+    Returns an ELF file; None if there is no vDSO (``vdso=0`` on the kernel's command line).
 
     Raises:
         OSError: the maps of this process cannot be read.

@@ -1,4 +1,4 @@
-"""Reads the memory maps of processes that may hold their lock for ever.
+"""Reads the memory maps of processes that may hold their lock forever.
 
 ``/proc/PID/maps`` (before Linux 6.17) and ``map_files`` take the ``mmap_lock`` of the process. A
 thread that waits for a dead file server in mmap(2) holds it, and readers wait with it.

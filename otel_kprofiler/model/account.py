@@ -172,7 +172,7 @@ class Account(NamedTuple):
         waiting: received, but not yet in a closed window.
         exporters: counts of each exporter.
         earlier: samples from earlier runs, included in the exporters' counts.
-        missed: samples that the kernel skipped; not in ``taken``, see ``SamplerCounts``.
+        missed: samples that the kernel skipped, not included in ``taken``; see ``SamplerCounts``.
         kinds: accounts by name of the sample kind; empty in the account of a single kind.
         truncated: received samples with an incomplete user stack, by reason.
     """

@@ -236,7 +236,7 @@ def _open_ksymbols(
 def _open_modules(
     files: HostFiles, sink: EventSink | None, missed_since_ns: int | None, *, until_bpf: bool
 ) -> ModuleSource | None:
-    """Opens a source of module changes before kallsyms is read; None without modules."""
+    """Opens a source of module changes before kallsyms is read; None if modules are off."""
     try:
         files.read_bytes("/proc/modules")
     except OSError:

@@ -203,7 +203,7 @@ class ThreadReader:
     def _preempt(self, running: Sequence[DumpRow], reading: ThreadReading) -> None:
         """Read running threads while this thread occupies their CPUs.
 
-        They are then preempted, as by any other thread, and their stacks stand still.
+        They are then preempted, as by any other thread, and their stacks do not change.
         """
         allowed = os.sched_getaffinity(0)
         until_s = time.monotonic() + _PREEMPT_S

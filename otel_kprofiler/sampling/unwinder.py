@@ -72,7 +72,7 @@ class UnwindPlan(NamedTuple):
 def plan_unwinding(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> UnwindPlan | None:
-    """Plan unwinding with tables; None without user stacks, or without support on this host."""
+    """Plan unwinding with tables; None if user stacks are off or this host lacks support."""
     if config.stacks == "kernel" or config.user_unwinding == "frame_pointers":
         return None
     processor = PROCESSORS.get(platform.machine())
@@ -209,7 +209,7 @@ def _load_running(
             )
 
     # The iterator waits for each process's mmap_lock; one that waits for a file server in mmap(2)
-    # may hold it for ever.
+    # may hold it forever.
     calls = PatientCalls("kprofiler-list", config.max_preload_s * _PATIENCE)
     with map_files(config.preload_paths) as mapped:
         if has_ended := calls.call("maps", find_running):

@@ -338,7 +338,7 @@ def open_waits(
     files: HostFiles,
     entries: Mapping[str, int],
 ) -> Iterator[WaitFollower | None]:
-    """Attach the loaded programs for the duration of a context; None without offsets.
+    """Attach the loaded programs for the duration of a context; None if offsets are missing.
 
     Raises:
         HostError: this process may not attach them.

@@ -132,7 +132,7 @@ class Collector:
     """A running Collector.
 
     Attributes:
-        version: of the Collector, without ``v``.
+        version: version of the Collector, without ``v``.
         grpc_endpoint: ``host:port`` of its OTLP/gRPC receiver (plain text).
         http_endpoint: base address of its OTLP/HTTP receiver.
         output: file with a line of OTLP JSON for each profiles request.

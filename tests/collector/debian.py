@@ -25,7 +25,7 @@ def build(directory):
 
 
 def build_twice(directory):
-    """The package, and a later revision of the same."""
+    """The package, and a later revision of it."""
     first = build(directory)
     tree = directory / "tree"
     subprocess.run(["dpkg-deb", "--raw-extract", first, tree], check=True)

@@ -24,9 +24,9 @@ def build_tool(name, version, package, tags=""):
 
     Args:
         name: name of the program in the cache, without the version.
-        version: of its module, with ``v``.
-        package: of its ``main``.
-        tags: of the build, separated by commas.
+        version: version of its module, with ``v``.
+        package: package of its ``main``.
+        tags: build tags, separated by commas.
     """
 
     def build(directory, program):
@@ -52,7 +52,7 @@ def build_once(name, build):
     """Path of a program in the cache; builds it if it is missing.
 
     Args:
-        name: of the program in the cache.
+        name: name of the program in the cache.
         build: yields the commands that build it, for an empty directory and the program in it.
     """
     program = cache_directory() / name

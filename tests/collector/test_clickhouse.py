@@ -213,7 +213,7 @@ class Engine:
     """A server of ClickHouse's engine.
 
     Attributes:
-        port: of its HTTP interface.
+        port: port of its HTTP interface.
     """
 
     def __init__(self, directory):

@@ -57,7 +57,7 @@ NOT_OURS = re.compile(
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """The package, and a later revision of the same."""
+    """The package, and a later revision of it."""
     if os.geteuid() or not all(map(shutil.which, TOOLS)):
         pytest.skip(f"needs root and {', '.join(TOOLS)}")
     directory = tmp_path_factory.mktemp("packages")

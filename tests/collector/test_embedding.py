@@ -140,7 +140,7 @@ def check_links(samples, spans, threads):
             right += span == current
         elif span is not None:
             # Between two log entries, while the span changes: one of both sides; or a callback
-            # of asyncio's own in the context of a task that this thread began and will go on with.
+            # of asyncio's own in the context of a task that this thread began and will resume.
             near = logged[max(0, at - 2) : at + 1]
             assert span in near or (span in logged[:at] and span in logged[at:]), (tid, time_ns)
     return linked, inside, right

@@ -81,9 +81,10 @@ class Stream(NamedTuple):
     """Totals in the last request of a stream, in samples.
 
     Attributes:
-        samples: in all its windows.
-        lost: of these, by cause.
-        earlier: of earlier streams, beyond what their requests state: samples, and lost by cause.
+        samples: samples in all its windows.
+        lost: the lost ones of these, by cause.
+        earlier: samples of earlier streams beyond those that their requests state, and the lost
+            ones by cause.
         unknown_since_ns: time after which the previous run's samples are unknown.
     """
 

@@ -327,7 +327,7 @@ MUTATIONS = [
     Mutation("a process makes new stacks all the time", PROCESS_BUDGET, "_without_user_frames(sample) if is_over else sample", "sample", f"{BUDGETS}::test_new_stacks_of_a_noisy_process_are_reduced_to_kernel_frames"),
     Mutation("a process executes programs all the time", PROCESS_BUDGET, "if resource is None and is_over:", "if False:", f"{BUDGETS}::test_a_process_that_execs_constantly_keeps_one_resource"),
     Mutation("a process renames itself all the time", WINDOWS, "not self._budgets.admit(sample, resource)", "False", f"{BUDGETS}::test_a_process_that_renames_itself_gets_the_name_of_its_executable"),
-    Mutation("resolving is not charged", PROCESS_BUDGET, "        _spend(shares, self._now_ns() - began_ns)\n", "", f"{BUDGETS}::test_a_processs_long_term_cost_is_limited_to_its_share"),
+    Mutation("resolving is not charged", PROCESS_BUDGET, "        _spend(shares, self._now_ns() - began_ns)\n", "", f"{BUDGETS}::test_the_long_term_cost_of_a_process_is_limited_to_its_share"),
     Mutation("the budget of one process is that of all", PROCESS_BUDGET, "share = self._shares.get(sample.tgid)", "share = self._shares.get(0)", f"{BUDGETS}::test_new_stacks_of_a_noisy_process_are_reduced_to_kernel_frames"),
     Mutation("a thread publishes large attributes that differ all the time", PROCESS_BUDGET, "max(GROUP_NS, CONTEXT_BYTE_NS * len(sample.context))", "GROUP_NS", f"{BUDGETS}::test_thread_context_attributes_are_charged_by_size"),
     Mutation("a storm of processes, each with a budget", PROCESS_BUDGET, "return share, group\n", "return share, share\n", f"{BUDGETS}::test_short_lived_processes_share_a_budget"),

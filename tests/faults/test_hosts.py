@@ -86,7 +86,7 @@ def test_sampling_survives_exhausted_file_descriptors(run_agent, receiver, arriv
 @pytest.mark.skipif(not os.access(CPU1, os.W_OK), reason=f"{CPU1} cannot be written here")
 def test_a_cpu_taken_offline_and_back_is_sampled_again(run_agent, receiver, arrived):
     receiver.up()
-    # While a CPU goes, the host may stand still for seconds: no response may come too late.
+    # While a CPU goes offline, the host may pause for seconds: no response may come too late.
     agent = run_agent(receiver.endpoint, timeout="60s")
     try:
         for state in "01":

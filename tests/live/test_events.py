@@ -50,7 +50,7 @@ def record(path, *options, run=()):
 
 
 def report(path, *options):
-    """Returns what ``report --json`` says, by kind."""
+    """Returns what ``report --json`` prints, by kind."""
     done = subprocess.run(
         [sys.executable, "-m", "otel_kprofiler", "report", "--json", *options, path],
         capture_output=True, text=True, timeout=60, check=True,

@@ -195,7 +195,7 @@ def test_the_last_window_of_a_child_arrives(children, to_file, way, method):
     env = {**to_file.env, "OTEL_KPROFILER_REPORTER_INTERVAL": "60s"}
     for _ in range(5):
         pid, taken, exit_s = children(way, method, env)
-        assert taken > 20, "so many of half a second as were drained by then"
+        assert taken > 20, "the samples of half a second that were drained by then"
         if exit_s < EXIT_TIMEOUT_MILLIS / 1000:
             break
     assert to_file.pids()[pid] >= taken

@@ -387,7 +387,7 @@ def offline(cpu):
         path.write_text("1")
 
 
-@pytest.mark.long  # while the CPU goes, all other tests stand still, and lose records
+@pytest.mark.long  # while the CPU goes offline, all other tests pause, and lose records
 def test_a_cpu_that_was_offline_is_followed_again():
     """Even after a brief absence; symbols that may have been missed are read."""
     with watching() as (symbolizer, watch):

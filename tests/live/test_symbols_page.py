@@ -95,7 +95,7 @@ def test_example_process_events():
 
         def printed(*words):
             lines.append(words)
-            process.stdin.close()  # all is followed now: the shell may go on
+            process.stdin.close()  # all is followed now: the shell may continue
 
         run("Process events", pid=process.pid, print=printed)
     assert any(pid == process.pid and "libc" in path for pid, _, path in lines)

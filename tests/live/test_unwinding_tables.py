@@ -106,7 +106,7 @@ def start():
 
 @pytest.fixture
 def hanging_write(monkeypatch):
-    """Tables are not written to maps until the second event is set; the first: one would be."""
+    """Sets the first event when a table is to be written to a map, and waits for the second."""
     hangs, go_on = threading.Event(), threading.Event()
 
     def hang(*args):
@@ -231,7 +231,7 @@ def test_a_search_table_is_built_for_a_static_program_without_one(start, tmp_pat
 
 
 def test_processes_take_turns_in_having_tables_built(start, tmp_path, monkeypatch):
-    """One process requests tables of many files that have none, another process of one file."""
+    """One process requests tables for many files without tables, another process for one file."""
     first = compile_c(tmp_path / "static", WAITS, "-static", "-Wl,--no-eh-frame-hdr")
     many = [Path(shutil.copy(first, tmp_path / f"noisy-{number}")) for number in range(8)]
     made, can_start, run = [], threading.Event(), Children.run
@@ -418,7 +418,7 @@ def programs_without_tables(tmp_path):
 def test_preloading_makes_costly_tables_and_leaves_the_budget_to_samples(
     start, programs_without_tables, monkeypatch
 ):
-    """Each costs half of the budget, and the clock that refills it stands still."""
+    """Each costs half of the budget, and the clock that refills it is stopped."""
     spent_ns = iter(range(0, SECOND_NS * 1000, SECOND_NS // 2))
     monkeypatch.setattr("otel_kprofiler.unwinding.store.children_time_ns", lambda: next(spent_ns))
     running = start()

@@ -83,7 +83,7 @@ def hold():
     fcntl.flock(held, fcntl.LOCK_EX)
     os.write(writer, b"x")
     time.sleep(600)
-def count(*_):  # system calls go on after signals, unless these raise exceptions
+def count(*_):  # system calls resume after signals, unless handlers raise exceptions
     global times
     times -= 1
     if not times:

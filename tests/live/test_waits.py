@@ -88,7 +88,7 @@ class Program:
             return sum(int(line.split()[1]) for line in status if "ctxt_switches" in line)
 
     def is_asleep(self):
-        """True in nanosleep(2), to which waits for a CPU before it do not belong."""
+        """Returns whether it is in nanosleep(2); earlier waits for a CPU do not count."""
         with open(f"/proc/{self.process.pid}/wchan") as function:
             return "nanosleep" in function.read()
 
@@ -172,14 +172,14 @@ def test_a_stopped_process_waits_until_it_is_continued():
         os.kill(program.process.pid, 18)  # SIGCONT
     assert first.by_state[WaitState.STOPPED] > 0.5e9
     assert second.by_state[WaitState.STOPPED] >= 1e9
-    assert second.switches == 0, "it goes on, and counts nevertheless"
+    assert second.switches == 0, "a wait that has not ended is counted"
 
 
 def starve_a_sleeper(sampler, cpu):
-    """Returns totals of a thread while it wants a CPU and after it, switches begun until then.
+    """Returns a thread's totals while it waits for a CPU and afterwards, and its switches.
 
     A thread with SCHED_FIFO takes the CPU for 0.8 s; the kernel lets it have no more than 0.95 s.
-    Returns None if a busy machine let it begin, or was read, too late.
+    Returns None if it began or was read too late, because the machine was busy.
     """
     first = """
 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
@@ -214,8 +214,8 @@ def test_a_woken_thread_that_does_not_run_waits_for_a_cpu(account):
         waiting, begun, after = next(filter(None, tries))
     assert waiting.by_state[WaitState.RUNNABLE] > 0.2e9
     assert waiting.by_state[WaitState.INTERRUPTIBLE] > 0.1e9
-    # the wait before the first of these has ended, the last goes on
-    assert waiting.switches == begun, "a wait that goes on is counted"
+    # the wait before the first of these has ended, the last has not
+    assert waiting.switches == begun, "an unfinished wait is counted"
     assert after.by_state[WaitState.RUNNABLE] > 0.05e9
 
 
@@ -232,7 +232,7 @@ def test_an_ongoing_wait_is_reported_once():
             end = time.monotonic_ns()
             reported += read(sampler)[program.process.pid].total_ns
         after = time.monotonic_ns()
-    # A run queue's clock stands still between updates.
+    # A run queue's clock does not advance between updates.
     assert 0.99 * (end - start) <= reported <= 1.01 * (after - before)
 
 
@@ -251,7 +251,7 @@ for _ in range(200):
 
 
 def test_short_lived_processes_are_distinguished():
-    """Each has slept; none inherits from another, whoever had its task or id before."""
+    """Each has slept; none inherits times from an earlier thread with its task or id."""
     with running() as sampler:
         read(sampler)
         pids = set()
@@ -267,7 +267,7 @@ def test_short_lived_processes_are_distinguished():
     assert len({key.start_time_ns for key in mine}) == len(mine)
     assert counts.no_room == 0
     # The kernel does not report every switch, so waits are missing or begin late: as many as are
-    # counted. The clock of a run queue stands still between its updates.
+    # counted. The clock of a run queue does not advance between updates.
     missing = pids - {key.tgid for key in mine}
     late = [one for one in mine.values() if one.by_state[WaitState.INTERRUPTIBLE] < 0.016e9]
     assert len(missing) + len(late) <= counts.missed + counts.lost

@@ -58,7 +58,7 @@ NOT_HERE = (
     ("glibc", "CPython of conda", _NOWHERE),
     ("musl", "CPython of Alpine", _NOWHERE),
 )
-"""C library, name and reason of interpreters that could not be had."""
+"""C library, name and reason of interpreters that could not be downloaded."""
 _PYINSTALLER = "pyinstaller==6.22.3"
 _TRUTH = Path(__file__).parents[1] / "truth" / "python"
 
@@ -87,7 +87,8 @@ def freeze(folder: Path) -> Path:
         folder: where PyInstaller is installed, and writes.
 
     Raises:
-        OSError, CalledProcessError: PyInstaller cannot be had or does not work with this Python.
+        OSError, CalledProcessError: PyInstaller cannot be installed or does not work with this
+        Python.
     """
     environment = folder / "environment"
     subprocess.run([PYTHON, "-m", "venv", str(environment)], check=True)
@@ -117,7 +118,7 @@ def _fetch(source: Source) -> Path:
 
 
 def _relocate(root: Path, command: Path) -> None:
-    """Make a program load the C library of its release, which this machine's may be older than."""
+    """Make a program load the C library of its release, because this machine's may be older."""
     if not shutil.which("patchelf"):
         raise MatrixError("needs patchelf", "run: apt-get install patchelf")
     libraries = root / "usr/lib/x86_64-linux-gnu"

@@ -69,7 +69,7 @@ def part(times):
 
 
 def independent(random, shares, count):
-    """Each sample of a function by its share, at any time."""
+    """A profile of samples drawn independently, by the shares of functions, at random times."""
     cumulated = list(accumulate(shares.values()))
     drawn = random.choices(list(shares), cum_weights=cumulated, k=count)
     times = {name: [] for name in drawn}

@@ -164,7 +164,7 @@ def test_every_function_survives_the_round_trip_through_file_id_and_rva(
 def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbols, oracle, say):
     """Inside a function, both the frame and the backend have its name.
 
-    In a gap, the backend has none, nor has the frame if the file had the sizes.
+    In a gap, the backend has no name, and neither has the frame if the sizes are known.
     """
     files = find_files()
     sized = KernelSymbolizer.from_files(**copies(), elf=[files[name] for name in symbols])

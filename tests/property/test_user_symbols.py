@@ -167,7 +167,7 @@ def judge(table, truth, address, theirs):
         if not theirs:
             return "none"
         if not certain and theirs in truth.unsized:
-            return "they go on behind a symbol without a size"
+            return "they continue after a symbol without a size"
         return "data" if not certain and theirs in truth.data_at(address) else None
     if result.name.endswith("@plt"):
         return "stub" if not certain and truth.is_stub(table, result) else None

@@ -1,4 +1,4 @@
-"""Records the spans and samples of a service, and compares both.
+"""Records the spans and samples of a service, and compares them.
 
 Spans are read from a source: ``interpreter`` (the interpreter's objects, as an embedded profiler
 does) or ``record`` (the thread context that any profiler reads).

@@ -28,7 +28,7 @@ def in_child(outcomes, seconds, source):
 
 
 def multiprocess(truth, seconds):
-    """Children that are forked, inside a span and from a thread; spawned; and of a server."""
+    """Children that are forked inside a span or from a thread, spawned, or from a fork server."""
     total = NOTHING
     for method in ("fork", "spawn", "forkserver"):
         context = multiprocessing.get_context(method)
@@ -95,7 +95,7 @@ def run_worker(app, work, seconds, pool):
     def begin(**_):
         sender.start()
 
-    # Not before: forked workers must not inherit a lock of an import that goes on in a thread.
+    # Not before: forked workers must not inherit a lock of an import still running in a thread.
     signals.worker_ready.connect(begin)
     with contextlib.suppress(SystemExit):  # how a worker shuts down
         worker.start()

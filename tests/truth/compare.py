@@ -28,7 +28,7 @@ class Report(NamedTuple):
         verdicts: how many of each.
         ends: how the BPF program's stacks end.
         wrong: descriptions of wrong stacks.
-        frames: of all.
+        frames: number of frames in all stacks.
     """
 
     verdicts: Counter[Verdict]

@@ -118,7 +118,7 @@ def build(
 
     Args:
         folder: output directory.
-        kind: of :data:`KINDS`.
+        kind: one of :data:`KINDS`.
         files: number of alternating files; each is mapped and has its own table.
         entries: approximate size of each file's search table.
         frame_bytes: size of the smallest stack frame; a multiple of 16, plus 8.

@@ -91,7 +91,7 @@ class Dumps:
         built: the compiled program.
         top_of_stack: locate the registers as on kernels without ``bpf_task_pt_regs``.
         max_work: work limit of a walk.
-        limits: of the tables.
+        limits: limits on the tables.
         answering: load the requested tables.
         forgetting: start each walk without cached rules or mappings.
     """

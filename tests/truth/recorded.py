@@ -83,8 +83,8 @@ def read_recorded(path: Path, name: str, program: Path, vdso: Path) -> Recorded:
     """Reads a process from a file.
 
     Args:
-        path: of the file.
-        name: of the process.
+        path: path of the file.
+        name: name of the process.
         program: program of the process.
         vdso: where to write its vDSO.
     """

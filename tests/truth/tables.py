@@ -72,7 +72,7 @@ class Section:
         return self._info._parse_entry_at(offset)
 
     def row(self, address: int) -> Row | None:
-        """Returns the row of an address; None without an entry."""
+        """Returns the row of an address; None if it has no entry."""
         if address not in self._rows:
             self._rows[address] = self._decode(address)
         return self._rows[address]
@@ -134,7 +134,7 @@ class ElfTables:
         return None
 
     def row(self, address: int) -> Row | None:
-        """Returns the row of an address; None without an entry."""
+        """Returns the row of an address; None if it has no entry."""
         return next((row for part in self._sections if (row := part.row(address))), None)
 
     def rows(self) -> Iterator[Mapping[Any, Any]]:

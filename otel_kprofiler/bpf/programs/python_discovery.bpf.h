@@ -48,7 +48,7 @@ GLOBAL int tell_process(void)
 
 	if (!c || !own)
 		return 0;
-	/* Short programs wait all the time, and end before anything can be done for them. */
+	/* Short programs wait constantly, and end before anything can be done for them. */
 	if (own->record.kind == OFF_CPU &&
 	    own->record.time_ns - own->record.start_time_ns < LEAST_AGE_NS)
 		return 0;

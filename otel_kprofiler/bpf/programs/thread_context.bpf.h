@@ -150,7 +150,7 @@ GLOBAL int collect_thread_context(u64 behind)
 	if (!at)
 		return 0;
 	if (bpf_probe_read_user(head, CONTEXT_HEAD_BYTES + FIRST_ATTRIBUTES, (void *)at)) {
-		read = 0; /* so much is not mapped, or not resident */
+		read = 0; /* not all of it is mapped and resident */
 		if (READ_USER(*head, at))
 			return 0;
 	}

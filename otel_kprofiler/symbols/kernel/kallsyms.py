@@ -35,7 +35,7 @@ _MAX_REST_BYTES = 1 << 20
 _SORTED_LINES = 1024  # lines of a module added to its table at once
 _PREAMBLE = b" __cfi_"
 _LOCAL = b" t "
-_MANY_FUNCTIONS = 500  # among so many, some would have a preamble
+_MANY_FUNCTIONS = 500  # among this many, some would have a preamble
 _IS_TEXT = bytes(code in TEXT_TYPES for code in range(256))
 _IS_OTHER = bytes(code not in TEXT_TYPES for code in range(256))
 

@@ -47,7 +47,7 @@ def read_bounds(
     limit: int,
     budget: ReadingBudget | None = None,
 ) -> Bounds | None:
-    """Reads the bounds of a file's functions; None without any, or with unusual encodings.
+    """Reads the bounds of a file's functions; None if it has none, or in unusual encodings.
 
     Raises:
         ElfError: the tables are damaged, have more than ``limit`` bytes, or exceed the budget.

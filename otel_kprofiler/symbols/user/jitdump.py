@@ -389,7 +389,7 @@ class JitDump(JitFile[Record]):
 
 
 def find_dump(maps: bytes, pid: int) -> MemoryMapping | None:
-    """Finds the mapping that announces the dump of a process; None without a dump.
+    """Finds the mapping that announces the dump of a process; None if there is none.
 
     Args:
         maps: content of ``/proc/PID/maps``.

@@ -108,7 +108,7 @@ def _each(runs, action) -> None:
             return
         try:
             action(run)
-        except Exception as error:  # noqa: BLE001 - a row says what went wrong, and others go on
+        except Exception as error:  # noqa: BLE001 - a row says what went wrong, and others continue
             run.problems.append(f"{type(error).__name__}: {error}")
             sys.stderr.write(f"{run.scenario.key}\n{traceback.format_exc()}{run.log[-2000:]}\n")
 

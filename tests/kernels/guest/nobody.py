@@ -21,7 +21,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 def as_nobody(capabilities: Sequence[str], function: Callable[[], T]) -> T:
     """Result of ``function`` in a child process of uid 65534 with only these capabilities.
 
-    Results and exceptions are passed back by pickle. Modules must be imported before.
+    Results and exceptions are passed back by pickle. Modules must be imported beforehand.
     """
     reader, writer = os.pipe()
     pid = os.fork()

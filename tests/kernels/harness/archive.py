@@ -76,7 +76,7 @@ class Archive:
             root: a new directory.
 
         Raises:
-            MatrixError: a package is unknown, or cannot be had.
+            MatrixError: a package is unknown, or cannot be downloaded.
         """
         for name in _MERGED:
             (root / "usr" / name).mkdir(parents=True)
@@ -100,7 +100,7 @@ def open_release(release: str, home: Path, architecture: str = "") -> Archive:
     Args:
         release: its code name.
         home: where apt keeps its files; outside of the checkout.
-        architecture: Debian's name; empty: the one of this machine.
+        architecture: Debian's name; empty for this machine's.
 
     Raises:
         MatrixError: no reachable archive has the release.

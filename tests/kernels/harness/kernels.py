@@ -61,7 +61,7 @@ class DebianKernel:
         release: code name of the release that has it; empty: this machine's.
         boots: names of the boots in which it is tested; empty: all.
         tests: test files to run; empty: all.
-        machine: the machine that it runs on; another one than this needs ``release``.
+        machine: the machine that it runs on; a different machine than this needs ``release``.
     """
 
     name: str

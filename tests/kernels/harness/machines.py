@@ -86,7 +86,7 @@ def build_root(machine: Machine, archive: Archive) -> Path:
         archive: its release of Debian.
 
     Raises:
-        MatrixError: a package or wheel cannot be had.
+        MatrixError: a package or wheel cannot be downloaded.
     """
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     requirements = [*project["dependencies"], *_REQUIREMENTS]

@@ -74,14 +74,14 @@ class Chains:
     """The source of all functions, and their permitted samples.
 
     Attributes:
-        source: of the module; its file is `chains.py`.
+        source: source of the module; its file is `chains.py`.
         roots: names of the first functions, by thread.
-        callers: of each function (qualified name) the one below it and its line; None for the first
-            function of a thread, `END` for a greenlet's.
+        callers: for each function (qualified name), the function below it and its line; None for
+            the first function of a thread, `END` for a greenlet's.
         tops: marks with which a line may be on top; None: all.
-        frameless: marks with which a thread may be in a greenlet that has no Python frame yet, or
-            no more: the interpreter makes and frees the memory of its frames then.
-        system_calls: what is in the name of the system call of a line.
+        frameless: marks with which a thread may be in a greenlet that has no Python frame yet or
+            any more, while the interpreter allocates or frees its frames.
+        system_calls: by line, a part of the name of its system call.
         styles: how a function is called.
     """
 

@@ -18,7 +18,7 @@ def test_a_varint_survives_a_round_trip(number, rest):
 
 
 @pytest.mark.parametrize("high", [1, 2, 127])
-def test_bits_above_the_64th_are_dropped_like_in_protobuf(high):
+def test_bits_above_the_64th_are_dropped_as_in_protobuf(high):
     message = b"\xff" * 9 + bytes([high])
     assert read_varint(message, 0) == _DecodeVarint(message, 0)
 

@@ -168,7 +168,7 @@ def test_budgets_refill_over_time(parts):
     assert statuses(stack)[USER_SIDE] == STACK_OK
 
 
-def test_a_processs_long_term_cost_is_limited_to_its_share(parts):
+def test_the_long_term_cost_of_a_process_is_limited_to_its_share(parts):
     start_ns, spent_ns, number = parts.time.ns, 0, 0
     while parts.time.ns < start_ns + 1000 * SECOND_NS:
         before_ns = parts.time.ns

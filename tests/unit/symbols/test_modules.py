@@ -120,7 +120,7 @@ def pages(modules_folder):
 
 @pytest.mark.parametrize("sysfs", [True, False])
 def test_modules_cover_only_the_pages_of_their_functions(pages, modules_folder, sysfs):
-    """Neither data nor what may be allocated after the guard page at the end of the text."""
+    """They cover neither data nor memory after the guard page at the end of the text."""
     symbolizer = KernelSymbolizer.from_files(
         kallsyms=modules_folder / "pages.xz",
         modules=modules_folder / "proc_modules",

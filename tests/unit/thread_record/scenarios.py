@@ -356,11 +356,11 @@ class TimeLimit(Exception):  # noqa: N818 - as services name it
 
 
 class Stop(BaseException):
-    """One that is no `Exception`."""
+    """An exception that is not an `Exception`."""
 
 
 def once(act):
-    """`act`, at its first call only."""
+    """Returns a function that calls `act` the first time only."""
     acts = iter([act])
     return staticmethod(lambda: next(acts, int)())
 

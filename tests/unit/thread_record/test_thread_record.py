@@ -61,7 +61,7 @@ EMULATED = [
     "interrupts", "fork", "attributes", "endpoints", "ends", "subinterpreters",
     "start_in_a_subinterpreter",
 ]  # fmt: skip
-"""Scenarios without C code of other packages; qemu leaves MADV_DONTFORK out, as `c_fork` needs."""
+"""Scenarios without other packages' C code; no `c_fork`: qemu does not support MADV_DONTFORK."""
 
 
 def run_on_arm64(*arguments):

@@ -33,7 +33,7 @@ RSP, RBP, RIP = 7, 6, 16
 
 
 def decode(frames, address=ADDRESS):
-    """By the start of a function: its entry, as pyelftools reads it."""
+    """Entries by the start of their function, as pyelftools reads them."""
     structs = DWARFStructs(little_endian=True, dwarf_format=32, address_size=8)
     info = CallFrameInfo(io.BytesIO(bytes(frames)), len(frames), address, structs, True)
     return {e["initial_location"]: e for e in info.get_entries() if isinstance(e, FDE)}

@@ -12,7 +12,7 @@ from tests import page
 
 
 def resident_bytes(pid):
-    """Memory of a process that is resident, see proc_pid_statm(5)."""
+    """Resident memory of a process; see proc_pid_statm(5)."""
     with open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -56,7 +56,7 @@ def shown(data):
 
 
 def expected(windows, data, start_ns=0, end_ns=1 << 64):
-    """The same of windows, in the bins of some data; for kinds with one period each."""
+    """The same values from windows, in the bins of given data; for kinds with one period each."""
     result, bin_ns = Counter(), data["bin_ms"] * 1_000_000
     for profile in (profile for window in windows for profile in window.profiles):
         for resource, sample in profile.samples:

@@ -435,7 +435,7 @@ def test_calls_whose_message_never_arrives_do_not_block_others(receivers, client
 
 
 def count_connections(port):
-    """Connections that a process of this host has accepted at a port, see proc_pid_net_tcp(5)."""
+    """Connections accepted at a port by a process of this host; see proc_pid_net_tcp(5)."""
     rows = []
     for table in ("tcp", "tcp6"):  # gRPC's sockets serve both
         with open(f"/proc/self/net/{table}") as lines:
@@ -444,7 +444,7 @@ def count_connections(port):
 
 
 def await_count(port, most):
-    """Wait until a port has at most so many connections; returns their number.
+    """Wait until a port has at most this many connections; returns their number.
 
     Not for a minute, after which silent connections end without a limit.
     """

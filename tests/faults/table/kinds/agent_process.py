@@ -175,7 +175,7 @@ def moved_between_cgroups(run):
 
 def loop(name, fault, kind=LIMIT, **more):
     if kind is FREEZE:
-        more["others"] = "the agent stands still"
+        more["others"] = "the agent is stopped"
     return Scenario(kind, name, fault, **more)
 
 

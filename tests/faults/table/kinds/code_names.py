@@ -119,8 +119,8 @@ MAPS = {
     "link to /etc/shadow": lambda path: os.symlink("/etc/shadow", path),
     "device that never ends": lambda path: os.symlink("/dev/zero", path),
 }  # fmt: skip
-CHANGES = {"grows by 20,000 lines 20 times a second": grow, "is cut in half all the time": shrink,
-           "is written anew all the time": rewrite, "is replaced all the time": rename}  # fmt: skip
+CHANGES = {"grows by 20,000 lines 20 times a second": grow, "is constantly cut in half": shrink,
+           "is constantly rewritten": rewrite, "is constantly replaced": rename}  # fmt: skip
 
 
 def header(pid, size=40, magic=0x4A695444, version=1):

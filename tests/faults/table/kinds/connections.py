@@ -92,7 +92,7 @@ def correct(run):
 
 PLACES = {
     "refuses connections": ("127.0.0.1", 0),
-    "has a name that nobody knows": ("nobody.invalid", 4318),
+    "has an unknown host name": ("nobody.invalid", 4318),
 }
 
 
@@ -204,8 +204,8 @@ def expect_revocation(run):
 TLS = {
     "certificate has expired": lambda: TlsReceiver("old"),
     "certificate is of another host": lambda: TlsReceiver("host"),
-    "certificate is signed by itself": lambda: TlsReceiver("other"),
-    "client certificate is wanted": lambda: TlsReceiver("good", client=True),
+    "certificate is self-signed": lambda: TlsReceiver("other"),
+    "client certificate is required": lambda: TlsReceiver("good", client=True),
     "receiver speaks only TLS 1.1": lambda: TlsReceiver("good", version=ssl.TLSVersion.TLSv1_1),
 }
 

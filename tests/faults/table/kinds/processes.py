@@ -170,7 +170,7 @@ def reused(run):
 
 
 def labelled(run):
-    """A service that publishes other labels, of other names, for each millisecond of work."""
+    """A service that publishes labels with new names for each millisecond of work."""
     for _ in range(2):
         run.start(sys.executable, "-c", LABELS)
     wait(run)
