@@ -20,7 +20,7 @@ from tests.voice import Place, exceeds, find_places
         ("def test_rows_equal_those_of_llvm(): ...\n", ["equals that of"]),
         ("# Meanwhile, the boot time is 5.\n", ["boot time", "meanwhile"]),
         ("# The size; None without\n# a file that can be had.\n", ["None without", "be had"]),
-        ("# It goes on for ever, or stands still.\n", ["go on", "for ever", "stand still"]),
+        ("# It goes on, for ever, or stands still.\n", ["go on", "for ever", "stand still"]),
         ("# It is read anew, and goes on a list.\n", ["anew"]),
     ],
 )

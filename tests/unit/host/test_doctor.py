@@ -243,7 +243,7 @@ def test_the_fix_has_a_command_for_sudo_if_it_is_installed(monkeypatch, tmp_path
     (tmp_path / "sudo").touch(mode=0o755)
     fix = findings(FakeHost(effective=0))["CAP_BPF"].fix
     command = shlex.join([sys.executable, *sys.orig_argv[1:]])
-    assert fix.startswith(f"run it as root: sudo {command}; or as root ")
+    assert fix.startswith(f"run it as root: sudo {command}; or start it for this user, ")
 
 
 def test_old_kernels_count_maps_as_locked_memory():
